@@ -1,0 +1,1 @@
+"""Profile Paddle hybrid-parallel training from one YAML block."""
