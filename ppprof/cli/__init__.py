@@ -1,7 +1,7 @@
 """The command line: parse, call the library, print, choose an exit code.
 
 One module a command, each with ``register(subparsers)`` that adds its parser and sets
-``run=<function(args) -> exit code>``. stdout is the result, stderr the talk.
+``run_command=<function(args) -> exit code>``. stdout is the result, stderr the talk.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ppprof.cli import config
+from ppprof.cli import config, finish
 from ppprof.errors import PpprofError
 
 
@@ -20,11 +20,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="ppprof", description="What is slow in a Paddle training job, from its run directory."
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (config,):
+    for command in (config, finish):
         command.register(subparsers)
     args = parser.parse_args(argv)
     try:
-        code: int = args.run(args)
+        code: int = args.run_command(args)
     except PpprofError as error:
         print(error, file=sys.stderr)
         return error.exit_code

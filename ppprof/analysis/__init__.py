@@ -1,0 +1,1 @@
+"""The events table to small tables: the nine summaries."""

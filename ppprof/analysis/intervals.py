@@ -1,0 +1,48 @@
+"""Sets of half-open time intervals [start, end), as arrays.
+
+A set is two int64 arrays of one length: any order, overlaps allowed. A *union* is sorted by start
+and disjoint, and intervals that touch are one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+Intervals = tuple[Int64, Int64]
+
+
+def union(start: Int64, end: Int64) -> Intervals:
+    """The same instants, each covered once.
+
+        in      ###   ##
+                  ####
+        out     ########
+
+    Args:
+        start: shape (N,).
+        end: shape (N,), not below start.
+
+    Returns:
+        start and end of the M <= N disjoint intervals, ascending.
+    """
+    if not len(start):
+        return start, end
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    opens = np.concatenate(([True], start[1:] > end[:-1]))
+    closes = np.concatenate((opens[1:], [True]))
+    return start[opens], end[closes]
+
+
+def covered(start: Int64, end: Int64) -> int:
+    """How many nanoseconds lie in at least one interval."""
+    first, last = union(start, end)
+    return int((last - first).sum())
+
+
+def overlap(left: Intervals, right: Intervals) -> int:
+    """How many nanoseconds lie in both sets: |A| + |B| - |A or B|."""
+    both = (np.concatenate((left[0], right[0])), np.concatenate((left[1], right[1])))
+    return covered(*left) + covered(*right) - covered(*both)

@@ -1,0 +1,133 @@
+"""The summaries of a window as a whole: Device, Overview, Model and Distributed."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from ppprof.analysis.grouping import STATS, intervals_of, num_distinct, ratio, ratio_of
+from ppprof.analysis.intervals import covered, overlap
+from ppprof.analysis.profile import PHASES, Profile
+
+
+def device(profile: Profile) -> pl.DataFrame:
+    """How busy the processors were.
+
+    Returns:
+        device ("CPU(Process)", "CPU(System)", "GPU0"...), utilization: float64 ratio of the time
+        inside steps in which a kernel ran; for CPU as the recorder measured it, of all cores;
+        null where it is not known.
+    """
+    rows: list[tuple[str, float | None]] = []
+    for name in ("Process", "System"):
+        text = profile.trace.extra_info.get(f"{name} Cpu Utilization")
+        rows.append((f"CPU({name})", None if text is None else float(text)))
+    launched = profile.tree.devices.drop_nulls("host")
+    for device in launched["device"].unique(maintain_order=True):
+        kernels = launched.filter((pl.col("device") == device) & (pl.col("category") == "Kernel"))
+        busy_ns = covered(*intervals_of(kernels))
+        rows.append((f"GPU{device}", busy_ns / profile.total_ns if profile.total_ns else None))
+    return pl.DataFrame(rows, {"device": pl.String, "utilization": pl.Float64}, orient="row")
+
+
+def overview(profile: Profile) -> pl.DataFrame:
+    """Time by type of event; events of one type that overlap count once.
+
+    Returns:
+        side ("cpu" or "gpu"), event_type, calls, time_ns, ratio (of the time inside steps; null
+        where there is none). CPU rows by time, the longest first; GPU rows as first met.
+    """
+    tree, comm = profile.tree, profile.communication
+    rows: dict[str, tuple[int, int]] = {}
+    launched = tree.launches.drop_nulls("host")
+    host_events = pl.concat(
+        table.select("category", "start_ns", "end_ns", "visit") for table in (tree.hosts, launched)
+    ).sort("visit", maintain_order=True)
+    for (category,), events in host_events.group_by("category", maintain_order=True):
+        rows[str(category)] = (events.height, covered(*intervals_of(events)))
+    rows.pop("Communication", None)
+    if len(comm.host[0]):
+        rows["Communication"] = (num_distinct(comm.host), covered(*comm.host))
+    for name in PHASES:
+        phase = profile.phase(name)
+        if phase is not None:
+            rows[name] = (phase["calls"], phase["cpu_total_ns"])
+    cpu = sorted(rows.items(), key=lambda row: row[1][1], reverse=True)
+
+    gpu: dict[str, tuple[int, int]] = {}
+    devices = tree.devices.drop_nulls("host")
+    for _, of_device in devices.group_by("device", maintain_order=True):
+        for category in of_device["category"].unique(maintain_order=True):
+            events = devices.filter(pl.col("category") == category)
+            gpu[category] = (events.height, covered(*intervals_of(events)))
+    if len(comm.device[0]):
+        gpu["Communication"] = (num_distinct(comm.device), covered(*comm.device))
+    return pl.DataFrame(
+        [
+            (side, name, calls, time_ns, ratio(time_ns, profile.total_ns))
+            for side, items in (("cpu", cpu), ("gpu", gpu.items()))
+            for name, (calls, time_ns) in items
+        ],
+        {
+            "side": pl.String,
+            "event_type": pl.String,
+            "calls": pl.Int64,
+            "time_ns": pl.Int64,
+            "ratio": pl.Float64,
+        },
+        orient="row",
+    )
+
+
+def model(profile: Profile) -> pl.DataFrame:
+    """Steps and the phases they are made of; *Others* is what no phase covers.
+
+    Returns:
+        name, calls, cpu_ and gpu_ total_ns, avg_ns, max_ns, min_ns and ratio. GPU times sum all
+        kernels launched in the phase, overlapping or not. CPU ratios are of the time inside
+        steps, GPU ratios of the steps' GPU time (0 where that is 0). Others has totals only.
+        No rows where there is one kind alone; no Others where there are no steps.
+    """
+    steps = profile.phase("ProfileStep")
+    rows = [
+        {**row, "name": name}
+        for name in ("ProfileStep", *PHASES)
+        if (row := profile.phase(name)) is not None
+    ]
+    if len(rows) < 2:
+        rows = []
+    elif steps is not None:
+        rows.append(
+            {
+                "name": "Others",
+                "cpu_total_ns": profile.total_ns - sum(row["cpu_total_ns"] for row in rows[1:]),
+                "gpu_total_ns": steps["gpu_total_ns"]
+                - sum(row["gpu_total_ns"] for row in rows[1:]),
+            }
+        )
+    table = pl.DataFrame([{key: row.get(key) for key in STATS} for row in rows], STATS)
+    return table.with_columns(
+        cpu_ratio=ratio_of("cpu_total_ns", profile.total_ns),
+        gpu_ratio=ratio_of("gpu_total_ns", steps["gpu_total_ns"] if steps else 0),
+    )
+
+
+def distributed(profile: Profile) -> pl.DataFrame:
+    """Communication, computation and how much of one hides the other.
+
+    Returns:
+        name (ProfileStep, Communication, Computation, Overlap), time_ns, ratio of the time inside
+        steps (null where there is none). No rows where nothing communicates. Computation is
+        kernels, so it and the overlap are 0 on a CPU.
+    """
+    comm = profile.communication
+    rows = [
+        ("ProfileStep", profile.total_ns),
+        ("Communication", covered(*comm.both)),
+        ("Computation", covered(*comm.computation)),
+        ("Overlap", overlap(comm.both, comm.computation)),
+    ]
+    return pl.DataFrame(
+        [(name, ns, ratio(ns, profile.total_ns)) for name, ns in rows] if len(comm.both[0]) else [],
+        {"name": pl.String, "time_ns": pl.Int64, "ratio": pl.Float64},
+        orient="row",
+    )

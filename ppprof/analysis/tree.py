@@ -1,0 +1,120 @@
+"""The event tree with what each host event cost, ready to be grouped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ppprof.trace.forest import subtree_sizes, subtree_sums
+from ppprof.trace.schema import Trace
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Host events and device events of a trace, joined.
+
+    Paddle walks each thread depth first, *last* child first, and its tables keep what it met first
+    where two rows tie; ``visit`` numbers that walk, so that ours do too.
+    """
+
+    hosts: pl.DataFrame
+    """One row a host event, in pre-order: row, name, category, thread, start_ns, end_ns, cpu_ns,
+    parent, visit, gpu_ns (kernels below it, launches summed, overlap counted twice) and device_ns
+    (the same with copies and sets)."""
+    launches: pl.DataFrame
+    """One row a runtime call: row, name, category, start_ns, end_ns, host (null at a thread's
+    root), visit of the host (-1 at the root)."""
+    devices: pl.DataFrame
+    """One row a device event, in launch order: name, category, device, stream, start_ns, end_ns,
+    gpu_ns, host (of its launch), visit of the host (-1 at the root)."""
+    size: Int64
+    """Descendants of each host event, shape (hosts,)."""
+
+    @classmethod
+    def of(cls, trace: Trace) -> Tree:
+        """The tree of a trace."""
+        events = trace.events.with_row_index("row").with_columns(
+            pl.col("row").cast(pl.Int64), end_ns=pl.col("start_ns") + pl.col("dur_ns")
+        )
+        is_device = pl.col("device").is_not_null()
+        is_launch = pl.col("device").is_null() & pl.col("correlation_id").is_not_null()
+        launches = events.filter(is_launch).select(
+            "row", "name", "category", "start_ns", "end_ns", host="parent"
+        )
+        devices = (
+            events.filter(is_device)
+            .join(
+                launches.select(parent="row", host="host"),
+                on="parent",
+                how="left",
+                maintain_order="left",
+            )
+            .select(
+                "name",
+                "category",
+                "device",
+                "stream",
+                "start_ns",
+                "end_ns",
+                "host",
+                gpu_ns="dur_ns",
+            )
+        )
+        hosts = events.filter(~is_device & ~is_launch).select(
+            "row", "name", "category", "thread", "start_ns", "end_ns", "parent", "depth",
+            cpu_ns="dur_ns",
+        )  # fmt: skip
+        parent = hosts["parent"].fill_null(-1).to_numpy()
+        depth = hosts["depth"].to_numpy().astype(np.int64)
+        size = subtree_sizes(parent, depth)
+        visit = _visits(hosts["thread"].to_numpy(), depth, size)
+        kernels = devices.filter(pl.col("category") == "Kernel")
+        hosts = hosts.drop("depth").with_columns(
+            visit=pl.Series(visit),
+            gpu_ns=pl.Series(subtree_sums(_own(kernels, len(size)), size)),
+            device_ns=pl.Series(subtree_sums(_own(devices, len(size)), size)),
+        )
+        return cls(hosts, _visited(launches, visit), _visited(devices, visit), size)
+
+    def of_category(self, *categories: str) -> pl.DataFrame:
+        """Host events of these categories, in Paddle's order of visiting."""
+        return self.hosts.filter(pl.col("category").is_in(categories)).sort("visit")
+
+    def below(self, rows: Int64) -> npt.NDArray[np.bool_]:
+        """Which host events lie below one of ``rows`` (not the rows themselves), shape (hosts,)."""
+        ends = np.zeros(len(self.size) + 1, np.int64)
+        ends[rows + 1] = rows + self.size[rows] + 1
+        return np.arange(len(self.size)) < np.maximum.accumulate(ends)[:-1]
+
+
+def _visits(thread: Int64, depth: Int64, size: Int64) -> Int64:
+    """Last child first, depth first, is post-order backwards; threads stay in their order."""
+    post = np.arange(len(size)) + size - depth
+    change = np.flatnonzero(np.diff(thread)) + 1
+    bounds = np.concatenate(([0], change, [len(thread)]))
+    segment = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+    first, last = bounds[:-1][segment], bounds[1:][segment]
+    visits: Int64 = first + last - 1 - post
+    return visits
+
+
+def _own(devices: pl.DataFrame, num_hosts: int) -> Int64:
+    """Device time that each host event launched itself, shape (num_hosts,)."""
+    own = np.zeros(num_hosts, np.int64)
+    known = devices.drop_nulls("host")
+    np.add.at(own, known["host"].to_numpy(), known["gpu_ns"].to_numpy())
+    return own
+
+
+def _visited(table: pl.DataFrame, visit: Int64) -> pl.DataFrame:
+    """The table with the visit of its hosts, in that order; what a root launched comes first."""
+    host = table["host"].fill_null(-1).to_numpy()
+    numbers = np.append(visit, -1)[host] if len(host) else host
+    return table.with_columns(visit=pl.Series(numbers, dtype=pl.Int64)).sort(
+        "visit", maintain_order=True
+    )

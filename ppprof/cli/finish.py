@@ -1,0 +1,80 @@
+"""``ppprof finish``: what a capture left raw becomes traces and tables."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ppprof.analysis.profile import Options, Profile
+from ppprof.config import ProfilerConfig
+from ppprof.errors import InputError, TraceError
+from ppprof.report.data import to_json
+from ppprof.report.text import Layout, render
+from ppprof.rundir import TraceName, newest, raw_files, read_manifest, write_atomically
+from ppprof.trace import read_paddle_pb, write_paddle_json
+
+
+def register(subparsers: Any) -> None:
+    """Adds the command's parser."""
+    parser = subparsers.add_parser(
+        "finish",
+        help="make traces and tables of what a capture left raw, as after a killed run",
+        description=(
+            "For every raw capture in RUN: write the trace in the configured formats and the "
+            "tables as data, print the configured tables, and remove the raw file unless the "
+            "formats keep pb. A capture does this itself; run it after a job was killed."
+        ),
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="run directory (profiler_log)")
+    parser.add_argument("--rank", type=int, help="only this rank's captures")
+    parser.add_argument("--window", type=int, help="only this window, counted from 0")
+    parser.set_defaults(run_command=finish)
+
+
+def finish(args: argparse.Namespace) -> int:
+    """0 when every capture asked for was finished, or there was none left; 3 when none could be."""
+    run = newest(args.run)
+    profiler = ProfilerConfig.from_mapping(read_manifest(run)["profiler"])
+    chosen = [
+        (name, path)
+        for name, path in raw_files(run)
+        if args.rank in (None, name.rank) and args.window in (None, name.window)
+    ]
+    failed = 0
+    for name, path in chosen:
+        try:
+            sys.stdout.write(_finish_window(run, name, path, profiler))
+        except TraceError as error:
+            failed += 1
+            print(error, file=sys.stderr)
+    if failed and failed == len(chosen):
+        raise InputError(f"{run}: no raw capture could be read")
+    return 0
+
+
+def _finish_window(run: Path, name: TraceName, raw: Path, profiler: ProfilerConfig) -> str:
+    """Writes what the config asks for; returns the tables it selects."""
+    trace = read_paddle_pb(raw)
+    for fmt in profiler.formats:
+        if fmt != "pb":
+            write_paddle_json(trace, run / name.trace(fmt))
+    options = Options(profiler.sorted_by, profiler.thread_sep)
+    profile = Profile(trace, options)
+    identity: Mapping[str, Any] = {
+        "rank": name.rank,
+        "coordinate": name.label,
+        "window": name.window,
+        "steps": profile.steps,
+        "sorted_by": profile.sorted_by,
+        "lost": dict(trace.lost),
+    }
+    write_atomically(run / name.summary, to_json(profile, **identity).encode())
+    if "pb" not in profiler.formats:
+        raw.unlink(missing_ok=True)
+    layout = Layout(profiler.time_unit, profiler.op_detail, profiler.row_limit)
+    steps = f"steps {profile.steps[0]} to {profile.steps[-1]}" if profile.steps else "no steps"
+    title = f"rank {name.rank} ({name.label.replace('_', ' ')}), window {name.window}, {steps}\n\n"
+    return title + render(profile, profiler.views(), layout)

@@ -1,0 +1,1 @@
+"""Tables to what people read: text, JSON."""

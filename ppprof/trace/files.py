@@ -1,0 +1,30 @@
+"""Which reader a file needs, told by its content and not by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ppprof.errors import TraceError
+from ppprof.trace.paddle_pb import read_paddle_pb
+from ppprof.trace.schema import Trace
+
+
+def read(path: str | Path) -> Trace:
+    """The trace in a file.
+
+    Raises:
+        TraceError: missing, unreadable, or not a trace; says where and why.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(64)
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from error
+    if head.lstrip()[:1] in (b"{", b"[") or head[:2] == b"\x1f\x8b":
+        raise TraceError(
+            f"{path}: a JSON trace; this version reads Paddle's .pb only. "
+            'Keep the .pb with Profiler.formats: [json, pb] (it lies in "raw/")'
+        )
+    if not head:
+        raise TraceError(f"{path}: empty")
+    return read_paddle_pb(path)
