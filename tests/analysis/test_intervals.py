@@ -1,0 +1,37 @@
+"""Interval arithmetic against counting ticks one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppprof.analysis.intervals import covered, overlap, union
+
+intervals = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda pair: (pair[0], sum(pair))),
+    max_size=12,
+)
+Pairs = list  # of (start, end)
+
+
+def _arrays(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
+    return tuple(np.array([pair[at] for pair in pairs], np.int64) for at in (0, 1))
+
+
+def _ticks(pairs: Pairs) -> set[int]:
+    return {tick for start, end in pairs for tick in range(start, end)}
+
+
+@given(intervals)
+def test_union_covers_the_same_ticks_once(pairs: Pairs) -> None:
+    start, end = union(*_arrays(pairs))
+    merged = list(zip(start.tolist(), end.tolist()))
+    assert _ticks(merged) == _ticks(pairs)
+    assert all(left[1] < right[0] for left, right in zip(merged, merged[1:]))
+
+
+@given(intervals, intervals)
+def test_covered_and_overlap_count_ticks(left: Pairs, right: Pairs) -> None:
+    assert covered(*_arrays(left)) == len(_ticks(left))
+    assert overlap(_arrays(left), _arrays(right)) == len(_ticks(left) & _ticks(right))
