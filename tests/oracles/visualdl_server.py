@@ -1,0 +1,111 @@
+"""A real VisualDL on a directory, asked through the API that its page uses."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from gzip import decompress
+from pathlib import Path
+from typing import Any, TypeVar
+
+_WAIT_S = 60
+_START = "from visualdl.server.app import main; main()"
+# Asks the machine itself, whatever proxies the environment names.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+T = TypeVar("T")
+
+
+class VisualDL:
+    """Answers of a running server."""
+
+    def __init__(self, port: int) -> None:
+        self._base = f"http://127.0.0.1:{port}/app/api/profiler/"
+
+    def get(self, route: str, **args: object) -> Any:
+        """The data of one route; raises AssertionError with VisualDL's words if it has an error."""
+        url = self._base + route + "?" + urllib.parse.urlencode(args)
+        with _opener.open(url, timeout=30) as answer:
+            raw = answer.read()
+        if raw[:2] == b"\x1f\x8b":
+            raw = decompress(raw)
+        content = json.loads(raw)
+        assert content["status"] == 0, f"{route} {args}: {content['msg']}"
+        return content["data"]
+
+    def run_of(self, directory: Path, num_workers: int) -> Run:
+        """The run in ``directory``, once so many workers have been read."""
+        run = self._wait(
+            lambda: next((r for r in self.get("runs") if Path(r) == directory), None),
+            f"{directory} among the runs",
+        )
+        self._wait(
+            lambda: len(self.get("workers", run=run, view="Trace")) >= num_workers,
+            f"{num_workers} workers in {directory}",
+        )
+        return Run(self, run)
+
+    @staticmethod
+    def _wait(ready: Callable[[], T], what: str) -> T:
+        deadline = time.monotonic() + _WAIT_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                if found := ready():
+                    return found
+            time.sleep(0.2)
+        raise AssertionError(f"VisualDL shows no {what} after {_WAIT_S} s")
+
+
+class Run:
+    """One run of a server."""
+
+    def __init__(self, server: VisualDL, name: str) -> None:
+        self._server = server
+        self.name = name
+
+    def get(self, route: str, **args: object) -> Any:
+        """One route about this run."""
+        return self._server.get(route, run=self.name, **args)
+
+    @property
+    def views(self) -> list[str]:
+        return self.get("views")
+
+    def workers(self, view: str) -> list[str]:
+        return sorted(self.get("workers", view=view))
+
+    def span(self, worker: str) -> str:
+        """The only recorded window of a worker."""
+        (span,) = self.get("spans", worker=worker)
+        return span
+
+
+@contextlib.contextmanager
+def serve(logdir: Path) -> Iterator[VisualDL]:
+    """VisualDL on ``logdir`` and a free port; ended with its children afterwards."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = ["--logdir", str(logdir), "--host", "127.0.0.1", "--port", str(port)]
+    server = subprocess.Popen(
+        [sys.executable, "-c", _START, *arguments, "--language", "en", "--disable-telemetry"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # a group of its own, so that its readers end with it
+    )
+    try:
+        yield VisualDL(port)
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
