@@ -73,14 +73,18 @@ class Profile:
         return covered(*intervals_of(self.tree.of_category("ProfileStep")))
 
     @cached_property
-    def phases(self) -> pl.DataFrame:
-        """Steps, and phases that no other phase encloses: columns of `grouped`, by category."""
+    def outermost(self) -> pl.DataFrame:
+        """Host events that are a step or a phase and lie in no phase: rows of ``tree.hosts``."""
         tree = self.tree
         is_phase = tree.hosts["category"].is_in(PHASES).to_numpy()
-        nested = tree.below(np.flatnonzero(is_phase))
         is_step = (tree.hosts["category"] == "ProfileStep").to_numpy()
-        outer = tree.hosts.filter(pl.Series((is_phase | is_step) & ~nested))
-        return grouped(outer.sort("visit"), ["category"])
+        nested = tree.below(np.flatnonzero(is_phase))
+        return tree.hosts.filter(pl.Series((is_phase | is_step) & ~nested)).sort("visit")
+
+    @cached_property
+    def phases(self) -> pl.DataFrame:
+        """Calls and times of `outermost` by category: columns of `grouped`."""
+        return grouped(self.outermost, ["category"])
 
     def phase(self, category: str) -> Mapping[str, Any] | None:
         """One row of `phases`; None where the trace has no such event."""

@@ -27,11 +27,11 @@ class Tree:
     parent, visit, gpu_ns (kernels below it, launches summed, overlap counted twice) and device_ns
     (the same with copies and sets)."""
     launches: pl.DataFrame
-    """One row a runtime call: row, name, category, start_ns, end_ns, host (null at a thread's
-    root), visit of the host (-1 at the root)."""
+    """One row a runtime call: row, name, category, thread, start_ns, end_ns, host (null at a
+    thread's root), visit of the host (-1 at a root). As Paddle meets them: thread by thread."""
     devices: pl.DataFrame
-    """One row a device event, in launch order: name, category, device, stream, start_ns, end_ns,
-    gpu_ns, host (of its launch), visit of the host (-1 at the root)."""
+    """One row a device event: name, category, device, stream, start_ns, end_ns, gpu_ns, and of its
+    launch thread, host and visit. In the order of the launches."""
     size: Int64
     """Descendants of each host event, shape (hosts,)."""
 
@@ -44,12 +44,12 @@ class Tree:
         is_device = pl.col("device").is_not_null()
         is_launch = pl.col("device").is_null() & pl.col("correlation_id").is_not_null()
         launches = events.filter(is_launch).select(
-            "row", "name", "category", "start_ns", "end_ns", host="parent"
+            "row", "name", "category", "thread", "start_ns", "end_ns", host="parent"
         )
         devices = (
             events.filter(is_device)
             .join(
-                launches.select(parent="row", host="host"),
+                launches.select("host", parent="row", launcher="thread"),
                 on="parent",
                 how="left",
                 maintain_order="left",
@@ -63,6 +63,7 @@ class Tree:
                 "end_ns",
                 "host",
                 gpu_ns="dur_ns",
+                thread="launcher",
             )
         )
         hosts = events.filter(~is_device & ~is_launch).select(
@@ -112,9 +113,9 @@ def _own(devices: pl.DataFrame, num_hosts: int) -> Int64:
 
 
 def _visited(table: pl.DataFrame, visit: Int64) -> pl.DataFrame:
-    """The table with the visit of its hosts, in that order; what a root launched comes first."""
+    """The table in Paddle's order of visiting; a thread's root comes before its host events."""
     host = table["host"].fill_null(-1).to_numpy()
     numbers = np.append(visit, -1)[host] if len(host) else host
     return table.with_columns(visit=pl.Series(numbers, dtype=pl.Int64)).sort(
-        "visit", maintain_order=True
+        "thread", "visit", maintain_order=True
     )
