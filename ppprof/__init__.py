@@ -1,1 +1,19 @@
 """Profile Paddle hybrid-parallel training from one YAML block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ppprof.capture import attach
+
+__all__ = ["attach"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads on first use: training needs no polars, and reading a run no Paddle."""
+    if name == "attach":
+        from ppprof.capture import attach
+
+        return attach
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

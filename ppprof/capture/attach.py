@@ -1,0 +1,123 @@
+"""`attach`: from the ``Profiler`` block to the session that a training loop holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ppprof import rundir
+from ppprof.capture.finisher import Finisher
+from ppprof.capture.job import Job
+from ppprof.capture.schedule import Schedule
+from ppprof.capture.session import Off, Session
+from ppprof.capture.steps import StepLog
+from ppprof.capture.talk import tell
+from ppprof.capture.timer import StepTimer
+
+if TYPE_CHECKING:
+    from ppprof.capture.windows import Windows
+    from ppprof.config import ProfilerConfig
+    from ppprof.topology import Topology
+
+_attached: Session | None = None
+
+
+def attach(
+    profiler: ProfilerConfig | Mapping[str, Any] | None,
+    *,
+    topology: Topology | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Off:
+    """A profiler for a training loop; an object that does nothing when it is off.
+
+    To be called after ``fleet.init`` or ``init_parallel_env``, on every rank: those that
+    ``Profiler.ranks`` leaves out still write their step times::
+
+        with ppprof.attach(cfg.Profiler) as prof:
+            for batch in loader:
+                train_step(batch)
+                prof.step(num_samples=batch_size)
+
+    Args:
+        profiler: the ``Profiler`` block, typed or as a plain mapping; None is off.
+        topology: where the ranks stand; without it, Fleet's if it is initialised, else data
+            parallel over all ranks.
+        config: the whole config, to be kept in the manifest.
+
+    Returns:
+        A context manager with ``step(num_samples, num_tokens)``, ``should_stop`` and ``close()``.
+
+    Raises:
+        ConfigError: the mapping is no valid ``Profiler`` block.
+        UsageError: ``ranks`` or ``print_ranks`` name ranks that the job does not have.
+    """
+    global _attached
+    if profiler is None:
+        return Off()
+    if isinstance(profiler, Mapping):
+        from ppprof.config import ProfilerConfig
+
+        profiler = ProfilerConfig.from_mapping(profiler)
+    if not profiler.enable:
+        return Off()
+    if _attached is not None and not _attached.closed:
+        tell("attach() was called while an earlier session is open: this one does nothing")
+        return Off()
+    job = Job.here(topology)
+    recorded = job.topology.select(profiler.ranks)
+    printing = job.topology.select(profiler.print_ranks)
+    run = _run_directory(job, profiler, config)
+    finisher = windows = None
+    if run is not None and job.rank in recorded and not profiler.timer_only:
+        finisher = Finisher(run, job.rank, prints=job.rank in printing)
+        windows = _windows(profiler, job, run, finisher)
+    timer = StepTimer()
+    timer.watch_readers()
+    _attached = Session(
+        Schedule.of(profiler.scheduler),
+        rank=job.rank,
+        run=run,
+        windows=windows,
+        finisher=finisher,
+        steps=StepLog(run / rundir.steps_path(job.rank)) if run is not None else None,
+        timer=timer,
+        device_peak_bytes=_device_peak_bytes(),
+        stop_training=profiler.stop_training,
+        timer_only=profiler.timer_only,
+        prints=job.rank in printing,
+        viewed=next((fmt for fmt in profiler.formats if fmt != "pb"), None),
+    )
+    return _attached
+
+
+def _run_directory(
+    job: Job, profiler: ProfilerConfig, config: Mapping[str, Any] | None
+) -> Path | None:
+    log = Path(profiler.profiler_log)
+    try:
+        return job.run_directory(log, {"profiler": profiler.to_mapping(), "config": config})
+    except (OSError, RuntimeError) as error:
+        tell(f"rank {job.rank}: {log}: {error}; nothing is recorded, the training goes on")
+        return None
+
+
+def _windows(profiler: ProfilerConfig, job: Job, run: Path, finisher: Finisher) -> Windows | None:
+    # Here is where Paddle's private parts are touched first, and a Paddle that we have not seen
+    # may have moved them.
+    try:
+        from ppprof.capture.recorder import Recorder
+        from ppprof.capture.windows import Windows
+
+        label = job.topology.label(job.rank)
+        return Windows(Recorder(profiler), finisher, run, job.rank, label)
+    except Exception as error:
+        tell(f"rank {job.rank}: cannot record: {error}; the training goes on without")
+        return None
+
+
+def _device_peak_bytes() -> Callable[[], int] | None:
+    import paddle
+
+    has_gpu = paddle.device.cuda.device_count() > 0
+    return paddle.device.cuda.max_memory_allocated if has_gpu else None

@@ -1,0 +1,138 @@
+"""Turns saved windows into tables and traces, in a child process beside the training."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+from ppprof.capture.talk import tell
+
+_COMMAND = (sys.executable, "-m", "ppprof", "finish")
+
+_LAUNCHER = ("PADDLE_", "FLAGS_", "MASTER_", "POD_", "TRAINING_ROLE")
+"""Prefixes of what the launcher tells a rank; a child that took itself for one would be wrong."""
+
+
+class Finisher:
+    """Runs ``ppprof finish`` for one window after another, one child at a time.
+
+    A child starts as soon as its window is saved: at the lowest priority, so that it takes what
+    the training leaves and the rest once that waits for it in `wait`; in a session of its own, so
+    that what ends the training does not end it. What it prints is passed on when it has ended.
+    """
+
+    def __init__(
+        self, run: Path, rank: int, prints: bool, command: Sequence[str] = _COMMAND
+    ) -> None:
+        self._run = run
+        self._rank = rank
+        self._prints = prints
+        self._command = command
+        self._waiting: deque[tuple[int, Path]] = deque()
+        self._child: _Child | None = None
+
+    def add(self, window: int, raw: Path) -> None:
+        """Finishes a window as soon as the ones before it are."""
+        self._waiting.append((window, raw))
+        self.poll()
+
+    def poll(self) -> bool:
+        """Passes on what has ended and starts what waits; True while anything is left."""
+        if self._child is not None and self._child.process.poll() is not None:
+            child, self._child = self._child, None
+            child.report(self._prints)
+        if self._child is None and self._waiting:
+            window, raw = self._waiting.popleft()
+            arguments = [str(self._run), "--rank", str(self._rank), "--window", str(window)]
+            self._child = _Child([*self._command, *arguments], raw)
+        return self._child is not None
+
+    def wait(self, seconds: float, patience: float = 3.0) -> None:
+        """Waits until all is finished, or that long; says so when it takes ``patience``."""
+        start = time.monotonic()
+        told = False
+        while self.poll():
+            waited = time.monotonic() - start
+            if waited > seconds:
+                self.leave()
+                return
+            if waited > patience and not told:
+                tell(f"rank {self._rank}: making tables and traces of the recorded steps...")
+                told = True
+            time.sleep(0.02)
+
+    def leave(self) -> None:
+        """Waits no longer: says which command makes, or makes again, what is not there yet."""
+        if self._child is not None:
+            self._child.close()
+            tell(
+                f"rank {self._rank}: not waiting for the tables of {self._run}; "
+                f"if they stay away: ppprof finish {shlex.quote(str(self._run))}"
+            )
+        self._child = None
+        self._waiting.clear()
+
+
+class _Child:
+    def __init__(self, command: list[str], raw: Path) -> None:
+        self._command = command
+        self._raw = raw
+        self._out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as the child does)
+        self._err: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self._out,
+            stderr=self._err,
+            env=_environment(),
+            start_new_session=True,
+        )
+        _lower_priority(self.process.pid)
+
+    def report(self, prints: bool) -> None:
+        out, err = _text(self._out), _text(self._err)
+        if prints:
+            sys.stdout.write(out)
+            sys.stdout.flush()
+        sys.stderr.write(err)
+        if self.process.returncode:
+            tell(
+                f"{self._raw}: could not be made into tables and traces "
+                f"(exit code {self.process.returncode}); to try again: {shlex.join(self._command)}"
+            )
+        self.close()
+
+    def close(self) -> None:
+        self._out.close()
+        self._err.close()
+        # Popen complains about a child that it may leave behind; this one is meant to live on.
+        self.process.returncode = self.process.returncode or 0
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _environment() -> dict[str, str]:
+    """Ours without the launcher's part, and with this package where the child finds it."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER)}
+    package = str(Path(__file__).parents[2])
+    paths = [path for path in (environment.get("PYTHONPATH"), package) if path]
+    return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def _lower_priority(pid: int) -> None:
+    """The lowest; also for the new session, which a desktop kernel would give a fair share."""
+    with suppress(OSError):  # it may have ended
+        os.setpriority(os.PRIO_PROCESS, pid, 19)
+        Path(f"/proc/{pid}/autogroup").write_text("19")

@@ -1,0 +1,162 @@
+"""Paddle's C++ profiler, driven by the same calls as ``paddle.profiler.Profiler`` makes.
+
+Not through that class itself, for it turns the recorders of ``record_shapes`` and
+``profile_memory`` on at ``start()``, window or not (13 MB a step that never come back), prints its
+own Perf Summary at ``stop()``, and slows every ``Layer`` down between windows. What it does within
+a window is a dozen calls that have not changed from Paddle 2.5 to 3.3; they are all here, with
+every private name of Paddle's profiler that they need, and a test compares what they record with
+what ``paddle.profiler.Profiler`` records.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import paddle
+from paddle.base import core
+from paddle.base.dygraph import tensor_patch_methods
+from paddle.io.dataloader import dataloader_iter
+from paddle.profiler import utils as paddle_profiler
+from paddle.profiler.profiler_statistic import gen_layer_flops
+
+from ppprof import rundir
+from ppprof.capture.talk import tell
+
+if TYPE_CHECKING:
+    from ppprof.config import ProfilerConfig
+
+_TRACE_SWITCH = {"cpu": 1, "gpu": 2, "xpu": 4, "custom_device": 8}
+
+
+class Recorder:
+    """Records windows: `prepare`, `start`, `begin_step` and `end_step`, `stop`; then again.
+
+    Raises:
+        RuntimeError: another profiler is open: Paddle has one for each process.
+    """
+
+    def __init__(self, config: ProfilerConfig) -> None:
+        self._shapes = config.record_shapes or config.with_flops
+        self._memory = config.profile_memory
+        self._flops = config.with_flops
+        self._nvtx = config.emit_nvtx
+        self._step: Any = None
+        self._recording = False
+        options = core.ProfilerOptions()
+        for target in _targets(config.targets):
+            options.trace_switch |= _TRACE_SWITCH[target]
+        self._profiler = core._Profiler.create(options, paddle.device.get_all_custom_device_type())
+        if self._profiler is None:
+            raise RuntimeError("another profiler is open in this process")
+        paddle_profiler.wrap_optimizers()
+        _pair_events(True)
+        self._switch(False)
+
+    def prepare(self) -> None:
+        """Sets the tracers up: in the step before a window, where there is one."""
+        self._profiler.prepare()
+
+    def start(self) -> None:
+        """Opens a window; `prepare` came before."""
+        if self._shapes:
+            core.enable_op_info_recorder()
+        if self._memory:
+            core.enable_memory_recorder()
+        self._switch(True)
+        self._profiler.start()
+        self._recording = True
+
+    def begin_step(self, step: int) -> None:
+        """Opens the span of a step in an open window."""
+        self._step = core._RecordEvent(f"ProfileStep#{step}", core.TracerEventType.ProfileStep)
+
+    def end_step(self) -> None:
+        """Closes the span of the step, if there is one."""
+        if self._step is not None:
+            self._step.end()
+            self._step = None
+
+    def stop(self, raw: Path) -> None:
+        """Closes the window and leaves what it recorded in ``raw``: whole, or not at all.
+
+        Raises:
+            OSError: the directory is gone, read-only or full.
+        """
+        self._silence()
+        self._recording = False
+        result = self._profiler.stop()
+        hidden = raw.with_name(f".{raw.stem}.tmp")
+        result.save(str(hidden), "pb")
+        _check_space(hidden.parent)  # a full disk truncates the file, and Paddle does not say so
+        rundir.publish(hidden, raw)
+        if self._flops:
+            print(" Flops Profiler Begin ".center(100, "-"))
+            print(gen_layer_flops(result.get_data(), 1))
+            print("- Flops Profiler End -".center(100, "-"))
+
+    def close(self) -> None:
+        """Lets go of Paddle's profiler, so that another can be made."""
+        self.end_step()
+        self._silence()
+        if self._recording:
+            self._profiler.stop()
+        self._profiler = None
+        paddle_profiler._is_profiler_used = False
+        _pair_events(False)
+
+    def _silence(self) -> None:
+        if self._shapes:
+            core.disable_op_info_recorder()
+        if self._memory:
+            core.disable_memory_recorder()
+        self._switch(False)
+
+    def _switch(self, on: bool) -> None:
+        """Whether Paddle's own ``RecordEvent`` (layers, backward, optimizers) makes events."""
+        paddle_profiler._is_profiler_used = on or self._nvtx
+
+
+def communication(name: str) -> Any:
+    """An open Communication span, closed by its ``end()``; the public RecordEvent refuses these."""
+    return core._RecordEvent(name, core.TracerEventType.Communication)
+
+
+def _targets(wanted: Any) -> list[str]:
+    """What to trace: the ``targets`` that this build and this machine have, all of them for auto.
+
+    A GPU build on a machine without a GPU dies when asked for the GPU.
+    """
+    has = {
+        "cpu": True,
+        "gpu": core._Profiler.is_cupti_supported() and paddle.device.cuda.device_count() > 0,
+        "xpu": core._Profiler.is_xpti_supported(),
+        "custom_device": True,
+    }
+    if wanted == "auto":
+        return [target for target, usable in has.items() if usable]
+    for target in wanted:
+        if not has[target]:
+            tell(f"Profiler.targets: {target} cannot be traced here; leaving it out")
+    return [target for target in wanted if has[target]]
+
+
+def _pair_events(always: bool) -> None:
+    """Makes two functions of Paddle begin and end their event by one decision, not by two.
+
+    Both ask whether a profiler is in use before *and* after their work; a window that opens in
+    between, from another thread, would end an event that was never begun (UnboundLocalError in
+    the training). Their events still record nothing outside a window.
+    """
+    for module in (dataloader_iter, tensor_patch_methods):
+        if hasattr(module, "in_profiler_mode"):
+            module.in_profiler_mode = (lambda: True) if always else paddle_profiler.in_profiler_mode
+
+
+def _check_space(folder: Path) -> None:
+    with tempfile.TemporaryFile(dir=folder) as probe:
+        probe.write(bytes(1 << 16))
+        probe.flush()
+        os.fsync(probe.fileno())

@@ -1,0 +1,236 @@
+"""What a training loop holds: one `Session.step` a step, and everything else happens in it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ppprof.capture.perf_summary import PerfSummary
+from ppprof.capture.schedule import Schedule, State
+from ppprof.capture.steps import StepLog, StepRecord
+from ppprof.capture.talk import tell
+from ppprof.capture.timer import StepTimer
+
+if TYPE_CHECKING:
+    from ppprof.capture.finisher import Finisher
+    from ppprof.capture.windows import Windows
+
+_FINISH_SECONDS = 600.0
+"""How long `Session.close` waits for tables and traces; their process outlives it."""
+
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+
+
+class Off:
+    """The session of a profiler that is off: `step` and `close` do nothing."""
+
+    should_stop = False
+    """Whether the training is to end now; never."""
+
+    def step(self, num_samples: int | None = None, num_tokens: int | None = None) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+    def __enter__(self) -> Off:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        pass
+
+
+class Session(Off):
+    """The session of a profiler that is on.
+
+    Its own failures end the recording with a line on stderr; they never reach the training, and
+    exceptions of the training pass through it unchanged.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        rank: int = 0,
+        run: Path | None = None,
+        windows: Windows | None = None,
+        finisher: Finisher | None = None,
+        steps: StepLog | None = None,
+        timer: StepTimer | None = None,
+        device_peak_bytes: Callable[[], int] | None = None,
+        stop_training: bool = False,
+        timer_only: bool = False,
+        prints: bool = True,
+        viewed: str | None = "json",
+    ) -> None:
+        self._schedule = schedule
+        self._rank = rank
+        self._run = run
+        self._windows = windows
+        self._finisher = finisher
+        self._steps = steps
+        self._timer = timer or StepTimer()
+        self._device_peak_bytes = device_peak_bytes
+        self._stop_training = stop_training
+        self._timer_only = timer_only
+        self._prints = prints
+        self._viewed = viewed
+        self._summary = PerfSummary()
+        self._step = 0
+        self._window = 0
+        self._stall_ns = 0
+        self._excluded = False
+        self._closed = False
+        self._pid = os.getpid()
+        atexit.register(self._at_exit)
+        self._turn(State.CLOSED)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    @property
+    def should_stop(self) -> bool:  # type: ignore[override]
+        """Whether the last window has closed and ``stop_training`` asks to end then.
+
+        The schedule alone decides, so all ranks say the same after the same step.
+        """
+        return self._stop_training and self._schedule.is_over(self._step)
+
+    def step(self, num_samples: int | None = None, num_tokens: int | None = None) -> None:
+        """Ends a step: to be called after each optimizer step. Never raises.
+
+        Between the last step of a window and the next step, the window is saved.
+
+        Args:
+            num_samples: samples of the step on this rank, for ips in samples/s.
+            num_tokens: tokens of the step on this rank.
+        """
+        if self._closed:
+            return
+        before = self._schedule.state(self._step)
+        with self._harmless("timing a step"):
+            self._record_step(before, num_samples, num_tokens)
+        self._step += 1
+        self._turn(before)
+
+    def close(self) -> None:
+        """Saves an open window, waits for the tables and prints them. Never raises."""
+        self._close(failed=False)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._close(failed=error is not None)
+
+    def _record_step(self, state: State, num_samples: int | None, num_tokens: int | None) -> None:
+        took = self._timer.step()
+        self._summary.add(took.batch_cost_ns, took.reader_cost_ns, num_samples, self._excluded)
+        if self._finisher is not None:
+            self._finisher.poll()
+        if self._steps is None:
+            return
+        record = StepRecord(
+            step=self._step,
+            batch_cost_ns=took.batch_cost_ns,
+            reader_cost_ns=took.reader_cost_ns,
+            num_samples=num_samples,
+            num_tokens=num_tokens,
+            device_peak_bytes=self._device_peak_bytes() if self._device_peak_bytes else None,
+            host_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT,
+            stall_ns=self._stall_ns,
+            excluded=self._excluded,
+            window=self._window if state.records and not self._timer_only else None,
+        )
+        self._steps.add(record)
+
+    def _turn(self, before: State) -> None:
+        """From a step in state ``before`` to the step that comes now."""
+        after = self._schedule.state(self._step)
+        # Other ranks' stalls hold up this rank too, recording or not: its next step is not clean.
+        self._excluded = not self._timer_only and (
+            before is State.LAST or after is State.READY or after.records > before.records
+        )
+        self._stall_ns = 0
+        self._window += before is State.LAST
+        if self._windows is not None and (self._excluded or after.records):
+            start = time.perf_counter_ns()
+            with self._harmless("recording"):
+                self._windows.turn(before, after, self._step, self._window)
+            if self._excluded:
+                self._stall_ns = time.perf_counter_ns() - start
+        if before is State.LAST and self._steps is not None:
+            self._steps.flush()
+
+    def _close(self, failed: bool) -> None:
+        if self._closed or os.getpid() != self._pid:  # a forked child has no part in this
+            return
+        self._closed = True
+        atexit.unregister(self._at_exit)
+        windows = self._windows
+        if windows is not None:
+            with self._harmless("saving a window"):
+                self._windows = None
+                windows.close(keep_empty=failed or self._schedule.record is None)
+        with self._harmless("step times"):
+            self._timer.close()
+            if self._steps is not None:
+                self._steps.flush()
+        if self._finisher is not None:
+            with self._harmless("tables and traces"):
+                # Other ranks hang until a failing one has ended: it does not wait for tables.
+                self._finisher.wait(0 if failed else _FINISH_SECONDS)
+        if self._prints:
+            with self._harmless("printing"):
+                self._print_results(windows)
+
+    def _at_exit(self) -> None:
+        self._close(failed=hasattr(sys, "last_value"))  # set when an exception ends the program
+
+    def _print_results(self, windows: Windows | None) -> None:
+        if self._timer_only or self._summary.has_table:
+            print(self._summary.text(), flush=True)
+        if self._timer_only or windows is None or self._run is None:
+            return
+        if not windows.saved:
+            steps = f"{self._step} steps were seen"
+            tell(f"no window was recorded: the schedule is {self._schedule}, and {steps}")
+            return
+        if self._viewed is None:
+            tell(f"{self._run}: no viewer opens pb alone; add json to Profiler.formats")
+            return
+        traces = [str(self._run / name.trace(self._viewed)) for name in windows.saved]
+        print(f"VisualDL: visualdl --logdir {self._run}")
+        print(f"chrome://tracing or https://ui.perfetto.dev: {' '.join(traces)}", flush=True)
+
+    @contextmanager
+    def _harmless(self, doing: str) -> Iterator[None]:
+        """The one place where failures of ours end: told, with the recording over."""
+        try:
+            yield
+        except Exception as error:
+            windows, self._windows = self._windows, None
+            tell(f"rank {self._rank}: {doing} failed: {error}; the training goes on without")
+            if windows is not None:
+                with self._harmless("ending the recording"):
+                    windows.close(keep_empty=False)

@@ -1,0 +1,74 @@
+"""Step times on disk, one JSON line a step, on every rank that is attached.
+
+``{"step":4,"batch_cost_ns":31245000,"reader_cost_ns":120400,"num_samples":8,"num_tokens":1024,
+"device_peak_bytes":null,"host_peak_bytes":412516352,"stall_ns":0,"excluded":false,"window":0}``
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ppprof.capture.talk import tell
+
+_FLUSH_NS = 10_000_000_000
+"""A killed run loses at most this much of its step times."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One line: what a step took. Null where the loop or the device does not tell."""
+
+    step: int
+    """Counted from 0 since `attach`."""
+    batch_cost_ns: int
+    """Wall time of the step, ``stall_ns`` included."""
+    reader_cost_ns: int | None
+    """Part of it in Paddle's DataLoader; null without one."""
+    num_samples: int | None
+    """Of this rank, as given to `Session.step`."""
+    num_tokens: int | None
+    """Of this rank, as given to `Session.step`."""
+    device_peak_bytes: int | None
+    """Most memory allocated on the GPU so far (``max_memory_allocated``); null without GPU."""
+    host_peak_bytes: int
+    """Most resident memory of the process so far (``ru_maxrss``)."""
+    stall_ns: int
+    """Part of ``batch_cost_ns`` in which this rank opened, closed or saved a window."""
+    excluded: bool
+    """Some rank opened or closed a window in this step, so its time is not the training's."""
+    window: int | None
+    """The window that recorded the step; null outside windows."""
+
+
+class StepLog:
+    """Appends step records to a file, in memory first: a disk must not set the pace."""
+
+    def __init__(self, path: Path, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._path = path
+        self._clock = clock
+        self._lines: list[StepRecord] = []
+        self._flushed = clock()
+        self._failed = False
+
+    def add(self, record: StepRecord) -> None:
+        """Keeps a record; writes what is kept when the last time was long ago."""
+        self._lines.append(record)
+        if self._clock() - self._flushed >= _FLUSH_NS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Writes what is kept; a disk that refuses is told once, and ends the log."""
+        lines, self._lines, self._flushed = self._lines, [], self._clock()
+        if self._failed or not lines:
+            return
+        text = "".join(f"{json.dumps(asdict(line), separators=(',', ':'))}\n" for line in lines)
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            self._failed = True
+            tell(f"{self._path}: {error.strerror or error}; step times are no longer written")

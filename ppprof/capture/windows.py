@@ -1,0 +1,83 @@
+"""The windows of a rank that records: opened, closed and saved between two steps."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from ppprof import rundir
+from ppprof.capture.collectives import Collectives
+from ppprof.capture.finisher import Finisher
+from ppprof.capture.recorder import Recorder
+from ppprof.capture.schedule import State
+
+
+class Windows:
+    """Turns the schedule's states into calls of the recorder, and windows into raw files."""
+
+    def __init__(
+        self, recorder: Recorder, finisher: Finisher, run: Path, rank: int, label: str
+    ) -> None:
+        self._recorder = recorder
+        self._collectives = Collectives()
+        self._finisher = finisher
+        self._run = run
+        self._rank = rank
+        self._label = label
+        self._open: rundir.TraceName | None = None
+        self._num_steps = 0
+        self.saved: list[rundir.TraceName] = []
+        """Names of the windows on disk, in order."""
+
+    def turn(self, before: State, after: State, step: int, window: int) -> None:
+        """What happens between a step in state ``before`` and the next one, number ``step``.
+
+        Args:
+            before: state of the step that ends; CLOSED ahead of the first one.
+            after: state of the step that begins.
+            step: its number.
+            window: number of the window that it is in, or that comes next.
+
+        Raises:
+            OSError: the window could not be saved.
+        """
+        self._recorder.end_step()
+        self._num_steps += before.records
+        if before is State.LAST:
+            self._save()
+        opens = after.records and self._open is None
+        if after is State.READY or (opens and before is not State.READY):
+            self._recorder.prepare()
+        if opens:
+            self._open = rundir.TraceName(self._rank, self._label, datetime.now(), window)
+            self._num_steps = 0
+            self._collectives.put_on()
+            self._recorder.start()
+        if after.records:
+            self._recorder.begin_step(step)
+
+    def close(self, keep_empty: bool) -> None:
+        """Saves a window that is still open and lets go of Paddle's profiler.
+
+        Args:
+            keep_empty: also a window in which no step has ended.
+
+        Raises:
+            OSError: the window could not be saved.
+        """
+        try:
+            if self._open is not None and (keep_empty or self._num_steps):
+                self._recorder.end_step()
+                self._save()
+        finally:
+            self._collectives.take_off()
+            self._recorder.close()
+
+    def _save(self) -> None:
+        name, self._open = self._open, None
+        if name is not None:
+            self._collectives.take_off()
+            raw = self._run / name.raw
+            self._recorder.stop(raw)
+            self.saved.append(name)
+            self._finisher.add(name.window, raw)

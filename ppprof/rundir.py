@@ -1,0 +1,226 @@
+"""The run directory: what a capture leaves and everything after it reads.
+
+::
+
+    profiler_log/
+      manifest.json
+      rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000.paddle_trace.json
+      raw/rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000.pb
+      summary/rank_00000_w0.json
+      steps/rank_00000.jsonl
+      run_002/                        a later run, laid out the same way
+
+This module holds the names and the manifest, and knows nothing of what is in the other files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Union
+
+from ppprof.errors import InputError, Problem
+
+SCHEMA_VERSION = 1
+"""Of the manifest and of the layout; goes up when an older reader would misread a directory."""
+
+TRACE_SUFFIXES = {"json": ".json", "json.gz": ".json.gz", "pb": ".pb"}
+"""File suffix of each entry of ``Profiler.formats``."""
+
+_MANIFEST = "manifest.json"
+_STEM = re.compile(r"rank_(\d{5,})_(\w+)_time_(\d{8}T\d{6})_(\d{3,})")
+_RUN = re.compile(r"run_(\d{3,})")
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+
+@dataclass(frozen=True)
+class TraceName:
+    """Which rank and which window a trace file holds: what its name says.
+
+    >>> name = TraceName(0, "dp0_pp0_sharding0_mp0", datetime(2026, 11, 20, 20, 15, 30), 0)
+    >>> name.stem
+    'rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000'
+    >>> TraceName.parse(name.trace("json.gz")) == name
+    True
+    """
+
+    rank: int
+    label: str
+    """The rank's coordinate as `ppprof.topology.Topology.label` writes it."""
+    started: datetime
+    """When the window opened: local time of that rank, to the second."""
+    window: int
+    """0 for the first window of a run."""
+
+    @property
+    def stem(self) -> str:
+        """The name without a suffix; what stands before ``_time_`` is VisualDL's worker."""
+        stamp = f"{self.started:%Y%m%dT%H%M%S}"
+        return f"rank_{self.rank:05d}_{self.label}_time_{stamp}_{self.window:03d}"
+
+    def trace(self, fmt: str) -> str:
+        """File name of the trace in one of the formats of `TRACE_SUFFIXES`."""
+        return f"{self.stem}.paddle_trace{TRACE_SUFFIXES[fmt]}"
+
+    @property
+    def raw(self) -> str:
+        """Path of Paddle's own ``.pb`` inside the run directory."""
+        return f"raw/{self.stem}.pb"
+
+    @property
+    def summary(self) -> str:
+        """Path of the window's tables, as data, inside the run directory."""
+        return f"summary/rank_{self.rank:05d}_w{self.window}.json"
+
+    @classmethod
+    def parse(cls, path: PathLike) -> TraceName | None:
+        """The name behind a raw file or a trace in any format; None for any other file."""
+        stem, _, suffix = Path(path).name.partition(".")
+        match = _STEM.fullmatch(stem)
+        if match is None or suffix not in _SUFFIXES:
+            return None
+        rank, label, stamp, window = match.groups()
+        try:
+            started = datetime.strptime(stamp, "%Y%m%dT%H%M%S")
+        except ValueError:
+            return None
+        return cls(int(rank), label, started, int(window))
+
+
+_SUFFIXES = frozenset(["pb", *(f"paddle_trace{suffix}" for suffix in TRACE_SUFFIXES.values())])
+
+
+def steps_path(rank: int) -> str:
+    """Path of a rank's step times inside the run directory.
+
+    >>> steps_path(3)
+    'steps/rank_00003.jsonl'
+    """
+    return f"steps/rank_{rank:05d}.jsonl"
+
+
+def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:
+    """Windows that were saved and not yet finished, by rank, then window."""
+    named = ((TraceName.parse(path), path) for path in Path(run).glob("raw/*.pb"))
+    found = [(name, path) for name, path in named if name is not None]
+    return sorted(found, key=lambda item: (item[0].rank, item[0].window, item[0].started))
+
+
+def check_writable(path: PathLike) -> Problem | None:
+    """What keeps ``path`` from becoming a run directory, or None; creates nothing that stays.
+
+    The nearest parent that exists is asked, by making a file in it: permission bits say little
+    about read-only mounts and network file systems.
+    """
+    wanted = Path(path)
+    existing = wanted
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        return Problem(str(wanted), "", f"{existing} is a file; expected a directory")
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return None
+    except OSError as error:
+        return Problem(str(wanted), "", f"cannot write: {error.strerror or error}")
+
+
+def claim(log: PathLike) -> Path:
+    """Makes a new run's directory: ``log`` itself, or ``log/run_002``... when that is taken.
+
+    Making ``steps/`` is the claim: it fails for all but one of several that try at once.
+
+    Raises:
+        OSError: not a directory, no permission, disk full.
+    """
+    run, number = Path(log), 1
+    while True:
+        run.mkdir(parents=True, exist_ok=True)
+        try:
+            (run / "steps").mkdir()
+        except FileExistsError:
+            number += 1
+            run = Path(log) / f"run_{number:03d}"
+        else:
+            make_folders(run)
+            return run
+
+
+def make_folders(run: PathLike) -> None:
+    """Makes the folders of a claimed run where they are missing (each node of a job does)."""
+    for folder in ("steps", "raw", "summary"):
+        Path(run, folder).mkdir(parents=True, exist_ok=True)
+
+
+def newest(path: PathLike) -> Path:
+    """The newest run under a log directory: the highest ``run_NNN``, else ``path`` itself.
+
+    Raises:
+        InputError: no manifest there, so no run.
+    """
+    log = Path(path)
+    numbered = [
+        (int(match.group(1)), child)
+        for child in (log.iterdir() if log.is_dir() else ())
+        for match in [_RUN.fullmatch(child.name)]
+        if match and (child / _MANIFEST).is_file()
+    ]
+    run = max(numbered)[1] if numbered else log
+    if not (run / _MANIFEST).is_file():
+        raise InputError(f"{log}: no run here: expected a directory with a {_MANIFEST}")
+    return run
+
+
+def has_manifest(run: PathLike) -> bool:
+    """Whether a rank of the run has written its manifest."""
+    return Path(run, _MANIFEST).is_file()
+
+
+def write_manifest(run: PathLike, manifest: Mapping[str, Any]) -> None:
+    """Writes ``manifest.json`` with the schema version added: whole, or not at all."""
+    text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=1, allow_nan=False)
+    write_atomically(Path(run, _MANIFEST), text.encode())
+
+
+def read_manifest(run: PathLike) -> dict[str, Any]:
+    """The manifest of a run.
+
+    Raises:
+        InputError: missing, not JSON, or of a newer schema.
+    """
+    path = Path(run, _MANIFEST)
+    try:
+        manifest = json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise InputError(f"{path}: not a manifest: {error}") from error
+    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
+    if not isinstance(version, int):
+        raise InputError(f"{path}: not a manifest: no schema_version")
+    if version > SCHEMA_VERSION:
+        raise InputError(
+            f"{path}: schema {version} is newer than this ppprof reads ({SCHEMA_VERSION}); update it"
+        )
+    return dict(manifest)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes ``path`` under another name, then `publish`: readers see all of it or none."""
+    hidden = path.with_name(f".{path.name}.tmp")
+    hidden.write_bytes(data)
+    publish(hidden, path)
+
+
+def publish(hidden: Path, path: Path) -> None:
+    """Gives a complete file its name once the disk has it (fsync, rename)."""
+    with hidden.open("rb+") as file:
+        os.fsync(file.fileno())
+    hidden.replace(path)
