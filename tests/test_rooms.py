@@ -1,0 +1,62 @@
+"""Who may import whom: the one direction in which data moves, checked on the source itself."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import ppprof
+
+PACKAGE = Path(ppprof.__file__).parent
+LEAVES = {"errors", "units", "topology", "rundir"}
+MAY_IMPORT = {
+    "config": LEAVES,
+    "capture": LEAVES | {"config", "trace"},
+    "trace": LEAVES,
+    "analysis": LEAVES | {"trace"},
+    "report": LEAVES | {"trace", "analysis"},
+    "train": LEAVES | {"config", "capture"},
+    "integrations": LEAVES | {"config", "capture"},
+    "cli": LEAVES | {"config", "capture", "trace", "analysis", "report", "integrations"},
+}
+MAY_IMPORT_PADDLE = {"capture", "train", "integrations"}
+FILES = sorted(path for path in PACKAGE.rglob("*.py"))
+
+
+def _imported(path: Path) -> set[str]:
+    """Full names of the modules that a file imports, wherever in the file it does."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names.add(node.module or "")
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return names
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_follow_the_table(path: Path) -> None:
+    room = _room(path)
+    names = _imported(path)
+    if room not in MAY_IMPORT_PADDLE:
+        assert not {name for name in names if name.partition(".")[0] == "paddle"}
+    rooms = {name.split(".")[1] for name in names if name.startswith("ppprof.")}
+    if room in ("__init__", "__main__"):
+        assert rooms <= {"capture", "config", "topology", "cli"} | {"attach", "main"}
+    elif room in LEAVES:
+        assert rooms <= LEAVES
+    else:
+        assert rooms - {room} <= MAY_IMPORT[room]
+
+
+def test_every_module_has_a_room() -> None:
+    rooms = {_room(path) for path in FILES}
+    assert rooms <= set(MAY_IMPORT) | LEAVES | {"__init__", "__main__"}
