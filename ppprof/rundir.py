@@ -16,6 +16,7 @@ This module holds the names and the manifest, and knows nothing of what is in th
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import tempfile
@@ -184,9 +185,23 @@ def has_manifest(run: PathLike) -> bool:
 
 
 def write_manifest(run: PathLike, manifest: Mapping[str, Any]) -> None:
-    """Writes ``manifest.json`` with the schema version added: whole, or not at all."""
-    text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=1, allow_nan=False)
-    write_atomically(Path(run, _MANIFEST), text.encode())
+    """Writes ``manifest.json`` with the schema version added: whole, or not at all.
+
+    Values that JSON has no form for (a date, an infinite float: YAML has both) become text.
+    """
+    plain = _plain({"schema_version": SCHEMA_VERSION, **manifest})
+    write_atomically(Path(run, _MANIFEST), json.dumps(plain, indent=1, allow_nan=False).encode())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return (
+        value if isinstance(value, (bool, int, float, str, type(None))) and finite else str(value)
+    )
 
 
 def read_manifest(run: PathLike) -> dict[str, Any]:

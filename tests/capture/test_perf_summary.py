@@ -1,0 +1,80 @@
+"""The Perf Summary, against the one that ``paddle.profiler`` prints for the same durations."""
+
+from __future__ import annotations
+
+import pytest
+
+from ppprof.capture.perf_summary import PerfSummary
+
+paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+pytestmark = pytest.mark.paddle
+
+MS = 1_000_000
+# The first ten warm up; of the rest, the first is neither least nor most (Paddle loses those).
+BATCH_MS = [50, 9, 9, 9, 9, 9, 9, 9, 9, 9, 5, 4, 7, 6, 5, 8, 3, 5]
+READER_MS = [20, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 1, 3, 2, 2, 1, 1, 2]
+
+
+def paddle_text(
+    capsys: pytest.CaptureFixture[str], readers: list[int], num_samples: int | None
+) -> str:
+    """What Paddle prints, without its tenth step, which it sums but does not count."""
+    from paddle.profiler import timer
+
+    benchmark = timer.Benchmark()
+    hook, event = timer.TimerHook(), timer.Event()
+    benchmark.current_event = event
+    fresh = timer.Event()
+    for step, batch in enumerate(BATCH_MS):
+        if readers:
+            event.record_reader(readers[step] / 1e3)
+        event.record_batch(batch / 1e3, num_samples)
+        if event.total_iters == event.skip_iter:
+            event.batch_records, event.speed_records = fresh.batch_records, fresh.speed_records
+            event.total_samples = 0
+    hook._print_summary(benchmark)
+    return capsys.readouterr().out.rstrip("\n")
+
+
+@pytest.mark.parametrize("readers", [READER_MS, []])
+@pytest.mark.parametrize("num_samples", [None, 8])
+def test_it_is_what_paddle_prints(
+    capsys: pytest.CaptureFixture[str], readers: list[int], num_samples: int | None
+) -> None:
+    summary = PerfSummary()
+    for step, batch in enumerate(BATCH_MS):
+        summary.add(batch * MS, readers[step] * MS if readers else None, num_samples)
+
+    assert summary.text() == paddle_text(capsys, readers, num_samples)
+
+
+def test_min_is_right_where_paddle_prints_inf() -> None:
+    summary = PerfSummary()
+    for batch in [1] * 10 + [4, 5, 6]:
+        summary.add(batch * MS)
+    batch_cost, ips = (line.split("|")[2:5] for line in summary.text().splitlines()[-2:])
+    assert [float(cell) for cell in batch_cost] == [0.005, 0.006, 0.004]
+    assert [float(cell) for cell in ips] == [200.0, 250.0, 166.66667]
+
+
+def test_a_stall_of_the_profiler_is_in_no_number() -> None:
+    clean, stalled = PerfSummary(), PerfSummary()
+    for step, batch in enumerate(BATCH_MS):
+        clean.add(batch * MS, 1 * MS, 8)
+        stalled.add(batch * MS, 1 * MS, 8)
+        if step == 12:
+            stalled.add(900 * MS, 1 * MS, 8, excluded=True)
+    assert stalled.text() == clean.text()
+    assert (stalled.num_steps, stalled.num_left_out) == (clean.num_steps + 1, 1)
+
+
+def test_too_few_steps_are_said_to_be_too_few() -> None:
+    summary = PerfSummary()
+    for _ in range(10):
+        summary.add(MS)
+    summary.add(MS, excluded=True)
+    assert not summary.has_table
+    assert summary.text() == (
+        "Perf Summary: nothing to average in 11 steps, "
+        "of which the first 10 warm up and 1 contain a profiler stall"
+    )
