@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -50,10 +51,10 @@ class Finisher:
         if self._child is not None and self._child.process.poll() is not None:
             child, self._child = self._child, None
             child.report(self._prints)
-        if self._child is None and self._waiting:
+        while self._child is None and self._waiting:
             window, raw = self._waiting.popleft()
             arguments = [str(self._run), "--rank", str(self._rank), "--window", str(window)]
-            self._child = _Child([*self._command, *arguments], raw)
+            self._child = _start([*self._command, *arguments], raw)
         return self._child is not None
 
     def wait(self, seconds: float, patience: float = 3.0) -> None:
@@ -82,40 +83,54 @@ class Finisher:
         self._waiting.clear()
 
 
-class _Child:
-    def __init__(self, command: list[str], raw: Path) -> None:
-        self._command = command
-        self._raw = raw
-        self._out: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 (lives as the child does)
-        self._err: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        self.process = subprocess.Popen(
+def _start(command: list[str], raw: Path) -> _Child | None:
+    out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (the child's)
+    try:
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=self._out,
-            stderr=self._err,
+            stdout=out,
+            stderr=err,
             env=_environment(),
             start_new_session=True,
         )
-        _lower_priority(self.process.pid)
+    except OSError as error:
+        out.close()
+        err.close()
+        _tell_failure(raw, command, str(error))
+        return None
+    _lower_priority(process.pid)
+    return _Child(command, raw, process, out, err)
+
+
+@dataclass
+class _Child:
+    command: list[str]
+    raw: Path
+    process: subprocess.Popen[bytes]
+    out: IO[bytes]
+    err: IO[bytes]
 
     def report(self, prints: bool) -> None:
-        out, err = _text(self._out), _text(self._err)
+        out, err = _text(self.out), _text(self.err)
         if prints:
             sys.stdout.write(out)
             sys.stdout.flush()
         sys.stderr.write(err)
         if self.process.returncode:
-            tell(
-                f"{self._raw}: could not be made into tables and traces "
-                f"(exit code {self.process.returncode}); to try again: {shlex.join(self._command)}"
-            )
+            _tell_failure(self.raw, self.command, f"exit code {self.process.returncode}")
         self.close()
 
     def close(self) -> None:
-        self._out.close()
-        self._err.close()
+        self.out.close()
+        self.err.close()
         # Popen complains about a child that it may leave behind; this one is meant to live on.
         self.process.returncode = self.process.returncode or 0
+
+
+def _tell_failure(raw: Path, command: list[str], why: str) -> None:
+    again = shlex.join(command)
+    tell(f"{raw}: could not be made into tables and traces ({why}); to try again: {again}")
 
 
 def _text(file: IO[bytes]) -> str:

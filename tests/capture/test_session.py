@@ -1,0 +1,158 @@
+"""What a session does at each step, and that none of its failures reaches the training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ppprof.capture.schedule import Schedule, State
+from ppprof.capture.session import Session
+from ppprof.capture.steps import StepLog
+from ppprof.capture.timer import StepTimer
+
+
+class Windows:
+    """Writes down what it is told, and fails when it is told to."""
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.calls: list[object] = []
+        self.saved: list[object] = []
+        self.fail_at = fail_at
+
+    def turn(self, before: State, after: State, step: int, window: int) -> None:
+        self.calls.append((f"{before.value}->{after.value}", step, window))
+        if step == self.fail_at:
+            raise OSError(28, "No space left on device")
+
+    def close(self, keep_empty: bool) -> None:
+        self.calls.append(f"close(keep_empty={keep_empty})")
+
+
+def session(windows: Windows | None, schedule: Schedule, **kwargs: object) -> Session:
+    return Session(schedule, windows=windows, **kwargs)  # type: ignore[arg-type]
+
+
+TWICE = Schedule(closed=1, ready=1, record=2, repeat=2)
+
+
+def test_windows_are_turned_where_something_happens() -> None:
+    windows = Windows()
+    with session(windows, TWICE) as prof:
+        for _ in range(10):
+            prof.step()
+    assert windows.calls == [
+        ("closed->ready", 1, 0),
+        ("ready->record", 2, 0),
+        ("record->last", 3, 0),
+        ("last->closed", 4, 1),
+        ("closed->ready", 5, 1),
+        ("ready->record", 6, 1),
+        ("record->last", 7, 1),
+        ("last->closed", 8, 2),
+        "close(keep_empty=False)",
+    ]
+
+
+@pytest.mark.parametrize("windows", [Windows(), None], ids=["records", "does not record"])
+def test_steps_next_to_a_window_are_marked_on_every_rank(
+    tmp_path: Path, windows: Windows | None
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    with session(windows, Schedule.of((2, 4)), steps=StepLog(path)) as prof:
+        for _ in range(6):
+            prof.step(num_samples=4, num_tokens=64)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+
+    assert [line["step"] for line in lines if line["excluded"]] == [1, 2, 4]
+    assert [line["window"] for line in lines] == [None, None, 0, 0, None, None]
+    assert {(line["num_samples"], line["num_tokens"]) for line in lines} == {(4, 64)}
+    stalls = {line["step"] for line in lines if line["stall_ns"] > 0}
+    assert stalls == ({1, 2, 4} if windows else set())
+    assert all(line["stall_ns"] <= line["batch_cost_ns"] for line in lines)
+
+
+def test_should_stop_follows_the_schedule_alone() -> None:
+    with session(None, TWICE, stop_training=True) as prof:
+        stops = []
+        for _ in range(10):
+            prof.step()
+            stops.append(prof.should_stop)
+    assert stops == [False] * 7 + [True] * 3
+    with session(None, TWICE) as prof:
+        prof.step()
+        assert not prof.should_stop
+
+
+@pytest.mark.parametrize("fail_at", [1, 2, 4])
+def test_a_failure_ends_the_recording_and_not_the_training(
+    capsys: pytest.CaptureFixture[str], fail_at: int
+) -> None:
+    windows = Windows(fail_at)
+    with session(windows, TWICE, rank=5) as prof:
+        for _ in range(10):
+            prof.step()
+    assert windows.calls[-1] == "close(keep_empty=False)"
+    assert windows.calls[-2][1] == fail_at  # type: ignore[index]
+    assert capsys.readouterr().err == (
+        "ppprof: rank 5: recording failed: [Errno 28] No space left on device; "
+        "the training goes on without\n"
+    )
+
+
+def test_a_clock_that_fails_is_no_exception_either(capsys: pytest.CaptureFixture[str]) -> None:
+    timer = StepTimer()
+    with session(None, TWICE, timer=timer) as prof:
+        timer.step = None  # type: ignore[assignment, method-assign]
+        prof.step()
+    assert "timing a step failed" in capsys.readouterr().err
+
+
+def test_an_exception_of_the_training_passes_and_the_window_is_kept() -> None:
+    windows = Windows()
+    error = ValueError("loss is nan")
+    with pytest.raises(ValueError, match="loss is nan") as raised, session(windows, TWICE):
+        raise error
+    assert raised.value is error
+    assert windows.calls == ["close(keep_empty=True)"]
+
+
+def test_closing_twice_and_stepping_after_it_do_nothing() -> None:
+    windows = Windows()
+    prof = session(windows, TWICE)
+    prof.close()
+    prof.close()
+    prof.step()
+    assert windows.calls == ["close(keep_empty=False)"]
+    assert prof.closed
+
+
+def test_a_window_that_was_never_reached_is_said_not_to_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with session(Windows(), Schedule.of((5, 8)), run=tmp_path) as prof:
+        for _ in range(4):
+            prof.step()
+    assert capsys.readouterr().err == (
+        "ppprof: no window was recorded: the schedule is steps 5 to 7, and 4 steps were seen\n"
+    )
+
+
+def test_timer_only_prints_the_perf_summary_and_marks_no_step(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    with session(None, TWICE, timer_only=True, steps=StepLog(path)) as prof:
+        for _ in range(12):
+            prof.step()
+    out = capsys.readouterr().out
+    assert "Perf Summary" in out
+    assert "Time Unit: s, IPS Unit: steps/s" in out
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {(line["excluded"], line["window"]) for line in lines} == {(False, None)}
+
+    with session(None, TWICE, timer_only=True, prints=False) as prof:
+        for _ in range(12):
+            prof.step()
+    assert capsys.readouterr() == ("", "")

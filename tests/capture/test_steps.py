@@ -1,0 +1,59 @@
+"""Step times on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ppprof.capture.steps import StepLog, StepRecord
+
+
+def record(step: int) -> StepRecord:
+    return StepRecord(
+        step=step,
+        batch_cost_ns=31_245_000,
+        reader_cost_ns=None,
+        num_samples=8,
+        num_tokens=1024,
+        device_peak_bytes=None,
+        host_peak_bytes=412_516_352,
+        stall_ns=0,
+        excluded=False,
+        window=0,
+    )
+
+
+def test_lines_reach_the_disk_on_flush_and_after_ten_seconds(tmp_path: Path) -> None:
+    path, now = tmp_path / "rank_00000.jsonl", [0]
+    log = StepLog(path, clock=lambda: now[0])
+
+    log.add(record(0))
+    assert not path.exists()
+    now[0] += 10_000_000_000
+    log.add(record(1))
+    assert len(path.read_text().splitlines()) == 2
+    log.add(record(2))
+    log.flush()
+
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
+    assert lines[0] == (
+        '{"step":0,"batch_cost_ns":31245000,"reader_cost_ns":null,"num_samples":8,'
+        '"num_tokens":1024,"device_peak_bytes":null,"host_peak_bytes":412516352,'
+        '"stall_ns":0,"excluded":false,"window":0}'
+    )
+
+
+def test_a_disk_that_refuses_is_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = StepLog(tmp_path / "gone" / "rank_00000.jsonl")
+    for step in range(3):
+        log.add(record(step))
+        log.flush()
+    assert capsys.readouterr().err == (
+        f"ppprof: {tmp_path}/gone/rank_00000.jsonl: No such file or directory; "
+        "step times are no longer written\n"
+    )
