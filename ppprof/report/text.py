@@ -9,26 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any, TypeVar
 
 import polars as pl
 
 from ppprof.analysis.profile import Profile
 from ppprof.analysis.summary import VIEWS, summarize
 from ppprof.errors import UsageError
+from ppprof.report.grid import Column, Grid, Line
 
 TIME_UNITS: Mapping[str, float] = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
 """Nanoseconds in each unit a table may be printed in."""
 
-_GAP = 2  # spaces after every column
-_STATS_WIDTH = 40
-_CPU_STATS = "CPU Total / Avg / Max / Min / Ratio(%)"
-_GPU_STATS = "GPU Total / Avg / Max / Min / Ratio(%)"
-_KERNEL_SIGNATURE = re.compile(r"(.+?)(<.*>)(\(.*\))")
-
 Row = Mapping[str, Any]
-Line = Union[str, Sequence[object]]
-"""A row of cells, or a text to centre in dashes over the whole width."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,6 +42,20 @@ class Layout:
                 f"time_unit {self.time_unit!r}: expected one of {', '.join(TIME_UNITS)}"
             )
 
+    def time(self, time_ns: float) -> str:
+        """A time in the unit, two decimals.
+
+        >>> Layout(time_unit="us").time(1234)
+        '1.23'
+        """
+        return f"{time_ns / TIME_UNITS[self.time_unit]:.2f}"
+
+    def limited(self, rows: Sequence[T], what: str) -> tuple[Sequence[T], list[Line]]:
+        """The rows to show and, where some are left out, a line that says how many."""
+        shown = rows if self.row_limit is None else rows[: self.row_limit]
+        hidden = len(rows) - len(shown)
+        return shown, [f"{hidden} more {what}: row_limit is {self.row_limit}"] if hidden else []
+
 
 def render(profile: Profile, views: Sequence[str], layout: Layout) -> str:
     """The chosen views as text, in Paddle's order; a view with nothing to show prints nothing.
@@ -56,187 +64,140 @@ def render(profile: Profile, views: Sequence[str], layout: Layout) -> str:
         UsageError: a view that does not exist.
     """
     tables = {view: summarize(profile, view) for view in views}
-    return "".join(_PRINTERS[view](tables[view], layout) for view in VIEWS if view in tables)
+    return "".join(
+        str(grid) for view in VIEWS if view in tables for grid in _GRIDS[view](tables[view], layout)
+    )
 
 
-def _device(table: pl.DataFrame, layout: Layout) -> str:
+_CALLS = Column("Calls", 6, grows=True)
+_CPU_STATS = Column("CPU Total / Avg / Max / Min / Ratio(%)", 40, grows=True)
+_GPU_STATS = Column("GPU Total / Avg / Max / Min / Ratio(%)", 40, grows=True)
+
+
+def _device(table: pl.DataFrame, layout: Layout) -> list[Grid]:
     lines = [(row["device"], _percent(row["utilization"])) for row in table.rows(named=True)]
-    return _boxed(
-        "Device Summary", ("Device", "Utilization (%)"), (30, 20), lines, _DEVICE_NOTE, unit=None
-    )
+    columns = (Column("Device", 30), Column("Utilization (%)", 20))
+    return [Grid("Device Summary", columns, lines, note=_DEVICE_NOTE)]
 
 
-def _overview(table: pl.DataFrame, layout: Layout) -> str:
-    unit = layout.time_unit
-    widths = (25, 25, 25, 25)
-    cpu, gpu = ([row for row in table.rows(named=True) if row["side"] == side] for side in _SIDES)
-
-    def line(row: Row, indent: str) -> Line:
-        name = f"{indent}{row['event_type']}"
-        return name, row["calls"], _time(row["time_ns"], unit), _percent(row["ratio"])
-
-    lines: list[Line] = [line(row, "  " if at else "") for at, row in enumerate(cpu)]
-    return _boxed(
-        "Overview Summary",
-        ("Event Type", "Calls", "CPU Time", "Ratio (%)"),
-        widths,
-        lines,
-        _OVERVIEW_NOTE,
-        unit,
-        second=(("", "Calls", "GPU Time", "Ratio (%)"), [line(row, "  ") for row in gpu]),
-    )
-
-
-def _model(table: pl.DataFrame, layout: Layout) -> str:
-    lines: list[Line] = []
+def _overview(table: pl.DataFrame, layout: Layout) -> list[Grid]:
+    lines: dict[str, list[Line]] = {"cpu": [], "gpu": []}
     for row in table.rows(named=True):
-        name = row["name"] if row["name"] == "ProfileStep" else f"  {row['name']}"
-        if row["calls"] is None:
-            cpu, gpu = (
-                f"{_time(row[f'{clock}_total_ns'], layout.time_unit)} / - / - / - / "
-                f"{_percent(row[f'{clock}_ratio'])}"
-                for clock in _SIDES
-            )
-            lines.append((name, "-", cpu, gpu))
-        else:
-            lines.append((name, *_stats(row, layout)))
-    if not lines:
-        return ""
-    return _boxed(
-        "Model Summary",
-        ("Name", "Calls", _CPU_STATS, _GPU_STATS),
-        _fitted((15, 6, _STATS_WIDTH, _STATS_WIDTH), lines, fixed=1),
-        lines,
-        _MODEL_NOTE,
-        layout.time_unit,
-    )
-
-
-def _distributed(table: pl.DataFrame, layout: Layout) -> str:
-    lines: list[Line] = [
-        (
-            row["name"] if row["name"] == "ProfileStep" else f"  {row['name']}",
-            _time(row["time_ns"], layout.time_unit),
-            _percent(row["ratio"]),
+        of_side = lines[row["side"]]
+        first = row["side"] == "cpu" and not of_side
+        name = row["event_type"] if first else f"  {row['event_type']}"
+        of_side.append((name, row["calls"], layout.time(row["time_ns"]), _percent(row["ratio"])))
+    return [
+        Grid(
+            "Overview Summary",
+            [Column(header, 25) for header in ("Event Type", "Calls", "CPU Time", "Ratio (%)")],
+            lines["cpu"],
+            layout.time_unit,
+            second=(("", "Calls", "GPU Time", "Ratio (%)"), lines["gpu"]),
+            note=_OVERVIEW_NOTE,
         )
+    ]
+
+
+def _model(table: pl.DataFrame, layout: Layout) -> list[Grid]:
+    columns = (Column("Name", 15), _CALLS, _CPU_STATS, _GPU_STATS)
+    lines = [(_below_step(row), *_stats(row, layout)) for row in table.rows(named=True)]
+    if not lines:
+        return []
+    return [Grid("Model Summary", columns, lines, layout.time_unit, note=_MODEL_NOTE)]
+
+
+def _distributed(table: pl.DataFrame, layout: Layout) -> list[Grid]:
+    columns = [Column(header, 25) for header in ("Name", "Total Time", "Ratio (%)")]
+    lines = [
+        (_below_step(row), layout.time(row["time_ns"]), _percent(row["ratio"]))
         for row in table.rows(named=True)
     ]
     if not lines:
-        return ""
-    return _boxed(
-        "Distribution Summary",
-        ("Name", "Total Time", "Ratio (%)"),
-        (25, 25, 25),
-        lines,
-        _DISTRIBUTED_NOTE,
-        layout.time_unit,
-    )
+        return []
+    note = _DISTRIBUTED_NOTE
+    return [Grid("Distribution Summary", columns, lines, layout.time_unit, note=note)]
 
 
-_OPERATOR_NAME = 52
-_OPERATOR_INDENT = {"operator": 0, "inner": 2, "inner_device": 4, "accumulation": 2, "device": 2}
+_OPERATOR_NAME = Column("Name", 52)
+_OPERATOR_INDENT = {"inner": 2, "inner_device": 4, "accumulation": 2, "device": 2}
 
 
-def _operators(table: pl.DataFrame, layout: Layout) -> str:
-    rows = table.rows(named=True)
+def _operators(table: pl.DataFrame, layout: Layout) -> list[Grid]:
     lines: list[Line] = []
-    for thread in dict.fromkeys(row["thread"] for row in rows):
-        lines.append(f"Thread: {'All threads merged' if thread is None else thread}")
-        of_thread = [row for row in rows if row["thread"] == thread]
-        starts = [at for at, row in enumerate(of_thread) if row["kind"] == "operator"]
-        shown, hidden = _limited(starts, layout)
-        stop = starts[len(shown)] if hidden else len(of_thread)
-        for row in of_thread[:stop]:
+    for thread, rows in _by_thread(table):
+        lines.append(thread)
+        blocks: list[list[Row]] = []
+        for row in rows:
             if row["kind"] == "operator":
-                lines.append((row["name"], *_stats(row, layout), row["flops"]))
-            elif layout.op_detail:
+                blocks.append([])
+            blocks[-1].append(row)
+        shown, cut = layout.limited(blocks, "operators")
+        for operator, *details in shown:
+            lines.append((operator["name"], *_stats(operator, layout), operator["flops"]))
+            for row in details if layout.op_detail else ():
                 name = _indented(row["name"], _OPERATOR_INDENT[row["kind"]])
                 lines.append((name, *_stats(row, layout), "-"))
-        lines += _cut(hidden, "operators", layout)
-    if not lines:
-        return ""
-    return _framed(
-        "Operator Summary",
-        ("Name", "Calls", _CPU_STATS, _GPU_STATS, "FLOPs"),
-        _fitted((_OPERATOR_NAME, 6, _STATS_WIDTH, _STATS_WIDTH, 10), lines, fixed=1),
-        lines,
-        layout.time_unit,
-    )
+        lines += cut
+    columns = (_OPERATOR_NAME, _CALLS, _CPU_STATS, _GPU_STATS, Column("FLOPs", 10))
+    return [Grid("Operator Summary", columns, lines, layout.time_unit)] if lines else []
 
 
-def _kernels(table: pl.DataFrame, layout: Layout) -> str:
-    shown, hidden = _limited(table.rows(named=True), layout)
+def _kernels(table: pl.DataFrame, layout: Layout) -> list[Grid]:
+    shown, cut = layout.limited(table.rows(named=True), "kernels")
     lines: list[Line] = [
         (_kernel_name(row["name"]), row["calls"], _stat(row, "gpu", layout)) for row in shown
     ]
-    lines += _cut(hidden, "kernels", layout)
-    if not lines:
-        return ""
-    widths = _fitted((90, 6, _STATS_WIDTH), lines, fixed=1)
-    headers = ("Name", "Calls", _GPU_STATS)
-    return _framed("Kernel Summary", headers, widths, lines, layout.time_unit)
+    columns = (Column("Name", 90), _CALLS, _GPU_STATS)
+    return [Grid("Kernel Summary", columns, lines + cut, layout.time_unit)] if lines else []
 
 
-def _memory_manipulation(table: pl.DataFrame, layout: Layout) -> str:
-    return _spans("Memory Manipulation Summary", table, layout, close=True)
+_SPAN_COLUMNS = (Column("Name", 0, grows=True), _CALLS, _CPU_STATS, _GPU_STATS)
 
 
-def _user_defined(table: pl.DataFrame, layout: Layout) -> str:
-    return _spans("UserDefined Summary", table, layout, close=False)
+def _memory_manipulation(table: pl.DataFrame, layout: Layout) -> list[Grid]:
+    shown, cut = layout.limited(table.rows(named=True), "spans")
+    lines: list[Line] = [(row["name"], *_stats(row, layout)) for row in shown]
+    title = "Memory Manipulation Summary"
+    return [Grid(title, _SPAN_COLUMNS, lines + cut, layout.time_unit)] if lines else []
 
 
-def _spans(title: str, table: pl.DataFrame, layout: Layout, close: bool) -> str:
-    """Both tables of user-defined spans; Paddle closes one with a rule and heads threads in the other."""
+def _user_defined(table: pl.DataFrame, layout: Layout) -> list[Grid]:
     lines: list[Line] = []
-    rows = table.rows(named=True)
-    for thread in dict.fromkeys(row.get("thread") for row in rows):
-        if not close:
-            lines.append(f"Thread: {'All threads merged' if thread is None else thread}")
-        shown, hidden = _limited([row for row in rows if row.get("thread") == thread], layout)
-        lines += [(row["name"], *_stats(row, layout)) for row in shown]
-        lines += _cut(hidden, "spans", layout)
-    if not lines:
-        return ""
-    headers = ("Name", "Calls", _CPU_STATS, _GPU_STATS)
-    widths = _fitted((0, 6, _STATS_WIDTH, _STATS_WIDTH), lines)
-    return _framed(title, headers, widths, lines, layout.time_unit, close=close)
+    for thread, rows in _by_thread(table):
+        shown, cut = layout.limited(rows, "spans")
+        lines += [thread, *((row["name"], *_stats(row, layout)) for row in shown), *cut]
+    title = "UserDefined Summary"
+    return [Grid(title, _SPAN_COLUMNS, lines, layout.time_unit, closed=False)] if lines else []
 
 
-def _memory(table: pl.DataFrame, layout: Layout) -> str:
-    printed = []
-    for (place,), block in table.group_by("place", maintain_order=True):
-        rows = block.rows(named=True)
-        shown, hidden = _limited(rows, layout)
-        lines: list[Line] = [
-            (
-                row["name"],
-                row["type"],
-                row["allocation_count"],
-                row["free_count"],
-                row["allocation_bytes"],
-                row["free_bytes"],
-                row["increase_bytes"],
-            )
-            for row in shown
-        ]
-        printed.append(
-            _framed(
-                f"Memory Summary - {place}",
-                _MEMORY_HEADERS,
-                (50, 12, 15, 15, 15, 15, 15),
-                [*lines, *_cut(hidden, "rows", layout)],
-                unit=None,
-                close=False,
-                preamble=(
-                    f"Peak Allocated Memory: {rows[0]['peak_allocated_bytes']}",
-                    f"Peak Reserved Memory: {rows[0]['peak_reserved_bytes']}",
-                ),
-            )
+_MEMORY_COLUMNS = {
+    "name": Column("Name", 50),
+    "type": Column("Type", 12),
+    "allocation_count": Column("Allocation Count", 15),
+    "free_count": Column("Free Count", 15),
+    "allocation_bytes": Column("Allocation Size", 15),
+    "free_bytes": Column("Free Size", 15),
+    "increase_bytes": Column("Increased Size", 15),
+}
+
+
+def _memory(table: pl.DataFrame, layout: Layout) -> list[Grid]:
+    grids = []
+    for (place,), of_place in table.group_by("place", maintain_order=True):
+        rows = of_place.rows(named=True)
+        shown, cut = layout.limited(rows, "rows")
+        lines: list[Line] = [[row[column] for column in _MEMORY_COLUMNS] for row in shown]
+        peaks = (
+            f"Peak Allocated Memory: {rows[0]['peak_allocated_bytes']}",
+            f"Peak Reserved Memory: {rows[0]['peak_reserved_bytes']}",
         )
-    return "".join(printed)
+        title, columns = f"Memory Summary - {place}", tuple(_MEMORY_COLUMNS.values())
+        grids.append(Grid(title, columns, lines + cut, preamble=peaks, closed=False))
+    return grids
 
 
-_PRINTERS: Mapping[str, Callable[[pl.DataFrame, Layout], str]] = {
+_GRIDS: Mapping[str, Callable[[pl.DataFrame, Layout], list[Grid]]] = {
     "device": _device,
     "overview": _overview,
     "model": _model,
@@ -248,135 +209,59 @@ _PRINTERS: Mapping[str, Callable[[pl.DataFrame, Layout], str]] = {
     "mem": _memory,
 }
 
-_SIDES = ("cpu", "gpu")
 
-_MEMORY_HEADERS = (
-    "Name",
-    "Type",
-    "Allocation Count",
-    "Free Count",
-    "Allocation Size",
-    "Free Size",
-    "Increased Size",
-)
+def _by_thread(table: pl.DataFrame) -> list[tuple[str, list[Row]]]:
+    """Rows thread by thread under the line that heads them; one block where threads are merged."""
+    blocks: dict[int | None, list[Row]] = {}
+    for row in table.rows(named=True):
+        blocks.setdefault(row.get("thread"), []).append(row)
+    return [
+        (f"Thread: {'All threads merged' if thread is None else thread}", rows)
+        for thread, rows in blocks.items()
+    ]
 
 
 def _stats(row: Row, layout: Layout) -> tuple[object, str, str]:
     """Calls, and the two cells that hold five numbers each."""
-    return row["calls"], _stat(row, "cpu", layout), _stat(row, "gpu", layout)
+    calls = "-" if row["calls"] is None else row["calls"]
+    return calls, _stat(row, "cpu", layout), _stat(row, "gpu", layout)
 
 
 def _stat(row: Row, clock: str, layout: Layout) -> str:
-    """``total / avg / max / min / ratio`` of one clock; dashes where it did not run."""
-    if row[f"{clock}_total_ns"] is None:
-        return "- / - / - / - / -"
-    times = (_time(row[f"{clock}_{stat}_ns"], layout.time_unit) for stat in _STAT_ORDER)
-    return " / ".join((*times, _percent(row[f"{clock}_ratio"])))
-
-
-_STAT_ORDER = ("total", "avg", "max", "min")
-
-
-def _time(time_ns: float, unit: str) -> str:
-    return f"{time_ns / TIME_UNITS[unit]:.2f}"
+    """``total / avg / max / min / ratio`` of one clock; a dash for what does not apply."""
+    stats = [row[f"{clock}_{stat}_ns"] for stat in ("total", "avg", "max", "min")]
+    times = ["-" if time_ns is None else layout.time(time_ns) for time_ns in stats]
+    return " / ".join([*times, _percent(row[f"{clock}_ratio"])])
 
 
 def _percent(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio * 100:.2f}"
 
 
+def _below_step(row: Row) -> str:
+    return row["name"] if row["name"] == "ProfileStep" else f"  {row['name']}"
+
+
 def _indented(name: str, indent: int) -> str:
     """Cut to the column as Paddle cuts: three characters shorter than would fit."""
-    if len(name) + indent > _OPERATOR_NAME:
-        name = name[: _OPERATOR_NAME - indent - 3] + "..."
+    if len(name) + indent > _OPERATOR_NAME.width:
+        name = name[: _OPERATOR_NAME.width - indent - 3] + "..."
     return " " * indent + name
 
 
+_KERNEL_SIGNATURE = re.compile(r"(.+?)(<.*>)(\(.*\))")
+
+
 def _kernel_name(name: str) -> str:
-    """Without the signature's arguments, cut to 90 characters."""
+    """Without the signature's arguments, cut to 90 characters.
+
+    >>> _kernel_name("void k<int, float>(int*, float*)")
+    'void k<int, float>'
+    """
     match = _KERNEL_SIGNATURE.match(name)
     if match:
         name = match.group(1) + match.group(2)
     return name if len(name) <= 90 else name[:87] + "..."
-
-
-def _limited(rows: Sequence[Any], layout: Layout) -> tuple[Sequence[Any], int]:
-    """The rows to show and how many are left out."""
-    shown = rows if layout.row_limit is None else rows[: layout.row_limit]
-    return shown, len(rows) - len(shown)
-
-
-def _cut(hidden: int, what: str, layout: Layout) -> list[Line]:
-    return [f"{hidden} more {what}: row_limit is {layout.row_limit}"] if hidden else []
-
-
-def _fitted(widths: Sequence[int], lines: Sequence[Line], fixed: int = 0) -> tuple[int, ...]:
-    """Columns wide enough for their cells; the first ``fixed`` stay as they are.
-
-    So does a last column of FLOPs, whose width Paddle fixes too.
-    """
-    cells = [line for line in lines if not isinstance(line, str)]
-    last = 4 if len(widths) == 5 else len(widths)
-    return tuple(
-        width if at < fixed or at >= last else max([width, *(len(str(line[at])) for line in cells)])
-        for at, width in enumerate(widths)
-    )
-
-
-def _line(cells: Sequence[object], widths: Sequence[int]) -> str:
-    return "".join(f"{cell!s:<{width}}{'':{_GAP}}" for cell, width in zip(cells, widths))
-
-
-def _length(widths: Sequence[int]) -> int:
-    return sum(widths) + _GAP * (len(widths) - 1)
-
-
-def _centred(text: str, width: int) -> str:
-    """Dashes on both sides; the odd one goes to the right."""
-    dashes = width - len(text)
-    return "-" * (dashes // 2) + text + "-" * (dashes - dashes // 2)
-
-
-def _framed(
-    title: str,
-    headers: Sequence[str],
-    widths: Sequence[int],
-    lines: Sequence[Line],
-    unit: str | None,
-    close: bool = True,
-    preamble: Sequence[str] = (),
-) -> str:
-    """A table without a note."""
-    rule = _line(["-" * width for width in widths], widths)
-    printed = [_centred(title, _length(widths))]
-    printed += [f"Time unit: {unit}"] if unit else []
-    printed += [*preamble, rule, _line(headers, widths), rule]
-    printed += [
-        _centred(line, _length(widths)) if isinstance(line, str) else _line(line, widths)
-        for line in lines
-    ]
-    printed += [rule] if close else []
-    return "\n".join([*printed, "", "", ""])
-
-
-def _boxed(
-    title: str,
-    headers: Sequence[str],
-    widths: Sequence[int],
-    lines: Sequence[Line],
-    note: str,
-    unit: str | None,
-    second: tuple[Sequence[str], Sequence[Line]] | None = None,
-) -> str:
-    """A table with a note below it, and perhaps a second head and body in the same columns."""
-    table = _framed(title, headers, widths, lines, unit).rstrip("\n")
-    rule = _line(["-" * width for width in widths], widths)
-    printed = [table]
-    if second:
-        printed += [_line(second[0], widths), rule]
-        printed += [_line(line, widths) for line in second[1]]
-        printed += [rule]
-    return "\n".join([*printed, f"Note:\n{note}", "-" * _length(widths), "", "", ""])
 
 
 _DEVICE_NOTE = """\
