@@ -1,0 +1,271 @@
+"""The ``.pb`` reader against Google's protobuf and a plain walk over the messages."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ppprof.errors import TraceError
+from ppprof.trace import read
+from tests.fixtures import gpu_traces
+from tests.fixtures.paddle_proto import EVENT_TYPES, MEMORY_TYPES, NodeTrees
+from tests.fixtures.random_traces import traces
+from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, to_proto
+
+EVENT_NAMES = {number: name for name, number in EVENT_TYPES.items()}
+MEMORY_NAMES = {number: name for name, number in MEMORY_TYPES.items()}
+
+quick = settings(
+    max_examples=80,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+class Walk:
+    """What a reader must find: rows of plain values, hosts in pre-order.
+
+    A parent is the row of a host event; for a device event the correlation id of its launch.
+    """
+
+    def __init__(self, trees) -> None:
+        self.hosts, self.launches, self.devices, self.memory = [], [], [], []
+        self.kernels, self.memsets = [], []
+        for tree in sorted(trees.thread_trees, key=lambda tree: tree.thread_id):
+            children = {}
+            for node in sorted(tree.host_nodes, key=lambda node: node.id):
+                children.setdefault(node.parentid, []).append(node)
+            (root,) = children[-1]
+            self._add(root, None, -1, children)
+
+    def _add(self, node, parent, depth, children) -> None:
+        event = node.host_trace_event
+        row = None
+        if depth >= 0:
+            row = len(self.hosts)
+            self.hosts.append((
+                event.name, EVENT_NAMES[event.type], event.start_ns, event.end_ns - event.start_ns,
+                parent, depth, event.process_id, event.thread_id,
+            ))  # fmt: skip
+        for runtime in node.runtime_nodes:
+            self._add_launch(runtime, row)
+        for item in node.mem_nodes:
+            event = item.mem_event
+            self.memory.append((
+                event.timestamp_ns, MEMORY_NAMES[event.type], row, event.process_id,
+                event.thread_id, event.place, event.addr, event.increase_bytes,
+                event.current_allocated, event.current_reserved, event.peak_allocated,
+                event.peak_reserved,
+            ))  # fmt: skip
+        for child in children.get(node.id, []):
+            self._add(child, row, depth + 1, children)
+
+    def _add_launch(self, runtime, row) -> None:
+        event = runtime.runtime_trace_event
+        self.launches.append((
+            event.name, "CudaRuntime", event.start_ns, event.end_ns - event.start_ns, row,
+            event.process_id, event.thread_id, event.correlation_id,
+        ))  # fmt: skip
+        for item in runtime.device_nodes:
+            device = item.device_event
+            num_bytes = None
+            for info in ("memcpy_info", "memset_info"):
+                if device.HasField(info):
+                    num_bytes = getattr(device, info).num_bytes
+            self.devices.append((
+                device.name, EVENT_NAMES[device.type], device.start_ns,
+                device.end_ns - device.start_ns, event.correlation_id, device.device_id,
+                device.context_id, device.stream_id, device.correlation_id, num_bytes,
+            ))  # fmt: skip
+            if device.HasField("kernel_info"):
+                info = device.kernel_info
+                self.kernels.append((
+                    device.start_ns, device.name, info.grid_x, info.grid_y, info.grid_z,
+                    info.block_x, info.block_y, info.block_z, info.registers_per_thread,
+                    info.dynamic_shared_memory + info.static_shared_memory, info.blocks_per_sm,
+                    info.warps_per_sm, info.occupancy,
+                ))  # fmt: skip
+            if device.HasField("memset_info"):
+                self.memsets.append((device.start_ns, device.memset_info.value))
+
+
+def assert_read_as(trace, trees) -> None:
+    """The trace is what the walk finds; rows without a promised order are compared as a set."""
+    walk = Walk(trees)
+    events = trace.events.with_columns(trace.events["name"].cast(str)).rows(named=True)
+    num_hosts, num_launches = len(walk.hosts), len(walk.launches)
+    assert len(events) == num_hosts + num_launches + len(walk.devices)
+
+    def values(row, *columns):
+        return tuple(row[column] for column in columns)
+
+    first = ("name", "category", "start_ns", "dur_ns", "parent")
+    hosts = [values(row, *first, "depth", "process", "thread") for row in events[:num_hosts]]
+    assert hosts == walk.hosts
+    launches = events[num_hosts : num_hosts + num_launches]
+    found = [values(row, *first, "process", "thread", "correlation_id") for row in launches]
+    assert sorted(found, key=repr) == sorted(walk.launches, key=repr)
+    devices = [
+        values(
+            {**row, "parent": events[row["parent"]]["correlation_id"]},
+            *first, "device", "context", "stream", "correlation_id", "bytes",
+        )
+        for row in events[num_hosts + num_launches :]
+    ]  # fmt: skip
+    assert sorted(devices, key=repr) == sorted(walk.devices, key=repr)
+
+    assert sorted(trace.memory.rows(), key=repr) == sorted(walk.memory, key=repr)
+
+    def of_event(table):
+        return sorted(
+            (
+                (events[row[0]]["start_ns"], *((events[row[0]]["name"],) if wide else ()), *row[1:])
+                for wide in [table.width > 2]
+                for row in table.rows()
+            ),
+            key=repr,
+        )
+
+    assert of_event(trace.kernels) == sorted(walk.kernels, key=repr)
+    assert of_event(trace.memsets) == sorted(walk.memsets, key=repr)
+    assert trace.version == trees.version
+    assert trace.span == trees.span_index
+    assert trace.extra_info == {entry.key: entry.value for entry in trees.extra_info}
+    assert [device["name"] for device in trace.devices] == [p.name for p in trees.device_property]
+
+
+def read_bytes(tmp_path, raw: bytes):
+    path = tmp_path / "a.pb"
+    path.write_bytes(raw)
+    return read(path)
+
+
+@pytest.mark.parametrize("name", [*gpu_traces.SOUND, "no_step", "nothing"])
+def test_fixed_traces(name, tmp_path):
+    trees = to_proto(getattr(gpu_traces, name)(), devices=(0, 1), span_index=3)
+    assert_read_as(read_bytes(tmp_path, trees.SerializeToString()), trees)
+
+
+@quick
+@given(threads=traces(newer_types=True))
+def test_random_traces(threads, tmp_path):
+    trees = to_proto(threads)
+    assert_read_as(read_bytes(tmp_path, trees.SerializeToString()), trees)
+
+
+@quick
+@given(threads=traces(), seed=st.integers(0, 2**32))
+def test_the_order_in_the_file_does_not_matter(threads, seed, tmp_path):
+    """Siblings go by id, threads by theirs; ids need not be dense."""
+    trees = to_proto(threads)
+    shuffled = NodeTrees.FromString(trees.SerializeToString())
+    rng = random.Random(seed)
+    mixed = rng.sample(list(shuffled.thread_trees), len(shuffled.thread_trees))
+    del shuffled.thread_trees[:]
+    for tree in mixed:
+        nodes = rng.sample(list(tree.host_nodes), len(tree.host_nodes))
+        del tree.host_nodes[:]
+        for node in nodes:
+            node.id = node.id * 7
+            node.parentid = node.parentid * 7 if node.parentid >= 0 else -1
+        tree.host_nodes.extend(nodes)
+        shuffled.thread_trees.append(tree)
+    assert_read_as(read_bytes(tmp_path, shuffled.SerializeToString()), trees)
+
+
+def test_steps_are_those_in_which_an_event_began(tmp_path):
+    trees = to_proto(gpu_traces.training())
+    events = read_bytes(tmp_path, trees.SerializeToString()).events.rows(named=True)
+    for event in events:
+        began = events[event["parent"]] if event["device"] is not None else event
+        index, inside = divmod(began["start_ns"] - EPOCH_NS, gpu_traces.STEP_NS)
+        expected = 5 + index if inside < gpu_traces.STEP_NS - 500_000 else None
+        assert event["step"] == expected, event
+
+
+def test_collectives_give_up_their_facts(tmp_path):
+    names = [
+        "all_reduce[group=0 bytes=4198400 peers=0,1]",
+        "send[group=12 bytes=0 peers=7]",
+        "barrier[group=3 bytes=0 peers=]",
+        "all_reduce",
+        "not one[group=0]",
+    ]
+    spans = [span("Communication", name, at, at + 1) for at, name in enumerate(names)]
+    trees = to_proto([Thread(1, "t", (span("ProfileStep", "ProfileStep#0", 0, 9, *spans),))])
+    events = read_bytes(tmp_path, trees.SerializeToString()).events.rows(named=True)[1:]
+    columns = ("name", "group", "bytes", "peers")
+    assert [tuple(event[column] for column in columns) for event in events] == [
+        ("all_reduce", 0, 4198400, "0,1"),
+        ("send", 12, 0, "7"),
+        ("barrier", 3, 0, None),
+        ("all_reduce", None, None, None),
+        ("not one[group=0]", None, None, None),
+    ]
+
+
+def test_numbers_that_are_none_are_null(tmp_path):
+    values = (float("inf"), float("-inf"), float("nan"), 0.5)
+    odd = [kernel("k", at, at + 1, blocks_per_sm=v, occupancy=v) for at, v in enumerate(values)]
+    trees = to_proto([Thread(1, "t", (launch(0, 1, *odd),))])
+    kernels = read_bytes(tmp_path, trees.SerializeToString()).kernels
+    assert kernels["blocks_per_sm"].to_list() == [None, None, None, 0.5]
+    assert kernels["occupancy"].to_list() == [None, None, None, 0.5]
+
+
+def test_unknown_types_keep_their_number(tmp_path):
+    trees = to_proto([Thread(1, "t", (span("Operator", "a", 0, 1),))])
+    trees.thread_trees[0].host_nodes[1].host_trace_event.type = 99
+    events = read_bytes(tmp_path, trees.SerializeToString()).events
+    assert events["category"].to_list() == ["Type99"]
+
+
+def test_a_node_that_no_root_reaches_is_counted_as_lost(tmp_path):
+    trees = to_proto([Thread(1, "t", (span("Operator", "a", 0, 1), span("Operator", "b", 1, 2)))])
+    trees.thread_trees[0].host_nodes[2].parentid = 40
+    trace = read_bytes(tmp_path, trees.SerializeToString())
+    assert trace.events["name"].to_list() == ["a"]
+    assert sum(trace.lost.values()) == 1
+
+
+def trace_or_reason(tmp_path, raw: bytes):
+    """What the reader gives, or the words with which it refuses; any other error is one."""
+    try:
+        return read_bytes(tmp_path, raw)
+    except TraceError as error:
+        return str(error)
+
+
+SMALL = to_proto(gpu_traces.one_step()).SerializeToString()
+
+
+@pytest.mark.parametrize("kept", range(1, len(SMALL), 7))
+def test_a_file_cut_short_is_refused_or_read(kept, tmp_path):
+    """Never another error; a cut between two top-level messages leaves a sound, smaller file."""
+    outcome = trace_or_reason(tmp_path, SMALL[:kept])
+    if isinstance(outcome, str):
+        assert str(tmp_path) in outcome
+    else:
+        assert outcome.events.height in (0, 4)
+
+
+TRAINING = to_proto(gpu_traces.training(1)).SerializeToString()
+
+
+@settings(quick, max_examples=300)
+@given(
+    changes=st.lists(
+        st.tuples(st.integers(0, len(TRAINING) - 1), st.integers(0, 255)), min_size=1, max_size=4
+    )
+)
+def test_a_damaged_file_is_refused_or_read(changes, tmp_path):
+    raw = bytearray(TRAINING)
+    for at, value in changes:
+        raw[at] = value
+    outcome = trace_or_reason(tmp_path, bytes(raw))
+    assert not isinstance(outcome, str) or str(tmp_path) in outcome
