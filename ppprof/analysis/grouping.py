@@ -47,9 +47,9 @@ def sort_by(table: pl.DataFrame, key: str, within: list[str] | None = None) -> p
     return pl.concat(blocks) if blocks else table
 
 
-def ratio_of(column: str, whole: int) -> pl.Expr:
-    """``column`` over ``whole``; 0 where the whole is 0, as Paddle prints it."""
-    return pl.col(column) / whole if whole else pl.lit(0.0)
+def ratio_of(column: str, whole: float, if_none: float | None = 0.0) -> pl.Expr:
+    """``column`` over ``whole``; ``if_none`` where there is no whole (Paddle prints 0)."""
+    return pl.col(column) / whole if whole else pl.lit(if_none, pl.Float64)
 
 
 def ratio(part: int, whole: int) -> float | None:

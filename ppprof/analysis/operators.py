@@ -172,7 +172,7 @@ def _with_step_ratios(profile: Profile, table: pl.DataFrame) -> pl.DataFrame:
     """CPU ratio of the time inside steps, GPU ratio of the device time launched in steps."""
     steps = profile.outermost.filter(pl.col("category") == "ProfileStep")
     return table.with_columns(
-        cpu_ratio=ratio_of("cpu_total_ns", profile.total_ns),
+        cpu_ratio=ratio_of("cpu_total_ns", profile.total_ns, if_none=None),
         gpu_ratio=ratio_of("gpu_total_ns", int(steps["device_ns"].sum())),
     )
 

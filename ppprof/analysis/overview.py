@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import polars as pl
 
 from ppprof.analysis.grouping import STATS, intervals_of, num_distinct, ratio, ratio_of
@@ -20,13 +22,22 @@ def device(profile: Profile) -> pl.DataFrame:
     rows: list[tuple[str, float | None]] = []
     for name in ("Process", "System"):
         text = profile.trace.extra_info.get(f"{name} Cpu Utilization")
-        rows.append((f"CPU({name})", None if text is None else float(text)))
+        rows.append((f"CPU({name})", _finite(text)))
     launched = profile.tree.devices.drop_nulls("host")
     for device in launched["device"].unique(maintain_order=True):
         kernels = launched.filter((pl.col("device") == device) & (pl.col("category") == "Kernel"))
         busy_ns = covered(*intervals_of(kernels))
         rows.append((f"GPU{device}", busy_ns / profile.total_ns if profile.total_ns else None))
     return pl.DataFrame(rows, {"device": pl.String, "utilization": pl.Float64}, orient="row")
+
+
+def _finite(text: str | None) -> float | None:
+    """A recorded ratio; a window shorter than the kernel's clock tick has "-nan" or "inf"."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def overview(profile: Profile) -> pl.DataFrame:
@@ -106,7 +117,7 @@ def model(profile: Profile) -> pl.DataFrame:
         )
     table = pl.DataFrame([{key: row.get(key) for key in STATS} for row in rows], STATS)
     return table.with_columns(
-        cpu_ratio=ratio_of("cpu_total_ns", profile.total_ns),
+        cpu_ratio=ratio_of("cpu_total_ns", profile.total_ns, if_none=None),
         gpu_ratio=ratio_of("gpu_total_ns", steps["gpu_total_ns"] if steps else 0),
     )
 

@@ -1,7 +1,7 @@
 """Traces in Paddle's JSON dialect, strict: what VisualDL, chrome://tracing and Perfetto open.
 
 Where this differs from Paddle's own writer (chrometracing_logger.cc, paddle 3.3): names are
-escaped; nothing is ever ``inf``; times are exact to the nanosecond, ``ts`` included; an event a
+escaped and never empty; nothing is ever ``inf`` or ``nan``; times are exact to the nanosecond, ``ts`` included; an event a
 line and no white space; ``span_indx``, which VisualDL 2.5.3 asks for, stands beside
 ``span_index``; ``traceEvents`` does not end in an empty object; a collective has its facts in
 ``args``. Control characters in names become visible escapes, because VisualDL loses a file over
@@ -24,6 +24,7 @@ from ppprof.rundir import publish
 from ppprof.trace.schema import PYTHON_CATEGORIES, Trace
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
+_FINITE = re.compile(r"\d+(\.\d+)?")
 _DEVICE_SORT_BASE = 0x10000000  # Paddle sorts devices below every host process
 
 
@@ -56,8 +57,10 @@ def _write(trace: Trace, file: IO[bytes]) -> None:
     }
     if trace.devices:
         head["deviceProperties"] = [dict(device) for device in trace.devices]
-    head["ExtraInfo"] = {"Process Cpu Utilization": "0", "System Cpu Utilization": "0"}
-    head["ExtraInfo"].update(trace.extra_info)
+    head["ExtraInfo"] = {**trace.extra_info}
+    for key in ("Process Cpu Utilization", "System Cpu Utilization"):
+        if not _FINITE.fullmatch(trace.extra_info.get(key, "")):
+            head["ExtraInfo"][key] = "0"  # VisualDL must have both, and as numbers
     text = json.dumps(head, separators=(",", ":"), allow_nan=False)
     file.write(text[:-1].encode() + b',"traceEvents":[\n')
     for lines in _events(trace):
@@ -106,7 +109,7 @@ def _escaped(name: str) -> str:
     >>> _escaped('a"b')
     'a\\"b'
     """
-    visible = _CONTROL.sub(lambda control: repr(control[0])[1:-1], name)
+    visible = _CONTROL.sub(lambda control: repr(control[0])[1:-1], name) or "(no name)"
     return json.dumps(visible, ensure_ascii=False)[1:-1]
 
 
