@@ -32,12 +32,12 @@ class Finisher:
     """
 
     def __init__(
-        self, run: Path, rank: int, prints: bool, command: Sequence[str] = _COMMAND
+        self, run: Path, rank: int, prints: bool, command: Sequence[str] | None = None
     ) -> None:
         self._run = run
         self._rank = rank
         self._prints = prints
-        self._command = command
+        self._command = _COMMAND if command is None else command
         self._waiting: deque[tuple[int, Path]] = deque()
         self._child: _Child | None = None
 

@@ -1,0 +1,301 @@
+"""Captures of a real training on Paddle's CPU build."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ppprof
+from ppprof import rundir
+
+paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+pytestmark = pytest.mark.paddle
+
+from ppprof.capture import finisher  # noqa: E402
+from tests.capture import toy  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the raw files in place: no child turns them into traces."""
+    monkeypatch.setattr(finisher, "_COMMAND", (sys.executable, "-c", ""))
+
+
+@pytest.fixture
+def block(tmp_path: Path) -> dict[str, Any]:
+    """A ``Profiler`` block."""
+    return {"enable": True, "scheduler": [2, 4], "profiler_log": str(tmp_path / "log")}
+
+
+def raw(run: Path) -> list[Path]:
+    return [path for _, path in rundir.raw_files(run)]
+
+
+def test_off_is_nothing_at_all() -> None:
+    program = """
+import sys, ppprof
+for off in (None, {"enable": False}):
+    with ppprof.attach(off) as prof:
+        prof.step(num_samples=1, num_tokens=2)
+        assert not prof.should_stop
+print([name for name in ("paddle", "polars") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_a_window_holds_what_paddle_itself_records(tmp_path: Path, block: dict[str, Any]) -> None:
+    step = toy.training()
+    step()
+    theirs = tmp_path / "theirs.pb"
+    profiler = paddle.profiler.Profiler(
+        scheduler=(2, 4),
+        on_trace_ready=lambda p: p.export(str(theirs), "pb"),
+        record_shapes=True,
+        profile_memory=True,
+    )
+    with profiler:
+        for _ in range(6):
+            step()
+            profiler.step()
+    del profiler
+    with ppprof.attach(block) as prof:
+        for _ in range(6):
+            step()
+            prof.step()
+    (ours,) = raw(tmp_path / "log")
+
+    expected = toy.recorded(theirs)
+    assert {kind for kind, _ in expected} >= {"ProfileStep", "Forward", "Operator", "memory"}
+    assert toy.recorded(ours) == expected
+
+
+def test_every_window_of_a_schedule_is_saved(tmp_path: Path, block: dict[str, Any]) -> None:
+    block["scheduler"] = {"closed": 1, "ready": 1, "record": 2, "repeat": 2, "skip_first": 1}
+    step = toy.training()
+    with ppprof.attach(block) as prof:
+        for _ in range(12):
+            step()
+            prof.step()
+    windows = rundir.raw_files(tmp_path / "log")
+
+    steps = [
+        sorted(name for kind, name in toy.recorded(path) if kind == "ProfileStep")
+        for _, path in windows
+    ]
+    assert [name.window for name, _ in windows] == [0, 1]
+    assert steps == [["ProfileStep#3", "ProfileStep#4"], ["ProfileStep#7", "ProfileStep#8"]]
+
+
+def test_a_run_that_ends_inside_a_window_keeps_it(tmp_path: Path, block: dict[str, Any]) -> None:
+    step = toy.training()
+    with ppprof.attach({**block, "scheduler": [2, 90]}) as prof:
+        for _ in range(4):
+            step()
+            prof.step()
+    (path,) = raw(tmp_path / "log")
+    assert ("ProfileStep", "ProfileStep#3") in toy.recorded(path)
+
+
+def test_an_exception_keeps_the_window_and_goes_on(tmp_path: Path, block: dict[str, Any]) -> None:
+    step = toy.training()
+
+    def train() -> None:
+        with ppprof.attach(block) as prof:
+            for at in range(4):
+                step()
+                if at == 2:
+                    raise KeyError("tokens")
+                prof.step()
+
+    with pytest.raises(KeyError, match="tokens"):
+        train()
+    (path,) = raw(tmp_path / "log")
+    assert ("Optimization", "Optimization Step") in toy.recorded(path)
+    assert not paddle.profiler.utils.in_profiler_mode()
+
+
+def test_a_window_that_opens_as_the_run_ends_is_not_kept(
+    tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = toy.training()
+    with ppprof.attach(block) as prof:
+        for _ in range(2):
+            step()
+            prof.step()
+    assert raw(tmp_path / "log") == []
+    assert "no window was recorded: the schedule is steps 2 to 3, and 2" in capsys.readouterr().err
+
+
+def test_what_was_put_on_for_a_window_is_taken_off(block: dict[str, Any]) -> None:
+    from paddle.base import core
+    from paddle.io.dataloader import dataloader_iter
+
+    def state() -> list[object]:
+        functions = [paddle.distributed.all_reduce, paddle.distributed.stream.all_reduce]
+        return [*functions, core.task.wait, dataloader_iter.in_profiler_mode]
+
+    before, step = state(), toy.training()
+    with ppprof.attach(block) as prof:
+        seen = []
+        for _ in range(6):
+            step()
+            seen.append(paddle.distributed.all_reduce is before[0])
+            prof.step()
+    assert seen == [True, True, False, False, True, True]
+    assert state() == before
+    assert not paddle.profiler.utils.in_profiler_mode()
+
+
+def test_a_full_run_leaves_a_manifest_and_step_times(tmp_path: Path, block: dict[str, Any]) -> None:
+    step = toy.training()
+    with ppprof.attach(block, config={"Global": {"seed": 1}}) as prof:
+        for _ in range(6):
+            step()
+            prof.step(num_samples=4, num_tokens=64)
+    run = tmp_path / "log"
+    manifest = rundir.read_manifest(run)
+
+    assert manifest["world_size"] == 1
+    assert manifest["axes"]["order"] == ["dp", "pp", "sharding", "sep", "mp"]
+    assert manifest["ranks"][0]["coordinate"]["dp"] == 0
+    assert manifest["versions"]["paddle"] == paddle.__version__
+    assert manifest["config"] == {"Global": {"seed": 1}}
+    assert manifest["profiler"]["scheduler"] == [2, 4]
+    lines = [json.loads(line) for line in (run / rundir.steps_path(0)).read_text().splitlines()]
+    assert [line["window"] for line in lines] == [None, None, 0, 0, None, None]
+    assert all(line["host_peak_bytes"] > 50 << 20 for line in lines)
+
+
+def test_two_lines_say_how_to_look(
+    tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = toy.training()
+    with ppprof.attach(block) as prof:
+        for _ in range(4):
+            step()
+            prof.step()
+    run = tmp_path / "log"
+    (name,) = [name for name, _ in rundir.raw_files(run)]
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"VisualDL: visualdl --logdir {run}",
+        f"chrome://tracing or https://ui.perfetto.dev: {run / name.trace('json')}",
+    ]
+
+
+def test_a_second_run_goes_beside_the_first(
+    tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        with ppprof.attach({**block, "timer_only": True}) as prof:
+            prof.step()
+    log = tmp_path / "log"
+    assert rundir.newest(log) == log / "run_002"
+    assert f"{log} holds an earlier run; this one goes to {log}/run_002" in capsys.readouterr().err
+
+
+def test_attaching_twice_at_once_is_told_and_does_nothing(
+    tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with ppprof.attach({**block, "timer_only": True}):
+        ppprof.attach(block).step()
+    assert "attach() was called while an earlier session is open" in capsys.readouterr().err
+    assert not (tmp_path / "log" / "run_002").exists()
+
+
+def test_a_profiler_of_the_training_itself_is_left_alone(
+    tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    theirs = paddle.profiler.Profiler(scheduler=(1, 2))
+    with ppprof.attach(block) as prof:
+        for _ in range(4):
+            prof.step()
+    del theirs
+    assert "cannot record: another profiler is open in this process" in capsys.readouterr().err
+    assert len((tmp_path / "log" / rundir.steps_path(0)).read_text().splitlines()) == 4
+
+
+@pytest.fixture
+def in_the_way(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "log"
+    path.write_text("a file")
+    yield path
+    assert path.read_text() == "a file"
+
+
+def test_a_directory_that_cannot_be_made_ends_the_recording_only(
+    in_the_way: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = toy.training()
+    with ppprof.attach({**block, "stop_training": True}) as prof:
+        stops = []
+        for _ in range(5):
+            step()
+            prof.step()
+            stops.append(prof.should_stop)
+    assert stops == [False] * 3 + [True] * 2
+    assert "File exists" in capsys.readouterr().err
+
+
+def test_a_directory_that_goes_away_ends_the_recording_only(
+    tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = toy.training()
+    with ppprof.attach(block) as prof:
+        for at in range(6):
+            step()
+            if at == 2:
+                (tmp_path / "log").rename(tmp_path / "elsewhere")
+            prof.step()
+    err = capsys.readouterr().err
+    assert "recording failed" in err
+    assert "step times are no longer written" in err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="needs a user that permissions apply to")
+def test_a_read_only_directory_ends_the_recording_only(
+    tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o500)
+    with ppprof.attach(block) as prof:
+        prof.step()
+    tmp_path.chmod(0o700)
+    assert "Permission denied" in capsys.readouterr().err
+
+
+def test_a_session_that_is_never_closed_closes_itself(tmp_path: Path) -> None:
+    program = f"""
+import ppprof
+from ppprof.capture import finisher
+import sys
+finisher._COMMAND = (sys.executable, "-c", "")
+from tests.capture import toy
+step = toy.training()
+prof = ppprof.attach({{"enable": True, "profiler_log": {str(tmp_path / "log")!r}}})
+step(); prof.step()
+raise SystemExit(7)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 7, done.stderr
+    (path,) = raw(tmp_path / "log")
+    assert ("ProfileStep", "ProfileStep#0") in toy.recorded(path)
+
+
+def test_shapes_and_memory_cost_no_memory_outside_a_window(tmp_path: Path) -> None:
+    def growth_mib(mode: str) -> float:
+        command = [sys.executable, "-m", "tests.capture.resident", str(tmp_path / mode), mode]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return float(done.stdout)
+
+    assert growth_mib("window") < 4
+    assert growth_mib("always") > 30

@@ -1,0 +1,91 @@
+"""Two real ranks over gloo: what their windows hold, and the directory they agree on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ppprof import rundir
+
+pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+pytestmark = [pytest.mark.paddle, pytest.mark.launch]
+
+from tests.capture import toy  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``profiler_log`` of collectives_job.py."""
+    folder = tmp_path_factory.mktemp("job")
+    command = [
+        *(sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2"),
+        *("--log_dir", str(folder / "launch"), str(ROOT / "tests/capture/collectives_job.py")),
+        str(folder / "log"),
+    ]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True
+    )
+    workerlogs = "".join(p.read_text() for p in sorted((folder / "launch").glob("workerlog.*")))
+    assert done.returncode == 0, workerlogs
+    return folder / "log"
+
+
+def communication(raw: Path) -> Counter[str]:
+    return Counter(
+        {name: n for (kind, name), n in toy.recorded(raw).items() if kind == "Communication"}
+    )
+
+
+COMMON = {
+    "all_reduce[group=0 bytes=4096 peers=0,1]": 3,  # by attribute, by value, through stream
+    "all_reduce[group=0 bytes=8 peers=0,1]": 1,  # in a thread
+    "all_reduce[group=0 bytes=288 peers=0,1]": 1,  # 8 x 8 weights and 8 biases, fused
+    "all_reduce": 1,  # the bad argument
+    "all_gather[group=0 bytes=4096 peers=0,1]": 1,
+    "all_gather_object[group=0 peers=0,1]": 1,
+    "broadcast[group=0 bytes=4096 peers=0,1]": 1,
+    "reduce[group=0 bytes=4096 peers=0,1]": 1,
+    "barrier[group=0 peers=0,1]": 1,
+}
+
+
+def test_collectives_are_recorded_once_each_with_group_bytes_and_peers(log: Path) -> None:
+    (first, raw0), (second, raw1) = rundir.raw_files(log)
+    assert (first.rank, first.label) == (0, "dp0_pp0_sharding0_mp0")
+    assert (second.rank, second.label) == (1, "dp1_pp0_sharding0_mp0")
+    assert communication(raw0) == {
+        **COMMON,
+        "scatter[group=0 bytes=16 peers=0,1]": 1,
+        "send[group=0 bytes=4096 peers=1]": 2,  # one of them inside an isend out of our reach
+        "wait[op=send group=0 bytes=4096 peers=1]": 1,
+        "isend[group=0 bytes=4096 peers=1]": 1,
+        "wait[op=isend group=0 bytes=4096 peers=1]": 1,
+    }
+    assert communication(raw1) == {
+        **COMMON,
+        "scatter[group=0 bytes=8 peers=0,1]": 1,
+        "recv[group=0 bytes=4096 peers=0]": 1,
+        "irecv[group=0 bytes=4096 peers=0]": 2,
+        "wait[op=irecv group=0 bytes=4096 peers=0]": 2,
+    }
+
+
+def test_ranks_share_a_directory_and_a_rank_alone_waits_for_nobody(log: Path) -> None:
+    manifest = rundir.read_manifest(log)
+    assert [(at["rank"], at["coordinate"]["dp"]) for at in manifest["ranks"]] == [(0, 0), (1, 1)]
+    assert {at["host"] for at in manifest["ranks"]} == {"127.0.0.1"}
+    assert sorted(path.name for path in log.glob("steps/*")) == [
+        "rank_00000.jsonl",
+        "rank_00001.jsonl",
+    ]
+    alone = rundir.newest(log)
+    assert alone == log / "run_002"
+    assert [path.name for path in alone.glob("steps/*")] == ["rank_00001.jsonl"]
