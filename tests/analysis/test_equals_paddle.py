@@ -12,8 +12,6 @@ Global_*GradNode, which is left out of the comparison and tested on its own.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from itertools import product
 
 import pytest
@@ -83,20 +81,6 @@ def test_views_print_in_paddles_order(tmp_path):
     path = write(tmp_path / "a.pb", *gpu_traces.training())
     views = list(reversed(paddle_tables.VIEWS))
     assert ours(read(path), views) == paddle_tables.load(path).text(views).split("\n")
-
-
-@pytest.fixture(scope="module")
-def cpu_capture(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("cpu_capture")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.oracles.capture_cpu", str(directory)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    return directory
 
 
 def test_a_real_cpu_capture(cpu_capture):

@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence, Set
 from gzip import decompress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,9 @@ _WAIT_S = 60
 _START = "from visualdl.server.app import main; main()"
 # Asks the machine itself, whatever proxies the environment names.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+CPU_VIEWS = frozenset({"Overview", "Operator", "Trace", "Memory"})
+GPU_VIEWS = CPU_VIEWS | {"GPU Kernel", "Distributed"}
 
 T = TypeVar("T")
 
@@ -109,3 +112,33 @@ def serve(logdir: Path) -> Iterator[VisualDL]:
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()
+
+
+def check_run(
+    server: VisualDL, directory: Path, workers: Sequence[str], views: Set[str] = CPU_VIEWS
+) -> Run:
+    """What any run directory must show: every worker in every view, none of them empty.
+
+    ``workers`` are the trace files' names up to ``_time_``.
+    """
+    run = server.run_of(directory, len(workers))
+    assert views <= set(run.views)
+    for view in views - {"Distributed"}:
+        assert run.workers(view) == sorted(workers), view
+    for worker in workers:
+        at = {"worker": worker, "span": run.span(worker)}
+        rows = run.get("overview/model_perspective", time_unit="ms", **at)["cpu"]
+        model = {row["name"]: row for row in rows}
+        assert model["ProfileStep"]["total_time"] >= model["Forward"]["total_time"] > 0
+        assert run.get("overview/environment", **at)["num_workers"] == len(workers)
+        operators = run.get(
+            "operator/table", group_by="op_name", search_name="", time_unit="ms", **at
+        )
+        assert sum(row["calls"] for row in operators["events"]) > 0
+        for device in run.get("memory/devices", **at):
+            place = {"device_type": device["device"], **at}
+            assert any(run.get("memory/curve", time_unit="ms", **place).values())
+            assert run.get("memory/op_memory_events", **place)["data"]
+        assert run.get("memory/devices", **at)
+        assert len(run.get("trace", **at)["traceEvents"]) > model["ProfileStep"]["calls"]
+    return run

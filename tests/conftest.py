@@ -1,0 +1,27 @@
+"""What tests of several rooms share."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("tests.oracles")
+
+
+@pytest.fixture(scope="session")
+def cpu_capture(tmp_path_factory):
+    """Directory of a real CPU capture and of Paddle's tables for it (oracles/capture_cpu.py)."""
+    directory = tmp_path_factory.mktemp("cpu_capture")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.oracles.capture_cpu", str(directory)],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return directory
