@@ -1,0 +1,133 @@
+"""What ppprof adds to a step: in a window against raw ``paddle.profiler``, else against nothing.
+
+All contestants train the same model in turn, in an order that changes every round; a ratio is of
+two contestants' median steps in the same round, and what is printed is the median over the rounds
+with its quartiles. "nothing / nothing" is the same loop twice: the noise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import paddle
+
+import ppprof
+from benchmarks.workload import Workload
+from ppprof.capture import finisher
+
+_FAR = 10**6
+"""A window that is never reached."""
+
+_RATIOS = [
+    ("in a window: ppprof / paddle.profiler", "ppprof", "paddle"),
+    ("in a window: paddle.profiler / nothing", "paddle", "nothing"),
+    ("attached, outside a window: ppprof / nothing", "ppprof outside", "nothing"),
+    ("attached, outside a window: paddle.profiler / nothing", "paddle outside", "nothing"),
+    ("timer_only: ppprof / nothing", "ppprof timer", "nothing"),
+    ("enable: False: ppprof / nothing", "ppprof off", "nothing"),
+    ("nothing / nothing", "nothing again", "nothing"),
+]
+
+
+@contextlib.contextmanager
+def _nothing() -> Iterator[Callable[[], object]]:
+    yield lambda: None
+
+
+@contextlib.contextmanager
+def _ppprof(**block: Any) -> Iterator[Callable[[], object]]:
+    with tempfile.TemporaryDirectory() as log:
+        block = {"enable": True, "profiler_log": log, **block}
+        with ppprof.attach(block) as prof:
+            yield prof.step
+
+
+@contextlib.contextmanager
+def _paddle(scheduler: tuple[int, int] | None) -> Iterator[Callable[[], object]]:
+    profiler = paddle.profiler.Profiler(
+        scheduler=scheduler,
+        on_trace_ready=lambda _: None,
+        record_shapes=True,
+        profile_memory=True,
+    )
+    with profiler:
+        yield profiler.step
+
+
+_CONTESTANTS: dict[str, Callable[[], Any]] = {
+    "ppprof": _ppprof,
+    "paddle": lambda: _paddle(None),
+    "ppprof outside": lambda: _ppprof(scheduler=[_FAR, _FAR + 1]),
+    "paddle outside": lambda: _paddle((_FAR, _FAR + 1)),
+    "ppprof timer": lambda: _ppprof(timer_only=True),
+    "ppprof off": lambda: _ppprof(enable=False),
+    "nothing": _nothing,
+    "nothing again": _nothing,
+}
+
+
+def main(rounds: int = 24, steps: int = 24) -> list[tuple[str, str]]:
+    """Measured ratios as (what, how much) rows."""
+    finisher._COMMAND = (sys.executable, "-c", "")  # tables are not made beside the next contestant
+    workload = Workload()
+    for _ in range(50):
+        workload.step()
+    names = list(_CONTESTANTS)
+    medians: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        random.Random(turn).shuffle(names)
+        for name in names:
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stderr(io.StringIO()),
+            ):
+                medians[name].append(_median_step(workload, _CONTESTANTS[name], steps))
+    step_ms = statistics.median(medians["nothing"]) * 1e3
+    rows = [(f"a step without any profiler, of {rounds} rounds of {steps}", f"{step_ms:.2f} ms")]
+    for what, over, under in _RATIOS:
+        ratios = [a / b for a, b in zip(medians[over], medians[under])]
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        rows.append((what, f"{middle:.3f}  ({low:.3f} to {high:.3f})"))
+    rows.append(("one call of step() outside a window", f"{_step_call_us():.1f} us"))
+    return rows
+
+
+def _step_call_us(calls: int = 5000) -> float:
+    with _quiet(), _ppprof(scheduler=[_FAR, _FAR + 1]) as end_step:
+        start = time.perf_counter()
+        for _ in range(calls):
+            end_step()
+        return (time.perf_counter() - start) / calls * 1e6
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def _median_step(workload: Workload, contestant: Callable[[], Any], steps: int) -> float:
+    """Seconds; two steps go ahead, for the first contains the opening of the window."""
+    gc.collect()
+    took = []
+    with contestant() as end_step:
+        for _ in range(steps + 2):
+            start = time.perf_counter()
+            workload.step()
+            end_step()
+            took.append(time.perf_counter() - start)
+    return statistics.median(took[2:])
+
+
+if __name__ == "__main__":
+    for what, how_much in main():
+        print(f"{what:<55}{how_much:>26}")
