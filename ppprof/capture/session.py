@@ -96,6 +96,7 @@ class Session(Off):
         self._closed = False
         self._pid = os.getpid()
         atexit.register(self._at_exit)
+        self._state = State.CLOSED
         self._turn(State.CLOSED)
 
     @property
@@ -122,7 +123,7 @@ class Session(Off):
         """
         if self._closed:
             return
-        before = self._schedule.state(self._step)
+        before = self._state
         with self._harmless("timing a step"):
             self._record_step(before, num_samples, num_tokens)
         self._step += 1
@@ -166,7 +167,7 @@ class Session(Off):
 
     def _turn(self, before: State) -> None:
         """From a step in state ``before`` to the step that comes now."""
-        after = self._schedule.state(self._step)
+        self._state = after = self._schedule.state(self._step)
         # Other ranks' stalls hold up this rank too, recording or not: its next step is not clean.
         self._excluded = not self._timer_only and (
             before is State.LAST or after is State.READY or after.records > before.records

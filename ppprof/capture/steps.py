@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ppprof.capture.talk import tell
 
@@ -18,8 +18,7 @@ _FLUSH_NS = 10_000_000_000
 """A killed run loses at most this much of its step times."""
 
 
-@dataclass(frozen=True)
-class StepRecord:
+class StepRecord(NamedTuple):
     """One line: what a step took. Null where the loop or the device does not tell."""
 
     step: int
@@ -41,7 +40,7 @@ class StepRecord:
     excluded: bool
     """Some rank opened or closed a window in this step, so its time is not the training's."""
     window: int | None
-    """The window that recorded the step; null outside windows."""
+    """The window that the step is in, whether or not this rank records; null outside windows."""
 
 
 class StepLog:
@@ -65,7 +64,7 @@ class StepLog:
         lines, self._lines, self._flushed = self._lines, [], self._clock()
         if self._failed or not lines:
             return
-        text = "".join(f"{json.dumps(asdict(line), separators=(',', ':'))}\n" for line in lines)
+        text = "".join(f"{json.dumps(line._asdict(), separators=(',', ':'))}\n" for line in lines)
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(text)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True)
-class StepTime:
+class StepTime(NamedTuple):
     """One step, in the words of Paddle's Perf Summary."""
 
     batch_cost_ns: int
