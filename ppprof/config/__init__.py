@@ -1,0 +1,27 @@
+"""YAML and overrides to typed configs, or every problem in them at once."""
+
+from ppprof.config.profiler import VIEWS, ProfilerConfig, SummaryToggles, WindowSchedule
+from ppprof.config.schema import Config, load_config
+from ppprof.config.training import (
+    DataConfig,
+    DistributedConfig,
+    EngineConfig,
+    GlobalConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
+
+__all__ = [
+    "VIEWS",
+    "Config",
+    "DataConfig",
+    "DistributedConfig",
+    "EngineConfig",
+    "GlobalConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ProfilerConfig",
+    "SummaryToggles",
+    "WindowSchedule",
+    "load_config",
+]

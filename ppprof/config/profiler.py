@@ -1,0 +1,221 @@
+"""The ``Profiler`` block: what to record, when, on which ranks, and how to show it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Optional, Union
+
+from ppprof.config.reading import Report, knob, read_block
+from ppprof.config.source import Key, Source
+from ppprof.errors import ConfigError, UsageError
+from ppprof.topology import Topology
+
+VIEWS = ("device", "overview", "model", "dist", "op", "kernel", "memcpy", "udf", "mem")
+"""The nine tables, in the order in which they print."""
+
+SortKey = Literal[
+    "auto", "cpu_total", "cpu_avg", "cpu_max", "cpu_min", "gpu_total", "gpu_avg", "gpu_max", "gpu_min"
+]  # fmt: skip
+TimeUnit = Literal["s", "ms", "us", "ns"]
+TraceFormat = Literal["json", "json.gz", "pb"]
+Target = Literal["cpu", "gpu", "xpu", "custom_device"]
+
+
+@dataclass(frozen=True)
+class WindowSchedule:
+    """Windows that repeat, as ``paddle.profiler.make_scheduler`` counts them."""
+
+    STRICT: ClassVar[bool] = True
+
+    closed: int = knob(0, minimum=0)
+    """Steps before each window in which nothing happens."""
+    ready: int = knob(0, minimum=0)
+    """Steps after those in which the tracers warm up and nothing is kept."""
+    record: int = knob(0, minimum=1)
+    """Steps of a window."""
+    repeat: int = knob(0, minimum=0)
+    """How many windows; 0 for as many as the run has room for."""
+    skip_first: int = knob(0, minimum=0)
+    """Steps to leave out before all this begins."""
+
+
+@dataclass(frozen=True)
+class SummaryToggles:
+    """Which tables print when ``detailed`` is False."""
+
+    STRICT: ClassVar[bool] = True
+
+    overview: bool = True
+    """Time by type of event."""
+    model: bool = True
+    """Steps and what they are made of: data loading, forward, backward, optimizer."""
+    kernel: bool = True
+    """GPU kernels by name."""
+    op: bool = True
+    """Operators by name, with what they called and launched."""
+    device: bool = False
+    """How busy CPU and GPUs were."""
+    dist: bool = False
+    """Communication, computation and their overlap."""
+    mem: bool = False
+    """Allocations and frees by who made them."""
+    memcpy: bool = False
+    """User-defined spans that copy or set memory."""
+    udf: bool = False
+    """Spans of your own (``paddle.profiler.RecordEvent``)."""
+
+
+@dataclass(frozen=True)
+class ProfilerConfig:
+    """The ``Profiler`` block."""
+
+    STRICT: ClassVar[bool] = True
+
+    enable: bool = False
+    """Attach the profiler; everything else waits for this."""
+    scheduler: Union[tuple[int, int], WindowSchedule, None] = None
+    """``[start, stop]`` records steps start to stop-1; a mapping ``closed, ready, record, repeat,
+    skip_first`` records windows; null records everything."""
+    profiler_log: str = "profiler_log"
+    """Run directory."""
+    detailed: bool = False
+    """Print every table."""
+    record_shapes: bool = True
+    """Operator input shapes, inside windows only (Paddle leaves them empty in dygraph)."""
+    profile_memory: bool = True
+    """Allocations and frees, inside windows only."""
+    summary: SummaryToggles = field(default_factory=SummaryToggles)
+    """Which tables, when ``detailed`` is False."""
+    timer_only: bool = False
+    """Only reader cost, batch cost and ips: the baseline, nearly free; no trace."""
+    ranks: Any = "all"
+    """Which ranks record: ``all``, ``"0,8-15"``, a list, or coordinates such as
+    ``{dp: 0, mp: 0, pp: all}``: one rank for each pipeline stage."""
+    print_ranks: Any = 0
+    """Which of them print tables; the same forms."""
+    sorted_by: SortKey = "auto"
+    """How operators, kernels and spans sort; auto is gpu_total where there are device events, else
+    cpu_total. Paddle's spellings (CPUTotal) are understood."""
+    time_unit: TimeUnit = "ms"
+    """Unit of the printed times."""
+    op_detail: bool = True
+    """Below each operator what it called and launched."""
+    thread_sep: bool = False
+    """Operators and spans thread by thread."""
+    row_limit: Optional[int] = knob(100, minimum=1)
+    """Rows of a printed table at the most; the tables as data always hold all."""
+    formats: tuple[TraceFormat, ...] = ("json",)
+    """Formats of the trace; ``pb`` keeps Paddle's own, which is smaller."""
+    with_flops: bool = False
+    """Print Paddle's FLOPs by layer at the end of a window."""
+    emit_nvtx: bool = False
+    """NVTX ranges, for Nsight Systems."""
+    targets: Union[Literal["auto"], tuple[Target, ...]] = "auto"
+    """What to trace; auto is all that this build and machine have."""
+    stop_training: bool = False
+    """End the training cleanly once the last window has closed."""
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> ProfilerConfig:
+        """The block from plain values, as `to_mapping` gives them.
+
+        Raises:
+            ConfigError: with every problem at once.
+        """
+        report = Report(Source(dict(values), path="Profiler"))
+        config = read_profiler(values, (), report)
+        if report.problems:
+            raise ConfigError(report.problems)
+        return config
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values that JSON can hold; ranks stay as they were written."""
+        values = dataclasses.asdict(self)
+        if isinstance(self.scheduler, tuple):
+            values["scheduler"] = list(self.scheduler)
+        values["formats"] = list(self.formats)
+        if self.targets != "auto":
+            values["targets"] = list(self.targets)
+        return values
+
+    def views(self) -> tuple[str, ...]:
+        """The selected tables, in the order of `VIEWS`."""
+        return tuple(view for view in VIEWS if self.detailed or getattr(self.summary, view))
+
+
+def read_profiler(values: Any, key: Key, report: Report) -> ProfilerConfig:
+    """The block, with what its types alone cannot say checked as well."""
+    if isinstance(values, Mapping):
+        values = dict(values)
+        schedule = values.pop("scheduler", None)
+        for name, by_paddle in (("sorted_by", _PADDLE_SORT_KEYS), ("formats", {})):
+            value = values.get(name)
+            if isinstance(value, str):
+                values[name] = by_paddle.get(value, value) if by_paddle else [value]
+        config = read_block(ProfilerConfig, values, key, report)
+        config = dataclasses.replace(
+            config, scheduler=_schedule(schedule, (*key, "scheduler"), report)
+        )
+        _warn_of_no_effect(values, schedule, config, key, report)
+        return config
+    return read_block(ProfilerConfig, values, key, report)
+
+
+def check_ranks(config: ProfilerConfig, topology: Topology, key: Key, report: Report) -> None:
+    """Notes rank selectors that name no rank of the grid."""
+    for name in ("ranks", "print_ranks"):
+        try:
+            topology.select(getattr(config, name))
+        except (UsageError, TypeError) as error:
+            report.problem((*key, name), str(error))
+
+
+_PADDLE_SORT_KEYS = {
+    f"{clock.upper()}{stat.capitalize()}": f"{clock}_{stat}"
+    for clock in ("cpu", "gpu")
+    for stat in ("total", "avg", "max", "min")
+}
+
+
+def _schedule(value: Any, key: Key, report: Report) -> tuple[int, int] | WindowSchedule | None:
+    if value is None:
+        return None
+    if isinstance(value, Mapping):
+        schedule = read_block(WindowSchedule, value, key, report)
+        if schedule.record < 1 and value.get("record") is None:
+            report.problem((*key, "record"), "missing; expected the steps of a window, at least 1")
+        return schedule
+    is_pair = isinstance(value, (list, tuple)) and len(value) == 2
+    if not is_pair or not all(type(step) is int for step in value):
+        expected = "expected [start, stop], a mapping with record, or null"
+        report.problem(key, f"{value!r}: {expected}")
+        return None
+    start, stop = value
+    if start < 0:
+        report.problem(key, f"{value!r}: start {start} is below 0, the first step")
+    elif stop <= start:
+        message = f"stop {stop} is not after start {start}; no step would be recorded"
+        report.problem(key, f"{value!r}: {message}")
+    return start, stop
+
+
+def _warn_of_no_effect(
+    values: Mapping[str, Any], schedule: Any, config: ProfilerConfig, key: Key, report: Report
+) -> None:
+    """Settings that another setting leaves without effect."""
+    if not config.enable:
+        return
+    idle = []
+    if config.timer_only:
+        idle = [name for name in ("summary", "detailed", "formats", "with_flops") if name in values]
+        idle += ["scheduler"] if schedule is not None else []
+        because = "timer_only is True"
+    elif config.detailed and "summary" in values:
+        idle, because = ["summary"], "detailed is True"
+    for name in idle:
+        report.warn((*key, name), f"has no effect, because {because}")
+    if config.stop_training and config.scheduler is None:
+        message = "has no effect, because scheduler is null: the window ends with the training"
+        report.warn((*key, "stop_training"), message)

@@ -1,0 +1,324 @@
+"""The training blocks (Global, Engine, Model...), in the dialect of FleetX's GPT configs.
+
+Only what ppprof's harness reads is typed. FleetX's other keys (``UNUSED``) are known, pass through
+and change nothing; any further key passes through with a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Optional, Union
+
+from ppprof.config.reading import knob
+from ppprof.topology import AXES
+
+
+@dataclass(frozen=True)
+class GlobalConfig:
+    """What holds for the whole job."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = ("flags", "enable_partial_send_recv", "use_recompute")
+
+    device: Literal["cpu", "gpu", "xpu", "rocm", "npu", "mlu"] = "gpu"
+    """Where to train."""
+    seed: int = knob(1024, minimum=0)
+    """Of initialisation, dropout and data order."""
+    global_batch_size: Optional[int] = knob(None, minimum=1)
+    """Samples of a step over all ranks; local_batch_size x dp x sharding. Either may be blank."""
+    local_batch_size: Optional[int] = knob(None, minimum=1)
+    """Samples of a step on one data-parallel rank."""
+    micro_batch_size: Optional[int] = knob(None, minimum=1)
+    """Samples of one forward and backward; blank for local_batch_size. It divides that."""
+
+
+@dataclass(frozen=True)
+class MixPrecisionConfig:
+    """Automatic mixed precision (GPU; Paddle's CPU build computes in float32 all the same)."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = ("main_grad",)
+
+    enable: bool = False
+    """Whether to compute in ``dtype`` where it is safe."""
+    dtype: Literal["float16", "bfloat16"] = "float16"
+    """The short type."""
+    level: Literal["O1", "O2", "o1", "o2"] = "O2"
+    """O1 casts operator by operator, O2 keeps the parameters in the short type."""
+    use_pure_fp16: bool = False
+    """FleetX's older way to say enable with O2 and float16."""
+    scale_loss: float = knob(32768.0, above=0)
+    """Initial loss scale for float16."""
+    custom_black_list: Optional[tuple[str, ...]] = None
+    """Operators to keep in float32."""
+    custom_white_list: Optional[tuple[str, ...]] = None
+    """Operators to compute in the short type."""
+
+
+@dataclass(frozen=True)
+class SaveLoadConfig:
+    """Checkpoints."""
+
+    save_steps: Optional[int] = knob(None, minimum=-1)
+    """Save each time so many steps are done; blank or -1 for never."""
+    save_epoch: Optional[int] = knob(None, minimum=-1)
+    """Save at the end of each so many epochs; the harness trains by steps and does not."""
+    output_dir: str = "./output"
+    """Where checkpoints go."""
+    ckpt_dir: Optional[str] = None
+    """A checkpoint to go on from."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """The training loop."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = (
+        "verbose", "strategy", "run_mode", "use_recompute", "metric", "inference", "quant_mode",
+    )  # fmt: skip
+
+    max_steps: int = knob(500000, minimum=-1)
+    """Optimizer steps; -1 for as many as the epochs have."""
+    num_train_epochs: int = knob(1, minimum=-1)
+    """Passes over the data at the most; -1 for no end to them."""
+    accumulate_steps: Optional[int] = knob(None, minimum=1)
+    """Micro-batches of a step: local_batch_size over micro_batch_size; blank derives it."""
+    logging_freq: int = knob(1, minimum=1)
+    """Log each so many steps."""
+    eval_freq: int = knob(-1, minimum=-1)
+    """Evaluate each so many steps; -1 for never."""
+    eval_iters: int = knob(0, minimum=-1)
+    """Batches of an evaluation."""
+    test_iters: Optional[int] = knob(None, minimum=-1)
+    """Batches of a test; blank for ten times eval_iters."""
+    mix_precision: MixPrecisionConfig = field(default_factory=MixPrecisionConfig)
+    """Automatic mixed precision."""
+    save_load: SaveLoadConfig = field(default_factory=SaveLoadConfig)
+    """Checkpoints."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A GPT."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = (
+        "vocab_size_divisible_unit", "scale_qk_by_layer_num", "use_flash_attn", "loss",
+        "fused_softmax_with_triangular", "fused_linear", "num_experts", "expert_mode", "gate",
+        "top_k", "metric", "num_classes", "pretrained", "freeze_embedding", "moe_configs",
+        "use_fused_dropout_add", "fuse_sequence_parallel_allreduce", "skip_tensor_map",
+    )  # fmt: skip
+
+    module: str = "GPTModule"
+    """What to train; the harness knows GPTModule."""
+    name: str = "GPT"
+    """Its name."""
+    vocab_size: int = knob(256, minimum=1)
+    """Tokens; the byte-level data needs 256 of them."""
+    hidden_size: int = knob(1024, minimum=1)
+    """Width of the residual stream."""
+    num_layers: int = knob(24, minimum=1)
+    """Transformer blocks."""
+    num_attention_heads: int = knob(16, minimum=1)
+    """Heads; they divide hidden_size."""
+    ffn_hidden_size: Optional[int] = knob(None, minimum=1)
+    """Width of the MLP; blank for 4 x hidden_size."""
+    hidden_dropout_prob: float = knob(0.1, minimum=0, maximum=1)
+    """Dropout of embeddings and residual branches."""
+    attention_probs_dropout_prob: float = knob(0.1, minimum=0, maximum=1)
+    """Dropout of attention weights."""
+    max_position_embeddings: int = knob(1024, minimum=1)
+    """Longest sequence."""
+    type_vocab_size: int = knob(16, minimum=0)
+    """FleetX's segment vocabulary; not used by its GPT, nor here."""
+    initializer_range: float = knob(0.02, minimum=0)
+    """Standard deviation of initial weights."""
+    use_recompute: bool = False
+    """Compute activations again in backward rather than keep them."""
+    recompute_granularity: Optional[Literal["full", "full_attn", "core_attn"]] = None
+    """What to compute again; blank for full."""
+    no_recompute_layers: Optional[tuple[int, ...]] = None
+    """Blocks that keep their activations all the same."""
+    fuse_attn_qkv: bool = True
+    """One linear layer for query, key and value."""
+    sequence_parallel: bool = False
+    """Split activations along the sequence between mp ranks."""
+    virtual_pp_degree: int = knob(1, minimum=1)
+    """Interleaved pipeline stages a rank."""
+
+
+@dataclass(frozen=True)
+class DatasetConfig:
+    """Where the tokens come from."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = ("input_dir", "mode", "eos_id", "seed", "build_data_file")
+
+    name: str = "GPTDataset"
+    """FleetX's name for its token files; the harness reads bytes of text."""
+    input: Optional[str] = None
+    """A text file, directory or glob; blank for the Python standard library's own source."""
+    split: Union[tuple[float, ...], str] = (969, 30, 1)
+    """Shares of train, eval and test (other datasets of FleetX's have a name here)."""
+    max_seq_len: int = knob(1024, minimum=1)
+    """Tokens of a sample."""
+    num_samples: Optional[int] = knob(None, minimum=1)
+    """Samples at the most; blank for all."""
+
+
+@dataclass(frozen=True)
+class SamplerConfig:
+    """The order of samples."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = ("batch_size", "consumed_samples")
+
+    name: str = "GPTBatchSampler"
+    """FleetX's name; the harness has one sampler."""
+    shuffle: bool = False
+    """A new order for each epoch, from the seed."""
+    drop_last: bool = True
+    """Leave out a last batch that is not full; the harness always does."""
+
+
+@dataclass(frozen=True)
+class LoaderConfig:
+    """Who loads."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = ("return_list", "collate_fn", "use_shared_memory")
+
+    num_workers: int = knob(0, minimum=0)
+    """Processes that load; 0 for the training process itself."""
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """Data of one purpose."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = ("batch_size", "sample_split", "collect_data")
+
+    dataset: DatasetConfig = field(default_factory=DatasetConfig)
+    """Where the tokens come from."""
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    """The order of samples."""
+    loader: LoaderConfig = field(default_factory=LoaderConfig)
+    """Who loads."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Data to train and to evaluate on."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = ("Test", "Predict")
+
+    Train: SplitConfig = field(default_factory=SplitConfig)
+    """To train on."""
+    Eval: SplitConfig = field(default_factory=SplitConfig)
+    """To evaluate on."""
+
+
+@dataclass(frozen=True)
+class LearningRateConfig:
+    """Linear warm-up, then a cosine down to ``min_lr``."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = (
+        "use_increments",
+        "last_epoch",
+        "total_steps",
+        "step_each_epoch",
+    )
+
+    name: str = "CosineAnnealingWithWarmupDecay"
+    """The schedule; the harness knows this one."""
+    decay_steps: int = knob(360000, minimum=1)
+    """Steps until ``min_lr``."""
+    warmup_rate: float = knob(0.01, minimum=0, maximum=1)
+    """Share of decay_steps spent on warm-up."""
+    max_lr: float = knob(5.0e-5, minimum=0)
+    """After the warm-up."""
+    min_lr: float = knob(1.0e-5, minimum=0)
+    """At the end, and from then on."""
+
+
+@dataclass(frozen=True)
+class GradClipConfig:
+    """Gradient clipping by global norm."""
+
+    name: str = "ClipGradByGlobalNorm"
+    """The way to clip; the harness knows this one."""
+    clip_norm: float = knob(1.0, above=0)
+    """The largest norm."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = ("tensor_fusion", "multi_precision", "amsgrad", "momentum")
+
+    name: str = "AdamW"
+    """AdamW; FusedAdamW, FleetX's own kernel, is trained as AdamW."""
+    weight_decay: float = knob(0.01, minimum=0)
+    """Of all weights but biases and norms."""
+    beta1: float = knob(0.9, minimum=0, maximum=1)
+    """Decay of the first moment."""
+    beta2: float = knob(0.999, minimum=0, maximum=1)
+    """Decay of the second moment."""
+    epsilon: float = knob(1.0e-8, above=0)
+    """Added to the root of the second moment."""
+    lr: LearningRateConfig = field(default_factory=LearningRateConfig)
+    """Learning rate."""
+    grad_clip: Optional[GradClipConfig] = field(default_factory=GradClipConfig)
+    """Clipping; a block without keys clips at norm 1."""
+
+
+@dataclass(frozen=True)
+class ShardingConfig:
+    """Optimizer state, gradients and parameters split between ranks."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = (
+        "comm_overlap",
+        "accumulate_grad",
+        "segment_broadcast_size",
+    )
+
+    sharding_degree: int = knob(1, minimum=1)
+    """Ranks to split between."""
+    sharding_stage: Literal[1, 2, 3] = 1
+    """1 splits optimizer state, 2 gradients too, 3 parameters too."""
+    sharding_offload: bool = False
+    """Keep the optimizer state in host memory."""
+    reduce_overlap: bool = False
+    """Reduce gradients while backward goes on (stage 2)."""
+    broadcast_overlap: bool = False
+    """Broadcast parameters while forward goes on (stage 2)."""
+
+
+@dataclass(frozen=True)
+class DistributedConfig:
+    """Degrees of the hybrid-parallel grid; their product is the number of processes."""
+
+    UNUSED: ClassVar[tuple[str, ...]] = (
+        "fuse_sequence_parallel_allreduce", "use_main_grad", "fused_linear", "schedule_mode",
+        "pp_recompute_interval", "outer_pp_degree",
+    )  # fmt: skip
+
+    dp_degree: Optional[int] = knob(None, minimum=1)
+    """Data parallel; blank for what the other degrees leave of the processes."""
+    mp_degree: int = knob(1, minimum=1)
+    """Tensor parallel (tp, elsewhere)."""
+    pp_degree: int = knob(1, minimum=1)
+    """Pipeline stages."""
+    sep_degree: int = knob(1, minimum=1)
+    """Segment parallel."""
+    sharding: ShardingConfig = field(default_factory=ShardingConfig)
+    """Optimizer state, gradients and parameters split between ranks."""
+    order: tuple[Literal["dp", "pp", "sharding", "sep", "mp"], ...] = AXES  # type: ignore[assignment]
+    """The axes from the outside in, as Fleet's ``hybrid_configs`` has them."""
+
+
+BLOCKS: Mapping[str, type[Any]] = {
+    "Global": GlobalConfig,
+    "Engine": EngineConfig,
+    "Model": ModelConfig,
+    "Data": DataConfig,
+    "Optimizer": OptimizerConfig,
+    "Distributed": DistributedConfig,
+}
+"""The blocks by name, without ``Profiler``."""
