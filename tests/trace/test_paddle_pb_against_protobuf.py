@@ -121,18 +121,13 @@ def assert_read_as(trace, trees) -> None:
 
     assert sorted(trace.memory.rows(), key=repr) == sorted(walk.memory, key=repr)
 
-    def of_event(table):
-        return sorted(
-            (
-                (events[row[0]]["start_ns"], *((events[row[0]]["name"],) if wide else ()), *row[1:])
-                for wide in [table.width > 2]
-                for row in table.rows()
-            ),
-            key=repr,
-        )
-
-    assert of_event(trace.kernels) == sorted(walk.kernels, key=repr)
-    assert of_event(trace.memsets) == sorted(walk.memsets, key=repr)
+    kernels = [
+        (events[event]["start_ns"], events[event]["name"], *numbers)
+        for event, *numbers in trace.kernels.rows()
+    ]
+    assert sorted(kernels, key=repr) == sorted(walk.kernels, key=repr)
+    memsets = [(events[event]["start_ns"], value) for event, value in trace.memsets.rows()]
+    assert sorted(memsets) == sorted(walk.memsets)
     assert trace.version == trees.version
     assert trace.span == trees.span_index
     assert trace.extra_info == {entry.key: entry.value for entry in trees.extra_info}
