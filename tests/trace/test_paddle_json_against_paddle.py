@@ -147,6 +147,17 @@ def test_gzip_holds_the_same(tmp_path):
     )
 
 
+@pytest.mark.parametrize("text", ["-nan", "inf", "many"])
+def test_utilisations_are_numbers(text, tmp_path):
+    """VisualDL answers what float() makes of them, and its page refuses a NaN."""
+    info = {"Process Cpu Utilization": text, "System Cpu Utilization": "0.500000"}
+    path = write(tmp_path / "a.pb", *gpu_traces.one_step(), extra_info=info)
+    write_paddle_json(read(path), tmp_path / "a.json")
+    shown = strict((tmp_path / "a.json").read_text(encoding="utf-8"))["ExtraInfo"]
+    assert float(shown["Process Cpu Utilization"]) == 0
+    assert shown["System Cpu Utilization"] == "0.500000"
+
+
 def test_numbers_that_are_none_are_left_out(tmp_path):
     odd = [
         kernel("k", 20 * at, 20 * at + 10, blocks_per_sm=value, occupancy=value)
