@@ -71,7 +71,7 @@ def attach(
     finisher = windows = None
     if run is not None and job.rank in recorded and not profiler.timer_only:
         finisher = Finisher(run, job.rank, prints=job.rank in printing)
-        windows = _windows(profiler, job, run, finisher)
+        windows = _windows(profiler, job, run, finisher, prints=job.rank in printing)
     timer = StepTimer()
     timer.watch_readers()
     _attached = Session(
@@ -102,7 +102,9 @@ def _run_directory(
         return None
 
 
-def _windows(profiler: ProfilerConfig, job: Job, run: Path, finisher: Finisher) -> Windows | None:
+def _windows(
+    profiler: ProfilerConfig, job: Job, run: Path, finisher: Finisher, prints: bool
+) -> Windows | None:
     # Here is where Paddle's private parts are touched first, and a Paddle that we have not seen
     # may have moved them.
     try:
@@ -110,7 +112,7 @@ def _windows(profiler: ProfilerConfig, job: Job, run: Path, finisher: Finisher) 
         from ppprof.capture.windows import Windows
 
         label = job.topology.label(job.rank)
-        return Windows(Recorder(profiler), finisher, run, job.rank, label)
+        return Windows(Recorder(profiler, prints), finisher, run, job.rank, label)
     except Exception as error:
         tell(f"rank {job.rank}: cannot record: {error}; the training goes on without")
         return None

@@ -38,10 +38,10 @@ class Recorder:
         RuntimeError: another profiler is open: Paddle has one for each process.
     """
 
-    def __init__(self, config: ProfilerConfig) -> None:
+    def __init__(self, config: ProfilerConfig, prints: bool = True) -> None:
         self._shapes = config.record_shapes or config.with_flops
         self._memory = config.profile_memory
-        self._flops = config.with_flops
+        self._flops = config.with_flops and prints
         self._nvtx = config.emit_nvtx
         self._step: Any = None
         self._recording = False
@@ -93,9 +93,7 @@ class Recorder:
         _check_space(hidden.parent)  # a full disk truncates the file, and Paddle does not say so
         rundir.publish(hidden, raw)
         if self._flops:
-            print(" Flops Profiler Begin ".center(100, "-"))
-            print(gen_layer_flops(result.get_data(), 1))
-            print("- Flops Profiler End -".center(100, "-"))
+            _print_flops(result)
 
     def close(self) -> None:
         """Lets go of Paddle's profiler, so that another can be made."""
@@ -117,6 +115,17 @@ class Recorder:
     def _switch(self, on: bool) -> None:
         """Whether Paddle's own ``RecordEvent`` (layers, backward, optimizers) makes events."""
         paddle_profiler._is_profiler_used = on or self._nvtx
+
+
+def _print_flops(result: Any) -> None:
+    """Paddle's table of FLOPs by layer, which it can make only of the live result."""
+    table = gen_layer_flops(result.get_data(), 1)
+    if not table.strip():
+        tell("no FLOPs: Paddle recorded no operator shapes, as is usual in dynamic graphs")
+        return
+    print(" Flops Profiler Begin ".center(100, "-"))
+    print(table)
+    print("- Flops Profiler End -".center(100, "-"))
 
 
 def communication(name: str) -> Any:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,45 @@ def test_a_profiler_of_the_training_itself_is_left_alone(
     del theirs
     assert "cannot record: another profiler is open in this process" in capsys.readouterr().err
     assert len((tmp_path / "log" / rundir.steps_path(0)).read_text().splitlines()) == 4
+
+
+def test_a_window_may_open_while_another_thread_reads_data(block: dict[str, Any]) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    class Slow(paddle.io.Dataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 1
+
+        def __getitem__(self, at: int) -> float:
+            reading.set()
+            go_on.wait(30)
+            return 1.0
+
+    batches: list[object] = []
+    loader = paddle.io.DataLoader(Slow(), batch_size=1, num_workers=0)
+    thread = threading.Thread(target=lambda: batches.extend(loader))
+    with ppprof.attach(block) as prof:
+        prof.step()
+        thread.start()
+        reading.wait(30)
+        prof.step()
+        go_on.set()
+        thread.join(30)
+        prof.step()
+    assert len(batches) == 1
+
+
+def test_flops_that_cannot_be_known_are_said_not_to_be(
+    block: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = toy.training()
+    with ppprof.attach({**block, "with_flops": True}) as prof:
+        for _ in range(4):
+            step()
+            prof.step()
+    out, err = capsys.readouterr()
+    assert "Flops Profiler" not in out
+    assert "no FLOPs: Paddle recorded no operator shapes" in err
 
 
 @pytest.fixture

@@ -1,0 +1,73 @@
+"""What a process learns of its job from the launcher and from Fleet."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import ppprof
+from ppprof.capture.job import Job
+from ppprof.topology import Topology
+
+pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+pytestmark = pytest.mark.paddle
+
+from paddle.distributed.fleet.base import topology as fleet_topology  # noqa: E402
+
+
+@pytest.fixture
+def four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 3 of 4, on two hosts."""
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "3")
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "4")
+    monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "a:1,a:2,b:1,b:2")
+
+
+def test_without_a_launcher_it_is_one_rank_here() -> None:
+    assert Job.here() == Job(0, Topology.of(), (platform.node(),))
+
+
+@pytest.mark.usefixtures("four")
+def test_the_launcher_tells_rank_and_hosts_and_the_rest_is_data_parallel() -> None:
+    assert Job.here() == Job(3, Topology.of(dp=4), ("a", "a", "b", "b"))
+
+
+@pytest.mark.usefixtures("four")
+def test_a_given_topology_counts_if_it_has_as_many_ranks(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert Job.here(Topology.of(mp=4)).topology == Topology.of(mp=4)
+    assert Job.here(Topology.of(mp=8)).topology == Topology.of(dp=4)
+    assert capsys.readouterr().err == ("ppprof: topology of 8 ranks, but 4 processes: not used\n")
+
+
+@pytest.mark.usefixtures("four")
+def test_fleet_tells_axes_and_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = fleet_topology.CommunicateTopology(
+        ["data", "sharding", "pipe", "sep", "model"], [1, 2, 1, 1, 2]
+    )
+    fleet = SimpleNamespace(topology=lambda: grid)
+    monkeypatch.setattr(fleet_topology, "_HYBRID_PARALLEL_GROUP", fleet)
+
+    topology = Job.here().topology
+    assert topology.order == ("dp", "sharding", "pp", "sep", "mp")
+    assert [topology.coordinate(rank) for rank in range(4)] == [
+        dict(zip(topology.order, grid.get_coord(rank))) for rank in range(4)
+    ]
+
+
+@pytest.mark.usefixtures("four")
+def test_before_the_ranks_can_talk_nothing_is_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "log"
+    with ppprof.attach({"enable": True, "profiler_log": str(log)}) as prof:
+        prof.step()
+    assert capsys.readouterr().err == (
+        f"ppprof: rank 3: {log}: attach() was called before fleet.init() or init_parallel_env(); "
+        "nothing is recorded, the training goes on\n"
+    )
+    assert not log.exists()
