@@ -1,0 +1,1 @@
+"""Numbers against a peer, measured in one run; ``python -m benchmarks`` prints them all."""

@@ -1,0 +1,10 @@
+"""Every benchmark, one after another, each in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+for name in ("capture_overhead", "window_end"):
+    print(f"\n== {name}", flush=True)
+    subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)

@@ -1,0 +1,94 @@
+"""From the last recorded step to the printed tables: ppprof against Paddle's own way.
+
+Paddle: ``stop()``, ``export("json")`` and ``summary()``, all in the training loop. ppprof:
+``stop()`` and the ``.pb`` in the loop; then a process of its own, started from nothing, reads that,
+computes all nine tables, writes the JSON trace and prints. Both work on the same recorded window.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from paddle.profiler import Profiler
+
+from benchmarks.workload import Workload
+from ppprof.config import ProfilerConfig
+from ppprof.rundir import claim, write_manifest
+from ppprof.trace import read_paddle_pb
+
+_STEM = "rank_00000_dp0_pp0_sharding0_mp0_time_20261120T000000_000"
+
+
+def main(num_steps: int = 200, repeats: int = 3) -> list[tuple[str, str]]:
+    """Measured figures as (what, how much) rows."""
+    workload = Workload()
+    for _ in range(3):
+        workload.step()
+    profiler = Profiler(
+        on_trace_ready=lambda _: None, record_shapes=True, profile_memory=True, timer_only=False
+    )
+    profiler.start()
+    for _ in range(num_steps):
+        workload.step()
+        profiler.step()
+    stop_s = _seconds(profiler.stop)
+    theirs: dict[str, list[float]] = {"json": [], "summary": []}
+    ours: dict[str, list[float]] = {"pb": [], "finish": []}
+    with tempfile.TemporaryDirectory() as scratch:
+        num_events = 0
+        for at in range(repeats):
+            export = Path(scratch, f"{at}.json")
+            theirs["json"].append(_seconds(profiler.export, str(export), "json"))
+            theirs["summary"].append(_seconds(profiler.summary))
+            run = claim(Path(scratch, f"run{at}"))
+            raw = run / "raw" / f"{_STEM}.pb"
+            config = ProfilerConfig.from_mapping({"enable": True, "detailed": True})
+            write_manifest(run, {"profiler": config.to_mapping()})
+            ours["pb"].append(_seconds(profiler.export, str(raw), "pb"))
+            trace = read_paddle_pb(raw)
+            num_events = trace.events.height + trace.memory.height
+            ours["finish"].append(_seconds(_finish, run))
+    their_s, our_s = (stop_s + _total(times) for times in (theirs, ours))
+    loop_s = stop_s + statistics.median(ours["pb"])
+    parts = [("stop, both", stop_s)]
+    parts += [
+        (f"{who}: {what}", statistics.median(times))
+        for who, way in (("Paddle", theirs), ("ppprof", ours))
+        for what, times in way.items()
+    ]
+    return [
+        ("events in the window (host, device, memory)", f"{num_events:,}"),
+        *((what, f"{seconds:.2f} s") for what, seconds in parts),
+        ("to the tables and the JSON trace: ppprof / Paddle", f"{our_s / their_s:.2f}"),
+        ("stall in the loop: ppprof / Paddle", f"{loop_s / their_s:.2f}"),
+    ]
+
+
+def _finish(run: Path) -> None:
+    command = [sys.executable, "-m", "ppprof", "finish", str(run)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def _total(times: dict[str, list[float]]) -> float:
+    return sum(statistics.median(values) for values in times.values())
+
+
+def _seconds(action: Callable[..., object], *arguments: object) -> float:
+    """How long ``action`` takes; what it prints is kept from the terminal."""
+    start = time.perf_counter()
+    with contextlib.redirect_stdout(io.StringIO()):
+        action(*arguments)
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    for what, how_much in main():
+        print(f"{what:<55}{how_much:>12}")
