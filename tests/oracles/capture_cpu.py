@@ -1,8 +1,9 @@
 """A real CPU capture, with the tables that Paddle prints from the live result.
 
 Run as ``python -m tests.oracles.capture_cpu DIR`` in a process of its own: only one profiler can
-exist in a process. Leaves ``capture.pb`` and ``tables.json``, a list of [settings, text]. The file
-holds the newer event types, which Paddle cannot load again: that is why its tables are taken live.
+exist in a process. Leaves ``capture.pb``, Paddle's ``capture.json`` and ``tables.json``, a list of
+[settings, text]. The first holds the newer event types, which Paddle cannot load again: that is why
+its tables are taken live.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ def capture(directory: Path) -> None:
     loader = paddle.io.DataLoader(_Tokens(), batch_size=4, num_workers=0)
     profiler = Profiler(
         scheduler=(1, 4),
-        on_trace_ready=lambda p: p.export(str(directory / "capture.pb"), "pb"),
+        on_trace_ready=lambda p: [
+            p.export(str(directory / f"capture.{form}"), form) for form in ("pb", "json")
+        ],
         profile_memory=True,
     )
     profiler.start()

@@ -179,16 +179,22 @@ def repaired(text: str):
     )
 
 
-@pytest.fixture(params=["training", "ties", "one_step"])
+@pytest.fixture(params=["training", "ties", "one_step", "a real CPU capture"])
 def both(request, tmp_path):
-    """(our content, Paddle's content) of one trace."""
+    """(our content, Paddle's content) of one trace; the capture is written twice by Paddle."""
     pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
     from tests.oracles import paddle_tables
 
-    threads = getattr(gpu_traces, request.param)()
-    ours, _ = written(tmp_path, *threads)
-    paddle_tables.load_result(tmp_path / "a.pb").save(str(tmp_path / "theirs.json"), "json")
-    return ours, repaired((tmp_path / "theirs.json").read_text(encoding="utf-8"))
+    if request.param in gpu_traces.SOUND:
+        source = write(tmp_path / "a.pb", *gpu_traces.SOUND[request.param]())
+        theirs = tmp_path / "theirs.json"
+        paddle_tables.load_result(source).save(str(theirs), "json")
+    else:
+        source = request.getfixturevalue("cpu_capture") / "capture.pb"
+        theirs = source.with_suffix(".json")
+    write_paddle_json(read(source), tmp_path / "ours.json")
+    ours = strict((tmp_path / "ours.json").read_text(encoding="utf-8"))
+    return ours, repaired(theirs.read_text(encoding="utf-8"))
 
 
 def track(event):
