@@ -46,9 +46,14 @@ class Finisher:
         self._waiting.append((window, raw))
         self.poll()
 
+    @property
+    def has_news(self) -> bool:
+        """Whether a child has ended, so that `poll` will print and perhaps start the next."""
+        return self._child is not None and self._child.process.poll() is not None
+
     def poll(self) -> bool:
         """Passes on what has ended and starts what waits; True while anything is left."""
-        if self._child is not None and self._child.process.poll() is not None:
+        if self._child is not None and self.has_news:
             child, self._child = self._child, None
             child.report(self._prints)
         while self._child is None and self._waiting:

@@ -147,8 +147,6 @@ class Session(Off):
     def _record_step(self, state: State, num_samples: int | None, num_tokens: int | None) -> None:
         took = self._timer.step()
         self._summary.add(took.batch_cost_ns, took.reader_cost_ns, num_samples, self._excluded)
-        if self._finisher is not None:
-            self._finisher.poll()
         if self._steps is None:
             return
         record = StepRecord(
@@ -174,12 +172,16 @@ class Session(Off):
         )
         self._stall_ns = 0
         self._window += before is State.LAST
+        start = time.perf_counter_ns()
+        if self._finisher is not None and self._finisher.has_news:
+            self._excluded = True
+            with self._harmless("printing tables"):
+                self._finisher.poll()
         if self._windows is not None and (self._excluded or after.records):
-            start = time.perf_counter_ns()
             with self._harmless("recording"):
                 self._windows.turn(before, after, self._step, self._window)
-            if self._excluded:
-                self._stall_ns = time.perf_counter_ns() - start
+        if self._excluded and self._finisher is not None:
+            self._stall_ns = time.perf_counter_ns() - start
         if before is State.LAST and self._steps is not None:
             self._steps.flush()
 

@@ -36,9 +36,9 @@ class StepRecord(NamedTuple):
     host_peak_bytes: int
     """Most resident memory of the process so far (``ru_maxrss``)."""
     stall_ns: int
-    """Part of ``batch_cost_ns`` in which this rank opened, closed or saved a window."""
+    """Part of ``batch_cost_ns`` in which this rank opened or saved a window, or printed tables."""
     excluded: bool
-    """Some rank opened or closed a window in this step, so its time is not the training's."""
+    """The step contains such a stall, or waited for another rank's: not the training's time."""
     window: int | None
     """The window that the step is in, whether or not this rank records; null outside windows."""
 

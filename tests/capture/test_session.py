@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from ppprof.capture.finisher import Finisher
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.session import Session
 from ppprof.capture.steps import StepLog
@@ -60,7 +63,8 @@ def test_steps_next_to_a_window_are_marked_on_every_rank(
     tmp_path: Path, windows: Windows | None
 ) -> None:
     path = tmp_path / "steps.jsonl"
-    with session(windows, Schedule.of((2, 4)), steps=StepLog(path)) as prof:
+    made = Finisher(tmp_path, 0, prints=True, command=[]) if windows else None
+    with session(windows, Schedule.of((2, 4)), steps=StepLog(path), finisher=made) as prof:
         for _ in range(6):
             prof.step(num_samples=4, num_tokens=64)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -156,3 +160,22 @@ def test_timer_only_prints_the_perf_summary_and_marks_no_step(
         for _ in range(12):
             prof.step()
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_step_in_which_tables_are_printed_is_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "steps.jsonl"
+    made = Finisher(tmp_path, 0, prints=True, command=[sys.executable, "-c", "print('table')"])
+    made.add(0, tmp_path / "0.pb")
+    with session(None, TWICE, timer_only=True, steps=StepLog(path), finisher=made) as prof:
+        prof.step()
+        while not made.has_news:
+            time.sleep(0.01)
+        prof.step()
+        assert capsys.readouterr().out == "table\n"
+        prof.step()
+        prof.step()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["excluded"] for line in lines] == [False, False, True, False]
+    assert lines[2]["stall_ns"] > 0
