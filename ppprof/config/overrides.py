@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
+from ppprof.config.reading import not_a_bool
 from ppprof.config.source import Key, Source, hide, literal, scalar, show
 from ppprof.errors import Problem
 
@@ -24,19 +24,18 @@ def apply_overrides(source: Source, overrides: Iterable[str]) -> list[Problem]:
     assert isinstance(tree, DictConfig)
     for text in overrides:
         path, equals, value = text.partition("=")
-        if not equals or not _PATH.fullmatch(path.strip()):
+        path = path.strip()
+        if not equals or not _PATH.fullmatch(path):
             message = f'"{text}": expected KEY=VALUE, such as Profiler.enable=True'
             problems.append(Problem("-o", "", message))
             continue
-        key = _key(path.strip())
+        key = tuple(part for part in re.split(r"[.\[\]]", path) if part)
         try:
-            OmegaConf.update(tree, _dotted(tree, key), hide(read_value(value)), force_add=True)
-        except (OmegaConfBaseException, IndexError, TypeError, ValueError) as error:
-            message = f'"{text}": no such place: {str(error).splitlines()[0]}'
-            problems.append(Problem("-o", ".".join(key), message))
-            continue
-        source.marks = {at: mark for at, mark in source.marks.items() if at[: len(key)] != key}
-        source.marks[key] = f"-o {text}"
+            _set(tree, key, read_value(value))
+        except _NoPlaceError as error:
+            problems.append(Problem(f"-o {text}", ".".join(key), str(error)))
+        else:
+            source.set_mark(key, f"-o {text}")
     source.values = show(OmegaConf.to_container(tree, resolve=False))
     return problems
 
@@ -55,32 +54,36 @@ def read_value(text: str) -> Any:
     if not text:
         return None
     value = literal(text)
-    if value is not text and not isinstance(value, str):
+    if value is not text:
         return value
-    if isinstance(value, str) and value != text:
-        return value  # quoted
-    if _PADDED.fullmatch(text) or _COLONS.fullmatch(text):
-        return text
-    value = scalar(text)
-    is_flow = text[0] in "[{"
-    return text if isinstance(value, (dict, list)) and not is_flow else value
+    return text if _PADDED.fullmatch(text) or _COLONS.fullmatch(text) else scalar(text)
 
 
-def _key(path: str) -> Key:
-    return tuple(part for part in re.split(r"[.\[\]]", path) if part)
+class _NoPlaceError(Exception):
+    """A key that nothing can be set at, or not this value."""
 
 
-def _dotted(tree: DictConfig, key: Key) -> str:
-    """The key as OmegaConf wants it; makes a block of a null on the way to it."""
+def _set(tree: DictConfig, key: Key, value: Any) -> None:
+    """Sets ``key``; makes blocks on the way to it where there is nothing or a null."""
     at: Any = tree
     for depth, name in enumerate(key[:-1]):
-        inner = at.get(int(name) if OmegaConf.is_list(at) else name) if at is not None else None
-        if inner is None and OmegaConf.is_dict(at):
-            at[name] = {}
-            inner = at[name]
-        elif not OmegaConf.is_config(inner):
-            raise TypeError(f"{'.'.join(key[: depth + 1])} is {inner!r}, which has no keys")
+        inner = at.get(_name_in(at, name))
+        if inner is None:
+            at[_name_in(at, name)] = {}
+            inner = at[_name_in(at, name)]
+        if not OmegaConf.is_config(inner):
+            raise _NoPlaceError(f"{'.'.join(key[: depth + 1])} is {show(inner)!r}, without keys")
         at = inner
-    if OmegaConf.is_list(at) and not 0 <= int(key[-1]) < len(at):
-        raise IndexError(f"the list has {len(at)} items, counted from 0")
-    return ".".join(key)
+    old = at.get(_name_in(at, key[-1]))
+    if isinstance(old, bool) and isinstance(value, str) and value.isalpha():
+        raise _NoPlaceError(not_a_bool(value))
+    OmegaConf.update(tree, ".".join(key), hide(value), merge=False, force_add=True)
+
+
+def _name_in(container: Any, name: str) -> str | int:
+    """The name as the container wants it: a list counts its items."""
+    if not OmegaConf.is_list(container):
+        return name
+    if not name.isdecimal() or int(name) >= len(container):
+        raise _NoPlaceError(f'"{name}": expected an index of the list, 0 to {len(container) - 1}')
+    return int(name)

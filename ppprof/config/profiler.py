@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Optional, Union
@@ -10,7 +11,7 @@ from typing import Any, ClassVar, Literal, Optional, Union
 from ppprof.config.reading import Report, knob, read_block
 from ppprof.config.source import Key, Source
 from ppprof.errors import ConfigError, UsageError
-from ppprof.topology import Topology
+from ppprof.topology import AXES, Topology
 
 VIEWS = ("device", "overview", "model", "dist", "op", "kernel", "memcpy", "udf", "mem")
 """The nine tables, in the order in which they print."""
@@ -158,20 +159,27 @@ def read_profiler(values: Any, key: Key, report: Report) -> ProfilerConfig:
         config = dataclasses.replace(
             config, scheduler=_schedule(schedule, (*key, "scheduler"), report)
         )
+        for name in ("ranks", "print_ranks"):
+            _check_selector(getattr(config, name), (*key, name), report)
         _warn_of_no_effect(values, schedule, config, key, report)
         return config
     return read_block(ProfilerConfig, values, key, report)
 
 
-def check_ranks(config: ProfilerConfig, topology: Topology, key: Key, report: Report) -> None:
+def check_ranks(config: ProfilerConfig, topology: Topology, report: Report) -> None:
     """Notes rank selectors that name no rank of the grid."""
     for name in ("ranks", "print_ranks"):
         try:
             topology.select(getattr(config, name))
-        except (UsageError, TypeError) as error:
-            report.problem((*key, name), str(error))
+        except UsageError as error:
+            report.problem(("Profiler", name), str(error))
 
 
+_RANGES = re.compile(r"\s*\d+(-\d+)?\s*(,\s*\d+(-\d+)?\s*)*")
+_SELECTORS = (
+    'all, a rank, a list of ranks, "0,8-15", or coordinates such as {dp: 0, mp: 0, pp: all} '
+    f"on the axes {', '.join(AXES)}"
+)
 _PADDLE_SORT_KEYS = {
     f"{clock.upper()}{stat.capitalize()}": f"{clock}_{stat}"
     for clock in ("cpu", "gpu")
@@ -199,6 +207,23 @@ def _schedule(value: Any, key: Key, report: Report) -> tuple[int, int] | WindowS
         message = f"stop {stop} is not after start {start}; no step would be recorded"
         report.problem(key, f"{value!r}: {message}")
     return start, stop
+
+
+def _check_selector(value: Any, key: Key, report: Report) -> None:
+    """Notes what is no rank selector; whether the ranks exist depends on the grid."""
+    if isinstance(value, Mapping):
+        unknown = sorted(set(value) - set(AXES))
+        fits = not unknown and all(at == "all" or _is_index(at) for at in value.values())
+    elif isinstance(value, str):
+        fits = value == "all" or _RANGES.fullmatch(value) is not None
+    else:
+        fits = all(map(_is_index, value if isinstance(value, (list, tuple)) else [value]))
+    if not fits:
+        report.problem(key, f"{value!r}: expected {_SELECTORS}")
+
+
+def _is_index(value: Any) -> bool:
+    return type(value) is int and value >= 0
 
 
 def _warn_of_no_effect(

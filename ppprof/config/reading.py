@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -37,6 +38,10 @@ class Report:
         """Notes what is wrong with ``key``."""
         self.problems.append(Problem(self.source.where(key), ".".join(key), message))
 
+    def is_sound(self, *blocks: str) -> bool:
+        """Whether nothing is wrong so far with the blocks: what is derived from them makes sense."""
+        return not any(problem.key.split(".")[0] in blocks for problem in self.problems)
+
     def warn(self, key: Key, message: str) -> None:
         """Notes what is odd about ``key``."""
         self.warnings.append(str(Problem(self.source.where(key), ".".join(key), message)))
@@ -66,15 +71,26 @@ def read_block(cls: type[T], values: Any, key: Key, report: Report) -> T:
     return cls(**{name: value for name, value in arguments.items() if value is not _WRONG})
 
 
+def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
+    """A hint at the nearest of ``names``; empty where none is near."""
+    by_lower = {known.lower(): known for known in names}
+    nearest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    return f'; did you mean "{by_lower[nearest[0]]}"?' if nearest else ""
+
+
+def not_a_bool(word: str) -> str:
+    """What is wrong with a word where True or False belongs."""
+    return f"{word!r}: expected {_expected(bool)}{_nearest(bool, word)}"
+
+
 _WRONG = object()
 _NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
 
 
 def _unknown(cls: type, name: str, fields: Mapping[str, Any], key: Key, report: Report) -> None:
-    nearest = difflib.get_close_matches(name, fields, n=1, cutoff=0.7)
-    hint = f'; did you mean "{nearest[0]}"?' if nearest else ""
+    hint = did_you_mean(name, fields)
     if getattr(cls, "STRICT", False):
-        known = "" if nearest else f"; expected one of {', '.join(fields)}"
+        known = "" if hint else f"; expected one of {', '.join(fields)}"
         report.problem((*key, name), f"unknown key{hint}{known}")
     elif name not in getattr(cls, "UNUSED", ()):
         report.warn((*key, name), f"unknown key, passed through{hint}")
@@ -104,7 +120,7 @@ def _converted(hint: Any, value: Any) -> Any:
         tries = (_converted(choice, value) for choice in arguments if choice is not type(None))
         return next((found for found in tries if found is not _WRONG), _WRONG)
     if origin is Literal:
-        return value if value in arguments and type(value) in map(type, arguments) else _WRONG
+        return next((choice for choice in arguments if _is_same(choice, value)), _WRONG)
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
             return _WRONG
@@ -115,8 +131,15 @@ def _converted(hint: Any, value: Any) -> Any:
     if hint in (int, float):
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return _WRONG
-        return hint(value) if hint is float or float(value).is_integer() else _WRONG
+        is_one = math.isfinite(value) and (hint is float or float(value).is_integer())
+        return hint(value) if is_one else _WRONG
     return value if isinstance(value, origin or hint) else _WRONG
+
+
+def _is_same(choice: Any, value: Any) -> bool:
+    if isinstance(choice, str) and isinstance(value, str):
+        return choice.lower() == value.lower()  # FleetX takes GPU for gpu, o2 for O2
+    return type(choice) is type(value) and bool(choice == value)
 
 
 def _expected(hint: Any) -> str:
@@ -132,13 +155,8 @@ def _expected(hint: Any) -> str:
 
 def _nearest(hint: Any, value: Any) -> str:
     """A hint at what a mistyped word was meant to be."""
-    choices = [str(choice) for choice in get_args(hint)] or (
-        ["True", "False"] if hint is bool else []
-    )
-    if not isinstance(value, str):
-        return ""
-    nearest = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
-    return f'; did you mean "{nearest[0]}"?' if nearest else ""
+    choices = ["True", "False"] if hint is bool else list(map(str, get_args(hint)))
+    return did_you_mean(value, choices, cutoff=0.5) if isinstance(value, str) else ""
 
 
 def _out_of_bounds(value: Any, item: dataclasses.Field[Any]) -> str:

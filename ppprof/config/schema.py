@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from ppprof.config.overrides import apply_overrides
 from ppprof.config.profiler import ProfilerConfig, check_ranks, read_profiler
-from ppprof.config.reading import Report, read_block
+from ppprof.config.reading import Report, did_you_mean, read_block
 from ppprof.config.source import read_source
 from ppprof.config.training import (
     BLOCKS,
@@ -21,9 +22,10 @@ from ppprof.config.training import (
     ModelConfig,
     OptimizerConfig,
 )
-from ppprof.errors import ConfigError, Problem, UsageError
-from ppprof.topology import Topology
+from ppprof.errors import ConfigError, Problem
+from ppprof.topology import AXES, Topology
 
+_OWN_BLOCKS = (*BLOCKS, "Profiler")
 _FLEETX_BLOCKS = frozenset(
     ["Offline_Eval", "Generation", "Inference", "Compress", "Quantization", "Distillation", "Prune",
      "Tuning", "Fused", "Loss", "Metric", "hcg"]
@@ -66,21 +68,25 @@ def load_config(
     report = Report(source, apply_overrides(source, overrides))
     values = source.values
     for name in values:
-        if name not in BLOCKS and name != "Profiler" and name not in _FLEETX_BLOCKS:
-            report.warn((name,), "unknown block, passed through")
+        if name not in _OWN_BLOCKS and name not in _FLEETX_BLOCKS:
+            hint = did_you_mean(name, _OWN_BLOCKS)
+            report.warn((name,), f"unknown block, passed through{hint}")
     profiler = read_profiler(values.get("Profiler"), ("Profiler",), report)
     blocks = {
         name: read_block(cls, values.get(name), (name,), report) for name, cls in BLOCKS.items()
     }
-    topology, distributed = _grid(blocks["Distributed"], world_size, report)
-    blocks["Distributed"] = distributed
-    if topology is not None:
-        check_ranks(profiler, topology, ("Profiler",), report)
+    is_world_known = world_size is not None or blocks["Distributed"].dp_degree is not None
+    if report.is_sound("Distributed"):
+        blocks["Distributed"], topology = _grid(blocks["Distributed"], world_size, report)
+    if report.is_sound("Distributed", "Profiler") and is_world_known:
+        check_ranks(profiler, topology, report)
+    if report.is_sound("Distributed", "Global", "Engine"):
         blocks["Global"], blocks["Engine"] = _batches(
             blocks["Global"], blocks["Engine"], topology, report
         )
-    _check_model(blocks["Model"], report)
-    if report.problems or topology is None:
+    if report.is_sound("Model"):
+        _check_model(blocks["Model"], report)
+    if report.problems:
         raise ConfigError(sorted(report.problems, key=_by_place))
     return Config(
         **blocks,
@@ -98,36 +104,33 @@ def _by_place(problem: Problem) -> tuple[str, int]:
 
 def _grid(
     distributed: DistributedConfig, world_size: int | None, report: Report
-) -> tuple[Topology | None, DistributedConfig]:
-    """The grid of ranks, dp derived where it is blank; None where the degrees make none."""
+) -> tuple[DistributedConfig, Topology]:
+    """The block with dp derived where it is blank, and its grid of ranks."""
+    order: tuple[str, ...] = distributed.order
+    if sorted(order) != sorted(AXES):
+        report.problem(
+            ("Distributed", "order"), f"{list(order)!r}: expected each of {', '.join(AXES)} once"
+        )
+        order = AXES
     degrees = {
+        "mp": distributed.mp_degree,
         "pp": distributed.pp_degree,
         "sharding": distributed.sharding.sharding_degree,
         "sep": distributed.sep_degree,
-        "mp": distributed.mp_degree,
     }
-    try:
-        others = Topology.of(distributed.order, **degrees)
-    except UsageError as error:
-        report.problem(("Distributed", "order"), str(error))
-        return None, distributed
-    dp = distributed.dp_degree or max(1, (world_size or 0) // others.world_size)
-    topology = Topology.of(distributed.order, dp=dp, **degrees)
+    dp = distributed.dp_degree or max(1, (world_size or 0) // math.prod(degrees.values()))
+    topology = Topology.of(order, dp=dp, **degrees)
     if world_size is not None and topology.world_size != world_size:
-        shown = {
-            "dp": dp,
-            "mp": degrees["mp"],
-            "pp": degrees["pp"],
-            "sharding": degrees["sharding"],
-        }
-        if degrees["sep"] > 1:
-            shown["sep"] = degrees["sep"]
-        product = " x ".join(f"{axis} {degree}" for axis, degree in shown.items())
+        product = " x ".join(
+            f"{axis} {degree}"
+            for axis, degree in {"dp": dp, **degrees}.items()
+            if axis != "sep" or degree > 1
+        )
         report.problem(
             ("Distributed",),
             f"{product} = {topology.world_size}, but {world_size} processes were launched",
         )
-    return topology, dataclasses.replace(distributed, dp_degree=dp)
+    return dataclasses.replace(distributed, dp_degree=dp), topology
 
 
 def _batches(

@@ -9,7 +9,8 @@ is ever evaluated as code, and no YAML tag makes an object.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,13 @@ from ppprof.errors import ConfigError, Problem
 Key = tuple[str, ...]
 """A path into the tree: ``("Profiler", "scheduler")``."""
 
-_DOLLAR = "\ue000"  # a private-use stand-in: OmegaConf would read "${x}" as an interpolation
+# Private-use stand-ins: OmegaConf would read "${x}" as an interpolation and "???" as missing.
+_HIDE = str.maketrans("$?", "\ue000\ue001")
+_SHOW = str.maketrans("\ue000\ue001", "$?")
+
+_SWITCH = "_inherited_"
+_PLAIN_TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
+_NOT_PLAIN = object()
 
 
 @dataclass
@@ -42,6 +49,13 @@ class Source:
             key = key[:-1]
         return self.marks.get(key, self.path)
 
+    def set_mark(self, key: Key, mark: str) -> None:
+        """Notes that ``mark`` set ``key``, all of it, and made the blocks that it needed."""
+        self.marks = {at: was for at, was in self.marks.items() if at[: len(key)] != key}
+        self.marks[key] = mark
+        for depth in range(1, len(key)):
+            self.marks.setdefault(key[:depth], mark)
+
 
 def read_source(path: str | Path) -> Source:
     """The tree of a config file and the files it is based on.
@@ -54,22 +68,29 @@ def read_source(path: str | Path) -> Source:
     return source
 
 
-def merge(base: dict[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
-    """``child`` over ``base``: dicts deeply, base's keys first; lists, scalars and nulls replace."""
-    merged = OmegaConf.merge(OmegaConf.create(hide(base)), OmegaConf.create(hide(child)))
+def merge(base: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
+    """``child`` over ``base``: dicts deeply, base's keys first; lists, scalars and nulls replace.
+
+    >>> merge({"a": {"x": 1, "y": 2}, "b": [1, 2]}, {"b": [3], "a": {"y": 4}, "c": None})
+    {'a': {'x': 1, 'y': 4}, 'b': [3], 'c': None}
+    >>> merge({"a": {"x": 1}}, {"a": {"_inherited_": False, "y": 2}})
+    {'a': {'y': 2}}
+    """
+    under = OmegaConf.create(hide(_inherited(base, child)))
+    merged = OmegaConf.merge(under, OmegaConf.create(hide(_without_switches(child))))
     shown = show(OmegaConf.to_container(merged, resolve=False))
     assert isinstance(shown, dict)
     return shown
 
 
 def hide(value: Any) -> Any:
-    """The value with its dollars out of OmegaConf's sight; `show` brings them back."""
-    return _in_strings(value, "$", _DOLLAR)
+    """The value with what OmegaConf would interpret out of its sight; `show` brings it back."""
+    return _translated(value, _HIDE)
 
 
 def show(value: Any) -> Any:
     """Inverse of `hide`."""
-    return _in_strings(value, _DOLLAR, "$")
+    return _translated(value, _SHOW)
 
 
 def literal(text: str) -> Any:
@@ -79,21 +100,28 @@ def literal(text: str) -> Any:
     (1e-05, (True,), 'gpu')
     """
     try:
-        value = ast.literal_eval(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # "\\d" is text to us, not doubtful source code
+            value = ast.literal_eval(text.lstrip(" \t"))  # Python 3.9 does not strip it
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text
     return value if _is_plain(value) else text
 
 
 def scalar(text: str) -> Any:
-    """What ``text`` means as YAML; the text itself where it is none, or more than one document."""
+    """What ``text`` means as a YAML scalar, list or mapping; the text itself where it is none."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        value = loader.construct_document(node) if node else None
-    except (yaml.YAMLError, ValueError):
+        if node is None:
+            return text
+        if isinstance(node, yaml.ScalarNode):
+            whole = node.value == text  # no comment, quotes, tag or document mark
+        else:
+            whole = text[0] in "[{" and node.end_mark.index == len(text)
+        return _plain(loader, node, (), Source({}), ()) if whole else text
+    except (yaml.YAMLError, RecursionError):
         return text
-    return value if _is_plain(value) else text
 
 
 class _Loader(yaml.SafeLoader):
@@ -114,29 +142,24 @@ def _read_chain(path: Path, chain: tuple[Path, ...], asked_at: str = "") -> Sour
     source = _read_file(path, asked_at)
     base_name = source.values.pop("_base_", None)
     if base_name is None:
-        return _without_switches(source)
+        return Source(_without_switches(source.values), source.marks, source.path)
     at = source.where(("_base_",))
     if not isinstance(base_name, str):
         raise ConfigError([Problem(at, "_base_", f"{base_name!r}: expected one path")])
     base = _read_chain(path.parent / base_name, (*chain, resolved), at)
-    for key in _replaced(source.values):
-        _drop(base, key)
-    source = _without_switches(source)
-    return Source(merge(base.values, source.values), {**base.marks, **source.marks}, str(path))
+    values = merge(base.values, source.values)
+    marks = {key: mark for key, mark in base.marks.items() if _holds(values, key)}
+    return Source(values, {**marks, **source.marks}, str(path))
 
 
 def _read_file(path: Path, asked_at: str) -> Source:
-    where = asked_at or str(path)
-    key = "_base_" if asked_at else ""
     try:
         text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        message = f"{path}: {error.strerror or error}"
-        raise ConfigError(
-            [Problem(where, key, message if asked_at else str(error.strerror))]
-        ) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError([Problem(where, key, f"{path}: not UTF-8: {error.reason}")]) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
+        key = "_base_" if asked_at else ""
+        message = f"{path}: {reason}" if asked_at else str(reason)
+        raise ConfigError([Problem(asked_at or str(path), key, message)]) from None
     source = Source({}, {}, str(path))
     try:
         loader = _Loader(text)
@@ -147,9 +170,15 @@ def _read_file(path: Path, asked_at: str) -> Source:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         message = " ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError([Problem(where, "", f"not YAML: {message}")]) from None
+        is_yaml = isinstance(error, yaml.constructor.ConstructorError)
+        raise ConfigError(
+            [Problem(where, "", message if is_yaml else f"not YAML: {message}")]
+        ) from None
     except yaml.YAMLError as error:
-        raise ConfigError([Problem(str(path), "", f"not YAML: {error}")]) from None
+        message = " ".join(str(error).split())
+        raise ConfigError([Problem(str(path), "", f"not YAML: {message}")]) from None
+    except RecursionError:
+        raise ConfigError([Problem(str(path), "", "nested too deeply")]) from None
     if not isinstance(source.values, dict):
         message = f"{source.values!r}: expected blocks such as Global and Model"
         raise ConfigError([Problem(f"{path}:1", "", message)])
@@ -161,59 +190,68 @@ def _plain(
 ) -> Any:
     """The plain value of a node; notes where each key stands."""
     if node in above:
-        raise yaml.constructor.ConstructorError(
-            None, None, "an alias inside its own anchor", node.start_mark
-        )
+        raise _unusable(node, "an alias inside its own anchor")
+    if isinstance(node, yaml.ScalarNode):
+        try:
+            value = loader.construct_object(node)
+        except (ValueError, KeyError):  # "!!int x", "!!bool x"
+            value = _NOT_PLAIN
+        if not _is_plain(value):
+            raise _unusable(node, f"{node.value[:40]!r}: not a plain value")
+        return value
+    if node.tag not in _PLAIN_TAGS:
+        raise _unusable(node, f"tag {node.tag}: expected plain values")
     if isinstance(node, yaml.SequenceNode):
         return [
             _plain(loader, item, (*key, str(at)), source, (*above, node))
             for at, item in enumerate(node.value)
         ]
-    if not isinstance(node, yaml.MappingNode):
-        value = loader.construct_object(node)
-        if not _is_plain(value):
-            raise yaml.constructor.ConstructorError(
-                None, None, f"{node.tag}: expected plain values", node.start_mark
-            )
-        return value
+    assert isinstance(node, yaml.MappingNode)
     loader.flatten_mapping(node)
     values: dict[str, Any] = {}
     for key_node, value_node in node.value:
-        name = str(loader.construct_object(key_node))
-        inner = (*key, name)
-        source.marks = {at: mark for at, mark in source.marks.items() if at[: len(inner)] != inner}
-        source.marks[inner] = f"{source.path}:{key_node.start_mark.line + 1}"
-        values.pop(name, None)
-        values[name] = _plain(loader, value_node, inner, source, (*above, node))
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise _unusable(key_node, "a list or mapping as a key")
+        name = str(_plain(loader, key_node, key, source, ()))
+        source.set_mark((*key, name), f"{source.path}:{key_node.start_mark.line + 1}")
+        values[name] = _plain(loader, value_node, (*key, name), source, (*above, node))
     return values
 
 
-def _replaced(values: Mapping[str, Any], key: Key = ()) -> Iterator[Key]:
-    """Keys of the sections that say ``_inherited_: False``."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            if value.get("_inherited_", True) is False:
-                yield (*key, name)
-            yield from _replaced(value, (*key, name))
+def _unusable(node: yaml.Node, message: str) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, message, node.start_mark)
 
 
-def _without_switches(source: Source) -> Source:
-    def cleaned(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {name: cleaned(item) for name, item in value.items() if name != "_inherited_"}
+def _inherited(base: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with nulls, in their places, where ``child`` replaces what there is."""
+    if child.get(_SWITCH, True) is False:
+        return {}
+    return {
+        name: value
+        if name not in child
+        else _inherited(value, child[name])
+        if isinstance(value, Mapping) and isinstance(child[name], Mapping)
+        else None
+        for name, value in base.items()
+    }
 
-    return Source(cleaned(source.values), source.marks, source.path)
+
+def _without_switches(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _without_switches(item) for name, item in value.items() if name != _SWITCH}
 
 
-def _drop(source: Source, key: Key) -> None:
-    """Takes a section out of the tree, if it is there."""
-    section: Any = source.values
-    for name in key[:-1]:
-        section = section.get(name) if isinstance(section, dict) else None
-    if isinstance(section, dict):
-        section.pop(key[-1], None)
-    source.marks = {at: mark for at, mark in source.marks.items() if at[: len(key)] != key}
+def _holds(values: Any, key: Key) -> bool:
+    """Whether the tree has a value at ``key``."""
+    for name in key:
+        if isinstance(values, list) and name.isdigit() and int(name) < len(values):
+            values = values[int(name)]
+        elif isinstance(values, Mapping) and name in values:
+            values = values[name]
+        else:
+            return False
+    return True
 
 
 def _literals(value: Any) -> Any:
@@ -228,14 +266,16 @@ def _is_plain(value: Any) -> bool:
         return all(_is_plain(item) for item in value)
     if isinstance(value, dict):
         return all(isinstance(name, str) and _is_plain(item) for name, item in value.items())
-    return value is None or isinstance(value, (bool, int, float, str))
+    if isinstance(value, int):
+        return -(1 << 63) <= value < 1 << 64  # what JSON readers take
+    return value is None or isinstance(value, (float, str))
 
 
-def _in_strings(value: Any, old: str, new: str) -> Any:
+def _translated(value: Any, table: Mapping[int, int]) -> Any:
     if isinstance(value, str):
-        return value.replace(old, new)
+        return value.translate(table)
     if isinstance(value, Mapping):
-        return {name: _in_strings(item, old, new) for name, item in value.items()}
+        return {name: _translated(item, table) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_in_strings(item, old, new) for item in value]
+        return [_translated(item, table) for item in value]
     return value

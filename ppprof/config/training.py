@@ -42,7 +42,7 @@ class MixPrecisionConfig:
     """Whether to compute in ``dtype`` where it is safe."""
     dtype: Literal["float16", "bfloat16"] = "float16"
     """The short type."""
-    level: Literal["O1", "O2", "o1", "o2"] = "O2"
+    level: Literal["O1", "O2"] = "O2"
     """O1 casts operator by operator, O2 keeps the parameters in the short type."""
     use_pure_fp16: bool = False
     """FleetX's older way to say enable with O2 and float16."""
@@ -280,7 +280,7 @@ class ShardingConfig:
 
     sharding_degree: int = knob(1, minimum=1)
     """Ranks to split between."""
-    sharding_stage: Literal[1, 2, 3] = 1
+    sharding_stage: Literal[1, 2, 3] = 2
     """1 splits optimizer state, 2 gradients too, 3 parameters too."""
     sharding_offload: bool = False
     """Keep the optimizer state in host memory."""
