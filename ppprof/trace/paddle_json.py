@@ -143,6 +143,11 @@ def _name_and_time(track: pl.Expr | str, colour: str) -> list[pl.Expr | str]:
     ]  # fmt: skip
 
 
+def _maybe(key: str, value: pl.Expr) -> pl.Expr:
+    """A key of ``args`` that is left out where its value is null."""
+    return pl.concat_str(pl.lit(f',"{key}":'), value.cast(pl.String)).fill_null("")
+
+
 def _thread_track() -> pl.Expr:
     """``"N(Python)"`` or ``"N(C++)"``, as Paddle splits one thread over two tracks."""
     side = (
@@ -154,12 +159,14 @@ def _thread_track() -> pl.Expr:
 
 
 def _host_parts() -> list[pl.Expr | str]:
-    collective = pl.concat_str(
-        pl.lit(',"group":'), pl.col("group").cast(pl.String),
-        pl.lit(',"bytes":'), pl.col("bytes").cast(pl.String),
-        pl.lit(',"peers":"'), pl.col("peers").fill_null(""), pl.lit('"'),
-    ).fill_null("")  # fmt: skip
-    return [*_name_and_time(_thread_track(), "thread_state_runnable"), collective, "}}"]
+    peers = pl.concat_str(pl.lit('"'), pl.col("peers"), pl.lit('"'))
+    return [
+        *_name_and_time(_thread_track(), "thread_state_runnable"),
+        _maybe("group", pl.col("group")),
+        _maybe("bytes", pl.col("bytes")),
+        _maybe("peers", peers),
+        "}}",
+    ]
 
 
 def _launch_parts() -> list[pl.Expr | str]:
@@ -186,10 +193,6 @@ def _with_details(trace: Trace, devices: pl.DataFrame) -> pl.DataFrame:
 
 
 def _device_parts() -> list[pl.Expr | str]:
-    def maybe(key: str, value: pl.Expr) -> pl.Expr:
-        """A key that is left out where its value is null."""
-        return pl.concat_str(pl.lit(f',"{key}":'), value.cast(pl.String)).fill_null("")
-
     def triple(name: str) -> pl.Expr:
         axes = [pl.col(f"{name}_{axis}").cast(pl.String) for axis in "xyz"]
         return pl.concat_str(pl.lit("["), pl.concat_str(axes, separator=","), pl.lit("]"))
@@ -198,20 +201,20 @@ def _device_parts() -> list[pl.Expr | str]:
     bandwidth = pl.when(is_copy).then(pl.col("bytes") / pl.col("dur_ns")).round(3)
     return [
         *_name_and_time(pl.col("stream"), "rail_animation"),
-        maybe("device", pl.col("device")),
-        maybe("context", pl.col("context")),
-        maybe("stream", pl.col("stream")),
-        maybe("correlation id", pl.col("correlation_id")),
-        maybe("bytes", pl.col("bytes")),
-        maybe("memory bandwidth (GB/s)", bandwidth),
-        maybe("value", pl.col("value")),
-        maybe("registers per thread", pl.col("registers")),
-        maybe("shared memory", pl.col("shared_bytes")),
-        maybe("blocks per SM", pl.col("blocks_per_sm").round(6)),
-        maybe("warps per SM", pl.col("warps_per_sm").round(6)),
-        maybe("grid", triple("grid")),
-        maybe("block", triple("block")),
-        maybe("theoretical achieved occupancy %", (pl.col("occupancy") * 100).round(3)),
+        _maybe("device", pl.col("device")),
+        _maybe("context", pl.col("context")),
+        _maybe("stream", pl.col("stream")),
+        _maybe("correlation id", pl.col("correlation_id")),
+        _maybe("bytes", pl.col("bytes")),
+        _maybe("memory bandwidth (GB/s)", bandwidth),
+        _maybe("value", pl.col("value")),
+        _maybe("registers per thread", pl.col("registers")),
+        _maybe("shared memory", pl.col("shared_bytes")),
+        _maybe("blocks per SM", pl.col("blocks_per_sm").round(6)),
+        _maybe("warps per SM", pl.col("warps_per_sm").round(6)),
+        _maybe("grid", triple("grid")),
+        _maybe("block", triple("block")),
+        _maybe("theoretical achieved occupancy %", (pl.col("occupancy") * 100).round(3)),
         "}}",
     ]
 

@@ -45,9 +45,12 @@ _DEVICE_PROPERTIES = {
 """Field numbers of DevicePropertyProto under the names that Paddle's JSON gives them."""
 
 _COLLECTIVE = re.compile(
-    r"(?P<op>[^\[]+)\[group=(?P<group>-?\d+) bytes=(?P<bytes>\d+) peers=(?P<peers>[\d,]*)\]"
+    r"(?P<name>\w+)\["
+    r"(op=(?P<op>\w+) ?)?(group=(?P<group>-?\d+) ?)?(bytes=(?P<bytes>\d+) ?)?(peers=(?P<peers>[\d,]*))?"
+    r"\]"
 )
-"""How capture writes a collective into an event that has room for a name only."""
+"""How capture writes what is known of a collective into an event that has room for a name only:
+``all_reduce[group=0 bytes=64 peers=0,1]``, ``wait[op=isend group=0 bytes=8 peers=1]``."""
 
 
 def read_paddle_pb(path: str | Path) -> Trace:
@@ -180,23 +183,21 @@ def _table(buffer: Buffer, body: Fields, numbers: dict[str, int]) -> pl.DataFram
 
 
 def _with_collectives(host_table: pl.DataFrame) -> pl.DataFrame:
-    """Takes ``all_reduce[group=0 bytes=64 peers=0,1]`` apart into name, group, bytes and peers."""
-    names = host_table["name"].unique()
+    """Takes a collective's name apart into name (``isend.wait`` for a wait), group, bytes, peers."""
+    names = host_table.filter(pl.col("category") == "Communication")["name"].unique()
     found = {name: match for name in names if (match := _COLLECTIVE.fullmatch(name))}
     if not found:
         return host_table
     facts = pl.DataFrame(
         {
-            "name": list(found),
-            "op": [match["op"] for match in found.values()],
-            "group": [int(match["group"]) for match in found.values()],
-            "bytes": [int(match["bytes"]) for match in found.values()],
-            "peers": [match["peers"] or None for match in found.values()],
-        },
-        schema_overrides={"peers": pl.String()},
-    )
+            "name": name,
+            "plain": f"{match['op']}.{match['name']}" if match["op"] else match["name"],
+            **{key: match[key] or None for key in ("group", "bytes", "peers")},
+        }
+        for name, match in found.items()
+    ).cast({"group": pl.Int64, "bytes": pl.Int64, "peers": pl.String})
     joined = host_table.join(facts, on="name", how="left", maintain_order="left")
-    return joined.with_columns(name=pl.coalesce("op", "name")).drop("op")
+    return joined.with_columns(name=pl.coalesce("plain", "name")).drop("plain")
 
 
 def _steps(events: pl.DataFrame, num_host: int) -> pl.Series:

@@ -187,7 +187,9 @@ def test_collectives_give_up_their_facts(tmp_path):
     names = [
         "all_reduce[group=0 bytes=4198400 peers=0,1]",
         "send[group=12 bytes=0 peers=7]",
-        "barrier[group=3 bytes=0 peers=]",
+        "barrier[group=3 peers=]",
+        "all_gather_object[group=0 peers=0,1]",
+        "wait[op=isend group=0 bytes=4096 peers=1]",
         "all_reduce",
         "not one[group=0]",
     ]
@@ -198,7 +200,9 @@ def test_collectives_give_up_their_facts(tmp_path):
     assert [tuple(event[column] for column in columns) for event in events] == [
         ("all_reduce", 0, 4198400, "0,1"),
         ("send", 12, 0, "7"),
-        ("barrier", 3, 0, None),
+        ("barrier", 3, None, None),
+        ("all_gather_object", 0, None, "0,1"),
+        ("isend.wait", 0, 4096, "1"),
         ("all_reduce", None, None, None),
         ("not one[group=0]", None, None, None),
     ]
