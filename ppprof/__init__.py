@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ppprof.capture import attach
+    from ppprof.capture.attach import attach
 
 __all__ = ["attach"]
 

@@ -46,7 +46,7 @@ def find_files(source: str | None) -> list[Path]:
     elif Path(source).is_dir():
         found = list(Path(source).rglob("*"))
     else:
-        found = [Path(path) for path in glob.glob(source, recursive=True)]
+        found = [Path(path) for path in glob.glob(source, recursive=True)]  # noqa: PTH207 - absolute patterns
     files = sorted(path for path in found if path.is_file() and path.stat().st_size)
     if not files:
         what = "the Python standard library" if source is None else source
@@ -75,7 +75,7 @@ def token_file(files: Sequence[Path], cache: Path | None = None) -> Path:
     return target
 
 
-class TextSamples(Dataset):  # type: ignore[misc]
+class TextSamples(Dataset):
     """Samples of a share of a token file: sample i is the i-th run of ``length`` tokens.
 
     Args:
@@ -125,7 +125,7 @@ class Share:
     """dp x sharding."""
 
 
-class StepBatches(BatchSampler):  # type: ignore[misc]
+class StepBatches(BatchSampler):
     """Indices of this rank's micro-batches, step after step, without end.
 
     A step takes the next ``replicas * local`` samples of the epoch's order, so the samples of a

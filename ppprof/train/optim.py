@@ -11,8 +11,8 @@ from paddle import nn
 from ppprof.config import OptimizerConfig
 
 
-class CosineWithWarmup(paddle.optimizer.lr.LRScheduler):  # type: ignore[misc]
-    """Linear from 0 to ``max_lr``, then half a cosine down to ``min_lr``, then flat.
+class CosineWithWarmup(paddle.optimizer.lr.LRScheduler):
+    r"""Linear from 0 to ``max_lr``, then half a cosine down to ``min_lr``, then flat.
 
         max_lr      /\\
                    /   `.
@@ -31,7 +31,7 @@ class CosineWithWarmup(paddle.optimizer.lr.LRScheduler):  # type: ignore[misc]
 
     def get_lr(self) -> float:
         """The rate at ``last_epoch`` steps done."""
-        done = self.last_epoch
+        done: int = self.last_epoch
         if done < self.warmup_steps:
             return self.max_lr * done / self.warmup_steps
         if done >= self.decay_steps:

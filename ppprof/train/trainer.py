@@ -120,7 +120,7 @@ class Trainer:
         context: AbstractContextManager[Any] = self._replica.no_sync()
         return context
 
-    @paddle.no_grad()  # type: ignore[untyped-decorator]
+    @paddle.no_grad()
     def _evaluate(self) -> float:
         """Mean loss of the first ``eval_iters`` batches of the evaluation text."""
         self._model.eval()
@@ -150,7 +150,7 @@ class Trainer:
         engine = self._config.Engine
         return (
             engine.num_train_epochs
-            if 0 < engine.num_train_epochs and engine.max_steps < 0
+            if engine.num_train_epochs > 0 and engine.max_steps < 0
             else None
         )
 
@@ -174,7 +174,8 @@ class Trainer:
         total = loss.detach().astype("float32").reshape([1])
         if self._replicas > 1:
             dist.all_reduce(total)
-        return float(total.item()) / self._replicas
+        mean: float = total.item() / self._replicas
+        return mean
 
     def _at(self, last: int | None) -> str:
         return f"step {self._step}/{last}" if last else f"step {self._step}"
