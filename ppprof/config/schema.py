@@ -12,7 +12,7 @@ from typing import Any
 from ppprof.config.overrides import apply_overrides
 from ppprof.config.profiler import ProfilerConfig, check_ranks, read_profiler
 from ppprof.config.reading import Report, did_you_mean, read_block
-from ppprof.config.source import read_source
+from ppprof.config.source import Source, read_source
 from ppprof.config.training import (
     BLOCKS,
     DataConfig,
@@ -49,6 +49,19 @@ class Config:
     """Everything the files and overrides say, blocks of others included, as plain values."""
     warnings: tuple[str, ...] = ()
     """What is odd but does not stop anything."""
+    source: Source = field(default_factory=lambda: Source({}), repr=False, compare=False)
+    """Where each value was set."""
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain values of everything, with defaults and derived numbers filled in."""
+        typed = {name: dataclasses.asdict(getattr(self, name)) for name in BLOCKS}
+        typed["Profiler"] = self.Profiler.to_mapping()
+        filled: dict[str, Any] = _filled(self.resolved, typed)
+        return filled
+
+    def problem(self, key: str, message: str) -> Problem:
+        """What only a program finds wrong with a key, at the file and line that set it."""
+        return Problem(self.source.where(tuple(key.split("."))), key, message)
 
 
 def load_config(
@@ -94,7 +107,17 @@ def load_config(
         topology=topology,
         resolved=source.values,
         warnings=tuple(report.warnings),
+        source=source,
     )
+
+
+def _filled(given: Any, typed: Any) -> Any:
+    """``typed`` over ``given``: keys of others stay, ours are as the program reads them."""
+    if not isinstance(typed, dict):
+        return list(typed) if isinstance(typed, tuple) else typed
+    given = given if isinstance(given, dict) else {}
+    merged = {key: _filled(given.get(key), value) for key, value in typed.items()}
+    return {**merged, **{key: value for key, value in given.items() if key not in typed}}
 
 
 def _by_place(problem: Problem) -> tuple[str, int]:

@@ -36,7 +36,12 @@ class GlobalConfig:
 class MixPrecisionConfig:
     """Automatic mixed precision (GPU; Paddle's CPU build computes in float32 all the same)."""
 
-    UNUSED: ClassVar[tuple[str, ...]] = ("main_grad",)
+    UNUSED: ClassVar[tuple[str, ...]] = (
+        "main_grad",
+        "use_fp16_guard",
+        "use_bf16_guard",
+        "fp16_dtype",
+    )
 
     enable: bool = False
     """Whether to compute in ``dtype`` where it is safe."""
@@ -74,6 +79,7 @@ class EngineConfig:
 
     UNUSED: ClassVar[tuple[str, ...]] = (
         "verbose", "strategy", "run_mode", "use_recompute", "metric", "inference", "quant_mode",
+        "balance_loss_weight",
     )  # fmt: skip
 
     max_steps: int = knob(500000, minimum=-1)
@@ -103,7 +109,9 @@ class ModelConfig:
     UNUSED: ClassVar[tuple[str, ...]] = (
         "vocab_size_divisible_unit", "scale_qk_by_layer_num", "use_flash_attn", "loss",
         "fused_softmax_with_triangular", "fused_linear", "num_experts", "expert_mode", "gate",
-        "top_k", "metric", "num_classes", "pretrained", "freeze_embedding", "moe_configs",
+        "top_k", "topk", "expert_interval", "moe_use_residual", "moe_train_capacity_factor",
+        "moe_eval_capacity_factor", "moe_min_capacity", "moe_token_dropping", "balance_loss_weight",
+        "metric", "num_classes", "pretrained", "freeze_embedding", "moe_configs", "num_partitions",
         "use_fused_dropout_add", "fuse_sequence_parallel_allreduce", "skip_tensor_map",
     )  # fmt: skip
 
@@ -149,7 +157,10 @@ class ModelConfig:
 class DatasetConfig:
     """Where the tokens come from."""
 
-    UNUSED: ClassVar[tuple[str, ...]] = ("input_dir", "mode", "eos_id", "seed", "build_data_file")
+    UNUSED: ClassVar[tuple[str, ...]] = (
+        "input_dir", "mode", "eos_id", "seed", "build_data_file", "model_type", "root",
+        "max_length", "tokenizer_type", "overlapping_eval",
+    )  # fmt: skip
 
     name: str = "GPTDataset"
     """FleetX's name for its token files; the harness reads bytes of text."""
@@ -191,7 +202,7 @@ class LoaderConfig:
 class SplitConfig:
     """Data of one purpose."""
 
-    UNUSED: ClassVar[tuple[str, ...]] = ("batch_size", "sample_split", "collect_data")
+    UNUSED: ClassVar[tuple[str, ...]] = ("batch_size", "sample_split", "collect_data", "collate_fn")
 
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
     """Where the tokens come from."""
@@ -218,11 +229,10 @@ class LearningRateConfig:
     """Linear warm-up, then a cosine down to ``min_lr``."""
 
     UNUSED: ClassVar[tuple[str, ...]] = (
-        "use_increments",
-        "last_epoch",
-        "total_steps",
-        "step_each_epoch",
-    )
+        "use_increments", "last_epoch", "total_steps", "step_each_epoch", "epochs", "verbose",
+        "learning_rate", "warmup", "warmup_steps", "decay_type", "linear_end", "milestones", "gamma",
+        "update_unit", "run_mode",
+    )  # fmt: skip
 
     name: str = "CosineAnnealingWithWarmupDecay"
     """The schedule; the harness knows this one."""
@@ -296,7 +306,7 @@ class DistributedConfig:
 
     UNUSED: ClassVar[tuple[str, ...]] = (
         "fuse_sequence_parallel_allreduce", "use_main_grad", "fused_linear", "schedule_mode",
-        "pp_recompute_interval", "outer_pp_degree",
+        "pp_recompute_interval", "outer_pp_degree", "hcg",
     )  # fmt: skip
 
     dp_degree: Optional[int] = knob(None, minimum=1)
