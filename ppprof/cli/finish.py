@@ -13,7 +13,7 @@ from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError
 from ppprof.report.data import to_json
 from ppprof.report.text import Layout, render
-from ppprof.rundir import TraceName, newest, raw_files, read_manifest, write_atomically
+from ppprof.rundir import TraceName, raw_files, read_manifest, write_atomically
 from ppprof.trace import read_paddle_pb, write_paddle_json
 
 
@@ -36,7 +36,7 @@ def register(subparsers: Any) -> None:
 
 def finish(args: argparse.Namespace) -> int:
     """0 when every capture asked for was finished, or there was none left; 3 when none could be."""
-    run = newest(args.run)
+    run = args.run
     profiler = ProfilerConfig.from_mapping(read_manifest(run)["profiler"])
     chosen = [
         (name, path)

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from ppprof import rundir
 from ppprof.config import Config, load_config
 from ppprof.errors import ConfigError, PpprofError, Problem
+from ppprof.train.corpus import NUM_TOKENS, find_files
+from ppprof.train.errors import DataError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,17 +69,13 @@ def preflight(config: Config) -> list[Problem]:
         if unwritable:
             where = "Engine.save_load.output_dir"
             problems.append(Problem(where, unwritable.where, unwritable.message))
-    if config.Model.vocab_size < 256:
-        problems.append(
-            Problem("Model.vocab_size", "", f"{config.Model.vocab_size}: bytes need 256 at least")
-        )
+    if config.Model.vocab_size < NUM_TOKENS:
+        message = f"{config.Model.vocab_size}: bytes need {NUM_TOKENS} at least"
+        problems.append(Problem("Model.vocab_size", "", message))
     return [*problems, *_data_problems(config)]
 
 
 def _data_problems(config: Config) -> list[Problem]:
-    from ppprof.train.data import find_files
-    from ppprof.train.errors import DataError
-
     problems = []
     for purpose in ("Train", "Eval"):
         dataset = getattr(config.Data, purpose).dataset

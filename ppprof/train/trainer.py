@@ -19,7 +19,8 @@ from paddle.io import DataLoader
 import ppprof
 from ppprof.config import Config
 from ppprof.train import checkpoint
-from ppprof.train.data import Share, StepBatches, TextSamples, find_files, token_file
+from ppprof.train.corpus import find_files, token_file
+from ppprof.train.data import Share, StepBatches, TextSamples
 from ppprof.train.model import GPT, PretrainingLoss
 from ppprof.train.optim import make_optimizer, make_schedule, notes
 
