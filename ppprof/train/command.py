@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ppprof import rundir
 from ppprof.config import Config, load_config
+from ppprof.config.training import SplitConfig
 from ppprof.errors import ConfigError, PpprofError, Problem
 from ppprof.train.corpus import NUM_TOKENS, find_files
 from ppprof.train.errors import DataError
@@ -49,46 +50,42 @@ def preflight(config: Config) -> list[Problem]:
     """What would stop this config on this machine, all at once; starts no processes."""
     problems = []
     degrees = {axis: config.topology.degree(axis) for axis in config.topology.order}
-    others = {axis: degree for axis, degree in degrees.items() if axis != "dp" and degree > 1}
+    others = [f"{axis} {degree}" for axis, degree in degrees.items() if axis != "dp" and degree > 1]
     if others:
-        problems.append(
-            Problem(
-                "Distributed",
-                "",
-                f"{', '.join(f'{axis} {degree}' for axis, degree in others.items())}: this "
-                "version trains data parallel only; ppprof config checks the other axes",
-            )
+        message = (
+            f"{', '.join(others)}: this version trains data parallel only; "
+            "ppprof config checks the other axes"
         )
-    if config.Profiler.enable:
-        unwritable = rundir.check_writable(config.Profiler.profiler_log)
-        if unwritable:
-            problems.append(Problem("Profiler.profiler_log", unwritable.where, unwritable.message))
+        problems.append(config.problem("Distributed", message))
     save_load = config.Engine.save_load
+    written = []
+    if config.Profiler.enable:
+        written.append(("Profiler.profiler_log", config.Profiler.profiler_log))
     if (save_load.save_steps or -1) > 0:
-        unwritable = rundir.check_writable(save_load.output_dir)
+        written.append(("Engine.save_load.output_dir", save_load.output_dir))
+    for key, folder in written:
+        unwritable = rundir.check_writable(folder)
         if unwritable:
-            where = "Engine.save_load.output_dir"
-            problems.append(Problem(where, unwritable.where, unwritable.message))
+            problems.append(config.problem(key, f"{unwritable.where}: {unwritable.message}"))
     if config.Model.vocab_size < NUM_TOKENS:
         message = f"{config.Model.vocab_size}: bytes need {NUM_TOKENS} at least"
-        problems.append(Problem("Model.vocab_size", "", message))
-    return [*problems, *_data_problems(config)]
-
-
-def _data_problems(config: Config) -> list[Problem]:
-    problems = []
+        problems.append(config.problem("Model.vocab_size", message))
     for purpose in ("Train", "Eval"):
-        dataset = getattr(config.Data, purpose).dataset
-        where = f"Data.{purpose}.dataset"
-        if isinstance(dataset.split, str) or len(dataset.split) != 3:
-            message = f"{dataset.split!r}: expected three shares: train, eval, test"
-            problems.append(Problem(where, "split", message))
-        if dataset.max_seq_len > config.Model.max_position_embeddings:
-            limit = config.Model.max_position_embeddings
-            message = f"{dataset.max_seq_len}: more than Model.max_position_embeddings {limit}"
-            problems.append(Problem(where, "max_seq_len", message))
-        try:
-            find_files(dataset.input)
-        except DataError as error:
-            problems.append(Problem(where, "input", str(error)))
+        problems += _data_problems(config, f"Data.{purpose}.dataset", getattr(config.Data, purpose))
+    return problems
+
+
+def _data_problems(config: Config, key: str, data: SplitConfig) -> list[Problem]:
+    dataset, problems = data.dataset, []
+    if isinstance(dataset.split, str) or len(dataset.split) != 3:
+        message = f"{dataset.split!r}: expected three shares: train, eval, test"
+        problems.append(config.problem(f"{key}.split", message))
+    limit = config.Model.max_position_embeddings
+    if dataset.max_seq_len > limit:
+        message = f"{dataset.max_seq_len}: more than Model.max_position_embeddings {limit}"
+        problems.append(config.problem(f"{key}.max_seq_len", message))
+    try:
+        find_files(dataset.input)
+    except DataError as error:
+        problems.append(config.problem(f"{key}.input", str(error)))
     return problems

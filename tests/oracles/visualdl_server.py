@@ -87,9 +87,13 @@ class Run:
     def workers(self, view: str) -> list[str]:
         return sorted(self.get("workers", view=view))
 
+    def spans(self, worker: str) -> list[str]:
+        """The windows of a worker."""
+        return self.get("spans", worker=worker)
+
     def span(self, worker: str) -> str:
-        """The only recorded window of a worker."""
-        (span,) = self.get("spans", worker=worker)
+        """The only window of a worker."""
+        (span,) = self.spans(worker)
         return span
 
 
@@ -125,8 +129,8 @@ def check_run(
     assert views <= set(run.views)
     for view in views - {"Distributed"}:
         assert run.workers(view) == sorted(workers), view
-    for worker in workers:
-        at = {"worker": worker, "span": run.span(worker)}
+    for worker, span in [(worker, span) for worker in workers for span in run.spans(worker)]:
+        at = {"worker": worker, "span": span}
         rows = run.get("overview/model_perspective", time_unit="ms", **at)["cpu"]
         model = {row["name"]: row for row in rows}
         assert model["ProfileStep"]["total_time"] >= model["Forward"]["total_time"] > 0

@@ -1,0 +1,139 @@
+"""The main job, as the README starts it: two real ranks, real tables, traces that open."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+WORKERS = ["rank_00000_dp0_pp0_sharding0_mp0", "rank_00001_dp1_pp0_sharding0_mp0"]
+pytestmark = [pytest.mark.paddle, pytest.mark.launch]
+
+
+def launch(folder: Path, *overrides: str) -> str:
+    """Runs the job in ``folder``; returns what its user sees."""
+    flags = [part for override in overrides for part in ("-o", override)]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2"),
+            *(ROOT / "tools/train.py", "-c", ROOT / "configs/gpt/pretrain_gpt_tiny_cpu_dp2.yaml"),
+            *("-o", "Profiler.enable=True", *flags),
+        ],
+        cwd=folder,
+        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    seen = done.stdout + done.stderr
+    assert done.returncode == 0, seen[-3000:]
+    return seen
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+    """Run directory and output of one run with two windows and every table."""
+    folder = tmp_path_factory.mktemp("job")
+    schedule = "{skip_first: 1, closed: 0, ready: 1, record: 3, repeat: 2}"
+    output = launch(
+        folder, f"Profiler.scheduler={schedule}", "Profiler.detailed=True",
+        "Profiler.formats=[json, json.gz, pb]", "Profiler.time_unit=us",
+    )  # fmt: skip
+    return folder / "profiler_log", output
+
+
+def strictly(path: Path) -> Any:
+    """JSON without duplicate keys, NaN or infinities, in UTF-8 without a byte order mark."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        assert len({key for key, _ in pairs}) == len(pairs)
+        return dict(pairs)
+
+    def never(constant: str) -> None:
+        raise AssertionError(constant)
+
+    text = path.read_bytes().decode("utf-8")
+    return json.loads(text, object_pairs_hook=once, parse_constant=never)
+
+
+def test_rank_0_prints_the_tables_of_each_window(job: tuple[Path, str]) -> None:
+    _, output = job
+    titles = re.findall(r"^rank (\d+) \(dp\d pp0 sharding0 mp0\), window (\d), (.+)$", output, re.M)
+    assert titles == [("0", "0", "steps 2 to 4"), ("0", "1", "steps 6 to 8")]
+    for title in ("Device", "Overview", "Model", "Distribution", "Operator", "Memory"):
+        assert len(re.findall(rf"^-+{title} Summary[- ]", output, re.M)) == 2, title
+    assert "Time unit: us" in output
+    assert "Time unit: ms" not in output
+    assert "Perf Summary" in output
+
+
+def test_it_says_how_to_look(job: tuple[Path, str]) -> None:
+    _, output = job
+    assert re.search(r"visualdl --logdir \S*profiler_log", output)
+    assert re.search(r"chrome://tracing.*ui\.perfetto\.dev.*\.paddle_trace\.json", output)
+
+
+def test_the_run_directory_holds_both_ranks(job: tuple[Path, str]) -> None:
+    run, _ = job
+    stems = sorted(path.name.split("_time_")[0] for path in run.glob("*.paddle_trace.json"))
+    assert stems == sorted(WORKERS * 2)
+    assert len(list(run.glob("*.paddle_trace.json.gz"))) == len(list(run.glob("raw/*.pb"))) == 4
+    manifest = strictly(run / "manifest.json")
+    assert manifest["world_size"] == 2
+    assert [rank["coordinate"]["dp"] for rank in manifest["ranks"]] == [0, 1]
+    assert manifest["profiler"]["detailed"] is True
+    assert manifest["config"]["Model"]["hidden_size"] == 64
+    for rank in (0, 1):
+        steps = (run / f"steps/rank_0000{rank}.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in steps]
+        assert [record["step"] for record in records] == list(range(20))
+        assert {r["step"] for r in records if r["window"] is not None} == {2, 3, 4, 6, 7, 8}
+        assert all(record["num_tokens"] == 8 * 64 for record in records)
+        for window in (0, 1):
+            summary = strictly(run / f"summary/rank_0000{rank}_w{window}.json")
+            assert (summary["rank"], summary["window"]) == (rank, window)
+            assert {row["name"] for row in summary["tables"]["model"]} >= {"Forward", "Backward"}
+
+
+def test_traces_are_strict_json_and_windows_are_spans(job: tuple[Path, str]) -> None:
+    run, _ = job
+    spans = {}
+    for path in sorted(run.glob("*.paddle_trace.json")):
+        trace = strictly(path)
+        spans.setdefault(path.name.split("_time_")[0], []).append(trace["span_indx"])
+        collectives = [e for e in trace["traceEvents"] if e.get("cat") == "Communication"]
+        assert collectives
+        for event in collectives:
+            assert event["args"]["peers"] == "0,1"
+            assert event["args"]["bytes"] > 0
+    assert {len(set(indices)) for indices in spans.values()} == {2}
+
+
+@pytest.mark.visualdl
+def test_visualdl_shows_both_ranks(job: tuple[Path, str]) -> None:
+    from tests.oracles import visualdl_server
+
+    run, _ = job
+    with visualdl_server.serve(run) as server:
+        shown = visualdl_server.check_run(server, run, WORKERS)
+        assert [shown.spans(worker) for worker in WORKERS] == [["0", "1"]] * 2
+
+
+def test_a_second_run_leaves_the_first_alone(tmp_path: Path) -> None:
+    short = ["Engine.max_steps=3", "Profiler.scheduler=[1, 2]", "Engine.eval_freq=-1"]
+    launch(tmp_path, *short)
+    first = sorted(path.name for path in (tmp_path / "profiler_log").glob("*.json"))
+    output = launch(tmp_path, *short)
+    again = tmp_path / "profiler_log/run_002"
+    assert sorted(path.name for path in (tmp_path / "profiler_log").glob("*.json")) == first
+    assert len(list(again.glob("*.paddle_trace.json"))) == 2
+    assert str(again.relative_to(tmp_path)) in output
