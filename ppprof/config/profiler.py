@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Optional, Union
+from typing import Any, ClassVar, Literal, Union, get_args
 
 from ppprof.config.reading import Report, knob, read_block
 from ppprof.config.source import Key, Source
@@ -105,7 +105,7 @@ class ProfilerConfig:
     """Below each operator what it called and launched."""
     thread_sep: bool = False
     """Operators and spans thread by thread."""
-    row_limit: Optional[int] = knob(100, minimum=1)
+    row_limit: int = knob(100, minimum=1)
     """Rows of a printed table at the most; the tables as data always hold all."""
     formats: tuple[TraceFormat, ...] = ("json",)
     """Formats of the trace; ``pb`` keeps Paddle's own, which is smaller."""
@@ -151,14 +151,16 @@ def read_profiler(values: Any, key: Key, report: Report) -> ProfilerConfig:
     if isinstance(values, Mapping):
         values = dict(values)
         schedule = values.pop("scheduler", None)
-        for name, by_paddle in (("sorted_by", _PADDLE_SORT_KEYS), ("formats", {})):
-            value = values.get(name)
-            if isinstance(value, str):
-                values[name] = by_paddle.get(value, value) if by_paddle else [value]
+        sort_key = values.get("sorted_by")
+        if isinstance(sort_key, str):
+            values["sorted_by"] = _PADDLE_SORT_KEYS.get(sort_key, sort_key)
         config = read_block(ProfilerConfig, values, key, report)
         config = dataclasses.replace(
             config, scheduler=_schedule(schedule, (*key, "scheduler"), report)
         )
+        if not config.formats:
+            known = ", ".join(get_args(TraceFormat))
+            report.problem((*key, "formats"), f"[]: expected at least one of {known}")
         for name in ("ranks", "print_ranks"):
             _check_selector(getattr(config, name), (*key, name), report)
         _warn_of_no_effect(values, schedule, config, key, report)

@@ -122,9 +122,10 @@ def _converted(hint: Any, value: Any) -> Any:
     if origin is Literal:
         return next((choice for choice in arguments if _is_same(choice, value)), _WRONG)
     if origin is tuple:
-        if not isinstance(value, (list, tuple)):
+        if not isinstance(value, (list, tuple, str)):
             return _WRONG
-        items = tuple(_converted(arguments[0], item) for item in value)
+        words = [value] if isinstance(value, str) else value  # one word is a list of one
+        items = tuple(_converted(arguments[0], item) for item in words)
         return _WRONG if _WRONG in items else items
     if hint is bool:
         return value if isinstance(value, bool) else _WRONG
@@ -147,7 +148,7 @@ def _expected(hint: Any) -> str:
     if origin is Union:
         return " or ".join(_expected(choice) for choice in arguments if choice is not type(None))
     if origin is Literal:
-        return ", ".join(map(str, arguments[:-1])) + f" or {arguments[-1]}"
+        return " or ".join(filter(None, [", ".join(map(str, arguments[:-1])), str(arguments[-1])]))
     if origin is tuple:
         return f"a list, each item {_expected(arguments[0])}"
     return _NAMES.get(hint, "a block of keys")

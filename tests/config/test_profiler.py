@@ -1,0 +1,343 @@
+"""The Profiler block."""
+
+from __future__ import annotations
+
+import pytest
+
+from ppprof.config import VIEWS, ProfilerConfig, WindowSchedule
+from ppprof.errors import ConfigError
+
+# The table of the design, typed in by hand.
+DEFAULTS = {
+    "enable": False,
+    "scheduler": None,
+    "profiler_log": "profiler_log",
+    "detailed": False,
+    "record_shapes": True,
+    "profile_memory": True,
+    "summary": {
+        "overview": True,
+        "model": True,
+        "kernel": True,
+        "op": True,
+        "device": False,
+        "dist": False,
+        "mem": False,
+        "memcpy": False,
+        "udf": False,
+    },
+    "timer_only": False,
+    "ranks": "all",
+    "print_ranks": 0,
+    "sorted_by": "auto",
+    "time_unit": "ms",
+    "op_detail": True,
+    "thread_sep": False,
+    "row_limit": 100,
+    "formats": ["json"],
+    "with_flops": False,
+    "emit_nvtx": False,
+    "targets": "auto",
+    "stop_training": False,
+}
+
+
+@pytest.fixture
+def profiler(load):
+    """The Profiler block of some lines."""
+    return lambda lines: load(f"Profiler: {lines}").Profiler
+
+
+@pytest.fixture
+def wrong(problems):
+    """What is wrong with one line of the Profiler block, without where it stands."""
+
+    def message(line):
+        (problem,) = problems(f"Profiler: {{{line}}}")
+        assert problem.startswith("cfg.yaml:1: Profiler.")
+        return problem[len("cfg.yaml:1: Profiler.") :]
+
+    return message
+
+
+def test_defaults():
+    assert ProfilerConfig().to_mapping() == DEFAULTS
+
+
+@pytest.mark.parametrize("text", ["", "Profiler:", "Profiler: {}", "Profiler: {summary: }"])
+def test_a_block_that_says_nothing_is_the_defaults(load, text):
+    assert load(text).Profiler == ProfilerConfig.from_mapping(DEFAULTS)
+
+
+def test_every_key_at_once(profiler):
+    written = {
+        "enable": True,
+        "scheduler": {"closed": 1, "ready": 2, "record": 3, "repeat": 4, "skip_first": 5},
+        "profiler_log": "elsewhere",
+        "detailed": True,
+        "record_shapes": False,
+        "profile_memory": False,
+        "summary": {view: view in ("dist", "mem") for view in DEFAULTS["summary"]},
+        "timer_only": True,
+        "ranks": {"dp": 0, "pp": "all"},
+        "print_ranks": "0,8-15",
+        "sorted_by": "gpu_max",
+        "time_unit": "us",
+        "op_detail": False,
+        "thread_sep": True,
+        "row_limit": 7,
+        "formats": ["json.gz", "pb"],
+        "with_flops": True,
+        "emit_nvtx": True,
+        "targets": ["cpu", "gpu"],
+        "stop_training": True,
+    }
+    config = profiler(written)
+    assert config.to_mapping() == written
+    assert config.scheduler == WindowSchedule(1, 2, 3, 4, 5)
+    assert ProfilerConfig.from_mapping(config.to_mapping()) == config
+
+
+def test_as_fleetx_has_it(load):
+    config = load(
+        """\
+        Profiler:
+          enable: False
+          scheduler: [1, 5]
+          profiler_log: profiler_log
+          detailed: False
+        """
+    )
+    assert config.Profiler.to_mapping() == {**DEFAULTS, "scheduler": [1, 5]}
+    assert config.Profiler.scheduler == (1, 5)
+    assert config.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("scheduler: (1, 5)", (1, 5)),
+        ("scheduler: '[0, 1]'", (0, 1)),
+        ("scheduler: {record: 2}", WindowSchedule(record=2)),
+        ("scheduler: {record: 2, repeat: }", WindowSchedule(record=2)),
+        ("scheduler: ", None),
+    ],
+)
+def test_schedules(load, written, read):
+    assert load(f"Profiler:\n  {written}\n").Profiler.scheduler == read
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "scheduler: [5, 1]",
+            "scheduler: [5, 1]: stop 1 is not after start 5; no step would be recorded",
+        ),
+        (
+            "scheduler: [3, 3]",
+            "scheduler: [3, 3]: stop 3 is not after start 3; no step would be recorded",
+        ),
+        ("scheduler: [-1, 4]", "scheduler: [-1, 4]: start -1 is below 0, the first step"),
+        (
+            "scheduler: [3]",
+            "scheduler: [3]: expected [start, stop], a mapping with record, or null",
+        ),
+        (
+            "scheduler: [1, 2, 3]",
+            "scheduler: [1, 2, 3]: expected [start, stop], a mapping with record, or null",
+        ),
+        (
+            "scheduler: [1.0, 5]",
+            "scheduler: [1.0, 5]: expected [start, stop], a mapping with record, or null",
+        ),
+        (
+            "scheduler: [True, 5]",
+            "scheduler: [True, 5]: expected [start, stop], a mapping with record, or null",
+        ),
+        (
+            "scheduler: always",
+            "scheduler: 'always': expected [start, stop], a mapping with record, or null",
+        ),
+        (
+            "scheduler: 5",
+            "scheduler: 5: expected [start, stop], a mapping with record, or null",
+        ),
+        ("scheduler: {record: 0}", "scheduler.record: 0: expected at least 1"),
+        (
+            "scheduler: {closed: 1}",
+            "scheduler.record: missing; expected the steps of a window, at least 1",
+        ),
+        (
+            "scheduler: {}",
+            "scheduler.record: missing; expected the steps of a window, at least 1",
+        ),
+        ("scheduler: {record: 1, closed: -1}", "scheduler.closed: -1: expected at least 0"),
+        (
+            "scheduler: {record: 1, repeats: 2}",
+            'scheduler.repeats: unknown key; did you mean "repeat"?',
+        ),
+        ("schedular: [1, 5]", 'schedular: unknown key; did you mean "scheduler"?'),
+        ("Enable: True", 'Enable: unknown key; did you mean "enable"?'),
+        ("summary: {ops: True}", 'summary.ops: unknown key; did you mean "op"?'),
+        (
+            "summary: {zzz: True}",
+            "summary.zzz: unknown key; expected one of overview, model, kernel, op, device, dist, "
+            "mem, memcpy, udf",
+        ),
+        ("summary: [op]", "summary: ['op']: expected a block of keys"),
+        ("summary: {op: 1}", "summary.op: 1: expected True or False"),
+        ("enable: flase", "enable: 'flase': expected True or False; did you mean \"False\"?"),
+        ("enable: 1", "enable: 1: expected True or False"),
+        ("enable: [True]", "enable: [True]: expected True or False"),
+        ("profiler_log: [a]", "profiler_log: ['a']: expected text"),
+        ("profiler_log: 20261120", "profiler_log: 20261120: expected text"),
+        ("row_limit: 0", "row_limit: 0: expected at least 1"),
+        ("row_limit: many", "row_limit: 'many': expected a whole number"),
+        (
+            "time_unit: min",
+            "time_unit: 'min': expected s, ms, us or ns",
+        ),
+        (
+            "sorted_by: cpu_totl",
+            "sorted_by: 'cpu_totl': expected auto, cpu_total, cpu_avg, cpu_max, cpu_min, gpu_total,"
+            ' gpu_avg, gpu_max or gpu_min; did you mean "cpu_total"?',
+        ),
+        ("formats: [xml]", "formats: ['xml']: expected a list, each item json, json.gz or pb"),
+        ("formats: []", "formats: []: expected at least one of json, json.gz, pb"),
+        (
+            "targets: [tpu]",
+            "targets: ['tpu']: expected auto or a list, each item cpu, gpu, xpu or custom_device",
+        ),
+    ],
+)
+def test_what_is_refused(wrong, line, message):
+    assert wrong(line) == message
+
+
+SELECTORS = (
+    'expected all, a rank, a list of ranks, "0,8-15", or coordinates such as '
+    "{dp: 0, mp: 0, pp: all} on the axes dp, pp, sharding, sep, mp"
+)
+
+
+@pytest.mark.parametrize(
+    "written", ["all", "0", "3", "[0, 2]", "'0,2-3'", "0-1", "0,1", "{}", "{dp: 1}", "{dp: all}"]
+)
+def test_rank_selectors(load, written):
+    lines = f"Profiler:\n  ranks: {written}\n  print_ranks: {written}\n"
+    config = load(lines + "Distributed: {dp_degree: 4}")
+    assert config.topology.select(config.Profiler.ranks) <= {0, 1, 2, 3}
+    assert config.topology.select(config.Profiler.print_ranks)
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("some", "'some'"),
+        ("True", "True"),
+        ("-1", "-1"),
+        ("1.5", "1.5"),
+        ("[0, x]", "[0, 'x']"),
+        ("[[0]]", "[[0]]"),
+        ("'0-'", "'0-'"),
+        ("{tp: 0}", "{'tp': 0}"),
+        ("{dp: some}", "{'dp': 'some'}"),
+        ("{dp: [0]}", "{'dp': [0]}"),
+        ("{dp: -1}", "{'dp': -1}"),
+    ],
+)
+def test_what_is_no_rank_selector(wrong, written, shown):
+    assert wrong(f"ranks: {written}") == f"ranks: {shown}: {SELECTORS}"
+    assert wrong(f"print_ranks: {written}") == f"print_ranks: {shown}: {SELECTORS}"
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("9", "ranks [9]: expected 0 to 1"),
+        ("'0-3'", "ranks [2, 3]: expected 0 to 1"),
+        ("'3-2'", 'ranks "3-2": expected all, or numbers and ranges such as "0,8-15"'),
+        ("{dp: 2}", "dp: 2: expected all or 0 to 1"),
+    ],
+)
+def test_ranks_that_the_grid_does_not_have(problems, written, message):
+    text = f"Profiler:\n  ranks: {written}\n"
+    assert problems(text, world_size=2) == [f"cfg.yaml:2: Profiler.ranks: {message}"]
+
+
+def test_ranks_of_a_grid_not_known_yet(load):
+    assert load("Profiler: {ranks: 8-15}").Profiler.ranks == "8-15"
+
+
+def test_one_format_and_paddles_sort_keys(profiler):
+    config = profiler("{formats: pb, sorted_by: GPUMax}")
+    assert config.formats == ("pb",)
+    assert config.sorted_by == "gpu_max"
+
+
+def test_targets_may_be_one_word(profiler):
+    assert profiler("{targets: cpu}").targets == ("cpu",)
+
+
+class TestViews:
+    def test_by_default(self):
+        assert ProfilerConfig().views() == ("overview", "model", "op", "kernel")
+
+    def test_of_the_toggles(self, profiler):
+        config = profiler("{summary: {dist: True, mem: True, op: False, kernel: False}}")
+        assert config.views() == ("overview", "model", "dist", "mem")
+
+    def test_all_when_detailed(self, profiler):
+        assert profiler("{detailed: True, summary: {op: False}}").views() == VIEWS
+        assert set(VIEWS) == set(DEFAULTS["summary"])
+
+
+class TestWithoutEffect:
+    @pytest.mark.parametrize(
+        ("line", "warnings"),
+        [
+            (
+                "detailed: True, summary: {dist: True}",
+                ["summary: has no effect, because detailed is True"],
+            ),
+            (
+                "timer_only: True, scheduler: [1, 5]",
+                ["scheduler: has no effect, because timer_only is True"],
+            ),
+            (
+                "timer_only: True, detailed: True, summary: {}, formats: [pb], with_flops: True",
+                [
+                    "summary: has no effect, because timer_only is True",
+                    "detailed: has no effect, because timer_only is True",
+                    "formats: has no effect, because timer_only is True",
+                    "with_flops: has no effect, because timer_only is True",
+                ],
+            ),
+            (
+                "stop_training: True",
+                [
+                    "stop_training: has no effect, because scheduler is null: the window ends with "
+                    "the training"
+                ],
+            ),
+            ("detailed: False, summary: {dist: True}, scheduler: [1, 5], stop_training: True", []),
+        ],
+    )
+    def test_is_reported(self, load, line, warnings):
+        config = load(f"Profiler: {{enable: True, {line}}}")
+        assert list(config.warnings) == [f"cfg.yaml:1: Profiler.{warning}" for warning in warnings]
+
+    def test_but_not_of_a_profiler_that_is_off(self, load):
+        config = load("Profiler: {enable: False, timer_only: True, scheduler: [1, 5]}")
+        assert config.warnings == ()
+
+
+def test_from_mapping_has_every_problem():
+    with pytest.raises(ConfigError) as raised:
+        ProfilerConfig.from_mapping({"scheduler": [5, 1], "enabled": True, "ranks": "x"})
+    assert [(problem.where, problem.key) for problem in raised.value.problems] == [
+        ("Profiler", "enabled"),
+        ("Profiler", "scheduler"),
+        ("Profiler", "ranks"),
+    ]
