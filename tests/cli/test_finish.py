@@ -1,0 +1,86 @@
+"""``ppprof finish``: what a killed run left raw becomes what its config asked for."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppprof.cli import main
+from ppprof.config import ProfilerConfig
+from ppprof.rundir import TraceName, claim, write_manifest
+from tests.fixtures import gpu_traces
+from tests.fixtures.timeline import write
+
+
+def killed_run(folder: Path, ranks: int = 2, **profiler: Any) -> Path:
+    """A run directory with one raw window a rank and nothing made of it."""
+    run = claim(folder / "profiler_log")
+    config = ProfilerConfig.from_mapping({"enable": True, **profiler})
+    write_manifest(run, {"profiler": config.to_mapping()})
+    for rank in range(ranks):
+        write(run / name(rank).raw, *gpu_traces.training())
+    return run
+
+
+def name(rank: int) -> TraceName:
+    return TraceName(rank, f"dp{rank}_pp0_sharding0_mp0", datetime(2026, 11, 20, 20, 15, 30), 0)
+
+
+def test_every_rank_gets_what_the_config_asks_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = killed_run(tmp_path, formats=["json", "json.gz"], summary={"op": False})
+    assert main(["finish", str(run)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("Overview Summary") == 2
+    assert printed.count("Operator Summary") == 0
+    for rank in (0, 1):
+        assert f"rank {rank} (dp{rank} pp0 sharding0 mp0), window 0, steps 5 to 7" in printed
+        plain = (run / name(rank).trace("json")).read_bytes()
+        assert gzip.decompress((run / name(rank).trace("json.gz")).read_bytes()) == plain
+        summary = json.loads((run / name(rank).summary).read_text())
+        assert summary["steps"] == [5, 6, 7]
+        assert next(row["name"] for row in summary["tables"]["model"]) == "ProfileStep"
+        assert set(summary["tables"]) == {
+            *("device", "overview", "model", "dist", "op", "kernel", "memcpy", "udf", "mem")
+        }
+    assert list(run.glob("raw/*")) == []
+    assert not [path for path in run.rglob("*") if path.name.startswith(".")]
+
+
+def test_pb_is_kept_when_asked_for_and_one_rank_can_be_chosen(tmp_path: Path) -> None:
+    run = killed_run(tmp_path, formats=["pb"])
+    assert main(["finish", str(run), "--rank", "1"]) == 0
+    assert sorted(path.name for path in run.glob("summary/*")) == ["rank_00001_w0.json"]
+    assert len(list(run.glob("raw/*.pb"))) == 2
+    assert list(run.glob("*.json")) == [run / "manifest.json"]
+
+
+def test_a_broken_capture_costs_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = killed_run(tmp_path)
+    raw = run / name(0).raw
+    raw.write_bytes(raw.read_bytes()[:-7])
+    assert main(["finish", str(run)]) == 0
+    seen = capsys.readouterr()
+    assert f"{raw}: byte " in seen.err
+    assert "the file is cut short or is not a Paddle .pb trace" in seen.err
+    assert "rank 1 (" in seen.out
+    assert raw.exists()
+
+
+def test_nothing_usable_is_exit_code_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = killed_run(tmp_path, ranks=1)
+    (run / name(0).raw).write_bytes(b"\x0f" * 64)
+    assert main(["finish", str(run)]) == 3
+    assert "no raw capture could be read" in capsys.readouterr().err
+    assert main(["finish", str(tmp_path / "elsewhere")]) == 3
+    assert "elsewhere" in capsys.readouterr().err
+
+
+def test_nothing_left_to_do_is_done(tmp_path: Path) -> None:
+    assert main(["finish", str(killed_run(tmp_path, ranks=0))]) == 0
