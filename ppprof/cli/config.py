@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from ppprof.config import load_config
+from ppprof.errors import UsageError
 
 
 def register(subparsers: Any) -> None:
@@ -38,6 +39,8 @@ def register(subparsers: Any) -> None:
 
 def config(args: argparse.Namespace) -> int:
     """0 and the config on stdout; its warnings on stderr."""
+    if args.world_size is not None and args.world_size < 1:
+        raise UsageError(f"--world-size: {args.world_size}: expected at least 1")
     loaded = load_config(args.config, args.override, args.world_size)
     for warning in loaded.warnings:
         print(warning, file=sys.stderr)

@@ -156,8 +156,16 @@ def _expected(hint: Any) -> str:
 
 def _nearest(hint: Any, value: Any) -> str:
     """A hint at what a mistyped word was meant to be."""
-    choices = ["True", "False"] if hint is bool else list(map(str, get_args(hint)))
-    return did_you_mean(value, choices, cutoff=0.5) if isinstance(value, str) else ""
+    return did_you_mean(value, _words(hint), cutoff=0.5) if isinstance(value, str) else ""
+
+
+def _words(hint: Any) -> list[str]:
+    """The words that ``hint`` has room for."""
+    if hint is bool:
+        return ["True", "False"]
+    if get_origin(hint) is Literal:
+        return list(map(str, get_args(hint)))
+    return [word for choice in get_args(hint) for word in _words(choice)]
 
 
 def _out_of_bounds(value: Any, item: dataclasses.Field[Any]) -> str:

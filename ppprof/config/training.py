@@ -166,7 +166,7 @@ class DatasetConfig:
     """FleetX's name for its token files; the harness reads bytes of text."""
     input: Optional[str] = None
     """A text file, directory or glob; blank for the Python standard library's own source."""
-    split: Union[tuple[float, ...], str] = (969, 30, 1)
+    split: Union[tuple[float, ...], str] = (969.0, 30.0, 1.0)
     """Shares of train, eval and test (other datasets of FleetX's have a name here)."""
     max_seq_len: int = knob(1024, minimum=1)
     """Tokens of a sample."""
