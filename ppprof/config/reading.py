@@ -80,7 +80,7 @@ def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
 
 def not_a_bool(word: str) -> str:
     """What is wrong with a word where True or False belongs."""
-    return f"{word!r}: expected {_expected(bool)}{_nearest(bool, word)}"
+    return f"{word!r}: expected {expected(bool)}{_nearest(bool, word)}"
 
 
 _WRONG = object()
@@ -103,7 +103,7 @@ def _value(hint: Any, value: Any, key: Key, item: dataclasses.Field[Any], report
         return read_block(blocks[0], value, key, report)  # type: ignore[arg-type]
     converted = _converted(hint, value)
     if converted is _WRONG:
-        report.problem(key, f"{value!r}: expected {_expected(hint)}{_nearest(hint, value)}")
+        report.problem(key, f"{value!r}: expected {expected(hint)}{_nearest(hint, value)}")
         return _WRONG
     bound = _out_of_bounds(converted, item)
     if bound:
@@ -143,14 +143,19 @@ def _is_same(choice: Any, value: Any) -> bool:
     return type(choice) is type(value) and bool(choice == value)
 
 
-def _expected(hint: Any) -> str:
+def expected(hint: Any) -> str:
+    """A type hint in words.
+
+    >>> expected(tuple[Literal["json", "pb"], ...])
+    'a list, each item json or pb'
+    """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Union:
-        return " or ".join(_expected(choice) for choice in arguments if choice is not type(None))
+        return " or ".join(expected(choice) for choice in arguments if choice is not type(None))
     if origin is Literal:
         return " or ".join(filter(None, [", ".join(map(str, arguments[:-1])), str(arguments[-1])]))
     if origin is tuple:
-        return f"a list, each item {_expected(arguments[0])}"
+        return f"a list, each item {expected(arguments[0])}"
     return _NAMES.get(hint, "a block of keys")
 
 

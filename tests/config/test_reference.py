@@ -1,0 +1,30 @@
+"""docs/config.md says what the dataclasses say."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from ppprof.config import ProfilerConfig, SummaryToggles, WindowSchedule, training
+from tests.config.reference import MARKER, PAGE, tables
+
+
+def test_the_page_is_up_to_date():
+    written = PAGE.read_text(encoding="utf-8").partition(MARKER)[2]
+    assert written == f"\n{tables()}", "run python -m tests.config.reference"
+
+
+BLOCKS = [ProfilerConfig, SummaryToggles, WindowSchedule] + [
+    block
+    for block in vars(training).values()
+    if dataclasses.is_dataclass(block) and block.__module__ == training.__name__
+]
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_every_key_is_on_the_page(block):
+    page = PAGE.read_text(encoding="utf-8")
+    for item in dataclasses.fields(block):
+        assert re.search(rf"^\| `([A-Za-z_]+\.)*{item.name}[.`]", page, re.MULTILINE), item.name
