@@ -46,7 +46,7 @@ def finish(args: argparse.Namespace) -> int:
     failed = 0
     for name, path in chosen:
         try:
-            sys.stdout.write(_finish_window(run, name, path, profiler))
+            _finish_window(run, name, path, profiler)
         except TraceError as error:
             failed += 1
             print(error, file=sys.stderr)
@@ -55,14 +55,15 @@ def finish(args: argparse.Namespace) -> int:
     return 0
 
 
-def _finish_window(run: Path, name: TraceName, raw: Path, profiler: ProfilerConfig) -> str:
-    """Writes what the config asks for; returns the tables it selects."""
+def _finish_window(run: Path, name: TraceName, raw: Path, profiler: ProfilerConfig) -> None:
+    """Prints the tables that the config selects, then writes what it asks for."""
     trace = read_paddle_pb(raw)
-    for fmt in profiler.formats:
-        if fmt != "pb":
-            write_paddle_json(trace, run / name.trace(fmt))
-    options = Options(profiler.sorted_by, profiler.thread_sep)
-    profile = Profile(trace, options)
+    profile = Profile(trace, Options(profiler.sorted_by, profiler.thread_sep))
+    layout = Layout(profiler.time_unit, profiler.op_detail, profiler.row_limit)
+    steps = f"steps {profile.steps[0]} to {profile.steps[-1]}" if profile.steps else "no steps"
+    title = f"rank {name.rank} ({name.label.replace('_', ' ')}), window {name.window}, {steps}"
+    # In one piece, and before the slow part: somebody is waiting for it.
+    print(f"{title}\n\n{render(profile, profiler.views(), layout)}", end="", flush=True)
     identity: Mapping[str, Any] = {
         "rank": name.rank,
         "coordinate": name.label,
@@ -72,9 +73,8 @@ def _finish_window(run: Path, name: TraceName, raw: Path, profiler: ProfilerConf
         "lost": dict(trace.lost),
     }
     write_atomically(run / name.summary, to_json(profile, **identity).encode())
+    for fmt in profiler.formats:
+        if fmt != "pb":
+            write_paddle_json(trace, run / name.trace(fmt))
     if "pb" not in profiler.formats:
         raw.unlink(missing_ok=True)
-    layout = Layout(profiler.time_unit, profiler.op_detail, profiler.row_limit)
-    steps = f"steps {profile.steps[0]} to {profile.steps[-1]}" if profile.steps else "no steps"
-    title = f"rank {name.rank} ({name.label.replace('_', ' ')}), window {name.window}, {steps}\n\n"
-    return title + render(profile, profiler.views(), layout)
