@@ -118,7 +118,7 @@ class Topology:
         if isinstance(selector, int):
             ranks = [selector]
         elif isinstance(selector, str):
-            ranks = _parse_ranges(selector)
+            ranks = _parse_ranges(selector, self.world_size)
         else:
             ranks = list(selector)
         outside = sorted(rank for rank in ranks if not 0 <= rank < self.world_size)
@@ -142,8 +142,8 @@ class Topology:
         return frozenset(self.rank(dict(zip(self.order, at))) for at in itertools.product(*along))
 
 
-def _parse_ranges(text: str) -> list[int]:
-    """``"0,8-10"`` to ``[0, 8, 9, 10]``."""
+def _parse_ranges(text: str, world_size: int) -> list[int]:
+    """``"0,8-10"`` to ``[0, 8, 9, 10]``; what lies beyond the world is cut to one rank."""
     ranks: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -155,5 +155,5 @@ def _parse_ranges(text: str) -> list[int]:
             raise UsageError(
                 f'ranks "{text}": expected all, or numbers and ranges such as "0,8-15"'
             )
-        ranks.extend(range(start, stop + 1))
+        ranks.extend(range(start, min(stop, max(start, world_size)) + 1))
     return ranks
