@@ -19,7 +19,7 @@ from ppprof.train.errors import DataError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains; returns 0, or 2 when the config or the machine does not allow it."""
+    """Trains; returns 0, 2 when config or machine do not allow it, 3 for an unusable checkpoint."""
     parser = argparse.ArgumentParser(description="Pretrain a GPT, as a YAML config says.")
     parser.add_argument("-c", "--config", required=True, metavar="CFG")
     parser.add_argument("-o", "--override", action="append", default=[], metavar="K=V")
@@ -42,7 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     from ppprof.train.trainer import train
 
-    train(config)
+    try:
+        train(config)
+    except PpprofError as error:
+        if speaks:
+            print(error, file=sys.stderr)
+        return error.exit_code
     return 0
 
 

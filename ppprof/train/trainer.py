@@ -18,6 +18,7 @@ from paddle.io import DataLoader
 
 import ppprof
 from ppprof.config import Config
+from ppprof.errors import ConfigError
 from ppprof.train import checkpoint
 from ppprof.train.corpus import find_files, token_file
 from ppprof.train.data import Share, StepBatches, TextSamples
@@ -26,8 +27,18 @@ from ppprof.train.optim import make_optimizer, make_schedule, notes
 
 
 def train(config: Config) -> None:
-    """Trains as the config says; needs the processes that the launcher started."""
-    paddle.set_device(config.Global.device)
+    """Trains as the config says; needs the processes that the launcher started.
+
+    Raises:
+        ConfigError: the device is not there.
+        InputError: the checkpoint to go on from cannot be used.
+        DataError: too little text for a step.
+    """
+    try:
+        paddle.set_device(config.Global.device)
+    except (ValueError, RuntimeError) as error:
+        message = f"{config.Global.device}: {str(error).strip().splitlines()[-1]}"
+        raise ConfigError([config.problem("Global.device", message)]) from error
     trainer = Trainer(config)
     profiler = ppprof.attach(config.Profiler, topology=config.topology, config=config.resolved)
     with profiler as session:

@@ -129,8 +129,7 @@ def check_run(
     assert views <= set(run.views)
     for view in views - {"Distributed"}:
         assert run.workers(view) == sorted(workers), view
-    for worker, span in [(worker, span) for worker in workers for span in run.spans(worker)]:
-        at = {"worker": worker, "span": span}
+    for at in [{"worker": name, "span": span} for name in workers for span in run.spans(name)]:
         rows = run.get("overview/model_perspective", time_unit="ms", **at)["cpu"]
         model = {row["name"]: row for row in rows}
         assert model["ProfileStep"]["total_time"] >= model["Forward"]["total_time"] > 0

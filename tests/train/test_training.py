@@ -117,6 +117,23 @@ def test_what_cannot_work_ends_before_it_starts(
     assert "ccache" not in run.stderr  # Paddle was not even imported: it warns of this
 
 
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    run = _run(tmp_path, "Global.device=gpu")
+    assert run.returncode == 2
+    assert "-o Global.device=gpu: Global.device: gpu: " in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
+    saving = ["Engine.save_load.save_steps=1", f"Engine.save_load.output_dir={tmp_path}/out"]
+    _losses(_run(tmp_path, *SMALL, *saving, "Engine.max_steps=1"))
+    other = [f"Engine.save_load.ckpt_dir={tmp_path}/out/step_00000001", "Model.num_layers=3"]
+    run = _run(tmp_path, *SMALL, *other)
+    assert run.returncode == 3
+    assert "a checkpoint of another model: 12 tensors differ, the first blocks.2." in run.stderr
+    assert "Traceback" not in run.stderr
+
+
 @pytest.mark.launch
 def test_the_launcher_ends_too_and_rank_0_alone_speaks(tmp_path: Path) -> None:
     axes = ["Distributed.mp_degree=2", "Distributed.dp_degree=1", "Engine.logging_freq=0"]
