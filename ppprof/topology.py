@@ -143,7 +143,7 @@ class Topology:
 
 
 def _parse_ranges(text: str, world_size: int) -> list[int]:
-    """``"0,8-10"`` to ``[0, 8, 9, 10]``; what lies beyond the world is cut to one rank."""
+    """``"0,8-10"`` to ``[0, 8, 9, 10]``; none beyond the world."""
     ranks: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -155,5 +155,7 @@ def _parse_ranges(text: str, world_size: int) -> list[int]:
             raise UsageError(
                 f'ranks "{text}": expected all, or numbers and ranges such as "0,8-15"'
             )
-        ranks.extend(range(start, min(stop, max(start, world_size)) + 1))
+        if stop >= world_size:
+            raise UsageError(f'ranks "{text}": expected 0 to {world_size - 1}')
+        ranks.extend(range(start, stop + 1))
     return ranks

@@ -51,8 +51,9 @@ def test_select(selector: object, expected: list[int]) -> None:
 @pytest.mark.parametrize(
     ("selector", "message"),
     [
-        ("0,9", r"ranks \[9\]: expected 0 to 3"),
-        ("0-1500000000", r"ranks \[4\]: expected 0 to 3"),
+        ("0,9", 'ranks "0,9": expected 0 to 3'),
+        ("0-1500000000", 'ranks "0-1500000000": expected 0 to 3'),
+        ([1, 4], r"ranks \[4\]: expected 0 to 3"),
         ("3-1", "expected all, or numbers and ranges"),
         ("first", "expected all, or numbers and ranges"),
         ({"tp": 0}, "unknown axis"),

@@ -256,7 +256,7 @@ def test_what_is_no_rank_selector(wrong, written, shown):
     ("written", "message"),
     [
         ("9", "ranks [9]: expected 0 to 1"),
-        ("'0-3'", "ranks [2, 3]: expected 0 to 1"),
+        ("'0-3'", 'ranks "0-3": expected 0 to 1'),
         ("'3-2'", 'ranks "3-2": expected all, or numbers and ranges such as "0,8-15"'),
         ("{dp: 2}", "dp: 2: expected all or 0 to 1"),
     ],

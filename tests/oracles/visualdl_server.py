@@ -47,14 +47,23 @@ class VisualDL:
         return content["data"]
 
     def run_of(self, directory: Path, num_workers: int) -> Run:
-        """The run in ``directory``, once so many workers have been read."""
+        """The run in ``directory``, once so many workers have been read, with all their windows."""
+        num_files = len(list(directory.glob("*.paddle_trace.json")))
+
+        def num_read() -> int:
+            # While it reads, VisualDL may answer that a "dictionary changed size".
+            with contextlib.suppress(AssertionError):
+                workers = self.get("workers", run=run, view="Trace")
+                if len(workers) >= num_workers:
+                    return sum(len(self.get("spans", run=run, worker=name)) for name in workers)
+            return 0
+
         run = self._wait(
             lambda: next((r for r in self.get("runs") if Path(r) == directory), None),
             f"{directory} among the runs",
         )
         self._wait(
-            lambda: len(self.get("workers", run=run, view="Trace")) >= num_workers,
-            f"{num_workers} workers in {directory}",
+            lambda: num_read() >= num_files, f"{num_workers} workers, {num_files} windows in {run}"
         )
         return Run(self, run)
 
