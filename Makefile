@@ -1,6 +1,6 @@
 # make profile   train a tiny GPT on 2 CPU processes with the profiler on, and print the tables
 # make test      every test            make check   lint, format, types
-# make bench     the numbers of docs/benchmarks.md, the README's, measured again
+# make bench     the numbers of the README, measured again
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
