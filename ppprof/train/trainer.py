@@ -52,6 +52,9 @@ class Trainer:
         self._config = config
         self._rank = dist.get_rank()
         self._replicas = dist.get_world_size()
+        # Too little text ends the job here, before a process group is made.
+        for purpose in ("Train", "Eval") if config.Engine.eval_freq > 0 else ("Train",):
+            self._batches(purpose, 0)
         if self._replicas > 1:
             _init_fleet(config)
         paddle.seed(config.Global.seed)

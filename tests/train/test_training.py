@@ -124,6 +124,14 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     assert "Traceback" not in run.stderr
 
 
+def test_too_little_text_to_evaluate_on_is_found_before_training(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("word " * 1000)  # 30 of 1000 shares: 150 bytes
+    run = _run(tmp_path, *SMALL, "Engine.eval_freq=5", "Data.Eval.dataset.input=text")
+    assert run.returncode == 2
+    assert "4 samples are fewer than one step's 8" in run.stderr
+    assert "loss" not in run.stdout
+
+
 def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
     saving = ["Engine.save_load.save_steps=1", f"Engine.save_load.output_dir={tmp_path}/out"]
     _losses(_run(tmp_path, *SMALL, *saving, "Engine.max_steps=1"))
