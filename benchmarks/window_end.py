@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import resource
 import statistics
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def main(num_steps: int = 200, repeats: int = 5) -> list[tuple[str, str]]:
     theirs: dict[str, list[float]] = {"json": [], "summary": []}
     ours: dict[str, list[float]] = {"pb": [], "tables": [], "JSON trace": []}
     with tempfile.TemporaryDirectory() as scratch:
-        num_events = 0
+        num_events = pb_bytes = 0
         for at in range(repeats):
             export = Path(scratch, f"{at}.json")
             theirs["json"].append(_seconds(profiler.export, str(export), "json"))
@@ -54,10 +55,12 @@ def main(num_steps: int = 200, repeats: int = 5) -> list[tuple[str, str]]:
             config = ProfilerConfig.from_mapping({"enable": True, "detailed": True})
             write_manifest(run, {"profiler": config.to_mapping()})
             ours["pb"].append(_seconds(profiler.export, str(raw), "pb"))
+            pb_bytes = raw.stat().st_size
             trace = read_paddle_pb(raw)
             num_events = trace.events.height + trace.memory.height
             for what, seconds in _finish(run).items():
                 ours[what].append(seconds)
+    peak_kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     their_s, our_s = _total(theirs), _total(ours)
     loop_s = stop_s + statistics.median(ours["pb"])
     tables_s = loop_s + statistics.median(ours["tables"])
@@ -80,6 +83,8 @@ def main(num_steps: int = 200, repeats: int = 5) -> list[tuple[str, str]]:
         ("events in the window (host, device, memory)", f"{num_events:,}"),
         *((what, f"{seconds:.2f} s") for what, seconds in parts),
         *((what, f"{ratio:.2f}") for what, ratio in ratios),
+        ("peak memory of ppprof's process", f"{peak_kib / 1024:.0f} MiB"),
+        ("size of the .pb that it reads", f"{pb_bytes / 2**20:.0f} MiB"),
     ]
 
 

@@ -236,7 +236,9 @@ def _warn_of_no_effect(
         return
     idle = []
     if config.timer_only:
-        idle = [name for name in ("summary", "detailed", "formats", "with_flops") if name in values]
+        plain = ProfilerConfig()  # what says the same as its default asks for nothing
+        names = ("summary", "detailed", "formats", "with_flops")
+        idle = [name for name in names if getattr(config, name) != getattr(plain, name)]
         idle += ["scheduler"] if schedule is not None else []
         because = "timer_only is True"
     elif config.detailed and "summary" in values:

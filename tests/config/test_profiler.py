@@ -306,7 +306,7 @@ class TestWithoutEffect:
                 ["scheduler: has no effect, because timer_only is True"],
             ),
             (
-                "timer_only: True, detailed: True, summary: {}, formats: [pb], with_flops: True",
+                "timer_only: True, detailed: True, summary: {op: False}, formats: [pb], with_flops: True",
                 [
                     "summary: has no effect, because timer_only is True",
                     "detailed: has no effect, because timer_only is True",
