@@ -16,15 +16,19 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, Union, cast
 
 import polars as pl
 
 from ppprof.rundir import publish
 from ppprof.trace.schema import PYTHON_CATEGORIES, Trace
 
+Parts = list[Union[pl.Expr, str]]
+"""What a line is put together from; a string is literal text."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 _FINITE = re.compile(r"\d+(\.\d+)?")
+_ROWS = 1 << 15
 _DEVICE_SORT_BASE = 0x10000000  # Paddle sorts devices below every host process
 
 
@@ -63,28 +67,29 @@ def _write(trace: Trace, file: IO[bytes]) -> None:
             head["ExtraInfo"][key] = "0"  # VisualDL must have both, and as numbers
     text = json.dumps(head, separators=(",", ":"), allow_nan=False)
     file.write(text[:-1].encode() + b',"traceEvents":[\n')
-    for lines in _events(trace):
-        pl.DataFrame({"line": lines}).write_csv(
-            file, include_header=False, quote_style="never", line_terminator=",\n"
-        )
+    for table, parts in _events(trace):
+        for rows in table.iter_slices(_ROWS):  # so that memory holds few of the long lines
+            pl.DataFrame({"line": _lines(rows, *parts)}).write_csv(
+                file, include_header=False, quote_style="never", line_terminator=",\n"
+            )
     # Every event above has a comma after it and a track that is named here.
     file.write(",\n".join(_metadata(trace)).encode("utf-8", "replace"))
     file.write(b"\n]}\n")
 
 
-def _events(trace: Trace) -> Iterator[pl.Series]:
-    """Lines of JSON, in blocks: host events, launches, device events, memory."""
+def _events(trace: Trace) -> Iterator[tuple[pl.DataFrame, Parts]]:
+    """Host events, launches and their arrows, device events and theirs, memory: rows and parts."""
     events = _prepared(trace)
     is_device = pl.col("device").is_not_null()
     is_launch = pl.col("device").is_null() & pl.col("correlation_id").is_not_null()
     launches = events.filter(is_launch)
     devices = events.filter(is_device)
-    yield _lines(events.filter(~is_device & ~is_launch), *_host_parts())
-    yield _lines(launches, *_launch_parts())
-    yield _lines(launches, *_flow_parts("s"))
-    yield _lines(_with_details(trace, devices), *_device_parts())
-    yield _lines(devices, *_flow_parts("f"))
-    yield _lines(_with_text(trace.memory, "place"), *_memory_parts())
+    yield events.filter(~is_device & ~is_launch), _host_parts()
+    yield launches, _launch_parts()
+    yield launches, _flow_parts("s")
+    yield _with_details(trace, devices), _device_parts()
+    yield devices, _flow_parts("f")
+    yield _with_text(trace.memory, "place"), _memory_parts()
 
 
 def _prepared(trace: Trace) -> pl.DataFrame:
@@ -132,7 +137,7 @@ def _us(column: str | pl.Expr) -> pl.Expr:
     )
 
 
-def _name_and_time(track: pl.Expr | str, colour: str) -> list[pl.Expr | str]:
+def _name_and_time(track: pl.Expr | str, colour: str) -> Parts:
     """What every X event starts with, up to its ``args``, which are left open."""
     process = pl.coalesce("device", "process")
     return [
@@ -158,7 +163,7 @@ def _thread_track() -> pl.Expr:
     return pl.concat_str(pl.lit('"'), pl.col("thread").cast(pl.String), side)
 
 
-def _host_parts() -> list[pl.Expr | str]:
+def _host_parts() -> Parts:
     peers = pl.concat_str(pl.lit('"'), pl.col("peers"), pl.lit('"'))
     return [
         *_name_and_time(_thread_track(), "thread_state_runnable"),
@@ -169,12 +174,12 @@ def _host_parts() -> list[pl.Expr | str]:
     ]
 
 
-def _launch_parts() -> list[pl.Expr | str]:
+def _launch_parts() -> Parts:
     start = _name_and_time(_thread_track(), "thread_state_running")
     return [*start, ',"correlation id":', pl.col("correlation_id"), "}}"]
 
 
-def _flow_parts(end: str) -> list[pl.Expr | str]:
+def _flow_parts(end: str) -> Parts:
     """An arrow from the middle of a launch (``s``) to the middle of what it started (``f``)."""
     track = _thread_track() if end == "s" else pl.col("stream")
     middle = pl.col("start_ns") + pl.col("dur_ns") // 2
@@ -192,7 +197,7 @@ def _with_details(trace: Trace, devices: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _device_parts() -> list[pl.Expr | str]:
+def _device_parts() -> Parts:
     def triple(name: str) -> pl.Expr:
         axes = [pl.col(f"{name}_{axis}").cast(pl.String) for axis in "xyz"]
         return pl.concat_str(pl.lit("["), pl.concat_str(axes, separator=","), pl.lit("]"))
@@ -219,8 +224,8 @@ def _device_parts() -> list[pl.Expr | str]:
     ]
 
 
-def _memory_parts() -> list[pl.Expr | str]:
-    numbers: list[pl.Expr | str] = []
+def _memory_parts() -> Parts:
+    numbers: Parts = []
     columns = ["current_allocated", "current_reserved", "peak_allocated", "peak_reserved"]
     for column in columns:
         numbers += [f',"{column}":', pl.col(column)]

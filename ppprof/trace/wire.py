@@ -11,7 +11,7 @@ Source: https://protobuf.dev/programming-guides/encoding/
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,14 @@ VARINT, I64, LEN, I32 = 0, 1, 2, 5
 """Wire types: a number, 8 bytes, a length and so many bytes, 4 bytes."""
 
 _PADDING = 16  # a 10-byte varint at the very end may be read as two 8-byte words
+_LAST_FIELD = 2**29 - 1  # the highest field number there is; one above it is nobody's
 _FEW = 48  # below so many messages a Python loop beats numpy's cost per call
 _CHUNK = 8192  # messages at a time: their temporaries stay in the processor's cache
 
 UInt64 = npt.NDArray[np.uint64]
 Int64 = npt.NDArray[np.int64]
-Round = tuple[Int64, Int64, Int64, UInt64, Int64]
+Int32 = npt.NDArray[np.int32]
+Round = tuple[Int32, Int32, npt.NDArray[np.uint8], UInt64, Int64]
 """Fields as arrays: message, number, wire type, value or first byte, one past the last byte."""
 
 
@@ -54,7 +56,13 @@ class Fields:
     """Every field of N messages of one type, as flat arrays; ask for them by field number."""
 
     def __init__(
-        self, num_messages: int, message: Int64, number: Int64, kind: Int64, low: UInt64, end: Int64
+        self,
+        num_messages: int,
+        message: Int32,
+        number: Int32,
+        kind: npt.NDArray[np.uint8],
+        low: UInt64,
+        end: Int64,
     ) -> None:
         self.num_messages = num_messages
         self._message = message
@@ -89,7 +97,11 @@ class Fields:
         """Where the bytes of a repeated field lie: an entry an occurrence, message by message."""
         chosen = np.flatnonzero((self._number == field) & (self._kind == LEN))
         chosen = chosen[np.argsort(self._message[chosen], kind="stable")]
-        return Spans(self._low[chosen].astype(np.int64), self._end[chosen], self._message[chosen])
+        return Spans(
+            self._low[chosen].astype(np.int64),
+            self._end[chosen],
+            self._message[chosen].astype(np.int64),
+        )
 
 
 class Buffer:
@@ -140,7 +152,7 @@ class Buffer:
                 if (cursor > limit).any():
                     beyond = int(cursor[np.argmax(cursor > limit)])
                     self._fail(beyond, "a field runs past its message")
-                rounds.append((active, number, kind, low, cursor))
+                rounds.append(_narrow(active, number, kind, low, cursor))
                 more = cursor < limit
                 if not more.all():
                     active, cursor, limit = active[more], cursor[more], limit[more]
@@ -233,15 +245,9 @@ class Buffer:
                     self._fail(cursor, "a field runs past its message")
                 met = len(ends) - len(message)
                 message += [index] * met
-                numbers += [tag >> 3] * met
+                numbers += [min(tag >> 3, _LAST_FIELD)] * met
                 kinds += [kind] * met
-        return (
-            np.array(message, np.int64),
-            np.array(numbers, np.int64),
-            np.array(kinds, np.int64),
-            np.array(lows, np.uint64),
-            np.array(ends, np.int64),
-        )
+        return _narrow(message, numbers, kinds, np.array(lows, np.uint64), ends)
 
     def _run(self, cursor: int, limit: int, lows: list[int], ends: list[int]) -> None:
         """Fields with a length from ``cursor`` on, as long as they repeat one tag."""
@@ -277,3 +283,14 @@ class Buffer:
             f"{self.name}: byte {min(offset, self.size)} of {self.size}: {reason}; "
             "the file is cut short or is not a Paddle .pb trace"
         )
+
+
+def _narrow(message: Any, number: Any, kind: Any, low: UInt64, end: Any) -> Round:
+    """A round in as few bytes as hold it: there are as many rows as fields in the file."""
+    return (
+        np.asarray(message, np.int32),
+        np.asarray(number, np.int32),
+        np.asarray(kind, np.uint8),
+        low,
+        np.asarray(end, np.int64),
+    )
