@@ -7,8 +7,9 @@ A checkpoint is a directory ``step_00000020`` with ``model.safetensors``,
 from __future__ import annotations
 
 import json
-import os
 import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,46 @@ import numpy as np
 import numpy.typing as npt
 import paddle
 from paddle import nn
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ppprof.errors import InputError
 
 Arrays = dict[str, npt.NDArray[Any]]
 
+_MASTER = "master:"  # before the float32 copy of a short parameter
 
-def save(folder: Path, step: int, model: nn.Layer, optimizer: Any, state: dict[str, Any]) -> Path:
-    """Writes a checkpoint after ``step`` steps; returns where."""
-    target = folder / f"step_{step:08d}"
-    hidden = folder / f".{target.name}.{os.getpid()}"
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come, beside its tensors."""
+
+    step: int
+    """Optimizer steps done."""
+    samples: int
+    """Samples taken from the data, over all ranks."""
+    scaler: Mapping[str, Any]
+    """State of the gradient scaler; empty where there is none."""
+
+
+def save(folder: Path, progress: Progress, model: nn.Layer, optimizer: Any) -> Path:
+    """Writes a checkpoint; returns where."""
+    target = folder / f"step_{progress.step:08d}"
+    hidden = folder / f".{target.name}.part"
+    shutil.rmtree(hidden, ignore_errors=True)  # of a run that was killed here
     hidden.mkdir(parents=True)
+    names = {param.name: name for name, param in model.named_parameters()}
+    tensors = optimizer.state_dict()
+    document = {
+        "step": progress.step, "samples": progress.samples, "scaler": dict(progress.scaler),
+        "schedule": tensors.pop("LR_Scheduler"),
+    }  # fmt: skip
+    masters = tensors.pop("master_weights", {})
+    renamed = {_renamed(key, names): tensor for key, tensor in tensors.items()}
+    for tensor in masters.values():
+        renamed[_MASTER + _renamed(tensor.name, names)] = tensor
     save_file(_arrays(model.state_dict()), hidden / "model.safetensors")
-    tensors, others = _optimizer_state(model, optimizer)
-    save_file(_arrays(tensors), hidden / "optimizer.safetensors")
-    document = {"step": step, "optimizer": others, **state}
+    save_file(_arrays(renamed), hidden / "optimizer.safetensors")
     (hidden / "state.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
     if target.exists():
         shutil.rmtree(target)
@@ -39,72 +64,74 @@ def save(folder: Path, step: int, model: nn.Layer, optimizer: Any, state: dict[s
     return target
 
 
-def load(folder: Path, model: nn.Layer, optimizer: Any) -> dict[str, Any]:
-    """Puts a checkpoint into model and optimizer; returns its state, ``step`` included.
+def load(folder: Path, model: nn.Layer, optimizer: Any) -> Progress:
+    """Puts a checkpoint into model and optimizer.
 
     Raises:
         InputError: not a checkpoint, or one of another model.
     """
     try:
-        state: dict[str, Any] = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        document = _document((folder / "state.json").read_text(encoding="utf-8"))
         weights = load_file(folder / "model.safetensors")
-        moments = load_file(folder / "optimizer.safetensors")
-    except (OSError, ValueError) as error:
+        state = _optimizer_state(load_file(folder / "optimizer.safetensors"), model)
+    except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder}: not a checkpoint: {error}") from error
-    _check_shapes(folder, model, weights)
+    _check_model(folder, model, weights)
     model.set_state_dict(weights)
-    optimizer.set_state_dict({**_renamed_back(model, moments), **state["optimizer"]})
-    return state
+    optimizer.set_state_dict({**state, "LR_Scheduler": document["schedule"]})
+    return Progress(document["step"], document["samples"], document["scaler"])
 
 
-def _optimizer_state(model: nn.Layer, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tensors under names that do not depend on how many layers the process made before."""
-    tensors: dict[str, Any] = {}
-    others: dict[str, Any] = {}
-    for key, value in optimizer.state_dict().items():
-        if isinstance(value, paddle.Tensor):
-            tensors[_swap_prefix(key, _structured_names(model))] = value
-        elif key == "master_weights":
-            names = _structured_names(model)
-            tensors.update({f"master:{names[name]}": tensor for name, tensor in value.items()})
+def _document(text: str) -> dict[str, Any]:
+    document = json.loads(text)
+    expected = {"step": int, "samples": int, "scaler": dict, "schedule": dict}
+    for key, kind in expected.items():
+        value = document.get(key) if isinstance(document, dict) else None
+        if type(value) is not kind:
+            raise ValueError(f"state.json: {key}: {value!r}: expected {kind.__name__}")
+    return {key: document[key] for key in expected}
+
+
+def _optimizer_state(arrays: Arrays, model: nn.Layer) -> dict[str, Any]:
+    """Tensors under the names that this process gave its parameters."""
+    names = {name: param.name for name, param in model.named_parameters()}
+    state: dict[str, Any] = {}
+    masters: dict[str, Any] = {}
+    for key, array in arrays.items():
+        own = key[len(_MASTER) :] if key.startswith(_MASTER) else key
+        tensor = paddle.to_tensor(array)
+        tensor.name = _renamed(own, names)  # Paddle finds the moments of a master by its name
+        if own is key:
+            state[tensor.name] = tensor
         else:
-            others[key] = value
-    return tensors, others
+            masters[names[_owner(own, names)]] = tensor
+    return {**state, "master_weights": masters} if masters else state
 
 
-def _renamed_back(model: nn.Layer, moments: Arrays) -> dict[str, Any]:
-    names = {structured: name for name, structured in _structured_names(model).items()}
-    masters = {
-        names[key.partition(":")[2]]: paddle.to_tensor(value)
-        for key, value in moments.items()
-        if key.startswith("master:")
-    }
-    found: dict[str, Any] = {
-        _swap_prefix(key, names): paddle.to_tensor(value)
-        for key, value in moments.items()
-        if not key.startswith("master:")
-    }
-    return {**found, "master_weights": masters} if masters else found
+def _renamed(key: str, names: Mapping[str, str]) -> str:
+    """A tensor's name with the name of its parameter exchanged for another.
+
+    Paddle numbers parameters as they are made (``linear_3.w_0_moment1_0``); a checkpoint has the
+    model's own names (``blocks.1.mlp.up.weight_moment1_0``), which every process shares.
+    """
+    owner = _owner(key, names)
+    return names[owner] + key[len(owner) :]
 
 
-def _structured_names(model: nn.Layer) -> dict[str, str]:
-    """Paddle's running names (``linear_3.w_0``) to the model's own (``blocks.1.mlp.up.weight``)."""
-    return {param.name: name for name, param in model.named_parameters()}
+def _owner(key: str, names: Mapping[str, str]) -> str:
+    owners = [name for name in names if key.startswith(f"{name}_")]
+    if not owners:
+        raise ValueError(f"{key}: no such parameter")
+    return max(owners, key=len)
 
 
-def _swap_prefix(key: str, names: dict[str, str]) -> str:
-    """``linear_3.w_0_moment1_0`` and ``blocks.1.mlp.up.weight_moment1_0``: one to the other."""
-    own = max((name for name in names if key.startswith(f"{name}_")), key=len)
-    return names[own] + key[len(own) :]
-
-
-def _arrays(tensors: dict[str, Any]) -> Arrays:
+def _arrays(tensors: Mapping[str, Any]) -> Arrays:
     return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}
 
 
-def _check_shapes(folder: Path, model: nn.Layer, weights: Arrays) -> None:
-    wanted = {name: list(param.shape) for name, param in model.state_dict().items()}
-    found = {name: list(array.shape) for name, array in weights.items()}
+def _check_model(folder: Path, model: nn.Layer, weights: Arrays) -> None:
+    wanted = {name: _form(param) for name, param in model.state_dict().items()}
+    found = {name: _form(array) for name, array in weights.items()}
     differing = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
     if differing:
         name = differing[0]
@@ -112,3 +139,9 @@ def _check_shapes(folder: Path, model: nn.Layer, weights: Arrays) -> None:
             f"{folder}: a checkpoint of another model: {len(differing)} tensors differ, the first "
             f"{name}: {found.get(name, 'missing')} saved, {wanted.get(name, 'none')} in the config"
         )
+
+
+def _form(tensor: Any) -> str:
+    """``float32 [256, 64]``; numpy sees Paddle's bfloat16 as uint16."""
+    dtype = str(tensor.dtype).replace("paddle.", "").replace("uint16", "bfloat16")
+    return f"{dtype} {list(tensor.shape)}"
