@@ -37,7 +37,10 @@ def register(subparsers: Any) -> None:
 def finish(args: argparse.Namespace) -> int:
     """0 when every capture asked for was finished, or there was none left; 3 when none could be."""
     run = args.run
-    profiler = ProfilerConfig.from_mapping(read_manifest(run)["profiler"])
+    manifest = read_manifest(run)
+    if not isinstance(manifest.get("profiler"), Mapping):
+        raise InputError(f"{run}/manifest.json: no profiler block; expected one of a ppprof run")
+    profiler = ProfilerConfig.from_mapping(manifest["profiler"])
     chosen = [
         (name, path)
         for name, path in raw_files(run)
@@ -47,11 +50,11 @@ def finish(args: argparse.Namespace) -> int:
     for name, path in chosen:
         try:
             _finish_window(run, name, path, profiler)
-        except TraceError as error:
+        except (TraceError, OSError) as error:
             failed += 1
             print(error, file=sys.stderr)
     if failed and failed == len(chosen):
-        raise InputError(f"{run}: no raw capture could be read")
+        raise InputError(f"{run}: no raw capture could be finished")
     return 0
 
 

@@ -77,9 +77,26 @@ def test_nothing_usable_is_exit_code_3(tmp_path: Path, capsys: pytest.CaptureFix
     run = killed_run(tmp_path, ranks=1)
     (run / name(0).raw).write_bytes(b"\x0f" * 64)
     assert main(["finish", str(run)]) == 3
-    assert "no raw capture could be read" in capsys.readouterr().err
+    assert "no raw capture could be finished" in capsys.readouterr().err
     assert main(["finish", str(tmp_path / "elsewhere")]) == 3
     assert "elsewhere" in capsys.readouterr().err
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = killed_run(tmp_path, ranks=1)
+    (run / "summary").rmdir()
+    (run / "summary").write_text("in the way")
+    assert main(["finish", str(run)]) == 3
+    seen = capsys.readouterr()
+    assert "summary/.rank_00000_w0.json.tmp" in seen.err
+    assert "rank 0 (dp0" in seen.out
+    assert (run / name(0).raw).exists()
+
+
+def test_a_manifest_of_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "manifest.json").write_text('{"schema_version": 1}')
+    assert main(["finish", str(tmp_path)]) == 3
+    assert "no profiler block; expected one of a ppprof run" in capsys.readouterr().err
 
 
 def test_nothing_left_to_do_is_done(tmp_path: Path) -> None:
