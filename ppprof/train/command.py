@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ppprof import rundir
 from ppprof.config import Config, load_config
@@ -45,8 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         train(config)
     except PpprofError as error:
-        if speaks:
-            print(error, file=sys.stderr)
+        print(error, file=sys.stderr)  # of any rank: it may be the only one to fail
         return error.exit_code
     return 0
 
@@ -62,6 +62,17 @@ def preflight(config: Config) -> list[Problem]:
             "ppprof config checks the other axes"
         )
         problems.append(config.problem("Distributed", message))
+    optimizer = config.Optimizer
+    for key, name, known in (
+        ("Model.module", config.Model.module, ("GPTModule",)),
+        ("Optimizer.name", optimizer.name, ("AdamW", "FusedAdamW")),
+        ("Optimizer.lr.name", optimizer.lr.name, ("CosineAnnealingWithWarmupDecay",)),
+        ("Optimizer.grad_clip.name", optimizer.grad_clip and optimizer.grad_clip.name,
+         ("ClipGradByGlobalNorm", None)),
+    ):  # fmt: skip
+        if name not in known:
+            message = f"{name}: expected {' or '.join(filter(None, known))}"
+            problems.append(config.problem(key, message))
     save_load = config.Engine.save_load
     written = []
     if config.Profiler.enable:
@@ -72,6 +83,12 @@ def preflight(config: Config) -> list[Problem]:
         unwritable = rundir.check_writable(folder)
         if unwritable:
             problems.append(config.problem(key, f"{unwritable.where}: {unwritable.message}"))
+    if save_load.ckpt_dir and not Path(save_load.ckpt_dir).is_dir():
+        message = (
+            f"{save_load.ckpt_dir}: no such directory; expected a checkpoint such as "
+            f"{Path(save_load.output_dir, 'step_00001000')}"
+        )
+        problems.append(config.problem("Engine.save_load.ckpt_dir", message))
     if config.Model.vocab_size < NUM_TOKENS:
         message = f"{config.Model.vocab_size}: bytes need {NUM_TOKENS} at least"
         problems.append(config.problem("Model.vocab_size", message))
@@ -82,8 +99,9 @@ def preflight(config: Config) -> list[Problem]:
 
 def _data_problems(config: Config, key: str, data: SplitConfig) -> list[Problem]:
     dataset, problems = data.dataset, []
-    if isinstance(dataset.split, str) or len(dataset.split) != 3:
-        message = f"{dataset.split!r}: expected three shares: train, eval, test"
+    split = dataset.split
+    if isinstance(split, str) or len(split) != 3 or min(split) < 0 or not sum(split):
+        message = f"{split!r}: expected three shares: train, eval, test; none below 0, not all 0"
         problems.append(config.problem(f"{key}.split", message))
     limit = config.Model.max_position_embeddings
     if dataset.max_seq_len > limit:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import shutil
 import sysconfig
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,41 +32,74 @@ def find_files(source: str | None) -> list[Path]:
             library's source.
 
     Raises:
-        DataError: nothing there.
+        DataError: nothing there, or nothing that may be read.
     """
-    if source is None:
-        library = Path(sysconfig.get_paths()["stdlib"])
-        found = [
-            path for path in library.rglob("*.py")
-            if not _NOT_LIBRARY.intersection(path.relative_to(library).parts)
-        ]  # fmt: skip
-    elif Path(source).is_dir():
-        found = list(Path(source).rglob("*"))
-    else:
-        found = [Path(path) for path in glob.glob(source, recursive=True)]  # noqa: PTH207 - absolute patterns
-    files = sorted(path for path in found if path.is_file() and path.stat().st_size)
+    what = "the Python standard library" if source is None else source
+    try:
+        found = _library() if source is None else _below(source)
+        files = sorted(path for path in found if path.is_file() and path.stat().st_size)
+    except OSError as error:
+        raise DataError(f"{what}: {error}") from error
     if not files:
-        what = "the Python standard library" if source is None else source
         raise DataError(f"{what}: no text there; expected a file, a directory or a glob with some")
     return files
+
+
+def _library() -> list[Path]:
+    library = Path(sysconfig.get_paths()["stdlib"])
+    return [
+        path for path in library.rglob("*.py")
+        if not _NOT_LIBRARY.intersection(path.relative_to(library).parts)
+        and os.access(path, os.R_OK)
+    ]  # fmt: skip
+
+
+def _below(source: str) -> list[Path]:
+    if Path(source).is_dir():
+        return list(Path(source).rglob("*"))
+    return [Path(path) for path in glob.glob(source, recursive=True)]  # noqa: PTH207 - absolute patterns
 
 
 def token_file(files: Sequence[Path], cache: Path | None = None) -> Path:
     """All bytes of ``files`` in one file, made on first use and again when a file changes.
 
     Several processes may make it at once: each writes its own and renames it.
+
+    Args:
+        files: what to read, in this order.
+        cache: where to keep it; None for ``ppprof`` in the user's cache directory.
+
+    Raises:
+        DataError: a file cannot be read, or the cache cannot be written.
     """
     signature = hashlib.sha256()
-    for path in files:
-        stat = path.stat()
-        signature.update(f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
-    folder = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "ppprof")
-    target = folder / f"tokens_{signature.hexdigest()[:16]}.u8"
-    if not target.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        hidden = target.with_suffix(f".{os.getpid()}")
-        with hidden.open("wb") as file:
-            for path in files:
-                file.write(path.read_bytes() + _SEPARATOR)
-        hidden.replace(target)
+    try:
+        for path in files:
+            stat = path.stat()
+            signature.update(f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+        folder = (
+            cache or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "ppprof").expanduser()
+        )
+        target = folder / f"tokens_{signature.hexdigest()[:16]}.u8"
+        if not target.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            _write(files, target)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
+        raise DataError(
+            f"cannot make one file of the text: {error} (XDG_CACHE_HOME says where it goes)"
+        ) from error
     return target
+
+
+def _write(files: Sequence[Path], target: Path) -> None:
+    descriptor, hidden = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as tokens:
+            for path in files:
+                with path.open("rb") as text:
+                    shutil.copyfileobj(text, tokens)
+                tokens.write(_SEPARATOR)
+        Path(hidden).replace(target)
+    except BaseException:
+        Path(hidden).unlink()
+        raise

@@ -67,48 +67,48 @@ class StepBatches(BatchSampler):
     """Indices of this rank's micro-batches, step after step, without end.
 
     A step takes the next ``replicas * local`` samples of the epoch's order, so the samples of a
-    step do not depend on how many ranks share them, and a position is the number of steps taken.
+    step do not depend on how many ranks share them, and a position is the number of samples taken.
 
     Args:
         num_samples: samples of an epoch.
         local: samples of a step on this rank.
         micro: samples of a micro-batch; divides ``local``.
         seed: of the order; None keeps the order of the text.
-        start_step: steps already taken.
+        taken: samples already taken, over all ranks; by steps of another size too.
         epochs: passes over the data; None for no end.
     """
 
     def __init__(
         self, num_samples: int, local: int, micro: int, share: Share,
-        seed: int | None = None, start_step: int = 0, epochs: int | None = None,
+        seed: int | None = None, taken: int = 0, epochs: int | None = None,
     ) -> None:  # fmt: skip
         self._num_samples = num_samples
         self._local = local
         self._micro = micro
         self._share = share
         self._seed = seed
-        self._start_step = start_step
+        self._taken = taken
         self._epochs = epochs
-        self.steps_per_epoch = num_samples // (local * share.replicas)
-        if not self.steps_per_epoch:
+        self._step = local * share.replicas
+        self._steps_per_epoch = num_samples // self._step
+        if not self._steps_per_epoch:
             raise DataError(
-                f"{num_samples} samples are fewer than one step's "
-                f"{local * share.replicas} (local_batch_size x data-parallel ranks)"
+                f"{num_samples} samples are fewer than one step's {self._step} "
+                "(local_batch_size x data-parallel ranks)"
             )
 
     def __iter__(self) -> Iterator[list[int]]:
-        step = self._start_step
-        while self._epochs is None or step < self._epochs * self.steps_per_epoch:
-            epoch, within = divmod(step, self.steps_per_epoch)
+        epoch, taken = divmod(self._taken, self._steps_per_epoch * self._step)
+        while self._epochs is None or epoch < self._epochs:
             order = self._order(epoch)
-            for at in range(within, self.steps_per_epoch):
-                first = (at * self._share.replicas + self._share.rank) * self._local
+            for step in range(taken, self._num_samples - self._step + 1, self._step):
+                first = step + self._share.rank * self._local
                 for micro in range(first, first + self._local, self._micro):
                     yield order[micro : micro + self._micro].tolist()
-                step += 1
+            epoch, taken = epoch + 1, 0
 
     def __len__(self) -> int:
-        return self.steps_per_epoch * (self._local // self._micro)
+        return self._steps_per_epoch * (self._local // self._micro)
 
     def _order(self, epoch: int) -> npt.NDArray[np.int64]:
         if self._seed is None:

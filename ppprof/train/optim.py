@@ -22,7 +22,7 @@ class CosineWithWarmup(paddle.optimizer.lr.LRScheduler):
     Source: FleetX's CosineAnnealingWithWarmupDecay, counted in optimizer steps.
     """
 
-    def __init__(self, max_lr: float, min_lr: float, warmup_steps: int, decay_steps: int) -> None:
+    def __init__(self, max_lr: float, min_lr: float, warmup_steps: float, decay_steps: int) -> None:
         self.max_lr = max_lr
         self.min_lr = min_lr
         self.warmup_steps = warmup_steps
@@ -43,9 +43,7 @@ class CosineWithWarmup(paddle.optimizer.lr.LRScheduler):
 def make_schedule(config: OptimizerConfig) -> CosineWithWarmup:
     """The learning rate of the config."""
     lr = config.lr
-    return CosineWithWarmup(
-        lr.max_lr, lr.min_lr, int(lr.warmup_rate * lr.decay_steps), lr.decay_steps
-    )
+    return CosineWithWarmup(lr.max_lr, lr.min_lr, lr.warmup_rate * lr.decay_steps, lr.decay_steps)
 
 
 def make_optimizer(
@@ -69,7 +67,7 @@ def make_optimizer(
 
 def notes(config: OptimizerConfig) -> Iterable[str]:
     """What the config asks for and does not get, in words for the log."""
-    if config.name != "AdamW":
+    if config.name == "FusedAdamW":
         yield f"Optimizer.name {config.name}: trained with AdamW, the same update in plain kernels"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ppprof.errors import ConfigError
 from ppprof.train import checkpoint
 from ppprof.train.corpus import find_files, token_file
 from ppprof.train.data import Share, StepBatches, TextSamples
+from ppprof.train.errors import DataError
 from ppprof.train.model import GPT, PretrainingLoss
 from ppprof.train.optim import make_optimizer, make_schedule, notes
 
@@ -30,9 +31,8 @@ def train(config: Config) -> None:
     """Trains as the config says; needs the processes that the launcher started.
 
     Raises:
-        ConfigError: the device is not there.
+        ConfigError: the device is not there, or too little text for a step.
         InputError: the checkpoint to go on from cannot be used.
-        DataError: too little text for a step.
     """
     try:
         paddle.set_device(config.Global.device)
@@ -53,8 +53,14 @@ class Trainer:
         self._rank = dist.get_rank()
         self._replicas = dist.get_world_size()
         # Too little text ends the job here, before a process group is made.
+        self._samples: dict[str, TextSamples] = {}
         for purpose in ("Train", "Eval") if config.Engine.eval_freq > 0 else ("Train",):
-            self._batches(purpose, 0)
+            try:
+                self._samples[purpose] = _samples(config, purpose)
+                self._batches(purpose)
+            except DataError as error:
+                problem = config.problem(f"Data.{purpose}.dataset.input", str(error))
+                raise ConfigError([problem]) from error
         if self._replicas > 1:
             _init_fleet(config)
         paddle.seed(config.Global.seed)
@@ -65,12 +71,13 @@ class Trainer:
         self._amp = _Amp(config)
         self._model, self._optimizer = self._amp.decorate(self._model, self._optimizer)
         self._step = 0
+        self._taken = 0  # samples, over all ranks
         if config.Engine.save_load.ckpt_dir:
-            state = checkpoint.load(
+            progress = checkpoint.load(
                 Path(config.Engine.save_load.ckpt_dir), self._model, self._optimizer
             )
-            self._step = state["step"]
-            self._amp.load(state["scaler"])
+            self._step, self._taken = progress.step, progress.samples
+            self._amp.load(progress.scaler)
         self._replica: Any = self._model
         if self._replicas > 1:
             self._replica = fleet.distributed_model(self._model)
@@ -80,9 +87,10 @@ class Trainer:
     def fit(self, profiler: Any) -> None:
         """Runs the remaining steps; ``profiler`` is what `ppprof.attach` gave."""
         engine, world = self._config.Engine, self._config.Global
-        batches = self._batches("Train", self._step)
-        last = engine.max_steps if engine.max_steps > 0 else None
-        loader = iter(self._loader("Train", batches))
+        last = engine.max_steps if engine.max_steps >= 0 else None
+        if last is not None and self._step >= last:
+            self._log(f"{self._at(last)} nothing left to train")
+        loader = iter(self._loader("Train", self._taken))
         clock = _Clock(self._config)
         while last is None or self._step < last:
             micro_batches = _take(loader, engine.accumulate_steps or 1, clock)
@@ -91,6 +99,7 @@ class Trainer:
             rate = self._optimizer.get_lr()
             loss = self._train_step(micro_batches)
             self._step += 1
+            self._taken += world.global_batch_size or 1
             length = micro_batches[0][0].shape[1]
             local = world.local_batch_size or 1
             profiler.step(num_samples=local, num_tokens=local * length)
@@ -137,26 +146,26 @@ class Trainer:
 
     @paddle.no_grad()
     def _evaluate(self) -> float:
-        """Mean loss of the first ``eval_iters`` batches of the evaluation text."""
+        """Mean loss of the first ``eval_iters`` batches of the evaluation text, one at least."""
         self._model.eval()
-        loader = self._loader("Eval", self._batches("Eval", 0))
         losses = []
-        for _, (tokens, labels) in zip(range(self._config.Engine.eval_iters), loader):
+        batches = max(1, self._config.Engine.eval_iters)
+        for _, (tokens, labels) in zip(range(batches), self._loader("Eval")):
             with self._amp.cast():
                 losses.append(self._loss(self._model(tokens), labels))
         self._model.train()
-        return self._mean(paddle.add_n(losses) / len(losses)) if losses else float("nan")
+        return self._mean(paddle.add_n(losses) / len(losses))
 
-    def _batches(self, purpose: str, start_step: int) -> StepBatches:
+    def _batches(self, purpose: str, taken: int = 0) -> StepBatches:
         data = getattr(self._config.Data, purpose)
         world = self._config.Global
         return StepBatches(
-            len(samples(self._config, purpose)),
+            len(self._samples[purpose]),
             world.local_batch_size or 1,
             world.micro_batch_size or 1,
             Share(self._rank, self._replicas),
             seed=world.seed if data.sampler.shuffle else None,
-            start_step=start_step,
+            taken=taken,
             epochs=self._epochs() if purpose == "Train" else 1,
         )
 
@@ -165,21 +174,22 @@ class Trainer:
         engine = self._config.Engine
         return (
             engine.num_train_epochs
-            if engine.num_train_epochs > 0 and engine.max_steps < 0
+            if engine.num_train_epochs >= 0 and engine.max_steps < 0
             else None
         )
 
-    def _loader(self, purpose: str, batches: StepBatches) -> DataLoader:
-        workers = getattr(self._config.Data, purpose).loader.num_workers
+    def _loader(self, purpose: str, taken: int = 0) -> DataLoader:
         return DataLoader(
-            samples(self._config, purpose), batch_sampler=batches, num_workers=workers
+            self._samples[purpose],
+            batch_sampler=self._batches(purpose, taken),
+            num_workers=getattr(self._config.Data, purpose).loader.num_workers,
         )
 
     def _save(self, folder: Path) -> None:
         """Data-parallel ranks hold the same state: rank 0 writes it."""
         if self._rank == 0:
-            state = {"scaler": self._amp.state(), "seed": self._config.Global.seed}
-            target = checkpoint.save(folder, self._step, self._model, self._optimizer, state)
+            progress = checkpoint.Progress(self._step, self._taken, self._amp.state())
+            target = checkpoint.save(folder, progress, self._model, self._optimizer)
             self._log(f"saved {target}")
         if self._replicas > 1:
             dist.barrier()
@@ -200,7 +210,7 @@ class Trainer:
             print(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {message}", flush=True)
 
 
-def samples(config: Config, purpose: str) -> TextSamples:
+def _samples(config: Config, purpose: str) -> TextSamples:
     """The text of one purpose ("Train" or "Eval").
 
     Raises:
@@ -274,7 +284,7 @@ class _Amp:
             for key, value in self._scaler.state_dict().items()
         }
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: Mapping[str, Any]) -> None:
         """Inverse of `state`."""
         if state:
             self._scaler.load_state_dict({**state, "scale": np.array([state["scale"]], np.float32)})

@@ -58,6 +58,24 @@ def test_tokens_are_bytes_and_made_again_when_a_file_changes(tmp_path: Path) -> 
     assert changed.read_bytes().startswith(b"xyz\x00")
 
 
+def test_a_text_or_a_cache_that_is_out_of_reach(tmp_path: Path) -> None:
+    text, gone = tmp_path / "a", tmp_path / "gone"
+    text.write_text("ab")
+    with pytest.raises(DataError, match=rf"cannot make one file .*{gone}.*XDG_CACHE_HOME"):
+        token_file([text, gone], tmp_path / "cache")
+    with pytest.raises(DataError, match=rf"cannot make one file .*{text}/cache.*XDG_CACHE_HOME"):
+        token_file([text], text / "cache")
+
+
+def test_a_text_that_breaks_off_leaves_nothing_behind(tmp_path: Path) -> None:
+    text, folder = tmp_path / "a", tmp_path / "folder"
+    text.write_text("ab")
+    folder.mkdir()  # opens as no file, after the first was copied
+    with pytest.raises(DataError, match=r"Is a directory: "):
+        token_file([text, folder], tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
 def test_a_sample_and_the_tokens_that_follow_it(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_bytes(bytes(range(20)))
@@ -112,12 +130,22 @@ def test_ranks_share_each_step_and_meet_every_sample_once(
 
 
 @given(st.integers(0, 25), st.one_of(st.none(), st.integers(0, 5)))
-def test_a_position_is_the_number_of_steps_taken(start: int, seed: int | None) -> None:
-    def batches(start_step: int) -> list[list[int]]:
-        share = Share(1, 2)
-        return list(StepBatches(50, 4, 2, share, seed, start_step=start_step, epochs=3))
+def test_a_position_is_the_number_of_samples_taken(steps: int, seed: int | None) -> None:
+    def batches(taken: int) -> list[list[int]]:
+        return list(StepBatches(50, 4, 2, Share(1, 2), seed, taken, epochs=3))
 
-    assert batches(start) == batches(0)[2 * start :]
+    assert batches(8 * steps) == batches(0)[2 * steps :]
+
+
+@given(st.integers(1, 12), st.integers(1, 8))
+def test_steps_of_another_size_go_on_where_the_others_ended(steps: int, local: int) -> None:
+    def met(taken: int, local: int) -> list[int]:
+        batches = StepBatches(48, local, local, Share(0, 1), seed=1, taken=taken, epochs=1)
+        return functools.reduce(operator.iadd, batches, [])
+
+    before, after = met(0, 4)[: 4 * steps], met(4 * steps, local)
+    assert not set(before) & set(after)
+    assert len(before) + len(after) > 48 - local or steps == 12
 
 
 def test_epochs_differ_in_order_and_seeds_do_too() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -25,7 +26,9 @@ NO_DROPOUT = ["Model.hidden_dropout_prob=0", "Model.attention_probs_dropout_prob
 pytestmark = pytest.mark.paddle
 
 
-def _run(folder: Path, *overrides: str, processes: int = 0) -> subprocess.CompletedProcess[str]:
+def _run(
+    folder: Path, *overrides: str, processes: int = 0, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """tools/train.py alone, or ``processes`` of it under Paddle's launcher."""
     launcher: list[str] = []
     if processes:
@@ -36,7 +39,7 @@ def _run(folder: Path, *overrides: str, processes: int = 0) -> subprocess.Comple
     return subprocess.run(
         [sys.executable, *launcher, str(ROOT / "tools/train.py"), "-c", str(CONFIG), *flags],
         cwd=folder,
-        env={**clean, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1"},
+        env={**clean, "XDG_CACHE_HOME": str(folder / "cache"), "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
         timeout=240,
@@ -74,20 +77,59 @@ def test_micro_batches_train_what_a_batch_does(alone: dict[int, float], tmp_path
     assert _losses(micro) == pytest.approx(alone, rel=1e-5)
 
 
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
-    # Dropout is on, and the order of the data is shuffled.
-    saving = ["Engine.save_load.save_steps=5", f"Engine.save_load.output_dir={tmp_path}/out"]
-    whole = _losses(_run(tmp_path, *SMALL, *saving))
-    resumed = _losses(
-        _run(tmp_path, *SMALL, f"Engine.save_load.ckpt_dir={tmp_path}/out/step_00000005")
-    )
-    assert resumed == {step: whole[step] for step in range(6, 11)}
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, float], str]:
+    """Losses of a run with dropout and shuffled data, and where it saved steps 5 and 10."""
+    folder = tmp_path_factory.mktemp("saved")
+    saving = ["Engine.save_load.save_steps=5", f"Engine.save_load.output_dir={folder}/out"]
+    return _losses(_run(folder, *SMALL, *saving)), f"Engine.save_load.ckpt_dir={folder}/out/step_"
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(
+    saved: tuple[dict[int, float], str], tmp_path: Path
+) -> None:
+    losses, ckpt = saved
+    resumed = _losses(_run(tmp_path, *SMALL, f"{ckpt}00000005"))
+    assert resumed == {step: losses[step] for step in range(6, 11)}
+
+
+def test_a_run_that_is_done_says_that_nothing_is_left(
+    saved: tuple[dict[int, float], str], tmp_path: Path
+) -> None:
+    run = _run(tmp_path, *SMALL, f"{saved[1]}00000010")
+    assert run.returncode == 0
+    assert "step 10/10 nothing left to train" in run.stdout
+
+
+def test_a_checkpoint_of_another_model(saved: tuple[dict[int, float], str], tmp_path: Path) -> None:
+    run = _run(tmp_path, *SMALL, f"{saved[1]}00000005", "Model.num_layers=3")
+    assert run.returncode == 3
+    assert "a checkpoint of another model: 12 tensors differ, the first blocks.2." in run.stderr
+    assert "Traceback" not in run.stderr
 
 
 def test_evaluation_counts_neither_as_training_nor_as_reading(tmp_path: Path) -> None:
-    run = _run(tmp_path, *SMALL, "Engine.eval_freq=5", "Engine.eval_iters=3")
-    _losses(run)
-    assert len(re.findall(r"eval loss \d+\.\d+", run.stdout)) == 2
+    # 300 batches of evaluation after step 3, forward only: as much as 100 steps.
+    evaluating = ["Engine.eval_freq=3", "Engine.eval_iters=300", "Engine.max_steps=4"]
+    profiling = ["Profiler.enable=True", "Profiler.timer_only=True"]
+    log = f"Profiler.profiler_log={tmp_path}/profiler_log"
+    run = _run(tmp_path, *SMALL, *evaluating, *profiling, log)
+    assert list(_losses(run)) == [1, 2, 3, 4]
+    assert len(re.findall(r"step 3/4 eval loss \d\.\d+", run.stdout)) == 1
+    lines = (tmp_path / "profiler_log/steps/rank_00000.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    for costs in (
+        [float(cost) for cost in re.findall(r"batch_cost ([\d.]+) s", run.stdout)],
+        [step["batch_cost_ns"] / 1e9 for step in steps],
+    ):
+        assert len(costs) == 4
+        assert costs[3] < 20 * max(costs[1:3])
+    assert steps[3]["reader_cost_ns"] < 20 * max(step["reader_cost_ns"] for step in steps[1:3])
+
+
+def test_an_evaluation_has_one_batch_at_least(tmp_path: Path) -> None:
+    run = _run(tmp_path, *SMALL, "Engine.eval_freq=1", "Engine.max_steps=1", "Engine.eval_iters=-1")
+    assert re.search(r"step 1/1 eval loss \d\.\d+", run.stdout), run.stderr
 
 
 def test_mixed_precision_on_a_cpu_says_what_it_is(tmp_path: Path) -> None:
@@ -104,6 +146,20 @@ def test_mixed_precision_on_a_cpu_says_what_it_is(tmp_path: Path) -> None:
         (["Model.vocab_size=100"], "Model.vocab_size: 100: bytes need 256 at least"),
         (["Profiler.enable=True", "Profiler.profiler_log=file/log"], "is a file; expected a dir"),
         (["Data.Train.dataset.max_seq_len=65"], "65: more than Model.max_position_embeddings 64"),
+        (["Data.Train.dataset.split=[0, 0, 0]"], "(0.0, 0.0, 0.0): expected three shares: train"),
+        (["Data.Eval.dataset.split=[9, -1, 0]"], "(9.0, -1.0, 0.0): expected three shares: train"),
+        (["Engine.save_load.ckpt_dir=gone"], "gone: no such directory; expected a checkpoint"),
+        (
+            ["Optimizer.name=Lamb", "Model.module=MoEModule"],
+            "Model.module: MoEModule: expected GPTModule\n"
+            "-o Optimizer.name=Lamb: Optimizer.name: Lamb: expected AdamW or FusedAdamW",
+        ),
+        (
+            ["Optimizer.lr.name=Linear", "Optimizer.grad_clip.name=ByValue"],
+            "Optimizer.lr.name: Linear: expected CosineAnnealingWithWarmupDecay\n"
+            "-o Optimizer.grad_clip.name=ByValue: Optimizer.grad_clip.name: ByValue: "
+            "expected ClipGradByGlobalNorm",
+        ),
     ],
 )
 def test_what_cannot_work_ends_before_it_starts(
@@ -117,8 +173,9 @@ def test_what_cannot_work_ends_before_it_starts(
     assert "ccache" not in run.stderr  # Paddle was not even imported: it warns of this
 
 
-def test_a_device_that_is_not_there(tmp_path: Path) -> None:
-    run = _run(tmp_path, "Global.device=gpu")
+@pytest.mark.parametrize("local_rank", ["0", "1"])
+def test_a_rank_whose_device_is_not_there_says_so(tmp_path: Path, local_rank: str) -> None:
+    run = _run(tmp_path, "Global.device=gpu", PADDLE_LOCAL_RANK=local_rank)
     assert run.returncode == 2
     assert "-o Global.device=gpu: Global.device: gpu: " in run.stderr
     assert "Traceback" not in run.stderr
@@ -128,18 +185,9 @@ def test_too_little_text_to_evaluate_on_is_found_before_training(tmp_path: Path)
     (tmp_path / "text").write_text("word " * 1000)  # 30 of 1000 shares: 150 bytes
     run = _run(tmp_path, *SMALL, "Engine.eval_freq=5", "Data.Eval.dataset.input=text")
     assert run.returncode == 2
-    assert "4 samples are fewer than one step's 8" in run.stderr
+    message = "Data.Eval.dataset.input: 4 samples are fewer than one step's 8"
+    assert f"-o Data.Eval.dataset.input=text: {message}" in run.stderr
     assert "loss" not in run.stdout
-
-
-def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
-    saving = ["Engine.save_load.save_steps=1", f"Engine.save_load.output_dir={tmp_path}/out"]
-    _losses(_run(tmp_path, *SMALL, *saving, "Engine.max_steps=1"))
-    other = [f"Engine.save_load.ckpt_dir={tmp_path}/out/step_00000001", "Model.num_layers=3"]
-    run = _run(tmp_path, *SMALL, *other)
-    assert run.returncode == 3
-    assert "a checkpoint of another model: 12 tensors differ, the first blocks.2." in run.stderr
-    assert "Traceback" not in run.stderr
 
 
 @pytest.mark.launch

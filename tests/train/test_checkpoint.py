@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+
+from ppprof.config import ModelConfig, OptimizerConfig  # noqa: E402
+from ppprof.config.training import LearningRateConfig  # noqa: E402
+from ppprof.errors import InputError  # noqa: E402
+from ppprof.train import checkpoint  # noqa: E402
+from ppprof.train.model import GPT  # noqa: E402
+from ppprof.train.optim import make_optimizer, make_schedule  # noqa: E402
+
+pytestmark = pytest.mark.paddle
+OPTIMIZER = OptimizerConfig(lr=LearningRateConfig(max_lr=0.1, warmup_rate=0.0), grad_clip=None)
+PROGRESS = checkpoint.Progress(step=1, samples=8, scaler={"scale": 32768.0})
+
+
+class Job:
+    """A model and its optimizer; gradients are made up, the same for the same step."""
+
+    def __init__(self, dtype: str = "float32", **settings: int) -> None:
+        sizes = {"hidden_size": 8, "num_layers": 1, "num_attention_heads": 2, **settings}
+        self.model = GPT(ModelConfig(vocab_size=16, max_position_embeddings=4, **sizes)).to(
+            dtype=dtype
+        )
+        self.schedule = make_schedule(OPTIMIZER)
+        self.optimizer = make_optimizer(OPTIMIZER, self.model, self.schedule)
+
+    def step(self, seed: int) -> None:
+        draws = np.random.default_rng(seed)
+        for param in self.model.parameters():
+            gradient = draws.standard_normal(param.shape).astype(np.float32)
+            param.grad = paddle.to_tensor(gradient).astype(param.dtype)
+        self.optimizer.step()
+        self.optimizer.clear_grad()
+        self.schedule.step()
+
+    def weights(self) -> list[np.ndarray]:
+        return [param.astype("float32").numpy() for param in self.model.parameters()]
+
+    def save(self, folder: Path) -> Path:
+        return checkpoint.save(folder, PROGRESS, self.model, self.optimizer)
+
+    def load(self, folder: Path) -> checkpoint.Progress:
+        return checkpoint.load(folder, self.model, self.optimizer)
+
+
+@pytest.fixture
+def short_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What AdamW's GPU kernel does with short parameters: it updates their float32 copies.
+
+    Paddle's CPU build has the kernel for float32 alone.
+    """
+    kernel = paddle._C_ops.adamw_
+
+    def adamw(param: Any, grad: Any, *rest: Any) -> Any:
+        *state, master, found_inf = rest[:8]
+        settings = list(rest[8:])
+        settings[8] = False  # the parameter given is the float32 copy itself
+        updated = kernel(master, grad.astype("float32"), *state, None, found_inf, *settings)
+        param.set_value(master.astype(param.dtype))
+        return updated
+
+    monkeypatch.setattr(paddle._C_ops, "adamw_", adamw)
+
+
+def _goes_on(folder: Path, dtype: str) -> None:
+    """A run that was saved and resumed in a process which made other layers before."""
+    first = Job(dtype)
+    first.step(seed=1)
+    saved = first.save(folder)
+    first.step(seed=2)
+    resumed = Job(dtype)
+    assert resumed.load(saved) == PROGRESS
+    resumed.step(seed=2)
+    for one, other in zip(first.weights(), resumed.weights()):
+        assert np.array_equal(one, other)
+    assert resumed.optimizer.get_lr() == first.optimizer.get_lr()
+
+
+def test_weights_moments_and_schedule_come_back(tmp_path: Path) -> None:
+    _goes_on(tmp_path, "float32")
+
+
+@pytest.mark.usefixtures("short_adamw")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_short_weights_and_their_float32_copies_come_back(tmp_path: Path, dtype: str) -> None:
+    _goes_on(tmp_path, dtype)
+
+
+def test_a_checkpoint_takes_the_place_of_one_and_of_what_a_killed_run_left(tmp_path: Path) -> None:
+    job = Job()
+    saved = job.save(tmp_path)
+    (saved / "stale").touch()
+    (tmp_path / f".{saved.name}.part").mkdir()
+    assert job.save(tmp_path) == saved
+    assert [path.name for path in tmp_path.iterdir()] == [saved.name]
+    assert not (saved / "stale").exists()
+
+
+def _damage(folder: Path, how: str) -> None:
+    if how == "cut":
+        (folder / "optimizer.safetensors").write_bytes(b"\x00" * 20)
+    elif how == "no state":
+        (folder / "state.json").unlink()
+    else:
+        (folder / "state.json").write_text(how)
+
+
+@pytest.mark.parametrize("how", ["cut", "no state", "{}", "[]", "{", '{"step": true}'])
+def test_what_is_not_a_checkpoint_says_so(tmp_path: Path, how: str) -> None:
+    job = Job()
+    job.step(seed=1)
+    saved = job.save(tmp_path)
+    _damage(saved, how)
+    with pytest.raises(InputError, match=f"^{saved}: not a checkpoint: "):
+        Job().load(saved)
+
+
+def test_moments_of_an_unknown_parameter(tmp_path: Path) -> None:
+    job = Job()
+    job.step(seed=1)
+    saved, other = job.save(tmp_path / "a"), Job(num_layers=2)
+    other.step(seed=1)
+    (other.save(tmp_path / "b") / "optimizer.safetensors").replace(saved / "optimizer.safetensors")
+    with pytest.raises(InputError, match=r"not a checkpoint: blocks\.1.*: no such parameter"):
+        Job().load(saved)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"num_layers": 2}, "12 tensors differ, the first blocks.1.attention.out.bias: "
+         "missing saved, float32 [8] in the config"),
+        ({"hidden_size": 4}, "16 tensors differ, the first blocks.0.attention.out.bias: "
+         "float32 [8] saved, float32 [4] in the config"),
+        ({"dtype": "bfloat16"}, "16 tensors differ, the first blocks.0.attention.out.bias: "
+         "float32 [8] saved, bfloat16 [8] in the config"),
+    ],
+)  # fmt: skip
+def test_a_checkpoint_of_another_model(
+    tmp_path: Path, changed: dict[str, Any], message: str
+) -> None:
+    saved = Job().save(tmp_path)
+    with pytest.raises(InputError) as raised:
+        Job(**changed).load(saved)
+    assert "a checkpoint of another model" in str(raised.value)
+    assert message in str(raised.value)
+
+
+def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path: Path) -> None:
+    job = Job()
+    job.step(seed=1)
+    saved = job.save(tmp_path)
+    names = sorted(path.name for path in saved.iterdir())
+    assert names == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    assert json.loads((saved / "state.json").read_text())["step"] == 1
