@@ -146,11 +146,15 @@ class Trainer:
 
     @paddle.no_grad()
     def _evaluate(self) -> float:
-        """Mean loss of the first ``eval_iters`` batches of the evaluation text, one at least."""
+        """Mean loss of the first ``eval_iters`` batches of the evaluation text, one at least.
+
+        As in training a batch is ``local_batch_size`` samples, however it is cut.
+        """
         self._model.eval()
         losses = []
-        batches = max(1, self._config.Engine.eval_iters)
-        for _, (tokens, labels) in zip(range(batches), self._loader("Eval")):
+        engine = self._config.Engine
+        micro_batches = max(1, engine.eval_iters) * (engine.accumulate_steps or 1)
+        for _, (tokens, labels) in zip(range(micro_batches), self._loader("Eval")):
             with self._amp.cast():
                 losses.append(self._loss(self._model(tokens), labels))
         self._model.train()

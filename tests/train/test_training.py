@@ -18,11 +18,12 @@ SMALL = [
     "Data.Train.dataset.max_seq_len=32",
     "Data.Eval.dataset.max_seq_len=32",
     "Engine.logging_freq=1",
-    "Engine.eval_freq=-1",
     "Engine.max_steps=10",
+    "Engine.eval_freq=-1",
     "Optimizer.lr.decay_steps=20",
 ]
 NO_DROPOUT = ["Model.hidden_dropout_prob=0", "Model.attention_probs_dropout_prob=0"]
+EVAL = "Engine.eval_freq=10"
 pytestmark = pytest.mark.paddle
 
 
@@ -47,6 +48,12 @@ def _run(
     )
 
 
+def _with_eval(run: subprocess.CompletedProcess[str]) -> dict[int, float]:
+    """Losses by step, and that of the evaluation after the last under 0."""
+    (found,) = re.findall(r"step 10/10 eval loss ([\d.]+)", run.stdout + run.stderr)
+    return {**_losses(run), 0: float(found)}
+
+
 def _losses(run: subprocess.CompletedProcess[str]) -> dict[int, float]:
     assert run.returncode == 0, run.stderr[-2000:] + run.stdout[-2000:]
     found = re.findall(r"step (\d+)/\d+ loss ([\d.]+)", run.stdout + run.stderr)
@@ -56,25 +63,24 @@ def _losses(run: subprocess.CompletedProcess[str]) -> dict[int, float]:
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Losses of one process with batches of 8 and no dropout."""
-    return _losses(_run(tmp_path_factory.mktemp("alone"), *SMALL, *NO_DROPOUT))
+    return _with_eval(_run(tmp_path_factory.mktemp("alone"), *SMALL, *NO_DROPOUT, EVAL))
 
 
 def test_it_learns(alone: dict[int, float]) -> None:
-    assert list(alone) == list(range(1, 11))
+    assert list(alone) == [*range(1, 11), 0]
     assert alone[10] < alone[1] - 0.2
 
 
 @pytest.mark.launch
 def test_two_ranks_train_what_one_does(alone: dict[int, float], tmp_path: Path) -> None:
-    two = ["Distributed.dp_degree=2", "Global.local_batch_size=4", "Global.micro_batch_size=4"]
-    assert _losses(_run(tmp_path, *SMALL, *NO_DROPOUT, *two, processes=2)) == pytest.approx(
-        alone, rel=1e-5
-    )
+    two = ["Distributed.dp_degree=2", "Global.local_batch_size=4", "Global.micro_batch_size=2"]
+    run = _run(tmp_path, *SMALL, *NO_DROPOUT, EVAL, *two, processes=2)
+    assert _with_eval(run) == pytest.approx(alone, rel=1e-5)
 
 
 def test_micro_batches_train_what_a_batch_does(alone: dict[int, float], tmp_path: Path) -> None:
-    micro = _run(tmp_path, *SMALL, *NO_DROPOUT, "Global.micro_batch_size=2")
-    assert _losses(micro) == pytest.approx(alone, rel=1e-5)
+    run = _run(tmp_path, *SMALL, *NO_DROPOUT, EVAL, "Global.micro_batch_size=2")
+    assert _with_eval(run) == pytest.approx(alone, rel=1e-5)
 
 
 @pytest.fixture(scope="module")
