@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import sysconfig
-import tempfile
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -92,14 +92,15 @@ def token_file(files: Sequence[Path], cache: Path | None = None) -> Path:
 
 
 def _write(files: Sequence[Path], target: Path) -> None:
-    descriptor, hidden = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    # Not a tempfile, which only its owner may read: users may share a cache.
+    hidden = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
-        with os.fdopen(descriptor, "wb") as tokens:
+        with hidden.open("xb") as tokens:
             for path in files:
                 with path.open("rb") as text:
                     shutil.copyfileobj(text, tokens)
                 tokens.write(_SEPARATOR)
-        Path(hidden).replace(target)
+        hidden.replace(target)
     except BaseException:
-        Path(hidden).unlink()
+        hidden.unlink(missing_ok=True)
         raise

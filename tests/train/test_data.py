@@ -50,6 +50,7 @@ def test_tokens_are_bytes_and_made_again_when_a_file_changes(tmp_path: Path) -> 
     files = find_files(str(folder))
     tokens = token_file(files, tmp_path / "cache")
     assert tokens.read_bytes() == b"ab\x00\xc3\xa9\x00"
+    assert tokens.stat().st_mode == files[0].stat().st_mode  # others may read it where they may
     assert token_file(files, tmp_path / "cache") == tokens
     (folder / "a").write_text("xyz")
     os.utime(folder / "a", ns=(1, 1))
