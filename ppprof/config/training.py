@@ -85,7 +85,7 @@ class EngineConfig:
     max_steps: int = knob(500000, minimum=-1)
     """Optimizer steps; -1 for as many as the epochs have."""
     num_train_epochs: int = knob(1, minimum=-1)
-    """Passes over the data at the most; -1 for no end to them."""
+    """Passes over the data, where max_steps is -1; -1 for no end to them."""
     accumulate_steps: Optional[int] = knob(None, minimum=1)
     """Micro-batches of a step: local_batch_size over micro_batch_size; blank derives it."""
     logging_freq: int = knob(1, minimum=1)

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ppprof import rundir
 from ppprof.config import Config, load_config
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(error, file=sys.stderr)
         return error.exit_code
     if os.environ.get("PADDLE_TRAINER_ID", "0") == "0":
-        for warning in config.warnings:
+        for warning in (*config.warnings, *notes(config)):
             print(warning, file=sys.stderr)
 
     from ppprof.train.trainer import train
@@ -49,6 +50,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)  # of any rank: it may be the only one to fail
         return error.exit_code
     return 0
+
+
+def notes(config: Config) -> list[str]:
+    """What the config asks for and this harness does otherwise."""
+    found = []
+    for purpose in ("Train", "Eval"):
+        key = f"Data.{purpose}.dataset"
+        data: Any = (config.resolved.get("Data") or {}).get(purpose) or {}
+        folder = (data.get("dataset") or {}).get("input_dir")
+        if folder and getattr(config.Data, purpose).dataset.input is None:
+            message = (
+                f"{folder}: FleetX's token files are not read; the text is the Python standard "
+                f"library's own source. {key}.input takes yours: a file, a directory or a glob"
+            )
+            found.append(str(config.problem(f"{key}.input_dir", message)))
+    return found
 
 
 def preflight(config: Config) -> list[Problem]:

@@ -196,6 +196,13 @@ def test_too_little_text_to_evaluate_on_is_found_before_training(tmp_path: Path)
     assert "loss" not in run.stdout
 
 
+def test_fleetx_data_that_is_not_read_is_said(tmp_path: Path) -> None:
+    run = _run(tmp_path, *SMALL, "Engine.max_steps=1", "Data.Train.dataset.input_dir=./data")
+    assert list(_losses(run)) == [1]
+    assert "Data.Train.dataset.input_dir: ./data: FleetX's token files are not read" in run.stderr
+    assert "Data.Eval.dataset.input_dir" not in run.stderr
+
+
 @pytest.mark.launch
 def test_the_launcher_ends_too_and_rank_0_alone_speaks(tmp_path: Path) -> None:
     axes = ["Distributed.mp_degree=2", "Distributed.dp_degree=1", "Engine.logging_freq=0"]
