@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 pytest.register_assert_rewrite("tests.oracles")
+# Time says nothing about an example here: a busy machine is no failure.
+hypothesis.settings.register_profile(
+    "ppprof",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("ppprof")
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from ppprof.cli import config, finish
 from ppprof.errors import PpprofError
@@ -19,6 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="ppprof", description="What is slow in a Paddle training job, from its run directory."
     )
+    parser.add_argument("--version", action="version", version=version("ppprof"))
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (config, finish):
         command.register(subparsers)
