@@ -63,21 +63,24 @@ class Finisher:
         return self._child is not None
 
     def wait(self, seconds: float, patience: float = 3.0) -> None:
-        """Waits until all is finished, or that long; says so when it takes ``patience``."""
+        """Waits until all is finished, or that long; says so when it takes ``patience``.
+
+        Raises:
+            KeyboardInterrupt: the user would not wait; the child goes on.
+        """
         start = time.monotonic()
         told = False
-        while self.poll():
-            waited = time.monotonic() - start
-            if waited > seconds:
-                self.leave()
-                return
-            if waited > patience and not told:
-                tell(f"rank {self._rank}: making tables and traces of the recorded steps...")
-                told = True
-            time.sleep(0.02)
+        try:
+            while self.poll() and time.monotonic() - start <= seconds:
+                if time.monotonic() - start > patience and not told:
+                    tell(f"rank {self._rank}: making tables and traces of the recorded steps...")
+                    told = True
+                time.sleep(0.02)
+        finally:
+            self.leave()
 
     def leave(self) -> None:
-        """Waits no longer: says which command makes, or makes again, what is not there yet."""
+        """Waits no longer for what is not finished: says which command makes, or makes again, what is not there yet."""
         if self._child is not None:
             self._child.close()
             tell(

@@ -94,6 +94,7 @@ class Session(Off):
         self._stall_ns = 0
         self._excluded = False
         self._closed = False
+        self._failed: set[str] = set()
         self._pid = os.getpid()
         atexit.register(self._at_exit)
         self._state = State.CLOSED
@@ -223,7 +224,8 @@ class Session(Off):
             tell(f"{self._run}: no viewer opens pb alone; add json to Profiler.formats")
             return
         traces = [str(self._run / name.trace(self._viewed)) for name in windows.saved]
-        print(f"VisualDL: visualdl --logdir {self._run}")
+        if self._viewed == "json":  # it does not look into gzip
+            print(f"VisualDL: visualdl --logdir {self._run}")
         print(f"chrome://tracing or https://ui.perfetto.dev: {' '.join(traces)}", flush=True)
 
     @contextmanager
@@ -233,7 +235,9 @@ class Session(Off):
             yield
         except Exception as error:
             windows, self._windows = self._windows, None
-            tell(f"rank {self._rank}: {doing} failed: {error}; the training goes on without")
+            if doing not in self._failed:  # once: a step that fails, fails every time
+                self._failed.add(doing)
+                tell(f"rank {self._rank}: {doing} failed: {error}; the training goes on without")
             if windows is not None:
                 with self._harmless("ending the recording"):
                     windows.close(keep_empty=False)

@@ -108,3 +108,24 @@ pathlib.Path({str(done)!r}).touch()
         time.sleep(0.01)
     assert done.exists()
     assert os.waitpid(-1, 0)[1] == 0
+
+
+def test_a_user_who_does_not_wait_is_told_what_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = tmp_path / "done"
+    made = finisher(tmp_path, f"import time; time.sleep(1); open({str(done)!r}, 'w')")
+    made.add(0, tmp_path / "0.pb")
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ppprof.capture.finisher.time.sleep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made.wait(30)
+    assert "not waiting for the tables" in capsys.readouterr().err
+    end = time.monotonic() + 30
+    while not done.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert done.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.session import Session
 from ppprof.capture.steps import StepLog
 from ppprof.capture.timer import StepTimer
+from ppprof.rundir import TraceName
 
 
 class Windows:
@@ -179,3 +181,23 @@ def test_a_step_in_which_tables_are_printed_is_marked(
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["excluded"] for line in lines] == [False, False, True, False]
     assert lines[2]["stall_ns"] > 0
+
+
+def test_a_step_that_fails_every_time_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with session(None, TWICE) as prof:
+        for _ in range(20):
+            prof.step(num_samples="eight")  # type: ignore[arg-type]
+    assert capsys.readouterr().err.count("timing a step failed") == 1
+
+
+@pytest.mark.parametrize(("viewed", "expected"), [("json", True), ("json.gz", False)])
+def test_visualdl_is_named_where_it_can_open_something(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], viewed: str, expected: bool
+) -> None:
+    windows = Windows()
+    windows.saved.append(TraceName(0, "dp0", datetime(2026, 11, 20), 0))
+    with session(windows, TWICE, run=tmp_path, viewed=viewed) as prof:
+        prof.step()
+    printed = capsys.readouterr().out
+    assert ("visualdl --logdir" in printed) is expected
+    assert f"_000.paddle_trace.{viewed}" in printed
