@@ -46,6 +46,8 @@ def finish(args: argparse.Namespace) -> int:
         for name, path in raw_files(run)
         if args.rank in (None, name.rank) and args.window in (None, name.window)
     ]
+    if not chosen:
+        print(f"{run}: nothing left to finish; tables as data: {run}/summary", file=sys.stderr)
     failed = 0
     for name, path in chosen:
         try:

@@ -99,5 +99,10 @@ def test_a_manifest_of_something_else(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "no profiler block; expected one of a ppprof run" in capsys.readouterr().err
 
 
-def test_nothing_left_to_do_is_done(tmp_path: Path) -> None:
-    assert main(["finish", str(killed_run(tmp_path, ranks=0))]) == 0
+def test_nothing_left_to_do_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = killed_run(tmp_path, ranks=0)
+    assert main(["finish", str(run)]) == 0
+    seen = capsys.readouterr()
+    assert (seen.out, seen.err) == (
+        "", f"{run}: nothing left to finish; tables as data: {run}/summary\n"
+    )  # fmt: skip
