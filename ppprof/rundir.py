@@ -20,6 +20,7 @@ import math
 import os
 import re
 import tempfile
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -229,7 +230,7 @@ def read_manifest(run: PathLike) -> dict[str, Any]:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes ``path`` under another name, then `publish`: readers see all of it or none."""
-    hidden = path.with_name(f".{path.name}.tmp")
+    hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # others may write it at once
     hidden.write_bytes(data)
     publish(hidden, path)
 

@@ -173,7 +173,7 @@ def _facts(op: _Spanned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         size = _num_bytes(next((tensors for tensors in data if tensors is not None), None))
         facts = [f"group={group.id}", f"bytes={size}", f"peers={','.join(map(str, peers))}"]
         return " ".join(fact for fact in facts if fact != "bytes=None")
-    except (TypeError, AttributeError, LookupError):
+    except Exception:
         return ""
 
 

@@ -147,6 +147,9 @@ class Session(Off):
 
     def _record_step(self, state: State, num_samples: int | None, num_tokens: int | None) -> None:
         took = self._timer.step()
+        # A numpy or Paddle scalar is a number too.
+        num_samples = None if num_samples is None else int(num_samples)
+        num_tokens = None if num_tokens is None else int(num_tokens)
         self._summary.add(took.batch_cost_ns, took.reader_cost_ns, num_samples, self._excluded)
         if self._steps is None:
             return
@@ -184,7 +187,8 @@ class Session(Off):
         if self._excluded and self._finisher is not None:
             self._stall_ns = time.perf_counter_ns() - start
         if before is State.LAST and self._steps is not None:
-            self._steps.flush()
+            with self._harmless("step times"):
+                self._steps.flush()
 
     def _close(self, failed: bool) -> None:
         if self._closed or os.getpid() != self._pid:  # a forked child has no part in this

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 
 
 def tell(message: str) -> None:
     """One line to stderr that says who speaks."""
-    print(f"ppprof: {message}", file=sys.stderr, flush=True)
+    with suppress(OSError, ValueError):  # a full disk may hold the log as well
+        print(f"ppprof: {message}", file=sys.stderr, flush=True)

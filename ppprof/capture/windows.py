@@ -46,7 +46,7 @@ class Windows:
         if before is State.LAST:
             self._save()
         opens = after.records and self._open is None
-        if after is State.READY or (opens and before is not State.READY):
+        if before is not State.READY and (after is State.READY or opens):  # CUPTI takes it once
             self._recorder.prepare()
         if opens:
             self._open = rundir.TraceName(self._rank, self._label, datetime.now(), window)

@@ -8,6 +8,7 @@ import time
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ppprof.capture.finisher import Finisher
@@ -201,3 +202,12 @@ def test_visualdl_is_named_where_it_can_open_something(
     printed = capsys.readouterr().out
     assert ("visualdl --logdir" in printed) is expected
     assert f"_000.paddle_trace.{viewed}" in printed
+
+
+def test_scalars_of_other_libraries_are_numbers(tmp_path: Path) -> None:
+    log = StepLog(tmp_path / "steps.jsonl")
+    with session(None, TWICE, steps=log) as prof:
+        for _ in range(5):
+            prof.step(num_samples=np.int64(8), num_tokens=np.int64(64))  # type: ignore[arg-type]
+    records = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [(r["num_samples"], r["num_tokens"]) for r in records] == [(8, 64)] * 5

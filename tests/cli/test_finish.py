@@ -88,7 +88,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFi
     (run / "summary").write_text("in the way")
     assert main(["finish", str(run)]) == 3
     seen = capsys.readouterr()
-    assert "summary/.rank_00000_w0.json.tmp" in seen.err
+    assert "summary/.rank_00000_w0.json." in seen.err
     assert "rank 0 (dp0" in seen.out
     assert (run / name(0).raw).exists()
 
