@@ -81,5 +81,10 @@ def _finish_window(run: Path, name: TraceName, raw: Path, profiler: ProfilerConf
     for fmt in profiler.formats:
         if fmt != "pb":
             write_paddle_json(trace, run / name.trace(fmt))
-    if "pb" not in profiler.formats:
+    losses = [f"{count} {what}" for what, count in trace.lost.items()]
+    if trace.events.is_empty():
+        losses.append("no event was found")
+    if losses:
+        print(f"{raw}: kept, for not all of it was read: {', '.join(losses)}", file=sys.stderr)
+    elif "pb" not in profiler.formats:
         raw.unlink(missing_ok=True)

@@ -106,3 +106,14 @@ def test_nothing_left_to_do_is_done(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (seen.out, seen.err) == (
         "", f"{run}: nothing left to finish; tables as data: {run}/summary\n"
     )  # fmt: skip
+
+
+def test_what_could_not_be_read_is_not_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = killed_run(tmp_path, ranks=1)
+    raw = run / name(0).raw
+    raw.write_bytes(b"")
+    assert main(["finish", str(run)]) == 0
+    assert f"{raw}: kept, for not all of it was read: no event was found" in capsys.readouterr().err
+    assert raw.exists()
