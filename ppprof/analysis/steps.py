@@ -137,4 +137,5 @@ def _inside(time_ns: pl.Series, spans: pl.DataFrame) -> npt.NDArray[np.bool_]:
 
 def _nullable(rows: Int64) -> pl.Series:
     """-1 becomes null."""
-    return pl.Series(rows, dtype=pl.Int64).replace(-1, None)
+    found = pl.Series(rows, dtype=pl.Int64)
+    return found.set(found < 0, None)

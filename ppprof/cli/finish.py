@@ -12,7 +12,7 @@ from ppprof.analysis.profile import Options, Profile
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError
 from ppprof.report.data import to_json
-from ppprof.report.text import Layout, render
+from ppprof.report.text import Layout, render, title
 from ppprof.rundir import TraceName, raw_files, read_manifest, write_atomically
 from ppprof.trace import read_paddle_pb, write_paddle_json
 
@@ -65,10 +65,9 @@ def _finish_window(run: Path, name: TraceName, raw: Path, profiler: ProfilerConf
     trace = read_paddle_pb(raw)
     profile = Profile(trace, Options(profiler.sorted_by, profiler.thread_sep))
     layout = Layout(profiler.time_unit, profiler.op_detail, profiler.row_limit)
-    steps = f"steps {profile.steps[0]} to {profile.steps[-1]}" if profile.steps else "no steps"
-    title = f"rank {name.rank} ({name.label.replace('_', ' ')}), window {name.window}, {steps}"
+    heading = title(name.rank, name.label.replace("_", " "), name.window, profile.steps)
     # In one piece, and before the slow part: somebody is waiting for it.
-    print(f"{title}\n\n{render(profile, profiler.views(), layout)}", end="", flush=True)
+    print(f"{heading}\n\n{render(profile, profiler.views(), layout)}", end="", flush=True)
     identity: Mapping[str, Any] = {
         "rank": name.rank,
         "coordinate": name.label,

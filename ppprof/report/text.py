@@ -63,10 +63,24 @@ def render(profile: Profile, views: Sequence[str], layout: Layout) -> str:
     Raises:
         UsageError: a view that does not exist.
     """
-    tables = {view: summarize(profile, view) for view in views}
+    return draw({view: summarize(profile, view) for view in views}, layout)
+
+
+def draw(tables: Mapping[str, pl.DataFrame], layout: Layout) -> str:
+    """Tables that are made already, by view; see `render`."""
     return "".join(
         str(grid) for view in VIEWS if view in tables for grid in _GRIDS[view](tables[view], layout)
     )
+
+
+def title(rank: int, what: str, window: int, steps: Sequence[int]) -> str:
+    """The line above the tables of a window.
+
+    >>> title(3, "dp1 mp1", 0, [5, 6, 7])
+    'rank 3 (dp1 mp1), window 0, steps 5 to 7'
+    """
+    shown = f"steps {steps[0]} to {steps[-1]}" if steps else "no steps"
+    return f"rank {rank} ({what}), window {window}, {shown}"
 
 
 _CALLS = Column("Calls", 6, grows=True)
