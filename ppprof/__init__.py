@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ppprof.capture.attach import attach
+    from ppprof.run import open
 
-__all__ = ["attach"]
+__all__ = ["attach", "open"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,4 +17,8 @@ def __getattr__(name: str) -> Any:
         from ppprof.capture import attach
 
         return attach
+    if name == "open":
+        from ppprof.run import open
+
+        return open
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

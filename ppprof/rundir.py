@@ -37,6 +37,7 @@ TRACE_SUFFIXES = {"json": ".json", "json.gz": ".json.gz", "pb": ".pb"}
 
 _MANIFEST = "manifest.json"
 _STEM = re.compile(r"rank_(\d{5,})_(\w+)_time_(\d{8}T\d{6})_(\d{3,})")
+_SUMMARY = re.compile(r"rank_(\d{5,})_w(\d+)\.json")
 _RUN = re.compile(r"run_(\d{3,})")
 
 PathLike = Union[str, "os.PathLike[str]"]
@@ -113,6 +114,12 @@ def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:
     named = ((TraceName.parse(path), path) for path in Path(run).glob("raw/*.pb"))
     found = [(name, path) for name, path in named if name is not None]
     return sorted(found, key=lambda item: (item[0].rank, item[0].window, item[0].started))
+
+
+def summary_files(run: PathLike) -> list[tuple[int, int, Path]]:
+    """Rank, window and path of the tables that were left as data (`TraceName.summary`)."""
+    found = ((_SUMMARY.fullmatch(path.name), path) for path in Path(run).glob("summary/*.json"))
+    return sorted((int(match[1]), int(match[2]), path) for match, path in found if match)
 
 
 def check_writable(path: PathLike) -> Problem | None:

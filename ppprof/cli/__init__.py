@@ -7,27 +7,51 @@ One module a command, each with ``register(subparsers)`` that adds its parser an
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.metadata import version
 
-from ppprof.cli import config, finish
 from ppprof.errors import PpprofError
+
+COMMANDS = ("config", "summary", "finish")
+"""Modules of this package, in the order of the help."""
+
+_INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns 0 done, 1 a check failed, 2 bad usage or config, 3 no usable input."""
+    """Run one command; returns 0 done, 1 a check failed, 2 bad usage or config, 3 no usable input.
+
+    130 when it was interrupted; a reader of stdout that has seen enough is no failure.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what a locale cannot
+    try:
+        code = _run(sys.argv[1:] if argv is None else argv)
+        sys.stdout.flush()
+    except PpprofError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at exit
+        return 0
+    return code
+
+
+def _run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="ppprof", description="What is slow in a Paddle training job, from its run directory."
     )
     parser.add_argument("--version", action="version", version=version("ppprof"))
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in (config, finish):
-        command.register(subparsers)
+    # The imports of the other commands would take longer than many a command itself.
+    for command in argv[:1] if argv and argv[0] in COMMANDS else COMMANDS:
+        import_module(f"ppprof.cli.{command}").register(subparsers)
     args = parser.parse_args(argv)
-    try:
-        code: int = args.run_command(args)
-    except PpprofError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
+    code: int = args.run_command(args)
     return code

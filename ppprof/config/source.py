@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
 
 from ppprof.errors import ConfigError, Problem
 

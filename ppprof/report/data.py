@@ -17,6 +17,11 @@ from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, empty
 SCHEMA_VERSION = 1
 """Goes up when a reader of the older form would misread a file."""
 
+_MALFORMED = (
+    *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
+    pl.exceptions.PolarsError,
+)
+
 
 def to_json(profile: Profile, **identity: Any) -> str:
     """All nine views of a window, as `document` has them, as strict JSON."""
@@ -64,6 +69,6 @@ def read_document(path: Path) -> tuple[dict[str, Any], dict[str, pl.DataFrame]]:
         }
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, AttributeError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"{path}: not tables of a window: {error!r}") from error
+    except _MALFORMED as error:
+        raise InputError(f"{path}: not the tables of a window: {error!r}") from error
     return identity, tables

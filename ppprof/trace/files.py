@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ppprof.errors import TraceError
 from ppprof.trace.paddle_pb import read_paddle_pb
 from ppprof.trace.schema import Trace
 
+Progress = Callable[[int, int], None]
+"""Called with the bytes that were read so far and those of the whole file."""
 
-def read(path: str | Path) -> Trace:
+
+def read(path: str | Path, *, progress: Progress | None = None, cache: bool = True) -> Trace:
     """The trace in a file.
+
+    Args:
+        path: a file of any format that is known.
+        progress: called while a long file is read, and once at the end.
+        cache: keep what is slow to parse beside the file. A ``.pb`` is not.
 
     Raises:
         TraceError: missing, unreadable, or not a trace; says where and why.
@@ -27,4 +36,8 @@ def read(path: str | Path) -> Trace:
         )
     if not head:
         raise TraceError(f"{path}: empty")
-    return read_paddle_pb(path)
+    trace = read_paddle_pb(path)
+    if progress is not None:
+        size = Path(path).stat().st_size
+        progress(size, size)
+    return trace

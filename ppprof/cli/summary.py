@@ -1,0 +1,347 @@
+"""``ppprof summary``: the nine tables of runs and of trace files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from ppprof.analysis.profile import Options
+from ppprof.analysis.steps import Steps
+from ppprof.analysis.summary import VIEWS
+from ppprof.errors import ConfigError, PpprofError, UsageError
+from ppprof.report.data import document, dumps
+from ppprof.report.markdown import markdown
+from ppprof.report.text import Layout, draw, title
+from ppprof.run import Recording, Run, WindowTables, listed
+from ppprof.run import open as open_run
+from ppprof.rundir import write_atomically
+
+if TYPE_CHECKING:
+    from ppprof.config import ProfilerConfig
+
+DEFAULT_VIEWS = ("overview", "model", "op", "kernel")
+"""Of a trace without a config: what the ``Profiler`` block switches on by default."""
+
+_CHANGES = {
+    "sorted_by": {"op", "kernel", "udf"},
+    "thread_sep": {"op", "udf"},
+    "op_detail": {"op"},
+    "row_limit": {"op", "kernel", "memcpy", "udf", "mem"},
+    "time_unit": set(VIEWS) - {"device", "mem"},
+}
+"""Key of the ``Profiler`` block, option of the command -> the views that it changes."""
+
+_LAYOUT = ("time_unit", "op_detail", "row_limit")
+"""Those that only ``--format table`` knows: the other formats hold every row, in nanoseconds."""
+
+
+def register(subparsers: Any) -> None:
+    """Adds the command's parser."""
+    parser = subparsers.add_parser(
+        "summary",
+        help="print the tables of a run or of a trace file",
+        description=(
+            "Prints the tables of each PATH: a run directory (profiler_log; the newest run in it), "
+            "a directory of traces, or a trace file. What is not asked for here is as the run's "
+            "own Profiler block has it."
+        ),
+    )
+    add = parser.add_argument
+    switch = argparse.BooleanOptionalAction
+    add("paths", nargs="+", metavar="PATH", help="run directory or trace file")
+    add("--views", metavar="V,...", help=f"all, or some of {','.join(VIEWS)}")
+    add("--rank", metavar="R", help="a rank, or all; default: the run's print_ranks")
+    add("--window", metavar="W", help="only this window, counted from 0")
+    add("--steps", metavar="A:B", help="only steps A to B-1; A:, :B or one number as well")
+    add("--sorted-by", metavar="KEY", help="auto, or cpu_ or gpu_ and total, avg, max or min")
+    add("--thread-sep", action=switch, help="operators and spans thread by thread")
+    add("--time-unit", metavar="UNIT", help="s, ms, us or ns")
+    add("--op-detail", action=switch, help="below each operator what it called and launched")
+    add("--row-limit", metavar="N", help="operators, kernels, spans of a table; or none")
+    add(
+        "--format",
+        choices=tuple(_FORMATS),
+        default="table",
+        help="table: as Paddle prints them; json: a list of windows; csv: one view; md: Markdown",
+    )
+    add("-o", "--output", type=Path, metavar="FILE", help="write there and not to stdout")
+    add("--force", action="store_true", help="replace FILE where it exists")
+    add("--no-cache", action="store_true", help="neither use nor keep parsed events")
+    parser.set_defaults(run_command=summary)
+
+
+def summary(args: argparse.Namespace) -> int:
+    """0 when anything was shown, whatever could not be read beside it; else 3, or 2 for bad usage."""
+    request = _Request.of(args)
+    failed: list[int] = []
+    chunks = _FORMATS[args.format](_windows(request, failed))
+    shown = False
+    if args.output is None:
+        for chunk in chunks:
+            print(chunk, end="", flush=True)  # at once: the next trace may be a long one
+            shown = True
+    elif text := "".join(chunks):
+        shown = True
+        try:
+            write_atomically(args.output, text.encode())
+        except OSError as error:
+            raise UsageError(f"-o {args.output}: {error.strerror or error}") from error
+    return 0 if shown else max(failed)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The command line, checked."""
+
+    paths: Sequence[str]
+    views: Sequence[str] | None
+    """None: as the run's config, and so are rank and what ``settings`` leaves out."""
+    rank: int | str | None
+    window: int | None
+    steps: str | None
+    settings: Mapping[str, Any]
+    """Keys of `_CHANGES` that were given."""
+    cache: bool
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> _Request:
+        """The command line of `register`.
+
+        Raises:
+            UsageError: with all that is wrong with it, one a line.
+        """
+        problems: list[str] = []
+
+        def checked(name: str, check: Callable[[str], Any]) -> Any:
+            value = getattr(args, name)
+            try:
+                return None if value is None else check(value)
+            except UsageError as error:
+                problems.append(f"{_flag(name)}: {error}")
+                return None
+
+        views = checked("views", _views)
+        rank = checked("rank", lambda text: "all" if text == "all" else _number(text, 0, "all"))
+        window = checked("window", lambda text: _number(text, 0))
+        checked("steps", Steps.parse)
+        checked("sorted_by", Options)
+        checked("time_unit", Layout)
+        settings = {name: getattr(args, name) for name in _CHANGES}
+        settings = {name: value for name, value in settings.items() if value is not None}
+        if args.row_limit is not None:
+            settings["row_limit"] = checked(
+                "row_limit", lambda text: None if text == "none" else _number(text, 1, "none")
+            )
+        if args.format != "table":
+            problems += [
+                f"{_flag(name)}: has no effect on {args.format}, "
+                "which holds every row, in nanoseconds"
+                for name in _LAYOUT
+                if name in settings
+            ]
+        if args.format == "csv" and (views is None or len(views) != 1):
+            problems.append("--format csv: one table: name it with --views")
+        problems += _problems_of_output(args)
+        if problems:
+            raise UsageError("\n".join(problems))
+        return cls(args.paths, views, rank, window, args.steps, settings, not args.no_cache)
+
+
+def _views(text: str) -> tuple[str, ...]:
+    if text == "all":
+        return tuple(VIEWS)
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in VIEWS]
+    if unknown:
+        expected = f"all, or some of {', '.join(VIEWS)}"
+        raise UsageError(f"{', '.join(map(repr, unknown))}: expected {expected}")
+    return tuple(view for view in VIEWS if view in names)
+
+
+def _number(text: str, least: int, word: str | None = None) -> int:
+    if text.isdecimal() and int(text) >= least:
+        return int(text)
+    or_word = f", or {word}" if word else ""
+    raise UsageError(f"{text!r}: expected a whole number from {least}{or_word}")
+
+
+def _problems_of_output(args: argparse.Namespace) -> list[str]:
+    output: Path | None = args.output
+    if output is None:
+        return ["--force: has no effect without -o FILE"] if args.force else []
+    if output.is_dir():
+        problem = "a directory; expected a file"
+    elif not output.parent.is_dir():
+        problem = f"{output.parent} is no directory"
+    elif output.exists() and any(Path(at).exists() and output.samefile(at) for at in args.paths):
+        problem = "is read here; write to another file"
+    elif output.exists() and not args.force:
+        problem = "exists; --force replaces it"
+    else:
+        return []
+    return [f"-o {output}: {problem}"]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+@dataclass(frozen=True)
+class _Window:
+    """One window, ready to be written down."""
+
+    path: str
+    heading: str
+    made: WindowTables
+    layout: Layout
+
+
+def _windows(request: _Request, failed: list[int]) -> Iterator[_Window]:
+    """One after another; what cannot be shown is told, and its exit code put into ``failed``."""
+    progress = _Progress() if sys.stderr.isatty() else None
+    for path in request.paths:
+        try:
+            run = open_run(path, cache=request.cache, progress=progress, tell=_tell)
+            if run.path != Path(path):
+                _tell(f"{path}: the newest run is {run.path}")
+            block = _profiler_block(run)
+            recordings = _recordings(request, run, block)
+        except PpprofError as error:
+            _tell(error)
+            failed.append(error.exit_code)
+            continue
+        views = request.views or (block.views() if block else DEFAULT_VIEWS)
+        _tell_what_has_no_effect(request, views)
+        settings = {name: getattr(block, name) for name in _CHANGES} if block else {}
+        settings.update(request.settings)
+        layout = Layout(**{name: settings.pop(name) for name in _LAYOUT if name in settings})
+        for at in recordings:
+            try:
+                made = run.tables(views, at.rank, at.window, steps=request.steps, **settings)
+            except PpprofError as error:
+                _tell(error)
+                failed.append(error.exit_code)
+                continue
+            if made.lost:
+                lost = ", ".join(f"{count} {what}" for what, count in made.lost.items())
+                _tell(f"{made.source}: not all of it could be used: {lost}")
+            heading = title(at.rank, made.recording.what, at.window, made.steps)
+            several = len(request.paths) > 1
+            yield _Window(path, f"{path}: {heading}" if several else heading, made, layout)
+
+
+def _profiler_block(run: Run) -> ProfilerConfig | None:
+    """The run's config; None where there is none of ours."""
+    values = run.manifest.get("profiler")
+    if not isinstance(values, Mapping):
+        return None
+    from ppprof.config import ProfilerConfig
+
+    try:
+        return ProfilerConfig.from_mapping(values)
+    except ConfigError as error:
+        _tell(f"{run.path}: its Profiler block is left aside:\n{error}")
+        return None
+
+
+def _recordings(request: _Request, run: Run, block: ProfilerConfig | None) -> Sequence[Recording]:
+    """The windows to show: of the ranks that the run's config prints, where nothing else is said."""
+    if isinstance(request.rank, int):
+        return run.select(request.rank, request.window)
+    found = run.select(window=request.window)
+    if request.rank == "all" or block is None:
+        return found
+    from ppprof.topology import Topology
+
+    try:
+        axes = run.manifest["axes"]
+        printed = Topology(tuple(axes["degrees"]), tuple(axes["order"])).select(block.print_ranks)
+    except (KeyError, TypeError, UsageError):
+        return found
+    shown = [at for at in found if at.rank in printed] or found
+    others = {at.rank for at in found} - {at.rank for at in shown}
+    if others:
+        _tell(f"{run.path}: there is also {listed('rank', others)}: --rank R, or --rank all")
+    return shown
+
+
+def _tell_what_has_no_effect(request: _Request, views: Sequence[str]) -> None:
+    for name in request.settings:
+        if not _CHANGES[name].intersection(views):
+            changed = ", ".join(view for view in VIEWS if view in _CHANGES[name])
+            _tell(f"{_flag(name)}: has no effect on {', '.join(views)}; it changes {changed}")
+
+
+def _table(windows: Iterable[_Window]) -> Iterator[str]:
+    for at in windows:
+        yield f"{at.heading}\n\n{draw(at.made.tables, at.layout)}{_nothing_for(at)}"
+
+
+def _markdown(windows: Iterable[_Window]) -> Iterator[str]:
+    for at in windows:
+        parts = [
+            f"### {view}\n\n{markdown(table)}\n\n"
+            for view, table in at.made.tables.items()
+            if not table.is_empty()
+        ]
+        yield f"## {at.heading}\n\n{''.join(parts)}{_nothing_for(at)}"
+
+
+def _nothing_for(at: _Window) -> str:
+    empty = [view for view, table in at.made.tables.items() if table.is_empty()]
+    return f"Nothing recorded for: {', '.join(empty)}\n\n" if empty else ""
+
+
+def _json(windows: Iterable[_Window]) -> Iterator[str]:
+    documents = [document(at.made.tables, **at.made.identity()) for at in windows]
+    if documents:
+        yield f"{dumps(documents)}\n"
+
+
+def _csv(windows: Iterable[_Window]) -> Iterator[str]:
+    for number, at in enumerate(windows):
+        (table,) = at.made.tables.values()
+        yield table.select(
+            pl.lit(at.path).alias("path"),
+            pl.lit(at.made.recording.rank).alias("rank"),
+            pl.lit(at.made.recording.window).alias("window"),
+            pl.all(),
+        ).write_csv(include_header=number == 0)
+
+
+_FORMATS: Mapping[str, Callable[[Iterable[_Window]], Iterator[str]]] = {
+    "table": _table,
+    "json": _json,
+    "csv": _csv,
+    "md": _markdown,
+}
+
+
+class _Progress:
+    """A bar on stderr for each file that takes longer than a blink."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    def __call__(self, path: Path, done: int, total: int) -> None:
+        if self._bar is None and done < total:
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                desc=path.name, total=total, unit="B", unit_scale=True, leave=False, delay=0.5
+            )
+        if self._bar is not None:
+            self._bar.update(done - self._bar.n)
+            if done >= total:
+                self._bar.close()
+                self._bar = None
+
+
+def _tell(message: object) -> None:
+    print(message, file=sys.stderr)
