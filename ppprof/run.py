@@ -187,12 +187,12 @@ class Run:
         """
         of_rank = [at for at in self.recordings if rank in (None, at.rank)]
         if not of_rank:
-            raise UsageError(f"{self.path}: no rank {rank}; there is {listed('rank', self.ranks)}")
+            raise UsageError(f"{self.path}: no rank {rank}; it has {listed('rank', self.ranks)}")
         found = [at for at in of_rank if window in (None, at.window)]
         if not found:
             known = listed("window", (at.window for at in of_rank))
             of = "" if rank is None else f" of rank {rank}"
-            raise UsageError(f"{self.path}: no window {window}{of}; there is {known}")
+            raise UsageError(f"{self.path}: no window {window}{of}; it has {known}")
         return found
 
     def trace(self, rank: int | None = None, window: int | None = None) -> Trace:
@@ -304,7 +304,7 @@ class Run:
                 if len(ranks) > 1
                 else listed("window", (at.window for at in found))
             )
-            raise UsageError(f"{self.path}: there is {several}: say which one")
+            raise UsageError(f"{self.path}: it has {several}: say which one")
         return found[0]
 
     def _trace(self, recording: Recording) -> tuple[Path, Trace]:
@@ -337,7 +337,7 @@ class Run:
             profile = Profile(trace if steps is None else select_steps(trace, steps), options)
             if steps is not None and profile.trace.events.is_empty():
                 known = listed("step", trace.events["step"].drop_nulls().unique().to_list())
-                raise UsageError(f"{recording.files[0]}: no step of {steps}; there is {known}")
+                raise UsageError(f"{recording.files[0]}: no step of {steps}; it has {known}")
             self._made = (recording, steps, options, profile)
         return self._made[3]
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ppprof.config.overrides import apply_overrides
 from ppprof.config.profiler import ProfilerConfig, check_ranks, read_profiler
 from ppprof.config.reading import Report, did_you_mean, read_block
 from ppprof.config.source import Source, read_source
@@ -77,6 +76,8 @@ def load_config(
     Raises:
         ConfigError: with every problem, each with where it was set.
     """
+    from ppprof.config.overrides import apply_overrides  # brings OmegaConf, which is slow to load
+
     source = read_source(path)
     report = Report(source, apply_overrides(source, overrides))
     values = source.values

@@ -75,6 +75,8 @@ def merge(base: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
     >>> merge({"a": {"x": 1}}, {"a": {"_inherited_": False, "y": 2}})
     {'a': {'y': 2}}
     """
+    from omegaconf import OmegaConf  # 45 ms, which a config of plain values does not need
+
     under = OmegaConf.create(hide(_inherited(base, child)))
     merged = OmegaConf.merge(under, OmegaConf.create(hide(_without_switches(child))))
     shown = show(OmegaConf.to_container(merged, resolve=False))

@@ -1,0 +1,416 @@
+"""``ppprof summary``, through ``main()`` and as real processes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ppprof.analysis.profile import Options, Profile
+from ppprof.analysis.summary import VIEWS, summarize
+from ppprof.cli import main, summary
+from ppprof.config import ProfilerConfig
+from ppprof.report.text import Layout, render
+from ppprof.trace import read
+from tests.fixtures import gpu_traces
+from tests.fixtures.timeline import write
+from tests.test_run import make_run, only_tables, trace_name
+
+
+@pytest.fixture
+def trace(tmp_path, monkeypatch):
+    """``a.pb`` in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    return read(write(Path("a.pb"), *gpu_traces.training()))
+
+
+def printed(capsys, *arguments: object) -> str:
+    """What the command prints when all is well."""
+    assert main(["summary", *map(str, arguments)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+def titles(text: str) -> list[str]:
+    return re.findall(r"^-*([A-Z]\w*(?: \w+)* Summary)(?: - .*?)?-*$", text, re.MULTILINE)
+
+
+def test_a_file_prints_what_the_block_switches_on_by_default(trace, capsys):
+    views = ProfilerConfig().views()
+    assert set(views) == set(summary.DEFAULT_VIEWS)
+    assert printed(capsys, "a.pb") == (
+        f"rank 0 (a.pb), window 0, steps 5 to 7\n\n{render(Profile(trace), views, Layout())}"
+    )
+
+
+def test_options_shape_the_tables(trace, capsys):
+    text = printed(
+        capsys, "a.pb", "--views", "op,udf", "--sorted-by", "cpu_min", "--thread-sep",
+        "--time-unit", "us", "--no-op-detail", "--row-limit", "2",
+    )  # fmt: skip
+    profile = Profile(trace, Options("cpu_min", thread_sep=True))
+    layout = Layout("us", op_detail=False, row_limit=2)
+    assert text.partition("\n\n")[2] == render(profile, ["op", "udf"], layout)
+    assert "more operators: row_limit is 2" in text
+
+    text = printed(capsys, "a.pb", "--views", "kernel,op", "--row-limit", "none")
+    assert text.partition("\n\n")[2] == render(Profile(trace), ["op", "kernel"], Layout(row_limit=None))
+
+
+def test_a_run_prints_what_its_config_says(tmp_path, capsys):
+    run = make_run(
+        tmp_path, {0: 1},
+        summary={"overview": False, "kernel": False, "dist": True},
+        time_unit="us", sorted_by="cpu_avg", op_detail=False, thread_sep=True, row_limit=3,
+    )  # fmt: skip
+    profile = Profile(read(run / trace_name(0).raw), Options("cpu_avg", thread_sep=True))
+    text = printed(capsys, run)
+    assert text == (
+        "rank 0 (dp0 pp0 sharding0 mp0), window 0, steps 0 to 2\n\n"
+        + render(profile, ["model", "dist", "op"], Layout("us", op_detail=False, row_limit=3))
+    )
+    assert main(["finish", str(run)]) == 0
+    assert capsys.readouterr().out == text
+
+
+def test_the_command_line_wins_over_the_config(tmp_path, capsys):
+    run = make_run(tmp_path, {0: 1}, detailed=True, time_unit="us", thread_sep=True, row_limit=3)
+    text = printed(
+        capsys, run, "--views", "op", "--time-unit", "ms", "--no-thread-sep", "--row-limit", "none"
+    )
+    profile = Profile(read(run / trace_name(0).raw))
+    assert text.partition("\n\n")[2] == render(profile, ["op"], Layout(row_limit=None))
+
+
+def test_all_views(trace, capsys):
+    assert set(titles(printed(capsys, "a.pb", "--views", "all"))) == {
+        "Device Summary", "Overview Summary", "Model Summary", "Distribution Summary",
+        "Operator Summary", "Kernel Summary", "Memory Manipulation Summary",
+        "UserDefined Summary", "Memory Summary",
+    }  # fmt: skip
+
+
+def test_a_table_without_rows_is_said(tmp_path, capsys):
+    path = write(tmp_path / "a.pb", *gpu_traces.no_step())
+    text = printed(capsys, path, "--views", "model,op,mem")
+    assert titles(text) == ["Operator Summary"]
+    assert text.endswith("\nNothing recorded for: model, mem\n\n")
+
+
+def test_ranks_are_those_that_the_config_prints(tmp_path, capsys):
+    run = make_run(tmp_path, {0: 1, 1: 2, 2: 1}, print_ranks={"dp": 1})
+    views = ["--views", "model"]
+    assert main(["summary", str(run), *views]) == 0
+    out, err = capsys.readouterr()
+    assert re.findall(r"rank \d .*, window \d", out) == [
+        "rank 1 (dp1 pp0 sharding0 mp0), window 0",
+        "rank 1 (dp1 pp0 sharding0 mp0), window 1",
+    ]
+    assert err == f"{run}: there are also ranks 0, 2: --rank R, or --rank all\n"
+    assert "rank 2 (" in printed(capsys, run, "--rank", 2, *views)
+    assert printed(capsys, run, "--rank", "all", *views).count("Model Summary") == 4
+    text = printed(capsys, run, "--rank", "1", "--window", "1", *views)
+    assert text.startswith("rank 1 (dp1 pp0 sharding0 mp0), window 1, steps 10 to 12\n")
+    assert text.count("Model Summary") == 1
+
+
+def test_steps_leave_windows_out(tmp_path, capsys):
+    run = make_run(tmp_path, {0: 2})
+    assert main(["summary", str(run), "--steps", "11:", "--views", "model"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("rank 0 (dp0 pp0 sharding0 mp0), window 1, steps 11 to 12\n")
+    assert out.count("Model Summary") == 1
+    assert err == f"{run / trace_name(0).raw}: no step of 11:; it has steps 0-2\n"
+
+
+def test_the_newest_run_is_named(tmp_path, capsys):
+    make_run(tmp_path, {0: 1})
+    run = make_run(tmp_path, {0: 1})
+    assert main(["summary", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == f"{tmp_path}: the newest run is {run}\n"
+
+
+def test_several_paths_one_after_the_other(trace, capsys):
+    write(Path("b.pb"), *gpu_traces.one_step())
+    Path("broken.pb").write_bytes(b"\x0f" * 9)
+    assert main(["summary", "a.pb", "broken.pb", "nowhere", "b.pb", "--views", "model"]) == 0
+    out, err = capsys.readouterr()
+    assert re.findall(r".*, window .*", out) == [
+        "a.pb: rank 0 (a.pb), window 0, steps 5 to 7",
+        "b.pb: rank 0 (b.pb), window 0, steps 0 to 0",
+    ]
+    assert [line.partition(": ")[0] for line in err.splitlines()] == ["broken.pb", "nowhere"]
+
+
+@pytest.mark.parametrize("fmt", ["table", "json", "csv", "md"])
+def test_nothing_usable_is_exit_code_3(fmt, trace, capsys):
+    Path("empty.pb").touch()
+    arguments = ["empty.pb", "nowhere", "--format", fmt, "--views", "op", "-o", "out"]
+    assert main(["summary", *arguments]) == 3
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "empty.pb: empty\nnowhere: no such file or directory\n")
+    assert not Path("out").exists()
+
+
+def test_a_rank_that_is_nowhere_is_bad_usage(trace, capsys):
+    assert main(["summary", "a.pb", "--rank", "5"]) == 2
+    assert capsys.readouterr() == ("", "a.pb: no rank 5; it has rank 0\n")
+
+
+def test_what_was_lost_is_said(tmp_path, capsys):
+    from tests.fixtures.timeline import to_proto
+
+    trees = to_proto(gpu_traces.one_step())
+    trees.thread_trees[0].host_nodes[-1].parentid = 99
+    path = tmp_path / "a.pb"
+    path.write_bytes(trees.SerializeToString())
+    assert main(["summary", str(path)]) == 0
+    assert capsys.readouterr().err == (
+        f"{path}: not all of it could be used: 1 host events without a way to the root\n"
+    )
+
+
+def test_json_is_a_list_of_windows(tmp_path, capsys):
+    run = make_run(tmp_path, {0: 1, 1: 1})
+    arguments = ["--format", "json", "--rank", "all", "--views", "model,mem", "--sorted-by", "auto"]
+    assert main(["summary", str(run), *arguments]) == 0
+    windows = json.loads(capsys.readouterr().out)
+
+    profile = Profile(read(run / trace_name(1).raw))
+    assert windows[1] == {
+        "schema_version": 1,
+        "file": str(run / trace_name(1).raw),
+        "rank": 1,
+        "coordinate": "dp1_pp0_sharding0_mp0",
+        "window": 0,
+        "steps": [0, 1, 2],
+        "sorted_by": "gpu_total",
+        "lost": {},
+        "tables": {view: summarize(profile, view).rows(named=True) for view in ("model", "mem")},
+    }
+    assert [window["rank"] for window in windows] == [0, 1]
+
+
+def test_csv_is_one_table(tmp_path, capsys):
+    run = make_run(tmp_path, {0: 1, 1: 1})
+    text = printed(capsys, run, "--format", "csv", "--rank", "all", "--views", "op")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    tables = [summarize(Profile(read(run / trace_name(rank).raw)), "op") for rank in (0, 1)]
+    assert list(rows[0]) == ["path", "rank", "window", *tables[0].columns]
+    assert len(rows) == sum(table.height for table in tables)
+    last = tables[1].row(-1, named=True)
+    assert rows[-1] == {
+        "path": str(run), "rank": "1", "window": "0",
+        **{key: "" if value is None else str(value) for key, value in last.items()},
+    }  # fmt: skip
+
+
+def test_markdown_is_what_github_renders(trace, capsys):
+    text = printed(capsys, "a.pb", "--format", "md", "--views", "dist,kernel")
+    lines = text.splitlines()
+    assert lines[:8] == [
+        "## rank 0 (a.pb), window 0, steps 5 to 7",
+        "",
+        "### dist",
+        "",
+        "| name          |   time_ns |   ratio |",
+        "|---------------|-----------|---------|",
+        "| `ProfileStep`   |  28500000 |  1.0000 |".replace("  |  2", " |  2"),
+        lines[7],
+    ]
+    names = [re.split(r"(?<!\\)\|", line)[1].strip() for line in lines if line.startswith("| `")]
+    assert f"`{gpu_traces.GEMM}`" in names
+    assert all(line.count("|") - line.count("\\|") in (0, 4, 8) for line in lines)
+
+
+def test_output_goes_to_a_file_whole_and_never_over_another(trace, capsys, tmp_path):
+    text = printed(capsys, "a.pb")
+    assert printed(capsys, "a.pb", "-o", "out.txt") == ""
+    assert Path("out.txt").read_text() == text
+    assert main(["summary", "a.pb", "-o", "out.txt", "--views", "model"]) == 2
+    assert capsys.readouterr().err == "-o out.txt: exists; --force replaces it\n"
+    assert Path("out.txt").read_text() == text
+    assert printed(capsys, "a.pb", "-o", "out.txt", "--views", "model", "--force") == ""
+    assert titles(Path("out.txt").read_text()) == ["Model Summary"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pb", "out.txt"]
+
+
+def test_what_cannot_be_written_is_said(trace, capsys):
+    if os.geteuid() == 0:
+        where = "/proc/out"
+    else:
+        Path("locked").mkdir(mode=0o500)
+        where = "locked/out"
+    assert main(["summary", "a.pb", "-o", where]) == 2
+    assert capsys.readouterr().err.startswith(f"-o {where}: ")
+
+
+def test_only_tables_left_are_printed(tmp_path, capsys):
+    run = only_tables(tmp_path)
+    capsys.readouterr()
+    text = printed(capsys, run)
+    assert text.startswith("rank 0 (dp0 pp0 sharding0 mp0), window 0, steps 0 to 2\n")
+    assert titles(text) == [
+        "Overview Summary", "Model Summary", "Operator Summary", "Kernel Summary"
+    ]  # fmt: skip
+    assert main(["summary", str(run), "--steps", "1"]) == 3
+    assert "no trace is left of this window" in capsys.readouterr().err
+
+
+def test_an_option_without_effect_is_reported(trace, capsys):
+    arguments = ["--views", "overview", "--sorted-by", "cpu_max", "--no-op-detail"]
+    assert main(["summary", "a.pb", *arguments]) == 0
+    assert capsys.readouterr().err == (
+        "--sorted-by: has no effect on overview; it changes op, kernel, udf\n"
+        "--op-detail: has no effect on overview; it changes op\n"
+    )
+
+
+def test_every_problem_of_the_command_line_at_once(trace, capsys):
+    arguments = [
+        "--views", "op,ops", "--rank", "x", "--window", "-1", "--steps", "5:5", "--sorted-by", "gpu",
+        "--time-unit", "h", "--row-limit", "0", "--no-op-detail", "--format", "csv", "--force",
+    ]  # fmt: skip
+    assert main(["summary", "a.pb", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == [
+        "--views: 'ops': expected all, or some of " + ", ".join(VIEWS),
+        "--rank: 'x': expected a whole number from 0, or all",
+        "--window: '-1': expected a whole number from 0",
+        "--steps: steps '5:5': 5 is not after 5; no step is in it",
+        "--sorted-by: sorted_by 'gpu': expected auto or one of cpu_total, cpu_avg, cpu_max, "
+        "cpu_min, gpu_total, gpu_avg, gpu_max, gpu_min",
+        "--time-unit: time_unit 'h': expected one of s, ms, us, ns",
+        "--row-limit: '0': expected a whole number from 1, or none",
+        "--time-unit: has no effect on csv, which holds every row, in nanoseconds",
+        "--op-detail: has no effect on csv, which holds every row, in nanoseconds",
+        "--row-limit: has no effect on csv, which holds every row, in nanoseconds",
+        "--format csv: one table: name it with --views",
+        "--force: has no effect without -o FILE",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (".", "-o .: a directory; expected a file"),
+        ("no/where", "-o no/where: no is no directory"),
+        ("a.pb", "-o a.pb: is read here; write to another file"),
+    ],
+)
+def test_where_output_cannot_go(output, message, trace, capsys):
+    before = Path("a.pb").read_bytes()
+    assert main(["summary", "a.pb", "-o", output, "--force"]) == 2
+    assert capsys.readouterr().err == message + "\n"
+    assert Path("a.pb").read_bytes() == before
+
+
+def test_a_config_of_another_version_is_left_aside(tmp_path, capsys):
+    run = make_run(tmp_path, {0: 1})
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["profiler"]["newer_key"] = 1
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert main(["summary", str(run)]) == 0
+    out, err = capsys.readouterr()
+    assert out.count("Model Summary") == 1
+    assert err.startswith(f"{run}: its Profiler block is left aside:\n")
+    assert "newer_key" in err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def slow_read(path, *, progress=None, **_):
+    """As a reader of a long file: in pieces."""
+    if progress:
+        for done in (0, 400, 1000):
+            progress(done, 1000)
+    return read(path)
+
+
+@pytest.mark.parametrize("stderr", [Terminal(), io.StringIO()], ids=["terminal", "pipe"])
+def test_a_bar_on_a_terminal_only(stderr, trace, monkeypatch):
+    tqdm = pytest.importorskip("tqdm")
+    bars = []
+
+    class Bar(tqdm.tqdm):
+        def __init__(self, **settings):
+            super().__init__(**settings)
+            bars.append(self)
+
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
+    monkeypatch.setattr("ppprof.run.read", slow_read)
+    monkeypatch.setattr("sys.stderr", stderr)
+    assert main(["summary", "a.pb"]) == 0
+    assert [(bar.desc, bar.n, bar.total) for bar in bars] == [
+        ("a.pb: ", 1000, 1000)
+    ] * stderr.isatty()
+
+
+def test_no_cache_reaches_the_reader(trace, monkeypatch, capsys):
+    told = []
+    monkeypatch.setattr("ppprof.run.read", lambda path, cache, **_: told.append(cache) or read(path))
+    printed(capsys, "a.pb")
+    printed(capsys, "a.pb", "--no-cache")
+    assert told == [True, False]
+
+
+def process(*arguments: object, **settings) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ppprof", "summary", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **{**pipes, **settings})
+
+
+def test_as_a_process(trace, capsys):
+    done = process("a.pb").communicate(timeout=60)
+    assert done == (printed(capsys, "a.pb"), "")
+
+
+def test_a_closed_pipe_ends_it_quietly(trace):
+    running = process("a.pb", "--views", "all", *["a.pb"] * 40)
+    assert running.stdout.readline().startswith("a.pb: rank 0")
+    running.stdout.close()
+    assert running.wait(timeout=60) == 0
+    assert running.stderr.read() == ""
+    running.stderr.close()
+
+
+def test_control_c_ends_it_quietly(trace, tmp_path):
+    fifo = tmp_path / "fifo.pb"
+    os.mkfifo(fifo)
+    running = process(fifo)
+    with fifo.open("wb"):  # opens once the reader does
+        running.send_signal(signal.SIGINT)
+        assert running.communicate(timeout=60) == ("", "")
+    assert running.returncode == 130
+
+
+def test_a_name_that_the_terminal_cannot_show(tmp_path):
+    path = write(tmp_path / "a.pb", *gpu_traces.odd_names())
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    out, err = process(path, env=environment).communicate(timeout=60)
+    assert err == ""
+    assert "\\u0442\\u0435\\u043d\\u0437\\u043e\\u0440" in out
+
+
+def test_what_is_not_needed_is_not_loaded(trace):
+    code = (
+        "import sys; from ppprof.cli import main; main(['summary', 'a.pb']);"
+        "print({'omegaconf', 'yaml', 'tqdm', 'tabulate', 'paddle'} & set(sys.modules), "
+        "file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr == "set()\n"

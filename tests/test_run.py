@@ -1,0 +1,346 @@
+"""`ppprof.open`: which files are a rank's window, and the tables they give."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+import ppprof
+from ppprof.analysis.profile import Options, Profile
+from ppprof.analysis.summary import VIEWS, summarize
+from ppprof.cli import main
+from ppprof.config import ProfilerConfig
+from ppprof.errors import InputError, UsageError
+from ppprof.rundir import TraceName, claim, write_manifest
+from ppprof.trace import files, read, schema
+from tests.fixtures import gpu_traces
+from tests.fixtures.timeline import write
+
+
+def trace_name(rank: int, window: int = 0) -> TraceName:
+    label = f"dp{rank}_pp0_sharding0_mp0"
+    return TraceName(rank, label, datetime(2026, 11, 20, 20, 15, 30 + window), window)
+
+
+def make_run(log: Path, recorded: dict[int, int], **profiler: object) -> Path:
+    """A run with raw captures only: rank -> number of windows, each with steps of its own."""
+    run = claim(log)
+    config = ProfilerConfig.from_mapping({"enable": True, **profiler})
+    axes = {"order": ["dp", "pp", "sharding", "sep", "mp"], "degrees": [len(recorded), 1, 1, 1, 1]}
+    write_manifest(run, {"profiler": config.to_mapping(), "axes": axes})
+    for rank, num_windows in recorded.items():
+        for window in range(num_windows):
+            threads = gpu_traces.training(first_step=10 * window, skew=rank)
+            write(run / trace_name(rank, window).raw, *threads)
+    return run
+
+
+def is_opened(path: Path) -> list[tuple[int, int, str]]:
+    return [(at.rank, at.window, at.name) for at in ppprof.open(path).recordings]
+
+
+def test_a_run_directory_has_ranks_and_windows(tmp_path):
+    make_run(tmp_path / "log", {0: 2, 1: 1})
+    run = ppprof.open(tmp_path / "log")
+
+    assert run.ranks == [0, 1]
+    assert (run.windows(), run.windows(0), run.windows(1)) == ([0, 1], [0, 1], [0])
+    assert [at.coordinate for at in run.recordings][::2] == [
+        "dp0_pp0_sharding0_mp0", "dp1_pp0_sharding0_mp0"
+    ]  # fmt: skip
+    assert run.manifest["profiler"]["enable"] is True
+
+
+def test_the_newest_run_is_opened(tmp_path):
+    make_run(tmp_path, {0: 1})
+    newest = make_run(tmp_path, {0: 1, 1: 1})
+    assert newest.name == "run_002"
+    assert ppprof.open(tmp_path).path == newest
+    assert ppprof.open(tmp_path).ranks == [0, 1]
+
+
+def test_nothing_is_read_before_it_is_asked_for(tmp_path, monkeypatch):
+    run_path = make_run(tmp_path, {0: 2, 1: 1})
+    asked = []
+    monkeypatch.setattr("ppprof.run.read", lambda path, **_: asked.append(path) or read(path))
+    run = ppprof.open(run_path)
+    assert asked == []
+    run.summary("model", rank=1)
+    run.summary("op", rank=1, sorted_by="cpu_max")
+    run.summary("op", rank=1, steps="1:")
+    assert asked == [run_path / trace_name(1).raw]
+
+
+def test_events_say_their_rank_and_window(tmp_path):
+    run_path = make_run(tmp_path, {0: 2, 1: 1})
+    run = ppprof.open(run_path)
+    one = read(run_path / trace_name(0, 1).raw)
+
+    events = run.events(rank=0, window=1)
+    assert events.columns == ["rank", "window", *schema.EVENTS]
+    assert events.schema["rank"] == events.schema["window"] == pl.Int64
+    assert_frame_equal(events.drop("rank", "window"), one.events)
+    assert_frame_equal(run.memory(0, 1).drop("rank", "window"), one.memory)
+
+    together = run.events()
+    counted = together.group_by("rank", "window", maintain_order=True).len()
+    num = one.events.height
+    assert counted.rows() == [(0, 0, num), (0, 1, num), (1, 0, num)]
+    assert run.events(rank=0)["window"].unique().to_list() == [0, 1]
+    assert run.events(window=1)["rank"].unique().to_list() == [0]
+    assert run.memory()["rank"].unique().to_list() == [0, 1]
+
+
+def test_parents_of_several_windows_can_be_joined(tmp_path):
+    """As the docstring of `Run.events` says."""
+    run = ppprof.open(make_run(tmp_path, {0: 1, 1: 1}))
+    events = run.events().with_columns(
+        row=pl.int_range(pl.len()).over("rank", "window"), name=pl.col("name").cast(pl.String)
+    )
+    above = events.select("rank", "window", parent="row", above="name")
+    joined = events.join(above, on=["rank", "window", "parent"])
+    assert set(joined.filter(name="Optimization Step")["above"]) == {
+        "ProfileStep#0", "ProfileStep#1", "ProfileStep#2"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_summary_is_that_of_the_trace(view, tmp_path):
+    path = make_run(tmp_path, {0: 1, 1: 1})
+    trace = read(path / trace_name(1).raw)
+    table = ppprof.open(path).summary(view, rank=1, sorted_by="gpu_max", thread_sep=True)
+    assert_frame_equal(table, summarize(Profile(trace, Options("gpu_max", True)), view))
+
+
+def test_of_a_single_file_nothing_needs_to_be_named(tmp_path):
+    path = write(tmp_path / "some.pb", *gpu_traces.training())
+    run = ppprof.open(str(path))
+    assert is_opened(path) == [(0, 0, "some.pb")]
+    assert run.trace().span == 0
+    assert run.summary("model").height == 6
+    assert run.manifest == {}
+    assert is_opened(write(tmp_path / trace_name(3, 2).trace("pb"), *gpu_traces.nothing())) == [
+        (3, 2, trace_name(3, 2).trace("pb"))
+    ]
+
+
+def test_steps_restrict_the_tables(tmp_path):
+    run = ppprof.open(write(tmp_path / "a.pb", *gpu_traces.training(first_step=5)))
+    assert run.summary("model", steps="6:")["calls"].to_list()[0] == 2
+    assert run.summary("model", steps=5)["calls"].to_list()[0] == 1
+    assert run.summary("model")["calls"].to_list()[0] == 3
+    with pytest.raises(UsageError, match=r"a\.pb: no step of 8:; it has steps 5-7"):
+        run.summary("model", steps="8:")
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda run: run.events(rank=7), "no rank 7; it has ranks 0-1"),
+        (lambda run: run.windows(7), "no rank 7; it has ranks 0-1"),
+        (lambda run: run.events(rank=1, window=3), "no window 3 of rank 1; it has window 0"),
+        (lambda run: run.events(window=3), "no window 3; it has windows 0-1"),
+        (lambda run: run.trace(), "it has ranks 0-1: say which one"),
+        (lambda run: run.summary("op"), "it has ranks 0-1: say which one"),
+        (lambda run: run.summary("op", rank=0), "it has windows 0-1: say which one"),
+        (lambda run: run.summary("ops", rank=1), "view 'ops': expected one of device, overview"),
+        (lambda run: run.summary("op", rank=1, sorted_by="x"), "sorted_by 'x': expected auto"),
+        (lambda run: run.summary("op", rank=1, steps="x"), "steps 'x': expected A:B"),
+    ],
+)
+def test_what_is_not_there_is_told_with_what_is(ask, message, tmp_path):
+    run = ppprof.open(make_run(tmp_path, {0: 2, 1: 1}))
+    with pytest.raises(UsageError) as told:
+        ask(run)
+    assert message in str(told.value)
+
+
+def test_of_several_files_of_a_window_the_best_is_read_once(tmp_path):
+    run_path = make_run(tmp_path, {0: 1}, formats=["json", "json.gz", "pb"])
+    assert main(["finish", str(run_path)]) == 0
+    shutil.copy(run_path / trace_name(0).raw, run_path / trace_name(0).trace("pb"))
+    (recording,) = ppprof.open(run_path).recordings
+
+    assert [path.relative_to(run_path).as_posix() for path in recording.files] == [
+        trace_name(0).trace("pb"),
+        trace_name(0).raw,
+        trace_name(0).trace("json"),
+        trace_name(0).trace("json.gz"),
+    ]
+    assert recording.saved == run_path / trace_name(0).summary
+    num_events = read(run_path / trace_name(0).raw).events.height
+    assert ppprof.open(run_path).events().height == num_events
+
+
+def test_of_several_files_of_a_window_the_next_best_is_read_when_one_is_broken(tmp_path):
+    run_path = make_run(tmp_path, {0: 1})
+    raw = run_path / trace_name(0).raw
+    good = run_path / trace_name(0).trace("pb")
+    shutil.copy(raw, good)
+    whole = ppprof.open(run_path).summary("op")
+    good.write_bytes(good.read_bytes()[:-9])
+
+    with pytest.warns(UserWarning, match=rf"{good.name}: byte .*; the file is cut short"):
+        assert_frame_equal(ppprof.open(run_path).summary("op"), whole)
+
+
+def test_a_broken_file_costs_itself(tmp_path):
+    run_path = make_run(tmp_path, {0: 1, 1: 1})
+    (run_path / trace_name(0).raw).write_bytes(b"\x0f" * 40)
+    told: list[str] = []
+    run = ppprof.open(run_path, tell=told.append)
+
+    assert run.events()["rank"].unique().to_list() == [1]
+    assert [message.partition(": ")[0] for message in told] == [str(run_path / trace_name(0).raw)]
+    for broken in (lambda: run.events(rank=0), lambda: run.summary("op", rank=0)):
+        with pytest.raises(InputError, match="is not a Paddle .pb trace"):
+            broken()
+
+
+def test_files_without_a_rank_are_numbered_in_the_order_of_their_names(tmp_path):
+    for name in (
+        "host_apid_10_time_2026_11_20_20_15_31_123.paddle_trace.pb",
+        "host_apid_10_time_2026_11_20_20_15_31_123.paddle_trace.json",
+        "host_apid_10_time_2026_11_20_20_15_30_99.paddle_trace.pb",
+        "host_apid_9_time_2026_11_20_20_15_30_5.paddle_trace.json.gz",
+        "node.example.org_77.1795214805084.pt.trace.json",
+        "mine.pb",
+        ".hidden.pb",
+        "config.json",
+    ):
+        (tmp_path / name).touch()
+    assert is_opened(tmp_path) == [
+        (0, 0, "host_apid_9"),
+        (1, 0, "host_apid_10"),
+        (1, 1, "host_apid_10"),
+        (2, 0, "mine"),
+        (3, 0, "node.example.org_77"),
+    ]
+    second = ppprof.open(tmp_path).recordings[2]
+    assert [path.suffix for path in second.files] == [".pb", ".json"]
+    assert "123" in second.files[0].name
+
+
+def test_files_without_a_rank_come_after_those_with_one(tmp_path):
+    (tmp_path / trace_name(4).trace("json")).touch()
+    (tmp_path / "mine.pb").touch()
+    assert [(rank, name) for rank, _, name in is_opened(tmp_path)] == [
+        (4, trace_name(4).trace("json")),
+        (5, "mine"),
+    ]
+
+
+def test_two_runs_mixed_in_one_directory_are_refused(tmp_path):
+    for second in (1, 2):
+        name = TraceName(0, "dp0", datetime(2026, 11, 20, 20, 15, second), 0)
+        (tmp_path / name.trace("json")).touch()
+    with pytest.raises(InputError, match="rank 0, window 0 is there twice, as .* and .*: put each"):
+        ppprof.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [("nowhere", "nowhere: no such file or directory"), ("log", "log: no trace in it: expected")],
+)
+def test_a_path_without_a_trace(path, message, tmp_path):
+    claim(tmp_path / "log")
+    with pytest.raises(InputError, match=message):
+        ppprof.open(tmp_path / path)
+
+
+def only_tables(tmp_path: Path, **profiler: object) -> Path:
+    """A finished run whose traces were removed."""
+    run_path = make_run(tmp_path, {0: 1}, **profiler)
+    assert main(["finish", str(run_path)]) == 0
+    for path in run_path.glob("*.paddle_trace.*"):
+        path.unlink()
+    return run_path
+
+
+@pytest.mark.parametrize("thread_sep", [False, True])
+def test_where_only_tables_are_left_they_are_the_same(tmp_path, thread_sep):
+    settings = {"thread_sep": thread_sep, "sorted_by": "cpu_max"}
+    run_path = only_tables(tmp_path / "left", **settings)
+    whole = ppprof.open(make_run(tmp_path / "whole", {0: 1}))
+    run = ppprof.open(run_path)
+
+    assert is_opened(run_path) == [(0, 0, "rank_00000_w0.json")]
+    made = run.tables(VIEWS, **settings)
+    assert made.recording.coordinate == "dp0_pp0_sharding0_mp0"
+    assert (made.steps, made.sorted_by) == ([0, 1, 2], "cpu_max")
+    for view in VIEWS:
+        assert_frame_equal(made.tables[view], whole.summary(view, **settings))
+
+
+def test_where_only_tables_are_left_no_others_can_be_made(tmp_path):
+    run = ppprof.open(only_tables(tmp_path))
+    assert run.summary("op", sorted_by="gpu_total").height
+    for other in ({"steps": 1}, {"sorted_by": "cpu_min"}, {"thread_sep": True}):
+        with pytest.raises(InputError, match="all steps, sorted by gpu_total, threads merged"):
+            run.summary("op", **other)
+    with pytest.raises(InputError, match="only tables are left of this window, no trace"):
+        run.events()
+
+
+def test_tables_stand_in_for_a_trace_that_cannot_be_read(tmp_path):
+    run_path = make_run(tmp_path, {0: 1}, formats=["pb"])
+    assert main(["finish", str(run_path)]) == 0
+    whole = ppprof.open(run_path).summary("model")
+    (run_path / trace_name(0).raw).write_bytes(b"\x0f")
+    with pytest.warns(UserWarning, match="cut short"):
+        assert_frame_equal(ppprof.open(run_path).summary("model"), whole)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not the tables of a window"),
+        ("[]", "not the tables of a window"),
+        ('{"schema_version": 1, "tables": {"op": []}}', "not the tables of a window: KeyError"),
+        ('{"schema_version": 9, "tables": {}}', "schema 9 is newer than this ppprof reads"),
+        ("[" * 100_000, "not the tables of a window: RecursionError"),
+    ],
+)
+def test_tables_that_cannot_be_read(content, message, tmp_path):
+    run_path = only_tables(tmp_path)
+    (run_path / trace_name(0).summary).write_text(content)
+    with pytest.raises(InputError, match=message):
+        ppprof.open(run_path).summary("op")
+
+
+def test_tables_of_little(tmp_path):
+    """Without rows JSON says no columns; they are known all the same."""
+    run_path = make_run(tmp_path, {0: 0})
+    write(run_path / trace_name(0).raw, *gpu_traces.no_step())
+    assert main(["finish", str(run_path)]) == 0
+    saved = json.loads((run_path / trace_name(0).summary).read_text())
+    assert saved["tables"]["mem"] == []
+    next(run_path.glob("*.paddle_trace.json")).unlink()
+    memory = ppprof.open(run_path).summary("mem")
+    assert (memory.height, memory.columns[:3]) == (0, ["place", "type", "name"])
+
+
+def test_progress_names_the_file(tmp_path):
+    path = write(tmp_path / "a.pb", *gpu_traces.one_step())
+    seen = []
+    ppprof.open(path, progress=lambda *at: seen.append(at)).events()
+    size = path.stat().st_size
+    assert seen[-1] == (path, size, size)
+    seen = []
+    files.read(path, progress=lambda *at: seen.append(at))
+    assert seen[-1] == (size, size)
+
+
+def test_importing_ppprof_loads_neither_polars_nor_paddle():
+    code = "import ppprof, sys; print({'polars', 'paddle', 'numpy'} & set(sys.modules)); ppprof.open"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "set()\n"
