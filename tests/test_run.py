@@ -340,7 +340,9 @@ def test_progress_names_the_file(tmp_path):
 
 
 def test_importing_ppprof_loads_neither_polars_nor_paddle():
-    code = "import ppprof, sys; print({'polars', 'paddle', 'numpy'} & set(sys.modules)); ppprof.open"
+    code = (
+        "import ppprof, sys; print({'polars', 'paddle', 'numpy'} & set(sys.modules)); ppprof.open"
+    )
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "set()\n"

@@ -267,7 +267,7 @@ def _recordings(request: _Request, run: Run, block: ProfilerConfig | None) -> Se
     shown = [at for at in found if at.rank in printed] or found
     others = {at.rank for at in found} - {at.rank for at in shown}
     if others:
-        _tell(f"{run.path}: there {"is" if len(others) == 1 else "are"} also {listed('rank', others)}: --rank R, or --rank all")
+        _tell(f"{run.path}: not shown: {listed('rank', others)}; --rank R or --rank all shows them")
     return shown
 
 
