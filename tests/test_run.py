@@ -201,7 +201,7 @@ def test_a_broken_file_costs_itself(tmp_path):
     assert run.events()["rank"].unique().to_list() == [1]
     assert [message.partition(": ")[0] for message in told] == [str(run_path / trace_name(0).raw)]
     for broken in (lambda: run.events(rank=0), lambda: run.summary("op", rank=0)):
-        with pytest.raises(InputError, match="is not a Paddle .pb trace"):
+        with pytest.raises(InputError, match="is not a Paddle"):
             broken()
 
 
@@ -242,7 +242,7 @@ def test_two_runs_mixed_in_one_directory_are_refused(tmp_path):
     for second in (1, 2):
         name = TraceName(0, "dp0", datetime(2026, 11, 20, 20, 15, second), 0)
         (tmp_path / name.trace("json")).touch()
-    with pytest.raises(InputError, match="rank 0, window 0 is there twice, as .* and .*: put each"):
+    with pytest.raises(InputError, match=r"rank 0, window 0 is there twice, as .* and .*: put each"):
         ppprof.open(tmp_path)
 
 

@@ -115,8 +115,11 @@ def _new_rows(parent: Int64, keep: npt.NDArray[np.bool_]) -> Int64:
     nobody = num_events
     nearest = np.append(np.where(keep, np.arange(num_events), parent), nobody)
     nearest[nearest < 0] = nobody
-    for _ in range(num_events.bit_length()):  # each turn doubles how far up it reaches
-        nearest = nearest[nearest]
+    for _ in range(num_events.bit_length()):  # each turn doubles how far up it has looked
+        further = nearest[nearest]
+        if np.array_equal(further, nearest):
+            break
+        nearest = further
     rows: Int64 = np.append(np.where(keep, np.cumsum(keep) - 1, -1), -1)[nearest]
     return rows
 
