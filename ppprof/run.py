@@ -69,22 +69,20 @@ def open(
         InputError: no such path, or no trace in it.
     """
     at = Path(path)
-    if at.is_dir():
-        directory = _newest(at)
-        recordings = _recordings(directory)
-        if not recordings:
-            raise InputError(
-                f"{directory}: no trace in it: expected a run directory with recorded windows, or "
-                "files such as *.paddle_trace.json (.json.gz, .pb) or *.pt.trace.json"
-            )
-        at = directory
-    elif at.exists():
-        name = rundir.TraceName.parse(at)
-        rank, window = (name.rank, name.window) if name else (0, 0)
-        coordinate = name.label if name else None
-        recordings = [Recording(rank, window, at.name, coordinate, (at,))]
-    else:
-        raise InputError(f"{path}: no such file or directory")
+    try:
+        if at.is_dir():
+            at = _newest(at)
+            recordings = _recordings(at)
+        else:
+            at.stat()
+            recordings = [_alone(at)]
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+    if not recordings:
+        raise InputError(
+            f"{at}: no trace in it: expected a run directory with recorded windows, or files such "
+            "as *.paddle_trace.json (.json.gz, .pb) or *.pt.trace.json"
+        )
     return Run(at, recordings, cache, progress, tell or _warn)
 
 
@@ -286,6 +284,9 @@ class Run:
                 self._tell(str(error))
             return _saved(recording, recording.saved, chosen, wanted, options)
         profile = self._profile(recording, trace, wanted, options)
+        if wanted is not None and not profile.steps:
+            known = listed("step", trace.events["step"].drop_nulls().unique().to_list())
+            raise UsageError(f"{source}: no step of {wanted}; it has {known}")
         return WindowTables(
             recording,
             source,
@@ -335,9 +336,6 @@ class Run:
     ) -> Profile:
         if self._made is None or self._made[:3] != (recording, steps, options):
             profile = Profile(trace if steps is None else select_steps(trace, steps), options)
-            if steps is not None and profile.trace.events.is_empty():
-                known = listed("step", trace.events["step"].drop_nulls().unique().to_list())
-                raise UsageError(f"{recording.files[0]}: no step of {steps}; it has {known}")
             self._made = (recording, steps, options, profile)
         return self._made[3]
 
@@ -402,6 +400,14 @@ def _newest(directory: Path) -> Path:
         return rundir.newest(directory)
     except InputError:  # no manifest: traces that somebody else named, or copied
         return directory
+
+
+def _alone(path: Path) -> Recording:
+    """A file of its own; what its name does not say is 0."""
+    name = rundir.TraceName.parse(path)
+    if name is None:
+        return Recording(0, 0, path.name, None, (path,))
+    return Recording(name.rank, name.window, path.name, name.label, (path,))
 
 
 def _recordings(directory: Path) -> list[Recording]:

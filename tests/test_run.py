@@ -242,13 +242,19 @@ def test_two_runs_mixed_in_one_directory_are_refused(tmp_path):
     for second in (1, 2):
         name = TraceName(0, "dp0", datetime(2026, 11, 20, 20, 15, second), 0)
         (tmp_path / name.trace("json")).touch()
-    with pytest.raises(InputError, match=r"rank 0, window 0 is there twice, as .* and .*: put each"):
+    with pytest.raises(
+        InputError, match=r"rank 0, window 0 is there twice, as .* and .*: put each"
+    ):
         ppprof.open(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("nowhere", "nowhere: no such file or directory"), ("log", "log: no trace in it: expected")],
+    [
+        ("nowhere", "nowhere: No such file or directory"),
+        ("log", "log: no trace in it: expected"),
+        ("x" * 300, "File name too long"),
+    ],
 )
 def test_a_path_without_a_trace(path, message, tmp_path):
     claim(tmp_path / "log")
