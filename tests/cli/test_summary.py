@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tqdm
 
 from ppprof.analysis.profile import Options, Profile
 from ppprof.analysis.summary import VIEWS, summarize
@@ -343,7 +344,6 @@ def slow_read(path, *, progress=None, **_):
 
 @pytest.mark.parametrize("stderr", [Terminal(), io.StringIO()], ids=["terminal", "pipe"])
 def test_a_bar_on_a_terminal_only(stderr, trace, monkeypatch):
-    tqdm = pytest.importorskip("tqdm")
     bars = []
 
     class Bar(tqdm.tqdm):
