@@ -27,8 +27,7 @@ def nest(
     holds: Bool | None = None,
     slack_ns: int = 0,
 ) -> Int64:
-    """The innermost event around each event: of those of its thread that came before, the last
-    that ends no earlier.
+    """The parent of each event: of its thread's events before it, the last that ends no earlier.
 
     An event comes before another if it starts earlier; at the same start the longer one does, and
     of two that are equal the one with the lower index. Intervals are half open: what starts where
