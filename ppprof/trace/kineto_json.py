@@ -186,7 +186,13 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
     hosts, launches, memory = _with_threads(
         *(tables[kind] for kind in ("hosts", "launches", "memory"))
     )
-    hosts = _nested(hosts, facts)
+    slack_ns = _slack_ns(hosts)
+    hosts = _categorised(hosts).with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
+    backward = _backward(hosts, slack_ns)
+    calls = _calls(backward, hosts)
+    hosts = pl.concat([backward, hosts], how="diagonal")
+    hosts, launches, memory = (_with_caller(table, calls) for table in (hosts, launches, memory))
+    hosts = _nested(hosts, facts, slack_ns)
     launches, memory = _inside(hosts, launches), _inside(hosts, memory)
     launches = (
         launches.sort("parent", "at")
@@ -317,11 +323,8 @@ def _values(args: list[KinetoArgs], key: str) -> list[Any]:
 def _nanoseconds(microseconds: pl.Series) -> pl.Series:
     """Decimal text, three places behind the point, to int64; null where it is no number."""
     # A decimal's physical value is its number of thousandths.
-    return (
-        microseconds.cast(pl.Decimal(38, 3), strict=False)
-        .to_physical()
-        .cast(pl.Int64, strict=False)
-    )
+    thousandths: pl.Series = microseconds.cast(pl.Decimal(38, 3), strict=False).to_physical()
+    return thousandths.cast(pl.Int64, strict=False)
 
 
 def _rank_lists(information: Mapping[str, Any]) -> Mapping[int, str]:
@@ -363,20 +366,16 @@ def _with_collective(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.D
 
 
 def _with_threads(*tables: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """The tables sorted by thread, then process, numbered by ``key``; within one as they were."""
+    """The tables with ``key``, the number of the thread by its id and then its process."""
     threads = pl.concat([table.select("thread", "process") for table in tables]).unique()
     keys = threads.sort("thread", "process").with_row_index("key").cast({"key": pl.Int64})
     for table in tables:
-        yield table.join(keys, on=["thread", "process"], maintain_order="left").sort("key", "at")
+        yield table.join(keys, on=["thread", "process"], maintain_order="left")
 
 
-def _nested(hosts: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
-    """Host events in pre-order, with category, name, parent and depth as `EVENTS` has them."""
-    slack_ns = _slack_ns(hosts)
-    hosts = _categorised(hosts.with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns")))
-    hosts = pl.concat([_backward(hosts, slack_ns), hosts], how="diagonal_relaxed").sort(
-        "key", "start_ns", -pl.col("dur_ns"), "at", maintain_order=True
-    )
+def _nested(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
+    """Host events in pre-order, with parent, depth and the facts of collectives."""
+    hosts = hosts.sort("key", "start_ns", -pl.col("dur_ns"), "at", maintain_order=True)
     parent = _nest(hosts, slack_ns)
     _, depth = pre_order(parent)
     above = hosts["name"].gather(nullable(parent))
@@ -434,38 +433,77 @@ def _categorised(hosts: pl.DataFrame) -> pl.DataFrame:
 def _backward(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
     """A Backward event around each run of autograd nodes, which Kineto has no event for.
 
-    A run is of one thread and ends where a thread with steps does something else, which it cannot
-    while it waits for the backward pass::
+    A run is of one thread, and ends where the thread with the steps does something else, as that
+    one waits for the backward pass to end::
 
-        main      aten::mm  loss                 Optimizer.step
-        autograd                evaluate evaluate
-                                Backward---------
+        thread with steps   aten::mm  mse_loss                    Optimizer.step
+        thread of engine                        evaluate evaluate
+                                                Backward---------
     """
     is_node = hosts["name"].str.starts_with(_EVALUATE)
     outside = pl.Series(_nest(hosts, slack_ns, holds=is_node) < 0)
-    columns = ["key", "thread", "process", "start_ns", "end_ns"]
-    nodes = hosts.filter(is_node & outside).select(columns).sort("key", "start_ns")
+    nodes = hosts.filter(is_node & outside).sort("key", "start_ns")
     with_steps = hosts.filter(pl.col("category") == "ProfileStep")["key"].unique()
-    else_ns = hosts.filter(
-        outside & ~is_node,
-        pl.col("key").is_in(with_steps.to_list()) if len(with_steps) else pl.lit(True),
-    )["start_ns"].sort()
-    before = nodes["end_ns"].shift(1)
-    interrupted = else_ns.search_sorted(nodes["start_ns"]) > else_ns.search_sorted(
-        before.fill_null(0)
-    )
-    begins = (nodes["key"] != nodes["key"].shift(1)).fill_null(True) | interrupted
+    others = hosts.filter(outside & ~is_node)
+    if len(with_steps):
+        others = others.filter(pl.col("key").is_in(with_steps.to_list()))
+    gaps = nodes.select(start_ns=pl.col("end_ns").shift(1, fill_value=0), end_ns="start_ns")
+    is_first = nodes["key"] != nodes["key"].shift(1, fill_value=-1)
+    run = (is_first | (_num_within(others["start_ns"], gaps) > 0)).cum_sum().alias("run")
     return (
-        nodes.group_by(begins.cum_sum().alias("run"), maintain_order=True)
+        nodes.group_by(run, maintain_order=True)
         .agg(pl.col("key", "thread", "process", "start_ns").first(), pl.col("end_ns").max())
+        .drop("run")
         .with_columns(
             at=pl.lit(-1, pl.Int64),
             name=pl.lit("Backward"),
             category=pl.lit("Backward"),
             dur_ns=pl.col("end_ns") - pl.col("start_ns"),
         )
-        .drop("run")
     )
+
+
+def _num_within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
+    """How many of the times lie in [start_ns, end_ns) of each span."""
+    times = times.sort()
+    before_end = times.search_sorted(spans["end_ns"], side="left").cast(pl.Int64)
+    return before_end - times.search_sorted(spans["start_ns"], side="left").cast(pl.Int64)
+
+
+def _calls(backward: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
+    """Backward events of an engine's thread, with the thread that called them and waits.
+
+    That is the only thread with steps, if it began and ended nothing at all meanwhile and no other
+    backward pass ran. Key, begin_ns and until_ns, and key and id of the caller.
+    """
+    steps = hosts.filter(pl.col("category") == "ProfileStep")
+    callers = steps.select(caller_key="key", caller="thread").unique()
+    runs = backward.join(callers, how="cross").sort("start_ns")
+    own = hosts.join(callers, left_on="key", right_on="caller_key", how="semi")
+    return runs.filter(
+        pl.lit(callers.height == 1),
+        pl.col("key") != pl.col("caller_key"),
+        _num_within(own["start_ns"], runs) == 0,
+        _num_within(own["end_ns"] - 1, runs) == 0,
+        _num_within(runs["start_ns"], runs) <= 1,
+        pl.col("start_ns") >= pl.col("end_ns").cum_max().shift(1, fill_value=0),
+    ).select("key", "caller_key", "caller", begin_ns="start_ns", until_ns="end_ns")
+
+
+def _with_caller(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """The same rows, those of a called Backward on the thread of its caller.
+
+    So the step holds all of its work, as it does in Paddle, whose backward pass runs on the thread
+    that asks for it (HTA's call graph hangs the engine's stack below the caller's, too).
+    """
+    joined = table.sort("start_ns").join_asof(
+        calls, left_on="start_ns", right_on="begin_ns", by="key", check_sortedness=False
+    )
+    is_called = pl.col("start_ns") < pl.col("until_ns")
+    return joined.with_columns(
+        key=pl.when(is_called).then("caller_key").otherwise("key"),
+        thread=pl.when(is_called).then("caller").otherwise("thread"),
+    ).drop("caller_key", "caller", "begin_ns", "until_ns", strict=False)
 
 
 def _with_facts(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
