@@ -205,7 +205,6 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
     events = pl.concat([hosts, launches, devices], how="diagonal_relaxed").with_columns(
         end_ns=pl.col("start_ns") + pl.col("dur_ns")
     )
-    properties = head.get("deviceProperties")
     return Trace(
         events=conform(events.with_columns(step=steps_of(events)), EVENTS),
         memory=_memory(memory),
@@ -218,9 +217,7 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
             **_named(information, "rank", "world_size", "backend"),
             **_named(head, "host_name"),
         },
-        devices=tuple(item for item in properties if isinstance(item, dict))
-        if isinstance(properties, list)
-        else (),
+        devices=tuple(_devices(head.get("deviceProperties"))),
         lost=lost,
     )
 
@@ -466,8 +463,9 @@ def _backward(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
 def _num_within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
     """How many of the times lie in [start_ns, end_ns) of each span."""
     times = times.sort()
-    before_end = times.search_sorted(spans["end_ns"], side="left").cast(pl.Int64)
-    return before_end - times.search_sorted(spans["start_ns"], side="left").cast(pl.Int64)
+    starts, ends = (spans[side].to_numpy() for side in ("start_ns", "end_ns"))
+    at = times.sort().to_numpy()
+    return pl.Series(np.searchsorted(at, ends) - np.searchsorted(at, starts))
 
 
 def _calls(backward: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
@@ -613,6 +611,13 @@ def _memory(memory: pl.DataFrame) -> pl.DataFrame:
         for what in ("allocated", "reserved")
     )
     return conform(table.with_columns(*peaks).sort("key", maintain_order=True), MEMORY)
+
+
+def _devices(properties: Any) -> Iterator[Mapping[str, object]]:
+    """The properties, with Paddle's word for numSms; its other words are Kineto's."""
+    for item in properties if isinstance(properties, list) else ():
+        if isinstance(item, dict):
+            yield {"smCount" if key == "numSms" else key: value for key, value in item.items()}
 
 
 def _named(values: Mapping[str, Any], *keys: str) -> dict[str, str]:
