@@ -97,8 +97,8 @@ _NO_ARGS = KinetoArgs()
 class KinetoEvent(msgspec.Struct, gc=False):
     """One of ``traceEvents``. Times stay text: a float64 of microseconds since 1970 loses 250 ns."""
 
-    ph: Any = None
-    cat: Any = None
+    ph: str = ""
+    cat: str = ""
     name: str = ""
     pid: Any = None
     tid: Any = None
@@ -321,7 +321,8 @@ def _nanoseconds(microseconds: pl.Series) -> pl.Series:
     """Decimal text, three places behind the point, to int64; null where it is no number."""
     # A decimal's physical value is its number of thousandths.
     thousandths: pl.Series = microseconds.cast(pl.Decimal(38, 3), strict=False).to_physical()
-    return thousandths.cast(pl.Int64, strict=False)
+    nanoseconds: pl.Series = thousandths.cast(pl.Int64, strict=False)
+    return nanoseconds
 
 
 def _rank_lists(information: Mapping[str, Any]) -> Mapping[int, str]:
