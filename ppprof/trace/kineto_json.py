@@ -17,7 +17,9 @@ Kineto writes a flat list of events; here they become the tree that a Paddle tra
     kernel, gpu_memcpy, gpu_memset                Kernel, Memcpy, Memset
 
 An operator inside another stays an Operator, so that its row equals ``key_averages()``, and because
-the innermost one launches: aten::linear launches nothing, the aten::addmm in it does.
+the innermost one launches: aten::linear launches nothing, the aten::addmm in it does. One that is
+the only child of another of its name is that other's layer, and left out, as ``key_averages()`` has
+it.
 
 Left out: other python_function events (frames of the interpreter, ten for each operator, which no
 table counts), gpu_user_annotation (the host's annotations over again), cuda_sync and overhead (no
@@ -374,6 +376,7 @@ def _with_threads(*tables: pl.DataFrame) -> Iterator[pl.DataFrame]:
 def _nested(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
     """Host events in pre-order, with parent, depth and the facts of collectives."""
     hosts = hosts.sort("key", "start_ns", -pl.col("dur_ns"), "at", maintain_order=True)
+    hosts = hosts.filter(~pl.Series(_told_twice(hosts, _nest(hosts, slack_ns))))
     parent = _nest(hosts, slack_ns)
     _, depth = pre_order(parent)
     above = hosts["name"].gather(nullable(parent))
@@ -385,6 +388,19 @@ def _nested(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.DataF
         .otherwise("category"),
     )
     return _with_facts(hosts, facts, slack_ns)
+
+
+def _told_twice(hosts: pl.DataFrame, parent: Int64) -> npt.NDArray[np.bool_]:
+    """Operators that are the only child of one of the same name, shape (hosts,).
+
+    The dispatcher passes through several layers under one name; ``key_averages()`` takes them for
+    one call, too (``_remove_dup_nodes`` of torch/autograd/profiler_util.py).
+    """
+    num_children = np.bincount(parent[parent >= 0], minlength=len(parent))
+    above = hosts["name"].gather(nullable(parent))
+    is_same = ((hosts["name"] == above) & (hosts["category"] == "Operator")).fill_null(False)
+    is_only: npt.NDArray[np.bool_] = (parent >= 0) & (num_children[parent] == 1)
+    return is_only & is_same.to_numpy()
 
 
 def _slack_ns(hosts: pl.DataFrame) -> int:

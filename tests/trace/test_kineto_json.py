@@ -4,6 +4,7 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,14 @@ PID, MAIN, ENGINE = 40, 41, 42
 
 def _document(name: str) -> dict[str, Any]:
     data = (FIXTURES / name).read_bytes()
-    document: dict[str, Any] = json.loads(gzip.decompress(data) if name.endswith("gz") else data)
+    text = gzip.decompress(data) if name.endswith("gz") else data
+    document: dict[str, Any] = json.loads(text, parse_float=lambda number: Decimal(number))
     return document
 
 
 def _decode(events: list[dict[str, Any]]) -> list[KinetoEvent]:
-    return msgspec.json.decode(json.dumps(events).encode(), type=list[KinetoEvent])
+    encoder = msgspec.json.Encoder(decimal_format="number")
+    return msgspec.json.decode(encoder.encode(events), type=list[KinetoEvent])
 
 
 def _read(name: str, batch: int = 10**9) -> Trace:
@@ -244,7 +247,7 @@ def test_device_events_hang_on_their_launches() -> None:
             row["correlation_id"],
         )
         assert (row["name"], row["stream"]) == (event["name"], event["args"]["stream"])
-        assert row["start_ns"] == base_ns + round(event["ts"] * 1000)
+        assert row["start_ns"] == base_ns + int(event["ts"] * 1000)
         assert (row["step"], row["process"], row["thread"], row["depth"]) == (5, *[None] * 3)
     nccl = [row for row in devices if row["name"].startswith("nccl")]
     assert [(row["bytes"], row["group"], row["peers"], row["stream"]) for row in nccl] == [
@@ -278,8 +281,8 @@ def test_launch_configurations() -> None:
         *(*of_file["grid"], *of_file["block"]),
         of_file["registers per thread"],
         of_file["shared memory"],
-        of_file["blocks per SM"],
-        of_file["warps per SM"],
+        float(of_file["blocks per SM"]),
+        float(of_file["warps per SM"]),
         of_file["est. achieved occupancy %"] / 100,
     )
     assert trace.kernels["occupancy"].max() == 1.0
@@ -490,6 +493,30 @@ def test_modules_take_the_place_of_the_annotation_and_frames_are_left_out() -> N
         "    Forward My_2D_Conv",
     ]
     assert trace.events.height == 3
+
+
+def test_layers_of_one_operator_are_one() -> None:
+    #   aten::mean aten::sum   and a list that holds two of its own kind
+    trace = _trace(
+        _x("aten::mean", 0, 20),
+        _x("aten::mean", 1, 18),
+        _x("aten::mean", 2, 16),
+        _x("aten::sum", 3, 5),
+        _x("aten::list", 30, 20),
+        _x("aten::list", 31, 5),
+        _x("aten::list", 40, 5),
+        _x("nn.Module: Sequential_0", 60, 9, cat="python_function"),
+        _x("nn.Module: Sequential_1", 61, 7, cat="python_function"),
+    )
+    assert _tree(trace) == [
+        "Operator aten::mean",
+        "  Operator aten::sum",
+        "Operator aten::list",
+        "  Operator aten::list",
+        "  Operator aten::list",
+        "Forward Sequential",
+        "  Forward Sequential",
+    ]
 
 
 # Collectives
