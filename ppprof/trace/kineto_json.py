@@ -323,8 +323,11 @@ def _nanoseconds(microseconds: pl.Series) -> pl.Series:
     """Decimal text, three places behind the point, to int64; null where it is no number."""
     # A decimal's physical value is its number of thousandths.
     thousandths: pl.Series = microseconds.cast(pl.Decimal(38, 3), strict=False).to_physical()
-    nanoseconds: pl.Series = thousandths.cast(pl.Int64, strict=False)
-    return nanoseconds
+    exact: pl.Series = thousandths.cast(pl.Int64, strict=False)
+    if exact.null_count():  # an exponent, which older polars takes for no decimal, or no number
+        rounded = (microseconds.cast(pl.Float64, strict=False) * 1000).round()
+        return exact.fill_null(rounded.cast(pl.Int64, strict=False))
+    return exact
 
 
 def _rank_lists(information: Mapping[str, Any]) -> Mapping[int, str]:
@@ -376,7 +379,7 @@ def _with_threads(*tables: pl.DataFrame) -> Iterator[pl.DataFrame]:
 def _nested(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
     """Host events in pre-order, with parent, depth and the facts of collectives."""
     hosts = hosts.sort("key", "start_ns", -pl.col("dur_ns"), "at", maintain_order=True)
-    hosts = hosts.filter(~pl.Series(_told_twice(hosts, _nest(hosts, slack_ns))))
+    hosts = hosts.filter(~_told_twice(hosts, _nest(hosts, slack_ns)))
     parent = _nest(hosts, slack_ns)
     _, depth = pre_order(parent)
     above = hosts["name"].gather(nullable(parent))
@@ -390,8 +393,8 @@ def _nested(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.DataF
     return _with_facts(hosts, facts, slack_ns)
 
 
-def _told_twice(hosts: pl.DataFrame, parent: Int64) -> npt.NDArray[np.bool_]:
-    """Operators that are the only child of one of the same name, shape (hosts,).
+def _told_twice(hosts: pl.DataFrame, parent: Int64) -> pl.Series:
+    """Which host events are operators and the only child of one of the same name.
 
     The dispatcher passes through several layers under one name; ``key_averages()`` takes them for
     one call, too (``_remove_dup_nodes`` of torch/autograd/profiler_util.py).
@@ -399,8 +402,7 @@ def _told_twice(hosts: pl.DataFrame, parent: Int64) -> npt.NDArray[np.bool_]:
     num_children = np.bincount(parent[parent >= 0], minlength=len(parent))
     above = hosts["name"].gather(nullable(parent))
     is_same = ((hosts["name"] == above) & (hosts["category"] == "Operator")).fill_null(False)
-    is_only: npt.NDArray[np.bool_] = (parent >= 0) & (num_children[parent] == 1)
-    return is_only & is_same.to_numpy()
+    return is_same & pl.Series((parent >= 0) & (num_children[parent] == 1))
 
 
 def _slack_ns(hosts: pl.DataFrame) -> int:
