@@ -35,6 +35,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 from typing import Any, Optional
 
 import msgspec
@@ -152,7 +153,6 @@ _DEVICE_ARGS: Mapping[str, Any] = {
     **{"bytes": pl.Int64, "grid": pl.String, "block": pl.String},
     **{"registers": pl.Int64, "shared_bytes": pl.Int64},
     **dict.fromkeys(("blocks_per_sm", "warps_per_sm", "occupancy"), pl.Float64),
-    **_COLLECTIVE_ARGS,
 }
 _MEMORY_ARGS: Mapping[str, Any] = {
     **{"addr": pl.UInt64, "size": pl.Int64, "allocated": pl.Int64, "reserved": pl.Int64},
@@ -181,8 +181,8 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
     tables, lost = columns.tables(base_ns if isinstance(base_ns, int) else 0)
     information = head.get("distributedInfo")
     information = information if isinstance(information, Mapping) else {}
-    facts, devices = (
-        _with_collective(tables[kind], _rank_lists(information)) for kind in ("facts", "devices")
+    host_facts, device_facts = (
+        _facts(tables[kind], _rank_lists(information)) for kind in ("host facts", "device facts")
     )
 
     hosts, launches, memory = _with_threads(
@@ -194,14 +194,14 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
     calls = _calls(backward, hosts)
     hosts = pl.concat([backward, hosts], how="diagonal")
     hosts, launches, memory = (_with_caller(table, calls) for table in (hosts, launches, memory))
-    hosts = _nested(hosts, facts, slack_ns)
+    hosts = _nested(hosts, host_facts, slack_ns)
     launches, memory = _inside(hosts, launches), _inside(hosts, memory)
     launches = (
         launches.sort("parent", "at")
         .with_row_index("row", offset=hosts.height)
         .with_columns(pl.col("row").cast(pl.Int64), category=pl.lit("CudaRuntime"))
     )
-    devices = _launched(devices, launches)
+    devices = _launched(tables["devices"], launches, device_facts)
     # A correlation id tells a launch from a host event.
     launches = launches.with_columns(correlation_id=pl.col("correlation").fill_null(0))
     events = pl.concat([hosts, launches, devices], how="diagonal_relaxed").with_columns(
@@ -230,7 +230,7 @@ class _Columns:
     def __init__(self) -> None:
         self.thread_names: dict[str, str] = {}
         self._parts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
-        self._num_hosts = 0
+        self._num_before = [0, 0]  # hosts and devices
 
     def add(self, batch: list[KinetoEvent]) -> None:
         """Takes one batch in."""
@@ -241,19 +241,29 @@ class _Columns:
             if event.cat in _HOSTS
             or (event.cat == "python_function" and event.name.startswith(_MODULE))
         ]
-        facts = [at for at, event in enumerate(hosts) if event.name == _FACTS]
+        devices = [event for event in spans if event.cat in _DEVICES]
         kinds: Mapping[str, tuple[list[KinetoEvent], Mapping[str, Any]]] = {
             "hosts": (hosts, {}),
-            "facts": ([hosts[at] for at in facts], _COLLECTIVE_ARGS),
             "launches": ([e for e in spans if e.cat in _LAUNCHES], {"correlation": pl.Int64}),
-            "devices": ([e for e in spans if e.cat in _DEVICES], _DEVICE_ARGS),
+            "devices": (devices, _DEVICE_ARGS),
             "memory": ([e for e in batch if e.name == "[memory]" and e.ph == "i"], _MEMORY_ARGS),
         }
         for kind, (events, args) in kinds.items():
             self._parts[kind].append(_table(events, args))
-        at = pl.Series("at", facts, dtype=pl.Int64) + self._num_hosts
-        self._parts["facts"][-1].insert_column(0, at)
-        self._num_hosts += len(hosts)
+        told = {
+            "host facts": [(at, event) for at, event in enumerate(hosts) if event.name == _FACTS],
+            "device facts": [
+                (at, event)
+                for at, event in enumerate(devices)
+                if event.args and event.args.num_in is not None
+            ],
+        }
+        for (kind, found), num_before in zip(told.items(), self._num_before):
+            table = _args([event.args or _NO_ARGS for _, event in found], _COLLECTIVE_ARGS)
+            at = pl.Series("at", [at for at, _ in found], dtype=pl.Int64) + num_before
+            self._parts[kind].append(pl.DataFrame([at, *table]))
+        self._num_before[0] += len(hosts)
+        self._num_before[1] += len(devices)
         self.thread_names.update(
             (str(event.tid), str(event.args.name))
             for event in batch
@@ -264,20 +274,24 @@ class _Columns:
         """One table a kind, with start_ns, dur_ns and ``at``, the place in the file; what was lost."""
         found, lost = {}, {}
         for kind, parts in self._parts.items():
-            table = pl.concat(parts)
-            if "at" not in table.columns:
-                table = table.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
+            found[kind] = table = pl.concat(parts)
+            if "at" in table.columns:
+                continue
             start_ns, dur_ns = _nanoseconds(table["ts"]), _nanoseconds(table["dur"])
-            table = table.with_columns(
-                start_ns=start_ns + base_ns,
-                # An instant has no length.
-                dur_ns=dur_ns.fill_null(0) if kind == "memory" else dur_ns,
-            ).drop("ts", "dur")
-            found[kind] = table.filter(
-                pl.col("dur_ns") >= 0,
-                *(pl.col(column).is_not_null() for column in ("start_ns", "process", "thread")),
+            if kind == "memory":  # instants
+                dur_ns = dur_ns.fill_null(0)
+            found[kind] = (
+                table.with_row_index("at")
+                .with_columns(
+                    pl.col("at").cast(pl.Int64), start_ns=start_ns + base_ns, dur_ns=dur_ns
+                )
+                .drop("ts", "dur")
+                .filter(
+                    pl.col("dur_ns") >= 0,
+                    *(pl.col(key).is_not_null() for key in ("start_ns", "process", "thread")),
+                )
             )
-            if kind != "facts" and found[kind].height < table.height:
+            if found[kind].height < table.height:
                 lost[f"{kind} without time, process or thread"] = table.height - found[kind].height
         return found, lost
 
@@ -295,28 +309,29 @@ def _of_some_size(batches: Iterable[list[KinetoEvent]]) -> Iterator[list[KinetoE
 
 def _table(events: list[KinetoEvent], args: Mapping[str, Any]) -> pl.DataFrame:
     """Name, cat, process, thread, ts and dur as text, and these of the args; null where unusable."""
-    of_args = [event.args or _NO_ARGS for event in events] if args else []
     return pl.DataFrame(
         [
             pl.Series("name", [event.name for event in events], pl.String),
             pl.Series("cat", [event.cat for event in events], pl.Categorical),
             pl.Series("process", [event.pid for event in events], pl.Int64, strict=False),
             pl.Series("thread", [event.tid for event in events], pl.Int64, strict=False),
-            pl.Series("ts", [str(event.ts, "utf-8", "replace") for event in events], pl.String),
-            pl.Series("dur", [str(event.dur, "utf-8", "replace") for event in events], pl.String),
-            *(
-                pl.Series(key, _values(of_args, key), dtype, strict=False)
-                for key, dtype in args.items()
-            ),
+            pl.Series("ts", _texts([event.ts for event in events]), pl.String),
+            pl.Series("dur", _texts([event.dur for event in events]), pl.String),
+            *_args([event.args or _NO_ARGS for event in events] if args else [], args),
         ]
     )
 
 
-def _values(args: list[KinetoArgs], key: str) -> list[Any]:
-    values = [getattr(item, key) for item in args]
-    if key in ("grid", "block", "ranks"):
-        return [str(value, "utf-8", "replace") for value in values]
-    return values
+def _args(args: list[KinetoArgs], keys: Mapping[str, Any]) -> Iterator[pl.Series]:
+    for key, dtype in keys.items():
+        values = list(map(attrgetter(key), args))
+        if key in ("grid", "block", "ranks"):
+            values = _texts(values)
+        yield pl.Series(key, values, dtype, strict=False)
+
+
+def _texts(values: list[msgspec.Raw]) -> list[str]:
+    return [str(value, "utf-8", "replace") for value in values]
 
 
 def _nanoseconds(microseconds: pl.Series) -> pl.Series:
@@ -343,7 +358,7 @@ def _rank_lists(information: Mapping[str, Any]) -> Mapping[int, str]:
     return found
 
 
-def _with_collective(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.DataFrame:
+def _facts(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.DataFrame:
     """Bytes, group and peers of collectives: ``bytes`` is what this rank puts in, else takes out."""
     num_elements = pl.when(pl.col("num_in") > 0).then("num_in").otherwise("num_out")
     element_bytes = (
@@ -356,8 +371,9 @@ def _with_collective(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.D
     # Kineto cuts long lists: "[0, 1, ..., 63]".
     whole = pl.when(~pl.col("ranks").str.contains(".", literal=True)).then("ranks")
     group = pl.coalesce("group", "group_id")
-    return table.with_columns(
-        bytes=pl.coalesce(*({"bytes"} & set(table.columns)), num_elements * element_bytes),
+    return table.select(
+        "at",
+        bytes=num_elements * element_bytes,
         group=group,
         peers=pl.coalesce(
             "destination",
@@ -365,7 +381,7 @@ def _with_collective(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.D
             whole.str.extract(r"\[([\d, ]+)\]").str.replace_all(" ", ""),
             group.replace_strict(rank_lists, default=None, return_dtype=pl.String),
         ),
-    ).drop("num_in", "num_out", "dtype", "ranks", "group_id", "source", "destination")
+    )
 
 
 def _with_threads(*tables: pl.DataFrame) -> Iterator[pl.DataFrame]:
@@ -532,7 +548,7 @@ def _with_facts(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.D
     num_bytes = pl.col("bytes")
     told = (
         hosts.select("at", row=owner)
-        .join(facts.select("at", "bytes", "group", "peers"), on="at", maintain_order="left")
+        .join(facts, on="at", maintain_order="left")
         .group_by("row")
         .agg(
             pl.when(num_bytes.is_not_null().any()).then(num_bytes.sum()),
@@ -561,7 +577,7 @@ def _inside(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     return table.with_columns(parent=nullable(parent[hosts.height :]))
 
 
-def _launched(devices: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
+def _launched(devices: pl.DataFrame, launches: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
     """Device events by their launches, what nothing recorded launched last."""
     launched = launches.drop_nulls("correlation").unique(
         "correlation", keep="first", maintain_order=True
@@ -569,9 +585,11 @@ def _launched(devices: pl.DataFrame, launches: pl.DataFrame) -> pl.DataFrame:
     kind = pl.col("cat").cast(pl.String).replace_strict(_DEVICES, return_dtype=pl.String)
     return (
         devices.join(launched.select("correlation", parent="row"), on="correlation", how="left")
+        .join(facts, on="at", how="left", suffix="_of_fact")
         .sort("parent", "at", nulls_last=True)
         .with_columns(
             category=kind,
+            bytes=pl.coalesce("bytes", "bytes_of_fact"),
             # Until torch 1.11 not all of them say so in their args.
             device=pl.coalesce("device", "process"),
             stream=pl.coalesce("stream", "thread"),
