@@ -24,26 +24,20 @@ it.
 Left out: other python_function events (frames of the interpreter, ten for each operator, which no
 table counts), gpu_user_annotation (the host's annotations over again), cuda_sync and overhead (no
 work of the model), flows (correlation ids say the same), Trace.
-
-Sources: libkineto/src/output_json.cpp and ActivityType.h of pytorch/kineto,
-torch/csrc/distributed/c10d/ParamCommsUtils.hpp and torch/csrc/autograd/profiler_kineto.cpp of
-pytorch/pytorch.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from operator import attrgetter
-from typing import Any, Optional
+from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from ppprof.trace.forest import pre_order
+from ppprof.trace.kineto_columns import DEVICES, MODULE, OPERATORS, KinetoColumns, KinetoEvent
 from ppprof.trace.nesting import nest
 from ppprof.trace.schema import (
     EVENTS,
@@ -59,78 +53,10 @@ from ppprof.trace.steps import steps_of
 
 Int64 = npt.NDArray[np.int64]
 
-_NO_TEXT = msgspec.Raw()
-
-
-class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
-    """What is read of an event's ``args``. Values are as loose as real files: ROCm writes text."""
-
-    name: Any = None
-    correlation: Any = None
-    device: Any = None
-    context: Any = None
-    stream: Any = None
-    bytes: Any = None
-    grid: msgspec.Raw = _NO_TEXT
-    block: msgspec.Raw = _NO_TEXT
-    registers: Any = msgspec.field(default=None, name="registers per thread")
-    shared_bytes: Any = msgspec.field(default=None, name="shared memory")
-    blocks_per_sm: Any = msgspec.field(default=None, name="blocks per SM")
-    warps_per_sm: Any = msgspec.field(default=None, name="warps per SM")
-    occupancy: Any = msgspec.field(default=None, name="est. achieved occupancy %")
-    group: Any = msgspec.field(default=None, name="Process Group Name")
-    group_id: Any = msgspec.field(default=None, name="Process Group ID")
-    ranks: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Ranks")
-    source: Any = msgspec.field(default=None, name="Src Rank")
-    destination: Any = msgspec.field(default=None, name="Dst Rank")
-    num_in: Any = msgspec.field(default=None, name="In msg nelems")
-    num_out: Any = msgspec.field(default=None, name="Out msg nelems")
-    dtype: Any = None
-    addr: Any = msgspec.field(default=None, name="Addr")
-    size: Any = msgspec.field(default=None, name="Bytes")
-    allocated: Any = msgspec.field(default=None, name="Total Allocated")
-    reserved: Any = msgspec.field(default=None, name="Total Reserved")
-    device_type: Any = msgspec.field(default=None, name="Device Type")
-    device_id: Any = msgspec.field(default=None, name="Device Id")
-
-
-_NO_ARGS = KinetoArgs()
-
-
-class KinetoEvent(msgspec.Struct, gc=False):
-    """One of ``traceEvents``. Times stay text: a float64 of microseconds since 1970 loses 250 ns."""
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: Any = None
-    tid: Any = None
-    ts: msgspec.Raw = _NO_TEXT
-    dur: msgspec.Raw = _NO_TEXT
-    args: Optional[KinetoArgs] = None
-
-
-_LAUNCHES = frozenset(
-    [
-        *("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime"),
-        *("privateuse1_runtime", "privateuse1_driver", "Runtime"),
-    ]
-)
-"""``cat`` of runtime calls; Runtime, Operator, Kernel, Memcpy and Memset until torch 1.11."""
-_DEVICES = {
-    **{"kernel": "Kernel", "gpu_memcpy": "Memcpy", "gpu_memset": "Memset"},
-    **{"Kernel": "Kernel", "Memcpy": "Memcpy", "Memset": "Memset"},
-}
-_OPERATORS = frozenset(["cpu_op", "Operator"])
-_HOSTS = _OPERATORS | {"user_annotation"}
-
 _STEP = "ProfilerStep#"
-_MODULE = "nn.Module: "
 _DDP = "DistributedDataParallel.forward"
 _EVALUATE = "autograd::engine::evaluate_function: "
 _COLLECTIVE = r"^(c10d::|(nccl|gloo|mpi|ucc|xccl|hccl):|record_param_comms$)"
-_FACTS = "record_param_comms"
-"""The event, and with NCCL the kernel, that carries what is known of a collective."""
 
 _DTYPE_BYTES = {
     **dict.fromkeys(("Byte", "Char", "Bool"), 1),
@@ -143,21 +69,6 @@ _DTYPE_BYTES = {
 
 _PLACES = {0: "cpu", 1: "gpu", 6: "gpu", 12: "xpu"}
 """c10::DeviceType (torch/headeronly/core/DeviceType.h) in Paddle's words; 6 is HIP."""
-
-_COLLECTIVE_ARGS: Mapping[str, Any] = {
-    **{"group": pl.Int64, "group_id": pl.Int64, "num_in": pl.Int64, "num_out": pl.Int64},
-    **{"source": pl.String, "destination": pl.String, "ranks": pl.String, "dtype": pl.String},
-}
-_DEVICE_ARGS: Mapping[str, Any] = {
-    **{"correlation": pl.Int64, "device": pl.Int64, "context": pl.Int64, "stream": pl.Int64},
-    **{"bytes": pl.Int64, "grid": pl.String, "block": pl.String},
-    **{"registers": pl.Int64, "shared_bytes": pl.Int64},
-    **dict.fromkeys(("blocks_per_sm", "warps_per_sm", "occupancy"), pl.Float64),
-}
-_MEMORY_ARGS: Mapping[str, Any] = {
-    **{"addr": pl.UInt64, "size": pl.Int64, "allocated": pl.Int64, "reserved": pl.Int64},
-    **{"device_type": pl.Int64, "device_id": pl.Int64},
-}
 
 
 def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) -> Trace:
@@ -174,15 +85,13 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
         backend and host_name. ``lost`` counts events without a usable time, process or thread.
         What Kineto does not record stays null or empty: CPU utilisation, memsets' values.
     """
-    columns = _Columns()
-    for batch in _of_some_size(batches):
-        columns.add(batch)
+    columns = KinetoColumns.of(batches)
     base_ns = head.get("baseTimeNanoseconds")
     tables, lost = columns.tables(base_ns if isinstance(base_ns, int) else 0)
     information = head.get("distributedInfo")
     information = information if isinstance(information, Mapping) else {}
     host_facts, device_facts = (
-        _facts(tables[kind], _rank_lists(information)) for kind in ("host facts", "device facts")
+        _facts(columns.facts(kind), _rank_lists(information)) for kind in ("hosts", "devices")
     )
 
     hosts, launches, memory = _with_threads(
@@ -222,127 +131,6 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
         devices=tuple(_devices(head.get("deviceProperties"))),
         lost=lost,
     )
-
-
-class _Columns:
-    """Events by what they become, in the order of the file, as columns."""
-
-    def __init__(self) -> None:
-        self.thread_names: dict[str, str] = {}
-        self._parts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
-        self._num_before = [0, 0]  # hosts and devices
-
-    def add(self, batch: list[KinetoEvent]) -> None:
-        """Takes one batch in."""
-        spans = [event for event in batch if event.ph == "X"]
-        hosts = [
-            event
-            for event in spans
-            if event.cat in _HOSTS
-            or (event.cat == "python_function" and event.name.startswith(_MODULE))
-        ]
-        devices = [event for event in spans if event.cat in _DEVICES]
-        kinds: Mapping[str, tuple[list[KinetoEvent], Mapping[str, Any]]] = {
-            "hosts": (hosts, {}),
-            "launches": ([e for e in spans if e.cat in _LAUNCHES], {"correlation": pl.Int64}),
-            "devices": (devices, _DEVICE_ARGS),
-            "memory": ([e for e in batch if e.name == "[memory]" and e.ph == "i"], _MEMORY_ARGS),
-        }
-        for kind, (events, args) in kinds.items():
-            self._parts[kind].append(_table(events, args))
-        told = {
-            "host facts": [(at, event) for at, event in enumerate(hosts) if event.name == _FACTS],
-            "device facts": [
-                (at, event)
-                for at, event in enumerate(devices)
-                if event.args and event.args.num_in is not None
-            ],
-        }
-        for (kind, found), num_before in zip(told.items(), self._num_before):
-            table = _args([event.args or _NO_ARGS for _, event in found], _COLLECTIVE_ARGS)
-            at = pl.Series("at", [at for at, _ in found], dtype=pl.Int64) + num_before
-            self._parts[kind].append(pl.DataFrame([at, *table]))
-        self._num_before[0] += len(hosts)
-        self._num_before[1] += len(devices)
-        self.thread_names.update(
-            (str(event.tid), str(event.args.name))
-            for event in batch
-            if event.name == "thread_name" and event.args
-        )
-
-    def tables(self, base_ns: int) -> tuple[dict[str, pl.DataFrame], dict[str, int]]:
-        """One table a kind, with start_ns, dur_ns and ``at``, the place in the file; what was lost."""
-        found, lost = {}, {}
-        for kind, parts in self._parts.items():
-            found[kind] = table = pl.concat(parts)
-            if "at" in table.columns:
-                continue
-            start_ns, dur_ns = _nanoseconds(table["ts"]), _nanoseconds(table["dur"])
-            if kind == "memory":  # instants
-                dur_ns = dur_ns.fill_null(0)
-            found[kind] = (
-                table.with_row_index("at")
-                .with_columns(
-                    pl.col("at").cast(pl.Int64), start_ns=start_ns + base_ns, dur_ns=dur_ns
-                )
-                .drop("ts", "dur")
-                .filter(
-                    pl.col("dur_ns") >= 0,
-                    *(pl.col(key).is_not_null() for key in ("start_ns", "process", "thread")),
-                )
-            )
-            if found[kind].height < table.height:
-                lost[f"{kind} without time, process or thread"] = table.height - found[kind].height
-        return found, lost
-
-
-def _of_some_size(batches: Iterable[list[KinetoEvent]]) -> Iterator[list[KinetoEvent]]:
-    """The same events in fewer lists: making a column costs as much as 1000 values in it."""
-    pending: list[KinetoEvent] = []
-    for batch in batches:
-        pending += batch
-        if len(pending) >= 1 << 15:
-            yield pending
-            pending = []
-    yield pending
-
-
-def _table(events: list[KinetoEvent], args: Mapping[str, Any]) -> pl.DataFrame:
-    """Name, cat, process, thread, ts and dur as text, and these of the args; null where unusable."""
-    return pl.DataFrame(
-        [
-            pl.Series("name", [event.name for event in events], pl.String),
-            pl.Series("cat", [event.cat for event in events], pl.Categorical),
-            pl.Series("process", [event.pid for event in events], pl.Int64, strict=False),
-            pl.Series("thread", [event.tid for event in events], pl.Int64, strict=False),
-            pl.Series("ts", _texts([event.ts for event in events]), pl.String),
-            pl.Series("dur", _texts([event.dur for event in events]), pl.String),
-            *_args([event.args or _NO_ARGS for event in events] if args else [], args),
-        ]
-    )
-
-
-def _args(args: list[KinetoArgs], keys: Mapping[str, Any]) -> Iterator[pl.Series]:
-    for key, dtype in keys.items():
-        values = list(map(attrgetter(key), args))
-        if key in ("grid", "block", "ranks"):
-            values = _texts(values)
-        yield pl.Series(key, values, dtype, strict=False)
-
-
-def _texts(values: list[msgspec.Raw]) -> list[str]:
-    return [str(value, "utf-8", "replace") for value in values]
-
-
-def _nanoseconds(microseconds: pl.Series) -> pl.Series:
-    """Decimal text, three places behind the point, to int64; null where it is no number."""
-    # A decimal's physical value is its number of thousandths.
-    thousandths: pl.Series = microseconds.cast(pl.Decimal(38, 3), strict=False).to_physical()
-    exact: pl.Series = thousandths.cast(pl.Int64, strict=False)
-    if exact.null_count():  # an exponent, which older polars takes for no decimal, or no number
-        rounded = (microseconds.cast(pl.Float64, strict=False) * 1000).round()
-        return exact.fill_null(rounded.cast(pl.Int64, strict=False))
-    return exact
 
 
 def _rank_lists(information: Mapping[str, Any]) -> Mapping[int, str]:
@@ -445,7 +233,7 @@ def _categorised(hosts: pl.DataFrame) -> pl.DataFrame:
         "ProfileStep": name.str.starts_with(_STEP),
         "Forward": is_module | (name == _DDP) & (not has_modules),
         "Communication": name.str.contains(_COLLECTIVE),
-        "Operator": pl.col("cat").is_in(list(_OPERATORS)),
+        "Operator": pl.col("cat").is_in(list(OPERATORS)),
         "Optimization": name.str.starts_with("Optimizer.step#"),
         "Dataloader": name.str.starts_with("enumerate(DataLoader)#"),
         "PythonUserDefined": pl.lit(True),
@@ -454,7 +242,7 @@ def _categorised(hosts: pl.DataFrame) -> pl.DataFrame:
     kinds = kinds.with_columns(
         category=category,
         name=name.str.replace(f"^{_STEP}", "ProfileStep#").str.replace(
-            rf"^{re.escape(_MODULE)}(.*?)(_\d+)?$", "$1"
+            rf"^{re.escape(MODULE)}(.*?)(_\d+)?$", "$1"
         ),
     )
     return hosts.rename({"name": "recorded"}).join(
@@ -582,7 +370,7 @@ def _launched(devices: pl.DataFrame, launches: pl.DataFrame, facts: pl.DataFrame
     launched = launches.drop_nulls("correlation").unique(
         "correlation", keep="first", maintain_order=True
     )
-    kind = pl.col("cat").cast(pl.String).replace_strict(_DEVICES, return_dtype=pl.String)
+    kind = pl.col("cat").cast(pl.String).replace_strict(DEVICES, return_dtype=pl.String)
     return (
         devices.join(launched.select("correlation", parent="row"), on="correlation", how="left")
         .join(facts, on="at", how="left", suffix="_of_fact")

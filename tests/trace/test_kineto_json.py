@@ -14,7 +14,8 @@ import pytest
 
 from ppprof.analysis.profile import Options, Profile
 from ppprof.analysis.summary import summarize
-from ppprof.trace.kineto_json import KinetoEvent, kineto_trace
+from ppprof.trace.kineto_columns import KinetoEvent
+from ppprof.trace.kineto_json import kineto_trace
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "kineto"
