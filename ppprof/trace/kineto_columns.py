@@ -9,44 +9,46 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import msgspec
 import polars as pl
 
+Scalar = Union[int, float, str, bool, None]
+"""As loose as real files: ROCm writes numbers as text, and some ids are names."""
 _NO_TEXT = msgspec.Raw()
 
 
 class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
-    """What is read of an event's ``args``. Values are as loose as real files: ROCm writes text."""
+    """What is read of an event's ``args``."""
 
-    name: Any = None
-    correlation: Any = None
-    device: Any = None
-    context: Any = None
-    stream: Any = None
-    bytes: Any = None
+    name: Scalar = None
+    correlation: Scalar = None
+    device: Scalar = None
+    context: Scalar = None
+    stream: Scalar = None
+    bytes: Scalar = None
     grid: msgspec.Raw = _NO_TEXT
     block: msgspec.Raw = _NO_TEXT
-    registers: Any = msgspec.field(default=None, name="registers per thread")
-    shared_bytes: Any = msgspec.field(default=None, name="shared memory")
-    blocks_per_sm: Any = msgspec.field(default=None, name="blocks per SM")
-    warps_per_sm: Any = msgspec.field(default=None, name="warps per SM")
-    occupancy: Any = msgspec.field(default=None, name="est. achieved occupancy %")
-    group: Any = msgspec.field(default=None, name="Process Group Name")
-    group_id: Any = msgspec.field(default=None, name="Process Group ID")
+    registers: Scalar = msgspec.field(default=None, name="registers per thread")
+    shared_bytes: Scalar = msgspec.field(default=None, name="shared memory")
+    blocks_per_sm: Scalar = msgspec.field(default=None, name="blocks per SM")
+    warps_per_sm: Scalar = msgspec.field(default=None, name="warps per SM")
+    occupancy: Scalar = msgspec.field(default=None, name="est. achieved occupancy %")
+    group: Scalar = msgspec.field(default=None, name="Process Group Name")
+    group_id: Scalar = msgspec.field(default=None, name="Process Group ID")
     ranks: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Ranks")
-    source: Any = msgspec.field(default=None, name="Src Rank")
-    destination: Any = msgspec.field(default=None, name="Dst Rank")
-    num_in: Any = msgspec.field(default=None, name="In msg nelems")
-    num_out: Any = msgspec.field(default=None, name="Out msg nelems")
-    dtype: Any = None
-    addr: Any = msgspec.field(default=None, name="Addr")
-    size: Any = msgspec.field(default=None, name="Bytes")
-    allocated: Any = msgspec.field(default=None, name="Total Allocated")
-    reserved: Any = msgspec.field(default=None, name="Total Reserved")
-    device_type: Any = msgspec.field(default=None, name="Device Type")
-    device_id: Any = msgspec.field(default=None, name="Device Id")
+    source: Scalar = msgspec.field(default=None, name="Src Rank")
+    destination: Scalar = msgspec.field(default=None, name="Dst Rank")
+    num_in: Scalar = msgspec.field(default=None, name="In msg nelems")
+    num_out: Scalar = msgspec.field(default=None, name="Out msg nelems")
+    dtype: Scalar = None
+    addr: Scalar = msgspec.field(default=None, name="Addr")
+    size: Scalar = msgspec.field(default=None, name="Bytes")
+    allocated: Scalar = msgspec.field(default=None, name="Total Allocated")
+    reserved: Scalar = msgspec.field(default=None, name="Total Reserved")
+    device_type: Scalar = msgspec.field(default=None, name="Device Type")
+    device_id: Scalar = msgspec.field(default=None, name="Device Id")
 
 
 _NO_ARGS = KinetoArgs()
@@ -58,8 +60,8 @@ class KinetoEvent(msgspec.Struct, gc=False):
     ph: str = ""
     cat: str = ""
     name: str = ""
-    pid: Any = None
-    tid: Any = None
+    pid: Scalar = None
+    tid: Scalar = None
     ts: msgspec.Raw = _NO_TEXT
     dur: msgspec.Raw = _NO_TEXT
     args: Optional[KinetoArgs] = None

@@ -67,6 +67,9 @@ _DTYPE_BYTES = {
 }
 """Bytes an element of c10::ScalarType (c10/core/ScalarType.h); Float8_e4m3fn and its like: 1."""
 
+_FOREVER_NS = 2**62
+"""The year 2116: no time is later, so that none overflows an int64."""
+
 _PLACES = {0: "cpu", 1: "gpu", 6: "gpu", 12: "xpu"}
 """c10::DeviceType (torch/headeronly/core/DeviceType.h) in Paddle's words; 6 is HIP."""
 
@@ -87,7 +90,9 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
     """
     columns = KinetoColumns.of(batches)
     base_ns = head.get("baseTimeNanoseconds")
-    tables, lost = columns.tables(base_ns if isinstance(base_ns, int) else 0)
+    if not isinstance(base_ns, int) or not 0 <= base_ns < _FOREVER_NS:
+        base_ns = 0  # as until torch 2.3
+    tables, lost = columns.tables(base_ns)
     information = head.get("distributedInfo")
     information = information if isinstance(information, Mapping) else {}
     host_facts, device_facts = (
@@ -141,7 +146,7 @@ def _rank_lists(information: Mapping[str, Any]) -> Mapping[int, str]:
         name, ranks = (
             group.get(key) if isinstance(group, dict) else None for key in ("pg_name", "ranks")
         )
-        if str(name).isdecimal() and isinstance(ranks, list):
+        if re.fullmatch(r"\d{1,18}", str(name)) and isinstance(ranks, list):
             found[int(str(name))] = ",".join(map(str, ranks))
     return found
 
@@ -285,7 +290,6 @@ def _backward(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
 
 def _num_within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
     """How many of the times lie in [start_ns, end_ns) of each span."""
-    times = times.sort()
     starts, ends = (spans[side].to_numpy() for side in ("start_ns", "end_ns"))
     at = times.sort().to_numpy()
     return pl.Series(np.searchsorted(at, ends) - np.searchsorted(at, starts))

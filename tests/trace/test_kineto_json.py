@@ -11,10 +11,12 @@ from typing import Any
 import msgspec
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ppprof.analysis.profile import Options, Profile
-from ppprof.analysis.summary import summarize
-from ppprof.trace.kineto_columns import KinetoEvent
+from ppprof.analysis.summary import VIEWS, summarize
+from ppprof.trace.kineto_columns import KinetoArgs, KinetoEvent
 from ppprof.trace.kineto_json import kineto_trace
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace
 
@@ -548,7 +550,8 @@ def _collective(ts: float, **args: Any) -> Any:
     ],
 )
 def test_facts_of_a_collective(args: Any, facts: Any) -> None:
-    information = {"pg_config": [{"pg_name": "1", "ranks": [0, 1, 2, 3]}, {"pg_name": "x"}, 5]}
+    unusable = [{"pg_name": "x"}, {"pg_name": "9" * 20, "ranks": [0]}, 5]
+    information = {"pg_config": [{"pg_name": "1", "ranks": [0, 1, 2, 3]}, *unusable]}
     trace = _trace(_collective(0, **args), distributedInfo=information)
     assert _rows(trace, "bytes", "group", "peers") == [facts]
 
@@ -670,10 +673,65 @@ def test_events_without_time_process_or_thread_are_counted() -> None:
 def test_odd_values_elsewhere_are_no_reason_to_stop() -> None:
     trace = _trace(
         {"ph": "M", "name": "thread_name"},
-        _device("k", 1, 1, stream="0x0", correlation=[1], grid="(1,2)", dtype={}, bytes=2**80),
+        _device("k", 1, 1, stream="0x0", correlation="x", grid="(1,2)", bytes=2**80),
         deviceProperties={"id": 0},
         distributedInfo=[1],
         baseTimeNanoseconds="now",
     )
     assert _rows(trace, "name", "stream", "correlation_id", "bytes") == [("k", 7, None, None)]
     assert (trace.kernels.height, trace.devices, dict(trace.extra_info)) == (0, (), {})
+
+
+_scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.integers(-1, 9)
+    | st.floats()
+    | st.sampled_from(["", "1", "[1, 2, 3]", "[0, ..., 9]", "Float", "99999999999999999999"])
+    | st.text(max_size=3)
+)
+_anything = _scalars | st.lists(_scalars, max_size=3) | st.dictionaries(_scalars.map(str), _scalars)
+_raw = {"grid", "block", "Process Group Ranks"}
+_args = st.fixed_dictionaries(
+    {},
+    optional={
+        field.encode_name: _anything if field.encode_name in _raw else _scalars
+        for field in msgspec.structs.fields(KinetoArgs)
+    },
+)
+_known = [
+    *("ProfilerStep#1", "autograd::engine::evaluate_function: X", "X", "[memory]", "thread_name"),
+    *("c10d::send", "record_param_comms", "nn.Module: A_0", "aten::add", "Optimizer.step#S.step"),
+]
+_events = st.fixed_dictionaries(
+    {"ph": st.sampled_from("XXXi"), "name": st.sampled_from(_known)},
+    optional={
+        "cat": st.sampled_from(
+            ["cpu_op", "user_annotation", "python_function", "cuda_runtime", "kernel", "gpu_memset"]
+        ),
+        "ts": st.integers(0, 20) | _anything,
+        "dur": st.integers(0, 9) | _anything,
+        "pid": st.just(PID) | _scalars,
+        "tid": st.sampled_from([MAIN, ENGINE]) | _scalars,
+        "args": _args,
+    },
+)
+_heads = st.dictionaries(
+    st.sampled_from(["baseTimeNanoseconds", "distributedInfo", "deviceProperties", "host_name"]),
+    _anything
+    | st.fixed_dictionaries(
+        {"pg_config": st.lists(st.fixed_dictionaries({"pg_name": _anything, "ranks": _anything}))}
+    ),
+)
+
+
+@settings(max_examples=50)  # nine summaries each
+@given(st.lists(_events, max_size=12), _heads)
+def test_no_values_break_the_reader_or_the_summaries(events: Any, head: Any) -> None:
+    trace = kineto_trace(head, [_decode(events)])
+    profile = Profile(trace, Options())
+    for view in VIEWS:
+        summarize(profile, view)
+    num_wanted = sum(event["ph"] == "X" and "cat" in event for event in events)
+    assert trace.events.height <= 2 * num_wanted
