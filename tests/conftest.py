@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 
 pytest.register_assert_rewrite("tests.oracles")
+collect_ignore = ["oracles/capture_torch.py"]  # needs torch, which no test does
 # Time says nothing about an example here: a busy machine is no failure.
 hypothesis.settings.register_profile(
     "ppprof",

@@ -22,8 +22,11 @@ from ppprof.trace.schema import (
     MEMSETS,
     Trace,
     category_name,
+    conform,
     empty,
+    nullable,
 )
+from ppprof.trace.steps import steps_of
 from ppprof.trace.wire import Buffer, Fields, Spans
 
 Int64 = npt.NDArray[np.int64]
@@ -131,7 +134,7 @@ def _events(buffer: Buffer, host: _Host) -> tuple[pl.DataFrame, pl.DataFrame, pl
         buffer,
         launch_body,
         {"name": 1, "start": 2, "end": 3, "process": 4, "thread": 5, "correlation_id": 6},
-    ).with_columns(category=pl.lit("CudaRuntime"), parent=_nullable(host.row[launches.owner]))
+    ).with_columns(category=pl.lit("CudaRuntime"), parent=nullable(host.row[launches.owner]))
 
     device_nodes = launch_nodes.spans(2)
     device_body = buffer.fields(buffer.fields(device_nodes).span(1))
@@ -150,15 +153,15 @@ def _events(buffer: Buffer, host: _Host) -> tuple[pl.DataFrame, pl.DataFrame, pl
     first_device = num_host + launch_table.height
 
     host_table = _with_collectives(host_table).with_columns(
-        parent=_nullable(host.parent), depth=pl.Series(host.depth.astype(np.int32))
+        parent=nullable(host.parent), depth=pl.Series(host.depth.astype(np.int32))
     )
-    device_table = device_table.with_columns(bytes=_nullable(num_bytes))
+    device_table = device_table.with_columns(bytes=nullable(num_bytes))
     events = pl.concat([host_table, launch_table, device_table], how="diagonal")
     events = events.with_columns(
-        dur_ns=pl.col("end_ns") - pl.col("start_ns"), step=_steps(events, num_host)
+        dur_ns=pl.col("end_ns") - pl.col("start_ns"), step=steps_of(events)
     )
     return (
-        _conform(events, EVENTS),
+        conform(events, EVENTS),
         _kernels(buffer, device_body, first_device),
         pl.DataFrame(
             {"event": first_device + sets.owner, "value": _signed(set_body, 3)},
@@ -200,25 +203,6 @@ def _with_collectives(host_table: pl.DataFrame) -> pl.DataFrame:
     return joined.with_columns(name=pl.coalesce("plain", "name")).drop("plain")
 
 
-def _steps(events: pl.DataFrame, num_host: int) -> pl.Series:
-    """The N of the ProfileStep#N in whose time an event began; a device event takes its launch's."""
-    steps = (
-        events.filter(pl.col("category") == "ProfileStep")
-        .select("start_ns", "end_ns", step=pl.col("name").str.extract(r"#(\d+)$").cast(pl.Int64))
-        .drop_nulls()
-        .sort("start_ns")
-    )
-    if steps.is_empty():
-        return pl.Series([None] * events.height, dtype=pl.Int64)
-    start = events["start_ns"].to_numpy()
-    at = np.searchsorted(steps["start_ns"].to_numpy(), start, side="right") - 1
-    inside = (at >= 0) & (start < steps["end_ns"].to_numpy()[at])
-    step = np.where(inside, steps["step"].to_numpy()[at], -1)
-    of_launch = events["device"].is_not_null().to_numpy()
-    step[of_launch] = step[events["parent"].to_numpy()[of_launch].astype(np.int64)]
-    return _nullable(step)
-
-
 def _kernels(buffer: Buffer, device_body: Fields, first_device: int) -> pl.DataFrame:
     spans = device_body.spans(9)
     if not len(spans):
@@ -235,7 +219,7 @@ def _kernels(buffer: Buffer, device_body: Fields, first_device: int) -> pl.DataF
     for name, number in (("blocks_per_sm", 15), ("warps_per_sm", 16), ("occupancy", 17)):
         value = info.number(number).astype(np.uint32).view(np.float32).astype(np.float64)
         columns[name] = pl.Series(np.where(np.isfinite(value), value, np.nan)).fill_nan(None)
-    return _conform(pl.DataFrame(columns), KERNELS)
+    return conform(pl.DataFrame(columns), KERNELS)
 
 
 def _memory(buffer: Buffer, host: _Host) -> pl.DataFrame:
@@ -247,14 +231,14 @@ def _memory(buffer: Buffer, host: _Host) -> pl.DataFrame:
     names = [MEMORY_KINDS[int(k)] if k < len(MEMORY_KINDS) else f"Type{k}" for k in kinds]
     numbers = {"time_ns": 1, "process": 4, "thread": 5, "bytes": 6}
     numbers.update(current_allocated=8, current_reserved=9, peak_allocated=10, peak_reserved=11)
-    return _conform(
+    return conform(
         pl.DataFrame(
             {
                 **{name: pl.Series(_signed(body, number)) for name, number in numbers.items()},
                 "kind": _gather(names, ids),
                 "place": _strings(buffer, body, 7),
                 "addr": pl.Series(body.number(3)),
-                "event": _nullable(host.row[nodes.owner]),
+                "event": nullable(host.row[nodes.owner]),
             }
         ),
         MEMORY,
@@ -315,17 +299,3 @@ def _gather(texts: list[str], ids: Int64) -> pl.Series:
 
 def _signed(body: Fields, number: int) -> Int64:
     return body.number(number).view(np.int64)
-
-
-def _nullable(values: Int64) -> pl.Series:
-    """-1 becomes null."""
-    return pl.Series(values).set(pl.Series(values) < 0, None)
-
-
-def _conform(table: pl.DataFrame, columns: object) -> pl.DataFrame:
-    """Exactly these columns, in their order and dtypes; nulls where the table has none."""
-    assert isinstance(columns, dict)
-    return table.select(
-        (pl.col(name) if name in table.columns else pl.lit(None)).cast(dtype).alias(name)
-        for name, (dtype, _) in columns.items()
-    )

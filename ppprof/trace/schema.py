@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 CATEGORIES = (
@@ -120,6 +122,19 @@ MEMSETS: Mapping[str, tuple[pl.DataType, str]] = {
 def empty(columns: Mapping[str, tuple[pl.DataType, str]]) -> pl.DataFrame:
     """A table of these columns and no rows."""
     return pl.DataFrame(schema={name: dtype for name, (dtype, _) in columns.items()})
+
+
+def conform(table: pl.DataFrame, columns: Mapping[str, tuple[pl.DataType, str]]) -> pl.DataFrame:
+    """Exactly these columns, in their order and dtypes; nulls where the table has none."""
+    return table.select(
+        (pl.col(name) if name in table.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, (dtype, _) in columns.items()
+    )
+
+
+def nullable(values: npt.NDArray[np.int64]) -> pl.Series:
+    """A column of these numbers; what is below 0 becomes null."""
+    return pl.Series(values).set(pl.Series(values) < 0, None)
 
 
 @dataclass(frozen=True)
