@@ -1,8 +1,29 @@
 """Files to the events table, and back: readers and writers of traces."""
 
-from ppprof.trace.files import read
-from ppprof.trace.paddle_json import write_paddle_json
-from ppprof.trace.paddle_pb import read_paddle_pb
-from ppprof.trace.schema import Trace
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ppprof.trace.files import read
+    from ppprof.trace.paddle_json_writer import write_paddle_json
+    from ppprof.trace.paddle_pb import read_paddle_pb
+    from ppprof.trace.schema import Trace
 
 __all__ = ["Trace", "read", "read_paddle_pb", "write_paddle_json"]
+
+_MODULES = {
+    "Trace": "schema",
+    "read": "files",
+    "read_paddle_pb": "paddle_pb",
+    "write_paddle_json": "paddle_json_writer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads on first use: the processes that scan a long file need numpy alone."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

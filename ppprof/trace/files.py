@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ppprof.errors import TraceError
+from ppprof.trace.json_file import read_json
 from ppprof.trace.paddle_pb import read_paddle_pb
 from ppprof.trace.schema import Trace
 
@@ -29,13 +30,10 @@ def read(path: str | Path, *, progress: Progress | None = None, cache: bool = Tr
             head = file.read(64)
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
-    if head.lstrip()[:1] in (b"{", b"[") or head[:2] == b"\x1f\x8b":
-        raise TraceError(
-            f"{path}: a JSON trace; this version reads Paddle's .pb only. "
-            'Keep the .pb with Profiler.formats: [json, pb] (it lies in "raw/")'
-        )
     if not head:
         raise TraceError(f"{path}: empty")
+    if head[:2] == b"\x1f\x8b" or head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
+        return read_json(path, progress=progress)
     trace = read_paddle_pb(path)
     if progress is not None:
         size = Path(path).stat().st_size

@@ -7,16 +7,13 @@ torch/csrc/distributed/c10d/ParamCommsUtils.hpp of pytorch/pytorch.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from operator import attrgetter
-from typing import Any, Optional, Union
+from collections.abc import Iterable, Mapping
+from typing import Any, Optional
 
 import msgspec
 import polars as pl
 
-Scalar = Union[int, float, str, bool, None]
-"""As loose as real files: ROCm writes numbers as text, and some ids are names."""
-_NO_TEXT = msgspec.Raw()
+from ppprof.trace.json_values import NO_TEXT, Scalar, attributes, nanoseconds, texts
 
 
 class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
@@ -28,8 +25,8 @@ class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
     context: Scalar = None
     stream: Scalar = None
     bytes: Scalar = None
-    grid: msgspec.Raw = _NO_TEXT
-    block: msgspec.Raw = _NO_TEXT
+    grid: msgspec.Raw = NO_TEXT
+    block: msgspec.Raw = NO_TEXT
     registers: Scalar = msgspec.field(default=None, name="registers per thread")
     shared_bytes: Scalar = msgspec.field(default=None, name="shared memory")
     blocks_per_sm: Scalar = msgspec.field(default=None, name="blocks per SM")
@@ -37,7 +34,7 @@ class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
     occupancy: Scalar = msgspec.field(default=None, name="est. achieved occupancy %")
     group: Scalar = msgspec.field(default=None, name="Process Group Name")
     group_id: Scalar = msgspec.field(default=None, name="Process Group ID")
-    ranks: msgspec.Raw = msgspec.field(default=_NO_TEXT, name="Process Group Ranks")
+    ranks: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Process Group Ranks")
     source: Scalar = msgspec.field(default=None, name="Src Rank")
     destination: Scalar = msgspec.field(default=None, name="Dst Rank")
     num_in: Scalar = msgspec.field(default=None, name="In msg nelems")
@@ -62,8 +59,8 @@ class KinetoEvent(msgspec.Struct, gc=False):
     name: str = ""
     pid: Scalar = None
     tid: Scalar = None
-    ts: msgspec.Raw = _NO_TEXT
-    dur: msgspec.Raw = _NO_TEXT
+    ts: msgspec.Raw = NO_TEXT
+    dur: msgspec.Raw = NO_TEXT
     args: Optional[KinetoArgs] = None
 
 
@@ -189,7 +186,7 @@ def _facts(events: list[KinetoEvent], first: int) -> pl.DataFrame:
     return pl.DataFrame(
         [
             pl.Series("at", [at for at, _ in told], pl.Int64),
-            *_args([args for _, args in told], _COLLECTIVE_ARGS),
+            *attributes([args for _, args in told], _COLLECTIVE_ARGS),
         ]
     )
 
@@ -202,32 +199,8 @@ def _table(events: list[KinetoEvent], args: Mapping[str, Any]) -> pl.DataFrame:
             pl.Series("cat", [event.cat for event in events], pl.Categorical),
             pl.Series("process", [event.pid for event in events], pl.Int64, strict=False),
             pl.Series("thread", [event.tid for event in events], pl.Int64, strict=False),
-            _nanoseconds("start_ns", [event.ts for event in events]),
-            _nanoseconds("dur_ns", [event.dur for event in events]),
-            *_args([event.args or _NO_ARGS for event in events] if args else [], args),
+            nanoseconds("start_ns", texts(event.ts for event in events)),
+            nanoseconds("dur_ns", texts(event.dur for event in events)),
+            *attributes([event.args or _NO_ARGS for event in events] if args else [], args),
         ]
     )
-
-
-def _args(args: list[KinetoArgs], keys: Mapping[str, Any]) -> Iterator[pl.Series]:
-    for key, dtype in keys.items():
-        values = list(map(attrgetter(key), args))
-        if key in ("grid", "block", "ranks"):
-            values = _texts(values)
-        yield pl.Series(key, values, dtype, strict=False)
-
-
-def _texts(values: list[msgspec.Raw]) -> list[str]:
-    return [str(value, "utf-8", "replace") for value in values]
-
-
-def _nanoseconds(name: str, microseconds: list[msgspec.Raw]) -> pl.Series:
-    """Decimal text, three places behind the point, to int64; null where it is no number."""
-    text = pl.Series(name, _texts(microseconds), pl.String)
-    # A decimal's physical value is its number of thousandths.
-    thousandths: pl.Series = text.cast(pl.Decimal(38, 3), strict=False).to_physical()
-    exact: pl.Series = thousandths.cast(pl.Int64, strict=False)
-    if exact.null_count():  # an exponent, which older polars takes for no decimal, or no number
-        rounded = (text.cast(pl.Float64, strict=False) * 1000).round()
-        return exact.fill_null(rounded.cast(pl.Int64, strict=False))
-    return exact

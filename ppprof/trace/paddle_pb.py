@@ -6,13 +6,13 @@ and survives. Field numbers: paddle/fluid/platform/profiler/dump/nodetree.proto.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from ppprof.trace.collectives import facts_of
 from ppprof.trace.forest import pre_order
 from ppprof.trace.schema import (
     EVENTS,
@@ -46,14 +46,6 @@ _DEVICE_PROPERTIES = {
     "sharedMemPerBlockOptin": 14,
 }
 """Field numbers of DevicePropertyProto under the names that Paddle's JSON gives them."""
-
-_COLLECTIVE = re.compile(
-    r"(?P<name>\w+)\["
-    r"(op=(?P<op>\w+) ?)?(group=(?P<group>-?\d+) ?)?(bytes=(?P<bytes>\d+) ?)?(peers=(?P<peers>[\d,]*))?"
-    r"\]"
-)
-"""How capture writes what is known of a collective into an event that has room for a name only:
-``all_reduce[group=0 bytes=64 peers=0,1]``, ``wait[op=isend group=0 bytes=8 peers=1]``."""
 
 
 def read_paddle_pb(path: str | Path) -> Trace:
@@ -187,18 +179,9 @@ def _table(buffer: Buffer, body: Fields, numbers: dict[str, int]) -> pl.DataFram
 
 def _with_collectives(host_table: pl.DataFrame) -> pl.DataFrame:
     """Takes a collective's name apart into name (``isend.wait`` for a wait), group, bytes, peers."""
-    names = host_table.filter(pl.col("category") == "Communication")["name"].unique()
-    found = {name: match for name in names if (match := _COLLECTIVE.fullmatch(name))}
-    if not found:
+    facts = facts_of(host_table.filter(pl.col("category") == "Communication")["name"].unique())
+    if facts.is_empty():
         return host_table
-    facts = pl.DataFrame(
-        {
-            "name": name,
-            "plain": f"{match['op']}.{match['name']}" if match["op"] else match["name"],
-            **{key: match[key] or None for key in ("group", "bytes", "peers")},
-        }
-        for name, match in found.items()
-    ).cast({"group": pl.Int64, "bytes": pl.Int64, "peers": pl.String})
     joined = host_table.join(facts, on="name", how="left", maintain_order="left")
     return joined.with_columns(name=pl.coalesce("plain", "name")).drop("plain")
 
@@ -240,7 +223,7 @@ def _memory(buffer: Buffer, host: _Host) -> pl.DataFrame:
                 "addr": pl.Series(body.number(3)),
                 "event": nullable(host.row[nodes.owner]),
             }
-        ),
+        ).sort("thread", "process", "time_ns", maintain_order=True),
         MEMORY,
     )
 

@@ -20,7 +20,11 @@ def steps_of(events: pl.DataFrame) -> pl.Series:
     """
     steps = (
         events.filter(pl.col("category") == "ProfileStep")
-        .select("start_ns", "end_ns", step=pl.col("name").str.extract(r"#(\d+)$").cast(pl.Int64))
+        .select(
+            "start_ns",
+            "end_ns",
+            step=pl.col("name").cast(pl.String).str.extract(r"#(\d+)$").cast(pl.Int64),
+        )
         .drop_nulls()
         .sort("start_ns")
     )

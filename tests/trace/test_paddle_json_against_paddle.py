@@ -221,7 +221,7 @@ def test_the_same_arguments(both):
         for event in [*of_phase(content, "X"), *of_phase(content, "i")]:
             args = event["args"]
             key = (bare(event["name"]), event["cat"], track(event), int(event["ts"]),
-                   str(args.get("addr", "")), args.get("correlation id"), ns(str(event.get("dur", 0))))  # fmt: skip
+                   str(args.get("addr", "")), args.get("place"), args.get("correlation id"), ns(str(event.get("dur", 0))))  # fmt: skip
             found.setdefault(key, []).append(args)
     assert len(ours) == len(theirs)
     for key, all_args in theirs.items():

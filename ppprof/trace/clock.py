@@ -1,0 +1,70 @@
+"""Where events began, from what Paddle's JSON says of it three times, each time inexactly.
+
+``ts`` is cut to whole microseconds; ``start_time`` and ``end_time`` are microseconds since the
+first event, kept as float32, which is exact for 16 ms and 2 us wrong after 20 s. Together they
+narrow it down::
+
+    ts           [=========================)        1 us
+    start_time         [=====]                      as wide as the spacing of float32 there
+    end_time - dur        [=====]
+    together              [==]
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+
+MISSING = np.iinfo(np.int64).min
+"""In a column of numbers: not there."""
+
+_FLOAT32_EXACT_NS = 16_384_000  # below it the spacing of float32 microseconds is below 1 ns
+
+
+class Clock:
+    """The moment that ``start_time`` counts from, found from the host events.
+
+    Args:
+        ts_ns: ``ts``, shape (N,).
+        begin_ns: ``start_time``, `MISSING` where there is none.
+    """
+
+    def __init__(self, ts_ns: Int64, begin_ns: Int64) -> None:
+        known = begin_ns != MISSING
+        exact = known & (np.abs(begin_ns) < _FLOAT32_EXACT_NS)
+        used = exact if exact.any() else known
+        low = ts_ns[used] - begin_ns[used]
+        slack = _slack(begin_ns[used])
+        self.zero_ns: int | None = None
+        """The moment; None where the events do not agree on one."""
+        if len(low):
+            first, last = int((low - slack).max()), int((low + 999 + slack).min())
+            if first <= last:
+                self.zero_ns = (first + last) // 2
+
+    def starts(
+        self, ts_ns: Int64, dur_ns: Int64, begin_ns: Int64, finish_ns: Int64
+    ) -> tuple[Int64, Int64]:
+        """The best guess where events began, and how far it may be off, in nanoseconds."""
+        low, high = ts_ns.copy(), ts_ns + 999
+        if self.zero_ns is not None:
+            for relative, offset in ((begin_ns, 0), (finish_ns, dur_ns)):
+                at = self.zero_ns + relative - offset
+                slack = _slack(relative)
+                narrower_low, narrower_high = (
+                    np.maximum(low, at - slack),
+                    np.minimum(high, at + slack),
+                )
+                agrees = (relative != MISSING) & (narrower_low <= narrower_high)
+                low = np.where(agrees, narrower_low, low)
+                high = np.where(agrees, narrower_high, high)
+        return (low + high) >> 1, (high - low + 1) >> 1
+
+
+def _slack(relative_ns: Int64) -> Int64:
+    """How far a float32 of microseconds may be off there, having been rounded twice."""
+    microseconds = np.abs(relative_ns).astype(np.float32) / np.float32(1000)
+    spacing = np.spacing(microseconds).astype(np.float64) * 1000
+    return np.where(np.abs(relative_ns) < _FLOAT32_EXACT_NS, 0, np.ceil(spacing)).astype(np.int64)

@@ -1,0 +1,116 @@
+"""Events out of text that is as its writer printed it: columns, without decoding any JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ppprof.trace.layouts import Dialect
+from ppprof.trace.scan import MARGIN, Text
+from ppprof.trace.source import Source
+from ppprof.trace.texts import Texts
+
+Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+Ranges = list[tuple[int, int]]
+
+TEXTS = ("name", "cat", "place", "peers")
+"""Columns that hold the numbers of texts."""
+
+
+Part = tuple[str, Mapping[str, Array]]
+"""A kind of event and its columns, all shape (N,): the fields, and ``at``, where each begins."""
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """The events of a stretch of a file."""
+
+    parts: list[Part]
+    texts: list[bytes]
+    """As in the file; the columns `TEXTS` hold their numbers."""
+    odd: Ranges
+    """First and end byte in the file of what is in no known layout, ascending."""
+
+
+class Scanner:
+    """Reads blocks of events in the layouts of one dialect."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._texts = Texts()
+        self._parts: list[Part] = []
+        self._odd: Ranges = []
+
+    def add(self, block: bytes, offset: int) -> Ranges:
+        """Takes the events of a block that begins and ends between two events.
+
+        Args:
+            block: part of the file.
+            offset: where in the file it begins.
+
+        Returns:
+            First and end byte, in the block, of what is in no known layout.
+        """
+        text = Text(block)
+        lines = np.flatnonzero(text.equals(text.newlines, self._dialect.start))
+        start = text.newlines[lines]
+        end = np.append(start[1:], text.end)
+        pending = np.arange(len(start))
+        for layout in self._dialect.layouts:
+            if not len(pending):
+                break
+            found = layout.match(text, start[pending], end[pending], lines[pending])
+            if not len(found.rows):
+                continue
+            columns: dict[str, Array] = dict(found.columns)
+            for column in TEXTS:
+                if column in columns:
+                    first, last = found.columns[column], found.columns[f"{column}_end"]
+                    if column == "name":
+                        last = _without_duration(text, first, last)
+                    columns[column] = self._texts.between(text.raw, first, last)
+                    del columns[f"{column}_end"]
+            if columns:
+                columns["at"] = start[pending[found.rows]] - MARGIN + offset
+                self._parts.append((layout.kind, columns))
+            pending = np.delete(pending, found.rows)
+        before = [(0, int(start[0]) - MARGIN if len(start) else len(block))]
+        odd = [*(before if before[0][1] else []), *_runs(pending, start, end)]
+        self._odd += [(first + offset, end + offset) for first, end in odd]
+        return odd
+
+    def scanned(self) -> Scanned:
+        """All that was added."""
+        return Scanned(self._parts, self._texts.all(), self._odd)
+
+
+def scan(source: Source, dialect: Dialect, end: int) -> Scanned:
+    """The events of a file from where it is read to ``end``, where an event begins."""
+    scanner = Scanner(dialect)
+    for first, block, _ in source.blocks(dialect.last_start, end):
+        scanner.add(block, first)
+    return scanner.scanned()
+
+
+def _without_duration(text: Text, first: Int64, end: Int64) -> Int64:
+    """Where names end without ``[1.2 ms]``, which the writers append."""
+    bracket = text.last_before(end, b"[")
+    is_unit = text.equals(end - 4, b" ms]") | text.equals(end - 4, b" us]")
+    is_unit |= text.equals(end - 4, b" ns]") | text.equals(end - 3, b" s]")
+    digit = text.bytes[bracket + 1]
+    return np.where(
+        is_unit & (bracket >= first) & (digit >= ord("0")) & (digit <= ord("9")), bracket, end
+    )
+
+
+def _runs(rows: Int64, start: Int64, end: Int64) -> Ranges:
+    """Byte ranges in the block of events, neighbours joined."""
+    breaks = np.flatnonzero(np.diff(rows) != 1)
+    firsts = rows[np.append(0, breaks + 1)] if len(rows) else rows
+    lasts = rows[np.append(breaks, len(rows) - 1)] if len(rows) else rows
+    return list(zip((start[firsts] - MARGIN).tolist(), (end[lasts] - MARGIN).tolist()))

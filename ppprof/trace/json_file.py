@@ -1,0 +1,166 @@
+"""Traces in JSON, Paddle's or Kineto's, sound or broken: which, and how to read them fastest.
+
+A file whose events begin as one of the known writers begins them is scanned by its fixed layout,
+and only what differs from it is decoded; any other file is decoded as a whole. The two can differ
+in speed only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ppprof.errors import TraceError
+from ppprof.trace.fixed_layout import Scanner
+from ppprof.trace.json_text import CUT_SHORT, EventText, keys_before, last_event, start_of_events
+from ppprof.trace.kineto_columns import KinetoEvent
+from ppprof.trace.kineto_json import kineto_trace
+from ppprof.trace.layouts import DIALECTS, dialect_of
+from ppprof.trace.paddle_columns import PaddleColumns, PaddleEvent
+from ppprof.trace.paddle_events import paddle_tables
+from ppprof.trace.schema import CATEGORIES, Trace
+from ppprof.trace.source import BLOCK_BYTES, LONGEST_EVENT_BYTES, Progress, Source
+from ppprof.trace.stretches import Helpers, stretches
+
+Event = TypeVar("Event")
+Keys = dict[str, Any]
+
+_KINETO = re.compile(
+    rb'"cat"\s*:\s*"(?:cpu_op|python_function|user_annotation|kernel|gpu_\w+|cuda_\w+|cpu_instant_event|'
+    rb'Runtime|ac2g|fwdbwd|Trace)"'
+)
+_PADDLE = re.compile(rb'"cname"\s*:|"start_time"\s*:')
+
+
+def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
+    """The trace in a JSON file, whether packed with gzip or not.
+
+    Everything readable is read; ``lost`` counts the rest.
+
+    Raises:
+        TraceError: missing, unreadable, refused, or not a trace; says where and why.
+    """
+    lost: Counter[str] = Counter()
+    with Source(path, progress) as source:
+        keys = _keys_before(source)
+        text = source.peek(BLOCK_BYTES)
+        if _is_kineto(keys, text):
+            events = EventText(KinetoEvent, source.path, lost)
+            trace = kineto_trace(keys, (batch for _, batch in _decoded(source, events, keys)))
+        else:
+            trace = _paddle(source, dialect_of(text), keys, lost)
+        if source.damage:
+            lost[f"end of the file ({source.damage})"] += 1
+    if trace.events.height and not keys and not trace.events["category"].is_in(CATEGORIES).any():
+        found = ", ".join(trace.events["category"].unique().cast(str).sort().head(5))
+        raise TraceError(
+            f"{source.path}: events of neither Paddle's nor torch's profiler (\"cat\": {found})"
+        )
+    return dataclasses.replace(trace, lost={**trace.lost, **lost})
+
+
+def _keys_before(source: Source) -> Keys:
+    """The keys before the list of events; the source then stands behind its bracket."""
+    text = source.read(1 << 16)
+    while True:
+        at = start_of_events(text)
+        if at >= 0:
+            source.unread(text[at:])
+            return keys_before(text[:at])
+        more = source.read(BLOCK_BYTES)
+        if not more or len(text) > LONGEST_EVENT_BYTES:
+            raise TraceError(
+                f'{source.path}: no list of events ("traceEvents": [...]) in its '
+                f"{'first ' if more else ''}{len(text)} bytes; expected the JSON of Paddle's or "
+                "torch's profiler"
+            )
+        text += more
+
+
+def _is_kineto(keys: Keys, text: bytes) -> bool:
+    """Paddle's schema version is a string, Kineto's a number; else by how events look."""
+    version = keys.get("schemaVersion")
+    if version is not None:
+        return isinstance(version, (int, float))
+    return bool(_KINETO.search(text)) and not _PADDLE.search(text)
+
+
+def _decoded(
+    source: Source, reader: EventText[Event], keys: Keys
+) -> Iterator[tuple[int, list[Event]]]:
+    """Position and events of each piece; what follows the list is added to ``keys``."""
+    for first, block, is_last in source.blocks(last_event):
+        yield first, reader.last_events(block, keys) if is_last else reader.events(block)
+
+
+def _paddle(source: Source, dialect: str | None, keys: Keys, lost: Counter[str]) -> Trace:
+    columns = PaddleColumns(lost)
+    if dialect:
+        _scan(source, dialect, columns, keys)
+    else:
+        reader = EventText(PaddleEvent, source.path, lost)
+        for first, decoded in _decoded(source, reader, keys):
+            columns.add_decoded(decoded, first)
+    events, memory, kernels, memsets = paddle_tables(columns)
+    extra_info = keys.get("ExtraInfo")
+    devices = keys.get("deviceProperties")
+    return Trace(
+        events=events,
+        memory=memory,
+        kernels=kernels,
+        memsets=memsets,
+        version=str(keys.get("schemaVersion", "")),
+        span=_whole(keys.get("span_index", keys.get("span_indx"))),
+        extra_info={
+            **columns.thread_names,
+            **(
+                {str(key): str(value) for key, value in extra_info.items()}
+                if isinstance(extra_info, dict)
+                else {}
+            ),
+        },
+        devices=tuple(
+            device
+            for device in (devices if isinstance(devices, list) else ())
+            if isinstance(device, dict)
+        ),
+    )
+
+
+def _scan(source: Source, name: str, columns: PaddleColumns, keys: Keys) -> None:
+    """Reads events by their fixed layout, the odd ones by decoding them."""
+    dialect = DIALECTS[name]
+    reader = EventText(PaddleEvent, source.path, columns.lost, escapes=dialect.escapes)
+    bounds = stretches(source, name)
+    is_whole = len(bounds) == 1
+    scanner = Scanner(dialect)
+    with Helpers(source.path, name, bounds) as helpers:
+        end = None if is_whole else bounds[0]
+        for first, block, is_last in source.blocks(dialect.last_start, end):
+            odd = scanner.add(block, first)
+            for at, until in odd:
+                text = block[at:until]
+                is_end = is_last and is_whole and until == len(block)
+                events = reader.last_events(text, keys) if is_end else reader.events(text)
+                columns.add_decoded(events, first + at)
+            if is_last and is_whole and not (odd and odd[-1][1] == len(block)):
+                columns.lost[CUT_SHORT] += 1
+        columns.add_scanned(scanner.scanned(), dialect)
+        for scanned in helpers.scanned():
+            columns.add_scanned(scanned, dialect)
+            for at, until in scanned.odd:
+                text = source.between(at, until)
+                is_end = until == bounds[-1]
+                events = reader.last_events(text, keys) if is_end else reader.events(text)
+                columns.add_decoded(events, at)
+
+
+def _whole(value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        return 0

@@ -1,0 +1,209 @@
+"""JSON that may be broken: as many events out of a text as it holds.
+
+A piece of text is decoded at once; where that fails it is halved between two events until what is
+sound has been read and a single event is left over, which is mended if it can be: bytes that are
+no UTF-8, numbers that JSON does not have, strings whose quotation marks were never escaped.
+
+Every pattern here takes time linear in the text, whatever the text is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from ppprof.errors import TraceError
+
+Event = TypeVar("Event")
+Keys = dict[str, Any]
+
+CUT_SHORT = "end of the file, which is cut short"
+UNREADABLE = "events that are no JSON"
+MISFIT = "fields of an unexpected type"
+
+_KEYS = "name|pid|tid|ts|dur|ph|cat|cname|args|id|s|bp"
+_BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:%b)"\s*:)' % _KEYS.encode())
+_END = re.compile(rb"[}\[][\s,]*\]\s*(?=[,}])")
+_NO_NUMBER = re.compile(r"(?<=[:,\[ ])-?(?:inf(?:inity)?|nan)(?=[\s,\]}])", re.IGNORECASE)
+_TEXT_BEGINS = re.compile(r'"(?:name|callstack)"\s*:\s*"')
+_TEXT_ENDS = re.compile(rf'"\s*(?:,\s*"(?:{_KEYS})"\s*:|\}})')
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_PAIR = re.compile(r'"([^"]*)"\s*:\s*"(.*)"')
+_MOST_TEXTS = 4  # that are mended in one event
+_LONGEST_MENDED = 1 << 20
+
+
+def start_of_events(text: bytes) -> int:
+    """Where the list of events begins, its bracket left out; -1 if not in this text."""
+    match = re.match(rb"\s*\[", text) or re.search(rb'"traceEvents"\s*:\s*\[', text)
+    return match.end() if match else -1
+
+
+def last_event(text: bytes) -> int:
+    """Where the last event of a text begins; 0 if none does after the text's beginning."""
+    window = 1 << 14
+    while True:
+        at = 0
+        for match in _BETWEEN.finditer(text, max(len(text) - window, 0)):
+            at = match.end()
+        if at or window >= len(text):
+            return at
+        window *= 8
+
+
+def keys_before(text: bytes) -> Keys:
+    """The keys of ``{"a": 1, "traceEvents": [``, the text before the events."""
+    body = text.decode("utf-8", "replace").rpartition('"traceEvents"')[0]
+    return _object(body + "}")[0]
+
+
+def _object(text: str) -> tuple[Keys, bool]:
+    """The object in a text, and whether it was whole; what cannot be decoded is left out.
+
+    Of a broken one, the pairs of strings on lines of their own are read: Paddle's ExtraInfo.
+    """
+    text = re.sub(r",(?=\s*\}$)", "", _NO_NUMBER.sub("null", text.strip()))
+    try:
+        keys = json.loads(text)
+    except (ValueError, RecursionError):
+        pairs = (_PAIR.match(line.strip()) for line in text.splitlines() if len(line) < 4096)
+        found = {pair[1]: pair[2] for pair in pairs if pair}
+        return {"ExtraInfo": found, **found}, text.endswith("}")
+    return (keys, True) if isinstance(keys, dict) else ({}, True)
+
+
+class EventText(Generic[Event]):
+    """Reads events out of pieces of a list's text.
+
+    Args:
+        kind: a `msgspec.Struct` of which every field has a default.
+        path: what errors call the file.
+        escapes: whether the writer escaped what it put between quotation marks.
+        lost: where what could not be read is counted.
+    """
+
+    def __init__(
+        self, kind: type[Event], path: str, lost: Counter[str], *, escapes: bool = True
+    ) -> None:
+        self._many = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+        self._kind = kind
+        self._path = path
+        self._escapes = escapes
+        self._lost = lost
+
+    def events(self, text: bytes) -> list[Event]:
+        """The events of a text that begins and ends between two events."""
+        body = text.strip(b" \t\r\n,")
+        if not body:
+            return []
+        if self._escapes or b"\\" not in body:
+            try:
+                return self._many.decode(b"[%b]" % body)
+            except RecursionError as error:
+                raise self._too_deep() from error
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                pass
+        middle = _middle(body)
+        if middle:
+            return self.events(body[:middle]) + self.events(body[middle:])
+        return self._mended(body)
+
+    def last_events(self, text: bytes, keys: Keys) -> list[Event]:
+        """The events of a text that holds the list's end; the keys behind it go to ``keys``.
+
+        A list without an end was cut short, which is counted as lost.
+        """
+        for match in _END.finditer(text):
+            behind = text[match.end() :].decode("utf-8", "replace")
+            if '"traceEvents"' in behind:
+                continue
+            found, is_whole = _object("{" + behind.strip().lstrip(","))
+            keys.update(found)
+            if not is_whole:
+                self._lost[CUT_SHORT] += 1
+            return self.events(text[: match.end()].rstrip()[:-1])
+        if text.rstrip().endswith(b"]"):  # a file that is the list and nothing else
+            return self.events(text.rstrip()[:-1])
+        self._lost[CUT_SHORT] += 1
+        return self.events(text)
+
+    def _mended(self, body: bytes) -> list[Event]:
+        """One event that is no JSON; none, and one more lost, if it cannot be mended."""
+        if len(body) > _LONGEST_MENDED:
+            self._lost[UNREADABLE] += 1
+            return []
+        text = _NO_NUMBER.sub("null", body.decode("utf-8", "replace"))
+        for candidate in (text, self._with_escapes(text)):
+            try:
+                loose = json.loads(candidate, strict=False)
+            except RecursionError as error:
+                raise self._too_deep() from error
+            except ValueError:
+                continue
+            return self._fitting(loose)
+        self._lost[UNREADABLE] += 1
+        return []
+
+    def _with_escapes(self, text: str) -> str:
+        """The event with its free texts as JSON wants them."""
+        done, parts = 0, []
+        for _ in range(_MOST_TEXTS):
+            begin = _TEXT_BEGINS.search(text, done)
+            end = begin and _TEXT_ENDS.search(text, begin.end())
+            if not begin or not end:
+                break
+            inside = text[begin.end() : end.start()]
+            if "callstack" in begin[0]:
+                inside = inside.replace("\\n", "\n")  # the one thing that Paddle escapes
+            elif self._escapes:
+                inside = _ESCAPE.sub(lambda escape: str(json.loads(f'"{escape[0]}"')), inside)
+            parts += [text[done : begin.end()], json.dumps(inside, ensure_ascii=False)[1:-1]]
+            done = end.start()
+        return "".join([*parts, text[done:]])
+
+    def _fitting(self, loose: Any) -> list[Event]:
+        """An event without the fields whose values are of an unexpected type."""
+        if not isinstance(loose, dict):
+            self._lost[UNREADABLE] += 1
+            return []
+        fields: Keys = {}
+        num_lost = 0
+        for key, value in loose.items():
+            if isinstance(value, dict):
+                inner = {
+                    name: item for name, item in value.items() if self._fits({key: {name: item}})
+                }
+                num_lost += len(value) - len(inner)
+                value = inner
+            if self._fits({key: value}):
+                fields[key] = value
+            else:
+                num_lost += 1
+        if num_lost:
+            self._lost[MISFIT] += num_lost
+        return [msgspec.json.decode(_encoded(fields), type=self._kind)]
+
+    def _fits(self, fields: Mapping[str, Any]) -> bool:
+        try:
+            msgspec.json.decode(_encoded(fields), type=self._kind)
+        except (msgspec.DecodeError, RecursionError):
+            return False
+        return True
+
+    def _too_deep(self) -> TraceError:
+        return TraceError(f"{self._path}: brackets are nested too deep for a trace; it is refused")
+
+
+def _encoded(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _middle(body: bytes) -> int:
+    """Where an event begins, near the middle; 0 if the body is one event."""
+    after = _BETWEEN.search(body, len(body) // 2)
+    return after.end() if after else last_event(body)

@@ -1,0 +1,279 @@
+"""Paddle's events as columns, from both ways of reading its JSON.
+
+Kinds: ``host`` events, ``launch``, ``device`` events, ``memory``. Numbers are int64 with `MISSING`
+or float64 with NaN; texts are numbers of `PaddleColumns.texts`; times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ppprof.trace.clock import MISSING
+from ppprof.trace.fixed_layout import TEXTS, Scanned
+from ppprof.trace.json_values import NO_TEXT, Scalar, attributes, nanoseconds, texts
+from ppprof.trace.layouts import Dialect
+from ppprof.trace.schema import DEVICE_CATEGORIES
+from ppprof.trace.texts import Texts
+
+Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+
+_TIMES = ("ts", "dur", "begin", "finish")
+_REALS = ("blocks_per_sm", "warps_per_sm", "occupancy", "bandwidth")
+_CONFIG = (
+    *("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"),
+    *("registers", "shared_bytes", "blocks_per_sm", "warps_per_sm", "occupancy"),
+)
+_TRACKED = ("at", "name", "cat", "pid", "tid", *_TIMES)
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "host": (*_TRACKED, "depth", "group", "bytes", "peers"),
+    "launch": (*_TRACKED, "correlation_id"),
+    "device": (
+        *("at", "name", "cat", *_TIMES, "device", "context", "stream", "correlation_id"),
+        *("bytes", "bandwidth", "value", *_CONFIG),
+    ),
+    "memory": (
+        *("at", "cat", "pid", "tid", "ts", "place", "addr", "bytes"),
+        *("current_allocated", "current_reserved", "peak_allocated", "peak_reserved"),
+    ),
+}
+
+
+class PaddleArgs(msgspec.Struct, gc=False, frozen=True):
+    """What is read of an event's ``args``."""
+
+    name: Scalar = None
+    start_time: Scalar = None
+    end_time: Scalar = None
+    depth: Scalar = None
+    group: Scalar = None
+    bytes: Scalar = None
+    peers: Scalar = None
+    correlation_id: Scalar = msgspec.field(default=None, name="correlation id")
+    device: Scalar = None
+    context: Scalar = None
+    stream: Scalar = None
+    bandwidth: Scalar = msgspec.field(default=None, name="memory bandwidth (GB/s)")
+    value: Scalar = None
+    registers: Scalar = msgspec.field(default=None, name="registers per thread")
+    shared_bytes: Scalar = msgspec.field(default=None, name="shared memory")
+    blocks_per_sm: Scalar = msgspec.field(default=None, name="blocks per SM")
+    warps_per_sm: Scalar = msgspec.field(default=None, name="warps per SM")
+    occupancy: Scalar = msgspec.field(default=None, name="theoretical achieved occupancy %")
+    grid: msgspec.Raw = NO_TEXT
+    block: msgspec.Raw = NO_TEXT
+    place: Scalar = None
+    addr: Scalar = None
+    increase_bytes: Scalar = None
+    current_allocated: Scalar = None
+    current_reserved: Scalar = None
+    peak_allocated: Scalar = None
+    peak_reserved: Scalar = None
+
+
+class PaddleEvent(msgspec.Struct, gc=False):
+    """One of ``traceEvents``. Times stay text, so that they stay exact."""
+
+    name: str = ""
+    ph: str = ""
+    cat: str = ""
+    pid: Scalar = None
+    tid: Scalar = None
+    ts: msgspec.Raw = NO_TEXT
+    dur: msgspec.Raw = NO_TEXT
+    args: Optional[PaddleArgs] = None
+
+
+_NO_ARGS = PaddleArgs()
+_INTEGERS = dict.fromkeys(
+    (
+        *("depth", "group", "bytes", "correlation_id", "device", "context", "stream", "value"),
+        *("registers", "shared_bytes", "increase_bytes"),
+        *("current_allocated", "current_reserved", "peak_allocated", "peak_reserved"),
+    ),
+    pl.Int64,
+)
+_DURATION = re.compile(r"\[\d[^\[]* [mun]?s\]$")
+_THREAD_NAME = re.compile(r"thread (\d+):(.*)\((?:C\+\+|Python)\)", re.DOTALL)
+
+
+class PaddleColumns:
+    """The events of a file, gathered part by part."""
+
+    def __init__(self, lost: Counter[str]) -> None:
+        self.texts = Texts()
+        self.thread_names: dict[str, str] = {}
+        """Thread id -> name, as far as metadata events say."""
+        self.ts_is_exact = True
+        """Whether every ``ts`` is in nanoseconds; else cut to whole microseconds."""
+        self.lost = lost
+        self._parts: defaultdict[str, list[Mapping[str, Array]]] = defaultdict(list)
+
+    def add_scanned(self, scanned: Scanned, dialect: Dialect) -> None:
+        """Takes what was read without decoding."""
+        number = self.texts.numbers(
+            _unescaped(text) if dialect.escapes and b"\\" in text else text
+            for text in scanned.texts
+        )
+        for kind, columns in scanned.parts:
+            part = {
+                column: number[values] if column in TEXTS else values
+                for column, values in columns.items()
+            }
+            if kind == "device":  # not every one says so in its args
+                part.setdefault("device", part["pid"])
+            if not dialect.ts_is_exact:
+                part["ts"] = part["ts"] * 1000
+            if "occupancy" in part:
+                part["occupancy"] = part["occupancy"] / 100
+            self._parts[kind].append(part)
+        if scanned.parts and not dialect.ts_is_exact:
+            self.ts_is_exact = False
+
+    def add_decoded(self, events: Sequence[PaddleEvent], first: int) -> None:
+        """Takes events that were decoded; ``first`` is where the first one begins in the file."""
+        kinds: defaultdict[str, list[tuple[int, PaddleEvent]]] = defaultdict(list)
+        for at, event in enumerate(events, first):
+            kind = self._kind(event)
+            if kind:
+                kinds[kind].append((at, event))
+        for kind, found in kinds.items():
+            self._add_kind(kind, [at for at, _ in found], [event for _, event in found])
+
+    def table(self, kind: str) -> dict[str, Array]:
+        """The columns of a kind by `COLUMNS`, in the order of the file; they are not kept."""
+        parts = self._parts.pop(kind, [])
+        table = {}
+        for column in COLUMNS[kind]:
+            missing: Any = np.nan if column in _REALS else -1 if column in TEXTS else MISSING
+            dtype: Any = (
+                np.float64 if column in _REALS else np.int32 if column in TEXTS else np.int64
+            )
+            pieces = [
+                part[column] if column in part else np.full(len(part["at"]), missing, dtype)
+                for part in parts
+            ]
+            table[column] = np.concatenate(pieces) if pieces else np.zeros(0, dtype)
+        at = table["at"]
+        if (at[1:] < at[:-1]).any():
+            order = np.argsort(at, kind="stable")
+            for column, values in table.items():
+                table[column] = values[order]
+        return table
+
+    def _kind(self, event: PaddleEvent) -> str | None:
+        args = event.args or _NO_ARGS
+        if event.ph == "X":
+            if not event.cat:
+                return None
+            if event.cat in DEVICE_CATEGORIES or args.stream is not None:
+                return "device"
+            return "launch" if args.correlation_id is not None else "host"
+        if event.name == "[memory]" and args.increase_bytes is not None:
+            return "memory"
+        if event.ph == "M" and event.name == "thread_name":
+            match = _THREAD_NAME.fullmatch(str(args.name))
+            if match:
+                self.thread_names[match[1]] = match[2]
+        return None
+
+    def _add_kind(self, kind: str, at: list[int], events: list[PaddleEvent]) -> None:
+        args = [event.args or _NO_ARGS for event in events]
+        ts_texts = texts(event.ts for event in events)
+        columns: dict[str, pl.Series] = {
+            "at": pl.Series(at, dtype=pl.Int64),
+            "ts": nanoseconds("ts", ts_texts),
+            "pid": pl.Series([event.pid for event in events], dtype=pl.Int64, strict=False),
+            "tid": pl.Series([_thread(event.tid) for event in events], dtype=pl.Int64),
+        }
+        needed = {"memory": ("ts", "pid", "tid"), "device": ("ts", "dur", "device", "stream")}.get(
+            kind, ("ts", "dur", "pid", "tid")
+        )
+        for series in attributes(args, {k: v for k, v in _INTEGERS.items() if k in COLUMNS[kind]}):
+            columns[series.name] = series
+        if kind == "memory":
+            columns["bytes"], addr = attributes(
+                args, {"increase_bytes": pl.Int64, "addr": pl.UInt64}
+            )
+            columns["addr"] = addr.reinterpret(signed=True)
+        else:
+            columns["dur"] = nanoseconds("dur", texts(event.dur for event in events))
+            columns["begin"] = nanoseconds("", _microseconds([arg.start_time for arg in args]))
+            columns["finish"] = nanoseconds("", _microseconds([arg.end_time for arg in args]))
+        if kind == "device":
+            for axes in ("grid", "block"):
+                text = pl.Series(texts(getattr(arg, axes) for arg in args), dtype=pl.String)
+                for number, axis in enumerate("xyz", 1):
+                    three = text.str.extract(
+                        r"\[\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\]", number
+                    )
+                    columns[f"{axes}_{axis}"] = three.cast(pl.Int64, strict=False)
+            for series in attributes(args, dict.fromkeys(_REALS, pl.Float64)):
+                columns[series.name] = series
+            columns["occupancy"] /= 100
+            # The track of a device event says the same, should its args not.
+            columns["device"] = columns["device"].fill_null(columns["pid"])
+            columns["stream"] = columns["stream"].fill_null(columns["tid"])
+        sound = pl.Series([True]).new_from_index(0, len(events))
+        for column in needed:
+            sound &= columns[column].is_not_null()
+        if "dur" in needed:
+            sound &= (columns["dur"] >= 0).fill_null(False)
+        if not sound.all():
+            self.lost["events without time, process or thread"] += len(events) - int(sound.sum())
+        part: dict[str, Array] = {}
+        for column, values in columns.items():
+            if column in COLUMNS[kind]:
+                missing = np.nan if column in _REALS else MISSING
+                part[column] = values.filter(sound).fill_null(missing).to_numpy()
+        kept = [at for at, is_sound in enumerate(sound.to_list()) if is_sound]
+        strings: dict[str, list[str | None]] = {
+            "name": [_plain(events[at].name) for at in kept],
+            "cat": [events[at].cat for at in kept],
+            "place": [str(args[at].place) for at in kept],
+            "peers": [None if args[at].peers is None else str(args[at].peers) for at in kept],
+        }
+        for column, found in strings.items():
+            if column in COLUMNS[kind]:
+                numbers = self.texts.numbers(
+                    (text or "").encode("utf-8", "replace") for text in found
+                )
+                part[column] = np.where([text is None for text in found], np.int32(-1), numbers)
+        if any("." not in text for text in ts_texts):
+            self.ts_is_exact = False
+        self._parts[kind].append(part)
+
+
+def _plain(name: str) -> str:
+    """A name without the duration that the writers append."""
+    return _DURATION.sub("", name)
+
+
+def _thread(tid: Scalar) -> int | None:
+    """The N of ``"N(C++)"``, ``"N(Python)"``, ``"N"`` and N."""
+    if isinstance(tid, str):
+        digits = tid.partition("(")[0].strip()
+        return int(digits) if digits.isdecimal() and len(digits) < 19 else None
+    return tid if isinstance(tid, int) and abs(tid) < 2**63 else None
+
+
+def _microseconds(values: Sequence[Scalar]) -> list[str]:
+    """Numbers of ``"1.500 us"``."""
+    return [
+        value[:-3] if isinstance(value, str) and value.endswith(" us") else "" for value in values
+    ]
+
+
+def _unescaped(text: bytes) -> bytes:
+    try:
+        return str(msgspec.json.decode(b'"%b"' % text)).encode("utf-8", "replace")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return text
