@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ppprof.trace.layouts import Dialect
-from ppprof.trace.scan import MARGIN, Text
-from ppprof.trace.source import Source
+from ppprof.trace.scan import Text
+from ppprof.trace.source import MARGIN, Block, Source
 from ppprof.trace.texts import Texts
 
 Array = npt.NDArray[Any]
@@ -46,12 +46,8 @@ class Scanner:
         self._parts: list[Part] = []
         self._odd: Ranges = []
 
-    def add(self, block: bytes, offset: int) -> Ranges:
+    def add(self, block: Block) -> Ranges:
         """Takes the events of a block that begins and ends between two events.
-
-        Args:
-            block: part of the file.
-            offset: where in the file it begins.
 
         Returns:
             First and end byte, in the block, of what is in no known layout.
@@ -73,15 +69,15 @@ class Scanner:
                     first, last = found.columns[column], found.columns[f"{column}_end"]
                     if column == "name":
                         last = _without_duration(text, first, last)
-                    columns[column] = self._texts.between(text.raw, first, last)
+                    columns[column] = self._texts.between(text, first, last)
                     del columns[f"{column}_end"]
             if columns:
-                columns["at"] = start[pending[found.rows]] - MARGIN + offset
+                columns["at"] = start[pending[found.rows]] - MARGIN + block.first
                 self._parts.append((layout.kind, columns))
             pending = np.delete(pending, found.rows)
-        before = [(0, int(start[0]) - MARGIN if len(start) else len(block))]
+        before = [(0, int(start[0]) - MARGIN if len(start) else block.length)]
         odd = [*(before if before[0][1] else []), *_runs(pending, start, end)]
-        self._odd += [(first + offset, end + offset) for first, end in odd]
+        self._odd += [(first + block.first, end + block.first) for first, end in odd]
         return odd
 
     def scanned(self) -> Scanned:
@@ -92,8 +88,8 @@ class Scanner:
 def scan(source: Source, dialect: Dialect, end: int) -> Scanned:
     """The events of a file from where it is read to ``end``, where an event begins."""
     scanner = Scanner(dialect)
-    for first, block, _ in source.blocks(dialect.last_start, end):
-        scanner.add(block, first)
+    for block in source.blocks(dialect.last_start, end):
+        scanner.add(block)
     return scanner.scanned()
 
 

@@ -93,8 +93,9 @@ def _decoded(
     source: Source, reader: EventText[Event], keys: Keys
 ) -> Iterator[tuple[int, list[Event]]]:
     """Position and events of each piece; what follows the list is added to ``keys``."""
-    for first, block, is_last in source.blocks(last_event):
-        yield first, reader.last_events(block, keys) if is_last else reader.events(block)
+    for block in source.blocks(last_event):
+        text = block.text()
+        yield block.first, reader.last_events(text, keys) if block.is_last else reader.events(text)
 
 
 def _paddle(source: Source, dialect: str | None, keys: Keys, lost: Counter[str]) -> Trace:
@@ -140,14 +141,15 @@ def _scan(source: Source, name: str, columns: PaddleColumns, keys: Keys) -> None
     scanner = Scanner(dialect)
     with Helpers(source.path, name, bounds) as helpers:
         end = None if is_whole else bounds[0]
-        for first, block, is_last in source.blocks(dialect.last_start, end):
-            odd = scanner.add(block, first)
+        for block in source.blocks(dialect.last_start, end):
+            odd = scanner.add(block)
+            is_end = block.is_last and is_whole
             for at, until in odd:
-                text = block[at:until]
-                is_end = is_last and is_whole and until == len(block)
-                events = reader.last_events(text, keys) if is_end else reader.events(text)
-                columns.add_decoded(events, first + at)
-            if is_last and is_whole and not (odd and odd[-1][1] == len(block)):
+                text = block.text(at, until)
+                at_end = is_end and until == block.length
+                events = reader.last_events(text, keys) if at_end else reader.events(text)
+                columns.add_decoded(events, block.first + at)
+            if is_end and not (odd and odd[-1][1] == block.length):
                 columns.lost[CUT_SHORT] += 1
         columns.add_scanned(scanner.scanned(), dialect)
         for scanned in helpers.scanned():

@@ -44,14 +44,14 @@ def start_of_events(text: bytes) -> int:
     return match.end() if match else -1
 
 
-def last_event(text: bytes) -> int:
-    """Where the last event of a text begins; 0 if none does after the text's beginning."""
+def last_event(text: bytes | bytearray, first: int, end: int) -> int:
+    """Where the last event of a part of a text begins; its first byte if none does behind that."""
     window = 1 << 14
     while True:
-        at = 0
-        for match in _BETWEEN.finditer(text, max(len(text) - window, 0)):
+        at = first
+        for match in _BETWEEN.finditer(text, max(end - window, first), end):
             at = match.end()
-        if at or window >= len(text):
+        if at > first or window >= end - first:
             return at
         window *= 8
 
@@ -206,4 +206,4 @@ def _encoded(fields: Mapping[str, Any]) -> bytes:
 def _middle(body: bytes) -> int:
     """Where an event begins, near the middle; 0 if the body is one event."""
     after = _BETWEEN.search(body, len(body) // 2)
-    return after.end() if after else last_event(body)
+    return after.end() if after else last_event(body, 0, len(body))

@@ -24,9 +24,9 @@ class Dialect:
     ts_is_exact: bool
     """Whether ``ts`` is in nanoseconds; Paddle's is cut to whole microseconds."""
 
-    def last_start(self, text: bytes) -> int:
-        """Where the last event of a text begins, -1 if none does."""
-        return text.rfind(self.start)
+    def last_start(self, text: bytearray, first: int, end: int) -> int:
+        """Where the last event in this part of a text begins, -1 if none does."""
+        return text.rfind(self.start, first, end)
 
 
 _START_END = '"start_time": "%f{begin} us",\n      "end_time": "%f{finish} us"'

@@ -22,16 +22,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ppprof.trace.source import MARGIN, Block
+
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 UInt64 = npt.NDArray[np.uint64]
 Bool = npt.NDArray[np.bool_]
 Column = npt.NDArray[Any]
 
-MARGIN = 128
-"""Bytes before and after a text that may be looked at; none of them is a digit or a quote."""
-
 _BYTES = 0x0101010101010101  # times a byte: that byte, eight times
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 _MOST_DIGITS = 18  # what fits an int64 whatever the digits are
 _LONGEST_WORD = 64  # bytes of a %w
 
@@ -39,17 +39,32 @@ _LONGEST_WORD = 64  # bytes of a %w
 class Text:
     """A block of text, and questions about many places in it at once.
 
-    Places count from the start of `raw`: byte k of the text is at ``MARGIN + k``.
+    Places count from the start of the block's buffer: byte k of the text is at ``MARGIN + k``.
     """
 
-    def __init__(self, text: bytes) -> None:
-        self.raw = b"".join((bytes(MARGIN), text, bytes(MARGIN)))
-        self.end = MARGIN + len(text)
+    def __init__(self, block: Block) -> None:
+        self.raw = block.buffer
+        self.end = MARGIN + block.length
         self.bytes = np.frombuffer(self.raw, np.uint8)
         # An unaligned view: element i is the little-endian word of bytes i..i+7.
-        self._words: UInt64 = np.ndarray(len(self.raw) - 7, np.dtype("<u8"), self.raw, strides=(1,))
-        self.newlines: Int64 = np.flatnonzero(self.bytes == 10)
+        self._words: UInt64 = np.ndarray(
+            len(self.raw) - 7, np.dtype("<u8"), self.raw, strides=(1,)
+        )
+        self.newlines: Int64 = np.flatnonzero(self.bytes[MARGIN : self.end] == 10) + MARGIN
         """Where the line breaks are, ascending."""
+
+    def hashes(self, first: Int64, end: Int64) -> UInt64:
+        """A hash of the bytes of each range, shape (N,)."""
+        length = end - first
+        found = length.astype(np.uint64) * _MIX
+        rows = np.flatnonzero(length > 0)
+        for done in range(0, int(length.max(initial=0)), 8):
+            rows = rows[length[rows] > done]
+            word = self._words[first[rows] + done]
+            num_past = np.clip(8 - (length[rows] - done), 0, 7).astype(np.uint64) << np.uint64(3)
+            mixed = (found[rows] ^ (word << num_past)) * _MIX
+            found[rows] = mixed ^ (mixed >> np.uint64(29))
+        return found
 
     def equals(self, at: Int64, literal: bytes) -> Bool:
         """Whether ``literal`` (not empty) stands at each place, shape (N,)."""

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, cast
+from typing import IO, NamedTuple, cast
 
 from ppprof.errors import TraceError
 
@@ -27,6 +27,28 @@ Progress = Callable[[int, int], object]
 
 _GZIP = b"\x1f\x8b"
 _BOM = b"\xef\xbb\xbf"
+
+
+MARGIN = 128
+"""Bytes in front of a block and behind it, so that a word may be read at any of its bytes."""
+
+
+class Block(NamedTuple):
+    """A part of a file."""
+
+    buffer: bytearray
+    """Holds it, from byte `MARGIN` on."""
+    length: int
+    """Its bytes."""
+    first: int
+    """Where in the unpacked file it begins."""
+    is_last: bool
+    """Whether nothing follows it."""
+
+    def text(self, first: int = 0, end: int | None = None) -> bytes:
+        """Its bytes, or some of them."""
+        end = self.length if end is None else end
+        return bytes(self.buffer[MARGIN + first : MARGIN + end])
 
 
 class Source:
@@ -83,12 +105,8 @@ class Source:
 
     def read(self, num_bytes: int) -> bytes:
         """The next bytes; fewer only at the end, none after it."""
-        text, self._rest = self._rest[:num_bytes], self._rest[num_bytes:]
-        if len(text) < num_bytes:
-            more = self._read(num_bytes - len(text))
-            text = text + more if text else more
-        self.position += len(text)
-        return text
+        buffer = bytearray(num_bytes)
+        return bytes(buffer[: self._read_into(memoryview(buffer))])
 
     def peek(self, num_bytes: int) -> bytes:
         """The next bytes, which stay to be read."""
@@ -110,62 +128,69 @@ class Source:
         return text
 
     def blocks(
-        self, cut: Callable[[bytes], int], end: int | None = None
-    ) -> Iterator[tuple[int, bytes, bool]]:
-        """Blocks that end where events begin: position, block, whether it is the last one.
+        self, cut: Callable[[bytearray, int, int], int], end: int | None = None
+    ) -> Iterator[Block]:
+        """Blocks that end where events begin; each is gone when the next one is asked for.
 
         Args:
-            cut: where in a text the last event begins; below 1 if none does after its beginning.
-            end: where to stop, which must be where an event begins; else at the end.
+            cut: where the last event begins in a part of a buffer, given its first and end byte;
+                not above the first if none does behind it.
+            end: where to stop, which must be where an event begins; else at the end of the file.
         """
-        carry = b""
+        buffer = bytearray(BLOCK_BYTES + 2 * MARGIN)
+        length = 0
         while True:
-            missing = max(BLOCK_BYTES - len(carry), BLOCK_BYTES // 2)
+            if length > len(buffer) // 2:
+                buffer = buffer[: MARGIN + length] + bytes(len(buffer))
+            room = len(buffer) - 2 * MARGIN - length
             if end is not None:
-                missing = min(missing, end - self.position)
-            text = self.read(missing)
-            block = carry + text if carry else text
-            is_last = len(text) < missing or self.position == end
-            at = len(block) if is_last else cut(block)
-            first = self.position - len(block)
+                room = min(room, end - self.position)
+            first = self.position - length
+            got = self._read_into(memoryview(buffer)[MARGIN + length : MARGIN + length + room])
+            length += got
+            is_last = got < room or self.position == end
+            at = length if is_last else cut(buffer, MARGIN, MARGIN + length) - MARGIN
             if at < 1 and not is_last:
-                if len(block) > LONGEST_EVENT_BYTES:
+                if length > LONGEST_EVENT_BYTES:
                     raise TraceError(
-                        f"{self.path}: no event begins in {len(block) >> 20} MiB from byte "
-                        f"{first} on; expected a list of events"
+                        f"{self.path}: no event begins in the {length >> 20} MiB from byte {first} "
+                        "on; expected a list of events"
                     )
-                carry = block
                 continue
-            carry = block[at:]
-            yield first, block[:at] if carry else block, is_last
+            yield Block(buffer, at, first, is_last)
             if is_last:
                 return
+            length -= at
+            buffer[MARGIN : MARGIN + length] = buffer[MARGIN + at : MARGIN + at + length]
 
-    def _read(self, num_bytes: int) -> bytes:
+    def _read_into(self, room: memoryview) -> int:
+        """Fills the room; returns how many bytes, fewer only at the end."""
+        taken = self._rest[: len(room)]
+        room[: len(taken)] = taken
+        self._rest = self._rest[len(taken) :]
+        done = len(taken)
         file = self._unpacked or self._file
-        parts: list[bytes] = []
-        missing = num_bytes
-        while missing and not self.damage:
+        while done < len(room) and not self.damage:
             try:
-                part = file.read(missing)
+                num = file.readinto(room[done:])  # type: ignore[attr-defined]
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
                 self.damage = f"damaged gzip: {error}"
                 break
             except OSError as error:
                 raise TraceError(f"{self.path}: {error.strerror or error}") from error
-            if not part:
+            if not num:
                 break
-            parts.append(part)
-            missing -= len(part)
-            self._refuse_bomb(num_bytes - missing)
+            done += num
+            self._refuse_bomb(done)
+        self.position += done
         if self._progress:
             self._progress(self._file.tell(), self.size)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return done
 
     def _refuse_bomb(self, num_new: int) -> None:
-        done = self._file.tell()
-        num_bytes = self.position + len(self._rest) + num_new
-        if self._unpacked and num_bytes > max(MOST_COMPRESSED * done, 16 << 20):
+        if self._unpacked and self.position + num_new > max(
+            MOST_COMPRESSED * self._file.tell(), 16 << 20
+        ):
             raise TraceError(
                 f"{self.path}: unpacks to more than {MOST_COMPRESSED} times its size; no trace "
                 "does, and reading it could fill the memory: it is refused"

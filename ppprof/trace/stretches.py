@@ -24,6 +24,8 @@ from ppprof.trace.source import BLOCK_BYTES, LONGEST_EVENT_BYTES, Source
 
 STRETCH_BYTES = 32 << 20
 """A shorter stretch is not worth a process."""
+HEAD_START_BYTES = 20 << 20
+"""What is scanned here while the other processes start."""
 _MOST_PROCESSES = 8
 _WORK = "from ppprof.trace.stretches import _work; _work()"
 
@@ -33,9 +35,10 @@ def stretches(source: Source, dialect: str) -> list[int]:
     if source.is_packed:
         return [sys.maxsize]
     num = min(_num_processors(), (source.size - source.position) // STRETCH_BYTES, _MOST_PROCESSES)
-    length = (source.size - source.position) // max(num, 1)
+    length = (source.size - source.position - HEAD_START_BYTES) // max(num, 1)
+    first = source.position + HEAD_START_BYTES
     starts = (
-        _next_start(source.path, DIALECTS[dialect].start, source.position + at * length)
+        _next_start(source.path, DIALECTS[dialect].start, first + at * length)
         for at in range(1, num)
     )
     return [*sorted({start for start in starts if start is not None}), source.size]

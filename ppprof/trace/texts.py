@@ -7,8 +7,13 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
+from ppprof.trace.scan import Text
+
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
+
+
+_LAST = 2**64 - 1
 
 
 class Texts:
@@ -16,6 +21,9 @@ class Texts:
 
     def __init__(self) -> None:
         self._number: dict[bytes, int] = {}
+        # Ascending; the last one, which no text has a number for, is there to be found.
+        self._hashes = np.array([_LAST], np.uint64)
+        self._of_hash = np.array([-1], np.int32)
 
     def __len__(self) -> int:
         return len(self._number)
@@ -25,13 +33,26 @@ class Texts:
         known = self._number
         return np.fromiter((known.setdefault(text, len(known)) for text in texts), np.int32)
 
-    def between(self, raw: bytes, first: Int64, end: Int64) -> Int32:
-        """The number of each ``raw[first:end]``."""
-        known = self._number
-        return np.array(
-            [known.setdefault(raw[a:b], len(known)) for a, b in zip(first.tolist(), end.tolist())],
-            np.int32,
-        )
+    def between(self, text: Text, first: Int64, end: Int64) -> Int32:
+        """The number of the text in each range of bytes, shape (N,).
+
+        Texts are told apart by hashes of 64 bits: that two among 10,000 share one has a chance of
+        1 in 10**11.
+        """
+        hashes = text.hashes(first, end)
+        at = np.searchsorted(self._hashes, hashes)
+        is_new = self._hashes[at] != hashes
+        if is_new.any():
+            new, firsts = np.unique(hashes[is_new], return_index=True)
+            rows = np.flatnonzero(is_new)[firsts]
+            numbers = self.numbers(
+                bytes(text.raw[a:b]) for a, b in zip(first[rows].tolist(), end[rows].tolist())
+            )
+            place = np.searchsorted(self._hashes, new)
+            self._hashes = np.insert(self._hashes, place, new)
+            self._of_hash = np.insert(self._of_hash, place, numbers)
+            at = np.searchsorted(self._hashes, hashes)
+        return self._of_hash[at]
 
     def all(self) -> list[bytes]:
         """The strings by their number."""
