@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import version
 
 from ppprof.errors import PpprofError
 
@@ -47,10 +46,14 @@ def _run(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="ppprof", description="What is slow in a Paddle training job, from its run directory."
     )
-    parser.add_argument("--version", action="version", version=version("ppprof"))
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     # The imports of the other commands would take longer than many a command itself.
-    for command in argv[:1] if argv and argv[0] in COMMANDS else COMMANDS:
+    chosen = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
+    if chosen is COMMANDS:
+        from importlib.metadata import version
+
+        parser.add_argument("--version", action="version", version=version("ppprof"))
+    for command in chosen:
         import_module(f"ppprof.cli.{command}").register(subparsers)
     args = parser.parse_args(argv)
     code: int = args.run_command(args)
