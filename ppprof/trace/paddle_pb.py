@@ -7,6 +7,7 @@ and survives. Field numbers: paddle/fluid/platform/profiler/dump/nodetree.proto.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -258,17 +259,16 @@ def _under(host: _Host, spans: Spans) -> Spans:
 
 
 def _index_of(group: Int64, value: Int64, groups: Int64, values: Int64) -> Int64:
-    """Where (group, value) stands among (groups, values); -2 where it does not."""
-    order = np.lexsort((values, groups))
-    table = pl.DataFrame({"group": groups[order], "value": values[order], "at": order})
-    wanted = pl.DataFrame({"group": group, "value": value})
-    found = wanted.join(
-        table.unique(["group", "value"], keep="first", maintain_order=True),
-        on=["group", "value"],
-        how="left",
-        maintain_order="left",
-    )
-    return found["at"].fill_null(-2).to_numpy().astype(np.int64)
+    """Where (group, value) first stands among (groups, values); -2 where it does not."""
+    found = np.full(len(group), -2, np.int64)
+    for one in np.unique(groups):
+        rows, candidates = np.flatnonzero(group == one), np.flatnonzero(groups == one)
+        candidates = candidates[np.argsort(values[candidates], kind="stable")]
+        at = np.searchsorted(values[candidates], value[rows])
+        at = np.minimum(at, len(candidates) - 1)
+        hit = values[candidates][at] == value[rows]
+        found[rows[hit]] = candidates[at[hit]]
+    return found
 
 
 def _strings(buffer: Buffer, body: Fields, number: int) -> pl.Series:
@@ -276,7 +276,7 @@ def _strings(buffer: Buffer, body: Fields, number: int) -> pl.Series:
     return _gather(texts, ids)
 
 
-def _gather(texts: list[str], ids: Int64) -> pl.Series:
+def _gather(texts: list[str], ids: npt.NDArray[Any]) -> pl.Series:
     return pl.Series(texts, dtype=pl.String).gather(ids)
 
 

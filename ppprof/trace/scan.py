@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ppprof.trace.source import MARGIN, Block
+from ppprof.trace.words import Words
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
@@ -31,12 +32,11 @@ Bool = npt.NDArray[np.bool_]
 Column = npt.NDArray[Any]
 
 _BYTES = 0x0101010101010101  # times a byte: that byte, eight times
-_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 _MOST_DIGITS = 18  # what fits an int64 whatever the digits are
 _LONGEST_WORD = 64  # bytes of a %w
 
 
-class Text:
+class Text(Words):
     """A block of text, and questions about many places in it at once.
 
     Places count from the start of the block's buffer: byte k of the text is at ``MARGIN + k``.
@@ -47,31 +47,16 @@ class Text:
         self.end = MARGIN + block.length
         self.bytes = np.frombuffer(self.raw, np.uint8)
         # An unaligned view: element i is the little-endian word of bytes i..i+7.
-        self._words: UInt64 = np.ndarray(
-            len(self.raw) - 7, np.dtype("<u8"), self.raw, strides=(1,)
-        )
+        self.words: UInt64 = np.ndarray(len(self.raw) - 7, np.dtype("<u8"), self.raw, strides=(1,))
         self.newlines: Int64 = np.flatnonzero(self.bytes[MARGIN : self.end] == 10) + MARGIN
         """Where the line breaks are, ascending."""
-
-    def hashes(self, first: Int64, end: Int64) -> UInt64:
-        """A hash of the bytes of each range, shape (N,)."""
-        length = end - first
-        found = length.astype(np.uint64) * _MIX
-        rows = np.flatnonzero(length > 0)
-        for done in range(0, int(length.max(initial=0)), 8):
-            rows = rows[length[rows] > done]
-            word = self._words[first[rows] + done]
-            num_past = np.clip(8 - (length[rows] - done), 0, 7).astype(np.uint64) << np.uint64(3)
-            mixed = (found[rows] ^ (word << num_past)) * _MIX
-            found[rows] = mixed ^ (mixed >> np.uint64(29))
-        return found
 
     def equals(self, at: Int64, literal: bytes) -> Bool:
         """Whether ``literal`` (not empty) stands at each place, shape (N,)."""
         same: Bool | None = None
         for first in range(0, len(literal), 8):
             part = literal[first : first + 8]
-            word = self._words[at + first if first else at]
+            word = self.words[at + first if first else at]
             if len(part) < 8:
                 word &= np.uint64((1 << 8 * len(part)) - 1)
             equal = word == np.uint64(int.from_bytes(part, "little"))
@@ -97,7 +82,7 @@ class Text:
 
     def _eight_digits(self, end: Int64) -> tuple[Int64, Int64]:
         """The last eight digits at the most."""
-        digits = self._words[end - 8] ^ np.uint64(0x30 * _BYTES)
+        digits = self.words[end - 8] ^ np.uint64(0x30 * _BYTES)
         other = (digits & np.uint64(0x7F * _BYTES)) + np.uint64(0x76 * _BYTES)
         other |= digits
         other &= np.uint64(0x80 * _BYTES)
@@ -117,7 +102,7 @@ class Text:
         pending = np.arange(len(end))
         for back in range(8, _LONGEST_WORD + 8, 8):
             first = end[pending] - back
-            zero = self._words[first] ^ np.uint64(byte[0] * _BYTES)
+            zero = self.words[first] ^ np.uint64(byte[0] * _BYTES)
             zero = ~(((zero & np.uint64(0x7F * _BYTES)) + np.uint64(0x7F * _BYTES)) | zero)
             num_bits = _num_bits(zero & np.uint64(0x80 * _BYTES))
             hit = num_bits > 0

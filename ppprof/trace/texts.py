@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from ppprof.trace.scan import Text
+from ppprof.trace.words import Words
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
@@ -33,20 +33,20 @@ class Texts:
         known = self._number
         return np.fromiter((known.setdefault(text, len(known)) for text in texts), np.int32)
 
-    def between(self, text: Text, first: Int64, end: Int64) -> Int32:
+    def between(self, words: Words, first: Int64, end: Int64) -> Int32:
         """The number of the text in each range of bytes, shape (N,).
 
         Texts are told apart by hashes of 64 bits: that two among 10,000 share one has a chance of
         1 in 10**11.
         """
-        hashes = text.hashes(first, end)
+        hashes = words.hashes(first, end)
         at = np.searchsorted(self._hashes, hashes)
         is_new = self._hashes[at] != hashes
         if is_new.any():
             new, firsts = np.unique(hashes[is_new], return_index=True)
             rows = np.flatnonzero(is_new)[firsts]
             numbers = self.numbers(
-                bytes(text.raw[a:b]) for a, b in zip(first[rows].tolist(), end[rows].tolist())
+                bytes(words.raw[a:b]) for a, b in zip(first[rows].tolist(), end[rows].tolist())
             )
             place = np.searchsorted(self._hashes, new)
             self._hashes = np.insert(self._hashes, place, new)

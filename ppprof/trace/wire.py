@@ -11,26 +11,47 @@ Source: https://protobuf.dev/programming-guides/encoding/
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from ppprof.errors import TraceError
+from ppprof.trace.texts import Texts
+from ppprof.trace.words import Words
 
 VARINT, I64, LEN, I32 = 0, 1, 2, 5
 """Wire types: a number, 8 bytes, a length and so many bytes, 4 bytes."""
 
 _PADDING = 16  # a 10-byte varint at the very end may be read as two 8-byte words
-_LAST_FIELD = 2**29 - 1  # the highest field number there is; one above it is nobody's
 _FEW = 48  # below so many messages a Python loop beats numpy's cost per call
 _CHUNK = 8192  # messages at a time: their temporaries stay in the processor's cache
 
 UInt64 = npt.NDArray[np.uint64]
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
-Round = tuple[Int32, Int32, npt.NDArray[np.uint8], UInt64, Int64]
-"""Fields as arrays: message, number, wire type, value or first byte, one past the last byte."""
+
+
+class Round(NamedTuple):
+    """The k-th field of some messages."""
+
+    message: Int64
+    """Which messages, ascending, shape (N,)."""
+    number: Int64 | int
+    """Field number of each; one for all where they agree."""
+    kind: Int64 | int
+    """Wire type of each; one for all where they agree."""
+    low: UInt64 | Int64
+    """Value, or first byte, shape (N,)."""
+    end: Int64
+    """One past the last byte, shape (N,)."""
+
+    def where(self, field: int, has_length: bool) -> slice | Int64:
+        """The entries of this field that have, or do not have, a length."""
+        if isinstance(self.number, int) and isinstance(self.kind, int):
+            same = self.number == field and (self.kind == LEN) == has_length
+            return slice(None) if same else slice(0)
+        return np.flatnonzero((self.number == field) & ((self.kind == LEN) == has_length))
 
 
 @dataclass(frozen=True)
@@ -52,24 +73,15 @@ class Spans:
         return Spans(self.start[chosen], self.end[chosen], self.owner[chosen])
 
 
-class Fields:
-    """Every field of N messages of one type, as flat arrays; ask for them by field number."""
+_NOTHING = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
 
-    def __init__(
-        self,
-        num_messages: int,
-        message: Int32,
-        number: Int32,
-        kind: npt.NDArray[np.uint8],
-        low: UInt64,
-        end: Int64,
-    ) -> None:
+
+class Fields:
+    """Every field of N messages of one type; ask for them by field number."""
+
+    def __init__(self, num_messages: int, rounds: list[Round]) -> None:
         self.num_messages = num_messages
-        self._message = message
-        self._number = number
-        self._kind = kind
-        self._low = low
-        self._end = end
+        self._rounds = rounds
 
     def number(self, field: int, default: int = 0) -> UInt64:
         """The value of a scalar field, shape (N,), ``default`` where a message lacks it.
@@ -77,8 +89,9 @@ class Fields:
         int64 and int32 values below zero arrive as two's complement: ``.view(np.int64)``.
         """
         values = np.full(self.num_messages, default, np.uint64)
-        chosen = np.flatnonzero((self._number == field) & (self._kind != LEN))
-        values[self._message[chosen]] = self._low[chosen]  # the last one wins, as protobuf says
+        for at in self._rounds:
+            chosen = at.where(field, has_length=False)
+            values[at.message[chosen]] = at.low[chosen]  # the last one wins, as protobuf says
         return values
 
     def span(self, field: int) -> Spans:
@@ -86,22 +99,23 @@ class Fields:
 
         An empty one where a message lacks it; the last where it has several, as protobuf says.
         """
-        found = self.spans(field)
         start = np.zeros(self.num_messages, np.int64)
         end = np.zeros(self.num_messages, np.int64)
-        start[found.owner] = found.start
-        end[found.owner] = found.end
+        for at in self._rounds:
+            chosen = at.where(field, has_length=True)
+            start[at.message[chosen]] = at.low[chosen]
+            end[at.message[chosen]] = at.end[chosen]
         return Spans(start, end, np.arange(self.num_messages))
 
     def spans(self, field: int) -> Spans:
         """Where the bytes of a repeated field lie: an entry an occurrence, message by message."""
-        chosen = np.flatnonzero((self._number == field) & (self._kind == LEN))
-        chosen = chosen[np.argsort(self._message[chosen], kind="stable")]
-        return Spans(
-            self._low[chosen].astype(np.int64),
-            self._end[chosen],
-            self._message[chosen].astype(np.int64),
-        )
+        parts = [_NOTHING]
+        for at in self._rounds:
+            chosen = at.where(field, has_length=True)
+            parts.append((at.low[chosen].astype(np.int64), at.end[chosen], at.message[chosen]))
+        start, end, owner = (np.concatenate(part) for part in zip(*parts))
+        order = np.argsort(owner, kind="stable")
+        return Spans(start[order], end[order], owner[order])
 
 
 class Buffer:
@@ -115,26 +129,27 @@ class Buffer:
     def __init__(self, data: bytes, name: str) -> None:
         self.name = name
         self.size = len(data)
-        self._raw = data + bytes(_PADDING)
-        self._bytes = np.frombuffer(self._raw, np.uint8)
-        # An unaligned view: element i is the little-endian word of bytes i..i+7.
-        self._words: UInt64 = np.ndarray(
-            len(self._raw) - 7, np.dtype("<u8"), self._raw, strides=(1,)
-        )
+        self._text = Words(data + bytes(_PADDING))
+        self._raw, self._bytes, self._words = self._text.raw, self._text.bytes, self._text.words
 
     def whole(self) -> Spans:
         """The file as one message."""
         return Spans(np.zeros(1, np.int64), np.full(1, self.size), np.zeros(1, np.int64))
 
-    def strings(self, spans: Spans) -> tuple[list[str], Int64]:
+    def strings(self, spans: Spans) -> tuple[list[str], Int32]:
         """Distinct strings and, for each span, the index of its string; invalid UTF-8 is replaced."""
-        index: dict[bytes, int] = {}
-        raw = self._raw
-        ids = [
-            index.setdefault(raw[start:end], len(index))
-            for start, end in zip(spans.start.tolist(), spans.end.tolist())
-        ]
-        return [text.decode("utf-8", "replace") for text in index], np.array(ids, np.int64)
+        texts = Texts()
+        numbers = np.concatenate(
+            [
+                texts.between(
+                    self._text,
+                    spans.start[first : first + _CHUNK],
+                    spans.end[first : first + _CHUNK],
+                )
+                for first in range(0, max(len(spans), 1), _CHUNK)
+            ]
+        )
+        return [text.decode("utf-8", "replace") for text in texts.all()], numbers
 
     def fields(self, spans: Spans) -> Fields:
         """All fields of the messages at ``spans``.
@@ -152,17 +167,31 @@ class Buffer:
                 if (cursor > limit).any():
                     beyond = int(cursor[np.argmax(cursor > limit)])
                     self._fail(beyond, "a field runs past its message")
-                rounds.append(_narrow(active, number, kind, low, cursor))
+                rounds.append(Round(active, number, kind, low, cursor))
                 more = cursor < limit
                 if not more.all():
                     active, cursor, limit = active[more], cursor[more], limit[more]
-            rounds.append(self._few(active, cursor, limit))
-        return Fields(len(spans), *(np.concatenate(part) for part in zip(*rounds)))
+            rounds += self._few(active, cursor, limit)
+        return Fields(len(spans), rounds)
 
-    def _next_field(self, cursor: Int64) -> tuple[Int64, Int64, UInt64, Int64]:
+    def _next_field(self, cursor: Int64) -> tuple[Int64 | int, Int64 | int, UInt64 | Int64, Int64]:
         """One field at each cursor: number, wire type, value (or first byte), and where it ends."""
-        tag, cursor = self._tags(cursor)
-        number, kind = tag >> 3, tag & 7
+        tags, cursor = self._tags(cursor)
+        if (tags == tags[0]).all():  # most messages have the same fields in the same order
+            tag = int(tags[0])
+            if tag & 7 == VARINT:
+                return tag >> 3, VARINT, *self._varints(cursor)
+            if tag & 7 == LEN:
+                length = self._bytes[cursor]
+                if (length < 0x80).all():
+                    low = cursor + 1
+                    return tag >> 3, LEN, low, low + length
+        return self._any_field(tags >> 3, tags & 7, cursor)
+
+    def _any_field(
+        self, number: Int64, kind: Int64, cursor: Int64
+    ) -> tuple[Int64, Int64, UInt64, Int64]:
+        """The same, for fields of different kinds, behind their tags."""
         low, after = self._varints(cursor)
         lengths = kind == LEN
         if lengths.any():
@@ -183,16 +212,22 @@ class Buffer:
         return number, kind, low, after
 
     def _tags(self, cursor: Int64) -> tuple[Int64, Int64]:
-        """Field tags are one byte up to field 15 and two up to 2047, which is all we know of."""
+        """Field tags are one byte up to field 15 and two up to 2047."""
         first = self._bytes[cursor].astype(np.int64)
         long = first >= 0x80
         if not long.any():
             return first, cursor + 1
         second = np.where(long, self._bytes[cursor + 1].astype(np.int64), 0)
+        if (second >= 0x80).any():
+            tag, after = self._varints(cursor)
+            return tag.view(np.int64), after
         return (first & 0x7F) | (second << 7), cursor + 1 + long
 
     def _varints(self, cursor: Int64) -> tuple[UInt64, Int64]:
         """Base-128 numbers, least significant group first, and the byte after each."""
+        first = self._bytes[cursor]
+        if (first < 0x80).all():
+            return first.astype(np.uint64), cursor + 1
         words = self._words[cursor]
         stops = ~words & np.uint64(0x8080808080808080)  # bytes without the continuation bit
         stop = stops & (~stops + np.uint64(1))  # the first of them; 0 if none in 8 bytes
@@ -217,54 +252,54 @@ class Buffer:
             after[long] = at + 1 + (ninth >= 0x80)
         return low, after
 
-    def _few(self, active: Int64, cursors: Int64, limits: Int64) -> Round:
-        """The same as a loop, for few messages of many fields (a thread with all its nodes)."""
+    def _few(self, active: Int64, cursors: Int64, limits: Int64) -> list[Round]:
+        """The same for few messages of many fields (a thread with all its nodes).
+
+        Where a field begins, only the one before it tells; what is in it is read in arrays again.
+        """
         message: list[int] = []
-        numbers: list[int] = []
-        kinds: list[int] = []
-        lows: list[int] = []
-        ends: list[int] = []
+        tags: list[int] = []
         for index, cursor, limit in zip(active.tolist(), cursors.tolist(), limits.tolist()):
             while cursor < limit:
-                tag, after = self._varint(cursor)
-                kind = tag & 7
-                if kind == LEN:
-                    self._run(cursor, limit, lows, ends)
-                elif kind == VARINT:
-                    low, after = self._varint(after)
-                    lows.append(low)
-                    ends.append(after)
-                elif kind in (I64, I32):
-                    width = 8 if kind == I64 else 4
-                    lows.append(int.from_bytes(self._raw[after : after + width], "little"))
-                    ends.append(after + width)
+                tags.append(cursor)
+                tag, cursor = self._varint(cursor)
+                if tag & 7 == LEN:
+                    cursor = self._run(tags, limit)
+                elif tag & 7 == VARINT:
+                    _, cursor = self._varint(cursor)
+                elif tag & 7 in (I64, I32):
+                    cursor += 8 if tag & 7 == I64 else 4
                 else:
-                    self._fail(cursor, "not a protobuf wire type")
-                cursor = ends[-1]
+                    self._fail(tags[-1], "not a protobuf wire type")
                 if cursor > limit:
                     self._fail(cursor, "a field runs past its message")
-                met = len(ends) - len(message)
-                message += [index] * met
-                numbers += [min(tag >> 3, _LAST_FIELD)] * met
-                kinds += [kind] * met
-        return _narrow(message, numbers, kinds, np.array(lows, np.uint64), ends)
+            message += [index] * (len(tags) - len(message))
+        rounds = []
+        for first in range(0, len(tags), _CHUNK):
+            chunk = slice(first, first + _CHUNK)
+            at = self._next_field(np.array(tags[chunk], np.int64))
+            rounds.append(Round(np.array(message[chunk], np.int64), *at))
+        return rounds
 
-    def _run(self, cursor: int, limit: int, lows: list[int], ends: list[int]) -> None:
-        """Fields with a length from ``cursor`` on, as long as they repeat one tag."""
-        raw, varint = self._raw, self._varint
-        _, after = varint(cursor)
+    def _run(self, tags: list[int], limit: int) -> int:
+        """Where fields with a length end that repeat the last tag; theirs are added to ``tags``."""
+        raw = self._raw
+        cursor = tags.pop()
+        _, after = self._varint(cursor)
         width = after - cursor
         key = raw[cursor:after]
-        while True:
-            low = cursor + width + 1
-            length = raw[low - 1]
-            if length >= 0x80:
-                length, low = varint(low - 1)
-            cursor = low + length
-            lows.append(low)
-            ends.append(cursor)
-            if cursor >= limit or raw[cursor : cursor + width] != key:
-                return
+        while cursor < limit and raw[cursor : cursor + width] == key:
+            tags.append(cursor)
+            cursor += width
+            length = raw[cursor]
+            if length < 0x80:
+                cursor += length + 1
+            elif raw[cursor + 1] < 0x80:
+                cursor += (length & 0x7F | raw[cursor + 1] << 7) + 2
+            else:
+                length, cursor = self._varint(cursor)
+                cursor += length
+        return cursor
 
     def _varint(self, at: int) -> tuple[int, int]:
         """A base-128 number and the byte after it."""
@@ -283,14 +318,3 @@ class Buffer:
             f"{self.name}: byte {min(offset, self.size)} of {self.size}: {reason}; "
             "the file is cut short or is not a Paddle .pb trace"
         )
-
-
-def _narrow(message: Any, number: Any, kind: Any, low: UInt64, end: Any) -> Round:
-    """A round in as few bytes as hold it: there are as many rows as fields in the file."""
-    return (
-        np.asarray(message, np.int32),
-        np.asarray(number, np.int32),
-        np.asarray(kind, np.uint8),
-        low,
-        np.asarray(end, np.int64),
-    )
