@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ppprof.errors import TraceError
+from ppprof.trace.cache import fingerprint, keep, load
 from ppprof.trace.json_file import read_json
 from ppprof.trace.paddle_pb import read_paddle_pb
 from ppprof.trace.schema import Trace
@@ -20,7 +21,8 @@ def read(path: str | Path, *, progress: Progress | None = None, cache: bool = Tr
     Args:
         path: a file of any format that is known.
         progress: called while a long file is read, and once at the end.
-        cache: keep what is slow to parse beside the file. A ``.pb`` is not.
+        cache: keep what is slow to parse beside the file, see `ppprof.trace.cache`. A ``.pb`` is
+            not slow.
 
     Raises:
         TraceError: missing, unreadable, or not a trace; says where and why.
@@ -33,9 +35,21 @@ def read(path: str | Path, *, progress: Progress | None = None, cache: bool = Tr
     if not head:
         raise TraceError(f"{path}: empty")
     if head[:2] == b"\x1f\x8b" or head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
-        return read_json(path, progress=progress)
+        return _read_json(path, progress, cache)
     trace = read_paddle_pb(path)
     if progress is not None:
         size = Path(path).stat().st_size
         progress(size, size)
+    return trace
+
+
+def _read_json(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace:
+    """From what was kept of it where there is that, else from the file."""
+    of = fingerprint(path) if use_cache else None
+    kept = load(path, of) if of else None
+    if kept is not None:
+        return kept
+    trace = read_json(path, progress=progress)
+    if of:
+        keep(path, trace, of)
     return trace
