@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.grouping import intervals_of
+from ppprof.analysis.grouping import intervals_of, matching
 from ppprof.analysis.intervals import Intervals
 from ppprof.analysis.tree import Tree
 
@@ -26,21 +26,21 @@ class Communication:
     @classmethod
     def of(cls, tree: Tree) -> Communication:
         """Sorts host events and kernels into the three."""
-        by_name = pl.col("name").cast(pl.String).str.to_lowercase()
-        is_communication = (pl.col("category") == "Communication") | (
-            (pl.col("category") == "Operator") & by_name.str.contains("allreduce|broadcast|rpc")
+        named = matching(tree.hosts["name"], "allreduce|broadcast|rpc")
+        hosts = tree.hosts.filter(
+            (pl.col("category") == "Communication") | (pl.col("category") == "Operator") & named
         )
-        hosts = tree.hosts.filter(is_communication)
         rows = hosts["row"].to_numpy()
         below = tree.below(rows)
         below[rows] = True
         kernels = tree.devices.filter(
             (pl.col("category") == "Kernel") & pl.col("host").is_not_null()
-        ).with_columns(is_nccl=by_name.str.contains("nccl|xccl"))
+        )
+        is_nccl = matching(kernels["name"], "nccl|xccl").to_numpy()
         launcher = kernels["host"].to_numpy()
         own = np.isin(launcher, rows)
-        device = below[launcher] | kernels["is_nccl"].to_numpy()
-        computation = ~own & ~kernels["is_nccl"].to_numpy()
+        device = below[launcher] | is_nccl
+        computation = ~own & ~is_nccl
         return cls(
             intervals_of(hosts),
             intervals_of(kernels.filter(pl.Series(device))),

@@ -64,4 +64,11 @@ def intervals_of(events: pl.DataFrame) -> Intervals:
 
 def num_distinct(intervals: Intervals) -> int:
     """How many different (start, end) there are."""
-    return len(set(zip(intervals[0].tolist(), intervals[1].tolist())))
+    return pl.DataFrame(intervals, ["start", "end"]).n_unique()
+
+
+def matching(names: pl.Series, pattern: str) -> pl.Series:
+    """Which names, a categorical column, match in lower case; as many booleans as names."""
+    distinct = names.unique()
+    found = distinct.filter(distinct.cast(pl.String).str.to_lowercase().str.contains(pattern))
+    return names.is_in(found.implode())

@@ -48,13 +48,20 @@ def overview(profile: Profile) -> pl.DataFrame:
         where there is none). CPU rows by time, the longest first; GPU rows as first met.
     """
     tree, comm = profile.tree, profile.communication
+    by_category: dict[str, list[pl.DataFrame]] = {}
+    for table in (tree.hosts, tree.launches.drop_nulls("host")):
+        times = table.select("category", "start_ns", "end_ns", "visit")
+        for category in times["category"].unique(maintain_order=True):
+            of_category = times.filter(pl.col("category") == category)
+            by_category.setdefault(category, []).append(of_category)
+    met = {
+        category: min(part["visit"].to_numpy().min() for part in parts)
+        for category, parts in by_category.items()
+    }
     rows: dict[str, tuple[int, int]] = {}
-    launched = tree.launches.drop_nulls("host")
-    host_events = pl.concat(
-        table.select("category", "start_ns", "end_ns", "visit") for table in (tree.hosts, launched)
-    ).sort("visit", maintain_order=True)
-    for (category,), events in host_events.group_by("category", maintain_order=True):
-        rows[str(category)] = (events.height, covered(*intervals_of(events)))
+    for category in sorted(by_category, key=met.__getitem__):
+        events = pl.concat(by_category.pop(category))
+        rows[category] = (events.height, covered(*intervals_of(events)))
     rows.pop("Communication", None)
     if len(comm.host[0]):
         rows["Communication"] = (num_distinct(comm.host), covered(*comm.host))

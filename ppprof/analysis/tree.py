@@ -38,44 +38,38 @@ class Tree:
     @classmethod
     def of(cls, trace: Trace) -> Tree:
         """The tree of a trace."""
-        events = trace.events.with_row_index("row").with_columns(
-            pl.col("row").cast(pl.Int64), end_ns=pl.col("start_ns") + pl.col("dur_ns")
-        )
-        is_device = pl.col("device").is_not_null()
-        is_launch = pl.col("device").is_null() & pl.col("correlation_id").is_not_null()
-        launches = events.filter(is_launch).select(
-            "row", "name", "category", "thread", "start_ns", "end_ns", host="parent"
+        # Slices, which copy nothing: host events come first, then launches, then device events.
+        num_devices = trace.events["device"].count()
+        num_hosts = trace.events["depth"].count()
+        num_launches = trace.events.height - num_hosts - num_devices
+        row = pl.int_range(pl.len()).alias("row")
+        end_ns = (pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns")
+        launches = trace.events.slice(num_hosts, num_launches).select(
+            row + num_hosts, "name", "category", "thread", "start_ns", end_ns, host="parent"
         )
         devices = (
-            events.filter(is_device)
+            trace.events.slice(num_hosts + num_launches)
+            .select(
+                "name", "category", "device", "stream", "start_ns", end_ns, "parent",
+                gpu_ns="dur_ns",
+            )
             .join(
-                launches.select("host", parent="row", launcher="thread"),
+                launches.select("host", parent="row", thread="thread"),
                 on="parent",
                 how="left",
                 maintain_order="left",
             )
-            .select(
-                "name",
-                "category",
-                "device",
-                "stream",
-                "start_ns",
-                "end_ns",
-                "host",
-                gpu_ns="dur_ns",
-                thread="launcher",
-            )
-        )
-        hosts = events.filter(~is_device & ~is_launch).select(
-            "row", "name", "category", "thread", "start_ns", "end_ns", "parent", "depth",
-            cpu_ns="dur_ns",
+            .drop("parent")
         )  # fmt: skip
+        hosts = trace.events.slice(0, num_hosts).select(
+            row, "name", "category", "thread", "start_ns", end_ns, "parent", cpu_ns="dur_ns"
+        )
+        depth = trace.events["depth"].slice(0, num_hosts).to_numpy().astype(np.int64)
         parent = hosts["parent"].fill_null(-1).to_numpy()
-        depth = hosts["depth"].to_numpy().astype(np.int64)
         size = subtree_sizes(parent, depth)
         visit = _visits(hosts["thread"].to_numpy(), depth, size)
         kernels = devices.filter(pl.col("category") == "Kernel")
-        hosts = hosts.drop("depth").with_columns(
+        hosts = hosts.with_columns(
             visit=pl.Series(visit),
             gpu_ns=pl.Series(subtree_sums(_own(kernels, len(size)), size)),
             device_ns=pl.Series(subtree_sums(_own(devices, len(size)), size)),
