@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
 
-MISSING = np.iinfo(np.int64).min
+MISSING = np.int64(np.iinfo(np.int64).min)
 """In a column of numbers: not there."""
 
 _FLOAT32_EXACT_NS = 16_384_000  # below it the spacing of float32 microseconds is below 1 ns

@@ -20,7 +20,11 @@ Ranges = list[tuple[int, int]]
 
 TEXTS = ("name", "cat", "place", "peers")
 """Columns that hold the numbers of texts."""
+_NARROW = frozenset(("pid", "tid", "dur", "device", "stream"))
 
+
+_UNITS = tuple(np.uint64(int.from_bytes(unit, "little")) for unit in (b" ms]", b" us]", b" ns]"))
+_SECONDS = np.uint64(int.from_bytes(b" s]", "little"))
 
 Part = tuple[str, Mapping[str, Array]]
 """A kind of event and its columns, all shape (N,): the fields, and ``at``, where each begins."""
@@ -53,14 +57,13 @@ class Scanner:
             First and end byte, in the block, of what is in no known layout.
         """
         text = Text(block)
-        lines = np.flatnonzero(text.equals(text.newlines, self._dialect.start))
-        start = text.newlines[lines]
+        start = text.places(self._dialect.start)
         end = np.append(start[1:], text.end)
         pending = np.arange(len(start))
         for layout in self._dialect.layouts:
             if not len(pending):
                 break
-            found = layout.match(text, start[pending], end[pending], lines[pending])
+            found = layout.match(text, start[pending], end[pending], self._dialect.start)
             if not len(found.rows):
                 continue
             columns: dict[str, Array] = dict(found.columns)
@@ -71,6 +74,8 @@ class Scanner:
                         last = _without_duration(text, first, last)
                     columns[column] = self._texts.between(text, first, last)
                     del columns[f"{column}_end"]
+            for column in _NARROW & columns.keys():
+                columns[column] = _narrowed(columns[column])
             if columns:
                 columns["at"] = start[pending[found.rows]] - MARGIN + block.first
                 self._parts.append((layout.kind, columns))
@@ -93,11 +98,20 @@ def scan(source: Source, dialect: Dialect, end: int) -> Scanned:
     return scanner.scanned()
 
 
+def _narrowed(values: Int64) -> Array:
+    """As int32 where that holds them all: what there are millions of should be small."""
+    if len(values) and values.min() >= -(2**31) and values.max() < 2**31:
+        return values.astype(np.int32)
+    return values
+
+
 def _without_duration(text: Text, first: Int64, end: Int64) -> Int64:
     """Where names end without ``[1.2 ms]``, which the writers append."""
     bracket = text.last_before(end, b"[")
-    is_unit = text.equals(end - 4, b" ms]") | text.equals(end - 4, b" us]")
-    is_unit |= text.equals(end - 4, b" ns]") | text.equals(end - 3, b" s]")
+    last = text.words[end - 4] & np.uint64(2**32 - 1)
+    is_unit = last >> np.uint64(8) == _SECONDS
+    for unit in _UNITS:
+        is_unit |= last == unit
     digit = text.bytes[bracket + 1]
     return np.where(
         is_unit & (bracket >= first) & (digit >= ord("0")) & (digit <= ord("9")), bracket, end

@@ -183,7 +183,7 @@ def _ours() -> tuple[Layout, ...]:
 
 
 DIALECTS = {
-    "paddle": Dialect(_paddle(""), b"\n  {\n", escapes=False, ts_is_exact=False),
+    "paddle": Dialect(_paddle(""), b'\n  {\n    "name": "', escapes=False, ts_is_exact=False),
     "paddle 1.0": Dialect(_paddle(" "), b"\n  {", escapes=False, ts_is_exact=False),
     "ppprof": Dialect(_ours(), b'\n{"name":"', escapes=True, ts_is_exact=True),
 }

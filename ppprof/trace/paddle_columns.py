@@ -27,7 +27,7 @@ Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 
 _TIMES = ("ts", "dur", "begin", "finish")
-_REALS = ("blocks_per_sm", "warps_per_sm", "occupancy", "bandwidth")
+REALS = ("blocks_per_sm", "warps_per_sm", "occupancy", "bandwidth")
 _CONFIG = (
     *("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"),
     *("registers", "shared_bytes", "blocks_per_sm", "warps_per_sm", "occupancy"),
@@ -45,6 +45,11 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         *("current_allocated", "current_reserved", "peak_allocated", "peak_reserved"),
     ),
 }
+
+OPTIONAL = frozenset(
+    ("depth", "group", "peers", "context", "bytes", "bandwidth", "value", *_CONFIG)
+)
+"""Columns that some writers, or some events, do not have."""
 
 
 class PaddleArgs(msgspec.Struct, gc=False, frozen=True):
@@ -115,7 +120,7 @@ class PaddleColumns:
         self.ts_is_exact = True
         """Whether every ``ts`` is in nanoseconds; else cut to whole microseconds."""
         self.lost = lost
-        self._parts: defaultdict[str, list[Mapping[str, Array]]] = defaultdict(list)
+        self._parts: defaultdict[str, list[dict[str, Array]]] = defaultdict(list)
 
     def add_scanned(self, scanned: Scanned, dialect: Dialect) -> None:
         """Takes what was read without decoding."""
@@ -149,19 +154,21 @@ class PaddleColumns:
             self._add_kind(kind, [at for at, _ in found], [event for _, event in found])
 
     def table(self, kind: str) -> dict[str, Array]:
-        """The columns of a kind by `COLUMNS`, in the order of the file; they are not kept."""
+        """The columns of a kind by `COLUMNS`, in the order of the file; they are not kept.
+
+        Those of `OPTIONAL` that no event has are left out.
+        """
         parts = self._parts.pop(kind, [])
-        table = {}
+        lengths = [len(part["at"]) for part in parts]
+        table: dict[str, Array] = {}
         for column in COLUMNS[kind]:
-            missing: Any = np.nan if column in _REALS else -1 if column in TEXTS else MISSING
-            dtype: Any = (
-                np.float64 if column in _REALS else np.int32 if column in TEXTS else np.int64
-            )
+            if column in OPTIONAL and not any(column in part for part in parts):
+                continue
             pieces = [
-                part[column] if column in part else np.full(len(part["at"]), missing, dtype)
-                for part in parts
+                part.pop(column) if column in part else _missing(column, length)
+                for part, length in zip(parts, lengths)
             ]
-            table[column] = np.concatenate(pieces) if pieces else np.zeros(0, dtype)
+            table[column] = np.concatenate(pieces) if pieces else _missing(column, 0)
         at = table["at"]
         if (at[1:] < at[:-1]).any():
             order = np.argsort(at, kind="stable")
@@ -216,7 +223,7 @@ class PaddleColumns:
                         r"\[\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\]", number
                     )
                     columns[f"{axes}_{axis}"] = three.cast(pl.Int64, strict=False)
-            for series in attributes(args, dict.fromkeys(_REALS, pl.Float64)):
+            for series in attributes(args, dict.fromkeys(REALS, pl.Float64)):
                 columns[series.name] = series
             columns["occupancy"] /= 100
             # The track of a device event says the same, should its args not.
@@ -232,7 +239,7 @@ class PaddleColumns:
         part: dict[str, Array] = {}
         for column, values in columns.items():
             if column in COLUMNS[kind]:
-                missing = np.nan if column in _REALS else MISSING
+                missing = np.nan if column in REALS else int(MISSING)
                 part[column] = values.filter(sound).fill_null(missing).to_numpy()
         kept = [at for at, is_sound in enumerate(sound.to_list()) if is_sound]
         strings: dict[str, list[str | None]] = {
@@ -250,6 +257,14 @@ class PaddleColumns:
         if any("." not in text for text in ts_texts):
             self.ts_is_exact = False
         self._parts[kind].append(part)
+
+
+def _missing(column: str, length: int) -> Array:
+    if column in REALS:
+        return np.full(length, np.nan)
+    if column in TEXTS:
+        return np.full(length, -1, np.int32)
+    return np.full(length, MISSING)
 
 
 def _plain(name: str) -> str:

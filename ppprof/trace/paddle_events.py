@@ -11,17 +11,16 @@ import polars as pl
 
 from ppprof.trace.clock import MISSING, Clock
 from ppprof.trace.collectives import facts_of
+from ppprof.trace.fixed_layout import TEXTS
 from ppprof.trace.forest import pre_order
 from ppprof.trace.nesting import nest, nest_by_depth, nest_by_level
-from ppprof.trace.paddle_columns import PaddleColumns
+from ppprof.trace.paddle_columns import COLUMNS, REALS, PaddleColumns
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, conform
 from ppprof.trace.steps import steps_of
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 Columns = dict[str, Array]
-
-_CROSSING_NS = 1000  # by how much what lies inside may be past the end, its times being rounded
 
 
 def paddle_tables(
@@ -35,43 +34,37 @@ def paddle_tables(
     texts = pl.Series(
         [text.decode("utf-8", "replace") for text in columns.texts.all()], dtype=pl.Categorical()
     )
-    host, launch, device = (columns.table(kind) for kind in ("host", "launch", "device"))
+    host, launch, device, memory = (columns.table(kind) for kind in COLUMNS)
     clock = None if columns.ts_is_exact else Clock(host["ts"], host["begin"])
     for table in (host, launch, device):
         _settle(table, clock)
+    _settle_moments(memory, is_exact=columns.ts_is_exact)
 
-    host = _nested(host)
-    by_at = np.argsort(host["at"], kind="stable")
-    launch["parent"] = _owners(host, by_at, launch)
-    launch = _ordered(launch, np.lexsort((launch["at"], launch["parent"])))
-    num_host, num_launch = len(host["at"]), len(launch["at"])
-    device["parent"] = _launchers(launch, device)
-    order = np.lexsort((device["at"], np.where(device["parent"] < 0, num_launch, device["parent"])))
-    device = _ordered(device, order)
-    device["parent"] = np.where(device["parent"] < 0, MISSING, device["parent"] + num_host)
+    hosts = _Hosts(host)
+    owner, _ = hosts.around(launch)
+    launch["parent"] = owner
+    _reorder(launch, np.lexsort((launch["at"], owner)))
+    num_hosts, num_launches = len(hosts.depth), len(launch["at"])
+
+    launcher = _launchers(launch, device)
+    order = np.lexsort((device["at"], np.where(launcher < 0, num_launches, launcher)))
+    device["parent"] = np.where(launcher < 0, MISSING, launcher + num_hosts)
     device["bytes"] = _whole_bytes(device)
+    _reorder(device, order)
 
-    memory = columns.table("memory")
-    memory["start"] = memory["ts"]
-    memory["slack"] = np.full(len(memory["ts"]), 0 if columns.ts_is_exact else 999)
-    memory["dur"] = np.zeros_like(memory["ts"])
-    owner = memory["event"] = _owners(host, by_at, memory)
-    if len(host["at"]) and not columns.ts_is_exact:  # what is known of the owner narrows it down
-        at = np.clip(memory["ts"], host["start"][owner], host["start"][owner] + host["dur"][owner])
-        memory["start"] = np.where(owner >= 0, at, memory["ts"])
+    owner, memory["start"] = hosts.around(memory)
+    memory["event"] = owner
     # Of what one tick of the clock holds, the events around it tell the order.
     order = np.lexsort((memory["at"], owner, memory["start"], memory["pid"], memory["tid"]))
-    memory = _ordered(memory, order)
+    _reorder(memory, order)
 
-    events = _events(texts, host, launch, device)
-    first = num_host + num_launch
-    is_kernel = device["grid_x"] != MISSING
-    is_memset = device["value"] != MISSING
+    kernels = _side_table(KERNELS, device, "grid_x", num_hosts + num_launches)
+    memsets = _side_table(MEMSETS, device, "value", num_hosts + num_launches)
     return (
-        events,
+        _events(texts, hosts.in_order(), launch, device),
         _memory(texts, memory),
-        _numbered(KERNELS, device, is_kernel, first),
-        _numbered(MEMSETS, device, is_memset, first),
+        kernels,
+        memsets,
     )
 
 
@@ -84,34 +77,108 @@ def _settle(table: Columns, clock: Clock | None) -> None:
         table["start"], table["slack"] = clock.starts(ts, table["dur"], begin, finish)
 
 
-def _nested(host: Columns) -> Columns:
-    """Host events in the order of the events table, with parent and depth."""
-    is_sorted = (host["tid"][1:] == host["tid"][:-1]).all() and (
-        host["pid"][1:] == host["pid"][:-1]
-    ).all()
-    if not is_sorted:
-        host = _ordered(host, np.lexsort((host["at"], host["pid"], host["tid"])))
-    told = host.pop("depth")
-    new = np.flatnonzero((np.diff(host["tid"]) != 0) | (np.diff(host["pid"]) != 0)) + 1
-    parent = np.empty(len(host["at"]), np.int64)
-    for first, end in zip([0, *new.tolist()], [*new.tolist(), len(parent)]):
-        part = slice(first, end)
-        start, dur, slack = (host[column][part] for column in ("start", "dur", "slack"))
-        within = _parents(told[part], start, dur, slack)
-        parent[part] = np.where(within < 0, -1, within + first)
-    order, depth = pre_order(parent)
-    row = np.empty_like(order)
-    row[order] = np.arange(len(order))
-    above = parent[order]
-    host = _ordered(host, order)
-    host["parent"] = np.where(above < 0, MISSING, row[above])
-    host["depth"] = depth
-    return host
+def _settle_moments(memory: Columns, is_exact: bool) -> None:
+    """The same of what has no length."""
+    memory["start"] = memory.pop("ts")
+    memory["dur"] = np.zeros_like(memory["start"])
+    memory["slack"] = np.full_like(memory["start"], 0 if is_exact else 999)
 
 
-def _parents(told: Int64, start: Int64, dur: Int64, slack: Int64) -> Int64:
+class _Hosts:
+    """The host events of all threads, and their tree.
+
+    Args:
+        table: columns in the order of the file; taken, and put in order thread by thread.
+    """
+
+    def __init__(self, table: Columns) -> None:
+        same = (np.diff(table[key]) == 0 for key in ("tid", "pid"))
+        if not all(neighbours.all() for neighbours in same):
+            _reorder(table, np.lexsort((table["at"], table["pid"], table["tid"])))
+        told = table.pop("depth", None)
+        changes = (np.diff(table["tid"]) != 0) | (np.diff(table["pid"]) != 0)
+        self._firsts: Int64 = np.flatnonzero(np.append(len(table["at"]) > 0, changes))
+        parent = np.empty(len(table["at"]), np.int64)
+        for first, end in zip(self._firsts, np.append(self._firsts[1:], len(parent))):
+            part = slice(first, end)
+            start, dur, slack = (table[column][part] for column in ("start", "dur", "slack"))
+            within = _parents(None if told is None else told[part], start, dur, slack)
+            parent[part] = np.where(within < 0, -1, within + first)
+        self._table = table
+        self._order, self.depth = pre_order(parent)
+        self._row = np.empty_like(self._order)
+        self._row[self._order] = np.arange(len(self._order))
+        above = parent[self._order]
+        self._parent = np.where(above < 0, MISSING, self._row[above])
+        at = table["at"]
+        self._by_at = None if (at[1:] >= at[:-1]).all() else np.argsort(at, kind="stable")
+
+    def in_order(self) -> Columns:
+        """The columns in the order of the events table; they are not kept."""
+        table = self._table
+        del table["at"], table["slack"]
+        _reorder(table, self._order)
+        table["parent"], table["depth"] = self._parent, self.depth
+        return table
+
+    def around(self, inner: Columns) -> tuple[Int64, Int64]:
+        """In which host event each row of ``inner`` happened, and when it can have begun there.
+
+        Paddle writes it behind the host event; where that does not hold it, the innermost that
+        does. What comes before all host events of its thread was in none.
+
+        Returns:
+            Row of the host event, -1 for none; start in nanoseconds, not outside of it.
+        """
+        host, start = self._table, inner["start"]
+        if not len(host["at"]):
+            return np.full(len(start), -1, np.int64), start
+        at = host["at"] if self._by_at is None else host["at"][self._by_at]
+        place = np.searchsorted(at, inner["at"]) - 1
+        owner = place if self._by_at is None else self._by_at[place]
+        end = start + inner["dur"]
+        host_start, host_dur = host["start"][owner], host["dur"][owner]
+        slack = inner["slack"] + host["slack"][owner]
+        held = (place >= 0) & (start >= host_start - slack) & (end <= host_start + host_dur + slack)
+        for key in ("tid", "pid"):
+            held &= host[key][owner] == inner[key]
+        is_before = inner["at"] < self._first_of_thread(inner)
+        odd = np.flatnonzero(~held & ~is_before)
+        if len(odd):
+            owner[odd] = self._innermost({key: values[odd] for key, values in inner.items()})
+        owner = np.where(is_before, -1, owner)
+        is_in = owner >= 0
+        first = host["start"][owner]
+        latest = np.maximum(first + host["dur"][owner] - inner["dur"], first)
+        return (
+            np.where(is_in, self._row[owner], -1),
+            np.where(is_in & (inner["slack"] > 0), np.clip(start, first, latest), start),
+        )
+
+    def _first_of_thread(self, inner: Columns) -> Int64:
+        """Where in the file the first host event of each one's thread begins; 0 where none does."""
+        keys = ["tid", "pid"]
+        firsts = pl.DataFrame({key: self._table[key][self._firsts] for key in [*keys, "at"]})
+        wanted = pl.DataFrame({key: inner[key].astype(self._table[key].dtype) for key in keys})
+        found = wanted.join(firsts, on=keys, how="left", maintain_order="left")["at"]
+        return found.fill_null(0).to_numpy()
+
+    def _innermost(self, inner: Columns) -> Int64:
+        """By time alone."""
+        host = self._table
+        num_hosts = len(host["at"])
+        process, thread = (np.concatenate((host[key], inner[key])) for key in ("pid", "tid"))
+        _, process = np.unique(process, return_inverse=True)
+        _, thread = np.unique(thread, return_inverse=True)
+        start = np.concatenate((host["start"], inner["start"]))
+        end = start + np.concatenate((host["dur"], inner["dur"]))
+        key = thread * (process.max(initial=0) + 1) + process
+        return nest(key, start, end, holds=np.arange(len(start)) < num_hosts)[num_hosts:]
+
+
+def _parents(told: Int64 | None, start: Int64, dur: Int64, slack: Int64) -> Int64:
     """The parents in one thread, by the best that there is: told depths, order, times."""
-    if len(told) and (told >= 0).all():
+    if told is not None and (told >= 0).all():
         parent = nest_by_depth(told)
         if parent is not None:
             return parent
@@ -119,44 +186,6 @@ def _parents(told: Int64, start: Int64, dur: Int64, slack: Int64) -> Int64:
     if parent is not None:
         return parent
     return nest(np.zeros_like(start), start, start + dur, slack_ns=int(slack.max(initial=0)))
-
-
-def _owners(host: Columns, by_at: Int64, inner: Columns) -> Int64:
-    """The row of the host event in which each row of ``inner`` happened, -1 for none.
-
-    Paddle writes it behind the host event; where that does not hold it, the innermost that does.
-    What comes before all host events of its thread was in none.
-    """
-    if not len(by_at):
-        return np.full(len(inner["at"]), -1, np.int64)
-    place = np.searchsorted(host["at"][by_at], inner["at"]) - 1
-    owner = by_at[place]
-    start, end = inner["start"], inner["start"] + inner["dur"]
-    slack = inner["slack"] + host["slack"][owner]
-    is_before = inner["at"] < _first_of_thread(host, inner)
-    held = (
-        (place >= 0) & (host["tid"][owner] == inner["tid"]) & (host["pid"][owner] == inner["pid"])
-    )
-    held &= start >= host["start"][owner] - slack
-    held &= end <= host["start"][owner] + host["dur"][owner] + slack
-    owner[is_before] = -1
-    odd = np.flatnonzero(~held & ~is_before)
-    if len(odd):
-        threads = np.concatenate((host["tid"], inner["tid"][odd]))
-        starts = np.concatenate((host["start"], start[odd]))
-        ends = np.concatenate((host["start"] + host["dur"], end[odd]))
-        holds = np.arange(len(threads)) < len(by_at)
-        owner[odd] = nest(threads, starts, ends, holds=holds)[len(by_at) :]
-    return owner
-
-
-def _first_of_thread(host: Columns, inner: Columns) -> Int64:
-    """Where in the file the first host event of each one's thread begins; 0 where there is none."""
-    firsts = pl.DataFrame({name: host[name] for name in ("tid", "pid", "at")})
-    firsts = firsts.group_by("tid", "pid").min()
-    wanted = pl.DataFrame({name: inner[name] for name in ("tid", "pid")})
-    found = wanted.join(firsts, on=["tid", "pid"], how="left", maintain_order="left")["at"]
-    return found.fill_null(0).to_numpy()
 
 
 def _launchers(launch: Columns, device: Columns) -> Int64:
@@ -182,13 +211,14 @@ def _whole_bytes(device: Columns) -> Int64:
 
     That is printed with three decimals of GB/s, so it tells how many times 2**32 are missing.
     """
-    num_bytes, dur, bandwidth = device["bytes"], device["dur"], device.pop("bandwidth")
+    num_bytes, dur, bandwidth = (_column(device, name) for name in ("bytes", "dur", "bandwidth"))
     told = np.where(np.isfinite(bandwidth), bandwidth, 0) * dur
     wraps = np.clip(np.rint((told - num_bytes) / 2**32), 0, 2**20)
     is_told = (np.abs(told - num_bytes - wraps * 2**32) <= 0.001 * dur + 1) & (wraps > 0)
     is_below = (num_bytes < 0) & (num_bytes >= -(2**31))
     wraps = np.where(is_told, wraps, is_below).astype(np.int64)
-    return np.where(num_bytes == MISSING, MISSING, num_bytes + (wraps << 32))
+    whole: Int64 = np.where(num_bytes == MISSING, MISSING, num_bytes + (wraps << 32))
+    return whole
 
 
 def _events(texts: pl.Series, host: Columns, launch: Columns, device: Columns) -> pl.DataFrame:
@@ -201,7 +231,7 @@ def _events(texts: pl.Series, host: Columns, launch: Columns, device: Columns) -
             **{"bytes": "bytes", "group": "group", "peers": "peers"},
         },
     )
-    launch["parent"] = np.where(launch["parent"] < 0, MISSING, launch["parent"])
+    launch["parent"] = _missing_below_0(launch["parent"])
     launch_table = _table(
         texts,
         launch,
@@ -255,7 +285,7 @@ def _with_collectives(host_table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _memory(texts: pl.Series, memory: Columns) -> pl.DataFrame:
-    memory["event"] = np.where(memory["event"] < 0, MISSING, memory["event"])
+    memory["event"] = _missing_below_0(memory["event"])
     same = ("event", "place", "bytes", "current_allocated", "current_reserved")
     table = _table(
         texts,
@@ -265,26 +295,28 @@ def _memory(texts: pl.Series, memory: Columns) -> pl.DataFrame:
             **{name: name for name in (*same, "peak_allocated", "peak_reserved")},
         },
     )
-    return conform(table.with_columns(addr=pl.Series(memory["addr"].view(np.uint64))), MEMORY)
-
-
-def _numbered(
-    schema: Mapping[str, tuple[pl.DataType, str]], device: Columns, rows: Array, first: int
-) -> pl.DataFrame:
-    """A side table of the device events: those of these rows, ``event`` being theirs."""
-    columns = {name: _nullable(device[name][rows]) for name in schema if name != "event"}
     return conform(
-        pl.DataFrame({"event": first + np.flatnonzero(rows), **columns}),
-        schema,
+        table.with_columns(addr=pl.Series(memory["addr"].astype(np.int64).view(np.uint64))), MEMORY
     )
+
+
+def _side_table(
+    schema: Mapping[str, tuple[pl.DataType, str]], device: Columns, present: str, first: int
+) -> pl.DataFrame:
+    """A side table of the device events that have ``present``; ``event`` counts from ``first``."""
+    rows = np.flatnonzero(_column(device, present) != MISSING)
+    columns = {name: _nullable(_column(device, name)[rows]) for name in schema if name != "event"}
+    return conform(pl.DataFrame({"event": first + rows, **columns}), schema)
 
 
 def _table(texts: pl.Series, columns: Columns, names: Mapping[str, str]) -> pl.DataFrame:
     """The columns under their new names; they are taken, so that no two copies are held."""
     table = {}
     for old, new in names.items():
+        if old not in columns:
+            continue
         values = columns.pop(old)
-        if old in ("name", "cat", "place", "peers"):
+        if old in TEXTS:
             series = texts.gather(pl.Series(np.maximum(values, 0)))
             if (values < 0).any():
                 series = series.set(pl.Series(values) < 0, None)
@@ -294,13 +326,28 @@ def _table(texts: pl.Series, columns: Columns, names: Mapping[str, str]) -> pl.D
     return pl.DataFrame(table)
 
 
+def _column(table: Columns, name: str) -> Array:
+    """A column; where the table has none, nothing but `MISSING` (NaN for a real number)."""
+    if name in table:
+        return table[name]
+    return np.full(len(table["at"]), np.nan if name in REALS else MISSING)
+
+
 def _nullable(values: Array) -> pl.Series:
     series = pl.Series(values)
-    if values.dtype.kind == "f":
+    if values.dtype == np.float64:
         return series.fill_nan(None)
-    missing = series == MISSING
-    return series.set(missing, None) if missing.any() else series
+    if values.dtype != np.int64:  # too narrow for what stands for nothing
+        return series
+    is_missing = values == MISSING
+    return series.set(pl.Series(is_missing), None) if is_missing.any() else series
 
 
-def _ordered(table: Columns, order: Int64) -> Columns:
-    return {column: values[order] for column, values in table.items()}
+def _missing_below_0(rows: Int64) -> Int64:
+    return np.where(rows < 0, MISSING, rows)
+
+
+def _reorder(table: Columns, order: Int64) -> None:
+    """Puts the rows into this order, column by column, so that one at a time is held twice."""
+    for column in table:
+        table[column] = table[column][order]

@@ -34,6 +34,7 @@ Column = npt.NDArray[Any]
 _BYTES = 0x0101010101010101  # times a byte: that byte, eight times
 _MOST_DIGITS = 18  # what fits an int64 whatever the digits are
 _LONGEST_WORD = 64  # bytes of a %w
+_LONGEST_LINE = 1 << 16  # bytes of a %l
 
 
 class Text(Words):
@@ -48,8 +49,14 @@ class Text(Words):
         self.bytes = np.frombuffer(self.raw, np.uint8)
         # An unaligned view: element i is the little-endian word of bytes i..i+7.
         self.words: UInt64 = np.ndarray(len(self.raw) - 7, np.dtype("<u8"), self.raw, strides=(1,))
-        self.newlines: Int64 = np.flatnonzero(self.bytes[MARGIN : self.end] == 10) + MARGIN
-        """Where the line breaks are, ascending."""
+
+    def places(self, literal: bytes) -> Int64:
+        """Where ``literal``, which holds one brace or more, stands, ascending."""
+        braces = np.flatnonzero(self.bytes[MARGIN : self.end] == ord("{"))
+        at = braces + (MARGIN - literal.index(b"{"))
+        at = at[(at >= MARGIN) & (at + len(literal) <= self.end)]
+        at = at[self.equals(at, literal[:8])]  # most of them are sorted out by one word
+        return at[self.equals(at, literal)]
 
     def equals(self, at: Int64, literal: bytes) -> Bool:
         """Whether ``literal`` (not empty) stands at each place, shape (N,)."""
@@ -96,18 +103,18 @@ class Text(Words):
         digits = digits * np.uint64(10000 << 32 | 1) >> np.uint64(32)
         return digits.astype(np.int64), 8 - num_other
 
-    def last_before(self, end: Int64, byte: bytes) -> Int64:
-        """Place of the last ``byte`` before each place; -1 where it is more than 64 bytes away."""
+    def last_before(self, end: Int64, byte: bytes, reach: int = _LONGEST_WORD) -> Int64:
+        """Place of the last ``byte`` before each place; -1 where it is farther than ``reach``."""
         found = np.full(len(end), -1, np.int64)
         pending = np.arange(len(end))
-        for back in range(8, _LONGEST_WORD + 8, 8):
+        for back in range(8, reach + 8, 8):
             first = end[pending] - back
-            zero = self.words[first] ^ np.uint64(byte[0] * _BYTES)
+            zero = self.words[np.maximum(first, 0)] ^ np.uint64(byte[0] * _BYTES)
             zero = ~(((zero & np.uint64(0x7F * _BYTES)) + np.uint64(0x7F * _BYTES)) | zero)
             num_bits = _num_bits(zero & np.uint64(0x80 * _BYTES))
-            hit = num_bits > 0
+            hit = (num_bits > 0) & (first >= 0)
             found[pending[hit]] = first[hit] + ((num_bits[hit] - 1) >> 3)
-            pending = pending[~hit]
+            pending = pending[~hit & (first > 0)]
             if not len(pending):
                 break
         return found
@@ -136,7 +143,7 @@ class Layout:
     ``%f{name}``  a number with exactly three decimals, in thousandths
     ``%g{name}``  a number with decimals, or inf or nan (NaN)
     ``%w{name}``  text after the nearest quotation mark
-    ``%l{}``      any text from where its line has it, by the literal before it
+    ``%l{}``      any text, the only field of its line up to there; its name is not kept
     ``%s{name}``  any text; only as the first field
     ============  ====================================================================
 
@@ -153,45 +160,40 @@ class Layout:
         parts = _FIELD.split(form)
         self._prefix = parts[0].encode()
         self._fields = [
-            _Field(
-                spec=parts[at],
-                name=parts[at + 1],
-                before=parts[at - 1].encode(),
-                after=parts[at + 2].encode(),
-                line=form_lines,
-            )
-            for at, form_lines in zip(
-                range(1, len(parts), 3),
-                _lines_before(parts),
-            )
+            _Field(parts[at], parts[at + 1], parts[at - 1].encode(), parts[at + 2].encode())
+            for at in range(1, len(parts), 3)
         ]
 
-    def match(self, text: Text, start: Int64, end: Int64, line: Int64) -> Matches:
+    def match(self, text: Text, start: Int64, end: Int64, known: bytes = b"") -> Matches:
         """Those of N events that have this layout.
 
         Args:
             text: what they lie in.
             start: first byte of each, shape (N,), ascending.
             end: one past the last byte of each, shape (N,).
-            line: how many line breaks the text has before each, shape (N,).
+            known: what all of them are known to begin with.
         """
-        rows = np.flatnonzero(text.equals(start, self._prefix))
-        at = end[rows]
+        rows = np.arange(len(start))
+        at = end
         columns: dict[str, Column] = {}
         for field in reversed(self._fields):
             if field.after:
                 at = at - len(field.after)
-                rows, at, columns = _only(text.equals(at, field.after), rows, at, columns)
+                # Most events of another layout are sorted out by one word.
+                rows, at, columns = _only(text.equals(at, field.after[:8]), rows, at, columns)
+                if len(field.after) > 8:
+                    same = text.equals(at + 8, field.after[8:])
+                    rows, at, columns = _only(same, rows, at, columns)
             if not len(rows):
                 break
             if field.spec == "s":
-                first, sound = start[rows] + len(self._prefix), None
+                first = start[rows] + len(self._prefix)
                 columns[field.name], columns[f"{field.name}_end"] = first, at
                 sound = first <= at
             elif field.spec == "l":
-                begins = text.newlines[line[rows] + field.line - 1] + 1
-                begins += len(field.before.rpartition(b"\n")[2])
-                at, sound = begins, begins <= at
+                at = text.last_before(at, b"\n", _LONGEST_LINE) + 1
+                sound = at > start[rows]
+                at += len(field.before.rpartition(b"\n")[2])
             elif field.spec == "w":
                 quote = text.last_before(at, b'"')
                 columns[field.name], columns[f"{field.name}_end"] = quote + 1, at
@@ -201,6 +203,10 @@ class Layout:
             rows, at, columns = _only(sound, rows, at, columns)
         for unnamed in ("", "_end"):
             columns.pop(unnamed, None)
+        prefix = self._prefix[len(known) :] if self._prefix.startswith(known) else self._prefix
+        if prefix:
+            skipped = len(self._prefix) - len(prefix)
+            rows, _, columns = _only(text.equals(start[rows] + skipped, prefix), rows, at, columns)
         return Matches(rows, columns)
 
 
@@ -213,14 +219,6 @@ class _Field:
     name: str
     before: bytes
     after: bytes
-    line: int
-    """Line breaks in the format before it."""
-
-
-def _lines_before(parts: list[str]) -> list[int]:
-    """Line breaks before each field of a split format."""
-    lines = np.cumsum([literal.count("\n") for literal in parts[::3]])
-    return [int(count) for count in lines]
 
 
 def _only(
