@@ -1,11 +1,12 @@
 """Traces in Paddle's JSON dialect, strict: what VisualDL, chrome://tracing and Perfetto open.
 
 Where this differs from Paddle's own writer (chrometracing_logger.cc, paddle 3.3): names are
-escaped and never empty; nothing is ever ``inf`` or ``nan``; times are exact to the nanosecond, ``ts`` included; an event a
-line and no white space; ``span_indx``, which VisualDL 2.5.3 asks for, stands beside
-``span_index``; ``traceEvents`` does not end in an empty object; a collective has its facts in
-``args``. Control characters in names become visible escapes, because VisualDL loses a file over
-a line break in a name.
+escaped and never empty; nothing is ever ``inf`` or ``nan``; times are exact to the nanosecond,
+``ts`` included; host events come in pre-order and carry their ``depth``, so that a reader has the
+tree and need not guess it; an event a line and no white space; ``span_indx``, which VisualDL 2.5.3
+asks for, stands beside ``span_index``; ``traceEvents`` does not end in an empty object; a
+collective has its facts in ``args``. Control characters in names become visible escapes, because
+VisualDL loses a file over a line break in a name.
 """
 
 from __future__ import annotations
@@ -67,29 +68,88 @@ def _write(trace: Trace, file: IO[bytes]) -> None:
             head["ExtraInfo"][key] = "0"  # VisualDL must have both, and as numbers
     text = json.dumps(head, separators=(",", ":"), allow_nan=False)
     file.write(text[:-1].encode() + b',"traceEvents":[\n')
-    for table, parts in _events(trace):
-        for rows in table.iter_slices(_ROWS):  # so that memory holds few of the long lines
-            pl.DataFrame({"line": _lines(rows, *parts)}).write_csv(
-                file, include_header=False, quote_style="never", line_terminator=",\n"
-            )
+    for lines in _lines_in_order(trace):
+        lines.write_csv(file, include_header=False, quote_style="never", line_terminator=",\n")
     # Every event above has a comma after it and a track that is named here.
     file.write(",\n".join(_metadata(trace)).encode("utf-8", "replace"))
     file.write(b"\n]}\n")
 
 
-def _events(trace: Trace) -> Iterator[tuple[pl.DataFrame, Parts]]:
-    """Host events, launches and their arrows, device events and theirs, memory: rows and parts."""
+def _lines_in_order(trace: Trace) -> Iterator[pl.DataFrame]:
+    """The lines of all events, few at a time, as they are long.
+
+    Host events come in pre-order and with their depth, and behind each what happened in it, as
+    Paddle has it: so the order tells the tree, which times alone cannot.
+    """
+    kinds = _kinds(trace)
+    order = pl.concat(
+        table.select(
+            *("host", "phase", "launch", "sub"),
+            kind=pl.lit(kind, pl.Int8),
+            at=pl.int_range(pl.len()),
+        )
+        for kind, (table, _) in enumerate(kinds)
+    ).sort("host", "phase", "launch", "sub", maintain_order=True)
+    for rows in order.with_row_index("place").iter_slices(_ROWS):
+        lines = []
+        for (kind,), of_kind in rows.group_by("kind"):
+            table, parts = kinds[int(str(kind))]
+            lines.append(
+                pl.DataFrame(
+                    {"place": of_kind["place"], "line": _lines(table[of_kind["at"]], *parts)}
+                )
+            )
+        yield pl.concat(lines).sort("place").select("line")
+
+
+def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
+    """Rows and parts of each kind of line, with the columns that say where they go.
+
+    ``host`` is the row of the host event that a line belongs to, and where there is none the first
+    row of the thread; ``phase`` is 0 for what comes before that, 1 for itself, 2 for launches, each
+    with what it started, and 3 for memory.
+    """
     events = _prepared(trace)
     is_device = pl.col("device").is_not_null()
-    is_launch = pl.col("device").is_null() & pl.col("correlation_id").is_not_null()
-    launches = events.filter(is_launch)
-    devices = events.filter(is_device)
-    yield events.filter(~is_device & ~is_launch), _host_parts()
-    yield launches, _launch_parts()
-    yield launches, _flow_parts("s")
-    yield _with_details(trace, devices), _device_parts()
-    yield devices, _flow_parts("f")
-    yield _with_text(trace.memory, "place"), _memory_parts()
+    is_launch = is_device.not_() & pl.col("correlation_id").is_not_null()
+    hosts = events.filter(is_device.not_() & is_launch.not_())
+    firsts = hosts.group_by("thread").agg(first=pl.col("event").min())
+
+    def placed(table: pl.DataFrame, host: str, phase: int) -> pl.DataFrame:
+        """In its host event; in none: before the first of the thread, or behind all."""
+        found = table.join(firsts, on="thread", how="left", maintain_order="left")
+        return found.with_columns(
+            host=pl.coalesce(host, "first", pl.lit(events.height)),
+            phase=pl.when(pl.col(host).is_null()).then(0).otherwise(phase),
+        )
+
+    launches = placed(events.filter(is_launch), "parent", 2).with_columns(launch="event")
+    devices = _with_details(trace, events.filter(is_device)).join(
+        launches.select("host", "phase", parent="event"),
+        on="parent",
+        how="left",
+        maintain_order="left",
+    )
+    devices = devices.with_columns(
+        host=pl.col("host").fill_null(events.height),
+        phase=pl.col("phase").fill_null(4),
+        launch=pl.coalesce("parent", "event"),
+    )
+    memory = placed(_with_text(trace.memory, "place"), "event", 3)
+    return [
+        (_at(hosts.with_columns(host="event", phase=1, launch=0), 0), _host_parts()),
+        (_at(launches, 0), _launch_parts()),
+        (_at(launches, 1), _flow_parts("s")),
+        (_at(devices, 2), _device_parts()),
+        (_at(devices, 2), _flow_parts("f")),
+        (_at(memory.with_columns(launch=events.height), 3), _memory_parts()),
+    ]
+
+
+def _at(table: pl.DataFrame, sub: int) -> pl.DataFrame:
+    """The table with its place among the lines of one launch."""
+    columns = ("host", "phase", "launch")
+    return table.with_columns(pl.col(columns).cast(pl.Int64), sub=pl.lit(sub, pl.Int64))
 
 
 def _prepared(trace: Trace) -> pl.DataFrame:
@@ -167,6 +227,7 @@ def _host_parts() -> Parts:
     peers = pl.concat_str(pl.lit('"'), pl.col("peers"), pl.lit('"'))
     return [
         *_name_and_time(_thread_track(), "thread_state_runnable"),
+        _maybe("depth", pl.col("depth")),
         _maybe("group", pl.col("group")),
         _maybe("bytes", pl.col("bytes")),
         _maybe("peers", peers),
