@@ -12,6 +12,8 @@ narrow it down::
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -20,46 +22,42 @@ Int64 = npt.NDArray[np.int64]
 MISSING = np.int64(np.iinfo(np.int64).min)
 """In a column of numbers: not there."""
 
+_FOREVER_NS = 2**62
 _FLOAT32_EXACT_NS = 16_384_000  # below it the spacing of float32 microseconds is below 1 ns
 
 
 class Clock:
-    """The moment that ``start_time`` counts from, found from the host events.
+    """The moment that ``start_time`` counts from, found from events.
 
     Args:
-        ts_ns: ``ts``, shape (N,).
-        begin_ns: ``start_time``, `MISSING` where there is none.
+        times: ``ts`` in nanoseconds and ``start_time``, `MISSING` where there is none; pairs of
+            shape (N,).
     """
 
-    def __init__(self, ts_ns: Int64, begin_ns: Int64) -> None:
-        known = begin_ns != MISSING
-        exact = known & (np.abs(begin_ns) < _FLOAT32_EXACT_NS)
-        used = exact if exact.any() else known
-        low = ts_ns[used] - begin_ns[used]
-        slack = _slack(begin_ns[used])
-        self.zero_ns: int | None = None
+    def __init__(self, times: Iterable[tuple[Int64, Int64]]) -> None:
+        first, last = -_FOREVER_NS, _FOREVER_NS
+        for ts_ns, begin_ns in times:
+            exact = np.abs(begin_ns) < _FLOAT32_EXACT_NS  # which MISSING is not
+            if exact.any():
+                zero = ts_ns[exact] - begin_ns[exact]
+                first, last = max(first, int(zero.max())), min(last, int(zero.min()) + 999)
+        self.zero_ns = (first + last) // 2 if -_FOREVER_NS < first <= last else None
         """The moment; None where the events do not agree on one."""
-        if len(low):
-            first, last = int((low - slack).max()), int((low + 999 + slack).min())
-            if first <= last:
-                self.zero_ns = (first + last) // 2
 
     def starts(
         self, ts_ns: Int64, dur_ns: Int64, begin_ns: Int64, finish_ns: Int64
     ) -> tuple[Int64, Int64]:
         """The best guess where events began, and how far it may be off, in nanoseconds."""
         low, high = ts_ns.copy(), ts_ns + 999
-        if self.zero_ns is not None:
-            for relative, offset in ((begin_ns, 0), (finish_ns, dur_ns)):
-                at = self.zero_ns + relative - offset
-                slack = _slack(relative)
-                narrower_low, narrower_high = (
-                    np.maximum(low, at - slack),
-                    np.minimum(high, at + slack),
-                )
-                agrees = (relative != MISSING) & (narrower_low <= narrower_high)
-                low = np.where(agrees, narrower_low, low)
-                high = np.where(agrees, narrower_high, high)
+        if self.zero_ns is None:
+            return ts_ns + 499, np.full_like(ts_ns, 500)
+        for relative, offset in ((begin_ns, 0), (finish_ns, dur_ns)):
+            at = self.zero_ns + relative - offset
+            slack = _slack(relative)
+            is_told = relative != MISSING
+            # Never beyond what is known, should they not agree.
+            low = np.where(is_told, np.clip(at - slack, low, high), low)
+            high = np.where(is_told, np.clip(at + slack, low, high), high)
         return (low + high) >> 1, (high - low + 1) >> 1
 
 

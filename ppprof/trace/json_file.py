@@ -117,9 +117,13 @@ def _paddle(source: Source, dialect: str | None, keys: Keys, lost: Counter[str])
         version=str(keys.get("schemaVersion", "")),
         span=_whole(keys.get("span_index", keys.get("span_indx"))),
         extra_info={
-            **columns.thread_names,
+            **{thread: name for thread, name in columns.thread_names.items() if name},
             **(
-                {str(key): str(value) for key, value in extra_info.items()}
+                {
+                    key: str(value)
+                    for key, value in extra_info.items()
+                    if isinstance(value, (str, int, float))
+                }
                 if isinstance(extra_info, dict)
                 else {}
             ),

@@ -13,6 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -28,7 +29,8 @@ MISFIT = "fields of an unexpected type"
 
 _KEYS = "name|pid|tid|ts|dur|ph|cat|cname|args|id|s|bp"
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:%b)"\s*:)' % _KEYS.encode())
-_END = re.compile(rb"[}\[][\s,]*\]\s*(?=[,}])")
+_END = re.compile(rb'(?:\A|\})[\s,]*\]\s*(?=,\s*"|\})')
+_MOST_ENDS = 64  # that are tried: lists of objects within the last events look like the list's end
 _NO_NUMBER = re.compile(r"(?<=[:,\[ ])-?(?:inf(?:inity)?|nan)(?=[\s,\]}])", re.IGNORECASE)
 _TEXT_BEGINS = re.compile(r'"(?:name|callstack)"\s*:\s*"')
 _TEXT_ENDS = re.compile(rf'"\s*(?:,\s*"(?:{_KEYS})"\s*:|\}})')
@@ -58,22 +60,23 @@ def last_event(text: bytes | bytearray, first: int, end: int) -> int:
 
 def keys_before(text: bytes) -> Keys:
     """The keys of ``{"a": 1, "traceEvents": [``, the text before the events."""
-    body = text.decode("utf-8", "replace").rpartition('"traceEvents"')[0]
-    return _object(body + "}")[0]
+    return _object(text.rpartition(b'"traceEvents"')[0] + b"}")[0]
 
 
-def _object(text: str) -> tuple[Keys, bool]:
-    """The object in a text, and whether it was whole; what cannot be decoded is left out.
+def _object(text: bytes) -> tuple[Keys, bool]:
+    """The object in a text, and whether it was one; what cannot be decoded is left out.
 
     Of a broken one, the pairs of strings on lines of their own are read: Paddle's ExtraInfo.
     """
-    text = re.sub(r",(?=\s*\}$)", "", _NO_NUMBER.sub("null", text.strip()))
+    mended = _NO_NUMBER.sub("null", text.decode("utf-8", "replace").strip())
+    mended = re.sub(r",\s*\}$", "}", mended)
     try:
-        keys = json.loads(text)
+        keys = json.loads(mended, strict=False)
     except (ValueError, RecursionError):
-        pairs = (_PAIR.match(line.strip()) for line in text.splitlines() if len(line) < 4096)
-        found = {pair[1]: pair[2] for pair in pairs if pair}
-        return {"ExtraInfo": found, **found}, text.endswith("}")
+        lines = mended.splitlines() if len(mended) < _LONGEST_MENDED else []
+        pairs = (_PAIR.match(line.strip()) for line in lines if len(line) < 4096)
+        found: Keys = {pair[1]: pair[2] for pair in pairs if pair}
+        return {"ExtraInfo": dict(found), **found}, False
     return (keys, True) if isinstance(keys, dict) else ({}, True)
 
 
@@ -118,15 +121,18 @@ class EventText(Generic[Event]):
 
         A list without an end was cut short, which is counted as lost.
         """
-        for match in _END.finditer(text):
-            behind = text[match.end() :].decode("utf-8", "replace")
-            if '"traceEvents"' in behind:
-                continue
-            found, is_whole = _object("{" + behind.strip().lstrip(","))
-            keys.update(found)
-            if not is_whole:
+        ends = [match.end() for match in islice(_END.finditer(text), _MOST_ENDS)]
+        tails = [_object(b"{" + text[end:].strip().lstrip(b",")) for end in ends]
+        # The first that nothing follows but keys; of a broken file, the last that looks like it.
+        for end, (found, is_whole) in zip(ends, tails):
+            if is_whole:
+                keys.update(found)
+                return self.events(text[:end].rstrip()[:-1])
+        if ends:
+            keys.update(tails[-1][0])
+            if not text.rstrip().endswith(b"}"):
                 self._lost[CUT_SHORT] += 1
-            return self.events(text[: match.end()].rstrip()[:-1])
+            return self.events(text[: ends[-1]].rstrip()[:-1])
         if text.rstrip().endswith(b"]"):  # a file that is the list and nothing else
             return self.events(text.rstrip()[:-1])
         self._lost[CUT_SHORT] += 1

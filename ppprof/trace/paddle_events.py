@@ -35,9 +35,10 @@ def paddle_tables(
         [text.decode("utf-8", "replace") for text in columns.texts.all()], dtype=pl.Categorical()
     )
     host, launch, device, memory = (columns.table(kind) for kind in COLUMNS)
-    clock = None if columns.ts_is_exact else Clock(host["ts"], host["begin"])
-    for table in (host, launch, device):
-        _settle(table, clock)
+    timed = (host, launch, device)
+    clock = Clock((table["ts"], table["begin"]) for table in timed)
+    for table in timed:
+        _settle(table, None if columns.ts_is_exact else clock)
     _settle_moments(memory, is_exact=columns.ts_is_exact)
 
     hosts = _Hosts(host)
@@ -209,12 +210,13 @@ def _launchers(launch: Columns, device: Columns) -> Int64:
 def _whole_bytes(device: Columns) -> Int64:
     """Bytes of device events; those that Paddle cut to 32 bits, from the bandwidth beside them.
 
-    That is printed with three decimals of GB/s, so it tells how many times 2**32 are missing.
+    That is a float32 of GB/s with three decimals: it tells how many times 2**32 are missing.
     """
     num_bytes, dur, bandwidth = (_column(device, name) for name in ("bytes", "dur", "bandwidth"))
     told = np.where(np.isfinite(bandwidth), bandwidth, 0) * dur
     wraps = np.clip(np.rint((told - num_bytes) / 2**32), 0, 2**20)
-    is_told = (np.abs(told - num_bytes - wraps * 2**32) <= 0.001 * dur + 1) & (wraps > 0)
+    is_told = np.abs(told - num_bytes - wraps * 2**32) <= 0.001 * dur + 1e-6 * told + 1
+    is_told &= wraps > 0
     is_below = (num_bytes < 0) & (num_bytes >= -(2**31))
     wraps = np.where(is_told, wraps, is_below).astype(np.int64)
     whole: Int64 = np.where(num_bytes == MISSING, MISSING, num_bytes + (wraps << 32))

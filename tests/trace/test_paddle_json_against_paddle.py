@@ -170,13 +170,12 @@ def test_numbers_that_are_none_are_left_out(tmp_path):
     assert values == [None, None, None, Decimal("0.5")]
 
 
-def repaired(text: str):
+def repaired(text: str, **options):
     """Paddle's file with its names escaped; they stand where they stand in its fixed layout."""
-    return json.loads(
-        re.sub(
-            r'"name": "(.*)", "pid": ', lambda name: f'"name": {json.dumps(name[1])}, "pid": ', text
-        )
+    escaped = re.sub(
+        r'"name": "(.*)", "pid": ', lambda name: f'"name": {json.dumps(name[1])}, "pid": ', text
     )
+    return json.loads(escaped, **options)
 
 
 @pytest.fixture(params=["training", "ties", "one_step", "a real CPU capture"])
