@@ -178,9 +178,7 @@ class _Job:
                     for layer, operators in _LAYER:
                         with self._span("Forward", layer):
                             for name, kernels in operators:
-                                with self._span(
-                                    "UserDefined", f"{name} pybind_imperative_func"
-                                ):
+                                with self._span("UserDefined", f"{name} pybind_imperative_func"):
                                     self._operator(name, kernels, holds=True)
                         if layer == "RowParallelLinear":
                             self._collective("mp_allreduce", "AllReduce_Sum_bf16_RING_LL", 20_000)
@@ -236,9 +234,7 @@ class _Job:
     def _collective(self, name: str, kind: str, usual_ns: int) -> None:
         with self._span("Communication", name):
             self._launch("cudaStreamWaitEvent")
-            self._launch(
-                "cudaLaunchKernelExC", _NCCL.format(kind), usual_ns, stream=COMMUNICATION
-            )
+            self._launch("cudaLaunchKernelExC", _NCCL.format(kind), usual_ns, stream=COMMUNICATION)
 
     @contextlib.contextmanager
     def _span(self, category: str, name: str) -> Iterator[None]:
