@@ -241,7 +241,7 @@ def num_events(file: Path) -> int:
     total = 0
     tail = b""
     with file.open("rb") as stream:
-        while piece := stream.read(1 << 22):
+        while piece := stream.read(1 << 16):
             piece = tail + piece
             total += piece.count(key)
             tail = piece[-len(key) + 1 :]
