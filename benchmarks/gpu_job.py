@@ -39,6 +39,8 @@ NUM_LAYERS = 38
 NUM_MICRO_BATCHES = 2
 MAIN, LOADER, PINNER = 8801, 8844, 8845
 COMPUTE, COMMUNICATION = 7, 20
+_BASE = 0x7F00_0000_0000
+_CHUNK_BYTES, _TENSOR_BYTES = 1 << 30, 1 << 21
 
 _GEMM = "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x256_32x3_tn>(Params)"
 _ELEMENTWISE = "void phi::funcs::VectorizedElementwiseKernel<phi::dtype::bfloat16, {}, 2, 1, 8>"
@@ -153,7 +155,7 @@ class _Job:
     def step(self, number: int) -> None:
         """Runs one."""
         with self._span("ProfileStep", f"ProfileStep#{number}"):
-            self._memory("ReservedAllocate", 1 << 30)
+            self._memory("ReservedAllocate", _CHUNK_BYTES, _BASE)
             with self._span("Dataloader", "DataLoader"):
                 for name in ("tokens", "position_ids", "labels", "loss_mask"):
                     with self._span("PythonUserDefined", f"next {name}"):
@@ -167,7 +169,7 @@ class _Job:
                 self._launch("cudaMemcpyAsync", "DtoH", 2_000)
                 self._now = max(self._now, *self._stream_end.values())  # it waits for the device
                 self._launch("cudaStreamSynchronize")
-            self._memory("ReservedFree", -(1 << 30))
+            self._memory("ReservedFree", -_CHUNK_BYTES, _BASE)
 
     def _forward(self) -> None:
         with self._span("Forward", "GPTForPretraining"), self._span("Forward", "GPTModel"):
@@ -222,7 +224,10 @@ class _Job:
                 self._work(60)
             with self._span("OperatorInner", f"{name} compute"):
                 if holds:
-                    self._held.append(self._memory("Allocate", 2_097_152))
+                    # What was freed last is the first to be used again.
+                    addr = _BASE + _TENSOR_BYTES * len(self._held)
+                    addr = self._freed.pop() if self._freed else addr
+                    self._held.append(self._memory("Allocate", _TENSOR_BYTES, addr))
                 for device, usual_ns in kernels:
                     for call, call_ns in _EMPTY_CALLS:
                         self._launch(call, work_ns=call_ns)
@@ -277,9 +282,7 @@ class _Job:
         self._open[-1].append(Launch(call, start, self._now, started))
         self._work(200)
 
-    def _memory(self, kind: str, num_bytes: int, addr: int = 0) -> Memory:
-        if not addr:
-            addr = self._freed.pop() if self._freed else 0x7F00_0000_0000 + 2**21 * len(self._held)
+    def _memory(self, kind: str, num_bytes: int, addr: int) -> Memory:
         event = Memory(kind, self._now, num_bytes, GPU0, addr)
         self._open[-1].append(event)
         self._work(100)

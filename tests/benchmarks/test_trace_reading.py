@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,14 +28,26 @@ def python(code, **settings):
     return Reader("a reader", ("-c", code), **settings)
 
 
+def run_apart(code, *, watched=False):
+    """What `trace_reading.run` says of ``code``; from a process that is small, as it asks for."""
+    ask = (
+        "import dataclasses, json; from benchmarks import trace_reading as at; "
+        f"measured = at.run([{sys.executable!r}, '-c', {code!r}], watched={watched}); "
+        "print(json.dumps(dataclasses.asdict(measured)))"
+    )
+    root = Path(trace_reading.__file__).parents[1]
+    said = subprocess.run([sys.executable, "-c", ask], cwd=root, check=True, stdout=subprocess.PIPE)
+    return Measured(**json.loads(said.stdout))
+
+
 def test_time_and_memory_of_one_process():
-    measured = trace_reading.run([sys.executable, "-c", HOLD])
+    measured = run_apart(HOLD)
     assert 0.4 <= measured.median_s < 5
     assert 64 * MIB < measured.peak_bytes < 128 * MIB
 
 
 def test_memory_of_processes_that_run_together_is_added_up():
-    measured = trace_reading.run([sys.executable, "-c", TOGETHER], watched=True)
+    measured = run_apart(TOGETHER, watched=True)
     assert 3 * 64 * MIB < measured.peak_bytes < 4 * 64 * MIB
 
 
@@ -167,46 +180,47 @@ def test_peers_of_other_events_are_refused(tmp_path):
         trace_reading.main(["--peers-from", str(saved)])
 
 
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """The same small trace as Paddle's ``.json`` and as ``.pb``."""
+    pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+    from tests.oracles import paddle_tables
+
+    folder = tmp_path_factory.mktemp("trace")
+    pb = write(folder / "a.pb", *gpu_job.threads(num_steps=2, num_layers=1))
+    paddle_tables.load_result(pb).save(str(folder / "a.json"), "json")
+    return folder / "a.json", pb
+
+
 @pytest.mark.paddle
-class TestPeers:
-    """Each does all of its work: what it holds at its end is the whole trace."""
+def test_paddles_route_prints_all_nine_tables(trace, capsys):
+    from tests.oracles import paddle_tables
 
-    @pytest.fixture(scope="class")
-    def files(self, tmp_path_factory):
-        pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
-        from tests.oracles import paddle_tables
+    peers.paddle_summary(str(trace[1]))
+    assert capsys.readouterr().out == f"{paddle_tables.load(trace[1]).text()}\n"
 
-        folder = tmp_path_factory.mktemp("trace")
-        pb = write(folder / "a.pb", *gpu_job.threads(num_steps=2, num_layers=1))
-        paddle_tables.load_result(pb).save(str(folder / "a.json"), "json")
-        return str(folder / "a.json"), str(pb)
 
-    def test_paddle_prints_all_nine_tables(self, files, capsys):
-        from tests.oracles import paddle_tables
+@pytest.mark.paddle
+@pytest.mark.parametrize("name", ["json_loads", "orjson_loads", "msgspec_decode"])
+def test_decoders_hold_every_event(trace, name):
+    decoded = peers.READERS[name](str(trace[0]))
+    events = decoded["traceEvents"] if isinstance(decoded, dict) else decoded.traceEvents
+    assert len(events) == trace_reading.num_events(trace[0]) + 1  # Paddle's empty one
 
-        peers.paddle_summary(files[1])
-        printed = capsys.readouterr().out
-        assert printed == f"{paddle_tables.load(files[1]).text()}\n"
 
-    @pytest.mark.parametrize("name", ["json_loads", "orjson_loads", "msgspec_decode"])
-    def test_decoders_hold_every_event(self, files, name):
-        decoded = peers.READERS[name](files[0])
-        events = decoded["traceEvents"] if isinstance(decoded, dict) else decoded.traceEvents
-        assert len(events) == trace_reading.num_events(Path(files[0])) + 1  # Paddle's empty one
+@pytest.mark.paddle
+def test_msgspec_keeps_what_the_tables_need(trace):
+    decoded = peers.msgspec_decode(str(trace[0])).traceEvents
+    for ours, event in zip(decoded, json.loads(trace[0].read_bytes())["traceEvents"]):
+        args = event.get("args", {})
+        assert (ours.name, ours.dur) == (event.get("name", ""), event.get("dur", 0))
+        if ours.args is not None:
+            assert ours.args.correlation_id == args.get("correlation id", 0)
+            assert ours.args.increase_bytes == args.get("increase_bytes", 0)
 
-    def test_msgspec_keeps_what_the_tables_need(self, files):
-        theirs = json.loads(Path(files[0]).read_bytes())["traceEvents"]
-        for ours, event in zip(peers.msgspec_decode(files[0]).traceEvents, theirs):
-            args = event.get("args", {})
-            assert ours.name == event.get("name", "")
-            assert ours.dur == event.get("dur", 0)
-            if ours.args is not None:
-                assert ours.args.correlation_id == args.get("correlation id", 0)
-                assert ours.args.start_time == args.get("start_time", "")
 
-    def test_visualdl_has_its_views(self, files):
-        pytest.importorskip("visualdl")
-        data = peers.visualdl_pages(files[0])
-        assert {"Overview", "Operator", "GPU Kernel", "Distributed", "Memory"} <= set(
-            data.get_views()
-        )
+@pytest.mark.paddle
+def test_visualdl_has_all_its_pages(trace):
+    pytest.importorskip("visualdl")
+    views = peers.visualdl_pages(str(trace[0])).get_views()
+    assert {"Overview", "Operator", "GPU Kernel", "Distributed", "Memory"} <= set(views)
