@@ -21,11 +21,12 @@ import os
 import re
 import tempfile
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Union
+from typing import IO, Any, Union
 
 from ppprof.errors import InputError, Problem
 
@@ -240,6 +241,22 @@ def write_atomically(path: Path, data: bytes) -> None:
     hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # others may write it at once
     hidden.write_bytes(data)
     publish(hidden, path)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name when it is complete and on disk, or not at all.
+
+    Until then it has a hidden name; VisualDL takes any with "paddle_trace" in it for a trace.
+    """
+    name = path.name.replace("paddle_trace", "")
+    hidden = path.with_name(f".writing_{name}.{os.getpid()}")
+    try:
+        with hidden.open("wb") as file:
+            yield file
+        publish(hidden, path)
+    finally:
+        hidden.unlink(missing_ok=True)
 
 
 def publish(hidden: Path, path: Path) -> None:

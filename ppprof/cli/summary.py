@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import polars as pl
 from ppprof.analysis.profile import Options
 from ppprof.analysis.steps import Steps
 from ppprof.analysis.summary import VIEWS
+from ppprof.cli.terminal import Progress, tell, tell_lost
 from ppprof.errors import ConfigError, PpprofError, UsageError
 from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
@@ -204,16 +204,16 @@ class _Window:
 
 def _windows(request: _Request, failed: list[int]) -> Iterator[_Window]:
     """One after another; what cannot be shown is told, and its exit code put into ``failed``."""
-    progress = _Progress() if sys.stderr.isatty() else None
+    progress = Progress.on_terminal()
     for path in request.paths:
         try:
-            run = open_run(path, cache=request.cache, progress=progress, tell=_tell)
+            run = open_run(path, cache=request.cache, progress=progress, tell=tell)
             if run.path != Path(path):
-                _tell(f"{path}: the newest run is {run.path}")
+                tell(f"{path}: the newest run is {run.path}")
             block = _profiler_block(run)
             recordings = _recordings(request, run, block)
         except PpprofError as error:
-            _tell(error)
+            tell(error)
             failed.append(error.exit_code)
             continue
         views = request.views or (block.views() if block else DEFAULT_VIEWS)
@@ -225,12 +225,10 @@ def _windows(request: _Request, failed: list[int]) -> Iterator[_Window]:
             try:
                 made = run.tables(views, at.rank, at.window, steps=request.steps, **settings)
             except PpprofError as error:
-                _tell(error)
+                tell(error)
                 failed.append(error.exit_code)
                 continue
-            if made.lost:
-                lost = ", ".join(f"{count} {what}" for what, count in made.lost.items())
-                _tell(f"{made.source}: not all of it could be used: {lost}")
+            tell_lost(made.source, made.lost)
             heading = title(at.rank, made.recording.what, at.window, made.steps)
             several = len(request.paths) > 1
             yield _Window(path, f"{path}: {heading}" if several else heading, made, layout)
@@ -246,7 +244,7 @@ def _profiler_block(run: Run) -> ProfilerConfig | None:
     try:
         return ProfilerConfig.from_mapping(values)
     except ConfigError as error:
-        _tell(f"{run.path}: its Profiler block is left aside:\n{error}")
+        tell(f"{run.path}: its Profiler block is left aside:\n{error}")
         return None
 
 
@@ -267,7 +265,7 @@ def _recordings(request: _Request, run: Run, block: ProfilerConfig | None) -> Se
     shown = [at for at in found if at.rank in printed] or found
     others = {at.rank for at in found} - {at.rank for at in shown}
     if others:
-        _tell(f"{run.path}: not shown: {listed('rank', others)}; --rank R or --rank all shows them")
+        tell(f"{run.path}: not shown: {listed('rank', others)}; --rank R or --rank all shows them")
     return shown
 
 
@@ -275,7 +273,7 @@ def _tell_what_has_no_effect(request: _Request, views: Sequence[str]) -> None:
     for name in request.settings:
         if not _CHANGES[name].intersection(views):
             changed = ", ".join(view for view in VIEWS if view in _CHANGES[name])
-            _tell(f"{_flag(name)}: has no effect on {', '.join(views)}; it changes {changed}")
+            tell(f"{_flag(name)}: has no effect on {', '.join(views)}; it changes {changed}")
 
 
 def _table(windows: Iterable[_Window]) -> Iterator[str]:
@@ -321,27 +319,3 @@ _FORMATS: Mapping[str, Callable[[Iterable[_Window]], Iterator[str]]] = {
     "csv": _csv,
     "md": _markdown,
 }
-
-
-class _Progress:
-    """A bar on stderr for each file that takes longer than a blink."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-
-    def __call__(self, path: Path, done: int, total: int) -> None:
-        if self._bar is None and done < total:
-            from tqdm import tqdm
-
-            self._bar = tqdm(
-                desc=path.name, total=total, unit="B", unit_scale=True, leave=False, delay=0.5
-            )
-        if self._bar is not None:
-            self._bar.update(done - self._bar.n)
-            if done >= total:
-                self._bar.close()
-                self._bar = None
-
-
-def _tell(message: object) -> None:
-    print(message, file=sys.stderr)

@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ppprof.trace.files import read
+    from ppprof.trace.files import read, write
     from ppprof.trace.paddle_json_writer import write_paddle_json
     from ppprof.trace.paddle_pb import read_paddle_pb
+    from ppprof.trace.paddle_pb_writer import write_paddle_pb
     from ppprof.trace.schema import Trace
 
-__all__ = ["Trace", "read", "read_paddle_pb", "write_paddle_json"]
+__all__ = ["Trace", "read", "read_paddle_pb", "write", "write_paddle_json", "write_paddle_pb"]
 
 _MODULES = {
     "Trace": "schema",
     "read": "files",
     "read_paddle_pb": "paddle_pb",
+    "write": "files",
     "write_paddle_json": "paddle_json_writer",
+    "write_paddle_pb": "paddle_pb_writer",
 }
 
 

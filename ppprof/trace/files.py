@@ -1,15 +1,20 @@
-"""Which reader a file needs, told by its content and not by its name."""
+"""Which reader a file needs, told by its content, and which writer, told by its name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ppprof.errors import TraceError
+from ppprof.errors import TraceError, UsageError
 from ppprof.trace.cache import fingerprint, keep, load
 from ppprof.trace.json_file import read_json
+from ppprof.trace.paddle_json_writer import write_paddle_json
 from ppprof.trace.paddle_pb import read_paddle_pb
+from ppprof.trace.paddle_pb_writer import write_paddle_pb
 from ppprof.trace.schema import Trace
+
+SUFFIXES = (".json", ".json.gz", ".pb")
+"""Of the formats that can be written."""
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that were read so far and those of the whole file."""
@@ -41,6 +46,38 @@ def read(path: str | Path, *, progress: Progress | None = None, cache: bool = Tr
         size = Path(path).stat().st_size
         progress(size, size)
     return trace
+
+
+def write(trace: Trace, path: str | Path) -> Mapping[str, int]:
+    """Writes a trace in the format that the file's name ends in: .json, .json.gz or .pb.
+
+    The file appears when it is complete. JSON and ``.pb`` hold the same, and reading either gives
+    the trace again, but for control characters in names, which JSON has written out.
+
+    Returns:
+        What the format has no place for, kind -> how many; empty where nothing was lost.
+
+    Raises:
+        UsageError: no such format.
+        OSError: the file cannot be written.
+    """
+    if suffix_of(path) == ".pb":
+        num_lost = write_paddle_pb(trace, path)
+        return {"device events that no launch is known of": num_lost} if num_lost else {}
+    write_paddle_json(trace, path)
+    return {}
+
+
+def suffix_of(path: str | Path) -> str:
+    """The end of a file's name that is a format.
+
+    Raises:
+        UsageError: it is none.
+    """
+    for suffix in SUFFIXES:
+        if str(path).endswith(suffix):
+            return suffix
+    raise UsageError(f"{path}: expected a name that ends in one of {', '.join(SUFFIXES)}")
 
 
 def _read_json(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import IO, Any, Union, cast
 
 import polars as pl
 
-from ppprof.rundir import publish
+from ppprof.rundir import writing
 from ppprof.trace.schema import PYTHON_CATEGORIES, Trace
 
 Parts = list[Union[pl.Expr, str]]
@@ -40,8 +39,7 @@ def write_paddle_json(trace: Trace, path: str | Path) -> None:
     again at one that it saw half-written.
     """
     target = Path(path)
-    hidden = target.with_name(f".writing_{target.name.replace('paddle_trace', '')}.{os.getpid()}")
-    with hidden.open("wb") as raw:
+    with writing(target) as raw:
         if target.suffix == ".gz":
             # mtime 0 and no name: the same trace gives the same bytes.
             with gzip.GzipFile(
@@ -50,7 +48,6 @@ def write_paddle_json(trace: Trace, path: str | Path) -> None:
                 _write(trace, cast("IO[bytes]", file))
         else:
             _write(trace, raw)
-    publish(hidden, target)
 
 
 def _write(trace: Trace, file: IO[bytes]) -> None:

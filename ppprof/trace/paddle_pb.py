@@ -32,7 +32,7 @@ from ppprof.trace.wire import Buffer, Fields, Spans
 
 Int64 = npt.NDArray[np.int64]
 
-_DEVICE_PROPERTIES = {
+DEVICE_PROPERTIES = {
     "totalGlobalMem": 3,
     "computeMajor": 4,
     "computeMinor": 5,
@@ -236,7 +236,7 @@ def _extra_info(buffer: Buffer, entries: Fields) -> dict[str, str]:
 
 def _devices(buffer: Buffer, properties: Fields) -> tuple[dict[str, object], ...]:
     names = _strings(buffer, properties, 2).to_list()
-    numbers = {key: _signed(properties, number) for key, number in _DEVICE_PROPERTIES.items()}
+    numbers = {key: _signed(properties, number) for key, number in DEVICE_PROPERTIES.items()}
     ids = _signed(properties, 1)
     return tuple(
         {

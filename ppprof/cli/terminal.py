@@ -1,0 +1,46 @@
+"""What commands say beside their output: on stderr, so that output can be piped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Progress:
+    """A bar for each file that takes longer than a blink."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+
+    @classmethod
+    def on_terminal(cls) -> Progress | None:
+        """None where nobody looks on."""
+        return cls() if sys.stderr.isatty() else None
+
+    def __call__(self, path: Path, done: int, total: int) -> None:
+        """Draws how far it is: bytes of a file that were read, and all of them."""
+        if self._bar is None and done < total:
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                desc=path.name, total=total, unit="B", unit_scale=True, leave=False, delay=0.5
+            )
+        if self._bar is not None:
+            self._bar.update(done - self._bar.n)
+            if done >= total:
+                self._bar.close()
+                self._bar = None
+
+
+def tell(message: object) -> None:
+    """One line."""
+    print(message, file=sys.stderr)
+
+
+def tell_lost(path: object, lost: Mapping[str, int]) -> None:
+    """One line on what of a file could not be used, if anything."""
+    if lost:
+        kinds = ", ".join(f"{count} {what}" for what, count in lost.items())
+        tell(f"{path}: not all of it could be used: {kinds}")
