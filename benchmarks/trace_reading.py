@@ -195,7 +195,7 @@ def size_table(size_mb: int, file: Path, measured: Mapping[str, Measured]) -> st
             continue
         of = measured[reader.name]
         if of.median_s is None:
-            rows.append([reader.name, of.error, *["-"] * 5])
+            rows.append([reader.name, of.error.replace("|", "\\|"), *["-"] * 5])
             continue
         rows.append(
             [
