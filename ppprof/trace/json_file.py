@@ -55,6 +55,8 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
             trace = _paddle(source, dialect_of(text), keys, lost)
         if source.damage:
             lost[f"end of the file ({source.damage})"] += 1
+    if trace.events.is_empty() and lost and not keys:
+        raise TraceError(f"{path}: a JSON list, but nothing in it could be read as a trace's event")
     if trace.events.height and not keys and not trace.events["category"].is_in(CATEGORIES).any():
         found = ", ".join(trace.events["category"].unique().cast(str).sort().head(5))
         raise TraceError(

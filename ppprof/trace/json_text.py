@@ -28,9 +28,10 @@ UNREADABLE = "events that are no JSON"
 MISFIT = "fields of an unexpected type"
 
 _KEYS = "name|pid|tid|ts|dur|ph|cat|cname|args|id|s|bp"
-_BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:%b)"\s*:)' % _KEYS.encode())
+_BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*(?:"(?:%b)"\s*:|\}))' % _KEYS.encode())
 _END = re.compile(rb'(?:\A|\})[\s,]*\]\s*(?=,\s*"|\})')
-_MOST_ENDS = 64  # that are tried: lists of objects within the last events look like the list's end
+_BARE_END = re.compile(rb"(?:\A|\})[\s,]*\]\s*\Z")
+_MOST_ENDS = 16  # that are tried: lists of objects within the last events look like the list's end
 _NO_NUMBER = re.compile(r"(?<=[:,\[ ])-?(?:inf(?:inity)?|nan)(?=[\s,\]}])", re.IGNORECASE)
 _TEXT_BEGINS = re.compile(r'"(?:name|callstack)"\s*:\s*"')
 _TEXT_ENDS = re.compile(rf'"\s*(?:,\s*"(?:{_KEYS})"\s*:|\}})')
@@ -60,7 +61,8 @@ def last_event(text: bytes | bytearray, first: int, end: int) -> int:
 
 def keys_before(text: bytes) -> Keys:
     """The keys of ``{"a": 1, "traceEvents": [``, the text before the events."""
-    return _object(text.rpartition(b'"traceEvents"')[0] + b"}")[0]
+    before, key, _ = text.rpartition(b'"traceEvents"')
+    return _object(before + b"}")[0] if key else {}
 
 
 def _object(text: bytes) -> tuple[Keys, bool]:
@@ -76,7 +78,7 @@ def _object(text: bytes) -> tuple[Keys, bool]:
         lines = mended.splitlines() if len(mended) < _LONGEST_MENDED else []
         pairs = (_PAIR.match(line.strip()) for line in lines if len(line) < 4096)
         found: Keys = {pair[1]: pair[2] for pair in pairs if pair}
-        return {"ExtraInfo": dict(found), **found}, False
+        return {"ExtraInfo": dict(found), **found} if found else {}, False
     return (keys, True) if isinstance(keys, dict) else ({}, True)
 
 
@@ -133,7 +135,7 @@ class EventText(Generic[Event]):
             if not text.rstrip().endswith(b"}"):
                 self._lost[CUT_SHORT] += 1
             return self.events(text[: ends[-1]].rstrip()[:-1])
-        if text.rstrip().endswith(b"]"):  # a file that is the list and nothing else
+        if _BARE_END.search(text, max(len(text) - 4096, 0)):  # the file is the list alone
             return self.events(text.rstrip()[:-1])
         self._lost[CUT_SHORT] += 1
         return self.events(text)

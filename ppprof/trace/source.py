@@ -6,12 +6,11 @@ of times its size is refused: no trace compresses that well.
 
 from __future__ import annotations
 
-import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NamedTuple, cast
+from typing import IO, NamedTuple
 
 from ppprof.errors import TraceError
 
@@ -26,6 +25,8 @@ Progress = Callable[[int, int], object]
 """Called with bytes done and bytes in all."""
 
 _GZIP = b"\x1f\x8b"
+_GZIP_BITS = 31  # zlib's word for gzip's header and checksum
+_STEP_BYTES = 1 << 16  # unpacked at a time: so many at the most are lost before a damage
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -51,6 +52,38 @@ class Block(NamedTuple):
         return bytes(self.buffer[MARGIN + first : MARGIN + end])
 
 
+class _Unpacked:
+    """What is packed in a gzip file, as far as it can be unpacked.
+
+    `gzip.GzipFile` gives nothing of what lies just before a damage.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._packed = b""
+        self._unpack = zlib.decompressobj(_GZIP_BITS)
+
+    def readinto(self, room: memoryview) -> int:
+        """Fills some of the room; returns how many bytes, none at the end."""
+        while True:
+            text = self._unpack.decompress(self._packed, min(len(room), _STEP_BYTES))
+            self._packed = self._unpack.unconsumed_tail
+            if text:
+                room[: len(text)] = text
+                return len(text)
+            if self._unpack.eof:  # another part may follow, or zeros that fill a tape's block
+                self._packed = (self._unpack.unused_data or self._file.read(_STEP_BYTES)).lstrip(
+                    b"\0"
+                )
+                if not self._packed:
+                    return 0
+                self._unpack = zlib.decompressobj(_GZIP_BITS)
+            elif not self._packed:
+                self._packed = self._file.read(_STEP_BYTES)
+                if not self._packed:
+                    raise EOFError("it is cut short")
+
+
 class Source:
     """An open trace file.
 
@@ -73,7 +106,7 @@ class Source:
         """Why reading ended before the file did; None where it did not."""
         self._progress = progress
         self._rest = b""
-        self._unpacked: IO[bytes] | None = None
+        self._unpacked: _Unpacked | None = None
         try:
             self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - see __exit__
             is_gzip = self._file.read(2) == _GZIP
@@ -83,7 +116,7 @@ class Source:
         except OSError as error:
             raise TraceError(f"{path}: {error.strerror or error}") from error
         if is_gzip:
-            self._unpacked = cast("IO[bytes]", gzip.GzipFile(fileobj=self._file, mode="rb"))
+            self._unpacked = _Unpacked(self._file)
         if not first and self.peek(len(_BOM)) == _BOM:
             self.read(len(_BOM))
 
@@ -172,8 +205,8 @@ class Source:
         file = self._unpacked or self._file
         while done < len(room) and not self.damage:
             try:
-                num = file.readinto(room[done:])  # type: ignore[attr-defined]
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                num = file.readinto(room[done:])
+            except (EOFError, zlib.error) as error:
                 self.damage = f"damaged gzip: {error}"
                 break
             except OSError as error:
