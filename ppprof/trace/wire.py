@@ -11,7 +11,7 @@ Source: https://protobuf.dev/programming-guides/encoding/
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -33,25 +33,46 @@ Int32 = npt.NDArray[np.int32]
 
 
 class Round(NamedTuple):
-    """The k-th field of some messages."""
+    """The k-th field of some messages, in as few bytes as hold it: there are as many as fields."""
 
-    message: Int64
+    message: Int64 | slice
     """Which messages, ascending, shape (N,)."""
     number: Int64 | int
     """Field number of each; one for all where they agree."""
     kind: Int64 | int
     """Wire type of each; one for all where they agree."""
-    low: UInt64 | Int64
+    low: npt.NDArray[np.integer[Any]]
     """Value, or first byte, shape (N,)."""
-    end: Int64
-    """One past the last byte, shape (N,)."""
+    end: npt.NDArray[np.integer[Any]] | None
+    """One past the last byte, shape (N,); None where none of them has a length."""
 
-    def where(self, field: int, has_length: bool) -> slice | Int64:
-        """The entries of this field that have, or do not have, a length."""
-        if isinstance(self.number, int) and isinstance(self.kind, int):
-            same = self.number == field and (self.kind == LEN) == has_length
-            return slice(None) if same else slice(0)
-        return np.flatnonzero((self.number == field) & ((self.kind == LEN) == has_length))
+    def values(self, field: int) -> tuple[Int64 | slice, npt.NDArray[np.integer[Any]]]:
+        """Messages and values of this field where it is a number."""
+        if isinstance(self.number, int):
+            if self.number == field and self.kind != LEN:
+                return self.message, self.low
+            return _NOBODY, _NOTHING
+        chosen = np.flatnonzero((self.number == field) & (self.kind != LEN))
+        return self._messages()[chosen], self.low[chosen]
+
+    def ranges(self, field: int) -> tuple[Int64 | slice, Any, Any]:
+        """Messages, first and end bytes of this field where it has a length."""
+        if self.end is None:
+            return _NOBODY, _NOTHING, _NOTHING
+        if isinstance(self.number, int):
+            if self.number == field:
+                return self.message, self.low, self.end
+            return _NOBODY, _NOTHING, _NOTHING
+        chosen = np.flatnonzero((self.number == field) & (self.kind == LEN))
+        return self._messages()[chosen], self.low[chosen], self.end[chosen]
+
+    def _messages(self) -> Int64:
+        if isinstance(self.message, slice):
+            return np.arange(self.message.start, self.message.stop)
+        return self.message
+
+
+_NOBODY, _NOTHING = slice(0, 0), np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -73,9 +94,6 @@ class Spans:
         return Spans(self.start[chosen], self.end[chosen], self.owner[chosen])
 
 
-_NOTHING = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64))
-
-
 class Fields:
     """Every field of N messages of one type; ask for them by field number."""
 
@@ -90,8 +108,8 @@ class Fields:
         """
         values = np.full(self.num_messages, default, np.uint64)
         for at in self._rounds:
-            chosen = at.where(field, has_length=False)
-            values[at.message[chosen]] = at.low[chosen]  # the last one wins, as protobuf says
+            message, found = at.values(field)
+            values[message] = found  # the last one wins, as protobuf says
         return values
 
     def span(self, field: int) -> Spans:
@@ -102,18 +120,23 @@ class Fields:
         start = np.zeros(self.num_messages, np.int64)
         end = np.zeros(self.num_messages, np.int64)
         for at in self._rounds:
-            chosen = at.where(field, has_length=True)
-            start[at.message[chosen]] = at.low[chosen]
-            end[at.message[chosen]] = at.end[chosen]
+            message, first, last = at.ranges(field)
+            start[message] = first
+            end[message] = last
         return Spans(start, end, np.arange(self.num_messages))
 
     def spans(self, field: int) -> Spans:
         """Where the bytes of a repeated field lie: an entry an occurrence, message by message."""
-        parts = [_NOTHING]
+        parts: list[tuple[Any, Any, Any]] = [(_NOTHING, _NOTHING, _NOTHING)]
         for at in self._rounds:
-            chosen = at.where(field, has_length=True)
-            parts.append((at.low[chosen].astype(np.int64), at.end[chosen], at.message[chosen]))
+            message, first, last = at.ranges(field)
+            if isinstance(message, slice):
+                message = np.arange(message.start, message.stop)
+            if len(message):
+                parts.append((first.astype(np.int64), last, message))
         start, end, owner = (np.concatenate(part) for part in zip(*parts))
+        if (owner[1:] >= owner[:-1]).all():
+            return Spans(start, end, owner)
         order = np.argsort(owner, kind="stable")
         return Spans(start[order], end[order], owner[order])
 
@@ -167,12 +190,30 @@ class Buffer:
                 if (cursor > limit).any():
                     beyond = int(cursor[np.argmax(cursor > limit)])
                     self._fail(beyond, "a field runs past its message")
-                rounds.append(Round(active, number, kind, low, cursor))
+                rounds.append(self._round(active, number, kind, low, cursor))
                 more = cursor < limit
                 if not more.all():
                     active, cursor, limit = active[more], cursor[more], limit[more]
             rounds += self._few(active, cursor, limit)
         return Fields(len(spans), rounds)
+
+    def _round(
+        self,
+        active: Int64,
+        number: Int64 | int,
+        kind: Int64 | int,
+        low: npt.NDArray[np.integer[Any]],
+        end: Int64,
+    ) -> Round:
+        message: Int64 | slice = active
+        if len(active) == active[-1] - active[0] + 1 and (np.diff(active) == 1).all():
+            message = slice(int(active[0]), int(active[-1]) + 1)
+        if isinstance(kind, int):
+            if kind != LEN:
+                return Round(message, number, kind, low, None)
+            if self.size < 2**31:
+                return Round(message, number, kind, low.astype(np.int32), end.astype(np.int32))
+        return Round(message, number, kind, low, end)
 
     def _next_field(self, cursor: Int64) -> tuple[Int64 | int, Int64 | int, UInt64 | Int64, Int64]:
         """One field at each cursor: number, wire type, value (or first byte), and where it ends."""
@@ -278,7 +319,7 @@ class Buffer:
         for first in range(0, len(tags), _CHUNK):
             chunk = slice(first, first + _CHUNK)
             at = self._next_field(np.array(tags[chunk], np.int64))
-            rounds.append(Round(np.array(message[chunk], np.int64), *at))
+            rounds.append(self._round(np.array(message[chunk], np.int64), *at))
         return rounds
 
     def _run(self, tags: list[int], limit: int) -> int:
