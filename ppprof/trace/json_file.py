@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ppprof.errors import TraceError
+from ppprof.trace import heap
 from ppprof.trace.fixed_layout import Scanner
 from ppprof.trace.json_text import CUT_SHORT, EventText, keys_before, last_event, start_of_events
 from ppprof.trace.kineto_columns import KinetoEvent
@@ -29,6 +30,7 @@ from ppprof.trace.stretches import Helpers, stretches
 Event = TypeVar("Event")
 Keys = dict[str, Any]
 
+_LARGE_BYTES = 32 << 20
 _KINETO = re.compile(
     rb'"cat"\s*:\s*"(?:cpu_op|python_function|user_annotation|kernel|gpu_\w+|cuda_\w+|cpu_instant_event|'
     rb'Runtime|ac2g|fwdbwd|Trace)"'
@@ -62,6 +64,8 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
         raise TraceError(
             f"{source.path}: events of neither Paddle's nor torch's profiler (\"cat\": {found})"
         )
+    if source.size > _LARGE_BYTES:
+        heap.trim()
     return dataclasses.replace(trace, lost={**trace.lost, **lost})
 
 
