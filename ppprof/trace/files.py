@@ -1,4 +1,15 @@
-"""Which reader a file needs, told by its content, and which writer, told by its name."""
+"""Which reader a file needs, told by its content, and which writer, told by its name.
+
+Where what is done::
+
+    JSON       json_file: Paddle's or Kineto's; source: its bytes, block by block
+      fast     fixed_layout reads the layouts of known writers by scan; stretches, in processes
+      any      json_text decodes, and mends what is broken; json_values
+      Paddle   paddle_columns -> clock, nesting -> paddle_events;  paddle_json_writer
+      Kineto   kineto_columns -> nesting -> kineto_json
+    protobuf   wire -> paddle_pb;  paddle_pb_writer -> wire_writer
+    both       schema: what all of them make; forest, steps, collectives, texts, words; cache
+"""
 
 from __future__ import annotations
 

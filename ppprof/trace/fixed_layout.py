@@ -21,8 +21,6 @@ Ranges = list[tuple[int, int]]
 TEXTS = ("name", "cat", "place", "peers")
 """Columns that hold the numbers of texts."""
 _NARROW = frozenset(("pid", "tid", "dur", "device", "stream"))
-
-
 _UNITS = tuple(np.uint64(int.from_bytes(unit, "little")) for unit in (b" ms]", b" us]", b" ns]"))
 _SECONDS = np.uint64(int.from_bytes(b" s]", "little"))
 
@@ -80,8 +78,8 @@ class Scanner:
                 columns["at"] = start[pending[found.rows]] - MARGIN + block.first
                 self._parts.append((layout.kind, columns))
             pending = np.delete(pending, found.rows)
-        before = [(0, int(start[0]) - MARGIN if len(start) else block.length)]
-        odd = [*(before if before[0][1] else []), *_runs(pending, start, end)]
+        first_start = int(start[0]) - MARGIN if len(start) else block.length
+        odd = ([(0, first_start)] if first_start else []) + _runs(pending, start, end)
         self._odd += [(first + block.first, end + block.first) for first, end in odd]
         return odd
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ Event = TypeVar("Event")
 Keys = dict[str, Any]
 
 _LARGE_BYTES = 32 << 20
+"""From here on what a reader leaves behind in memory matters."""
 _KINETO = re.compile(
     rb'"cat"\s*:\s*"(?:cpu_op|python_function|user_annotation|kernel|gpu_\w+|cuda_\w+|cpu_instant_event|'
     rb'Runtime|ac2g|fwdbwd|Trace)"'
@@ -55,6 +56,8 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
             trace = kineto_trace(keys, (batch for _, batch in _decoded(source, events, keys)))
         else:
             trace = _paddle(source, dialect_of(text), keys, lost)
+        if progress:
+            progress(source.size, source.size)
         if source.damage:
             lost[f"end of the file ({source.damage})"] += 1
     if trace.events.is_empty() and lost and not keys:
@@ -113,8 +116,6 @@ def _paddle(source: Source, dialect: str | None, keys: Keys, lost: Counter[str])
         for first, decoded in _decoded(source, reader, keys):
             columns.add_decoded(decoded, first)
     events, memory, kernels, memsets = paddle_tables(columns)
-    extra_info = keys.get("ExtraInfo")
-    devices = keys.get("deviceProperties")
     return Trace(
         events=events,
         memory=memory,
@@ -124,21 +125,9 @@ def _paddle(source: Source, dialect: str | None, keys: Keys, lost: Counter[str])
         span=_whole(keys.get("span_index", keys.get("span_indx"))),
         extra_info={
             **{thread: name for thread, name in columns.thread_names.items() if name},
-            **(
-                {
-                    key: str(value)
-                    for key, value in extra_info.items()
-                    if isinstance(value, (str, int, float))
-                }
-                if isinstance(extra_info, dict)
-                else {}
-            ),
+            **_extra_info(keys.get("ExtraInfo")),
         },
-        devices=tuple(
-            device
-            for device in (devices if isinstance(devices, list) else ())
-            if isinstance(device, dict)
-        ),
+        devices=_devices(keys.get("deviceProperties")),
     )
 
 
@@ -147,6 +136,7 @@ def _scan(source: Source, name: str, columns: PaddleColumns, keys: Keys) -> None
     dialect = DIALECTS[name]
     reader = EventText(PaddleEvent, source.path, columns.lost, escapes=dialect.escapes)
     bounds = stretches(source, name)
+    source.num_readers = len(bounds)
     is_whole = len(bounds) == 1
     scanner = Scanner(dialect)
     with Helpers(source.path, name, bounds) as helpers:
@@ -169,6 +159,18 @@ def _scan(source: Source, name: str, columns: PaddleColumns, keys: Keys) -> None
                 is_end = until == bounds[-1]
                 events = reader.last_events(text, keys) if is_end else reader.events(text)
                 columns.add_decoded(events, at)
+
+
+def _extra_info(value: object) -> Mapping[str, str]:
+    if not isinstance(value, dict):
+        return {}
+    return {key: str(told) for key, told in value.items() if isinstance(told, (str, int, float))}
+
+
+def _devices(value: object) -> tuple[Mapping[str, object], ...]:
+    return (
+        tuple(told for told in value if isinstance(told, dict)) if isinstance(value, list) else ()
+    )
 
 
 def _whole(value: object) -> int:

@@ -107,6 +107,7 @@ _INTEGERS = dict.fromkeys(
     pl.Int64,
 )
 _DURATION = re.compile(r"\[\d[^\[]* [mun]?s\]$")
+_THREE = r"\[\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\]"
 _THREAD_NAME = re.compile(r"thread (\d+):(.*)\((?:C\+\+|Python)\)", re.DOTALL)
 
 
@@ -193,70 +194,79 @@ class PaddleColumns:
         return None
 
     def _add_kind(self, kind: str, at: list[int], events: list[PaddleEvent]) -> None:
-        args = [event.args or _NO_ARGS for event in events]
-        ts_texts = texts(event.ts for event in events)
-        columns: dict[str, pl.Series] = {
-            "at": pl.Series(at, dtype=pl.Int64),
-            "ts": nanoseconds("ts", ts_texts),
-            "pid": pl.Series([event.pid for event in events], dtype=pl.Int64, strict=False),
-            "tid": pl.Series([_thread(event.tid) for event in events], dtype=pl.Int64),
-        }
-        needed = {"memory": ("ts", "pid", "tid"), "device": ("ts", "dur", "device", "stream")}.get(
-            kind, ("ts", "dur", "pid", "tid")
-        )
-        for series in attributes(args, {k: v for k, v in _INTEGERS.items() if k in COLUMNS[kind]}):
-            columns[series.name] = series
-        if kind == "memory":
-            columns["bytes"], addr = attributes(
-                args, {"increase_bytes": pl.Int64, "addr": pl.UInt64}
-            )
-            columns["addr"] = addr.reinterpret(signed=True)
-        else:
-            columns["dur"] = nanoseconds("dur", texts(event.dur for event in events))
-            columns["begin"] = nanoseconds("", _microseconds([arg.start_time for arg in args]))
-            columns["finish"] = nanoseconds("", _microseconds([arg.end_time for arg in args]))
-        if kind == "device":
-            for axes in ("grid", "block"):
-                text = pl.Series(texts(getattr(arg, axes) for arg in args), dtype=pl.String)
-                for number, axis in enumerate("xyz", 1):
-                    three = text.str.extract(
-                        r"\[\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\]", number
-                    )
-                    columns[f"{axes}_{axis}"] = three.cast(pl.Int64, strict=False)
-            for series in attributes(args, dict.fromkeys(REALS, pl.Float64)):
-                columns[series.name] = series
-            columns["occupancy"] /= 100
-            # The track of a device event says the same, should its args not.
-            columns["device"] = columns["device"].fill_null(columns["pid"])
-            columns["stream"] = columns["stream"].fill_null(columns["tid"])
-        sound = pl.Series([True]).new_from_index(0, len(events))
-        for column in needed:
-            sound &= columns[column].is_not_null()
-        if "dur" in needed:
-            sound &= (columns["dur"] >= 0).fill_null(False)
+        numbers = {"at": pl.Series(at, dtype=pl.Int64), **_numbers_of(kind, events)}
+        sound = _sound(kind, numbers)
         if not sound.all():
-            self.lost["events without time, process or thread"] += len(events) - int(sound.sum())
+            self.lost["events without time, process or thread"] += int((~sound).sum())
         part: dict[str, Array] = {}
-        for column, values in columns.items():
-            if column in COLUMNS[kind]:
-                missing = np.nan if column in REALS else int(MISSING)
-                part[column] = values.filter(sound).fill_null(missing).to_numpy()
-        kept = [at for at, is_sound in enumerate(sound.to_list()) if is_sound]
-        strings: dict[str, list[str | None]] = {
-            "name": [_plain(events[at].name) for at in kept],
-            "cat": [events[at].cat for at in kept],
-            "place": [str(args[at].place) for at in kept],
-            "peers": [None if args[at].peers is None else str(args[at].peers) for at in kept],
-        }
-        for column, found in strings.items():
-            if column in COLUMNS[kind]:
-                numbers = self.texts.numbers(
-                    (text or "").encode("utf-8", "replace") for text in found
+        for column in COLUMNS[kind]:
+            if column in TEXTS:
+                values = pl.Series(_strings_of(column, events), dtype=pl.String).filter(sound)
+                found = self.texts.numbers(
+                    text.encode("utf-8", "replace") for text in values.fill_null("")
                 )
-                part[column] = np.where([text is None for text in found], np.int32(-1), numbers)
-        if any("." not in text for text in ts_texts):
+                part[column] = np.where(values.is_null().to_numpy(), np.int32(-1), found)
+            elif column in numbers:
+                missing = np.nan if column in REALS else int(MISSING)
+                part[column] = numbers[column].filter(sound).fill_null(missing).to_numpy()
+        if any(b"." not in bytes(event.ts) for event in events):
             self.ts_is_exact = False
         self._parts[kind].append(part)
+
+
+def _numbers_of(kind: str, events: Sequence[PaddleEvent]) -> dict[str, pl.Series]:
+    """The columns of numbers; null where there is none, or one that cannot be."""
+    args = [event.args or _NO_ARGS for event in events]
+    columns = {
+        "ts": nanoseconds("ts", texts(event.ts for event in events)),
+        "pid": pl.Series([event.pid for event in events], dtype=pl.Int64, strict=False),
+        "tid": pl.Series([_thread(event.tid) for event in events], dtype=pl.Int64),
+    }
+    integers = {name: dtype for name, dtype in _INTEGERS.items() if name in COLUMNS[kind]}
+    columns.update((series.name, series) for series in attributes(args, integers))
+    if kind == "memory":
+        size, addr = attributes(args, {"increase_bytes": pl.Int64, "addr": pl.UInt64})
+        return {**columns, "bytes": size, "addr": addr.reinterpret(signed=True)}
+    columns["dur"] = nanoseconds("dur", texts(event.dur for event in events))
+    columns["begin"] = nanoseconds("", _microseconds([arg.start_time for arg in args]))
+    columns["finish"] = nanoseconds("", _microseconds([arg.end_time for arg in args]))
+    if kind == "device":
+        for side in ("grid", "block"):
+            text = pl.Series(texts(getattr(arg, side) for arg in args), dtype=pl.String)
+            for number, axis in enumerate("xyz", 1):
+                length = text.str.extract(_THREE, number).cast(pl.Int64, strict=False)
+                columns[f"{side}_{axis}"] = length
+        columns.update(
+            (series.name, series) for series in attributes(args, dict.fromkeys(REALS, pl.Float64))
+        )
+        columns["occupancy"] /= 100
+        # The track of a device event says the same, should its args not.
+        columns["device"] = columns["device"].fill_null(columns["pid"])
+        columns["stream"] = columns["stream"].fill_null(columns["tid"])
+    return columns
+
+
+def _strings_of(column: str, events: Sequence[PaddleEvent]) -> list[str | None]:
+    if column == "name":
+        return [_DURATION.sub("", event.name) for event in events]
+    if column == "cat":
+        return [event.cat for event in events]
+    values = [getattr(event.args or _NO_ARGS, column) for event in events]
+    return [None if value is None else str(value) for value in values]
+
+
+def _sound(kind: str, columns: Mapping[str, pl.Series]) -> pl.Series:
+    """Which events have all that an event must have."""
+    needed = [columns["ts"].is_not_null()]
+    if kind != "memory":
+        needed.append((columns["dur"] >= 0).fill_null(False))
+    for column in ("device", "stream") if kind == "device" else ("pid", "tid"):
+        needed.append(columns[column].is_not_null())
+    return (
+        pl.DataFrame({str(at): values for at, values in enumerate(needed)})
+        .select(pl.all_horizontal(pl.all()))
+        .to_series()
+    )
 
 
 def _missing(column: str, length: int) -> Array:
@@ -265,11 +275,6 @@ def _missing(column: str, length: int) -> Array:
     if column in TEXTS:
         return np.full(length, -1, np.int32)
     return np.full(length, MISSING)
-
-
-def _plain(name: str) -> str:
-    """A name without the duration that the writers append."""
-    return _DURATION.sub("", name)
 
 
 def _thread(tid: Scalar) -> int | None:

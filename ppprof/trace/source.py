@@ -104,6 +104,8 @@ class Source:
         """Bytes from the beginning of the unpacked file to what is read next."""
         self.damage: str | None = None
         """Why reading ended before the file did; None where it did not."""
+        self.num_readers = 1
+        """How many processes read as much of the file as this one, at the same pace."""
         self._progress = progress
         self._rest = b""
         self._unpacked: _Unpacked | None = None
@@ -217,7 +219,7 @@ class Source:
             self._refuse_bomb(done)
         self.position += done
         if self._progress:
-            self._progress(self._file.tell(), self.size)
+            self._progress(min(self._file.tell() * self.num_readers, self.size), self.size)
         return done
 
     def _refuse_bomb(self, num_new: int) -> None:

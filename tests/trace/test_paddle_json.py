@@ -276,6 +276,14 @@ def small_stretches(monkeypatch):
     monkeypatch.setattr(stretches, "_num_processors", lambda: 3)
 
 
+def test_progress_ends_at_the_end_however_many_read(written, small_stretches):
+    told = []
+    read(written, progress=lambda *of: told.append(of), cache=False)
+    size = written.stat().st_size
+    assert told[-1] == (size, size)
+    assert all(0 <= done <= size and whole == size for done, whole in told)
+
+
 def test_several_processes_read_the_same(written, small_stretches, monkeypatch):
     whole = read(written)
     scanned = []
