@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.trace.nesting import nest
+from ppprof.trace.nesting import nest, nest_by_depth, nest_by_level
 
 spans = st.lists(
     st.tuples(st.integers(-1, 1), st.integers(0, 12), st.integers(0, 12), st.booleans()),
@@ -136,3 +136,76 @@ def test_depth_costs_no_more_than_width(depth: int) -> None:
     at = np.arange(depth)
     parents = nest(np.zeros_like(at), at, 2 * depth - at)
     assert (parents == at - 1).all()
+
+
+@st.composite
+def _forests(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
+    """Parent, start and end of nodes in pre-order; no two ends or starts at one tick."""
+    parents: list[int] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    open_nodes: list[int] = []
+    tick = 0
+    for opens in draw(st.lists(st.booleans(), max_size=60)):
+        tick += draw(st.integers(1, 9))
+        if opens:
+            parents.append(open_nodes[-1] if open_nodes else -1)
+            open_nodes.append(len(starts))
+            starts.append(tick)
+            ends.append(0)
+        elif open_nodes:
+            ends[open_nodes.pop()] = tick
+    while open_nodes:
+        tick += 1
+        ends[open_nodes.pop()] = tick
+    return parents, starts, ends
+
+
+def _level_by_level(parents: list[int]) -> list[int]:
+    """The nodes of each level, one level after the other, as Paddle's writer walks them."""
+    found: list[int] = []
+    level = [node for node, parent in enumerate(parents) if parent == -1]
+    while level:
+        found += level
+        level = [node for above in level for node, parent in enumerate(parents) if parent == above]
+    return found
+
+
+@given(_forests(), st.integers(0, 2**32))
+def test_the_order_of_levels_tells_the_parents(forest, seed):
+    parents, starts, ends = forest
+    order = _level_by_level(parents)
+    place = {node: at for at, node in enumerate(order)}
+    start, end = (np.array([times[node] for node in order], np.int64) for times in (starts, ends))
+    expected = [place.get(parents[node], -1) for node in order]
+    slack = np.zeros(len(order), np.int64)
+    found = nest_by_level(start, end, slack)
+    assert found is not None
+    assert found.tolist() == expected
+    # Times that are off by less than their slack change nothing where ticks are far apart.
+    rng = np.random.default_rng(seed)
+    off = rng.integers(-20, 21, len(order))
+    found = nest_by_level(start * 100 + off, end * 100 + off, slack + 20)
+    assert found is not None
+    assert found.tolist() == expected
+
+
+def test_an_order_that_is_nobodys_is_seen():
+    start, end = np.array([0, 50, 60, 5]), np.array([10, 100, 70, 200])
+    assert nest_by_level(start, end, np.zeros(4, np.int64)) is None
+
+
+@given(_forests())
+def test_depths_in_pre_order_tell_the_parents(forest):
+    parents, _, _ = forest
+    depth: list[int] = []
+    for parent in parents:
+        depth.append(depth[parent] + 1 if parent >= 0 else 0)
+    found = nest_by_depth(np.array(depth, np.int64))
+    assert found is not None
+    assert found.tolist() == parents
+
+
+@pytest.mark.parametrize("depth", [[1], [0, 2], [0, -1], [0, 1, 3]])
+def test_depths_of_no_forest_are_seen(depth):
+    assert nest_by_depth(np.array(depth, np.int64)) is None
