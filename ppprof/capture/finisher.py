@@ -151,7 +151,8 @@ def _environment() -> dict[str, str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER)}
     package = str(Path(__file__).parents[2])
     paths = [path for path in (environment.get("PYTHONPATH"), package) if path]
-    return {**environment, "PYTHONPATH": os.pathsep.join(paths)}
+    # SAFEPATH: modules are not looked for in the directory where the training was started.
+    return {**environment, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
 
 
 def _lower_priority(pid: int) -> None:

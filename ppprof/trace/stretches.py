@@ -27,7 +27,10 @@ STRETCH_BYTES = 32 << 20
 HEAD_START_BYTES = 20 << 20
 """What is scanned here while the other processes start."""
 _MOST_PROCESSES = 8
-_WORK = "from ppprof.trace.stretches import _work; _work()"
+_WORK = (
+    "import sys; sys.path[:] = filter(None, sys.path); "  # not what lies in the user's directory
+    "from ppprof.trace.stretches import _work; _work()"
+)
 
 
 def stretches(source: Source, dialect: str) -> list[int]:
@@ -56,7 +59,7 @@ class Helpers:
         paths = {**os.environ, "PYTHONPATH": os.pathsep.join([parent, *filter(None, sys.path)])}
         self._processes = []
         for first, end in self._bounds:
-            command = [sys.executable, "-S", "-c", _WORK, path, dialect, str(first), str(end)]
+            command = [sys.executable or "", "-S", "-c", _WORK, path, dialect, str(first), str(end)]
             try:
                 process = subprocess.Popen(
                     command,
