@@ -23,6 +23,7 @@ from ppprof.trace.paddle_json_writer import write_paddle_json
 from ppprof.trace.paddle_pb import read_paddle_pb
 from ppprof.trace.paddle_pb_writer import write_paddle_pb
 from ppprof.trace.schema import Trace
+from ppprof.trace.source import Source
 
 SUFFIXES = (".json", ".json.gz", ".pb")
 """Of the formats that can be written."""
@@ -43,14 +44,13 @@ def read(path: str | Path, *, progress: Progress | None = None, cache: bool = Tr
     Raises:
         TraceError: missing, unreadable, or not a trace; says where and why.
     """
-    try:
-        with Path(path).open("rb") as file:
-            head = file.read(64)
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror or error}") from error
+    with Source(path) as source:
+        head = source.peek(64)
+        if source.damage and not head:
+            raise TraceError(f"{path}: {source.damage}")
     if not head:
         raise TraceError(f"{path}: empty")
-    if head[:2] == b"\x1f\x8b" or head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] in (b"{", b"["):
+    if head.lstrip()[:1] in (b"{", b"["):
         return _read_json(path, progress, cache)
     trace = read_paddle_pb(path)
     if progress is not None:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from ppprof.errors import TraceError
 from ppprof.trace.collectives import facts_of
 from ppprof.trace.forest import pre_order
 from ppprof.trace.schema import (
@@ -27,6 +28,7 @@ from ppprof.trace.schema import (
     empty,
     nullable,
 )
+from ppprof.trace.source import BLOCK_BYTES, Source
 from ppprof.trace.steps import steps_of
 from ppprof.trace.wire import Buffer, Fields, Spans
 
@@ -50,12 +52,12 @@ DEVICE_PROPERTIES = {
 
 
 def read_paddle_pb(path: str | Path) -> Trace:
-    """The trace of a ``.pb`` file, as one of Paddle's or of ppprof's captures wrote it.
+    """The trace of a ``.pb`` file, as one of Paddle's or of ppprof's captures wrote it; or packed.
 
     Raises:
         TraceError: cut short, or not such a file; says at which byte.
     """
-    buffer = Buffer(Path(path).read_bytes(), str(path))
+    buffer = Buffer(_content(path), str(path))
     top = buffer.fields(buffer.whole())
     threads = buffer.fields(top.spans(3))
     host = _Host(buffer, threads)
@@ -72,6 +74,17 @@ def read_paddle_pb(path: str | Path) -> Trace:
         devices=_devices(buffer, buffer.fields(top.spans(5))),
         lost={"host events without a way to the root": host.num_lost} if host.num_lost else {},
     )
+
+
+def _content(path: str | Path) -> bytes:
+    """The bytes of a file, unpacked where it is packed with gzip."""
+    with Source(path) as source:
+        if not source.is_packed:
+            return Path(path).read_bytes()
+        content = b"".join(iter(lambda: source.read(BLOCK_BYTES), b""))
+        if source.damage:
+            raise TraceError(f"{path}: {source.damage}; a .pb is read whole or not at all")
+        return content
 
 
 class _Host:

@@ -30,7 +30,7 @@ MOST_SECONDS = 60
 MOST_MEMORY = 40
 FIXED_BYTES = 64 << 20
 KINETO = Path(__file__).parent.parent / "fixtures" / "kineto" / "gpu_ddp.json"
-FORMATS = ["pb", "ours", "ours.gz", "paddle", "paddle.gz", "kineto"]
+FORMATS = ["pb", "pb.gz", "ours", "ours.gz", "paddle", "paddle.gz", "kineto"]
 NASTY = [
     *(b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"\n", b"\x00", b"\xff", b"-", b"e9", b"."),
     *(b'{"name":"', b'\n  {\n    "name": "', b"},\n  \n  {", b"null", b"NaN", b"9" * 30, b"-1"),
@@ -53,7 +53,7 @@ def seeds(tmp_path_factory) -> dict[str, bytes]:
         found["paddle"] = (directory / "theirs.json").read_bytes()
     except ImportError:
         found["paddle"] = found["ours"]
-    for name in ("ours", "paddle"):
+    for name in ("pb", "ours", "paddle"):
         found[f"{name}.gz"] = gzip.compress(found[name], mtime=0)
     return found
 

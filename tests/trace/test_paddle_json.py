@@ -34,6 +34,7 @@ from polars.testing import assert_frame_equal
 
 from ppprof.analysis.profile import Profile
 from ppprof.analysis.summary import VIEWS, summarize
+from ppprof.errors import TraceError
 from ppprof.trace import Trace, fixed_layout, json_file, read, stretches, write_paddle_json
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces
@@ -267,6 +268,16 @@ def test_packed_is_the_same(written, tmp_path):
     packed = tmp_path / "named_like.nothing"
     packed.write_bytes(gzip.compress(written.read_bytes()))
     assert_same(read(packed), read(written))
+
+
+def test_a_packed_pb_is_the_same(tmp_path):
+    pb = write(tmp_path / "a.pb", *gpu_traces.training())
+    packed = tmp_path / "a.pb.gz"
+    packed.write_bytes(gzip.compress(pb.read_bytes()))
+    assert_same(read(packed), read(pb))
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(TraceError, match=r"damaged gzip: .*read whole or not at all"):
+        read(packed)
 
 
 @pytest.fixture
