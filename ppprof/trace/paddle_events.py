@@ -97,13 +97,18 @@ class _Hosts:
         if not all(neighbours.all() for neighbours in same):
             _reorder(table, np.lexsort((table["at"], table["pid"], table["tid"])))
         told = table.pop("depth", None)
+        self._is_told = told is not None
+        """Whether the file tells the tree, and so its order what happened in which host event."""
         changes = (np.diff(table["tid"]) != 0) | (np.diff(table["pid"]) != 0)
         self._firsts: Int64 = np.flatnonzero(np.append(len(table["at"]) > 0, changes))
         parent = np.empty(len(table["at"]), np.int64)
         for first, end in zip(self._firsts, np.append(self._firsts[1:], len(parent))):
             part = slice(first, end)
             start, dur, slack = (table[column][part] for column in ("start", "dur", "slack"))
-            within = _parents(None if told is None else told[part], start, dur, slack)
+            within = None if told is None else nest_by_depth(told[part])
+            if within is None:
+                self._is_told = False
+                within = _parents(start, dur, slack)
             parent[part] = np.where(within < 0, -1, within + first)
         self._table = table
         self._order, self.depth = pre_order(parent)
@@ -140,7 +145,8 @@ class _Hosts:
         end = start + inner["dur"]
         host_start, host_dur = host["start"][owner], host["dur"][owner]
         slack = inner["slack"] + host["slack"][owner]
-        held = (place >= 0) & (start >= host_start - slack) & (end <= host_start + host_dur + slack)
+        held = (start >= host_start - slack) & (end <= host_start + host_dur + slack)
+        held = (held | self._is_told) & (place >= 0)
         for key in ("tid", "pid"):
             held &= host[key][owner] == inner[key]
         is_before = inner["at"] < self._first_of_thread(inner)
@@ -177,12 +183,8 @@ class _Hosts:
         return nest(key, start, end, holds=np.arange(len(start)) < num_hosts)[num_hosts:]
 
 
-def _parents(told: Int64 | None, start: Int64, dur: Int64, slack: Int64) -> Int64:
-    """The parents in one thread, by the best that there is: told depths, order, times."""
-    if told is not None and (told >= 0).all():
-        parent = nest_by_depth(told)
-        if parent is not None:
-            return parent
+def _parents(start: Int64, dur: Int64, slack: Int64) -> Int64:
+    """The parents in one thread, by the order of the file; by time alone where that is nobody's."""
     parent = nest_by_level(start, start + dur, slack)
     if parent is not None:
         return parent

@@ -46,7 +46,7 @@ EXACT_NS = 16_000_000
 """Below it a float32 of microseconds is exact to the nanosecond."""
 
 random_traces = settings(
-    max_examples=20,
+    max_examples=60,
     deadline=None,
     derandomize=True,
     database=None,
