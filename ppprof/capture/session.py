@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from ppprof.capture.finisher import Finisher
     from ppprof.capture.windows import Windows
 
-_FINISH_SECONDS = 600.0
-"""How long `Session.close` waits for tables and traces; their process outlives it."""
+_FINISH_SECONDS = 60.0
+"""How long `Session.close` waits for tables and traces, a gigabyte of which takes a few seconds:
+their process outlives it, and a cluster should not be held for them."""
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
