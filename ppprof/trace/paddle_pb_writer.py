@@ -18,7 +18,7 @@ import polars as pl
 from ppprof.rundir import writing
 from ppprof.trace.paddle_pb import DEVICE_PROPERTIES
 from ppprof.trace.schema import CATEGORIES, KERNELS, MEMORY_KINDS, Trace
-from ppprof.trace.wire_writer import Field, Pieces, encode
+from ppprof.trace.wire_writer import Field, Pieces, encode, header
 
 Int64 = npt.NDArray[np.int64]
 
@@ -47,9 +47,9 @@ def _parts(trace: Trace) -> Iterator[bytes]:
     yield _one(Field(1, Pieces.of([trace.version])), Field(2, np.array([trace.span], np.int64)))
     for thread, nodes in _threads(trace):
         body = [_one(Field(1, np.array([thread], np.int64))), *nodes]
-        yield _with_length(3, body)
+        yield from _message(3, body)
     for key, value in trace.extra_info.items():
-        yield _with_length(4, [_one(Field(1, Pieces.of([key])), Field(2, Pieces.of([value])))])
+        yield from _message(4, [_one(Field(1, Pieces.of([key])), Field(2, Pieces.of([value])))])
     for device in trace.devices:
         numbers = {"id": 1, **DEVICE_PROPERTIES}
         fields = {
@@ -57,7 +57,7 @@ def _parts(trace: Trace) -> Iterator[bytes]:
             for key, number in numbers.items()
         }
         fields[2] = Field(2, Pieces.of([str(device.get("name", ""))]))
-        yield _with_length(5, [_one(*(fields[number] for number in sorted(fields)))])
+        yield from _message(5, [_one(*(fields[number] for number in sorted(fields)))])
 
 
 def _threads(trace: Trace) -> Iterator[tuple[int, list[bytes]]]:
@@ -302,8 +302,7 @@ def _one(*fields: Field) -> bytes:
     return encode(1, fields).buffer.tobytes()
 
 
-def _with_length(number: int, body: list[bytes]) -> bytes:
-    """A message in parts, as the field of the file's message."""
-    inside = np.frombuffer(b"".join(body), np.uint8)
-    whole = Pieces(inside, np.zeros(1, np.int64), np.array([len(inside)]))
-    return _one(Field(number, whole))
+def _message(number: int, body: list[bytes]) -> Iterator[bytes]:
+    """A message in parts, as the field of the file's message; it may be most of the file."""
+    yield header(number, sum(map(len, body)))
+    yield from body

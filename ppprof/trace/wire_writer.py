@@ -98,6 +98,21 @@ def encode(num_messages: int, fields: Sequence[Field]) -> Pieces:
     return Pieces(buffer, start, length)
 
 
+def header(number: int, length: int) -> bytes:
+    r"""What stands before the ``length`` bytes of one field: its tag and that length.
+
+    >>> header(3, 300)
+    b'\x1a\xac\x02'
+    """
+    written = bytearray()
+    for value in (number << 3 | LEN, length):
+        while value >= 0x80:
+            written.append(value & 0x7F | 0x80)
+            value >>= 7
+        written.append(value)
+    return bytes(written)
+
+
 def _write(buffer: Bytes, at: Int64, field: Field) -> None:
     for shift in range(0, 7 * (1 + (field.tag >= 0x80)), 7):
         more = 0x80 if field.tag >> shift + 7 else 0
