@@ -133,8 +133,11 @@ def _write(buffer: Bytes, at: Int64, field: Field) -> None:
 
 def _copy(buffer: Bytes, at: Int64, pieces: Pieces) -> None:
     length = pieces.length
-    inside = np.arange(int(length.sum())) - np.repeat(np.cumsum(length) - length, length)
-    buffer[np.repeat(at, length) + inside] = pieces.buffer[np.repeat(pieces.start, length) + inside]
+    before = np.cumsum(length) - length
+    inside = np.arange(int(length.sum()))
+    is_in_order = bool((pieces.start == before).all()) and len(pieces.buffer) == len(inside)
+    source = slice(None) if is_in_order else inside + np.repeat(pieces.start - before, length)
+    buffer[inside + np.repeat(at - before, length)] = pieces.buffer[source]
 
 
 def _varint_length(values: UInt64) -> Int64:
