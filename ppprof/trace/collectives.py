@@ -8,13 +8,13 @@ from collections.abc import Iterable
 import polars as pl
 
 _COLLECTIVE = re.compile(
-    r"(?P<name>\w+)\["
+    r"(?P<name>[^\[\]]+)\[(?=\w)"
     r"(op=(?P<op>\w+) ?)?(group=(?P<group>-?\d{1,18}) ?)?(bytes=(?P<bytes>\d{1,18}) ?)?"
     r"(peers=(?P<peers>[\d,]*))?"
     r"\]"
 )
 """How capture writes it: ``all_reduce[group=0 bytes=64 peers=0,1]``,
-``wait[op=isend group=0 bytes=8 peers=1]``."""
+``wait[op=isend group=0 bytes=8 peers=1]``. torch's names, ``c10d::allreduce_``, are no words."""
 
 
 def facts_of(names: Iterable[str]) -> pl.DataFrame:

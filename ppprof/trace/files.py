@@ -62,8 +62,9 @@ def read(path: str | Path, *, progress: Progress | None = None, cache: bool = Tr
 def write(trace: Trace, path: str | Path) -> Mapping[str, int]:
     """Writes a trace in the format that the file's name ends in: .json, .json.gz or .pb.
 
-    The file appears when it is complete. JSON and ``.pb`` hold the same, and reading either gives
-    the trace again, but for control characters in names, which JSON has written out.
+    The file appears when it is complete, and reading it gives the trace again, but for what is
+    returned; for numbers that a trace does not know, which a ``.pb`` must have and has as 0; and
+    for control characters in names and empty names, which JSON has written out.
 
     Returns:
         What the format has no place for, kind -> how many; empty where nothing was lost.
@@ -72,11 +73,8 @@ def write(trace: Trace, path: str | Path) -> Mapping[str, int]:
         UsageError: no such format.
         OSError: the file cannot be written.
     """
-    if suffix_of(path) == ".pb":
-        num_lost = write_paddle_pb(trace, path)
-        return {"device events that no launch is known of": num_lost} if num_lost else {}
-    write_paddle_json(trace, path)
-    return {}
+    write_as = write_paddle_pb if suffix_of(path) == ".pb" else write_paddle_json
+    return write_as(trace, path)
 
 
 def suffix_of(path: str | Path) -> str:

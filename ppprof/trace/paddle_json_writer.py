@@ -14,7 +14,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, Union, cast
 
@@ -32,11 +32,14 @@ _ROWS = 1 << 15
 _DEVICE_SORT_BASE = 0x10000000  # Paddle sorts devices below every host process
 
 
-def write_paddle_json(trace: Trace, path: str | Path) -> None:
+def write_paddle_json(trace: Trace, path: str | Path) -> Mapping[str, int]:
     """Writes one trace; gzip where the name ends in ``.gz``.
 
     The file appears under its name when it is complete and on disk, for VisualDL never looks
     again at one that it saw half-written.
+
+    Returns:
+        What the format has no place for, kind -> how many: the group and the peers of device events.
     """
     target = Path(path)
     with writing(target) as raw:
@@ -48,6 +51,9 @@ def write_paddle_json(trace: Trace, path: str | Path) -> None:
                 _write(trace, cast("IO[bytes]", file))
         else:
             _write(trace, raw)
+    has_group = pl.any_horizontal(pl.col("group", "peers").is_not_null())
+    num_lost = trace.events.filter(pl.col("device").is_not_null() & has_group).height
+    return {"events whose collective is not told": num_lost} if num_lost else {}
 
 
 def _write(trace: Trace, file: IO[bytes]) -> None:

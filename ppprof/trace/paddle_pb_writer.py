@@ -8,7 +8,7 @@ all the same, by their number; it refuses such a file, ppprof reads it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -29,18 +29,29 @@ _ROOT_END_NS = 2**64 - 1
 _NO_TEXT = Pieces.of([""])
 
 
-def write_paddle_pb(trace: Trace, path: str | Path) -> int:
+def write_paddle_pb(trace: Trace, path: str | Path) -> Mapping[str, int]:
     """Writes one trace; the file appears under its name when it is complete and on disk.
 
     Returns:
-        How many device events were left out, as no launch of theirs is known: the format hangs
-        them under it.
+        What the format has no place for, kind -> how many: device events of which no launch is
+        known, as it hangs them under it; facts of collectives, where a name cannot carry them.
     """
     with writing(Path(path)) as file:
         for part in _parts(trace):
             file.write(part)
-    is_stray = pl.col("device").is_not_null() & pl.col("parent").is_null()
-    return trace.events.filter(is_stray).height
+    is_device = pl.col("device").is_not_null()
+    counts = trace.events.select(
+        (is_device & pl.col("parent").is_null())
+        .sum()
+        .alias("device events that no launch is known of"),
+        (
+            (is_device & pl.any_horizontal(pl.col("group", "peers").is_not_null()))
+            | (is_device.not_() & _has_facts() & _takes_facts().not_())
+        )
+        .sum()
+        .alias("events whose collective is not told"),
+    ).row(0, named=True)
+    return {what: count for what, count in counts.items() if count}
 
 
 def _parts(trace: Trace) -> Iterator[bytes]:
@@ -250,15 +261,27 @@ def _memory(memory: pl.DataFrame) -> Pieces:
 def _with_facts(hosts: pl.DataFrame) -> pl.DataFrame:
     """Collectives with their facts in their names, as capture has them."""
     name = pl.col("name").cast(pl.String)
-    has_facts = pl.any_horizontal(pl.col("group", "bytes", "peers").is_not_null())
+    op_and_wait = r"^(\w+)\.(\w+)$"
     facts = pl.concat_str(
-        pl.format("op={}", name.str.extract(r"^(\w+)\.\w+$")),
+        pl.format("op={}", name.str.extract(op_and_wait)),
         *(pl.format(f"{key}={{}}", pl.col(key)) for key in ("group", "bytes", "peers")),
         separator=" ",
         ignore_nulls=True,
     )
-    told = pl.format("{}[{}]", name.str.extract(r"(\w+)$"), facts)
-    return hosts.with_columns(name=pl.when(has_facts).then(told).otherwise(name))
+    told = pl.format("{}[{}]", pl.coalesce(name.str.extract(op_and_wait, 2), name), facts)
+    return hosts.with_columns(
+        name=pl.when(_has_facts() & _takes_facts()).then(told).otherwise(name)
+    )
+
+
+def _has_facts() -> pl.Expr:
+    return pl.any_horizontal(pl.col("group", "bytes", "peers").is_not_null())
+
+
+def _takes_facts() -> pl.Expr:
+    """Whether a reader would find the facts in the name again."""
+    is_collective = pl.col("category").cast(pl.String) == "Communication"
+    return is_collective & pl.col("name").cast(pl.String).str.contains(r"^[^\[\]]+$")
 
 
 def _texts(column: pl.Series) -> Pieces:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -101,21 +103,40 @@ def test_paddle_makes_the_same_tables(name, tmp_path):
     assert paddle_tables.load(tmp_path / "b.pb").text() == paddle_tables.load(source).text()
 
 
-def test_facts_of_collectives_go_into_their_names_and_out_again(tmp_path):
-    exact = read(write(tmp_path / "a.pb", *gpu_traces.training()))
-    is_first = pl.int_range(pl.len()) == exact.events["category"].eq("Communication").arg_max()
-    told = exact.events.with_columns(
-        name=pl.when(is_first).then(pl.lit("isend.wait")).otherwise(pl.col("name").cast(pl.String)),
-        group=pl.when(is_first).then(3),
-        peers=pl.when(is_first).then(pl.lit("0,1")),
-        bytes=pl.when(is_first).then(64).otherwise("bytes"),
-    ).cast(exact.events.schema)
-    import dataclasses
+def with_first_collective(trace, **columns):
+    """The trace with other values in the first collective."""
+    is_first = pl.int_range(pl.len()) == trace.events["category"].eq("Communication").arg_max()
+    plain = trace.events.with_columns(pl.col("name").cast(pl.String))
+    changed = plain.with_columns(
+        pl.when(is_first).then(pl.lit(value)).otherwise(pl.col(column)).alias(column)
+        for column, value in columns.items()
+    )
+    return dataclasses.replace(trace, events=changed.cast(trace.events.schema))
 
-    trace = dataclasses.replace(exact, events=told)
-    write_paddle_pb(trace, tmp_path / "b.pb")
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("all_reduce", "all_reduce[group=3 bytes=64 peers=0,1]"),
+        ("isend.wait", "wait[op=isend group=3 bytes=64 peers=0,1]"),
+        ("c10d::allreduce_", "c10d::allreduce_[group=3 bytes=64 peers=0,1]"),
+        ("a.b.c", "a.b.c[group=3 bytes=64 peers=0,1]"),
+    ],
+)
+def test_facts_of_collectives_go_into_their_names_and_out_again(name, written, tmp_path):
+    exact = read(write(tmp_path / "a.pb", *gpu_traces.training()))
+    trace = with_first_collective(exact, name=name, group=3, bytes=64, peers="0,1")
+    assert write_paddle_pb(trace, tmp_path / "b.pb") == {}
     assert_same(read(tmp_path / "b.pb"), trace)
-    assert b"wait[op=isend group=3 bytes=64 peers=0,1]" in (tmp_path / "b.pb").read_bytes()
+    assert written.encode() in (tmp_path / "b.pb").read_bytes()
+
+
+def test_facts_that_a_name_cannot_carry_are_counted(tmp_path):
+    exact = read(write(tmp_path / "a.pb", *gpu_traces.training()))
+    trace = with_first_collective(exact, name="x[]", group=3, bytes=64, peers="0,1")
+    assert write_paddle_pb(trace, tmp_path / "b.pb") == {"events whose collective is not told": 1}
+    bare = with_first_collective(exact, name="x[]", group=None, bytes=None, peers=None)
+    assert_same(read(tmp_path / "b.pb"), bare)
 
 
 def test_a_failure_leaves_no_file(tmp_path, monkeypatch):
