@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import polars as pl
 
 _COLLECTIVE = re.compile(
-    r"(?P<name>[^\[\]]+)\[(?=\w)"
+    r"(?P<name>[^\s\[\]]+)\[(?=\w)"
     r"(op=(?P<op>\w+) ?)?(group=(?P<group>-?\d{1,18}) ?)?(bytes=(?P<bytes>\d{1,18}) ?)?"
     r"(peers=(?P<peers>[\d,]*))?"
     r"\]"

@@ -281,7 +281,7 @@ def _has_facts() -> pl.Expr:
 def _takes_facts() -> pl.Expr:
     """Whether a reader would find the facts in the name again."""
     is_collective = pl.col("category").cast(pl.String) == "Communication"
-    return is_collective & pl.col("name").cast(pl.String).str.contains(r"^[^\[\]]+$")
+    return is_collective & pl.col("name").cast(pl.String).str.contains(r"^[^\s\[\]]+$")
 
 
 def _texts(column: pl.Series) -> Pieces:
