@@ -50,6 +50,11 @@ def read(path: str | Path, *, progress: Progress | None = None, cache: bool = Tr
             raise TraceError(f"{path}: {source.damage}")
     if not head:
         raise TraceError(f"{path}: empty")
+    if not head.strip(b"\0"):
+        raise TraceError(
+            f"{path}: begins with zeros, not with a trace: it was never written to the disk, which "
+            "was full or went away; use another file"
+        )
     if head.lstrip()[:1] in (b"{", b"["):
         return _read_json(path, progress, cache)
     trace = read_paddle_pb(path)

@@ -62,7 +62,8 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
             lost[f"end of the file ({source.damage})"] += 1
     if trace.events.is_empty() and lost and not keys:
         raise TraceError(f"{path}: a JSON list, but nothing in it could be read as a trace's event")
-    if trace.events.height and not keys and not trace.events["category"].is_in(CATEGORIES).any():
+    is_known = "schemaVersion" in keys or trace.events["category"].is_in(CATEGORIES).any()
+    if trace.events.height and not is_known:
         found = ", ".join(trace.events["category"].unique().cast(str).sort().head(5))
         raise TraceError(
             f"{source.path}: events of neither Paddle's nor torch's profiler (\"cat\": {found})"
@@ -138,27 +139,27 @@ def _scan(source: Source, name: str, columns: PaddleColumns, keys: Keys) -> None
     bounds = stretches(source, name)
     source.num_readers = len(bounds)
     is_whole = len(bounds) == 1
+    has_end = False
     scanner = Scanner(dialect)
     with Helpers(source.path, name, bounds) as helpers:
         end = None if is_whole else bounds[0]
         for block in source.blocks(dialect.last_start, end):
             odd = scanner.add(block)
-            is_end = block.is_last and is_whole
             for at, until in odd:
                 text = block.text(at, until)
-                at_end = is_end and until == block.length
-                events = reader.last_events(text, keys) if at_end else reader.events(text)
+                has_end = block.is_last and is_whole and until == block.length
+                events = reader.last_events(text, keys) if has_end else reader.events(text)
                 columns.add_decoded(events, block.first + at)
-            if is_end and not (odd and odd[-1][1] == block.length):
-                columns.lost[CUT_SHORT] += 1
         columns.add_scanned(scanner.scanned(), dialect)
         for scanned in helpers.scanned():
             columns.add_scanned(scanned, dialect)
             for at, until in scanned.odd:
                 text = source.between(at, until)
-                is_end = until == bounds[-1]
-                events = reader.last_events(text, keys) if is_end else reader.events(text)
+                has_end = until == bounds[-1]
+                events = reader.last_events(text, keys) if has_end else reader.events(text)
                 columns.add_decoded(events, at)
+    if not has_end:
+        columns.lost[CUT_SHORT] += 1
 
 
 def _extra_info(value: object) -> Mapping[str, str]:

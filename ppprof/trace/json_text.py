@@ -23,7 +23,7 @@ from ppprof.errors import TraceError
 Event = TypeVar("Event")
 Keys = dict[str, Any]
 
-CUT_SHORT = "end of the file, which is cut short"
+CUT_SHORT = "end of the file (it is cut short)"
 UNREADABLE = "events that are no JSON"
 MISFIT = "fields of an unexpected type"
 
@@ -31,6 +31,7 @@ _KEYS = "name|pid|tid|ts|dur|ph|cat|cname|args|id|s|bp"
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*(?:"(?:%b)"\s*:|\}))' % _KEYS.encode())
 _END = re.compile(rb'(?:\A|\})[\s,]*\]\s*(?=,\s*"|\})')
 _BARE_END = re.compile(rb"(?:\A|\})[\s,]*\]\s*\Z")
+_HARDLY_BEGUN = re.compile(rb',\s*\{\s*(?:"\w*"?\s*)?\Z')
 _MOST_ENDS = 16  # that are tried: lists of objects within the last events look like the list's end
 _NO_NUMBER = re.compile(r"(?<=[:,\[ ])-?(?:inf(?:inity)?|nan)(?=[\s,\]}])", re.IGNORECASE)
 _TEXT_BEGINS = re.compile(r'"(?:name|callstack)"\s*:\s*"')
@@ -121,8 +122,10 @@ class EventText(Generic[Event]):
     def last_events(self, text: bytes, keys: Keys) -> list[Event]:
         """The events of a text that holds the list's end; the keys behind it go to ``keys``.
 
-        A list without an end was cut short, which is counted as lost.
+        A list without an end was cut short, which is counted as lost. Zeros behind it are what a
+        file system leaves where it came to know of a file's length only.
         """
+        text = text.rstrip(b"\0")
         ends = [match.end() for match in islice(_END.finditer(text), _MOST_ENDS)]
         tails = [_object(b"{" + text[end:].strip().lstrip(b",")) for end in ends]
         # The first that nothing follows but keys; of a broken file, the last that looks like it.
@@ -138,7 +141,9 @@ class EventText(Generic[Event]):
         if _BARE_END.search(text, max(len(text) - 4096, 0)):  # the file is the list alone
             return self.events(text.rstrip()[:-1])
         self._lost[CUT_SHORT] += 1
-        return self.events(text)
+        # An event that was cut before its first key does not show where the one before it ends.
+        begun = _HARDLY_BEGUN.search(text, max(len(text) - 4096, 0))
+        return self.events(text[: begun.start()] if begun else text)
 
     def _mended(self, body: bytes) -> list[Event]:
         """One event that is no JSON; none, and one more lost, if it cannot be mended."""

@@ -13,12 +13,13 @@ from ppprof.cli import main
 from ppprof.errors import TraceError
 from ppprof.trace import Trace, read
 from ppprof.trace import source as source_module
+from ppprof.trace import stretches as stretches_module
 
 HEAD = (
     '\n  {\n    "displayTimeUnit": "ms",\n    "schemaVersion": "1.0.2",\n    "traceEvents": [\n  '
 )
 TAIL = '{}\n  ],\n  \n  "ExtraInfo": {\n     "7": "Main"\n   \n  }\n  }\n  '
-CUT = "end of the file, which is cut short"
+CUT = "end of the file (it is cut short)"
 NOT_JSON = "events that are no JSON"
 
 
@@ -102,6 +103,7 @@ def test_names_that_nobody_escaped(reads, name, layout):
 def test_a_name_over_two_lines_costs_no_other_event(reads):
     trace = reads(paddle(operator("before"), operator("two\nlines", 2), operator("after", 4)))
     assert names(trace) == ["before", "two\nlines", "after"]
+    assert trace.lost == {}
 
 
 @pytest.mark.parametrize("layout", [str, compact])
@@ -122,6 +124,7 @@ def test_numbers_that_json_does_not_have(reads, number, layout):
     assert trace.lost == {}
 
 
+@pytest.mark.parametrize("layout", [str, compact])
 @pytest.mark.parametrize(
     ("printed", "bandwidth", "true"),
     [
@@ -132,8 +135,8 @@ def test_numbers_that_json_does_not_have(reads, number, layout):
         (0, "17592186.044", 16 << 40),
     ],
 )
-def test_bytes_beyond_32_bits(reads, printed, bandwidth, true):
-    assert reads(paddle(memcpy(printed, bandwidth))).events["bytes"].to_list() == [true]
+def test_bytes_beyond_32_bits(reads, printed, bandwidth, true, layout):
+    assert reads(layout(paddle(memcpy(printed, bandwidth)))).events["bytes"].to_list() == [true]
 
 
 @pytest.mark.parametrize("layout", [str, compact])
@@ -151,7 +154,8 @@ def test_a_byte_order_mark(reads):
 def test_cut_at_every_byte(reads, layout):
     events = [operator(name, 2 * at) for at, name in enumerate(("one", "two", "three"))]
     text = layout(paddle(*events)).encode()
-    ends = [text.index(name) + len(layout(events[0])) for name in (b"one", b"two", b"three")]
+    starts = [text.index(name) for name in (b"one", b"two", b"three")]
+    ends = [text.index(b"}", text.index(b"}", start) + 1) + 1 for start in starts]
     complete = text.index(b'"ExtraInfo"')
     for end in range(len(text)):
         if b"[" not in text[:end]:
@@ -159,11 +163,41 @@ def test_cut_at_every_byte(reads, layout):
                 reads(text[:end])
             continue
         trace = reads(text[:end])
-        at_least = sum(end >= whole for whole in ends)
-        assert names(trace)[:at_least] == ["one", "two", "three"][:at_least], end
-        assert len(names(trace)) <= at_least + 1
+        assert names(trace) == ["one", "two", "three"][: sum(end >= whole for whole in ends)], end
         if end < complete - 10:
             assert trace.lost[CUT] == 1, end
+
+
+def test_zeros_behind_a_cut_cost_no_event(reads):
+    """What a machine that went down leaves of a file."""
+    text = paddle(operator("one"), operator("two", 2), tail="").encode()
+    trace = reads(text + bytes(5000))
+    assert names(trace) == ["one", "two"]
+    assert trace.lost == {CUT: 1}
+
+
+def test_a_torch_trace_cut_at_every_byte_of_its_events(reads):
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": at, "dur": 1}
+        for at, name in enumerate(("one", "two", "three"))
+    ]
+    text = json.dumps({"schemaVersion": 1, "traceEvents": events}, indent=1)
+    first = text.index("[") + 1
+    ends = [at for at in range(first, len(text)) if text[at - 1] == "}"][:3]
+    for end in range(first, text.rindex("]")):
+        trace = reads(text[:end])
+        assert names(trace) == ["one", "two", "three"][: sum(end >= whole for whole in ends)], end
+        assert trace.lost[CUT] == 1, end
+
+
+@pytest.mark.parametrize("behind", ["", "\n  {", '\n  {\n    "na'])
+def test_a_cut_between_events_that_several_processes_read(reads, monkeypatch, behind):
+    monkeypatch.setattr(stretches_module, "STRETCH_BYTES", 100_000)
+    monkeypatch.setattr(stretches_module, "HEAD_START_BYTES", 10_000)
+    monkeypatch.setattr(stretches_module, "_num_processors", lambda: 2)
+    trace = reads(paddle(*(operator("a", 2 * at) for at in range(1000)), tail=behind))
+    assert trace.events.height == 1000
+    assert trace.lost == {CUT: 1}
 
 
 @pytest.mark.parametrize("content", ["", "[]", "[{}]"])
@@ -243,6 +277,7 @@ def test_what_was_lost_is_one_line_on_stderr(tmp_path, capsys):
 
 REFUSED = {
     "empty": (b"", "empty"),
+    "zeros": (bytes(5000), "begins with zeros, not with a trace"),
     "text": (b"hello, world\n" * 99, "not a Paddle .pb trace"),
     "binary": (bytes(range(256)) * 9, "not a"),
     "other JSON": (b'{"a": 1}', 'no list of events \\("traceEvents": \\[...\\]\\)'),
@@ -253,6 +288,11 @@ REFUSED = {
         b'{"traceEvents": [{"ph": "X", "name": "a", "cat": "toplevel", "pid": 1, "tid": 1, '
         b'"ts": 1, "dur": 2}]}',
         "neither Paddle's nor torch's profiler \\(\"cat\": toplevel\\)",
+    ),
+    "a browser's": (
+        b'{"traceEvents": [{"ph": "X", "name": "a", "cat": "blink,devtools", "pid": 1, "tid": 1, '
+        b'"ts": 1, "dur": 2}], "metadata": {"product-version": "Chrome/1"}}',
+        "neither Paddle's nor torch's profiler \\(\"cat\": blink,devtools\\)",
     ),
 }
 
