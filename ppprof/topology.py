@@ -60,6 +60,11 @@ class Topology:
         """How many ranks the grid has: the product of the degrees."""
         return math.prod(self.degrees)
 
+    @property
+    def replicas(self) -> int:
+        """Copies of the model, each with data of its own: dp x sharding."""
+        return self.degree("dp") * self.degree("sharding")
+
     def degree(self, axis: str) -> int:
         """The degree of one axis."""
         return self.degrees[self.order.index(axis)]

@@ -161,7 +161,7 @@ def _batches(
     world: GlobalConfig, engine: EngineConfig, topology: Topology, report: Report
 ) -> tuple[GlobalConfig, EngineConfig]:
     """Batch sizes with the blank ones derived, as FleetX does."""
-    replicas = topology.degree("dp") * topology.degree("sharding")
+    replicas = topology.replicas
     whole, local, micro = world.global_batch_size, world.local_batch_size, world.micro_batch_size
     if whole is None and local is None:
         whole, local = replicas, 1

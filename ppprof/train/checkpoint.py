@@ -1,12 +1,14 @@
 """Save and resume: tensors as safetensors, the rest as JSON; nothing that a reader would run.
 
-A checkpoint is a directory ``step_00000020`` with ``model.safetensors``,
-``optimizer.safetensors`` and ``state.json``. It appears under its name when it is complete.
+A checkpoint is a directory ``step_00000020`` with ``model_pp0_mp0.safetensors``,
+``optimizer_pp0_sharding0_mp0.safetensors`` and so on, as many as the grid has parts, and
+``state.json``. It appears under its name when it is complete, on a disk that all ranks share.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ppprof.errors import InputError
+from ppprof.train.grid import Grid
+from ppprof.train.model import parameters
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -39,52 +43,93 @@ class Progress:
     """State of the gradient scaler; empty where there is none."""
 
 
-def save(folder: Path, progress: Progress, model: nn.Layer, optimizer: Any) -> Path:
-    """Writes a checkpoint; returns where."""
+def save(
+    folder: Path, progress: Progress, model: nn.Layer, optimizer: Any, grid: Grid
+) -> Path:
+    """Writes a checkpoint, every rank its part; returns where.
+
+    Copies of a part (other dp ranks', and for parameters other sharding ranks') are not written.
+    """
     target = folder / f"step_{progress.step:08d}"
     hidden = folder / f".{target.name}.part"
-    shutil.rmtree(hidden, ignore_errors=True)  # of a run that was killed here
-    hidden.mkdir(parents=True)
-    names = {param.name: name for name, param in model.named_parameters()}
+    if grid.rank == 0:
+        shutil.rmtree(hidden, ignore_errors=True)  # of a run that was killed here
+        hidden.mkdir(parents=True)
+    grid.barrier()
     tensors = optimizer.state_dict()
     document = {
         "step": progress.step, "samples": progress.samples, "scaler": dict(progress.scaler),
-        "schedule": tensors.pop("LR_Scheduler"),
+        "schedule": tensors.pop("LR_Scheduler"), "grid": _degrees(grid),
     }  # fmt: skip
-    masters = tensors.pop("master_weights", {})
-    renamed = {_renamed(key, names): tensor for key, tensor in tensors.items()}
-    for tensor in masters.values():
-        renamed[_MASTER + _renamed(tensor.name, names)] = tensor
-    save_file(_arrays(model.state_dict()), hidden / "model.safetensors")
-    save_file(_arrays(renamed), hidden / "optimizer.safetensors")
-    (hidden / "state.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
-    if target.exists():
-        shutil.rmtree(target)
-    hidden.replace(target)
+    at = grid.coordinate
+    if at["dp"] == 0:
+        names = {param.name: name for name, param in parameters(model)}
+        masters = tensors.pop("master_weights", {})
+        renamed = {_renamed(key, names): tensor for key, tensor in tensors.items()}
+        for tensor in masters.values():
+            renamed[_MASTER + _renamed(tensor.name, names)] = tensor
+        _write(_arrays(renamed), hidden / _part("optimizer", at))
+        if at["sharding"] == 0:
+            _write(_arrays(dict(parameters(model))), hidden / _part("model", at))
+    grid.barrier()
+    if grid.rank == 0:
+        (hidden / "state.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+        if target.exists():
+            shutil.rmtree(target)
+        hidden.replace(target)
     return target
 
 
-def load(folder: Path, model: nn.Layer, optimizer: Any) -> Progress:
-    """Puts a checkpoint into model and optimizer.
+def load(folder: Path, model: nn.Layer, optimizer: Any, grid: Grid) -> Progress:
+    """Puts this rank's part of a checkpoint into model and optimizer.
 
     Raises:
-        InputError: not a checkpoint, or one of another model.
+        InputError: not a checkpoint, or one of another model or grid.
     """
+    at = grid.coordinate
     try:
         document = _document((folder / "state.json").read_text(encoding="utf-8"))
-        weights = load_file(folder / "model.safetensors")
-        state = _optimizer_state(load_file(folder / "optimizer.safetensors"), model)
+        if document["grid"] != _degrees(grid):
+            raise InputError(
+                f"{folder}: a checkpoint of another grid: {_text(document['grid'])} saved, "
+                f"{_text(_degrees(grid))} in the config; only dp may differ"
+            )
+        weights = load_file(folder / _part("model", {**at, "sharding": 0}))
+        state = _optimizer_state(load_file(folder / _part("optimizer", at)), model)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder}: not a checkpoint: {error}") from error
-    _check_model(folder, model, weights)
-    model.set_state_dict(weights)
+    own = dict(parameters(model))
+    _check_model(folder, own, weights)
+    for name, param in own.items():
+        param.set_value(weights[name])
     optimizer.set_state_dict({**state, "LR_Scheduler": document["schedule"]})
     return Progress(document["step"], document["samples"], document["scaler"])
 
 
+def _part(what: str, at: Mapping[str, int]) -> str:
+    """File of the rank at a coordinate; ``model`` is the same for all of sharding."""
+    axes = ("pp", "mp") if what == "model" else ("pp", "sharding", "mp")
+    return "_".join([what, *(f"{axis}{at[axis]}" for axis in axes)]) + ".safetensors"
+
+
+def _degrees(grid: Grid) -> dict[str, int]:
+    """What the parts of a checkpoint depend on; copies do not matter."""
+    return {axis: grid.topology.degree(axis) for axis in ("pp", "sharding", "mp")}
+
+
+def _text(degrees: Mapping[str, Any]) -> str:
+    return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
+
+
+def _write(arrays: Arrays, path: Path) -> None:
+    save_file(arrays, path)
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
 def _document(text: str) -> dict[str, Any]:
     document = json.loads(text)
-    expected = {"step": int, "samples": int, "scaler": dict, "schedule": dict}
+    expected = {"step": int, "samples": int, "scaler": dict, "schedule": dict, "grid": dict}
     for key, kind in expected.items():
         value = document.get(key) if isinstance(document, dict) else None
         if type(value) is not kind:
@@ -94,7 +139,7 @@ def _document(text: str) -> dict[str, Any]:
 
 def _optimizer_state(arrays: Arrays, model: nn.Layer) -> dict[str, Any]:
     """Tensors under the names that this process gave its parameters."""
-    names = {name: param.name for name, param in model.named_parameters()}
+    names = {name: param.name for name, param in parameters(model)}
     state: dict[str, Any] = {}
     masters: dict[str, Any] = {}
     for key, array in arrays.items():
@@ -129,8 +174,8 @@ def _arrays(tensors: Mapping[str, Any]) -> Arrays:
     return {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in tensors.items()}
 
 
-def _check_model(folder: Path, model: nn.Layer, weights: Arrays) -> None:
-    wanted = {name: _form(param) for name, param in model.state_dict().items()}
+def _check_model(folder: Path, own: Mapping[str, paddle.Tensor], weights: Arrays) -> None:
+    wanted = {name: _form(param) for name, param in own.items()}
     found = {name: _form(array) for name, array in weights.items()}
     differing = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
     if differing:

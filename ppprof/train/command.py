@@ -71,14 +71,6 @@ def notes(config: Config) -> list[str]:
 def preflight(config: Config) -> list[Problem]:
     """What would stop this config on this machine, all at once; starts no processes."""
     problems = []
-    degrees = {axis: config.topology.degree(axis) for axis in config.topology.order}
-    others = [f"{axis} {degree}" for axis, degree in degrees.items() if axis != "dp" and degree > 1]
-    if others:
-        message = (
-            f"{', '.join(others)}: this version trains data parallel only; "
-            "ppprof config checks the other axes"
-        )
-        problems.append(config.problem("Distributed", message))
     optimizer = config.Optimizer
     for key, name, known in (
         ("Model.module", config.Model.module, ("GPTModule",)),

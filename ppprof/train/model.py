@@ -1,31 +1,36 @@
-"""A GPT in plain Paddle layers, with FleetX's names for its sizes."""
+"""A GPT with FleetX's names for its sizes: the same pieces on one device and on any grid.
+
+The model is a chain of pieces: words, positions, blocks, a norm, and the words again as logits.
+`GPT` runs the whole chain; `pipeline_stage` gives this rank's part of it to Fleet's pipeline.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import zlib
+from collections.abc import Iterator
 
+import numpy as np
 import paddle
+import paddle.distributed as dist
 import paddle.nn.functional as F
 from paddle import nn
+from paddle.distributed import fleet
+from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
 from paddle.distributed.fleet.utils import recompute
 
 from ppprof.config import ModelConfig
+from ppprof.train import layers
 
 
 class GPT(nn.Layer):
-    """Decoder-only Transformer, pre-norm, with the vocabulary tied.
-
-    Every linear layer and the embedding are made by `linear` and `embedding`, so that tensor
-    parallel ones can take their place.
-    """
+    """Decoder-only Transformer, pre-norm, with the vocabulary tied."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.word_embeddings = embedding(config.vocab_size, config)
-        self.position_embeddings = embedding(config.max_position_embeddings, config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.words = Words(config)
+        self.positions = Positions(config)
         self.blocks = nn.LayerList([Block(config, at) for at in range(config.num_layers)])
-        self.norm = nn.LayerNorm(config.hidden_size)
+        self.norm = Norm(config)
 
     def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
         """Logits of the next token.
@@ -34,33 +39,134 @@ class GPT(nn.Layer):
             tokens: int64, shape (batch, length), length at most max_position_embeddings.
 
         Returns:
-            float, shape (batch, length, vocab_size).
+            float, shape (batch, length, vocab_size), or this mp rank's part of the vocabulary.
         """
-        positions = paddle.arange(tokens.shape[1])
-        hidden = self.word_embeddings(tokens) + self.position_embeddings(positions)
-        hidden = self.dropout(hidden)
+        hidden = self.positions(self.words(tokens))
         for block in self.blocks:
             hidden = block(hidden)
-        return paddle.matmul(self.norm(hidden), self.word_embeddings.weight, transpose_y=True)
+        return self.words.logits(self.norm(hidden))
 
 
-class Block(nn.Layer):
+def pipeline_stage(config: ModelConfig) -> PipelineLayer:
+    """This rank's stages of the same model; blocks are divided evenly."""
+    pieces = [
+        SharedLayerDesc("words", Words, None, "weight", config),
+        LayerDesc(Positions, config),
+        *(LayerDesc(Block, config, at) for at in range(config.num_layers)),
+        LayerDesc(Norm, config),
+        SharedLayerDesc("words", Words, Words.logits, "weight", config),
+    ]
+    stage = PipelineLayer(
+        pieces,
+        topology=fleet.get_hybrid_communicate_group().topology(),
+        loss_fn=PretrainingLoss(),
+        seg_method="layer:Block",
+        num_virtual_pipeline_stages=config.virtual_pp_degree,
+    )
+    for shared in stage.shared_comm.values():
+        # Fleet looks for the attribute's name among the parameters' names, does not find it, and
+        # counts the words in the gradient norm of every stage that holds them.
+        is_first = dist.get_rank() == min(shared["ranks"])
+        shared["layer"].weight.is_firstly_shared = is_first
+    return stage
+
+
+def parameters(model: nn.Layer) -> Iterator[tuple[str, paddle.Tensor]]:
+    """The parameters that this rank has, under the names they have in the whole model.
+
+    The same for `GPT` and for a `pipeline_stage`: ``blocks.3.mlp.up.weight``.
+    """
+    seen: set[str] = set()
+    for piece in model.sublayers():
+        if isinstance(piece, Piece) and piece.place not in seen:
+            seen.add(piece.place)
+            for name, param in piece.named_parameters():
+                yield f"{piece.place}.{name}", param
+
+
+def initialise(model: nn.Layer, config: ModelConfig, seed: int) -> None:
+    """Draws the weights: normal numbers that depend on seed and name, not on the grid.
+
+    Each mp rank keeps its part of the whole. Norms and biases stay ones and zeros.
+    """
+    for name, param in parameters(model):
+        if len(param.shape) < 2:
+            continue
+        shape, part = list(param.shape), [slice(None)] * len(param.shape)
+        if param.is_distributed:
+            at = fleet.get_hybrid_communicate_group().get_model_parallel_rank()
+            axis, size = param.split_axis, param.shape[param.split_axis]
+            shape[axis] *= layers.mp_degree()
+            part[axis] = slice(at * size, (at + 1) * size)
+        rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
+        whole = rng.standard_normal(shape, np.float32) * np.float32(config.initializer_range)
+        param.set_value(np.ascontiguousarray(whole[tuple(part)]))
+
+
+class Piece(nn.Layer):
+    """A link of the chain.
+
+    ``place`` is its name in the whole model (``blocks.3``), whatever part of it a rank has.
+    """
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.place = place
+
+
+class Words(Piece):
+    """Embedding of tokens, and the way back to logits."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__("words")
+        self.table = layers.vocabulary(config)
+
+    @property
+    def weight(self) -> paddle.Tensor:
+        """Shape (vocab_size or this mp rank's part, hidden); what the two ends share."""
+        return self.table.weight
+
+    def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
+        """Shape (batch, length, hidden) from (batch, length)."""
+        return self.table(tokens)
+
+    def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """Shape (batch, length, vocab_size or this mp rank's part) from (batch, length, hidden)."""
+        return layers.logits(hidden, self.table)
+
+
+class Positions(Piece):
+    """Adds an embedding of the position; the hidden states that the blocks pass on begin here."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__("positions")
+        self.table = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.dropout = layers.Dropout(config)
+        self._splits_sequence = layers.splits_sequence(config)
+
+    def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """Shape (batch, length, hidden) in; the same out, or this mp rank's part of the length."""
+        hidden = hidden + self.table(paddle.arange(hidden.shape[1]))
+        return self.dropout(layers.to_parts(hidden) if self._splits_sequence else hidden)
+
+
+class Block(Piece):
     """Attention and MLP, each behind a norm and beside a residual."""
 
     def __init__(self, config: ModelConfig, index: int) -> None:
-        super().__init__()
+        super().__init__(f"blocks.{index}")
         keeps = config.no_recompute_layers or ()
         self._granularity = ""
         if config.use_recompute and index not in keeps:
             self._granularity = config.recompute_granularity or "full"
-        self.attention_norm = nn.LayerNorm(config.hidden_size)
+        self.attention_norm = layers.norm(config)
         self.attention = Attention(config, recompute_core=self._granularity == "core_attn")
-        self.mlp_norm = nn.LayerNorm(config.hidden_size)
+        self.mlp_norm = layers.norm(config)
         self.mlp = MLP(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = layers.Dropout(config)
 
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Shape (batch, length, hidden) in and out."""
+        """Shape (batch, length, hidden) in and out, or a part of it, as `Positions` gives it."""
         if self._granularity == "full" and self.training:
             return recompute(self._forward, hidden)
         return self._forward(hidden)
@@ -75,51 +181,76 @@ class Block(nn.Layer):
         return hidden + self.dropout(self.mlp(self.mlp_norm(hidden)))
 
 
+class Norm(Piece):
+    """The norm behind the last block, which also makes hidden states whole again."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__("norm")
+        self.norm = layers.norm(config)
+        self._splits_sequence = layers.splits_sequence(config)
+
+    def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """Shape (batch, length, hidden) from what a `Block` gives."""
+        normed = self.norm(hidden)
+        return layers.from_parts(normed) if self._splits_sequence else normed
+
+
 class Attention(nn.Layer):
-    """Causal self-attention."""
+    """Causal self-attention; each mp rank has its part of the heads."""
 
     def __init__(self, config: ModelConfig, recompute_core: bool) -> None:
         super().__init__()
         width = config.hidden_size
-        self._num_heads = config.num_attention_heads
+        self._num_heads = config.num_attention_heads // layers.mp_degree()
+        self._size = width // config.num_attention_heads
         self._dropout = config.attention_probs_dropout_prob
         self._recompute_core = recompute_core
+        self._splits_sequence = layers.splits_sequence(config)
         self._is_fused = config.fuse_attn_qkv
         if self._is_fused:
-            self.qkv = linear(width, 3 * width, config)
+            self.qkv = layers.column_linear(width, 3 * width, config)
         else:
-            self.query, self.key, self.value = (linear(width, width, config) for _ in range(3))
-        self.out = linear(width, width, config)
+            self.query, self.key, self.value = (
+                layers.column_linear(width, width, config) for _ in range(3)
+            )
+        self.out = layers.row_linear(width, width, config)
 
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Shape (batch, length, hidden) in and out."""
-        batch, length, width = hidden.shape
+        """Shape (batch, length, hidden) in and out, or a part of it."""
         if self._is_fused:
-            parts = self.qkv(hidden).split(3, axis=-1)
+            parts = self._heads(self.qkv(hidden), 3 * self._size).split(3, axis=-1)
         else:
-            parts = [self.query(hidden), self.key(hidden), self.value(hidden)]
-        heads = [part.reshape([batch, length, self._num_heads, -1]) for part in parts]
+            each = (self.query(hidden), self.key(hidden), self.value(hidden))
+            parts = [self._heads(part, self._size) for part in each]
         if self._recompute_core and self.training:
-            attended = recompute(self._core, *heads)
+            attended = recompute(self._core, *parts)
         else:
-            attended = self._core(*heads)
-        return self.out(attended.reshape([batch, length, width]))
+            attended = self._core(*parts)
+        attended = attended.flatten(2)
+        return self.out(attended.transpose([1, 0, 2]) if self._splits_sequence else attended)
+
+    def _heads(self, projected: paddle.Tensor, size: int) -> paddle.Tensor:
+        """Shape (batch, length, heads, size) of what a projection gives, all of the length."""
+        if self._splits_sequence:
+            projected = projected.transpose([1, 0, 2])
+        return projected.reshape([*projected.shape[:2], self._num_heads, size])
 
     def _core(
         self, query: paddle.Tensor, key: paddle.Tensor, value: paddle.Tensor
     ) -> paddle.Tensor:
         """Shape (batch, length, heads, size) in and out."""
-        if query.place.is_gpu_place() and query.dtype != paddle.float32:
-            return F.scaled_dot_product_attention(
-                query, key, value, None, self._dropout, is_causal=True, training=self.training
-            )
-        query, key, value = (part.transpose([0, 2, 1, 3]) for part in (query, key, value))
-        scores = paddle.matmul(query, key, transpose_y=True) * query.shape[-1] ** -0.5
-        length = scores.shape[-1]
-        future = paddle.triu(paddle.full([length, length], -1e4, scores.dtype), diagonal=1)
-        weights = F.softmax(scores + future, axis=-1)
-        weights = F.dropout(weights, self._dropout, training=self.training)
-        return paddle.matmul(weights, value).transpose([0, 2, 1, 3])
+        with layers.own_randomness():
+            if query.place.is_gpu_place() and query.dtype != paddle.float32:
+                return F.scaled_dot_product_attention(
+                    query, key, value, None, self._dropout, is_causal=True, training=self.training
+                )
+            query, key, value = (part.transpose([0, 2, 1, 3]) for part in (query, key, value))
+            scores = paddle.matmul(query, key, transpose_y=True) * query.shape[-1] ** -0.5
+            length = scores.shape[-1]
+            future = paddle.triu(paddle.full([length, length], -1e4, scores.dtype), diagonal=1)
+            weights = F.softmax(scores + future, axis=-1)
+            weights = F.dropout(weights, self._dropout, training=self.training)
+            return paddle.matmul(weights, value).transpose([0, 2, 1, 3])
 
 
 class MLP(nn.Layer):
@@ -128,11 +259,11 @@ class MLP(nn.Layer):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         inner = config.ffn_hidden_size or 4 * config.hidden_size
-        self.up = linear(config.hidden_size, inner, config)
-        self.down = linear(inner, config.hidden_size, config)
+        self.up = layers.column_linear(config.hidden_size, inner, config)
+        self.down = layers.row_linear(inner, config.hidden_size, config)
 
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Shape (batch, length, hidden) in and out."""
+        """Shape (batch, length, hidden) in and out, or a part of it."""
         return self.down(F.gelu(self.up(hidden), approximate=True))
 
 
@@ -140,20 +271,5 @@ class PretrainingLoss(nn.Layer):
     """Mean cross entropy of the next token, in float32."""
 
     def forward(self, logits: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
-        """A scalar, from logits (batch, length, vocab) and int64 labels (batch, length)."""
-        vocab = logits.shape[-1]
-        return F.cross_entropy(logits.astype("float32").reshape([-1, vocab]), labels.flatten())
-
-
-def linear(width_in: int, width_out: int, config: ModelConfig) -> nn.Layer:
-    """A linear layer with the config's initial weights."""
-    return nn.Linear(width_in, width_out, weight_attr=_initial(config))
-
-
-def embedding(count: int, config: ModelConfig) -> nn.Layer:
-    """An embedding table with the config's initial weights."""
-    return nn.Embedding(count, config.hidden_size, weight_attr=_initial(config))
-
-
-def _initial(config: ModelConfig) -> Any:
-    return paddle.ParamAttr(initializer=nn.initializer.Normal(0.0, config.initializer_range))
+        """A scalar, from what `Words.logits` gives and int64 labels (batch, length)."""
+        return layers.cross_entropy(logits, labels)

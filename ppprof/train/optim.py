@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import paddle
 from paddle import nn
+from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_optimizer import (
+    HybridParallelClipGrad,
+)
 
 from ppprof.config import OptimizerConfig
+from ppprof.train.model import parameters
 
 
 class CosineWithWarmup(paddle.optimizer.lr.LRScheduler):
@@ -40,6 +45,37 @@ class CosineWithWarmup(paddle.optimizer.lr.LRScheduler):
         return self.min_lr + (self.max_lr - self.min_lr) * (math.cos(math.pi * ratio) + 1) / 2
 
 
+class Clip(nn.ClipGradByGlobalNorm):
+    """Clipping by global norm that remembers the norm.
+
+    Fleet puts a clip of its own in the place of this one where ranks hold parts of the gradients;
+    `observe_norm` makes that one tell the norm too.
+    """
+
+    norm: paddle.Tensor | None = None
+    """Of the last step's gradients, before clipping; None before the first."""
+
+    @paddle.no_grad()
+    def _dygraph_clip(self, params_grads: Any) -> Any:
+        squares = [grad.astype("float32").square().sum() for _, grad in params_grads]
+        self.norm = paddle.add_n(squares).sqrt()
+        return super()._dygraph_clip(params_grads)
+
+
+def observe_norm(optimizer: Any) -> None:
+    """Has `Clip.norm` set by Fleet's clip, which computes the norm over the grid."""
+    clip = optimizer._grad_clip
+    if not isinstance(clip, HybridParallelClipGrad):
+        return
+    over_the_grid = clip._global_norm
+
+    def observed(parts: paddle.Tensor, copies: paddle.Tensor) -> None:
+        over_the_grid(parts, copies)  # sums of squares, reduced in place
+        clip.norm = paddle.sqrt(parts + copies)
+
+    clip._global_norm = observed
+
+
 def make_schedule(config: OptimizerConfig) -> CosineWithWarmup:
     """The learning rate of the config."""
     lr = config.lr
@@ -50,7 +86,7 @@ def make_optimizer(
     config: OptimizerConfig, model: nn.Layer, schedule: CosineWithWarmup
 ) -> paddle.optimizer.Optimizer:
     """AdamW over the model's parameters; biases and norms do not decay."""
-    decaying = {param.name for name, param in model.named_parameters() if _decays(name)}
+    decaying = {param.name for name, param in parameters(model) if _decays(name)}
     clip = config.grad_clip
     return paddle.optimizer.AdamW(
         learning_rate=schedule,
@@ -60,7 +96,7 @@ def make_optimizer(
         parameters=model.parameters(),
         weight_decay=config.weight_decay,
         apply_decay_param_fun=decaying.__contains__,
-        grad_clip=nn.ClipGradByGlobalNorm(clip.clip_norm) if clip else None,
+        grad_clip=Clip(clip.clip_norm) if clip else None,
         multi_precision=True,
     )
 

@@ -1,0 +1,143 @@
+"""A model, its optimizer and how they are spread over the grid: one step at a time, by Fleet."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+from paddle import nn
+from paddle.distributed import fleet
+from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
+from paddle.distributed.fleet.utils.sequence_parallel_utils import (
+    register_sequence_parallel_allreduce_hooks,
+)
+
+from ppprof.config import Config
+from ppprof.train import layers
+from ppprof.train.amp import Amp
+from ppprof.train.grid import Grid
+from ppprof.train.model import GPT, PretrainingLoss, initialise, pipeline_stage
+from ppprof.train.optim import make_optimizer, make_schedule, observe_norm
+
+MicroBatches = Sequence[tuple[paddle.Tensor, paddle.Tensor]]
+"""Tokens and labels of each micro-batch of a step, int64 of shape (micro_batch_size, length)."""
+
+
+def make_engine(config: Config, grid: Grid) -> Engine:
+    """The engine that the config's degrees ask for."""
+    if grid.topology.degree("pp") > 1:
+        return Pipelined(config, grid)
+    return Engine(config, grid)
+
+
+class Engine:
+    """Accumulates the gradients of micro-batches, then steps: every grid without a pipeline.
+
+    On one device alone that is all; with others Fleet's wrappers of model and optimizer exchange
+    what has to be.
+    """
+
+    def __init__(self, config: Config, grid: Grid) -> None:
+        self._config = config
+        self._grid = grid
+        self.amp = Amp(config)
+        self.model = self._make_model()
+        initialise(self.model, config.Model, config.Global.seed)
+        self.schedule = make_schedule(config.Optimizer)
+        self.optimizer = make_optimizer(config.Optimizer, self.model, self.schedule)
+        self.model, self.optimizer = self.amp.decorate(self.model, self.optimizer)
+
+    def distribute(self) -> None:
+        """Hands model and optimizer, whose state may have been loaded before, to Fleet."""
+        if layers.splits_sequence(self._config.Model):
+            register_sequence_parallel_allreduce_hooks(
+                self.model, self._config.Engine.accumulate_steps, False
+            )
+        self._spread: Any = self.model
+        self._stepper: Any = self.optimizer
+        self._loss = PretrainingLoss()
+        if self._grid.topology.world_size > 1:
+            self._spread = fleet.distributed_model(self.model)
+            self._stepper = fleet.distributed_optimizer(self.optimizer)
+            observe_norm(self.optimizer)
+
+    def train(self, micro_batches: MicroBatches) -> paddle.Tensor:
+        """One optimizer step; the mean loss of its micro-batches on this replica."""
+        loss = self._accumulate(micro_batches)
+        self.amp.step(self._stepper)
+        self._stepper.clear_grad()
+        self.schedule.step()
+        return loss
+
+    @paddle.no_grad()
+    def evaluate(self, micro_batches: MicroBatches) -> paddle.Tensor:
+        """The mean loss of micro-batches, nothing learned."""
+        self.model.eval()
+        losses = []
+        for tokens, labels in micro_batches:
+            with self.amp.cast():
+                losses.append(self._loss(self.model(tokens), labels))
+        self.model.train()
+        return paddle.add_n(losses) / len(losses)
+
+    def norm_text(self) -> str:
+        """The norm of the last step's gradients, before clipping, for the log."""
+        norm = getattr(self.optimizer._grad_clip, "norm", None)
+        return "" if norm is None else f" grad_norm {norm.item():.6f}"
+
+    def mean(self, loss: paddle.Tensor) -> float:
+        """The mean over replicas, on every rank."""
+        total = loss.detach().astype("float32").reshape([1])
+        ranks = self._grid.topology.world_size
+        if ranks > 1:
+            dist.all_reduce(total)
+        mean: float = total.item() / ranks
+        return mean
+
+    def _make_model(self) -> nn.Layer:
+        return GPT(self._config.Model)
+
+    def _accumulate(self, micro_batches: MicroBatches) -> paddle.Tensor:
+        losses = []
+        # Not Paddle's reducer, which overlaps with backward in C++ and leaves no trace of itself
+        # on CPU: gradients are reduced once a step, fused, as FleetX does when it accumulates.
+        is_reduced_here = isinstance(self._spread, paddle.DataParallel)
+        with self._spread.no_sync() if is_reduced_here else contextlib.nullcontext():
+            for tokens, labels in micro_batches:
+                with self.amp.cast():
+                    loss = self._loss(self._spread(tokens), labels) / len(micro_batches)
+                self.amp.scale(loss).backward()
+                losses.append(loss.detach())
+        if is_reduced_here:
+            fused_allreduce_gradients(list(self.model.parameters()), None)
+        return paddle.add_n(losses)
+
+
+class Pipelined(Engine):
+    """Fleet's 1F1B, or its interleaved schedule where ``virtual_pp_degree`` is above 1."""
+
+    def _make_model(self) -> nn.Layer:
+        return pipeline_stage(self._config.Model)
+
+    def train(self, micro_batches: MicroBatches) -> paddle.Tensor:
+        """One optimizer step; the mean loss of its micro-batches, which all stages are told."""
+        with self.amp.cast():
+            loss: paddle.Tensor = self._spread.train_batch(
+                iter(micro_batches), self._stepper, self.schedule, self.amp.scaler
+            )
+        return loss
+
+    @paddle.no_grad()
+    def evaluate(self, micro_batches: MicroBatches) -> paddle.Tensor:
+        """The mean loss of micro-batches, a step's number at a time."""
+        size = self._config.Engine.accumulate_steps or 1
+        losses = []
+        for first in range(0, len(micro_batches), size):
+            with self.amp.cast():
+                some = iter(micro_batches[first : first + size])
+                losses.append(self._spread.eval_batch(some, compute_loss=True))
+        self._spread.train()
+        return paddle.add_n(losses) / len(losses)

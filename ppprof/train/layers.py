@@ -1,0 +1,125 @@
+"""Layers that are Fleet's tensor parallel ones where the grid has mp, and Paddle's plain ones else.
+
+With sequence parallelism, what is between them (norms, dropouts, residuals) is split along the
+sequence, in Fleet's layout: (length / mp, batch, hidden).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from typing import Any
+
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.distributed import fleet
+from paddle.distributed.fleet.layers.mpu import mp_ops
+from paddle.distributed.fleet.meta_parallel import (
+    ColumnParallelLinear,
+    ParallelCrossEntropy,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    get_rng_state_tracker,
+)
+from paddle.distributed.fleet.utils import sequence_parallel_utils as sequence
+
+from ppprof.config import ModelConfig
+
+
+def mp_degree() -> int:
+    """Ranks that share a layer: Fleet's, 1 where it was not initialised."""
+    grid = getattr(fleet.fleet, "_hcg", None)
+    return grid.get_model_parallel_world_size() if grid is not None else 1
+
+
+def splits_sequence(config: ModelConfig) -> bool:
+    """Whether activations are split along the sequence."""
+    return config.sequence_parallel and mp_degree() > 1
+
+
+def column_linear(width_in: int, width_out: int, config: ModelConfig) -> nn.Layer:
+    """A linear layer, each rank with its part of the outputs."""
+    if splits_sequence(config):
+        return sequence.ColumnSequenceParallelLinear(
+            width_in, width_out, has_bias=True, gather_output=False
+        )
+    if mp_degree() > 1:
+        return ColumnParallelLinear(width_in, width_out, has_bias=True, gather_output=False)
+    return nn.Linear(width_in, width_out)
+
+
+def row_linear(width_in: int, width_out: int, config: ModelConfig) -> nn.Layer:
+    """A linear layer, each rank with its part of the inputs."""
+    if splits_sequence(config):
+        return sequence.RowSequenceParallelLinear(width_in, width_out, input_is_parallel=True)
+    if mp_degree() > 1:
+        return RowParallelLinear(width_in, width_out, input_is_parallel=True)
+    return nn.Linear(width_in, width_out)
+
+
+def vocabulary(config: ModelConfig) -> nn.Layer:
+    """The embedding of tokens, each rank with its part of them."""
+    kind = VocabParallelEmbedding if mp_degree() > 1 else nn.Embedding
+    return kind(config.vocab_size, config.hidden_size)
+
+
+def norm(config: ModelConfig) -> nn.LayerNorm:
+    """A layer norm; over a part of the sequence its gradients are partial, and Fleet is told."""
+    layer = nn.LayerNorm(config.hidden_size)
+    if splits_sequence(config):
+        for param in layer.parameters():
+            sequence.mark_as_sequence_parallel_parameter(param)
+    return layer
+
+
+class Dropout(nn.Layer):
+    """Dropout of hidden states: the same on all mp ranks unless each has its own part of them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self._ratio = config.hidden_dropout_prob
+        self._splits_sequence = splits_sequence(config)
+
+    def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
+        """Any shape in and out."""
+        with own_randomness() if self._splits_sequence else contextlib.nullcontext():
+            return F.dropout(hidden, self._ratio, training=self.training)
+
+
+def own_randomness() -> AbstractContextManager[Any]:
+    """Random numbers that differ between mp ranks; `seed_all` seeds them."""
+    if mp_degree() == 1:
+        return contextlib.nullcontext()
+    context: AbstractContextManager[Any] = get_rng_state_tracker().rng_state()
+    return context
+
+
+def to_parts(hidden: paddle.Tensor) -> paddle.Tensor:
+    """(batch, length, hidden) to (length / mp, batch, hidden)."""
+    return sequence.ScatterOp.apply(hidden.transpose([1, 0, 2]))
+
+
+def from_parts(hidden: paddle.Tensor) -> paddle.Tensor:
+    """Inverse of `to_parts`."""
+    return sequence.GatherOp.apply(hidden).transpose([1, 0, 2])
+
+
+def logits(hidden: paddle.Tensor, table: nn.Layer) -> paddle.Tensor:
+    """Scores of a `vocabulary`, each rank those of its part.
+
+    Args:
+        hidden: shape (batch, length, hidden).
+        table: what `vocabulary` made.
+    """
+    if mp_degree() > 1:
+        hidden = mp_ops._c_identity(hidden, table.model_parallel_group)
+    return paddle.matmul(hidden, table.weight, transpose_y=True)
+
+
+def cross_entropy(scores: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
+    """Mean loss, float32, from `logits` and int64 labels (batch, length)."""
+    scores = scores.astype("float32")
+    if mp_degree() > 1:
+        return ParallelCrossEntropy()(scores, labels).mean()
+    return F.cross_entropy(scores.reshape([-1, scores.shape[-1]]), labels.flatten())
