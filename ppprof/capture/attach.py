@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppprof import rundir
+from ppprof.capture import peak_flops
 from ppprof.capture.finisher import Finisher
 from ppprof.capture.job import Job
 from ppprof.capture.schedule import Schedule
@@ -14,6 +16,7 @@ from ppprof.capture.session import Off, Session
 from ppprof.capture.steps import StepLog
 from ppprof.capture.talk import tell
 from ppprof.capture.timer import StepTimer
+from ppprof.errors import UsageError
 
 if TYPE_CHECKING:
     from ppprof.capture.windows import Windows
@@ -28,6 +31,7 @@ def attach(
     *,
     topology: Topology | None = None,
     config: Mapping[str, Any] | None = None,
+    device_peak_flops: float | None = None,
 ) -> Off:
     """A profiler for a training loop; an object that does nothing when it is off.
 
@@ -44,13 +48,18 @@ def attach(
         topology: where the ranks stand; without it, Fleet's if it is initialised, else data
             parallel over all ranks.
         config: the whole config, to be kept in the manifest.
+        device_peak_flops: dense FLOP/s of one device in the type that is trained in, for MFU;
+            without it, that of bf16 and fp16 where the device is a known one (`peak_flops`).
+            Kept in the manifest.
 
     Returns:
-        A context manager with ``step(num_samples, num_tokens)``, ``should_stop`` and ``close()``.
+        A context manager with ``step(num_samples, num_tokens, num_micro_batches, num_flops)``,
+        ``paused()``, ``should_stop`` and ``close()``.
 
     Raises:
         ConfigError: the mapping is no valid ``Profiler`` block.
-        UsageError: ``ranks`` or ``print_ranks`` name ranks that the job does not have.
+        UsageError: ``ranks`` or ``print_ranks`` name ranks that the job does not have, or
+            ``device_peak_flops`` is no positive number.
     """
     global _attached
     if profiler is None:
@@ -64,10 +73,22 @@ def attach(
     if _attached is not None and not _attached.closed:
         tell("attach() was called while an earlier session is open: this one does nothing")
         return Off()
+    if device_peak_flops is None:
+        device_peak_flops = peak_flops.device_peak_flops()
+    elif not (isinstance(device_peak_flops, (int, float)) and 0 < device_peak_flops < math.inf):
+        raise UsageError(
+            f"device_peak_flops: {device_peak_flops!r}: expected FLOP/s, a number above 0 "
+            "such as 312e12"
+        )
     job = Job.here(topology)
     recorded = job.topology.select(profiler.ranks)
     printing = job.topology.select(profiler.print_ranks)
-    run = _run_directory(job, profiler, config)
+    manifest = {
+        "profiler": profiler.to_mapping(),
+        "config": config,
+        "device_peak_flops": device_peak_flops,
+    }
+    run = _run_directory(job, Path(profiler.profiler_log), manifest)
     finisher = windows = None
     if run is not None and job.rank in recorded and not profiler.timer_only:
         finisher = Finisher(run, job.rank, prints=job.rank in printing)
@@ -83,6 +104,7 @@ def attach(
         steps=StepLog(run / rundir.steps_path(job.rank)) if run is not None else None,
         timer=timer,
         device_peak_bytes=_device_peak_bytes(),
+        device_peak_flops=device_peak_flops,
         stop_training=profiler.stop_training,
         timer_only=profiler.timer_only,
         prints=job.rank in printing,
@@ -91,12 +113,9 @@ def attach(
     return _attached
 
 
-def _run_directory(
-    job: Job, profiler: ProfilerConfig, config: Mapping[str, Any] | None
-) -> Path | None:
-    log = Path(profiler.profiler_log)
+def _run_directory(job: Job, log: Path, manifest: Mapping[str, Any]) -> Path | None:
     try:
-        return job.run_directory(log, {"profiler": profiler.to_mapping(), "config": config})
+        return job.run_directory(log, manifest)
     except (OSError, RuntimeError) as error:
         tell(f"rank {job.rank}: {log}: {error}; nothing is recorded, the training goes on")
         return None

@@ -8,7 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -31,13 +31,23 @@ _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 
 class Off:
-    """The session of a profiler that is off: `step` and `close` do nothing."""
+    """The session of a profiler that is off: `step`, `paused` and `close` do nothing."""
 
     should_stop = False
     """Whether the training is to end now; never."""
 
-    def step(self, num_samples: int | None = None, num_tokens: int | None = None) -> None:
+    def step(
+        self,
+        num_samples: int | None = None,
+        num_tokens: int | None = None,
+        num_micro_batches: int | None = None,
+        num_flops: int | None = None,
+    ) -> None:
         """Does nothing."""
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Does nothing."""
+        return nullcontext()
 
     def close(self) -> None:
         """Does nothing."""
@@ -72,6 +82,7 @@ class Session(Off):
         steps: StepLog | None = None,
         timer: StepTimer | None = None,
         device_peak_bytes: Callable[[], int] | None = None,
+        device_peak_flops: float | None = None,
         stop_training: bool = False,
         timer_only: bool = False,
         prints: bool = True,
@@ -89,7 +100,7 @@ class Session(Off):
         self._timer_only = timer_only
         self._prints = prints
         self._viewed = viewed
-        self._summary = PerfSummary()
+        self._summary = PerfSummary(device_peak_flops)
         self._step = 0
         self._window = 0
         self._stall_ns = 0
@@ -114,22 +125,45 @@ class Session(Off):
         """
         return self._stop_training and self._schedule.is_over(self._step)
 
-    def step(self, num_samples: int | None = None, num_tokens: int | None = None) -> None:
+    def step(
+        self,
+        num_samples: int | None = None,
+        num_tokens: int | None = None,
+        num_micro_batches: int | None = None,
+        num_flops: int | None = None,
+    ) -> None:
         """Ends a step: to be called after each optimizer step. Never raises.
 
         Between the last step of a window and the next step, the window is saved.
 
         Args:
-            num_samples: samples of the step on this rank, for ips in samples/s.
-            num_tokens: tokens of the step on this rank.
+            num_samples: samples of the step, for ips in samples/s.
+            num_tokens: tokens of the step, for tokens/s. Both are those of this rank's
+                data-parallel replica, the same on ranks that differ in mp or pp only.
+            num_micro_batches: forward and backward passes that the step is made of.
+            num_flops: model FLOPs of the step on this rank alone, for MFU: its share where mp and
+                pp split the model, and without those of recomputation.
         """
         if self._closed:
             return
         before = self._state
         with self._harmless("timing a step"):
-            self._record_step(before, num_samples, num_tokens)
+            self._record_step(
+                before,
+                num_samples=num_samples,
+                num_tokens=num_tokens,
+                num_micro_batches=num_micro_batches,
+                num_flops=num_flops,
+            )
         self._step += 1
         self._turn(before)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """What is inside counts in no step's time, nor as reading: an evaluation, a checkpoint.
+
+        Ranks that wait for one that pauses, in a collective, count that: all should pause.
+        """
+        return self._timer.paused()
 
     def close(self) -> None:
         """Saves an open window, waits for the tables and prints them. Never raises."""
@@ -146,20 +180,25 @@ class Session(Off):
     ) -> None:
         self._close(failed=error is not None)
 
-    def _record_step(self, state: State, num_samples: int | None, num_tokens: int | None) -> None:
+    def _record_step(self, state: State, **given: int | None) -> None:
         took = self._timer.step()
         # A numpy or Paddle scalar is a number too.
-        num_samples = None if num_samples is None else int(num_samples)
-        num_tokens = None if num_tokens is None else int(num_tokens)
-        self._summary.add(took.batch_cost_ns, took.reader_cost_ns, num_samples, self._excluded)
+        counts = {name: None if count is None else int(count) for name, count in given.items()}
+        self._summary.add(
+            took.batch_cost_ns,
+            took.reader_cost_ns,
+            counts["num_samples"],
+            self._excluded,
+            num_tokens=counts["num_tokens"],
+            num_flops=counts["num_flops"],
+        )
         if self._steps is None:
             return
         record = StepRecord(
             step=self._step,
             batch_cost_ns=took.batch_cost_ns,
             reader_cost_ns=took.reader_cost_ns,
-            num_samples=num_samples,
-            num_tokens=num_tokens,
+            **counts,
             device_peak_bytes=self._device_peak_bytes() if self._device_peak_bytes else None,
             host_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT,
             stall_ns=self._stall_ns,

@@ -1,7 +1,8 @@
 """Step times on disk, one JSON line a step, on every rank that is attached.
 
 ``{"step":4,"batch_cost_ns":31245000,"reader_cost_ns":120400,"num_samples":8,"num_tokens":1024,
-"device_peak_bytes":null,"host_peak_bytes":412516352,"stall_ns":0,"excluded":false,"window":0}``
+"num_micro_batches":2,"num_flops":1400000000,"device_peak_bytes":null,"host_peak_bytes":412516352,
+"stall_ns":0,"excluded":false,"window":0}``
 """
 
 from __future__ import annotations
@@ -24,13 +25,19 @@ class StepRecord(NamedTuple):
     step: int
     """Counted from 0 since `attach`."""
     batch_cost_ns: int
-    """Wall time of the step, ``stall_ns`` included."""
+    """Wall time of the step, ``stall_ns`` included, `Session.paused` left out."""
     reader_cost_ns: int | None
-    """Part of it in Paddle's DataLoader; null without one."""
+    """Part of it spent waiting for Paddle's DataLoaders; null where none was read."""
     num_samples: int | None
-    """Of this rank, as given to `Session.step`."""
+    """Of this rank's data-parallel replica, as given to `Session.step`."""
     num_tokens: int | None
-    """Of this rank, as given to `Session.step`."""
+    """Of this rank's data-parallel replica, as given to `Session.step`: ranks that differ in mp or
+    pp only share a replica and report the same tokens, so a job's are the sum over its replicas."""
+    num_micro_batches: int | None
+    """Forward and backward passes of the step, as given to `Session.step`."""
+    num_flops: int | None
+    """Floating-point operations of this rank alone, as given to `Session.step`: a job's are the
+    sum over all ranks."""
     device_peak_bytes: int | None
     """Most memory allocated on the GPU so far (``max_memory_allocated``); null without GPU."""
     host_peak_bytes: int

@@ -30,6 +30,9 @@ class GlobalConfig:
     """Samples of a step on one data-parallel rank."""
     micro_batch_size: Optional[int] = knob(None, minimum=1)
     """Samples of one forward and backward; blank for local_batch_size. It divides that."""
+    device_peak_flops: Optional[float] = knob(None, above=0)
+    """Dense FLOP/s of one device in the type that is trained in, for MFU; blank for the bf16 and
+    fp16 peak of a known device, and no MFU on others."""
 
 
 @dataclass(frozen=True)

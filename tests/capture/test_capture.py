@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 import ppprof
 from ppprof import rundir
+from ppprof.errors import UsageError
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
@@ -44,7 +46,8 @@ def test_off_is_nothing_at_all() -> None:
 import sys, ppprof
 for off in (None, {"enable": False}):
     with ppprof.attach(off) as prof:
-        prof.step(num_samples=1, num_tokens=2)
+        with prof.paused():
+            prof.step(num_samples=1, num_tokens=2, num_micro_batches=1, num_flops=3)
         assert not prof.should_stop
 print([name for name in ("paddle", "polars") if name in sys.modules])
 """
@@ -159,7 +162,7 @@ def test_what_was_put_on_for_a_window_is_taken_off(block: dict[str, Any]) -> Non
 
 def test_a_full_run_leaves_a_manifest_and_step_times(tmp_path: Path, block: dict[str, Any]) -> None:
     step = toy.training()
-    with ppprof.attach(block, config={"Global": {"seed": 1}}) as prof:
+    with ppprof.attach(block, config={"Global": {"seed": 1}}, device_peak_flops=1e12) as prof:
         for _ in range(6):
             step()
             prof.step(num_samples=4, num_tokens=64)
@@ -171,10 +174,25 @@ def test_a_full_run_leaves_a_manifest_and_step_times(tmp_path: Path, block: dict
     assert manifest["ranks"][0]["coordinate"]["dp"] == 0
     assert manifest["versions"]["paddle"] == paddle.__version__
     assert manifest["config"] == {"Global": {"seed": 1}}
+    assert manifest["device_peak_flops"] == 1e12
     assert manifest["profiler"]["scheduler"] == [2, 4]
     lines = [json.loads(line) for line in (run / rundir.steps_path(0)).read_text().splitlines()]
     assert [line["window"] for line in lines] == [None, None, 0, 0, None, None]
     assert all(line["host_peak_bytes"] > 50 << 20 for line in lines)
+
+
+def test_a_cpu_has_no_known_peak(tmp_path: Path, block: dict[str, Any]) -> None:
+    paddle.set_device("cpu")
+    with ppprof.attach({**block, "timer_only": True}) as prof:
+        prof.step(num_flops=1)
+    assert rundir.read_manifest(tmp_path / "log")["device_peak_flops"] is None
+
+
+@pytest.mark.parametrize("peak", [0, -1e12, float("nan"), float("inf"), "312e12"])
+def test_a_peak_that_is_none(block: dict[str, Any], peak: Any) -> None:
+    expected = re.escape(f"device_peak_flops: {peak!r}: expected FLOP/s, a number above 0 such as")
+    with pytest.raises(UsageError, match=expected):
+        ppprof.attach(block, device_peak_flops=peak)
 
 
 def test_two_lines_say_how_to_look(

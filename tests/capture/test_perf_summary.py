@@ -48,6 +48,36 @@ def test_it_is_what_paddle_prints(
     assert summary.text() == paddle_text(capsys, readers, num_samples)
 
 
+def rows(summary: PerfSummary) -> dict[str, list[float]]:
+    """Average, max and min of each row."""
+    cells = [line.split("|")[1:5] for line in summary.text().splitlines() if line[0] == "|"][1:]
+    return {name.strip(): [float(cell) for cell in numbers] for name, *numbers in cells}
+
+
+def test_tokens_flops_and_mfu_follow_what_paddle_prints() -> None:
+    """Two steps count, of 0.5 s and 2 s, on a device of 100 TFLOP/s."""
+    plain, summary = PerfSummary(), PerfSummary(device_peak_flops=100e12)
+    for batch in [*[9] * 10, 500, 2000]:
+        plain.add(batch * MS, 1 * MS, 8)
+        summary.add(batch * MS, 1 * MS, 8, num_tokens=1000, num_flops=25 * 10**12)
+    assert summary.text().startswith(plain.text())
+    added = {name: cells for name, cells in rows(summary).items() if name not in rows(plain)}
+    assert added == {
+        "tokens/s": [800.0, 2000.0, 500.0],
+        "TFLOP/s": [20.0, 50.0, 12.5],
+        "MFU": [0.2, 0.5, 0.125],
+    }
+
+
+def test_rows_of_what_is_not_known_are_missing() -> None:
+    no_peak, one_step_silent = PerfSummary(), PerfSummary(device_peak_flops=1e12)
+    for step in range(12):
+        no_peak.add(MS, num_flops=10**9)
+        one_step_silent.add(MS, num_tokens=8 if step else None, num_flops=10**9)
+    assert list(rows(no_peak)) == ["batch_cost", "ips", "TFLOP/s"]
+    assert list(rows(one_step_silent)) == ["batch_cost", "ips", "TFLOP/s", "MFU"]
+
+
 def test_min_is_right_where_paddle_prints_inf() -> None:
     summary = PerfSummary()
     for batch in [1] * 10 + [4, 5, 6]:
@@ -60,10 +90,10 @@ def test_min_is_right_where_paddle_prints_inf() -> None:
 def test_a_stall_of_the_profiler_is_in_no_number() -> None:
     clean, stalled = PerfSummary(), PerfSummary()
     for step, batch in enumerate(BATCH_MS):
-        clean.add(batch * MS, 1 * MS, 8)
-        stalled.add(batch * MS, 1 * MS, 8)
+        clean.add(batch * MS, 1 * MS, 8, num_tokens=64, num_flops=10**9)
+        stalled.add(batch * MS, 1 * MS, 8, num_tokens=64, num_flops=10**9)
         if step == 12:
-            stalled.add(900 * MS, 1 * MS, 8, excluded=True)
+            stalled.add(900 * MS, 1 * MS, 8, excluded=True, num_tokens=64, num_flops=10**9)
     assert stalled.text() == clean.text()
     assert (stalled.num_steps, stalled.num_left_out) == (clean.num_steps + 1, 1)
 

@@ -69,12 +69,13 @@ def test_steps_next_to_a_window_are_marked_on_every_rank(
     made = Finisher(tmp_path, 0, prints=True, command=[]) if windows else None
     with session(windows, Schedule.of((2, 4)), steps=StepLog(path), finisher=made) as prof:
         for _ in range(6):
-            prof.step(num_samples=4, num_tokens=64)
+            prof.step(num_samples=4, num_tokens=64, num_micro_batches=2, num_flops=10**12)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
 
     assert [line["step"] for line in lines if line["excluded"]] == [1, 2, 4]
     assert [line["window"] for line in lines] == [None, None, 0, 0, None, None]
-    assert {(line["num_samples"], line["num_tokens"]) for line in lines} == {(4, 64)}
+    counts = ("num_samples", "num_tokens", "num_micro_batches", "num_flops")
+    assert {tuple(line[name] for name in counts) for line in lines} == {(4, 64, 2, 10**12)}
     stalls = {line["step"] for line in lines if line["stall_ns"] > 0}
     assert stalls == ({1, 2, 4} if windows else set())
     assert all(line["stall_ns"] <= line["batch_cost_ns"] for line in lines)
@@ -123,6 +124,43 @@ def test_an_exception_of_the_training_passes_and_the_window_is_kept() -> None:
         raise error
     assert raised.value is error
     assert windows.calls == ["close(keep_empty=True)"]
+
+
+def test_a_pause_is_in_no_step_and_lets_exceptions_through(tmp_path: Path) -> None:
+    now, path = [0], tmp_path / "steps.jsonl"
+    prof = session(None, TWICE, timer=StepTimer(lambda: now[0]), steps=StepLog(path))
+    error = ValueError("no text to evaluate on")
+
+    def evaluate() -> None:
+        with prof.paused():
+            now[0] += 100
+            raise error
+
+    now[0] += 3
+    prof.step()
+    with pytest.raises(ValueError, match="no text") as raised:
+        evaluate()
+    assert raised.value is error
+    now[0] += 4
+    prof.step()
+    prof.close()
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [record["batch_cost_ns"] for record in records] == [3, 4]
+
+
+def test_mfu_is_of_the_devices_peak(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0]
+    timer = StepTimer(lambda: now[0])
+    with session(None, TWICE, timer=timer, timer_only=True, device_peak_flops=4e12) as prof:
+        for _ in range(12):
+            now[0] += 500_000_000
+            prof.step(num_tokens=100, num_flops=10**12)
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:4:2] for line in printed[-3:]] == [
+        ["tokens/s", "200.00000"],
+        ["TFLOP/s", "2.00000"],
+        ["MFU", "0.50000"],
+    ]
 
 
 def test_closing_twice_and_stepping_after_it_do_nothing() -> None:

@@ -17,6 +17,8 @@ def record(step: int) -> StepRecord:
         reader_cost_ns=None,
         num_samples=8,
         num_tokens=1024,
+        num_micro_batches=2,
+        num_flops=1_400_000_000,
         device_peak_bytes=None,
         host_peak_bytes=412_516_352,
         stall_ns=0,
@@ -41,7 +43,8 @@ def test_lines_reach_the_disk_on_flush_and_after_ten_seconds(tmp_path: Path) -> 
     assert [json.loads(line)["step"] for line in lines] == [0, 1, 2]
     assert lines[0] == (
         '{"step":0,"batch_cost_ns":31245000,"reader_cost_ns":null,"num_samples":8,'
-        '"num_tokens":1024,"device_peak_bytes":null,"host_peak_bytes":412516352,'
+        '"num_tokens":1024,"num_micro_batches":2,"num_flops":1400000000,'
+        '"device_peak_bytes":null,"host_peak_bytes":412516352,'
         '"stall_ns":0,"excluded":false,"window":0}'
     )
 
