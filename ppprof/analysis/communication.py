@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.grouping import intervals_of, matching
-from ppprof.analysis.intervals import Intervals, difference
+from ppprof.analysis.intervals import Intervals, difference, union
 from ppprof.analysis.tree import Tree
 
 OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "StaticKernelLaunch")
@@ -17,10 +17,10 @@ OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "Stat
 
 @dataclass(frozen=True)
 class Communication:
-    """When a rank communicates and when it computes.
+    """When a rank communicates and when it computes, as Paddle's Distributed Summary has it.
 
-    As Paddle's Distributed Summary tells them apart; where nothing ran on a device, for which
-    Paddle knows no computation at all, operators stand for kernels.
+    Where nothing ran on a device, of which Paddle says that nothing was computed, operators stand
+    for kernels.
     """
 
     host: Intervals
@@ -81,7 +81,7 @@ def _operating(hosts: pl.DataFrame, communication: pl.DataFrame) -> Intervals:
     operators = hosts.filter(pl.col("category").is_in(OPERATOR_CATEGORIES))
     parts = [
         difference(
-            intervals_of(operators.filter(pl.col("thread") == thread)),
+            union(*intervals_of(operators.filter(pl.col("thread") == thread))),
             intervals_of(communication.filter(pl.col("thread") == thread)),
         )
         for thread in operators["thread"].unique()

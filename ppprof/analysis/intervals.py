@@ -59,7 +59,7 @@ def difference(left: Intervals, right: Intervals) -> Intervals:
         left: shapes (N,); as in all of this module, any order, overlaps allowed.
         right: shapes (M,).
     """
-    bounds = np.unique(np.concatenate((*left, *right)))
+    bounds = np.sort(np.concatenate((*left, *right)))
     first, last = bounds[:-1], bounds[1:]
     kept = _open(left, first) & ~_open(right, first)
     return union(first[kept], last[kept])
