@@ -1,4 +1,4 @@
-"""Which time is communication, and which of it computation hides."""
+"""Which time is communication, which is computation."""
 
 from __future__ import annotations
 
@@ -8,20 +8,30 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.grouping import intervals_of, matching
-from ppprof.analysis.intervals import Intervals
+from ppprof.analysis.intervals import Intervals, difference, union
 from ppprof.analysis.tree import Tree
+
+OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "StaticKernelLaunch")
+"""Host events during which a CPU computes; the last two are what newer Paddles record inside."""
 
 
 @dataclass(frozen=True)
 class Communication:
-    """When a rank communicates and computes, as Paddle's Distributed Summary tells them apart."""
+    """When a rank communicates and when it computes, as Paddle's Distributed Summary has it.
+
+    Where nothing ran on a device, of which Paddle says that nothing was computed, operators stand
+    for kernels.
+    """
 
     host: Intervals
     """Communication events, and operators that are named after a collective."""
     device: Intervals
     """Kernels launched below those, and kernels of NCCL (or XCCL) launched elsewhere."""
     computation: Intervals
-    """All other kernels launched by events that are not communication themselves."""
+    """All other kernels launched by events that are not communication themselves; of a trace
+    without device events what `_operating` finds."""
+    computed_by: str
+    """What ``computation`` is made of: "kernels" or "operators"."""
 
     @classmethod
     def of(cls, tree: Tree) -> Communication:
@@ -30,6 +40,9 @@ class Communication:
         hosts = tree.hosts.filter(
             (pl.col("category") == "Communication") | (pl.col("category") == "Operator") & named
         )
+        if tree.devices.is_empty():
+            nowhere = intervals_of(tree.devices)
+            return cls(intervals_of(hosts), nowhere, _operating(tree.hosts, hosts), "operators")
         rows = hosts["row"].to_numpy()
         below = tree.below(rows)
         below[rows] = True
@@ -45,6 +58,7 @@ class Communication:
             intervals_of(hosts),
             intervals_of(kernels.filter(pl.Series(device))),
             intervals_of(kernels.filter(pl.Series(computation))),
+            "kernels",
         )
 
     @property
@@ -52,3 +66,27 @@ class Communication:
         """Communication on the host or on the device."""
         start = np.concatenate((self.host[0], self.device[0]))
         return start, np.concatenate((self.host[1], self.device[1]))
+
+
+def _operating(hosts: pl.DataFrame, communication: pl.DataFrame) -> Intervals:
+    """When a thread runs an operator and does not communicate meanwhile, thread by thread.
+
+        thread 1   Operator        ##########
+                   Communication      ####
+        thread 2   Communication          ######
+        out                        ###    ###
+
+    Intervals of different threads may overlap.
+    """
+    operators = hosts.filter(pl.col("category").is_in(OPERATOR_CATEGORIES))
+    parts = [
+        difference(
+            union(*intervals_of(operators.filter(pl.col("thread") == thread))),
+            intervals_of(communication.filter(pl.col("thread") == thread)),
+        )
+        for thread in operators["thread"].unique()
+    ]
+    return (
+        np.concatenate([start for start, _ in parts] or [np.empty(0, np.int64)]),
+        np.concatenate([end for _, end in parts] or [np.empty(0, np.int64)]),
+    )

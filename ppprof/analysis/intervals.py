@@ -46,3 +46,27 @@ def overlap(left: Intervals, right: Intervals) -> int:
     """How many nanoseconds lie in both sets: |A| + |B| - |A or B|."""
     both = (np.concatenate((left[0], right[0])), np.concatenate((left[1], right[1])))
     return covered(*left) + covered(*right) - covered(*both)
+
+
+def difference(left: Intervals, right: Intervals) -> Intervals:
+    """The instants that lie in ``left`` and not in ``right``, as a union.
+
+        left    ######  ##
+        right     ##     ##
+        out     ##  ##  #
+
+    Args:
+        left: shapes (N,); as in all of this module, any order, overlaps allowed.
+        right: shapes (M,).
+    """
+    bounds = np.sort(np.concatenate((*left, *right)))
+    first, last = bounds[:-1], bounds[1:]
+    kept = _open(left, first) & ~_open(right, first)
+    return union(first[kept], last[kept])
+
+
+def _open(intervals: Intervals, at: Int64) -> npt.NDArray[np.bool_]:
+    """Whether each instant lies in an interval: more have begun by then than have ended."""
+    start, end = np.sort(intervals[0]), np.sort(intervals[1])
+    begun: npt.NDArray[np.intp] = np.searchsorted(start, at, side="right")
+    return begun > np.searchsorted(end, at, side="right")

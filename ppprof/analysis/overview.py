@@ -99,6 +99,17 @@ def overview(profile: Profile) -> pl.DataFrame:
 def model(profile: Profile) -> pl.DataFrame:
     """Steps and the phases they are made of; *Others* is what no phase covers.
 
+    A phase counts where it lies in no other: the Forward of a layer is part of its model's, and what
+    a Backward recomputes is part of the Backward. Under pipelining that is one Forward and one
+    Backward a micro-batch:
+
+        ProfileStep    #############################
+        Forward        F0 F1    F2    F3                4 calls
+          Forward       .  .     .     .                of layers: in their model's
+        Backward             B0    B1    B2 B3          4 calls
+          Forward             .     .     .  .          recomputed: in the Backward's
+        Optimization                           O        1 call
+
     Returns:
         name, calls, cpu_ and gpu_ total_ns, avg_ns, max_ns, min_ns and ratio. GPU times sum all
         kernels launched in the phase, overlapping or not. CPU ratios are of the time inside
@@ -130,22 +141,39 @@ def model(profile: Profile) -> pl.DataFrame:
 
 
 def distributed(profile: Profile) -> pl.DataFrame:
-    """Communication, computation and how much of one hides the other.
+    """Communication, computation, and how much of the first the second hides.
+
+        Communication            ####   #####
+        Computation            ####  #####
+        Overlap                  ##     ##
+        Exposed Communication      ##     ###
+
+    Computation is kernels. Of a trace without device events, where Paddle says 0 for Computation
+    and Overlap, it is the time in which some thread runs an operator and does not communicate
+    itself: an operator that holds an all_reduce does not compute meanwhile, and neither does one
+    that is named after a collective. Overlap then is one thread's communication while another
+    computes. Exposed Communication, which Paddle leaves out, is Communication minus Overlap.
 
     Returns:
-        name (ProfileStep, Communication, Computation, Overlap), time_ns, ratio of the time inside
-        steps (null where there is none). No rows where nothing communicates. Computation is
-        kernels, so it and the overlap are 0 on a CPU.
+        name (ProfileStep, Communication, Computation, Overlap, Exposed Communication), time_ns,
+        ratio of the time inside steps (null where there is none), computed_by ("kernels" or
+        "operators"; null in the first two rows, which hold no computation). No rows where nothing
+        communicates.
     """
     comm = profile.communication
+    communication_ns = covered(*comm.both)
+    overlap_ns = overlap(comm.both, comm.computation)
     rows = [
-        ("ProfileStep", profile.total_ns),
-        ("Communication", covered(*comm.both)),
-        ("Computation", covered(*comm.computation)),
-        ("Overlap", overlap(comm.both, comm.computation)),
+        ("ProfileStep", profile.total_ns, None),
+        ("Communication", communication_ns, None),
+        ("Computation", covered(*comm.computation), comm.computed_by),
+        ("Overlap", overlap_ns, comm.computed_by),
+        ("Exposed Communication", communication_ns - overlap_ns, comm.computed_by),
     ]
     return pl.DataFrame(
-        [(name, ns, ratio(ns, profile.total_ns)) for name, ns in rows] if len(comm.both[0]) else [],
-        {"name": pl.String, "time_ns": pl.Int64, "ratio": pl.Float64},
+        [(name, ns, ratio(ns, profile.total_ns), by) for name, ns, by in rows]
+        if len(comm.both[0])
+        else [],
+        {"name": pl.String, "time_ns": pl.Int64, "ratio": pl.Float64, "computed_by": pl.String},
         orient="row",
     )

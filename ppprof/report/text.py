@@ -1,7 +1,8 @@
 """The summaries as Paddle prints them: titles, columns, rows, number formats and notes.
 
 Source of the layout: ``_build_table`` of paddle 3.3's profiler_statistic.py. Ours adds the rows
-``gradient accumulation`` and, where a row limit cuts a table, a line that says so.
+``gradient accumulation`` and ``Exposed Communication``, a note of its own below the Distribution
+Summary of a trace without device events and, where a row limit cuts a table, a line that says so.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ def _distributed(table: pl.DataFrame, layout: Layout) -> list[Grid]:
     ]
     if not lines:
         return []
-    note = _DISTRIBUTED_NOTE
+    on_host = "operators" in table["computed_by"]
+    note = _DISTRIBUTED_HOST_NOTE if on_host else _DISTRIBUTED_NOTE
     return [Grid("Distribution Summary", columns, lines, layout.time_unit, note=note)]
 
 
@@ -311,6 +313,7 @@ _DISTRIBUTED_NOTE = """\
 Communication time: Communication Event time, Communication Op time and its kernel time on gpu.
 Computation time: Kernel time, except kernels belong to communication(nccl kernels).
 Overlap time: Communication time intersects with computation time.
+Exposed Communication time: Communication time minus overlap time (ppprof's own row).
 Example:
 Communication:
   CPU:              |_________________|
@@ -319,4 +322,23 @@ Communication:
 Computation time(Kernel):
   GPU:         |________________|
 Overlap time:       |___________|
+"""
+
+_DISTRIBUTED_HOST_NOTE = """\
+This trace holds no device events. Paddle counts kernels only, so its Computation and Overlap are 0; \
+here operators stand for kernels.
+Communication time: Communication Event time and Communication Op time.
+Computation time: Time in which a thread runs an operator and does not communicate itself.
+Overlap time: One thread communicates while another computes.
+Exposed Communication time: Communication time minus overlap time (ppprof's own row).
+Example:
+Thread 1:
+  Operator:         |____________________|
+  Communication:           |______|
+Thread 2:
+  Communication:                    |_________|
+Communication time:        |______| |_________|
+Computation time:   |______|      |______|
+Overlap time:                       |____|
+Exposed time:              |______|      |____|
 """

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.analysis.intervals import covered, overlap, union
+from ppprof.analysis.intervals import covered, difference, overlap, union
 
 intervals = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda pair: (pair[0], sum(pair))),
@@ -19,14 +19,17 @@ def _arrays(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
     return tuple(np.array([pair[at] for pair in pairs], np.int64) for at in (0, 1))
 
 
+def _pairs(intervals: tuple[np.ndarray, np.ndarray]) -> Pairs:
+    return list(zip(intervals[0].tolist(), intervals[1].tolist()))
+
+
 def _ticks(pairs: Pairs) -> set[int]:
     return {tick for start, end in pairs for tick in range(start, end)}
 
 
 @given(intervals)
 def test_union_covers_the_same_ticks_once(pairs: Pairs) -> None:
-    start, end = union(*_arrays(pairs))
-    merged = list(zip(start.tolist(), end.tolist()))
+    merged = _pairs(union(*_arrays(pairs)))
     assert _ticks(merged) == _ticks(pairs)
     assert all(left[1] < right[0] for left, right in zip(merged, merged[1:]))
 
@@ -35,3 +38,11 @@ def test_union_covers_the_same_ticks_once(pairs: Pairs) -> None:
 def test_covered_and_overlap_count_ticks(left: Pairs, right: Pairs) -> None:
     assert covered(*_arrays(left)) == len(_ticks(left))
     assert overlap(_arrays(left), _arrays(right)) == len(_ticks(left) & _ticks(right))
+
+
+@given(intervals, intervals)
+def test_difference_covers_the_ticks_of_one_side_alone(left: Pairs, right: Pairs) -> None:
+    kept = _pairs(difference(_arrays(left), _arrays(right)))
+    assert _ticks(kept) == _ticks(left) - _ticks(right)
+    assert all(start < end for start, end in kept)
+    assert all(one[1] < other[0] for one, other in zip(kept, kept[1:]))
