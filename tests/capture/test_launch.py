@@ -45,36 +45,36 @@ def communication(raw: Path) -> Counter[str]:
 
 
 COMMON = {
-    "all_reduce[group=0 bytes=4096 peers=0,1]": 3,  # by attribute, by value, through stream
-    "all_reduce[group=0 bytes=8 peers=0,1]": 1,  # in a thread
-    "all_reduce[group=0 bytes=288 peers=0,1]": 1,  # 8 x 8 weights and 8 biases, fused
+    "all_reduce[axis=dp group=0 bytes=4096 dtype=float32 peers=0,1]": 3,  # by attribute, by value, through stream
+    "all_reduce[axis=dp group=0 bytes=8 dtype=float32 peers=0,1]": 1,  # in a thread
+    "all_reduce[axis=dp group=0 bytes=288 dtype=float32 peers=0,1]": 1,  # 8 x 8 weights and 8 biases, fused
     "all_reduce": 1,  # the bad argument
-    "all_gather[group=0 bytes=4096 peers=0,1]": 1,
-    "all_gather_object[group=0 peers=0,1]": 1,
-    "broadcast[group=0 bytes=4096 peers=0,1]": 1,
-    "reduce[group=0 bytes=4096 peers=0,1]": 1,
-    "barrier[group=0 peers=0,1]": 1,
+    "all_gather[axis=dp group=0 bytes=4096 dtype=float32 peers=0,1]": 1,
+    "all_gather_object[axis=dp group=0 peers=0,1]": 1,
+    "broadcast[axis=dp group=0 bytes=4096 dtype=float32 peers=0,1]": 1,
+    "reduce[axis=dp group=0 bytes=4096 dtype=float32 peers=0,1]": 1,
+    "barrier[axis=dp group=0 peers=0,1]": 1,
 }
 
 
-def test_collectives_are_recorded_once_each_with_group_bytes_and_peers(log: Path) -> None:
+def test_collectives_are_recorded_once_each_with_their_facts(log: Path) -> None:
     (first, raw0), (second, raw1) = rundir.raw_files(log)
     assert (first.rank, first.label) == (0, "dp0_pp0_sharding0_mp0")
     assert (second.rank, second.label) == (1, "dp1_pp0_sharding0_mp0")
     assert communication(raw0) == {
         **COMMON,
-        "scatter[group=0 bytes=16 peers=0,1]": 1,
-        "send[group=0 bytes=4096 peers=1]": 2,  # one of them inside an isend out of our reach
-        "wait[op=send group=0 bytes=4096 peers=1]": 1,
-        "isend[group=0 bytes=4096 peers=1]": 1,
-        "wait[op=isend group=0 bytes=4096 peers=1]": 1,
+        "scatter[axis=dp group=0 bytes=16 dtype=float32 peers=0,1]": 1,
+        "send[axis=dp group=0 bytes=4096 dtype=float32 peers=1]": 2,  # one of them inside an isend out of our reach
+        "wait[op=send axis=dp group=0 bytes=4096 dtype=float32 peers=1]": 1,
+        "isend[axis=dp group=0 bytes=4096 dtype=float32 peers=1]": 1,
+        "wait[op=isend axis=dp group=0 bytes=4096 dtype=float32 peers=1]": 1,
     }
     assert communication(raw1) == {
         **COMMON,
-        "scatter[group=0 bytes=8 peers=0,1]": 1,
-        "recv[group=0 bytes=4096 peers=0]": 1,
-        "irecv[group=0 bytes=4096 peers=0]": 2,
-        "wait[op=irecv group=0 bytes=4096 peers=0]": 2,
+        "scatter[axis=dp group=0 bytes=8 dtype=float32 peers=0,1]": 1,
+        "recv[axis=dp group=0 bytes=4096 dtype=float32 peers=0]": 1,
+        "irecv[axis=dp group=0 bytes=4096 dtype=float32 peers=0]": 2,
+        "wait[op=irecv axis=dp group=0 bytes=4096 dtype=float32 peers=0]": 2,
     }
 
 
