@@ -44,15 +44,21 @@ def communication(raw: Path) -> Counter[str]:
     )
 
 
+def tensors(name: str, num_bytes: int, peers: str, op: str = "") -> str:
+    """The name of a collective of float32 over both ranks, or of a wait for ``op``."""
+    of = f"op={op} " if op else ""
+    return f"{name}[{of}axis=dp group=0 bytes={num_bytes} dtype=float32 peers={peers}]"
+
+
 COMMON = {
-    "all_reduce[axis=dp group=0 bytes=4096 dtype=float32 peers=0,1]": 3,  # by attribute, by value, through stream
-    "all_reduce[axis=dp group=0 bytes=8 dtype=float32 peers=0,1]": 1,  # in a thread
-    "all_reduce[axis=dp group=0 bytes=288 dtype=float32 peers=0,1]": 1,  # 8 x 8 weights and 8 biases, fused
+    tensors("all_reduce", 4096, "0,1"): 3,  # by attribute, by value, through stream
+    tensors("all_reduce", 8, "0,1"): 1,  # in a thread
+    tensors("all_reduce", 288, "0,1"): 1,  # 8 x 8 weights and 8 biases, fused
     "all_reduce": 1,  # the bad argument
-    "all_gather[axis=dp group=0 bytes=4096 dtype=float32 peers=0,1]": 1,
+    tensors("all_gather", 4096, "0,1"): 1,
     "all_gather_object[axis=dp group=0 peers=0,1]": 1,
-    "broadcast[axis=dp group=0 bytes=4096 dtype=float32 peers=0,1]": 1,
-    "reduce[axis=dp group=0 bytes=4096 dtype=float32 peers=0,1]": 1,
+    tensors("broadcast", 4096, "0,1"): 1,
+    tensors("reduce", 4096, "0,1"): 1,
     "barrier[axis=dp group=0 peers=0,1]": 1,
 }
 
@@ -63,18 +69,18 @@ def test_collectives_are_recorded_once_each_with_their_facts(log: Path) -> None:
     assert (second.rank, second.label) == (1, "dp1_pp0_sharding0_mp0")
     assert communication(raw0) == {
         **COMMON,
-        "scatter[axis=dp group=0 bytes=16 dtype=float32 peers=0,1]": 1,
-        "send[axis=dp group=0 bytes=4096 dtype=float32 peers=1]": 2,  # one of them inside an isend out of our reach
-        "wait[op=send axis=dp group=0 bytes=4096 dtype=float32 peers=1]": 1,
-        "isend[axis=dp group=0 bytes=4096 dtype=float32 peers=1]": 1,
-        "wait[op=isend axis=dp group=0 bytes=4096 dtype=float32 peers=1]": 1,
+        tensors("scatter", 16, "0,1"): 1,
+        tensors("send", 4096, "1"): 2,  # one of them inside an isend out of our reach
+        tensors("wait", 4096, "1", op="send"): 1,
+        tensors("isend", 4096, "1"): 1,
+        tensors("wait", 4096, "1", op="isend"): 1,
     }
     assert communication(raw1) == {
         **COMMON,
-        "scatter[axis=dp group=0 bytes=8 dtype=float32 peers=0,1]": 1,
-        "recv[axis=dp group=0 bytes=4096 dtype=float32 peers=0]": 1,
-        "irecv[axis=dp group=0 bytes=4096 dtype=float32 peers=0]": 2,
-        "wait[op=irecv axis=dp group=0 bytes=4096 dtype=float32 peers=0]": 2,
+        tensors("scatter", 8, "0,1"): 1,
+        tensors("recv", 4096, "0"): 1,
+        tensors("irecv", 4096, "0"): 2,
+        tensors("wait", 4096, "0", op="irecv"): 2,
     }
 
 
