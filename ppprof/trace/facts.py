@@ -106,22 +106,19 @@ def with_facts(hosts: pl.DataFrame) -> pl.DataFrame:
     told = _facts_of(named["name"].unique().to_list())
     if told.is_empty():
         return hosts
-    told = told.cast({key: hosts.schema[key] for key in ("name", *FACTS) if key in hosts.columns})
-    told = told.with_columns(pl.col("plain").cast(hosts.schema["name"]))
+    known = [key for key in FACTS if key in hosts.columns]
+    told = told.cast(
+        {"plain": hosts.schema["name"], **{key: hosts.schema[key] for key in ("name", *known)}}
+    )
+    rows = named.select("row", "name").join(told, on="name").drop("name")
     return (
         hosts.with_columns(row=pl.int_range(pl.len()))
-        .join(
-            named.select("row", "name").join(told, on="name").drop("name"),
-            on="row",
-            how="left",
-            maintain_order="left",
-            suffix="_told",
-        )
+        .join(rows, on="row", how="left", maintain_order="left", suffix="_told")
         .with_columns(
             name=pl.coalesce("plain", "name"),
-            **{key: pl.coalesce(key, f"{key}_told") for key in FACTS if key in hosts.columns},
+            **{key: pl.coalesce(key, f"{key}_told") for key in known},
         )
-        .drop("row", "plain", *(f"{key}_told" for key in FACTS if key in hosts.columns))
+        .drop("row", "plain", *(f"{key}_told" for key in known))
     )
 
 
