@@ -15,7 +15,7 @@ from ppprof.trace.fixed_layout import TEXTS
 from ppprof.trace.forest import pre_order
 from ppprof.trace.nesting import nest, nest_by_depth, nest_by_level
 from ppprof.trace.paddle_columns import COLUMNS, REALS, PaddleColumns
-from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, conform
+from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, conform, nullable
 from ppprof.trace.steps import steps_of
 
 Array = npt.NDArray[Any]
@@ -299,9 +299,7 @@ def _table(texts: pl.Series, columns: Columns, names: Mapping[str, str]) -> pl.D
             continue
         values = columns.pop(old)
         if old in TEXTS:
-            series = texts.gather(pl.Series(np.maximum(values, 0)))
-            if (values < 0).any():
-                series = series.set(pl.Series(values) < 0, None)
+            series = texts.gather(nullable(values) if (values < 0).any() else pl.Series(values))
         else:
             series = _nullable(values)
         table[new] = series
