@@ -33,6 +33,7 @@ _FACTS = {
 """Key, which is a column of `EVENTS`, -> pattern of its values."""
 
 FACTS = tuple(_FACTS)
+"""The keys, in the order in which a name has them."""
 _NUMBERS = frozenset(key for key in FACTS if EVENTS[key][0] == pl.Int64)
 _NAME = re.compile(
     "".join(
