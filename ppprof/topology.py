@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -92,6 +92,28 @@ class Topology:
             rest = tuple(at for name, at in self.coordinate(rank).items() if name != axis)
             by_rest.setdefault(rest, []).append(rank)
         return sorted(by_rest.values())
+
+    def axis_of(self, ranks: Collection[int]) -> str | None:
+        """The axis that a group of ranks communicates over; of several, ``dp+sharding``.
+
+        Ranks that differ on one axis alone are of that axis, all of its group or some of them: two
+        neighbouring stages are ``pp``. Ranks that differ on several are of these, in the order of
+        ``order``, where they are all there are between them. An axis of degree 1 is never told.
+
+        >>> grid = Topology.of(dp=2, mp=2, pp=2)
+        >>> grid.axis_of([1, 3]), grid.axis_of([0, 1, 4, 5]), grid.axis_of([0, 3])
+        ('pp', 'dp+mp', None)
+
+        Returns:
+            None for a single rank, for a rank outside the grid, and where no axes make the group.
+        """
+        distinct = set(ranks)
+        if any(not 0 <= rank < self.world_size for rank in distinct):
+            return None
+        at = [tuple(self.coordinate(rank).values()) for rank in distinct]
+        differing = [axis for axis, along in zip(self.order, zip(*at)) if len(set(along)) > 1]
+        is_whole = len(distinct) == math.prod(map(self.degree, differing))
+        return "+".join(differing) if differing and (is_whole or len(differing) == 1) else None
 
     def label(self, rank: int) -> str:
         """The coordinate as file names carry it; ``sep`` only where it is used.

@@ -114,6 +114,7 @@ def test_traces_are_strict_json_and_windows_are_spans(job: tuple[Path, str]) -> 
         assert collectives
         for event in collectives:
             assert event["args"]["peers"] == "0,1"
+            assert (event["args"]["axis"], event["args"]["dtype"]) == ("dp", "float32")
             assert event["args"]["bytes"] > 0
     assert {len(set(indices)) for indices in spans.values()} == {2}
 

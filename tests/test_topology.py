@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,3 +65,48 @@ def test_select(selector: object, expected: list[int]) -> None:
 def test_select_tells_what_it_expects(selector: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Topology.of(dp=2, mp=2).select(selector)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([0, 8], "dp"),
+        ([0, 4], "pp"),
+        ([8, 10], "sharding"),
+        ([14, 15], "mp"),
+        ([0, 2, 8, 10], "dp+sharding"),
+        ([10, 8, 2, 0], "dp+sharding"),
+        (range(16), "dp+pp+sharding+mp"),
+        ([0, 3], None),  # a diagonal of sharding and mp
+        ([0, 2, 8], None),
+        ([5], None),
+        ([], None),
+        ([8, 16], None),  # no such rank
+        ([-1, 0], None),
+    ],
+)
+def test_axis_of(ranks: Sequence[int], expected: str | None) -> None:
+    assert Topology.of(dp=2, pp=2, sharding=2, mp=2).axis_of(ranks) == expected
+
+
+def test_a_part_of_a_line_is_of_its_axis() -> None:
+    grid = Topology.of(pp=4, mp=2)
+    assert [grid.axis_of([2, 4]), grid.axis_of([1, 7])] == ["pp", "pp"]
+    assert grid.axis_of([0, 1, 2, 3]) is None  # two stages of four, over both of mp
+
+
+def test_several_axes_come_in_the_order_of_the_topology() -> None:
+    inner_dp = Topology.of(order=("pp", "mp", "sharding", "sep", "dp"), dp=2, mp=2)
+    assert inner_dp.axis_of(range(4)) == "mp+dp"
+
+
+@given(topologies, st.data())
+def test_axis_of_names_the_axes_whose_group_it_is(topology: Topology, data: st.DataObject) -> None:
+    axes = data.draw(st.sets(st.sampled_from(AXES)))
+    start = data.draw(st.integers(0, topology.world_size - 1))
+    here = topology.coordinate(start)
+    group = sorted(topology.select({a: "all" if a in axes else here[a] for a in AXES}))
+    used = [axis for axis in topology.order if axis in axes and topology.degree(axis) > 1]
+    assert topology.axis_of(group) == ("+".join(used) or None)
+    if len(used) > 1:  # a corner is missing
+        assert topology.axis_of(group[1:]) is None

@@ -130,8 +130,7 @@ def _windows(
         from ppprof.capture.recorder import Recorder
         from ppprof.capture.windows import Windows
 
-        label = job.topology.label(job.rank)
-        return Windows(Recorder(profiler, prints), finisher, run, job.rank, label)
+        return Windows(Recorder(profiler, prints), finisher, run, job.rank, job.topology)
     except Exception as error:
         tell(f"rank {job.rank}: cannot record: {error}; the training goes on without")
         return None

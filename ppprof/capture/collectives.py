@@ -1,10 +1,11 @@
 """Communication spans for what goes through ``paddle.distributed``, while a window is open.
 
 Paddle records none for gloo, and its event has no field for group or size, so the name carries
-them: ``all_reduce[group=0 bytes=4198400 peers=0,1]``. ``peers`` are global ranks: the group's, or
-the other side of a send or recv. ``bytes`` is what this rank puts in (what it takes out, for recv,
-and for the ranks that only take part in a broadcast or a scatter); objects, pickled inside, have
-none. Waiting for an asynchronous one is a span of its own: ``wait[op=all_reduce group=0 ...]``.
+them: ``all_reduce[axis=dp group=0 bytes=4198400 dtype=float32 peers=0,1]``. ``axis`` is the group's
+in the topology; ``peers`` are global ranks: the group's, or the other side of a send or recv.
+``bytes`` is what this rank puts in (what it takes out, for recv, and for the ranks that only take
+part in a broadcast or a scatter), ``dtype`` that of the first tensor; objects, pickled inside, have
+neither. Waiting for an asynchronous one is a span of its own: ``wait[op=all_reduce axis=dp ...]``.
 
 Every module that holds one of the functions gets the wrapper, however it was imported, and gets the
 function back afterwards. Not seen: communication that starts in C++, above all the gradient
@@ -25,6 +26,7 @@ import paddle.distributed as dist
 from paddle.base import core
 
 from ppprof.capture.recorder import communication
+from ppprof.topology import Topology
 
 _DATA = {
     "all_reduce": "tensor",
@@ -82,7 +84,9 @@ class _Spanned:
 class Collectives:
     """The wrappers: `put_on` at the start of a window, `take_off` after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._axes: dict[int, str | None] = {}
         self._replaced: list[tuple[dict[str, Any], str, _Function]] = []
         self._task_wait: _Function | None = None
         self._tasks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -114,17 +118,50 @@ class Collectives:
         if self._task_wait is not None:
             core.task.wait, self._task_wait = self._task_wait, None
         self._tasks.clear()
+        self._axes.clear()
 
     def _call(self, op: _Spanned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a wrapped function; its tasks are remembered, for the wait of each is a span."""
         if getattr(self._nested, "inside", False):
             return op.__wrapped__(*args, **kwargs)
-        facts = _facts(op, args, kwargs)
-        done = self._span(f"{op.name}[{facts}]" if facts else op.name, op.__wrapped__, args, kwargs)
+        facts = self._facts(op, args, kwargs)
+        name = f"{op.name}[{' '.join(facts)}]" if facts else op.name
+        done = self._span(name, op.__wrapped__, args, kwargs)
         for task in done if isinstance(done, list) else [done]:
             if isinstance(task, core.task):
-                self._tasks[task] = f"wait[op={op.name} {facts}]"
+                self._tasks[task] = f"wait[{' '.join([f'op={op.name}', *facts])}]"
         return done
+
+    def _facts(self, op: _Spanned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+        """``axis=dp``, ``group=0`` ... of a call; none where its arguments make no sense.
+
+        They are the called function's to complain about.
+        """
+        try:
+            call = op.signature.bind(*args, **kwargs)
+            call.apply_defaults()
+            given = call.arguments
+            if op.name == "batch_isend_irecv":
+                group = given["p2p_op_list"][0].group
+                peers = sorted({p2p.peer for p2p in given["p2p_op_list"]})
+            else:
+                group = given["group"] or dist.get_group()
+                peer = given.get(_PEER.get(op.name, ""))
+                peers = group.ranks if peer is None else [peer]
+            if group.id not in self._axes:
+                self._axes[group.id] = self._topology.axis_of(group.ranks)
+            data = (given.get(name) for name in _DATA[op.name].split())
+            tensors = _tensors(next((some for some in data if some is not None), None))
+            facts = {
+                "axis": self._axes[group.id],
+                "group": group.id,
+                "bytes": sum(t.size * t.element_size() for t in tensors) if tensors else None,
+                "dtype": str(tensors[0].dtype).rpartition(".")[2] if tensors else None,
+                "peers": ",".join(map(str, peers)),
+            }
+            return [f"{key}={fact}" for key, fact in facts.items() if fact is not None]
+        except Exception:
+            return []
 
     def _spanned_wait(self, wait: _Function) -> _Function:
         @functools.wraps(wait)
@@ -153,33 +190,8 @@ def _namespaces() -> Iterator[dict[str, Any]]:
             yield namespace
 
 
-def _facts(op: _Spanned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """``group=0 bytes=4198400 peers=0,1`` of a call; empty where its arguments make no sense.
-
-    They are the called function's to complain about.
-    """
-    try:
-        call = op.signature.bind(*args, **kwargs)
-        call.apply_defaults()
-        given = call.arguments
-        if op.name == "batch_isend_irecv":
-            group = given["p2p_op_list"][0].group
-            peers = sorted({p2p.peer for p2p in given["p2p_op_list"]})
-        else:
-            group = given["group"] or dist.get_group()
-            peer = given.get(_PEER.get(op.name, ""))
-            peers = group.ranks if peer is None else [peer]
-        data = (given.get(name) for name in _DATA[op.name].split())
-        size = _num_bytes(next((tensors for tensors in data if tensors is not None), None))
-        facts = [f"group={group.id}", f"bytes={size}", f"peers={','.join(map(str, peers))}"]
-        return " ".join(fact for fact in facts if fact != "bytes=None")
-    except Exception:
-        return ""
-
-
-def _num_bytes(data: Any) -> int | None:
-    """Size of a tensor, of a list of tensors or of a list of ``P2POp``; None for no data."""
+def _tensors(data: Any) -> list[Any]:
+    """The tensors of a tensor, of a list of tensors or of a list of ``P2POp``; of none, none."""
     if isinstance(data, (list, tuple)):
-        sizes = [_num_bytes(getattr(item, "tensor", item)) for item in data]
-        return sum(size for size in sizes if size is not None)
-    return None if data is None else data.size * data.element_size()
+        return [found for item in data for found in _tensors(getattr(item, "tensor", item))]
+    return [] if data is None else [data]

@@ -10,20 +10,21 @@ from ppprof.capture.collectives import Collectives
 from ppprof.capture.finisher import Finisher
 from ppprof.capture.recorder import Recorder
 from ppprof.capture.schedule import State
+from ppprof.topology import Topology
 
 
 class Windows:
     """Turns the schedule's states into calls of the recorder, and windows into raw files."""
 
     def __init__(
-        self, recorder: Recorder, finisher: Finisher, run: Path, rank: int, label: str
+        self, recorder: Recorder, finisher: Finisher, run: Path, rank: int, topology: Topology
     ) -> None:
         self._recorder = recorder
-        self._collectives = Collectives()
+        self._collectives = Collectives(topology)
         self._finisher = finisher
         self._run = run
         self._rank = rank
-        self._label = label
+        self._label = topology.label(rank)
         self._open: rundir.TraceName | None = None
         self._num_steps = 0
         self.saved: list[rundir.TraceName] = []

@@ -18,7 +18,7 @@ Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 Ranges = list[tuple[int, int]]
 
-TEXTS = ("name", "cat", "place", "peers")
+TEXTS = ("name", "cat", "place", "axis", "dtype", "peers", "phase")
 """Columns that hold the numbers of texts."""
 _NARROW = frozenset(("pid", "tid", "dur", "device", "stream"))
 _UNITS = tuple(np.uint64(int.from_bytes(unit, "little")) for unit in (b" ms]", b" us]", b" ns]"))

@@ -58,14 +58,17 @@ _DDP = "DistributedDataParallel.forward"
 _EVALUATE = "autograd::engine::evaluate_function: "
 _COLLECTIVE = r"^(c10d::|(nccl|gloo|mpi|ucc|xccl|hccl):|record_param_comms$)"
 
-_DTYPE_BYTES = {
-    **dict.fromkeys(("Byte", "Char", "Bool"), 1),
-    **dict.fromkeys(("Short", "UInt16", "Half", "BFloat16"), 2),
-    **dict.fromkeys(("Int", "UInt32", "Float", "ComplexHalf"), 4),
-    **dict.fromkeys(("Long", "UInt64", "Double", "ComplexFloat"), 8),
-    "ComplexDouble": 16,
+_DTYPES = {
+    **{"Byte": ("uint8", 1), "Char": ("int8", 1), "Bool": ("bool", 1)},
+    **{"Short": ("int16", 2), "Int": ("int32", 4), "Long": ("int64", 8)},
+    **{"UInt16": ("uint16", 2), "UInt32": ("uint32", 4), "UInt64": ("uint64", 8)},
+    **{"Half": ("float16", 2), "BFloat16": ("bfloat16", 2)},
+    **{"Float": ("float32", 4), "Double": ("float64", 8)},
+    **{"ComplexHalf": ("complex32", 4), "ComplexFloat": ("complex64", 8)},
+    "ComplexDouble": ("complex128", 16),
 }
-"""Bytes an element of c10::ScalarType (c10/core/ScalarType.h); Float8_e4m3fn and its like: 1."""
+"""c10::ScalarType (c10/core/ScalarType.h) -> its name as a dtype and bytes an element; Float8_e4m3fn
+and its like: float8_e4m3fn and 1."""
 
 _FOREVER_NS = 2**62
 """The year 2116: no time is later, so that none overflows an int64."""
@@ -152,14 +155,16 @@ def _rank_lists(information: Mapping[str, Any]) -> Mapping[int, str]:
 
 
 def _facts(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.DataFrame:
-    """Bytes, group and peers of collectives: ``bytes`` is what this rank puts in, else takes out."""
+    """The facts of collectives: ``bytes`` is what this rank puts in, else takes out."""
     num_elements = pl.when(pl.col("num_in") > 0).then("num_in").otherwise("num_out")
+    scalar_type = pl.col("dtype")
+    is_float8 = scalar_type.str.contains(r"^Float8_\w+$")
+    dtypes = {name: dtype for name, (dtype, _) in _DTYPES.items()}
+    sizes = {name: size for name, (_, size) in _DTYPES.items()}
     element_bytes = (
-        pl.when(pl.col("dtype").str.starts_with("Float8"))
+        pl.when(is_float8)
         .then(1)
-        .otherwise(
-            pl.col("dtype").replace_strict(_DTYPE_BYTES, default=None, return_dtype=pl.Int64)
-        )
+        .otherwise(scalar_type.replace_strict(sizes, default=None, return_dtype=pl.Int64))
     )
     # Kineto cuts long lists: "[0, 1, ..., 63]".
     whole = pl.when(~pl.col("ranks").str.contains(".", literal=True)).then("ranks")
@@ -168,6 +173,9 @@ def _facts(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.DataFrame:
         "at",
         bytes=num_elements * element_bytes,
         group=group,
+        dtype=pl.when(is_float8)
+        .then(scalar_type.str.to_lowercase())
+        .otherwise(scalar_type.replace_strict(dtypes, default=None, return_dtype=pl.String)),
         peers=pl.coalesce(
             "destination",
             "source",
@@ -332,7 +340,7 @@ def _with_caller(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_facts(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
-    """Bytes, group and peers on the outermost event of each collective; those in it are inner."""
+    """Facts on the outermost event of each collective; those in it are inner."""
     is_collective = hosts["category"] == "Communication"
     is_outer = is_collective & pl.Series(_nest(hosts, slack_ns, holds=is_collective) < 0)
     row = np.arange(hosts.height)
@@ -344,7 +352,7 @@ def _with_facts(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.D
         .group_by("row")
         .agg(
             pl.when(num_bytes.is_not_null().any()).then(num_bytes.sum()),
-            pl.col("group", "peers").drop_nulls().first(),
+            pl.col("group", "dtype", "peers").drop_nulls().first(),
         )
     )
     return (

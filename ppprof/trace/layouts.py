@@ -129,17 +129,24 @@ def _ours() -> tuple[Layout, ...]:
             f'"args":{{"start_time":"%f{{}} us","end_time":"%f{{}} us"{args}}}}},'
         )
 
-    def host(args: str = "") -> tuple[str, ...]:
-        tracks = ('"%d{tid}(C++)"', '"%d{tid}(Python)"')
-        return tuple(complete(track, f',"depth":%d{{depth}}{args}') for track in tracks)
-
-    cpp, stream = '"%d{tid}(C++)"', "%d{tid}"
+    cpp, python, stream = '"%d{tid}(C++)"', '"%d{tid}(Python)"', "%d{tid}"
+    depth = ',"depth":%d{depth}'
+    # What capture knows of each; other facts are read as JSON.
+    collectives = [
+        f'{axis},"group":%d{{group}}{tensor},"peers":"%w{{peers}}"'
+        for axis in (',"axis":"%w{axis}"', "")
+        for tensor in (',"bytes":%d{bytes},"dtype":"%w{dtype}"', "")
+    ]
+    pipeline = [
+        f',"stage":%d{{stage}}{chunk},"micro_batch":%d{{micro_batch}},"phase":"%w{{phase}}"'
+        for chunk in ("", ',"chunk":%d{chunk}')
+    ]
     device = (
         ',"device":%d{device},"context":%d{context},"stream":%d{stream},'
         '"correlation id":%d{correlation_id}'
     )
     return (
-        *(Layout("host", form) for form in host()),
+        *(Layout("host", complete(track, depth)) for track in (cpp, python)),
         Layout("launch", complete(cpp, ',"correlation id":%d{correlation_id}')),
         *(
             Layout(
@@ -175,10 +182,8 @@ def _ours() -> tuple[Layout, ...]:
             ),
         ),
         Layout("device", complete(stream, f'{device},"bytes":%d{{bytes}},"value":%d{{value}}')),
-        *(
-            Layout("host", form)
-            for form in host(',"group":%d{group},"bytes":%d{bytes},"peers":"%w{peers}"')
-        ),
+        *(Layout("host", complete(cpp, f"{depth}{args}")) for args in collectives),
+        *(Layout("host", complete(python, f"{depth}{args}")) for args in pipeline),
     )
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.trace.clock import MISSING
+from ppprof.trace.facts import FACTS
 from ppprof.trace.fixed_layout import TEXTS, Scanned
 from ppprof.trace.json_values import NO_TEXT, Scalar, attributes, nanoseconds, texts
 from ppprof.trace.layouts import Dialect
@@ -34,7 +35,7 @@ _CONFIG = (
 )
 _TRACKED = ("at", "name", "cat", "pid", "tid", *_TIMES)
 COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "host": (*_TRACKED, "depth", "group", "bytes", "peers"),
+    "host": (*_TRACKED, "depth", *FACTS),
     "launch": (*_TRACKED, "correlation_id"),
     "device": (
         *("at", "name", "cat", *_TIMES, "device", "context", "stream", "correlation_id"),
@@ -46,9 +47,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-OPTIONAL = frozenset(
-    ("depth", "group", "peers", "context", "bytes", "bandwidth", "value", *_CONFIG)
-)
+OPTIONAL = frozenset(("depth", *FACTS, "context", "bandwidth", "value", *_CONFIG))
 """Columns that some writers, or some events, do not have."""
 
 
@@ -59,9 +58,15 @@ class PaddleArgs(msgspec.Struct, gc=False, frozen=True):
     start_time: Scalar = None
     end_time: Scalar = None
     depth: Scalar = None
+    axis: Scalar = None
     group: Scalar = None
     bytes: Scalar = None
+    dtype: Scalar = None
     peers: Scalar = None
+    stage: Scalar = None
+    chunk: Scalar = None
+    micro_batch: Scalar = None
+    phase: Scalar = None
     correlation_id: Scalar = msgspec.field(default=None, name="correlation id")
     device: Scalar = None
     context: Scalar = None
@@ -100,7 +105,8 @@ class PaddleEvent(msgspec.Struct, gc=False):
 _NO_ARGS = PaddleArgs()
 _INTEGERS = dict.fromkeys(
     (
-        *("depth", "group", "bytes", "correlation_id", "device", "context", "stream", "value"),
+        *("depth", "group", "bytes", "stage", "chunk", "micro_batch"),
+        *("correlation_id", "device", "context", "stream", "value"),
         *("registers", "shared_bytes", "increase_bytes"),
         *("current_allocated", "current_reserved", "peak_allocated", "peak_reserved"),
     ),

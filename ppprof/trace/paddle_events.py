@@ -10,12 +10,12 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.trace.clock import MISSING, Clock
-from ppprof.trace.collectives import facts_of
+from ppprof.trace.facts import FACTS, with_facts
 from ppprof.trace.fixed_layout import TEXTS
 from ppprof.trace.forest import pre_order
 from ppprof.trace.nesting import nest, nest_by_depth, nest_by_level
 from ppprof.trace.paddle_columns import COLUMNS, REALS, PaddleColumns
-from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, conform
+from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, conform, nullable
 from ppprof.trace.steps import steps_of
 
 Array = npt.NDArray[Any]
@@ -232,7 +232,7 @@ def _events(texts: pl.Series, host: Columns, launch: Columns, device: Columns) -
         {
             **{"name": "name", "cat": "category", "start": "start_ns", "dur": "dur_ns"},
             **{"parent": "parent", "depth": "depth", "pid": "process", "tid": "thread"},
-            **{"bytes": "bytes", "group": "group", "peers": "peers"},
+            **{key: key for key in FACTS},
         },
     )
     launch["parent"] = _missing_below_0(launch["parent"])
@@ -256,35 +256,13 @@ def _events(texts: pl.Series, host: Columns, launch: Columns, device: Columns) -
     )
     events = pl.concat(
         [
-            conform(_with_collectives(host_table), EVENTS),
+            conform(with_facts(host_table), EVENTS),
             conform(launch_table, EVENTS),
             conform(device_table, EVENTS),
         ]
     )
     return events.with_columns(
         step=steps_of(events.with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns")))
-    )
-
-
-def _with_collectives(host_table: pl.DataFrame) -> pl.DataFrame:
-    """Takes the facts out of the names of collectives, as far as nobody told them otherwise."""
-    names = host_table.filter(pl.col("category") == "Communication")["name"].unique().to_list()
-    facts = facts_of(names)
-    if facts.is_empty():
-        return host_table
-    return (
-        host_table.join(
-            facts.with_columns(pl.col("name").cast(host_table["name"].dtype)),
-            on="name",
-            how="left",
-            maintain_order="left",
-            suffix="_told",
-        )
-        .with_columns(
-            name=pl.coalesce(pl.col("plain").cast(host_table["name"].dtype), "name"),
-            **{key: pl.coalesce(key, f"{key}_told") for key in ("group", "bytes", "peers")},
-        )
-        .drop("plain", "group_told", "bytes_told", "peers_told")
     )
 
 
@@ -321,9 +299,7 @@ def _table(texts: pl.Series, columns: Columns, names: Mapping[str, str]) -> pl.D
             continue
         values = columns.pop(old)
         if old in TEXTS:
-            series = texts.gather(pl.Series(np.maximum(values, 0)))
-            if (values < 0).any():
-                series = series.set(pl.Series(values) < 0, None)
+            series = texts.gather(nullable(values) if (values < 0).any() else pl.Series(values))
         else:
             series = _nullable(values)
         table[new] = series

@@ -4,8 +4,8 @@ Where this differs from Paddle's own writer (chrometracing_logger.cc, paddle 3.3
 escaped and never empty; nothing is ever ``inf`` or ``nan``; times are exact to the nanosecond,
 ``ts`` included; host events come in pre-order and carry their ``depth``, so that a reader has the
 tree and need not guess it; an event a line and no white space; ``span_indx``, which VisualDL 2.5.3
-asks for, stands beside ``span_index``; ``traceEvents`` does not end in an empty object; a
-collective has its facts in ``args``. Control characters in names become visible escapes, because
+asks for, stands beside ``span_index``; ``traceEvents`` does not end in an empty object; host events
+have their facts in ``args``. Control characters in names become visible escapes, because
 VisualDL loses a file over a line break in a name.
 """
 
@@ -21,6 +21,7 @@ from typing import IO, Any, Union, cast
 import polars as pl
 
 from ppprof.rundir import writing
+from ppprof.trace.facts import FACTS, has_facts
 from ppprof.trace.schema import PYTHON_CATEGORIES, Trace
 
 Parts = list[Union[pl.Expr, str]]
@@ -39,7 +40,7 @@ def write_paddle_json(trace: Trace, path: str | Path) -> Mapping[str, int]:
     again at one that it saw half-written.
 
     Returns:
-        What the format has no place for, kind -> how many: the group and the peers of device events.
+        What the format has no place for, kind -> how many: facts of launches and device events.
     """
     target = Path(path)
     with writing(target) as raw:
@@ -51,9 +52,9 @@ def write_paddle_json(trace: Trace, path: str | Path) -> Mapping[str, int]:
                 _write(trace, cast("IO[bytes]", file))
         else:
             _write(trace, raw)
-    has_group = pl.any_horizontal(pl.col("group", "peers").is_not_null())
-    num_lost = trace.events.filter(pl.col("device").is_not_null() & has_group).height
-    return {"events whose collective is not told": num_lost} if num_lost else {}
+    is_host = pl.col("device").is_null() & pl.col("correlation_id").is_null()
+    num_lost = trace.events.filter(is_host.not_() & has_facts()).height
+    return {"events whose facts are not told": num_lost} if num_lost else {}
 
 
 def _write(trace: Trace, file: IO[bytes]) -> None:
@@ -87,12 +88,12 @@ def _lines_in_order(trace: Trace) -> Iterator[pl.DataFrame]:
     kinds = _kinds(trace)
     order = pl.concat(
         table.select(
-            *("host", "phase", "launch", "sub"),
+            *("host", "part", "launch", "sub"),
             kind=pl.lit(kind, pl.Int8),
             at=pl.int_range(pl.len()),
         )
         for kind, (table, _) in enumerate(kinds)
-    ).sort("host", "phase", "launch", "sub", maintain_order=True)
+    ).sort("host", "part", "launch", "sub", maintain_order=True)
     for rows in order.with_row_index("place").iter_slices(_ROWS):
         lines = []
         for (kind,), of_kind in rows.group_by("kind"):
@@ -109,38 +110,38 @@ def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
     """Rows and parts of each kind of line, with the columns that say where they go.
 
     ``host`` is the row of the host event that a line belongs to, and where there is none the first
-    row of the thread; ``phase`` is 0 for what comes before that, 1 for itself, 2 for launches, each
+    row of the thread; ``part`` is 0 for what comes before that, 1 for itself, 2 for launches, each
     with what it started, and 3 for memory.
     """
     events = _prepared(trace)
     is_device = pl.col("device").is_not_null()
     is_launch = is_device.not_() & pl.col("correlation_id").is_not_null()
-    hosts = events.filter(is_device.not_() & is_launch.not_())
+    hosts = _with_facts(events.filter(is_device.not_() & is_launch.not_()))
     firsts = hosts.group_by("thread").agg(first=pl.col("event").min())
 
-    def placed(table: pl.DataFrame, host: str, phase: int) -> pl.DataFrame:
+    def placed(table: pl.DataFrame, host: str, part: int) -> pl.DataFrame:
         """In its host event; in none: before the first of the thread, or behind all."""
         found = table.join(firsts, on="thread", how="left", maintain_order="left")
         return found.with_columns(
             host=pl.coalesce(host, "first", pl.lit(events.height)),
-            phase=pl.when(pl.col(host).is_null()).then(0).otherwise(phase),
+            part=pl.when(pl.col(host).is_null()).then(0).otherwise(part),
         )
 
     launches = placed(events.filter(is_launch), "parent", 2).with_columns(launch="event")
     devices = _with_details(trace, events.filter(is_device)).join(
-        launches.select("host", "phase", parent="event"),
+        launches.select("host", "part", parent="event"),
         on="parent",
         how="left",
         maintain_order="left",
     )
     devices = devices.with_columns(
         host=pl.col("host").fill_null(events.height),
-        phase=pl.col("phase").fill_null(4),
+        part=pl.col("part").fill_null(4),
         launch=pl.coalesce("parent", "event"),
     )
     memory = placed(_with_text(trace.memory, "place"), "event", 3)
     return [
-        (_at(hosts.with_columns(host="event", phase=1, launch=0), 0), _host_parts()),
+        (_at(hosts.with_columns(host="event", part=1, launch=0), 0), _host_parts()),
         (_at(launches, 0), _launch_parts()),
         (_at(launches, 1), _flow_parts("s")),
         (_at(devices, 2), _device_parts()),
@@ -151,7 +152,7 @@ def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
 
 def _at(table: pl.DataFrame, sub: int) -> pl.DataFrame:
     """The table with its place among the lines of one launch."""
-    columns = ("host", "phase", "launch")
+    columns = ("host", "part", "launch")
     return table.with_columns(pl.col(columns).cast(pl.Int64), sub=pl.lit(sub, pl.Int64))
 
 
@@ -226,14 +227,26 @@ def _thread_track() -> pl.Expr:
     return pl.concat_str(pl.lit('"'), pl.col("thread").cast(pl.String), side)
 
 
+def _with_facts(hosts: pl.DataFrame) -> pl.DataFrame:
+    """The host events and a column ``facts``: keys of ``args``, null where there are none."""
+    told = hosts.filter(has_facts()).select("event", *FACTS)
+    facts = [
+        "".join(
+            f',"{key}":{json.dumps(value, ensure_ascii=False)}'
+            for key, value in zip(FACTS, row)
+            if value is not None
+        )
+        for row in told.select(FACTS).iter_rows()
+    ]
+    told = told.select("event", facts=pl.Series(facts, dtype=pl.String))
+    return hosts.join(told, on="event", how="left", maintain_order="left")
+
+
 def _host_parts() -> Parts:
-    peers = pl.concat_str(pl.lit('"'), pl.col("peers"), pl.lit('"'))
     return [
         *_name_and_time(_thread_track(), "thread_state_runnable"),
         _maybe("depth", pl.col("depth")),
-        _maybe("group", pl.col("group")),
-        _maybe("bytes", pl.col("bytes")),
-        _maybe("peers", peers),
+        pl.col("facts").fill_null(""),
         "}}",
     ]
 

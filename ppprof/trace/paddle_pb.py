@@ -14,7 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.errors import TraceError
-from ppprof.trace.collectives import facts_of
+from ppprof.trace.facts import with_facts
 from ppprof.trace.forest import pre_order
 from ppprof.trace.schema import (
     EVENTS,
@@ -158,7 +158,7 @@ def _events(buffer: Buffer, host: _Host) -> tuple[pl.DataFrame, pl.DataFrame, pl
     num_bytes[sets.owner] = _signed(set_body, 1)
     first_device = num_host + launch_table.height
 
-    host_table = _with_collectives(host_table).with_columns(
+    host_table = with_facts(host_table).with_columns(
         parent=nullable(host.parent), depth=pl.Series(host.depth.astype(np.int32))
     )
     device_table = device_table.with_columns(bytes=nullable(num_bytes))
@@ -189,15 +189,6 @@ def _table(buffer: Buffer, body: Fields, numbers: dict[str, int]) -> pl.DataFram
             name = f"{column}_ns" if column in ("start", "end") else column
             columns[name] = pl.Series(_signed(body, number))
     return pl.DataFrame(columns)
-
-
-def _with_collectives(host_table: pl.DataFrame) -> pl.DataFrame:
-    """Takes a collective's name apart into name (``isend.wait`` for a wait), group, bytes, peers."""
-    facts = facts_of(host_table.filter(pl.col("category") == "Communication")["name"].unique())
-    if facts.is_empty():
-        return host_table
-    joined = host_table.join(facts, on="name", how="left", maintain_order="left")
-    return joined.with_columns(name=pl.coalesce("plain", "name")).drop("plain")
 
 
 def _kernels(buffer: Buffer, device_body: Fields, first_device: int) -> pl.DataFrame:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.rundir import writing
+from ppprof.trace.facts import has_facts, told_in_names
 from ppprof.trace.paddle_pb import DEVICE_PROPERTIES
 from ppprof.trace.schema import CATEGORIES, KERNELS, MEMORY_KINDS, Trace
 from ppprof.trace.wire_writer import Field, Pieces, encode, header
@@ -34,29 +35,25 @@ def write_paddle_pb(trace: Trace, path: str | Path) -> Mapping[str, int]:
 
     Returns:
         What the format has no place for, kind -> how many: device events of which no launch is
-        known, as it hangs them under it; facts of collectives, where a name cannot carry them.
+        known, as it hangs them under it; facts, where a name cannot carry them.
     """
+    told = told_in_names(trace.events)
     with writing(Path(path)) as file:
-        for part in _parts(trace):
+        for part in _parts(trace, told):
             file.write(part)
     is_device = pl.col("device").is_not_null()
     counts = trace.events.select(
         (is_device & pl.col("parent").is_null())
         .sum()
         .alias("device events that no launch is known of"),
-        (
-            (is_device & pl.any_horizontal(pl.col("group", "peers").is_not_null()))
-            | (is_device.not_() & _has_facts() & _takes_facts().not_())
-        )
-        .sum()
-        .alias("events whose collective is not told"),
+        (has_facts().sum() - told.height).alias("events whose facts are not told"),
     ).row(0, named=True)
     return {what: count for what, count in counts.items() if count}
 
 
-def _parts(trace: Trace) -> Iterator[bytes]:
+def _parts(trace: Trace, told: pl.DataFrame) -> Iterator[bytes]:
     yield _one(Field(1, Pieces.of([trace.version])), Field(2, np.array([trace.span], np.int64)))
-    for thread, nodes in _threads(trace):
+    for thread, nodes in _threads(trace, told):
         body = [_one(Field(1, np.array([thread], np.int64))), *nodes]
         yield from _message(3, body)
     for key, value in trace.extra_info.items():
@@ -71,12 +68,18 @@ def _parts(trace: Trace) -> Iterator[bytes]:
         yield from _message(5, [_one(*(fields[number] for number in sorted(fields)))])
 
 
-def _threads(trace: Trace) -> Iterator[tuple[int, list[bytes]]]:
-    """Each thread's id and its nodes, the root first, as fields of the thread's message."""
+def _threads(trace: Trace, told: pl.DataFrame) -> Iterator[tuple[int, list[bytes]]]:
+    """Each thread's id and its nodes, the root first, as fields of the thread's message.
+
+    Names are those of ``told`` where it has one for the row.
+    """
     events = trace.events.with_row_index("row").cast({"row": pl.Int64})
     is_device = pl.col("device").is_not_null()
     is_launch = is_device.not_() & pl.col("correlation_id").is_not_null()
-    hosts = _with_facts(events.filter(is_device.not_() & is_launch.not_()))
+    hosts = events.filter(is_device.not_() & is_launch.not_())
+    hosts = hosts.join(told, on="row", how="left", maintain_order="left").with_columns(
+        name=pl.coalesce("told", pl.col("name").cast(pl.String))
+    )
     launches = events.filter(is_launch)
     devices = _devices(trace, events.filter(is_device & pl.col("parent").is_not_null()))
     memory = trace.memory.rename({"event": "parent"})
@@ -256,32 +259,6 @@ def _memory(memory: pl.DataFrame) -> Pieces:
             *(Field(at, _numbers(memory[name])) for at, name in enumerate(numbers, 8)),
         ],
     )
-
-
-def _with_facts(hosts: pl.DataFrame) -> pl.DataFrame:
-    """Collectives with their facts in their names, as capture has them."""
-    name = pl.col("name").cast(pl.String)
-    op_and_wait = r"^(\w+)\.(\w+)$"
-    facts = pl.concat_str(
-        pl.format("op={}", name.str.extract(op_and_wait)),
-        *(pl.format(f"{key}={{}}", pl.col(key)) for key in ("group", "bytes", "peers")),
-        separator=" ",
-        ignore_nulls=True,
-    )
-    told = pl.format("{}[{}]", pl.coalesce(name.str.extract(op_and_wait, 2), name), facts)
-    return hosts.with_columns(
-        name=pl.when(_has_facts() & _takes_facts()).then(told).otherwise(name)
-    )
-
-
-def _has_facts() -> pl.Expr:
-    return pl.any_horizontal(pl.col("group", "bytes", "peers").is_not_null())
-
-
-def _takes_facts() -> pl.Expr:
-    """Whether a reader would find the facts in the name again."""
-    is_collective = pl.col("category").cast(pl.String) == "Communication"
-    return is_collective & pl.col("name").cast(pl.String).str.contains(r"^[^\s\[\]]+$")
 
 
 def _texts(column: pl.Series) -> Pieces:

@@ -61,7 +61,7 @@ def category_name(number: int) -> str:
 EVENTS: Mapping[str, tuple[pl.DataType, str]] = {
     "name": (
         pl.Categorical(),
-        "as recorded; JSON's ' [1.2 ms]' and a collective's facts taken off",
+        "as recorded; JSON's ' [1.2 ms]' and `ppprof.trace.facts` taken off",
     ),
     "category": (pl.Categorical(), "see `CATEGORIES`; JSON `cat`"),
     "start_ns": (pl.Int64(), "JSON `ts` and `args.start_time`; pb start_ns"),
@@ -79,8 +79,20 @@ EVENTS: Mapping[str, tuple[pl.DataType, str]] = {
         "joins a launch with what it started; null for other host events",
     ),
     "bytes": (pl.Int64(), "of a Memcpy, Memset or collective; null otherwise"),
+    "axis": (
+        pl.Categorical(),
+        "of a collective's group, 'dp', or 'dp+sharding' over two; null for other groups and events",
+    ),
     "group": (pl.Int64(), "communication group of a collective; null otherwise"),
+    "dtype": (pl.Categorical(), "of a collective's elements, 'float32'; null otherwise"),
     "peers": (pl.String(), "global ranks of a collective, '0,1'; null otherwise"),
+    "stage": (pl.Int64(), "pipeline stage of a pipeline span, from 0; null otherwise"),
+    "chunk": (pl.Int64(), "virtual stage of that stage, from 0; null where it has but one"),
+    "micro_batch": (pl.Int64(), "of a pipeline span, from 0 in each step; null otherwise"),
+    "phase": (
+        pl.Categorical(),
+        "warm-up, steady or cool-down of the schedule, of a pipeline span; null otherwise",
+    ),
 }
 """Column -> dtype and meaning. Rows: host events thread by thread (ascending id) in pre-order, a
 parent before its children; then launches; then device events."""

@@ -21,7 +21,6 @@ when Paddle's CPU build has it:
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 from collections.abc import Iterator
@@ -122,10 +121,12 @@ class _Channel:
     in that thread, where a profiler sees how long it takes beside the computation.
     """
 
-    _ids = itertools.count(1 << 20)  # of groups that are made where not all ranks take part
-
-    def __init__(self, ranks: list[int], key: str, rank: int) -> None:
-        number = next(self._ids)
+    def __init__(self, group: Group, source: int, target: int) -> None:
+        ranks = [group.ranks[source], group.ranks[target]]
+        rank = int(group.rank == target)
+        # gloo wants one number on both sides; Paddle counts its own from 10.
+        number = (1 << 30) + (group.id << 16) + source * group.nranks + target
+        key = f"p2p/{group.id}/{source}/{target}"
         made = _Gloo.create.meet(collective._default_store, key, rank, 2, number)
         self._group = Group(rank, number, ranks, pg=made, name=key)
         self._peer = ranks[1 - rank]
@@ -160,10 +161,9 @@ def open_channels(group: Group) -> None:
     for first, second in sorted({tuple(sorted((at, (at + 1) % size))) for at in range(size)}):
         for source, target in ((first, second), (second, first)):
             if size > 1 and group.rank in (source, target):
-                ranks = [group.ranks[source], group.ranks[target]]
-                is_target = int(group.rank == target)
-                channel = _Channel(ranks, f"p2p/{group.id}/{source}/{target}", is_target)
-                way, peer = (_Channel.recv, source) if is_target else (_Channel.send, target)
+                sends = group.rank == source
+                way, peer = (_Channel.send, target) if sends else (_Channel.recv, source)
+                channel = _Channel(group, source, target)
                 _channels[id(group.process_group), peer, way] = channel
 
 

@@ -44,37 +44,43 @@ def communication(raw: Path) -> Counter[str]:
     )
 
 
+def tensors(name: str, num_bytes: int, peers: str, op: str = "") -> str:
+    """The name of a collective of float32 over both ranks, or of a wait for ``op``."""
+    of = f"op={op} " if op else ""
+    return f"{name}[{of}axis=dp group=0 bytes={num_bytes} dtype=float32 peers={peers}]"
+
+
 COMMON = {
-    "all_reduce[group=0 bytes=4096 peers=0,1]": 3,  # by attribute, by value, through stream
-    "all_reduce[group=0 bytes=8 peers=0,1]": 1,  # in a thread
-    "all_reduce[group=0 bytes=288 peers=0,1]": 1,  # 8 x 8 weights and 8 biases, fused
+    tensors("all_reduce", 4096, "0,1"): 3,  # by attribute, by value, through stream
+    tensors("all_reduce", 8, "0,1"): 1,  # in a thread
+    tensors("all_reduce", 288, "0,1"): 1,  # 8 x 8 weights and 8 biases, fused
     "all_reduce": 1,  # the bad argument
-    "all_gather[group=0 bytes=4096 peers=0,1]": 1,
-    "all_gather_object[group=0 peers=0,1]": 1,
-    "broadcast[group=0 bytes=4096 peers=0,1]": 1,
-    "reduce[group=0 bytes=4096 peers=0,1]": 1,
-    "barrier[group=0 peers=0,1]": 1,
+    tensors("all_gather", 4096, "0,1"): 1,
+    "all_gather_object[axis=dp group=0 peers=0,1]": 1,
+    tensors("broadcast", 4096, "0,1"): 1,
+    tensors("reduce", 4096, "0,1"): 1,
+    "barrier[axis=dp group=0 peers=0,1]": 1,
 }
 
 
-def test_collectives_are_recorded_once_each_with_group_bytes_and_peers(log: Path) -> None:
+def test_collectives_are_recorded_once_each_with_their_facts(log: Path) -> None:
     (first, raw0), (second, raw1) = rundir.raw_files(log)
     assert (first.rank, first.label) == (0, "dp0_pp0_sharding0_mp0")
     assert (second.rank, second.label) == (1, "dp1_pp0_sharding0_mp0")
     assert communication(raw0) == {
         **COMMON,
-        "scatter[group=0 bytes=16 peers=0,1]": 1,
-        "send[group=0 bytes=4096 peers=1]": 2,  # one of them inside an isend out of our reach
-        "wait[op=send group=0 bytes=4096 peers=1]": 1,
-        "isend[group=0 bytes=4096 peers=1]": 1,
-        "wait[op=isend group=0 bytes=4096 peers=1]": 1,
+        tensors("scatter", 16, "0,1"): 1,
+        tensors("send", 4096, "1"): 2,  # one of them inside an isend out of our reach
+        tensors("wait", 4096, "1", op="send"): 1,
+        tensors("isend", 4096, "1"): 1,
+        tensors("wait", 4096, "1", op="isend"): 1,
     }
     assert communication(raw1) == {
         **COMMON,
-        "scatter[group=0 bytes=8 peers=0,1]": 1,
-        "recv[group=0 bytes=4096 peers=0]": 1,
-        "irecv[group=0 bytes=4096 peers=0]": 2,
-        "wait[op=irecv group=0 bytes=4096 peers=0]": 2,
+        tensors("scatter", 8, "0,1"): 1,
+        tensors("recv", 4096, "0"): 1,
+        tensors("irecv", 4096, "0"): 2,
+        tensors("wait", 4096, "0", op="irecv"): 2,
     }
 
 

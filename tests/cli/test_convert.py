@@ -73,11 +73,11 @@ def test_what_torch_wrote_becomes_paddles(name, num_untold, suffix, tmp_path, ca
     # Two kernels of NCCL tell their group; Paddle has no place for that.
     on_device = exact.events["device"].is_not_null()
     told = exact.events.with_columns(
-        exact.events[column].set(on_device, None) for column in ("group", "peers")
+        exact.events[column].set(on_device, None) for column in ("group", "dtype", "peers")
     )
     assert_frame_equal(found.events, told, categorical_as_str=True)
     assert exact.events.filter(on_device)["group"].count() == num_untold
-    untold = f"{num_untold} events whose collective is not told"
+    untold = f"{num_untold} events whose facts are not told"
     assert (untold in capsys.readouterr().err) == (num_untold > 0)
 
 

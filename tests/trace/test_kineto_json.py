@@ -253,9 +253,10 @@ def test_device_events_hang_on_their_launches() -> None:
         assert row["start_ns"] == base_ns + int(event["ts"] * 1000)
         assert (row["step"], row["process"], row["thread"], row["depth"]) == (5, *[None] * 3)
     nccl = [row for row in devices if row["name"].startswith("nccl")]
-    assert [(row["bytes"], row["group"], row["peers"], row["stream"]) for row in nccl] == [
-        (212480, 0, "0,1", 40),
-        (31502336, 0, "0,1", 40),
+    columns = ("bytes", "group", "dtype", "peers", "stream")
+    assert [tuple(row[column] for column in columns) for row in nccl] == [
+        (212480, 0, "float32", "0,1", 40),
+        (31502336, 0, "float32", "0,1", 40),
     ]
 
 
@@ -533,27 +534,34 @@ def _collective(ts: float, **args: Any) -> Any:
 @pytest.mark.parametrize(
     ("args", "facts"),
     [
-        ({"dtype": "BFloat16"}, (20, None, None)),
-        ({"In__msg__nelems": 0, "dtype": "Long"}, (160, None, None)),
-        ({"dtype": "Float8_e4m3fn"}, (10, None, None)),
-        ({"dtype": "new"}, (None, None, None)),
-        ({"Process__Group__Name": "3", "Process__Group__Ranks": "[4, 6]"}, (40, 3, "4,6")),
-        ({"Process__Group__ID": 2, "Process__Group__Ranks": [0, 1]}, (40, 2, "0,1")),
+        ({"dtype": "BFloat16"}, (20, None, "bfloat16", None)),
+        ({"In__msg__nelems": 0, "dtype": "Long"}, (160, None, "int64", None)),
+        ({"dtype": "Float8_e4m3fn"}, (10, None, "float8_e4m3fn", None)),
+        ({"dtype": "new"}, (None, None, None, None)),
+        (
+            {"Process__Group__Name": "3", "Process__Group__Ranks": "[4, 6]"},
+            (40, 3, "float32", "4,6"),
+        ),
+        ({"Process__Group__ID": 2, "Process__Group__Ranks": [0, 1]}, (40, 2, "float32", "0,1")),
         (
             {"Process__Group__Name": "1", "Process__Group__Ranks": "[0, 1, ..., 3]"},
-            (40, 1, "0,1,2,3"),
+            (40, 1, "float32", "0,1,2,3"),
         ),
-        ({"Process__Group__Name": "8", "Process__Group__Ranks": "[0, 1, ..., 3]"}, (40, 8, None)),
-        ({"Process__Group__Name": "mesh_dp"}, (40, None, None)),
-        ({"Process__Group__Ranks": "[4, 6]", "Dst__Rank": 6}, (40, None, "6")),
-        ({"Process__Group__Ranks": "[4, 6]", "Src__Rank": 4}, (40, None, "4")),
+        (
+            {"Process__Group__Name": "8", "Process__Group__Ranks": "[0, 1, ..., 3]"},
+            (40, 8, "float32", None),
+        ),
+        ({"Process__Group__Name": "mesh_dp"}, (40, None, "float32", None)),
+        ({"Process__Group__Ranks": "[4, 6]", "Dst__Rank": 6}, (40, None, "float32", "6")),
+        ({"Process__Group__Ranks": "[4, 6]", "Src__Rank": 4}, (40, None, "float32", "4")),
     ],
 )
 def test_facts_of_a_collective(args: Any, facts: Any) -> None:
     unusable = [{"pg_name": "x"}, {"pg_name": "9" * 20, "ranks": [0]}, 5]
     information = {"pg_config": [{"pg_name": "1", "ranks": [0, 1, 2, 3]}, *unusable]}
     trace = _trace(_collective(0, **args), distributedInfo=information)
-    assert _rows(trace, "bytes", "group", "peers") == [facts]
+    assert _rows(trace, "bytes", "group", "dtype", "peers") == [facts]
+    assert _rows(trace, "axis", "stage", "phase") == [(None, None, None)]
 
 
 def test_a_coalesced_collective_is_one_with_all_bytes() -> None:

@@ -1,0 +1,112 @@
+"""What the names of collectives say, of calls whose communication is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ppprof.topology import Topology
+
+pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+pytestmark = pytest.mark.paddle
+
+import paddle  # noqa: E402
+import paddle.distributed as dist  # noqa: E402
+
+from ppprof.capture import collectives  # noqa: E402
+
+GRID = Topology.of(dp=2, pp=2, sharding=2, mp=2)
+FLOAT32, FLOAT16 = (paddle.ones([4], dtype) for dtype in ("float32", "float16"))
+
+
+def group(number: int, *ranks: int) -> Any:
+    return SimpleNamespace(id=number, ranks=list(ranks))
+
+
+class Counting:
+    """A topology that counts what it is asked."""
+
+    num_asked = 0
+
+    def axis_of(self, ranks: list[int]) -> str | None:
+        self.num_asked += 1
+        return GRID.axis_of(ranks)
+
+
+@pytest.fixture
+def topology() -> Counting:
+    return Counting()
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch, topology: Counting) -> Iterator[list[str]]:
+    """The names of the spans, while a window is open over functions that only take arguments."""
+
+    def all_reduce(tensor: Any, group: Any = None) -> None: ...
+
+    def all_gather(tensor_list: Any, tensor: Any, group: Any = None) -> None: ...
+
+    def alltoall(in_tensor_list: Any, out_tensor_list: Any, group: Any = None) -> None: ...
+
+    def barrier(group: Any = None) -> None: ...
+
+    def isend(tensor: Any, dst: int, group: Any = None) -> None: ...
+
+    def batch_isend_irecv(p2p_op_list: Any) -> None: ...
+
+    for function in (all_reduce, all_gather, alltoall, barrier, isend, batch_isend_irecv):
+        monkeypatch.setattr(dist, function.__name__, function)
+    found: list[str] = []
+
+    def communication(name: str) -> Any:
+        found.append(name)
+        return SimpleNamespace(end=lambda: None)
+
+    monkeypatch.setattr(collectives, "communication", communication)
+    wrappers = collectives.Collectives(topology)  # type: ignore[arg-type]
+    wrappers.put_on()
+    yield found
+    wrappers.take_off()
+
+
+def test_the_axis_is_that_of_the_group(names: list[str]) -> None:
+    dist.all_reduce(FLOAT32, group=group(3, 0, 8))
+    dist.all_reduce(FLOAT32, group=group(4, 0, 2, 8, 10))
+    dist.all_reduce(FLOAT32, group=group(5, 0, 3))
+    dist.barrier(group=group(6, 4, 5))
+    dist.isend(FLOAT32, 4, group=group(7, 0, 4))
+    assert names == [
+        "all_reduce[axis=dp group=3 bytes=16 dtype=float32 peers=0,8]",
+        "all_reduce[axis=dp+sharding group=4 bytes=16 dtype=float32 peers=0,2,8,10]",
+        "all_reduce[group=5 bytes=16 dtype=float32 peers=0,3]",
+        "barrier[axis=mp group=6 peers=4,5]",
+        "isend[axis=pp group=7 bytes=16 dtype=float32 peers=4]",
+    ]
+
+
+def test_the_topology_is_asked_once_a_group(names: list[str], topology: Counting) -> None:
+    for number in (3, 5, 3, 5, 3):
+        dist.barrier(group=group(number, 0, 3))
+    assert (len(names), topology.num_asked) == (5, 2)
+
+
+def test_of_several_tensors_all_bytes_and_the_first_ones_dtype(names: list[str]) -> None:
+    ranks = group(3, 0, 1)
+    dist.all_gather([], FLOAT16, group=ranks)
+    dist.alltoall([FLOAT16, FLOAT32], [], group=ranks)
+    dist.batch_isend_irecv(
+        [SimpleNamespace(tensor=t, group=ranks, peer=1) for t in (FLOAT32, FLOAT16)]
+    )
+    assert names == [
+        "all_gather[axis=mp group=3 bytes=8 dtype=float16 peers=0,1]",
+        "alltoall[axis=mp group=3 bytes=24 dtype=float16 peers=0,1]",
+        "batch_isend_irecv[axis=mp group=3 bytes=24 dtype=float32 peers=1]",
+    ]
+
+
+def test_arguments_that_make_no_sense_leave_the_name_alone(names: list[str]) -> None:
+    dist.all_reduce("not a tensor", group=group(3, 0, 1))
+    assert names == ["all_reduce"]
