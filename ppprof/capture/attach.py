@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ppprof import rundir
 from ppprof.capture.finisher import Finisher
 from ppprof.capture.job import Job
+from ppprof.capture.roster import Roster
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import Off, Session
 from ppprof.capture.steps import StepLog
@@ -78,6 +79,7 @@ def attach(
         Schedule.of(profiler.scheduler),
         rank=job.rank,
         run=run,
+        roster=_roster(job, run),
         windows=windows,
         finisher=finisher,
         steps=StepLog(run / rundir.steps_path(job.rank)) if run is not None else None,
@@ -99,6 +101,14 @@ def _run_directory(
         return job.run_directory(log, {"profiler": profiler.to_mapping(), "config": config})
     except (OSError, RuntimeError) as error:
         tell(f"rank {job.rank}: {log}: {error}; nothing is recorded, the training goes on")
+        return None
+
+
+def _roster(job: Job, run: Path | None) -> Roster | None:
+    try:
+        return Roster(run, job.topology, job.rank) if run is not None else None
+    except OSError as error:
+        tell(f"rank {job.rank}: {error}; should ranks die, they will not be named")
         return None
 
 
