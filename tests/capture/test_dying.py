@@ -19,7 +19,7 @@ from ppprof import rundir
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = [pytest.mark.paddle, pytest.mark.launch]
 
-from ppprof.trace import read_paddle_json, read_paddle_pb  # noqa: E402
+from ppprof.trace import read  # noqa: E402
 from tests.capture.dying_job import HAPPENS_AFTER  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ def check_saved(folder: Path, ranks: list[int]) -> None:
     traces = {rundir.TraceName.parse(path).rank: path for path in log.glob("*.paddle_trace.json")}
     assert sorted(traces) == ranks
     for rank, path in traces.items():
-        events = read_paddle_json(path).events
+        events = read(path).events
         names = events.filter(pl.col("category") == "ProfileStep")["name"].cast(pl.String)
         done = [f"ProfileStep#{step}" for step in range(1, HAPPENS_AFTER)]
         assert names.to_list()[: len(done)] == done
@@ -108,3 +108,58 @@ def test_a_rank_that_dies_is_named_and_the_others_save(
     else:
         assert saying == [0, 2], logs
     check_saved(tmp_path, [0, 1, 2] if victim_saves else [0, 2])
+
+
+def test_a_job_that_is_interrupted_saves_every_rank(tmp_path: Path) -> None:
+    job = start(tmp_path, "nothing")
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("*.ready"))) < 3:
+        assert time.monotonic() < deadline and job.poll() is None
+        time.sleep(0.1)
+    job.send_signal(signal.SIGINT)
+    job.communicate(timeout=60)
+    assert job.returncode == signal.SIGINT  # the launcher's word for it
+    check_saved(tmp_path, [0, 1, 2])
+    assert not any(" was ended by SIGTERM" in text for text in workerlogs(tmp_path).values())
+
+
+ALONE = """
+import os, signal, sys
+import ppprof
+from tests.capture import toy
+step = toy.training()
+block = {{"enable": {enable}, "profiler_log": "log"}}
+with ppprof.attach(block) as prof:
+    for number in range(100_000):
+        if number == 5:
+            {happening}
+        step()
+        prof.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("happening", "code"),
+    [
+        ("raise RuntimeError", 1),
+        ("sys.exit(7)", 7),
+        ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    ],
+)
+def test_exit_codes_are_those_without_ppprof(tmp_path: Path, happening: str, code: int) -> None:
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", ALONE.format(enable=enable, happening=happening)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": paths},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for enable in (False, True)
+    ]
+    assert [run.wait(60) for run in runs] == [code, code]
+    wait_until_all_have_ended(tmp_path)
+    (trace,) = tmp_path.glob("log/*.paddle_trace.json")
+    assert read(trace).events["step"].max() >= 4
