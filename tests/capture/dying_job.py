@@ -40,6 +40,8 @@ def happen(what: str) -> None:
         raise RuntimeError("boom\non rank 1")
     if what == "exit":
         sys.exit(7)
+    if what == "hang":
+        time.sleep(60)
 
 
 def main(what: str, log: str, enable: bool) -> None:

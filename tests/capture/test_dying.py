@@ -111,12 +111,13 @@ def test_a_rank_that_dies_is_named_and_the_others_save(
 
 
 def test_a_job_that_is_interrupted_saves_every_rank(tmp_path: Path) -> None:
-    job = start(tmp_path, "nothing")
+    job = start(tmp_path, "hang")
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("*.ready"))) < 3:
         assert time.monotonic() < deadline
         assert job.poll() is None
         time.sleep(0.1)
+    time.sleep(1)  # by then the two others wait for rank 1 in a collective
     job.send_signal(signal.SIGINT)
     job.communicate(timeout=60)
     assert job.returncode == signal.SIGINT  # the launcher's word for it
