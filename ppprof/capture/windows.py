@@ -76,12 +76,13 @@ class Windows:
     def rescue(self) -> None:
         """Saves a window that is still open as the process ends; in any thread.
 
-        Paddle's profiler stays: the training may be inside an operator that uses it.
+        Paddle's profiler stays: the training may be inside an operator that uses it. The step that
+        never ended gets no span: Paddle would put it on the thread that ends it, and VisualDL
+        shows no phases where one of the steps is on another thread than the model.
 
         Raises:
             OSError: the window could not be saved.
         """
-        self._recorder.end_step()
         self._save(brief=True)
 
     def _save(self, brief: bool = False) -> None:

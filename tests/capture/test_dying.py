@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.paddle, pytest.mark.launch]
 
 from ppprof.trace import read  # noqa: E402
 from tests.capture.dying_job import HAPPENS_AFTER  # noqa: E402
+from tests.oracles import visualdl_server  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 VICTIM = r"rank 1 \(dp1_pp0_sharding0_mp0"
@@ -110,7 +111,9 @@ def test_a_rank_that_dies_is_named_and_the_others_save(
     check_saved(tmp_path, [0, 1, 2] if victim_saves else [0, 2])
 
 
+@pytest.mark.visualdl
 def test_a_job_that_is_interrupted_saves_every_rank(tmp_path: Path) -> None:
+    pytest.importorskip("visualdl", reason="needs the visualdl wheel")
     job = start(tmp_path, "hang")
     deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("*.ready"))) < 3:
@@ -122,6 +125,9 @@ def test_a_job_that_is_interrupted_saves_every_rank(tmp_path: Path) -> None:
     job.communicate(timeout=60)
     assert job.returncode == signal.SIGINT  # the launcher's word for it
     check_saved(tmp_path, [0, 1, 2])
+    workers = {path.name.split("_time_")[0] for path in tmp_path.glob("log/*.paddle_trace.json")}
+    with visualdl_server.serve(tmp_path / "log") as server:
+        visualdl_server.check_run(server, tmp_path / "log", sorted(workers))
     said = "".join(workerlogs(tmp_path).values())
     assert "is gone" not in said
     assert ") failed: " not in said
