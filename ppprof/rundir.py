@@ -8,6 +8,7 @@
       raw/rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000.pb
       summary/rank_00000_w0.json
       steps/rank_00000.jsonl
+      alive/, failed/                 ranks in their session, and those that failed (capture/roster)
       run_002/                        a later run, laid out the same way
 
 This module holds the names and the manifest, and knows nothing of what is in the other files.

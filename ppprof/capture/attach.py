@@ -11,6 +11,7 @@ from ppprof import rundir
 from ppprof.capture import peak_flops
 from ppprof.capture.finisher import Finisher
 from ppprof.capture.job import Job
+from ppprof.capture.roster import Roster
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import Off, Session
 from ppprof.capture.steps import StepLog
@@ -99,6 +100,7 @@ def attach(
         Schedule.of(profiler.scheduler),
         rank=job.rank,
         run=run,
+        roster=_roster(job, run),
         windows=windows,
         finisher=finisher,
         steps=StepLog(run / rundir.steps_path(job.rank)) if run is not None else None,
@@ -118,6 +120,14 @@ def _run_directory(job: Job, log: Path, manifest: Mapping[str, Any]) -> Path | N
         return job.run_directory(log, manifest)
     except (OSError, RuntimeError) as error:
         tell(f"rank {job.rank}: {log}: {error}; nothing is recorded, the training goes on")
+        return None
+
+
+def _roster(job: Job, run: Path | None) -> Roster | None:
+    try:
+        return Roster(run, job.topology, job.rank) if run is not None else None
+    except OSError as error:
+        tell(f"rank {job.rank}: {error}; should ranks die, they will not be named")
         return None
 
 

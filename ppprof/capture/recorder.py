@@ -79,8 +79,12 @@ class Recorder:
             self._step.end()
             self._step = None
 
-    def stop(self, raw: Path) -> None:
+    def stop(self, raw: Path, brief: bool = False) -> None:
         """Closes the window and leaves what it recorded in ``raw``: whole, or not at all.
+
+        Args:
+            raw: the file.
+            brief: leave out what takes long, Paddle's table of FLOPs.
 
         Raises:
             OSError: the directory is gone, read-only or full.
@@ -92,7 +96,7 @@ class Recorder:
         result.save(str(hidden), "pb")
         _check_space(hidden.parent)  # a full disk truncates the file, and Paddle does not say so
         rundir.publish(hidden, raw)
-        if self._flops:
+        if self._flops and not brief:
             _print_flops(result)
 
     def close(self) -> None:

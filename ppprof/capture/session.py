@@ -6,6 +6,7 @@ import atexit
 import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING
 
 from ppprof.capture.perf_summary import PerfSummary
 from ppprof.capture.schedule import Schedule, State
+from ppprof.capture.sigterm import SigtermGuard
 from ppprof.capture.steps import StepLog, StepRecord
 from ppprof.capture.talk import tell
 from ppprof.capture.timer import StepTimer
 
 if TYPE_CHECKING:
     from ppprof.capture.finisher import Finisher
+    from ppprof.capture.roster import Roster
     from ppprof.capture.windows import Windows
 
 _FINISH_SECONDS = 60.0
@@ -77,6 +80,7 @@ class Session(Off):
         *,
         rank: int = 0,
         run: Path | None = None,
+        roster: Roster | None = None,
         windows: Windows | None = None,
         finisher: Finisher | None = None,
         steps: StepLog | None = None,
@@ -91,6 +95,7 @@ class Session(Off):
         self._schedule = schedule
         self._rank = rank
         self._run = run
+        self._roster = roster
         self._windows = windows
         self._finisher = finisher
         self._steps = steps
@@ -108,6 +113,8 @@ class Session(Off):
         self._closed = False
         self._failed: set[str] = set()
         self._pid = os.getpid()
+        self._lock = threading.RLock()  # between the training and a SIGTERM
+        self._guard = SigtermGuard.put_on(self._rescue) if run is not None else None
         atexit.register(self._at_exit)
         self._state = State.CLOSED
         self._turn(State.CLOSED)
@@ -144,19 +151,20 @@ class Session(Off):
             num_flops: model FLOPs of the step on this rank alone, for MFU: its share where mp and
                 pp split the model, and without those of recomputation.
         """
-        if self._closed:
-            return
-        before = self._state
-        with self._harmless("timing a step"):
-            self._record_step(
-                before,
-                num_samples=num_samples,
-                num_tokens=num_tokens,
-                num_micro_batches=num_micro_batches,
-                num_flops=num_flops,
-            )
-        self._step += 1
-        self._turn(before)
+        with self._lock:
+            if self._closed:
+                return
+            before = self._state
+            with self._harmless("timing a step"):
+                self._record_step(
+                    before,
+                    num_samples=num_samples,
+                    num_tokens=num_tokens,
+                    num_micro_batches=num_micro_batches,
+                    num_flops=num_flops,
+                )
+            self._step += 1
+            self._turn(before)
 
     def paused(self) -> AbstractContextManager[None]:
         """What is inside counts in no step's time, nor as reading: an evaluation, a checkpoint.
@@ -167,7 +175,7 @@ class Session(Off):
 
     def close(self) -> None:
         """Saves an open window, waits for the tables and prints them. Never raises."""
-        self._close(failed=False)
+        self._close(None)
 
     def __enter__(self) -> Session:
         return self
@@ -178,7 +186,7 @@ class Session(Off):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._close(failed=error is not None)
+        self._close(error)
 
     def _record_step(self, state: State, **given: int | None) -> None:
         took = self._timer.step()
@@ -230,20 +238,33 @@ class Session(Off):
             with self._harmless("step times"):
                 self._steps.flush()
 
-    def _close(self, failed: bool) -> None:
-        if self._closed or os.getpid() != self._pid:  # a forked child has no part in this
+    def _close(self, error: BaseException | None) -> None:
+        if os.getpid() != self._pid:  # a forked child has no part in this
             return
-        self._closed = True
-        atexit.unregister(self._at_exit)
-        windows = self._windows
-        if windows is not None:
-            with self._harmless("saving a window"):
-                self._windows = None
-                windows.close(keep_empty=failed or self._schedule.record is None)
-        with self._harmless("step times"):
-            self._timer.close()
-            if self._steps is not None:
-                self._steps.flush()
+        failed = error is not None
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            atexit.unregister(self._at_exit)
+            lost = ""
+            if self._roster is not None:
+                if error is None or (isinstance(error, SystemExit) and not error.code):
+                    self._roster.leave()
+                else:
+                    lost = self._roster.fail(error)
+            windows = self._windows
+            if windows is not None:
+                with self._harmless("saving a window"):
+                    self._windows = None
+                    windows.close(keep_empty=failed or self._schedule.record is None)
+            with self._harmless("step times"):
+                self._timer.close()
+                if self._steps is not None:
+                    self._steps.flush()
+            self._tell_lost(lost, windows)
+            if self._guard is not None:
+                self._guard.take_off()
         if self._finisher is not None:
             with self._harmless("tables and traces"):
                 # Other ranks hang until a failing one has ended: it does not wait for tables.
@@ -252,8 +273,32 @@ class Session(Off):
             with self._harmless("printing"):
                 self._print_results(windows)
 
+    def _rescue(self) -> None:
+        """Saves what there is, as SIGTERM is about to end the process; in the guard's thread."""
+        self._lock.acquire()  # for good: whatever the training does now, it waits for the end
+        if self._closed:
+            return
+        self._closed = True
+        lost = self._roster.fail(None) if self._roster is not None else ""
+        try:
+            if self._windows is not None:
+                self._windows.rescue()
+        except Exception as error:  # not `_harmless`, which lets go of the profiler
+            tell(f"rank {self._rank}: saving a window failed: {error}")
+        if self._steps is not None:
+            self._steps.flush()
+        self._tell_lost(lost, self._windows)
+        if self._finisher is not None:
+            self._finisher.leave()
+
+    def _tell_lost(self, lost: str, windows: Windows | None) -> None:
+        if lost:
+            saved = len(windows.saved) if windows is not None else 0
+            words = f"{saved} window{'s' * (saved != 1)} and the step times of this rank"
+            tell(f"rank {self._rank}: {lost}; {words} are saved in {self._run}")
+
     def _at_exit(self) -> None:
-        self._close(failed=hasattr(sys, "last_value"))  # set when an exception ends the program
+        self._close(getattr(sys, "last_value", None))  # set when an exception ends the program
 
     def _print_results(self, windows: Windows | None) -> None:
         if self._timer_only or self._summary.has_table:

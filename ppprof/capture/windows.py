@@ -74,11 +74,23 @@ class Windows:
             self._collectives.take_off()
             self._recorder.close()
 
-    def _save(self) -> None:
+    def rescue(self) -> None:
+        """Saves a window that is still open as the process ends; in any thread.
+
+        Paddle's profiler stays: the training may be inside an operator that uses it. The step that
+        never ended gets no span: Paddle would put it on the thread that ends it, and VisualDL
+        shows no phases where one of the steps is on another thread than the model.
+
+        Raises:
+            OSError: the window could not be saved.
+        """
+        self._save(brief=True)
+
+    def _save(self, brief: bool = False) -> None:
         name, self._open = self._open, None
         if name is not None:
             self._collectives.take_off()
             raw = self._run / name.raw
-            self._recorder.stop(raw)
+            self._recorder.stop(raw, brief)
             self.saved.append(name)
             self._finisher.add(name.window, raw)

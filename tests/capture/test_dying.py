@@ -1,0 +1,175 @@
+"""Real ranks over gloo of which one dies: what is saved, who is named, how the job ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from ppprof import rundir
+
+pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+pytestmark = [pytest.mark.paddle, pytest.mark.launch]
+
+from ppprof.trace import read  # noqa: E402
+from tests.capture.dying_job import HAPPENS_AFTER  # noqa: E402
+from tests.oracles import visualdl_server  # noqa: E402
+
+ROOT = Path(__file__).parents[2]
+VICTIM = r"rank 1 \(dp1_pp0_sharding0_mp0"
+
+
+def start(folder: Path, what: str, profiler: str = "on") -> subprocess.Popen[str]:
+    """Three ranks of dying_job.py."""
+    command = [
+        *(sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "3"),
+        *("--log_dir", "launch", str(ROOT / "tests/capture/dying_job.py"), what, "log", profiler),
+    ]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": paths},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def workerlogs(folder: Path) -> dict[int, str]:
+    """What each rank printed."""
+    return {rank: (folder / f"launch/workerlog.{rank}").read_text() for rank in range(3)}
+
+
+def processes(folder: Path) -> list[int]:
+    """Those that work in the folder: ranks, their DataLoaders' workers, and ``ppprof finish``."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if entry.joinpath("cwd").resolve() == folder.resolve():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_until_all_have_ended(folder: Path) -> None:
+    deadline = time.monotonic() + 30
+    while processes(folder):
+        assert time.monotonic() < deadline, processes(folder)
+        time.sleep(0.1)
+
+
+def check_saved(folder: Path, ranks: list[int]) -> None:
+    """Each of these ranks has one window with every step so far, finished, and its step times."""
+    wait_until_all_have_ended(folder)
+    log = folder / "log"
+    assert rundir.raw_files(log) == []  # finished, by children that outlived the ranks
+    traces = {rundir.TraceName.parse(path).rank: path for path in log.glob("*.paddle_trace.json")}
+    assert sorted(traces) == ranks
+    for rank, path in traces.items():
+        events = read(path).events
+        names = events.filter(pl.col("category") == "ProfileStep")["name"].cast(pl.String)
+        done = [f"ProfileStep#{step}" for step in range(1, HAPPENS_AFTER)]
+        assert names.to_list()[: len(done)] == done
+        lines = (log / rundir.steps_path(rank)).read_text().splitlines()
+        assert [json.loads(line)["step"] for line in lines][:HAPPENS_AFTER] == [*range(5)]
+
+
+@pytest.mark.parametrize(
+    ("what", "named", "victim_saves"),
+    [
+        ("kill", VICTIM + r", pid \d+\) is gone: killed, or it crashed", False),
+        ("raise", VICTIM + r"\) failed: RuntimeError: boom;", True),
+        ("exit", VICTIM + r"\) failed: SystemExit: 7;", True),
+        ("term", VICTIM + r"\) was ended by SIGTERM", True),
+    ],
+)
+def test_a_rank_that_dies_is_named_and_the_others_save(
+    tmp_path: Path, what: str, named: str, victim_saves: bool
+) -> None:
+    job = start(tmp_path, what)
+    seen, _ = job.communicate(timeout=120)
+    assert job.returncode != 0
+    logs = workerlogs(tmp_path)
+    saying = [
+        rank for rank, text in logs.items() if re.search(f"ppprof: rank {rank}: {named}", text)
+    ]
+    if what == "term":  # who is ended by the launcher's SIGTERM takes that of others for the same
+        assert 1 not in saying
+        assert "code -15" in seen
+    else:
+        assert saying == [0, 2], logs
+    check_saved(tmp_path, [0, 1, 2] if victim_saves else [0, 2])
+
+
+@pytest.mark.visualdl
+def test_a_job_that_is_interrupted_saves_every_rank(tmp_path: Path) -> None:
+    pytest.importorskip("visualdl", reason="needs the visualdl wheel")
+    job = start(tmp_path, "hang")
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.glob("*.ready"))) < 3:
+        assert time.monotonic() < deadline
+        assert job.poll() is None
+        time.sleep(0.1)
+    time.sleep(1)  # by then the two others wait for rank 1 in a collective
+    job.send_signal(signal.SIGINT)
+    job.communicate(timeout=60)
+    assert job.returncode == signal.SIGINT  # the launcher's word for it
+    check_saved(tmp_path, [0, 1, 2])
+    workers = {path.name.split("_time_")[0] for path in tmp_path.glob("log/*.paddle_trace.json")}
+    with visualdl_server.serve(tmp_path / "log") as server:
+        visualdl_server.check_run(server, tmp_path / "log", sorted(workers))
+    said = "".join(workerlogs(tmp_path).values())
+    assert "is gone" not in said
+    assert ") failed: " not in said
+
+
+ALONE = """
+import os, signal, sys
+import ppprof
+from tests.capture import toy
+step = toy.training()
+block = {{"enable": {enable}, "profiler_log": "log"}}
+with ppprof.attach(block) as prof:
+    for number in range(100_000):
+        if number == 5:
+            {happening}
+        step()
+        prof.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("happening", "code"),
+    [
+        ("raise RuntimeError", 1),
+        ("sys.exit(7)", 7),
+        ("os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
+        ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    ],
+)
+def test_exit_codes_are_those_without_ppprof(tmp_path: Path, happening: str, code: int) -> None:
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", ALONE.format(enable=enable, happening=happening)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": paths},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for enable in (False, True)
+    ]
+    assert [run.wait(60) for run in runs] == [code, code]
+    wait_until_all_have_ended(tmp_path)
+    (trace,) = tmp_path.glob("log/*.paddle_trace.json")
+    assert read(trace).events["step"].max() >= 4

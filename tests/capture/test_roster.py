@@ -1,0 +1,99 @@
+"""Roster: who is named when a rank fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ppprof.capture import roster
+from ppprof.capture.roster import Roster
+from ppprof.topology import Topology
+
+GRID = Topology.of(dp=2, mp=4)
+BOOM = RuntimeError("\n---\n boom  \non line 3")
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+
+
+def rosters(run: Path) -> list[Roster]:
+    """Those of all ranks, as if each had a process of its own."""
+    return [Roster(run, GRID, rank) for rank in range(GRID.world_size)]
+
+
+def killed(run: Path, rank: int, node: str | None = None) -> subprocess.Popen[bytes]:
+    """A rank that left no word; its parent has not asked for it yet."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    (run / "alive" / f"{rank:05d}.{process.pid}.{node or roster._node()}").touch()
+    while roster._is_alive(process.pid):
+        pass
+    return process
+
+
+def test_the_first_to_fail_is_named_by_the_others_and_only_that_one(tmp_path: Path) -> None:
+    everybody = rosters(tmp_path)
+    assert everybody[5].fail(BOOM) == ""
+    for rank in (0, 1, 7):
+        assert everybody[rank].fail(RuntimeError("reset")) == (
+            "rank 5 (dp1_pp0_sharding0_mp1) failed: RuntimeError: boom"
+        )
+    assert everybody[2].fail(None) == "rank 5 (dp1_pp0_sharding0_mp1) failed: RuntimeError: boom"
+    assert [path.name for path in tmp_path.glob("failed/*")] == ["00005.txt"]
+
+
+@pytest.mark.parametrize("reaped", [False, True])
+def test_a_rank_without_a_process_was_killed(tmp_path: Path, reaped: bool) -> None:
+    first = Roster(tmp_path, GRID, 0)
+    process = killed(tmp_path, 3)
+    if reaped:
+        process.wait()
+    assert first.fail(BOOM) == (
+        f"rank 3 (dp0_pp0_sharding0_mp3, pid {process.pid}) is gone: killed, or it crashed"
+    )
+    assert not (tmp_path / "failed").exists()
+    process.wait()
+
+
+def test_of_other_machines_only_words_are_known(tmp_path: Path) -> None:
+    first, second = rosters(tmp_path)[:2]
+    killed(tmp_path, 3, node="other.example.org-1").wait()
+    assert first.fail(BOOM) == ""
+    assert second.fail(None) == "rank 0 (dp0_pp0_sharding0_mp0) failed: RuntimeError: boom"
+
+
+def test_ranks_that_ended_well_are_not_named(tmp_path: Path) -> None:
+    first, second = rosters(tmp_path)[:2]
+    first.leave()
+    assert second.fail(BOOM) == ""
+
+
+def test_a_sigterm_is_news_only_to_those_who_got_none(tmp_path: Path) -> None:
+    everybody = rosters(tmp_path)
+    assert everybody[4].fail(None) == ""
+    assert everybody[6].fail(None) == ""
+    assert everybody[0].fail(BOOM) == (
+        "rank 4 (dp1_pp0_sharding0_mp0) was ended by SIGTERM, "
+        "rank 6 (dp1_pp0_sharding0_mp2) was ended by SIGTERM"
+    )
+
+
+def test_a_line_names_four_and_counts_the_rest(tmp_path: Path) -> None:
+    everybody = rosters(tmp_path)
+    for rank in range(1, 7):
+        (tmp_path / "failed").mkdir(exist_ok=True)
+        (tmp_path / f"failed/{rank:05d}.txt").write_text("MemoryError\n")
+    said = everybody[0].fail(BOOM)
+    assert said.count("failed: MemoryError") == 4
+    assert said.endswith(" and 2 more ranks")
+
+
+def test_a_directory_that_is_gone_is_no_failure(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    first, second = rosters(run)[:2]
+    (run / "alive").rename(tmp_path / "away")
+    run.rmdir()
+    assert first.fail(BOOM) == ""
+    second.leave()

@@ -1,0 +1,150 @@
+"""SigtermGuard in processes of their own: what they print, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+
+PROGRAM = """
+import ctypes, os, signal, subprocess, sys, threading, time
+from ppprof.capture import sigterm
+
+def save():
+    os.write(1, b"saved\\n")
+
+def terminate():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def sit_in_c():
+    reader, writer = os.pipe()
+    ctypes.CDLL(None).read(reader, ctypes.create_string_buffer(1), 1)  # never returns
+
+"""
+
+
+def run(body: str) -> tuple[int, str]:
+    """Exit code, negative for a signal, and stdout."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + body], stdout=subprocess.PIPE, text=True, timeout=60
+    )
+    return done.returncode, done.stdout
+
+
+def test_it_saves_though_the_main_thread_never_returns_to_python() -> None:
+    body = """
+guard = sigterm.SigtermGuard.put_on(save)
+threading.Timer(0.3, terminate).start()
+sit_in_c()
+"""
+    assert run(body) == (-signal.SIGTERM, "saved\n")
+
+
+def test_further_signals_do_not_end_the_saving() -> None:
+    body = """
+def slowly():
+    for _ in range(3):
+        terminate()
+        time.sleep(0.1)
+    save()
+
+guard = sigterm.SigtermGuard.put_on(slowly)
+terminate()
+time.sleep(60)
+"""
+    assert run(body) == (-signal.SIGTERM, "saved\n")
+
+
+@pytest.mark.parametrize("fails", ["1 / 0", "time.sleep(60)"])
+def test_the_process_ends_though_the_saving_does_not_succeed(fails: str) -> None:
+    body = f"""
+sigterm._PATIENCE = 0.3
+threading.excepthook = print
+guard = sigterm.SigtermGuard.put_on(lambda: {fails})
+terminate()
+sit_in_c()
+"""
+    assert run(body)[0] == -signal.SIGTERM
+
+
+def test_once_taken_off_the_signal_ends_the_process_at_once() -> None:
+    body = """
+for _ in range(2):
+    guard = sigterm.SigtermGuard.put_on(save)
+    guard.take_off()
+    guard.take_off()
+while "ppprof SIGTERM" in [thread.name for thread in threading.enumerate()]:
+    time.sleep(0.01)
+print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, signal.set_wakeup_fd(-1), flush=True)
+terminate()
+"""
+    assert run(body) == (-signal.SIGTERM, "True -1\n")
+
+
+def test_a_program_that_minds_its_signals_is_left_alone() -> None:
+    body = """
+reader, writer = os.pipe()
+os.set_blocking(writer, False)
+signal.set_wakeup_fd(writer)
+print(sigterm.SigtermGuard.put_on(save), signal.set_wakeup_fd(-1) == writer)
+signal.signal(signal.SIGTERM, lambda *_: print("mine"))
+print(sigterm.SigtermGuard.put_on(save))
+terminate()
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+guard = sigterm.SigtermGuard.put_on(save)
+signal.signal(signal.SIGTERM, lambda *_: print("mine, later"))
+terminate()
+time.sleep(0.3)
+guard.take_off()
+terminate()
+"""
+    assert run(body) == (0, "None True\nNone\nmine\nmine, later\nmine, later\n")
+
+
+def test_a_wakeup_fd_set_later_does_not_keep_the_process_alive() -> None:
+    body = """
+guard = sigterm.SigtermGuard.put_on(save)
+signal.set_wakeup_fd(-1)
+terminate()
+time.sleep(60)
+"""
+    assert run(body) == (-signal.SIGTERM, "saved\n")
+
+
+def test_a_forked_child_dies_of_its_own_signal_and_of_that_alone() -> None:
+    body = """
+guard = sigterm.SigtermGuard.put_on(save)
+for _ in range(100):
+    child = os.fork()
+    if not child:
+        time.sleep(60)
+        os._exit(0)
+    os.kill(child, signal.SIGTERM)  # as soon as it exists
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+    assert run(body) == (0, "set()\n")
+
+
+def test_a_program_started_by_it_finds_the_signal_as_ever() -> None:
+    body = """
+guard = sigterm.SigtermGuard.put_on(save)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child.terminate()
+print(child.wait())
+"""
+    assert run(body) == (0, f"{-signal.SIGTERM}\n")
+
+
+def test_outside_the_main_thread_there_is_no_guard() -> None:
+    body = """
+thread = threading.Thread(target=lambda: print(sigterm.SigtermGuard.put_on(save)))
+thread.start()
+thread.join()
+"""
+    assert run(body) == (0, "None\n")
