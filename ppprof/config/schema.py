@@ -100,6 +100,8 @@ def load_config(
         )
     if report.is_sound("Model"):
         _check_model(blocks["Model"], report)
+    if report.is_sound("Distributed", "Global", "Engine", "Model", "Data"):
+        _check_split(blocks, topology, report)
     if report.problems:
         raise ConfigError(sorted(report.problems, key=_by_place))
     return Config(
@@ -206,4 +208,55 @@ def _check_model(model: ModelConfig, report: Report) -> None:
         report.problem(
             ("Model", "num_attention_heads"),
             f"{model.num_attention_heads}: expected a divisor of hidden_size {model.hidden_size}",
+        )
+
+
+def _check_split(blocks: Mapping[str, Any], topology: Topology, report: Report) -> None:
+    """Whether the grid's axes can divide the model and the batch."""
+    model: ModelConfig = blocks["Model"]
+    mp, pp, virtual = topology.degree("mp"), topology.degree("pp"), model.virtual_pp_degree
+    for name, count, unit in (
+        ("num_attention_heads", model.num_attention_heads, "heads"),
+        ("vocab_size", model.vocab_size, "tokens"),
+        ("ffn_hidden_size", model.ffn_hidden_size or 4 * model.hidden_size, "columns"),
+    ):
+        if count % mp:
+            report.problem(
+                ("Model", name), f"{count} {unit}: expected a multiple of mp_degree {mp}"
+            )
+    stages = f"pp_degree {pp}" + f" x virtual_pp_degree {virtual}" * (virtual > 1)
+    if model.num_layers % (pp * virtual):
+        report.problem(
+            ("Model", "num_layers"), f"{model.num_layers}: expected a multiple of {stages}"
+        )
+    if virtual > 1:
+        _check_virtual(virtual, pp, blocks["Engine"].accumulate_steps, report)
+    if model.sequence_parallel and mp == 1:
+        report.warn(("Model", "sequence_parallel"), "has no effect: mp_degree is 1")
+    if model.sequence_parallel:
+        for purpose in ("Train", "Eval"):
+            length = getattr(blocks["Data"], purpose).dataset.max_seq_len
+            if length % mp:
+                report.problem(
+                    ("Data", purpose, "dataset", "max_seq_len"),
+                    f"{length}: sequence_parallel needs a multiple of mp_degree {mp}",
+                )
+    sharding = blocks["Distributed"].sharding
+    if sharding.sharding_degree > 1 and sharding.sharding_stage > 1 and pp > 1:
+        report.problem(
+            ("Distributed", "sharding", "sharding_stage"),
+            f"{sharding.sharding_stage}: Fleet's pipeline (pp_degree {pp}) takes stage 1 only",
+        )
+
+
+def _check_virtual(virtual: int, pp: int, micro_batches: int, report: Report) -> None:
+    """Fleet's own conditions (PipelineParallelWithInterleave._check_sanity)."""
+    key = ("Model", "virtual_pp_degree")
+    if pp == 1:
+        report.warn(key, "has no effect: pp_degree is 1")
+    elif pp == 2:
+        report.problem(key, f"{virtual}: Fleet interleaves from pp_degree 3 on, and it is 2")
+    elif micro_batches % pp:
+        report.problem(
+            key, f"{virtual}: expected micro-batches (now {micro_batches}) in multiples of pp {pp}"
         )

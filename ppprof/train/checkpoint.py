@@ -1,12 +1,13 @@
 """Save and resume: tensors as safetensors, the rest as JSON; nothing that a reader would run.
 
-A checkpoint is a directory ``step_00000020`` with ``model_pp0_mp0.safetensors``,
+A checkpoint is a directory ``step_00000020`` with ``model_pp0_sharding0_mp0.safetensors``,
 ``optimizer_pp0_sharding0_mp0.safetensors`` and so on, as many as the grid has parts, and
 ``state.json``. It appears under its name when it is complete, on a disk that all ranks share.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from safetensors.numpy import load_file, save_file
 from ppprof.errors import InputError
 from ppprof.train.grid import Grid
 from ppprof.train.model import parameters
+from ppprof.train.optim import SLICE
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -43,9 +45,7 @@ class Progress:
     """State of the gradient scaler; empty where there is none."""
 
 
-def save(
-    folder: Path, progress: Progress, model: nn.Layer, optimizer: Any, grid: Grid
-) -> Path:
+def save(folder: Path, progress: Progress, model: nn.Layer, optimizer: Any, grid: Grid) -> Path:
     """Writes a checkpoint, every rank its part; returns where.
 
     Copies of a part (other dp ranks', and for parameters other sharding ranks') are not written.
@@ -69,8 +69,10 @@ def save(
         for tensor in masters.values():
             renamed[_MASTER + _renamed(tensor.name, names)] = tensor
         _write(_arrays(renamed), hidden / _part("optimizer", at))
-        if at["sharding"] == 0:
-            _write(_arrays(dict(parameters(model))), hidden / _part("model", at))
+        held = {name: _held(param) for name, param in parameters(model)}
+        is_sliced = any(held[name] is not param for name, param in parameters(model))
+        if at["sharding"] == 0 or is_sliced:
+            _write(_arrays(held), hidden / _part("model", at))
     grid.barrier()
     if grid.rank == 0:
         (hidden / "state.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
@@ -94,11 +96,11 @@ def load(folder: Path, model: nn.Layer, optimizer: Any, grid: Grid) -> Progress:
                 f"{folder}: a checkpoint of another grid: {_text(document['grid'])} saved, "
                 f"{_text(_degrees(grid))} in the config; only dp may differ"
             )
-        weights = load_file(folder / _part("model", {**at, "sharding": 0}))
+        own = dict(parameters(model))
+        weights = _weights(folder, at, own)
         state = _optimizer_state(load_file(folder / _part("optimizer", at)), model)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder}: not a checkpoint: {error}") from error
-    own = dict(parameters(model))
     _check_model(folder, own, weights)
     for name, param in own.items():
         param.set_value(weights[name])
@@ -106,10 +108,36 @@ def load(folder: Path, model: nn.Layer, optimizer: Any, grid: Grid) -> Progress:
     return Progress(document["step"], document["samples"], document["scaler"])
 
 
+def _held(param: paddle.Tensor) -> paddle.Tensor:
+    """What this rank has of a parameter: all, or under sharding stage 3 its slice, flat."""
+    return param.fw_storage if getattr(param, "status", "all") == "part" else param
+
+
+def _weights(folder: Path, at: Mapping[str, int], own: Mapping[str, paddle.Tensor]) -> Arrays:
+    """The parameters of a part, put together where sharding ranks have slices of them."""
+    first = load_file(folder / _part("model", {**at, "sharding": 0}))
+    pieces = {name: [array] for name, array in first.items()}
+    for rank in itertools.count(1):
+        path = folder / _part("model", {**at, "sharding": rank})
+        if not path.exists():
+            break
+        for name, array in load_file(path).items():
+            pieces[name].append(array)
+    return {name: _whole(arrays, own.get(name)) for name, arrays in pieces.items()}
+
+
+def _whole(slices: list[npt.NDArray[Any]], param: paddle.Tensor | None) -> npt.NDArray[Any]:
+    """An array of the parameter's shape, unless it is not this model's."""
+    if param is None or len(slices) == 1 or list(slices[0].shape) == param.shape:
+        return slices[0]
+    flat = np.concatenate(slices)
+    return flat[: param.size].reshape(param.shape) if flat.size >= param.size else flat
+
+
 def _part(what: str, at: Mapping[str, int]) -> str:
-    """File of the rank at a coordinate; ``model`` is the same for all of sharding."""
-    axes = ("pp", "mp") if what == "model" else ("pp", "sharding", "mp")
-    return "_".join([what, *(f"{axis}{at[axis]}" for axis in axes)]) + ".safetensors"
+    """File of the rank at a coordinate."""
+    axes = "_".join(f"{axis}{at[axis]}" for axis in ("pp", "sharding", "mp"))
+    return f"{what}_{axes}.safetensors"
 
 
 def _degrees(grid: Grid) -> dict[str, int]:
@@ -159,8 +187,9 @@ def _renamed(key: str, names: Mapping[str, str]) -> str:
     Paddle numbers parameters as they are made (``linear_3.w_0_moment1_0``); a checkpoint has the
     model's own names (``blocks.1.mlp.up.weight_moment1_0``), which every process shares.
     """
-    owner = _owner(key, names)
-    return names[owner] + key[len(owner) :]
+    mark = SLICE if key.startswith(SLICE) else ""
+    owner = _owner(key[len(mark) :], names)
+    return mark + names[owner] + key[len(mark) + len(owner) :]
 
 
 def _owner(key: str, names: Mapping[str, str]) -> str:

@@ -71,6 +71,9 @@ def notes(config: Config) -> list[str]:
 def preflight(config: Config) -> list[Problem]:
     """What would stop this config on this machine, all at once; starts no processes."""
     problems = []
+    if config.topology.degree("sep") > 1:
+        message = f"{config.topology.degree('sep')}: this harness trains without sep; expected 1"
+        problems.append(config.problem("Distributed.sep_degree", message))
     optimizer = config.Optimizer
     for key, name, known in (
         ("Model.module", config.Model.module, ("GPTModule",)),

@@ -14,13 +14,15 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_
 from paddle.distributed.fleet.utils.sequence_parallel_utils import (
     register_sequence_parallel_allreduce_hooks,
 )
+from paddle.distributed.sharding import group_sharded_parallel
 
 from ppprof.config import Config
 from ppprof.train import layers
 from ppprof.train.amp import Amp
+from ppprof.train.flops import rank_flops
 from ppprof.train.grid import Grid
-from ppprof.train.model import GPT, PretrainingLoss, initialise, pipeline_stage
-from ppprof.train.optim import make_optimizer, make_schedule, observe_norm
+from ppprof.train.model import GPT, Block, PretrainingLoss, initialise, pipeline_stage
+from ppprof.train.optim import SlicedClip, make_optimizer, make_schedule, observe_norm
 
 MicroBatches = Sequence[tuple[paddle.Tensor, paddle.Tensor]]
 """Tokens and labels of each micro-batch of a step, int64 of shape (micro_batch_size, length)."""
@@ -30,6 +32,9 @@ def make_engine(config: Config, grid: Grid) -> Engine:
     """The engine that the config's degrees ask for."""
     if grid.topology.degree("pp") > 1:
         return Pipelined(config, grid)
+    sharding = config.Distributed.sharding
+    if sharding.sharding_degree > 1 and sharding.sharding_stage > 1:
+        return Sharded(config, grid)
     return Engine(config, grid)
 
 
@@ -60,8 +65,7 @@ class Engine:
         self._stepper: Any = self.optimizer
         self._loss = PretrainingLoss()
         if self._grid.topology.world_size > 1:
-            self._spread = fleet.distributed_model(self.model)
-            self._stepper = fleet.distributed_optimizer(self.optimizer)
+            self._spread_out()
             observe_norm(self.optimizer)
 
     def train(self, micro_batches: MicroBatches) -> paddle.Tensor:
@@ -83,6 +87,18 @@ class Engine:
         self.model.train()
         return paddle.add_n(losses) / len(losses)
 
+    def flops(self, tokens: int, length: int) -> int:
+        """This rank's share of the model FLOPs of a step (`rank_flops`)."""
+        topology = self._grid.topology
+        return rank_flops(
+            self._config.Model,
+            tokens,
+            length,
+            num_blocks=sum(isinstance(layer, Block) for layer in self.model.sublayers()),
+            has_logits=self._grid.coordinate["pp"] == topology.degree("pp") - 1,
+            mp_degree=topology.degree("mp"),
+        )
+
     def norm_text(self) -> str:
         """The norm of the last step's gradients, before clipping, for the log."""
         norm = getattr(self.optimizer._grad_clip, "norm", None)
@@ -96,6 +112,10 @@ class Engine:
             dist.all_reduce(total)
         mean: float = total.item() / ranks
         return mean
+
+    def _spread_out(self) -> None:
+        self._spread = fleet.distributed_model(self.model)
+        self._stepper = fleet.distributed_optimizer(self.optimizer)
 
     def _make_model(self) -> nn.Layer:
         return GPT(self._config.Model)
@@ -141,3 +161,31 @@ class Pipelined(Engine):
                 losses.append(self._spread.eval_batch(some, compute_loss=True))
         self._spread.train()
         return paddle.add_n(losses) / len(losses)
+
+
+class Sharded(Engine):
+    """Sharding stage 2 (gradients too) or 3 (parameters too), by Fleet's group sharding."""
+
+    def _spread_out(self) -> None:
+        sharding = self._config.Distributed.sharding
+        shard = group_sharded_parallel
+        if self._config.Global.device == "cpu":
+            from ppprof.train.fleet_on_cpu import shard
+        groups = fleet.get_hybrid_communicate_group()
+        has_dp = self._grid.topology.degree("dp") > 1
+        parts = [param.name for param in self.model.parameters() if param.is_distributed]
+        clip = self.optimizer._grad_clip
+        self._spread, self._stepper, self.amp.scaler = shard(
+            self.model,
+            self.optimizer,
+            {2: "os_g", 3: "p_g_os"}[sharding.sharding_stage],
+            scaler=self.amp.scaler,
+            group=groups.get_sharding_parallel_group(),
+            offload=sharding.sharding_offload,
+            dp_group=groups.get_data_parallel_group() if has_dp else None,
+        )
+        if clip is not None and sharding.sharding_stage == 3:
+            mp = groups.get_model_parallel_group() if layers.mp_degree() > 1 else None
+            self.optimizer._grad_clip = SlicedClip(
+                clip.clip_norm, parts, groups.get_sharding_parallel_group(), mp
+            )

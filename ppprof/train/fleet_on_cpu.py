@@ -23,9 +23,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any, Callable
 
 import paddle
@@ -35,13 +34,14 @@ from paddle.base import core
 from paddle.distributed import collective
 from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.layers.mpu import mp_ops
-from paddle.distributed.fleet.meta_parallel.sharding import (
-    group_sharded_optimizer_stage2,
-    group_sharded_stage3,
-    group_sharded_utils,
-)
+from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_storage
+from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import ParamStorage
+from paddle.distributed.sharding import group_sharded_parallel
 
 _Gloo = core.ProcessGroupGloo
+_SEGMENT_SIZE = 2**8
+"""Elements of the smallest parameter that stage 3 divides: its 2**20 would divide no tiny model."""
+
 _STORE_SECONDS = 300
 """How long the members of a group wait for one another, as other groups of theirs come first."""
 
@@ -56,6 +56,8 @@ def supply() -> None:
     _Gloo.reduce_scatter_tensor_on_calc_stream = _on_calc_stream(_reduce_scatter)
     mp_ops._C_ops = _Operators(mp_ops._C_ops)
     dist.ParallelEnv._device_id = 0
+    group_sharded_storage.device_guard = lambda *device: nullcontext()
+    ParamStorage.add_rank_params = _stay_on_cpu(ParamStorage.add_rank_params)
 
 
 class _PrivateStores:
@@ -90,7 +92,9 @@ def _listening(host: str) -> tuple[Any, int]:
             probe.bind((host, 0))
             port = int(probe.getsockname()[1])
         try:
-            return core.TCPStore(host, port, True, 1, _STORE_SECONDS), port  # waits for itself alone
+            return core.TCPStore(
+                host, port, True, 1, _STORE_SECONDS
+            ), port  # waits for itself alone
         except RuntimeError:  # somebody was faster
             continue
     raise RuntimeError(f"{host}: no free port for a store")
@@ -188,7 +192,9 @@ def _on_calc_stream(collective_of: Callable[..., Any]) -> Callable[..., Any]:
     return collect
 
 
-def _reduce_scatter(group: Any, out: paddle.Tensor, whole: paddle.Tensor, op: Any, sync: Any) -> Any:
+def _reduce_scatter(
+    group: Any, out: paddle.Tensor, whole: paddle.Tensor, op: Any, sync: Any
+) -> Any:
     """``ProcessGroup.reduce_scatter_tensor``: the rank's part of an all-reduce."""
     whole = whole.detach().clone()
     task = group.all_reduce(whole, op, True)
@@ -252,3 +258,25 @@ class _CrossEntropy(PyLayer):
         softmax, index, is_mine, counts = ctx.saved_tensor()
         slope = paddle.put_along_axis(softmax, index, -is_mine, -1, reduce="add")
         return slope * (gradient * counts)
+
+
+def shard(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+    """``group_sharded_parallel``, told that there is a GPU while it looks for one."""
+    cpu, compiled = paddle.get_device, core.is_compiled_with_cuda
+    paddle.get_device, core.is_compiled_with_cuda = (lambda: "gpu:0"), (lambda: True)
+    try:
+        made: tuple[Any, Any, Any] = group_sharded_parallel(
+            *args, segment_size=_SEGMENT_SIZE, **kwargs
+        )
+        return made
+    finally:
+        paddle.get_device, core.is_compiled_with_cuda = cpu, compiled
+
+
+def _stay_on_cpu(add_rank_params: Callable[..., None]) -> Callable[..., None]:
+    """``ParamStorage.add_rank_params``, whose parameters do not come from a GPU nor go to one."""
+
+    def add(storage: Any, params: Any, param2align: Any, convert_gpu: bool = False) -> None:
+        add_rank_params(storage, params, param2align, convert_gpu=False)
+
+    return add

@@ -31,6 +31,7 @@ class GPT(nn.Layer):
         self.positions = Positions(config)
         self.blocks = nn.LayerList([Block(config, at) for at in range(config.num_layers)])
         self.norm = Norm(config)
+        self.extra_parameters = [self.words.weight]  # sharding stage 3: also read in `forward`
 
     def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
         """Logits of the next token.

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import paddle
+import paddle.distributed as dist
 from paddle import nn
 from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_optimizer import (
     HybridParallelClipGrad,
@@ -14,6 +15,9 @@ from paddle.distributed.fleet.meta_optimizers.dygraph_optimizer.hybrid_parallel_
 
 from ppprof.config import OptimizerConfig
 from ppprof.train.model import parameters
+
+SLICE = "slice@"
+"""Before the name of a parameter of which sharding stage 3 left this rank a slice."""
 
 
 class CosineWithWarmup(paddle.optimizer.lr.LRScheduler):
@@ -62,6 +66,41 @@ class Clip(nn.ClipGradByGlobalNorm):
         return super()._dygraph_clip(params_grads)
 
 
+class SlicedClip(Clip):
+    """Clipping by global norm under sharding stage 3, where ranks hold slices of parameters.
+
+    Fleet's own counts the parts of one mp rank only, and does not tell the norm.
+
+    Args:
+        clip_norm: the largest norm.
+        names: of the parameters that mp ranks have parts of.
+        sharding: the group that has slices.
+        mp: the group that has parts; None where mp is 1.
+    """
+
+    def __init__(self, clip_norm: float, names: Iterable[str], sharding: Any, mp: Any) -> None:
+        super().__init__(clip_norm)
+        self._names = frozenset(names)
+        self._groups = (sharding, mp)
+
+    @paddle.no_grad()
+    def _dygraph_clip(self, params_grads: Any) -> Any:
+        # Sums of squares by (is a slice, is a part).
+        sums = {(at, of): paddle.zeros([]) for at in (True, False) for of in (True, False)}
+        for param, grad in params_grads:
+            is_part = param.name.replace(SLICE, "") in self._names
+            sums[param.name.startswith(SLICE), is_part] += grad.astype("float32").square().sum()
+        for axis, group in enumerate(self._groups):
+            for which, total in sums.items():
+                if which[axis] and group is not None:
+                    dist.all_reduce(total, group=group)
+        self.norm = paddle.add_n(list(sums.values())).sqrt()
+        scale = self.clip_norm / self.norm.clip(min=self.clip_norm)
+        for _, grad in params_grads:
+            grad.scale_(scale.astype(grad.dtype))
+        return params_grads
+
+
 def observe_norm(optimizer: Any) -> None:
     """Has `Clip.norm` set by Fleet's clip, which computes the norm over the grid."""
     clip = optimizer._grad_clip
@@ -85,7 +124,10 @@ def make_schedule(config: OptimizerConfig) -> CosineWithWarmup:
 def make_optimizer(
     config: OptimizerConfig, model: nn.Layer, schedule: CosineWithWarmup
 ) -> paddle.optimizer.Optimizer:
-    """AdamW over the model's parameters; biases and norms do not decay."""
+    """AdamW over the model's parameters; biases and norms do not decay.
+
+    Sharding stage 3 asks for ``slice@linear_0.w_0`` and means ``linear_0.w_0``.
+    """
     decaying = {param.name for name, param in parameters(model) if _decays(name)}
     clip = config.grad_clip
     return paddle.optimizer.AdamW(
@@ -95,7 +137,7 @@ def make_optimizer(
         epsilon=config.epsilon,
         parameters=model.parameters(),
         weight_decay=config.weight_decay,
-        apply_decay_param_fun=decaying.__contains__,
+        apply_decay_param_fun=lambda name: name.replace(SLICE, "") in decaying,
         grad_clip=Clip(clip.clip_norm) if clip else None,
         multi_precision=True,
     )

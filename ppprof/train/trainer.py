@@ -38,7 +38,12 @@ def train(config: Config) -> None:
         message = f"{config.Global.device}: {str(error).strip().splitlines()[-1]}"
         raise ConfigError([config.problem("Global.device", message)]) from error
     trainer = Trainer(config)
-    profiler = ppprof.attach(config.Profiler, topology=config.topology, config=config.resolved)
+    profiler = ppprof.attach(
+        config.Profiler,
+        topology=config.topology,
+        config=config.resolved,
+        device_peak_flops=config.Global.device_peak_flops,
+    )
     with profiler as session:
         trainer.fit(session)
 
@@ -92,7 +97,12 @@ class Trainer:
             self._taken += world.global_batch_size or 1
             length = micro_batches[0][0].shape[1]
             local = world.local_batch_size or 1
-            profiler.step(num_samples=local, num_tokens=local * length)
+            profiler.step(
+                num_samples=local,
+                num_tokens=local * length,
+                num_micro_batches=len(micro_batches),
+                num_flops=self._engine.flops(local * length, length),
+            )
             clock.step(tokens=local * length)
             if self._step % engine.logging_freq == 0 or self._step == last:
                 self._log(
@@ -101,11 +111,11 @@ class Trainer:
                 )
                 clock.reset()
             if engine.eval_freq > 0 and self._step % engine.eval_freq == 0:
-                with clock.paused():
+                with clock.paused(), profiler.paused():
                     self._log(f"{self._at(last)} eval loss {self._evaluate():.6f}")
             save_steps = engine.save_load.save_steps or -1
             if save_steps > 0 and self._step % save_steps == 0:
-                with clock.paused():
+                with clock.paused(), profiler.paused():
                     self._save(Path(engine.save_load.output_dir))
             if profiler.should_stop:
                 self._log(f"{self._at(last)} stopping: the profiler's last window has closed")

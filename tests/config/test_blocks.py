@@ -279,7 +279,7 @@ class TestGrid:
         assert (config.Distributed.dp_degree, config.topology.world_size) == (8, 8)
 
     def test_without_a_world_size_the_degrees_decide(self, load):
-        assert load("Distributed: {mp_degree: 8, pp_degree: 16}").topology.world_size == 128
+        assert load("Distributed: {mp_degree: 8, pp_degree: 12}").topology.world_size == 96
 
     def test_an_order_of_axes(self, load):
         config = load(

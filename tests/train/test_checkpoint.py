@@ -12,12 +12,15 @@ paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 from ppprof.config import ModelConfig, OptimizerConfig  # noqa: E402
 from ppprof.config.training import LearningRateConfig  # noqa: E402
 from ppprof.errors import InputError  # noqa: E402
+from ppprof.topology import Topology  # noqa: E402
 from ppprof.train import checkpoint  # noqa: E402
+from ppprof.train.grid import Grid  # noqa: E402
 from ppprof.train.model import GPT  # noqa: E402
 from ppprof.train.optim import make_optimizer, make_schedule  # noqa: E402
 
 pytestmark = pytest.mark.paddle
 OPTIMIZER = OptimizerConfig(lr=LearningRateConfig(max_lr=0.1, warmup_rate=0.0), grad_clip=None)
+ALONE = Grid(0, Topology.of())
 PROGRESS = checkpoint.Progress(step=1, samples=8, scaler={"scale": 32768.0})
 
 
@@ -45,10 +48,10 @@ class Job:
         return [param.astype("float32").numpy() for param in self.model.parameters()]
 
     def save(self, folder: Path) -> Path:
-        return checkpoint.save(folder, PROGRESS, self.model, self.optimizer)
+        return checkpoint.save(folder, PROGRESS, self.model, self.optimizer, ALONE)
 
     def load(self, folder: Path) -> checkpoint.Progress:
-        return checkpoint.load(folder, self.model, self.optimizer)
+        return checkpoint.load(folder, self.model, self.optimizer, ALONE)
 
 
 @pytest.fixture
@@ -106,7 +109,7 @@ def test_a_checkpoint_takes_the_place_of_one_and_of_what_a_killed_run_left(tmp_p
 
 def _damage(folder: Path, how: str) -> None:
     if how == "cut":
-        (folder / "optimizer.safetensors").write_bytes(b"\x00" * 20)
+        (folder / "optimizer_pp0_sharding0_mp0.safetensors").write_bytes(b"\x00" * 20)
     elif how == "no state":
         (folder / "state.json").unlink()
     else:
@@ -128,7 +131,8 @@ def test_moments_of_an_unknown_parameter(tmp_path: Path) -> None:
     job.step(seed=1)
     saved, other = job.save(tmp_path / "a"), Job(num_layers=2)
     other.step(seed=1)
-    (other.save(tmp_path / "b") / "optimizer.safetensors").replace(saved / "optimizer.safetensors")
+    name = "optimizer_pp0_sharding0_mp0.safetensors"
+    (other.save(tmp_path / "b") / name).replace(saved / name)
     with pytest.raises(InputError, match=r"not a checkpoint: blocks\.1.*: no such parameter"):
         Job().load(saved)
 
@@ -159,5 +163,17 @@ def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path: Path) -> None:
     job.step(seed=1)
     saved = job.save(tmp_path)
     names = sorted(path.name for path in saved.iterdir())
-    assert names == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    assert names == [
+        "model_pp0_sharding0_mp0.safetensors",
+        "optimizer_pp0_sharding0_mp0.safetensors",
+        "state.json",
+    ]
     assert json.loads((saved / "state.json").read_text())["step"] == 1
+
+
+def test_a_checkpoint_of_another_grid(tmp_path: Path) -> None:
+    job = Job()
+    saved = job.save(tmp_path)
+    grid = Grid(0, Topology.of(mp=2, dp=2))
+    with pytest.raises(InputError, match="pp 1 x sharding 1 x mp 1 saved, pp 1 x sharding 1 x mp"):
+        checkpoint.load(saved, job.model, job.optimizer, grid)

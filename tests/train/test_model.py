@@ -63,9 +63,9 @@ def test_fused_and_separate_projections_are_the_same_attention() -> None:
     weights = fused.state_dict()
     for name, value in list(weights.items()):
         if ".qkv." in name:
-            parts = value.split(3, axis=-1)
-            for part, one in zip(("query", "key", "value"), parts):
-                weights[name.replace("qkv", part)] = one
+            heads = value.reshape([*value.shape[:-1], 2, 3, -1])  # of each head, one after another
+            for at, part in enumerate(("query", "key", "value")):
+                weights[name.replace("qkv", part)] = heads[..., at, :].flatten(-2)
     apart.set_state_dict(weights)
     np.testing.assert_allclose(apart(tokens).numpy(), fused(tokens).numpy(), rtol=1e-5, atol=1e-6)
 
