@@ -8,7 +8,8 @@ part in a broadcast or a scatter), ``dtype`` that of the first tensor; objects, 
 neither. Waiting for an asynchronous one is a span of its own: ``wait[op=all_reduce axis=dp ...]``.
 
 Every module that holds one of the functions gets the wrapper, however it was imported, and gets the
-function back afterwards. Not seen: communication that starts in C++, above all the gradient
+function back afterwards; so do the process groups' own methods, which Fleet's tensor parallel layers
+and its pipeline call directly. Not seen: communication that starts in C++, above all the gradient
 all-reduce of ``paddle.DataParallel``; a function that was put into a class, a closure or a list.
 """
 
@@ -19,13 +20,15 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
 import paddle.distributed as dist
 from paddle.base import core
+from paddle.distributed import collective
 
-from ppprof.capture.recorder import communication
+from ppprof.capture.patches import Patches
+from ppprof.capture.recorder import span
 from ppprof.topology import Topology
 
 _DATA = {
@@ -50,6 +53,28 @@ _DATA = {
 }
 """Functions of ``paddle.distributed`` (and of its ``stream``) and the parameters that hold their
 data, the first that is given; empty where the size is not known beforehand."""
+
+_METHODS = {
+    "all_reduce": ("all_reduce", 0),
+    "allreduce": ("all_reduce", 0),
+    "all_gather": ("all_gather", 0),
+    "all_gather_into_tensor": ("all_gather", 1),
+    "all_gather_partial": ("all_gather", 1),
+    "broadcast": ("broadcast", 0),
+    "reduce": ("reduce", 0),
+    "reduce_scatter": ("reduce_scatter", 1),
+    "reduce_scatter_tensor": ("reduce_scatter", 1),
+    "all_to_all": ("alltoall", 1),
+    "all_to_all_tensor": ("alltoall", 1),
+    "all_to_all_single": ("alltoall_single", 1),
+    "send": ("send", 0),
+    "send_partial": ("send", 0),
+    "recv": ("recv", 0),
+    "recv_partial": ("recv", 0),
+}
+"""Methods of ``ProcessGroup``, also as ``..._on_calc_stream``: what they are called in a trace, and
+which argument holds the data. The argument behind a tensor that is sent or received is the peer,
+the one behind that of a ``partial`` one how many ranks share the tensor."""
 
 _PEER = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
 
@@ -88,6 +113,8 @@ class Collectives:
         self._topology = topology
         self._axes: dict[int, str | None] = {}
         self._replaced: list[tuple[dict[str, Any], str, _Function]] = []
+        self._methods = Patches()
+        self._groups: dict[int, Any] = {}
         self._task_wait: _Function | None = None
         self._tasks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._nested = threading.local()
@@ -106,6 +133,10 @@ class Collectives:
                 if wrapper is not None:
                     namespace[name] = wrapper
                     self._replaced.append((namespace, name, value))
+        for kind in _process_groups():
+            for method, (op, at) in _METHODS.items():
+                for name in (method, f"{method}_on_calc_stream"):
+                    self._methods.put(kind, name, functools.partial(self._call_method, op, at))
         self._task_wait = core.task.wait
         core.task.wait = self._spanned_wait(self._task_wait)
 
@@ -115,21 +146,35 @@ class Collectives:
             if getattr(namespace.get(name), "__wrapped__", None) is function:
                 namespace[name] = function
         self._replaced.clear()
+        self._methods.take_off()
+        self._groups.clear()
         if self._task_wait is not None:
             core.task.wait, self._task_wait = self._task_wait, None
         self._tasks.clear()
         self._axes.clear()
 
     def _call(self, op: _Spanned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a wrapped function; its tasks are remembered, for the wait of each is a span."""
+        """Calls a wrapped function."""
         if getattr(self._nested, "inside", False):
             return op.__wrapped__(*args, **kwargs)
-        facts = self._facts(op, args, kwargs)
-        name = f"{op.name}[{' '.join(facts)}]" if facts else op.name
-        done = self._span(name, op.__wrapped__, args, kwargs)
+        return self._timed(op.name, self._facts(op, args, kwargs), op.__wrapped__, args, kwargs)
+
+    def _call_method(
+        self, op: str, at: int, method: _Function, group: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Calls a method of a process group."""
+        if getattr(self._nested, "inside", False):
+            return method(group, *args, **kwargs)
+        facts = self._method_facts(op, at, method.__name__, group, args)
+        return self._timed(op, facts, method, (group, *args), kwargs)
+
+    def _timed(self, op: str, facts: list[str], function: _Function, args: Any, kwargs: Any) -> Any:
+        """Calls in a span; its tasks are remembered, for the wait of each is a span."""
+        name = f"{op}[{' '.join(facts)}]" if facts else op
+        done = self._span(name, function, args, kwargs)
         for task in done if isinstance(done, list) else [done]:
             if isinstance(task, core.task):
-                self._tasks[task] = f"wait[{' '.join([f'op={op.name}', *facts])}]"
+                self._tasks[task] = f"wait[{' '.join([f'op={op}', *facts])}]"
         return done
 
     def _facts(self, op: _Spanned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
@@ -148,20 +193,45 @@ class Collectives:
                 group = given["group"] or dist.get_group()
                 peer = given.get(_PEER.get(op.name, ""))
                 peers = group.ranks if peer is None else [peer]
-            if group.id not in self._axes:
-                self._axes[group.id] = self._topology.axis_of(group.ranks)
             data = (given.get(name) for name in _DATA[op.name].split())
             tensors = _tensors(next((some for some in data if some is not None), None))
-            facts = {
-                "axis": self._axes[group.id],
-                "group": group.id,
-                "bytes": sum(t.size * t.element_size() for t in tensors) if tensors else None,
-                "dtype": str(tensors[0].dtype).rpartition(".")[2] if tensors else None,
-                "peers": ",".join(map(str, peers)),
-            }
-            return [f"{key}={fact}" for key, fact in facts.items() if fact is not None]
+            return self._told(group, tensors, peers)
         except Exception:
             return []
+
+    def _method_facts(
+        self, op: str, at: int, name: str, process_group: Any, args: tuple[Any, ...]
+    ) -> list[str]:
+        """The same of a method's call."""
+        try:
+            group = self._group_of(process_group)
+            peers = [group.ranks[args[1]]] if op in _PEER else group.ranks
+            sharers = args[2] if "partial" in name else 1
+            return self._told(group, _tensors(args[at]), peers, sharers)
+        except Exception:
+            return []
+
+    def _group_of(self, process_group: Any) -> Any:
+        if id(process_group) not in self._groups:
+            self._groups = {
+                id(group.process_group): group for group in collective._get_group_map().values()
+            }
+        return self._groups[id(process_group)]
+
+    def _told(
+        self, group: Any, tensors: list[Any], peers: Sequence[int], sharers: int = 1
+    ) -> list[str]:
+        if group.id not in self._axes:
+            self._axes[group.id] = self._topology.axis_of(group.ranks)
+        num_bytes = sum(tensor.size * tensor.element_size() for tensor in tensors) // sharers
+        facts = {
+            "axis": self._axes[group.id],
+            "group": group.id,
+            "bytes": num_bytes if tensors else None,
+            "dtype": str(tensors[0].dtype).rpartition(".")[2] if tensors else None,
+            "peers": ",".join(map(str, peers)),
+        }
+        return [f"{key}={fact}" for key, fact in facts.items() if fact is not None]
 
     def _spanned_wait(self, wait: _Function) -> _Function:
         @functools.wraps(wait)
@@ -175,12 +245,20 @@ class Collectives:
     def _span(self, name: str, function: _Function, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Calls ``function`` in a span; whatever it calls in turn is part of it."""
         self._nested.inside = True
-        span = communication(name)
+        around = span(name, "Communication")
         try:
             return function(*args, **kwargs)
         finally:
-            span.end()
+            around.end()
             self._nested.inside = False
+
+
+def _process_groups() -> list[type]:
+    """Paddle's classes of process groups, of which a build has some."""
+    return [
+        kind for name, kind in vars(core).items()
+        if name.startswith("ProcessGroup") and isinstance(kind, type) and hasattr(kind, "barrier")
+    ]  # fmt: skip
 
 
 def _namespaces() -> Iterator[dict[str, Any]]:

@@ -132,9 +132,14 @@ def _print_flops(result: Any) -> None:
     print("- Flops Profiler End -".center(100, "-"))
 
 
-def communication(name: str) -> Any:
-    """An open Communication span, closed by its ``end()``; the public RecordEvent refuses these."""
-    return core._RecordEvent(name, core.TracerEventType.Communication)
+def span(name: str, category: str) -> Any:
+    """An open span, closed by its ``end()``; the public RecordEvent refuses some categories.
+
+    Args:
+        name: as it will stand in the trace.
+        category: one of ``ppprof.trace.schema.CATEGORIES`` that Paddle's recorder has.
+    """
+    return core._RecordEvent(name, getattr(core.TracerEventType, category))
 
 
 def _targets(wanted: Any) -> list[str]:

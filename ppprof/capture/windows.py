@@ -8,6 +8,7 @@ from pathlib import Path
 from ppprof import rundir
 from ppprof.capture.collectives import Collectives
 from ppprof.capture.finisher import Finisher
+from ppprof.capture.fleet import FleetSpans
 from ppprof.capture.recorder import Recorder
 from ppprof.capture.schedule import State
 from ppprof.topology import Topology
@@ -20,7 +21,7 @@ class Windows:
         self, recorder: Recorder, finisher: Finisher, run: Path, rank: int, topology: Topology
     ) -> None:
         self._recorder = recorder
-        self._collectives = Collectives(topology)
+        self._wrappers = (Collectives(topology), FleetSpans())
         self._finisher = finisher
         self._run = run
         self._rank = rank
@@ -52,7 +53,8 @@ class Windows:
         if opens:
             self._open = rundir.TraceName(self._rank, self._label, datetime.now(), window)
             self._num_steps = 0
-            self._collectives.put_on()
+            for wrapper in self._wrappers:
+                wrapper.put_on()
             self._recorder.start()
         if after.records:
             self._recorder.begin_step(step)
@@ -71,7 +73,7 @@ class Windows:
                 self._recorder.end_step()
                 self._save()
         finally:
-            self._collectives.take_off()
+            self._take_off()
             self._recorder.close()
 
     def rescue(self) -> None:
@@ -89,8 +91,12 @@ class Windows:
     def _save(self, brief: bool = False) -> None:
         name, self._open = self._open, None
         if name is not None:
-            self._collectives.take_off()
+            self._take_off()
             raw = self._run / name.raw
             self._recorder.stop(raw, brief)
             self.saved.append(name)
             self._finisher.add(name.window, raw)
+
+    def _take_off(self) -> None:
+        for wrapper in self._wrappers:
+            wrapper.take_off()
