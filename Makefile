@@ -1,4 +1,5 @@
 # make profile   train a tiny GPT on 2 CPU processes with the profiler on, and print the tables
+# make profile-hybrid   the same on 8, data, tensor and pipeline parallel
 # make test      every test            make check   lint, format, types
 # make bench     the numbers of the README, measured again
 PYTHON ?= python3
@@ -6,7 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 LAUNCH := $(BIN)/python -m paddle.distributed.launch --nproc_per_node
 
-.PHONY: profile test check bench install clean
+.PHONY: profile profile-hybrid test check bench install clean
 
 install: $(VENV)/.installed
 
@@ -19,6 +20,9 @@ $(VENV)/.installed: pyproject.toml
 
 profile: install
 	$(LAUNCH) 2 tools/train.py -c configs/gpt/pretrain_gpt_tiny_cpu_dp2.yaml -o Profiler.enable=True
+
+profile-hybrid: install
+	$(LAUNCH) 8 tools/train.py -c configs/gpt/pretrain_gpt_tiny_cpu_dp2_mp2_pp2.yaml -o Profiler.enable=True
 
 test: install
 	$(BIN)/python -m pytest

@@ -101,28 +101,24 @@ def _listening(host: str) -> tuple[Any, int]:
 
 
 class _Task:
-    """What an asynchronous call returns: the thread of a channel is at it."""
+    """What an asynchronous call returns."""
 
-    def __init__(self, future: Future[Any]) -> None:
+    def __init__(self, future: Future[Any] | None = None) -> None:
         self._future = future
 
     def wait(self) -> bool:
-        """Returns once it is done; raises what it raised."""
-        self._future.result()
+        """Returns once the caller may go on; raises what the call raised."""
+        if self._future is not None:
+            self._future.result()
         return True
-
-    synchronize = wait
-
-    def is_completed(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self._future.done()
 
 
 class _Channel:
     """One direction between two ranks: a group of the two, and a thread that sends or receives.
 
     What goes through it is in order, and each is a call of ``paddle.distributed.send`` or ``recv``
-    in that thread, where a profiler sees how long it takes beside the computation.
+    in that thread, where a profiler sees how long it takes beside the computation. Sends are
+    buffered, as MPI calls it: whoever waits for one waits for a copy of the tensor to be made.
     """
 
     def __init__(self, group: Group, source: int, target: int) -> None:
@@ -135,24 +131,18 @@ class _Channel:
         self._group = Group(rank, number, ranks, pg=made, name=key)
         self._peer = ranks[1 - rank]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=key)
-        self._last: Future[Any] | None = None
+        self._sent: Future[Any] | None = None
 
-    def send(self, tensor: paddle.Tensor, wait: bool) -> _Task:
-        """Sends from now on, in the thread unless ``wait``."""
-        # Shares the data: the pipeline may give the caller's tensor up at once.
-        return self._do(dist.send, tensor.detach(), wait)
+    def send(self, tensor: paddle.Tensor) -> _Task:
+        """Sends a copy, in the thread."""
+        if self._sent is not None and self._sent.done():
+            self._sent.result()  # an earlier failure ends the training here
+        self._sent = self._thread.submit(dist.send, tensor.clone(), self._peer, self._group)
+        return _Task()
 
-    def recv(self, tensor: paddle.Tensor, wait: bool) -> _Task:
-        """Receives from now on, in the thread unless ``wait``."""
-        return self._do(dist.recv, tensor, wait)
-
-    def _do(self, move: Callable[..., Any], tensor: paddle.Tensor, wait: bool) -> _Task:
-        if wait and (self._last is None or self._last.done()):
-            done: Future[Any] = Future()
-            done.set_result(move(tensor, self._peer, self._group))
-            return _Task(done)
-        self._last = self._thread.submit(move, tensor, self._peer, self._group)
-        return _Task(self._last)
+    def recv(self, tensor: paddle.Tensor) -> _Task:
+        """Receives, in the thread; what was asked for has come once the task was waited for."""
+        return _Task(self._thread.submit(dist.recv, tensor, self._peer, self._group))
 
 
 _channels: dict[tuple[int, int, Any], _Channel] = {}
@@ -176,7 +166,7 @@ def _through_channel(direct: Callable[..., Any], way: Callable[..., Any]) -> Cal
 
     def move(group: Any, tensor: paddle.Tensor, peer: int, sync_op: bool = True) -> Any:
         channel = _channels.get((id(group), peer, way))
-        return way(channel, tensor, sync_op) if channel else direct(group, tensor, peer, sync_op)
+        return way(channel, tensor) if channel else direct(group, tensor, peer, sync_op)
 
     return move
 
