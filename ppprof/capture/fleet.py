@@ -18,6 +18,8 @@ import sys
 from collections import Counter
 from typing import Any
 
+from paddle.optimizer import Optimizer
+
 from ppprof.capture.patches import Method, Patches
 from ppprof.capture.recorder import span
 
@@ -42,6 +44,7 @@ class FleetSpans:
             self._patches.put(kind, "_backward_step", self._backward)
         for kind in _classes(_OPTIMIZERS, "DygraphShardingOptimizer"):
             self._patches.put(kind, "step", _optimization)
+        self._patches.put(Optimizer, "_apply_optimize", _sliced_optimization)
 
     def take_off(self) -> None:
         """Gives every class its methods back."""
@@ -119,6 +122,13 @@ def _optimization(method: Method, *args: Any, **kwargs: Any) -> Any:
         return method(*args, **kwargs)
     finally:
         around.end()
+
+
+def _sliced_optimization(method: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """Sharding stage 3 replaces the ``step`` of an optimizer by one that Paddle does not wrap."""
+    if "step" in vars(optimizer):
+        return _optimization(method, optimizer, *args, **kwargs)
+    return method(optimizer, *args, **kwargs)
 
 
 def _classes(module: str, prefix: str) -> list[type]:

@@ -98,6 +98,7 @@ class Job:
             "started": datetime.now().astimezone().isoformat(timespec="seconds"),
             "world_size": grid.world_size,
             "axes": {"order": list(grid.order), "degrees": list(grid.degrees)},
+            "groups": {axis: grid.groups(axis) for axis in grid.order if grid.degree(axis) > 1},
             "ranks": [
                 {"rank": rank, "host": host, "coordinate": grid.coordinate(rank)}
                 for rank, host in enumerate(self.hosts)

@@ -24,22 +24,17 @@ def grid(stage: int = 2, **degrees: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, tuple[dict[int, float], ...]]:
-    """Losses and gradient norms of one process, by the number of blocks."""
-    found = {}
-    for blocks in (2, 6):
-        folder = tmp_path_factory.mktemp(f"alone{blocks}")
-        done = run(folder, *SMALL, *NO_DROPOUT, *BATCH, EVAL, f"Model.num_layers={blocks}")
-        found[blocks] = losses(done), norms(done)
-        assert set(losses(done)) == {0, *norms(done)} == set(range(11))
-    return found
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, float], dict[int, float]]:
+    """Losses and gradient norms of one process."""
+    done = run(tmp_path_factory.mktemp("alone"), *SMALL, *NO_DROPOUT, *BATCH, EVAL)
+    assert set(losses(done)) == {0, *norms(done)} == set(range(11))
+    return losses(done), norms(done)
 
 
 GRIDS = {
     "dp2": (2, grid(dp=2)),
     "mp2": (2, grid(mp=2)),
     "mp2, sequence parallel": (2, [*grid(mp=2), "Model.sequence_parallel=True"]),
-    "mp2, query, key and value apart": (2, [*grid(mp=2), "Model.fuse_attn_qkv=False"]),
     "pp2": (2, grid(pp=2)),
     "sharding2, stage 1": (2, grid(stage=1, sharding=2)),
     "sharding2, stage 2": (2, grid(stage=2, sharding=2)),
@@ -61,22 +56,34 @@ GRIDS = {
 
 @pytest.mark.parametrize("name", GRIDS)
 def test_a_grid_trains_what_one_process_does(
-    name: str, alone: dict[int, tuple[dict[int, float], ...]], tmp_path: Path
+    name: str, alone: tuple[dict[int, float], dict[int, float]], tmp_path: Path
 ) -> None:
     processes, overrides = GRIDS[name]
     done = run(tmp_path, *SMALL, *NO_DROPOUT, *BATCH, EVAL, *overrides, processes=processes)
-    of_one, norms_of_one = alone[2]
+    of_one, norms_of_one = alone
     assert losses(done) == pytest.approx(of_one, rel=1e-5)
     assert norms(done) == pytest.approx(norms_of_one, rel=1e-5)
 
 
-def test_interleaved_stages_train_what_one_process_does(
-    alone: dict[int, tuple[dict[int, float], ...]], tmp_path: Path
+@pytest.mark.parametrize(
+    ("processes", "of_the_grid", "of_both"),
+    [
+        (
+            3,
+            [*grid(pp=3), "Model.virtual_pp_degree=2"],
+            ["Model.num_layers=6", "Global.micro_batch_size=1", "Global.global_batch_size=6"],
+        ),
+        (2, grid(mp=2), ["Model.fuse_attn_qkv=False"]),
+    ],
+    ids=["interleaved stages", "mp2, query, key and value apart"],
+)
+def test_a_model_of_another_form_too(
+    processes: int, of_the_grid: list[str], of_both: list[str], tmp_path: Path
 ) -> None:
-    virtual = [*grid(pp=3), "Model.virtual_pp_degree=2", "Model.num_layers=6"]
-    micro = [*BATCH[:2], "Global.micro_batch_size=1", "Global.global_batch_size=6"]
-    done = run(tmp_path, *SMALL, *NO_DROPOUT, *micro, EVAL, *virtual, processes=3)
-    one = run(tmp_path, *SMALL, *NO_DROPOUT, *micro, EVAL, "Model.num_layers=6")
+    done = run(
+        tmp_path, *SMALL, *NO_DROPOUT, *BATCH, EVAL, *of_the_grid, *of_both, processes=processes
+    )
+    one = run(tmp_path, *SMALL, *NO_DROPOUT, *BATCH, EVAL, *of_both)
     assert losses(done) == pytest.approx(losses(one), rel=1e-5)
     assert norms(done) == pytest.approx(norms(one), rel=1e-5)
 

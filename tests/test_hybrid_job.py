@@ -1,0 +1,184 @@
+"""``make profile-hybrid``: eight real ranks, and a capture that knows where each was made."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import ppprof
+from ppprof.config import load_config
+from ppprof.topology import Topology
+from ppprof.train.flops import step_flops
+from tests.train.job import NO_DROPOUT, SMALL, run
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIG = ROOT / "configs/gpt/pretrain_gpt_tiny_cpu_dp2_mp2_pp2.yaml"
+GRID = Topology.of(dp=2, pp=2, mp=2)
+STEPS = range(1, 5)
+MICRO_BATCHES = 4
+# 1F1B: f and b are forward and backward, then the micro-batch and the phase.
+SCHEDULE = {
+    0: "f0 warm-up, f1 steady, b0 steady, f2 steady, b1 steady, f3 steady, b2 steady, b3 cool-down",
+    1: "f0 steady, b0 steady, f1 steady, b1 steady, f2 steady, b2 steady, f3 steady, b3 steady",
+}
+pytestmark = [pytest.mark.paddle, pytest.mark.launch]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Run directory and output of the example."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "8"),
+            *(ROOT / "tools/train.py", "-c", CONFIG, "-o", "Profiler.enable=True"),
+        ],
+        cwd=folder,
+        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    seen = done.stdout + done.stderr
+    assert done.returncode == 0, seen[-3000:]
+    return folder / "profiler_log", seen
+
+
+@pytest.fixture(scope="module")
+def recorded(job: tuple[Path, str]) -> ppprof.Run:
+    """The run as it is read again."""
+    return ppprof.open(job[0])
+
+
+@pytest.fixture(scope="module")
+def events(recorded: ppprof.Run) -> pl.DataFrame:
+    """The events of all ranks, names as text."""
+    text = pl.col("name", "category", "axis", "dtype", "phase").cast(pl.String)
+    return recorded.events().with_columns(text)
+
+
+def test_names_and_manifest_tell_where_each_rank_stands(job: tuple[Path, str]) -> None:
+    folder, _ = job
+    stems = {path.name.split("_time_")[0] for path in folder.glob("*.paddle_trace.json")}
+    assert stems == {f"rank_{rank:05d}_{GRID.label(rank)}" for rank in range(8)}
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["axes"] == {"order": ["dp", "pp", "sharding", "sep", "mp"],
+                                "degrees": [2, 2, 1, 1, 2]}  # fmt: skip
+    assert [rank["coordinate"] for rank in manifest["ranks"]] == [
+        {"dp": dp, "pp": pp, "sharding": 0, "sep": 0, "mp": mp}
+        for dp, pp, mp in itertools.product(range(2), range(2), range(2))
+    ]
+    assert manifest["groups"] == {
+        "dp": [[0, 4], [1, 5], [2, 6], [3, 7]],
+        "pp": [[0, 2], [1, 3], [4, 6], [5, 7]],
+        "mp": [[0, 1], [2, 3], [4, 5], [6, 7]],
+    }
+
+
+def test_every_collective_tells_what_it_moved_and_between_whom(events: pl.DataFrame) -> None:
+    found = events.filter(pl.col("category") == "Communication")
+    assert (
+        found.select("axis", "group", "bytes", "dtype", "peers").null_count().sum_horizontal()[0]
+        == 0
+    )
+    for rank in range(8):
+        lines = {axis: next(g for g in GRID.groups(axis) if rank in g) for axis in GRID.order}
+        for axis, names, peers in (
+            ("mp", {"all_reduce", "broadcast"}, lines["mp"]),
+            ("dp", {"all_reduce"}, lines["dp"]),
+            ("pp", {"send", "recv", "isend", "irecv"}, [r for r in lines["pp"] if r != rank]),
+        ):
+            rows = found.filter((pl.col("rank") == rank) & (pl.col("axis") == axis))
+            assert set(rows["name"]) >= names, (rank, axis)
+            told = rows.filter(pl.col("name").is_in(list(names)))["peers"].unique().to_list()
+            assert ",".join(map(str, peers)) in told, (rank, axis)
+    # What one stage sends forward is the hidden states of a micro-batch: 2 x 64 x 64 floats.
+    sent = found.filter((pl.col("name") == "send") & (pl.col("rank") == 0))
+    assert sent["bytes"].unique().to_list() == [2 * 64 * 64 * 4]
+    assert sent.height == MICRO_BATCHES * len(STEPS)
+
+
+def test_a_stage_tells_its_schedule(events: pl.DataFrame) -> None:
+    passes = events.filter(pl.col("micro_batch").is_not_null()).sort("start_ns")
+    for rank, step in itertools.product(range(8), STEPS):
+        stage = GRID.coordinate(rank)["pp"]
+        rows = passes.filter((pl.col("rank") == rank) & (pl.col("step") == step))
+        told = [f"{row['name'][0]}{row['micro_batch']} {row['phase']}" for row in rows.to_dicts()]
+        assert ", ".join(told) == SCHEDULE[stage]
+        assert rows["stage"].unique().to_list() == [stage]
+        assert rows["depth"].unique().to_list() == [1]
+
+
+def test_phases_are_counted_by_the_micro_batch(recorded: ppprof.Run) -> None:
+    for rank in range(8):
+        table = recorded.summary("model", rank=rank)
+        calls = dict(table.select("name", "calls").iter_rows())
+        assert (calls["Forward"], calls["Backward"], calls["Optimization"]) == (16, 16, 4)
+        assert table.filter(pl.col("name") == "Others")["cpu_total_ns"].item() > 0
+        parts = table.filter(pl.col("name") != "ProfileStep")["cpu_ratio"].sum()
+        assert parts == pytest.approx(1)
+
+
+def test_rank_0_communicates_computes_and_does_both_at_once(
+    job: tuple[Path, str], recorded: ppprof.Run
+) -> None:
+    assert "Distribution Summary" in job[1]
+    table = recorded.summary("dist", rank=0)
+    times = dict(table.select("name", "time_ns").iter_rows())
+    assert min(times["Communication"], times["Computation"], times["Overlap"]) > 0
+    assert times["Communication"] < times["ProfileStep"]
+
+
+def test_steps_tell_tokens_micro_batches_and_flops(job: tuple[Path, str]) -> None:
+    model = load_config(CONFIG).Model
+    flops = []
+    for rank in range(8):
+        lines = (job[0] / f"steps/rank_{rank:05d}.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        assert {(r["num_tokens"], r["num_micro_batches"]) for r in records} == {(512, 4)}
+        flops.append({record["num_flops"] for record in records}.pop())
+    assert sum(flops[:4]) == sum(flops[4:]) == step_flops(model, 512, 64)  # of each replica
+    assert flops[0] < flops[2]  # logits are on the last stage
+
+
+@pytest.mark.visualdl
+def test_visualdl_shows_all_ranks(job: tuple[Path, str]) -> None:
+    from tests.oracles import visualdl_server
+
+    workers = [f"rank_{rank:05d}_{GRID.label(rank)}" for rank in range(8)]
+    with visualdl_server.serve(job[0]) as server:
+        visualdl_server.check_run(server, job[0], workers)
+
+
+def test_one_rank_of_each_stage_can_be_recorded(tmp_path: Path) -> None:
+    ranks = "Profiler.ranks={dp: 0, mp: 0, sharding: 0, pp: all}"
+    grid = ["Distributed.dp_degree=2", "Distributed.pp_degree=2", "Global.micro_batch_size=2"]
+    window = ["Profiler.enable=True", "Profiler.scheduler=[1, 2]", "Engine.max_steps=3"]
+    done = run(tmp_path, *SMALL, *NO_DROPOUT, *grid, *window, ranks, processes=4)
+    assert done.returncode == 0, done.stdout + done.stderr
+    log = tmp_path / "profiler_log"
+    stems = sorted(path.name.split("_time_")[0] for path in log.glob("*.paddle_trace.json"))
+    assert stems == ["rank_00000_dp0_pp0_sharding0_mp0", "rank_00001_dp0_pp1_sharding0_mp0"]
+    assert len(list(log.glob("steps/*.jsonl"))) == 4
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_sharding_optimizers_step_is_an_optimization(stage: int, tmp_path: Path) -> None:
+    sharding = ["sharding_degree=2", f"sharding_stage={stage}"]
+    window = ["Profiler.enable=True", "Profiler.scheduler=[1, 3]", "Engine.max_steps=4"]
+    grid = [f"Distributed.sharding.{override}" for override in sharding]
+    done = run(tmp_path, *SMALL, *grid, *window, "Global.micro_batch_size=4", processes=2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    recorded = ppprof.open(tmp_path / "profiler_log")
+    table = recorded.summary("model", rank=1)
+    assert dict(table.select("name", "calls").iter_rows())["Optimization"] == 2
+    axes = recorded.events().filter(pl.col("category") == "Communication")["axis"]
+    assert axes.cast(pl.String).unique().to_list() == ["sharding"]
