@@ -8,6 +8,7 @@
       raw/rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000.pb
       summary/rank_00000_w0.json
       steps/rank_00000.jsonl
+      clocks/rank_00000.jsonl         a rank's clock against rank 0's (ppprof/clocks.py)
       alive/, failed/                 ranks in their session, and those that failed (capture/roster)
       run_002/                        a later run, laid out the same way
 
