@@ -1,10 +1,10 @@
-"""The clocks of a job's ranks: what was measured of each against rank 0's, and times on one clock.
+r"""The clocks of a job's ranks: what was measured of each against rank 0's, and times on one clock.
 
 A rank asks rank 0 for its time, over and over, and keeps the fastest round trip: rank 0 looked at
 its clock between question and answer, so half the round trip bounds the error (NTP, RFC 5905)::
 
     rank 3   ask --------------- answer        own clock at the middle: 1000
-                 \\           /                round trip 60, so the error is 30 at most
+                 \           /                round trip 60, so the error is 30 at most
     rank 0          look: 1812                 offset 1812 - 1000 = 812
 
 Readings before and after a window give the drift as well. They are a line each in
@@ -80,7 +80,8 @@ class Clock:
         offset = np.array([reading.offset_ns for reading in self.readings])
         first = int(at[0])  # differences to it are small enough for float64
         shift = np.interp(times_ns - first, at - first, offset - offset[0])
-        return times_ns + (np.rint(shift).astype(np.int64) + offset[0])
+        aligned: Int64 = times_ns + (np.rint(shift).astype(np.int64) + offset[0])
+        return aligned
 
 
 Clocks = Mapping[int, Clock]
@@ -97,10 +98,10 @@ def clocks_path(rank: int) -> str:
 
 
 def line_of(reading: Reading) -> str:
-    """A reading as its line of the file.
+    r"""A reading as its line of the file.
 
     >>> line_of(Reading(1, -2, 3))
-    '{"at_ns": 1, "offset_ns": -2, "error_ns": 3}\\n'
+    '{"at_ns": 1, "offset_ns": -2, "error_ns": 3}\n'
     """
     return json.dumps(asdict(reading)) + "\n"
 
