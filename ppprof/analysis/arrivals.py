@@ -10,13 +10,15 @@ from ppprof.clocks import Clock
 
 _KEYS = ["members", "op", "step", "index"]
 
+_SIZE = pl.col("members").str.count_matches(r"[,>]") + 1
+
 _BUS_FACTORS = {
-    "all_reduce": lambda n: 2 * (n - 1) / n,
-    "all_gather": lambda n: n - 1.0,
-    "reduce_scatter": lambda n: (n - 1) / n,
-    "alltoall": lambda n: (n - 1) / n,
+    "all_reduce": 2 * (_SIZE - 1) / _SIZE,
+    "all_gather": (_SIZE - 1).cast(pl.Float64),
+    "reduce_scatter": (_SIZE - 1) / _SIZE,
+    "alltoall": (_SIZE - 1) / _SIZE,
 }
-"""Bus bandwidth over bytes that a rank puts in, by time; 1 for other operations.
+"""Bytes on the slowest link of a ring for each that a rank puts in; 1 for other operations.
 
 Source: nccl-tests, doc/PERFORMANCE.md; there all_gather's size is that of all ranks together.
 """
@@ -110,16 +112,9 @@ def by_group(found: pl.DataFrame, num_steps: int) -> pl.DataFrame:
         bus_bytes_per_s, float64, null where bytes or time are not known: bytes that pass the
         slowest link of a ring in the time after the last arrival.
     """
-    size = pl.col("members").str.count_matches(r"[,>]") + 1
     factor = pl.lit(1.0)
     for op, of in _BUS_FACTORS.items():
-        sizes = found["members"].str.count_matches(r"[,>]").unique().to_list()
-        by_size = {int(n) + 1: float(of(int(n) + 1)) for n in sizes}
-        factor = (
-            pl.when(pl.col("op").str.starts_with(op))
-            .then(size.replace_strict(by_size, default=1.0, return_dtype=pl.Float64))
-            .otherwise(factor)
-        )
+        factor = pl.when(pl.col("op").str.starts_with(op)).then(of).otherwise(factor)
     bus = pl.col("bytes") * factor
     last = pl.col("last_rank").mode().min()
     per_step = 1 / max(1, num_steps)
