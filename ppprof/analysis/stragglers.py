@@ -7,6 +7,7 @@ others is its excess; it is called slow where the excess is there step after ste
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import polars as pl
@@ -16,6 +17,9 @@ _LEAST_STEPS = 3
 
 _LEAST_SHARE = 0.05
 """Of a step: what costs less is not named."""
+
+_LEAST_LINK_SHARE = 1.0
+"""Of what a link usually takes: what is less is not named."""
 
 _SURE = 5.0
 """Standard errors that an excess has to be."""
@@ -56,38 +60,58 @@ def slow_ranks(own: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
     ).sort("excess_ns", descending=True)  # fmt: skip
 
 
-def slow_groups(arrivals: pl.DataFrame, step_ns: Mapping[int, int]) -> pl.DataFrame:
+def slow_groups(
+    arrivals: pl.DataFrame, step_ns: Mapping[int, int], roles: Mapping[int, str]
+) -> pl.DataFrame:
     """How much longer each group's transfers take than those of the groups beside it.
 
-    Compared are the k-th transfers of a step of one operation, axis and size.
+    Compared is the median transfer in a step, of one operation, axis and size and between ranks of
+    the same roles: a slow link is slow each time, a busy processor now and then.
 
     Args:
         arrivals: what `ppprof.analysis.arrivals.arrivals` gave.
         step_ns: how long each step took.
+        roles: what kind of work each rank does, as for `slow_ranks`.
 
     Returns:
         A row a group, the slowest first: members, axis, siblings (groups it was compared with),
-        excess_ns a step, noise_ns, is_slow, as `slow_ranks` has them.
+        excess_ns a step, noise_ns, is_slow, as `slow_ranks` has them. A group that takes less than
+        twice as long as its siblings is not slow: links differ by more than ranks do.
     """
-    same = ["axis", "op", "step", "index", "bytes", "num_members"]
-    sized = arrivals.filter(pl.col("step").is_in(list(step_ns))).with_columns(
-        num_members=pl.col("members").str.count_matches(r"[,>]")
+    families = {
+        members: " ".join(sorted(roles.get(int(rank), "") for rank in re.split("[,>]", members)))
+        for members in arrivals["members"].unique()
+    }
+    family = pl.concat_str(
+        pl.col("axis").fill_null(""),
+        pl.col("members").replace_strict(families, default="", return_dtype=pl.String),
+        separator=" ",
     )
-    usual = pl.col("transfer_ns").sort().get((pl.len() - 1) // 2).over(same)
-    excess = sized.with_columns(
-        excess=pl.col("transfer_ns") - usual, siblings=pl.len().over(same) - 1
-    )
+    same = ["family", "op", "bytes", "step"]
+    typical = pl.col("transfer_ns").median()
+    usual = pl.col("each_ns").sort().get((pl.len() - 1) // 2).over(same)
+    length = pl.col("step").replace_strict(dict(step_ns), return_dtype=pl.Int64)
     table = (
-        excess.group_by("members", "axis", "step")
-        .agg(pl.col("excess").sum().cast(pl.Float64), siblings=pl.col("siblings").max())
-        .with_columns(
-            step_ns=pl.col("step").replace_strict(dict(step_ns), return_dtype=pl.Int64),
+        arrivals.filter(pl.col("step").is_in(list(step_ns)))
+        .with_columns(family=family)
+        .group_by("members", "axis", *same)
+        .agg(each_ns=typical, calls=pl.len())
+        .with_columns(usual=usual, siblings=pl.len().over(same).cast(pl.Int64) - 1)
+        .group_by("members", "axis", "family", "step")
+        .agg(
+            excess=((pl.col("each_ns") - pl.col("usual")) * pl.col("calls")).sum(),
+            usual=(pl.col("usual") * pl.col("calls")).sum(),
+            siblings=pl.col("siblings").max(),
         )
+        .with_columns(step_ns=length)
     )
-    siblings = table.group_by("members").agg(pl.col("siblings").max().cast(pl.Int64))
-    return _judged(table, "members", "axis").join(siblings, "members").select(
+    groups = table.group_by("members", "axis").agg(
+        pl.col("siblings").max(), pl.col("usual").median()
+    )
+    is_much = pl.col("excess_ns") > _LEAST_LINK_SHARE * pl.col("usual")
+    return _judged(table, "members", "family").join(groups, "members").select(
         "members", "axis", "siblings", "excess_ns", "noise_ns",
-        is_slow=pl.col("is_slow") & (pl.col("siblings") > 0),
+        is_slow=pl.col("is_slow") & is_much & (pl.col("siblings") > 0),
     ).sort("excess_ns", descending=True)  # fmt: skip
 
 

@@ -53,7 +53,7 @@ def test_the_slow_rank_is_named_with_what_it_costs(seed):
 @pytest.mark.parametrize("seed", range(100))
 def test_where_nobody_is_slow_nobody_is_blamed(seed, noise):
     assert not slow_ranks(own_times(seed=seed, noise=noise), ROLES)["is_slow"].any()
-    assert not slow_groups(transfers(seed=seed), dict.fromkeys(range(10), 400 * MS))[
+    assert not slow_groups(transfers(seed=seed), dict.fromkeys(range(10), 400 * MS), ROLES)[
         "is_slow"
     ].any()
 
@@ -82,13 +82,19 @@ def test_little_is_not_named():
 
 
 def test_the_slow_link_is_named_with_what_it_costs_a_step():
-    found = slow_groups(transfers("1,5", by=20), dict.fromkeys(range(10), 400 * MS))
+    found = slow_groups(transfers("1,5", by=20), dict.fromkeys(range(10), 400 * MS), ROLES)
     assert found.filter("is_slow")["members"].to_list() == ["1,5"]
     first = found.row(0, named=True)
-    assert first["siblings"] == 3
+    assert first["siblings"] == 1
     assert first["excess_ns"] == pytest.approx(60 * MS, rel=0.1)
+
+
+def test_a_link_that_is_a_little_slower_is_not_named():
+    step_ns = dict.fromkeys(range(10), 10 * MS)
+    assert not slow_groups(transfers("1,5", by=2, noise=0.01), step_ns, ROLES)["is_slow"].any()
+    assert slow_groups(transfers("1,5", by=4, noise=0.01), step_ns, ROLES)["is_slow"].sum() == 1
 
 
 def test_a_group_without_siblings_is_not_blamed():
     alone = transfers("1,5", by=20).filter(pl.col("members") == "1,5")
-    assert not slow_groups(alone, dict.fromkeys(range(10), 400 * MS))["is_slow"].any()
+    assert not slow_groups(alone, dict.fromkeys(range(10), 400 * MS), ROLES)["is_slow"].any()
