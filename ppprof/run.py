@@ -366,7 +366,8 @@ class Run:
             self._tell(f"{self.path}: window {at_window}: no {listed('rank', absent)}; left out")
         self._tell_unequal_steps(made)
         if sorted_by == "auto":
-            sorted_by = max(of.sorted_by for of in made)  # gpu_total where any rank has it
+            on_device = any(of.sorted_by.startswith("gpu") for of in made)
+            sorted_by = "gpu_total" if on_device else "cpu_total"
         coordinates = {of.recording.rank: of.recording.coordinate for of in made}
         join = by_rank if by == "rank" else by_name
         tables = {
