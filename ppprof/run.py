@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -18,11 +18,13 @@ from typing import Any
 import polars as pl
 
 from ppprof import rundir
+from ppprof.analysis.across import by_name, by_rank, check_across, comparable, of_rank
 from ppprof.analysis.profile import Options, Profile
 from ppprof.analysis.steps import Steps, select_steps
 from ppprof.analysis.summary import VIEWS, summarize
-from ppprof.errors import InputError, TraceError, UsageError
+from ppprof.errors import InputError, PpprofError, TraceError, UsageError
 from ppprof.report.data import read_document
+from ppprof.topology import Topology
 from ppprof.trace import Trace, read
 
 _BEST_FIRST = (".pb", ".json", ".json.gz")
@@ -138,6 +140,41 @@ class WindowTables:
         }
 
 
+@dataclass(frozen=True)
+class AcrossRanks:
+    """Some tables of one window over several ranks, and what they were made from."""
+
+    by: str
+    """One of `ppprof.analysis.across.WAYS`."""
+    window: int
+    sorted_by: str
+    """The sort key in force."""
+    ranks: Sequence[WindowTables]
+    """One a rank, ascending; of each table what is comparable."""
+    left_out: Sequence[int]
+    """Ranks that should be there and are not, or cannot be read."""
+    tables: Mapping[str, pl.DataFrame]
+    """By view, in the order of `ppprof.analysis.summary.VIEWS`."""
+
+    @property
+    def steps(self) -> list[int]:
+        """Numbers of the steps of any of the ranks, ascending."""
+        return sorted({step for made in self.ranks for step in made.steps})
+
+    def identity(self) -> dict[str, Any]:
+        """What says which ranks these are, for `ppprof.report.data.document`."""
+        return {
+            "by": self.by,
+            "window": self.window,
+            "sorted_by": self.sorted_by,
+            "ranks": [
+                {key: of[key] for key in ("rank", "coordinate", "file", "steps", "lost")}
+                for of in (made.identity() for made in self.ranks)
+            ],
+            "left_out": list(self.left_out),
+        }
+
+
 class Run:
     """What `open` returns. Its methods mirror ``ppprof summary``."""
 
@@ -232,8 +269,9 @@ class Run:
         steps: str | int | None = None,
         sorted_by: str = "auto",
         thread_sep: bool = False,
+        by: str | None = None,
     ) -> pl.DataFrame:
-        """One of the nine tables of one window.
+        """One of the nine tables of one window, of one rank or over ranks.
 
         Args:
             view: device, overview, model, dist, op, kernel, memcpy, udf or mem.
@@ -242,7 +280,8 @@ class Run:
             steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
             sorted_by: ``cpu_`` or ``gpu_`` and total, avg, max or min; auto is gpu_total where
                 there are device events, else cpu_total.
-            thread_sep: operators and spans thread by thread.
+            thread_sep: operators and spans thread by thread; not together with ``by``.
+            by: ``rank`` or ``name``: of all ranks in one table; see `across`.
 
         Returns:
             Columns as the function of that name in `ppprof.analysis` documents them; times in
@@ -252,6 +291,12 @@ class Run:
             UsageError: no such view, window, steps or sort key; says what there is.
             InputError: the window cannot be read.
         """
+        if by is not None:
+            if thread_sep:
+                raise UsageError(f"thread_sep: threads are merged by {by}")
+            ranks = None if rank is None else [rank]
+            over = self.across([view], by, window, ranks=ranks, steps=steps, sorted_by=sorted_by)
+            return over.tables[view]
         made = self.tables(
             [view], rank, window, steps=steps, sorted_by=sorted_by, thread_sep=thread_sep
         )
@@ -274,7 +319,137 @@ class Run:
             raise UsageError(f"view {unknown[0]!r}: expected one of {', '.join(VIEWS)}")
         options = Options(sorted_by, thread_sep)
         wanted = None if steps is None else Steps.parse(steps)
-        recording = self._one(rank, window)
+        return self._tables(self._one(rank, window), chosen, wanted, options)
+
+    def across(
+        self,
+        views: Iterable[str],
+        by: str,
+        window: int | None = None,
+        *,
+        ranks: Collection[int] | None = None,
+        steps: str | int | None = None,
+        sorted_by: str = "auto",
+    ) -> AcrossRanks:
+        """Several ranks' views in one table each, a rank after the other in memory.
+
+            run.across(["op"], "name").tables["op"]     # what differs most between ranks on top
+
+        Args:
+            views: some of `ppprof.analysis.across.ACROSS`.
+            by: ``rank`` (a row a name and rank) or ``name`` (a row a name: minimum, median,
+                maximum and spread over the ranks).
+            window: which window; can be left out where there is only one.
+            ranks: only these; None: every rank.
+            steps: as `summary` has it.
+            sorted_by: as `summary` has it; auto is gpu_total where any rank has device events.
+                Of ``name``, which number is compared.
+
+        Returns:
+            Columns as `ppprof.analysis.across.by_rank` and `by_name` document them. A rank that
+            should have recorded and did not, or that cannot be read, is left out, and told; so is
+            it when ranks have different steps.
+
+        Raises:
+            UsageError: no such view, rank, window, steps or sort key; says what there is.
+            InputError: no rank can be read.
+        """
+        chosen = list(views)
+        check_across(chosen, by)
+        Options(sorted_by)
+        wanted = None if steps is None else Steps.parse(steps)
+        at_window, recordings = self._of_window(ranks, window)
+        made, errors = self._comparable(recordings, chosen, wanted)
+        present = {at.rank for at in recordings}
+        absent = set(self.expected_ranks if ranks is None else ranks) - present
+        if absent:
+            self._tell(f"{self.path}: window {at_window}: no {listed('rank', absent)}; left out")
+        self._tell_unequal_steps(made)
+        if sorted_by == "auto":
+            on_device = any(of.sorted_by.startswith("gpu") for of in made)
+            sorted_by = "gpu_total" if on_device else "cpu_total"
+        coordinates = {of.recording.rank: of.recording.coordinate for of in made}
+        join = by_rank if by == "rank" else by_name
+        tables = {
+            view: join(
+                view, {of.recording.rank: of.tables[view] for of in made}, coordinates, sorted_by
+            )
+            for view in VIEWS
+            if view in chosen
+        }
+        left_out = sorted(absent | set(errors))
+        return AcrossRanks(by, at_window, sorted_by, made, left_out, tables)
+
+    @property
+    def expected_ranks(self) -> list[int]:
+        """The ranks that the job was told to record, and those that did, ascending."""
+        try:
+            axes = self.manifest["axes"]
+            topology = Topology(tuple(axes["degrees"]), tuple(axes["order"]))
+            told = topology.select(self.manifest["profiler"]["ranks"])
+        except (KeyError, TypeError, UsageError):
+            return self.ranks
+        return sorted(told.union(self.ranks))
+
+    def _of_window(
+        self, ranks: Collection[int] | None, window: int | None
+    ) -> tuple[int, list[Recording]]:
+        """Which window, and the recordings of it, by rank."""
+        each = [None] if ranks is None else sorted(ranks)
+        found = [at for rank in each for at in self.select(rank)]
+        windows = sorted({at.window for at in found})
+        if window is None and len(windows) > 1:
+            raise UsageError(f"{self.path}: it has {listed('window', windows)}: say which one")
+        at_window = windows[0] if window is None else window
+        if at_window not in windows:
+            self.select(each[0], at_window)  # raises: says what there is
+        return at_window, [at for at in found if at.window == at_window]
+
+    def _comparable(
+        self, recordings: Sequence[Recording], views: list[str], steps: Steps | None
+    ) -> tuple[list[WindowTables], dict[int, PpprofError]]:
+        """What can be held against other ranks; what cannot be read is told, by rank."""
+        made: list[WindowTables] = []
+        errors: dict[int, PpprofError] = {}
+        for recording in recordings:
+            try:
+                of = self._tables(recording, views, steps, Options(), of_rank)
+            except PpprofError as error:
+                errors[recording.rank] = error
+                continue
+            tables = {view: comparable(view, table) for view, table in of.tables.items()}
+            made.append(dataclasses.replace(of, tables=tables))
+        if not made:
+            worst = max(errors.values(), key=lambda error: error.exit_code)
+            raise type(worst)("\n".join(map(str, errors.values())))
+        for broken in errors.values():
+            self._tell(str(broken))
+        return made, errors
+
+    def _tell_unequal_steps(self, made: Sequence[WindowTables]) -> None:
+        """Totals over different steps differ for that alone."""
+        of_steps: dict[tuple[int, ...], list[int]] = {}
+        for of in made:
+            of_steps.setdefault(tuple(of.steps), []).append(of.recording.rank)
+        if len(of_steps) > 1:
+            each = "; ".join(
+                f"{listed('rank', ranks)}: {listed('step', steps)}"
+                for steps, ranks in of_steps.items()
+            )
+            self._tell(
+                f"{self.path}: window {made[0].recording.window}: totals over different steps: "
+                f"{each}; choose steps that all have"
+            )
+
+    def _tables(
+        self,
+        recording: Recording,
+        chosen: list[str],
+        wanted: Steps | None,
+        options: Options,
+        make: Callable[[Profile, str], pl.DataFrame] = summarize,
+    ) -> WindowTables:
+        """One window's tables, each by ``make``, or as a capture has left them."""
         try:
             source, trace = self._trace(recording)
         except InputError as error:
@@ -293,7 +468,7 @@ class Run:
             profile.steps,
             profile.sorted_by,
             trace.lost,
-            {view: summarize(profile, view) for view in VIEWS if view in chosen},
+            {view: make(profile, view) for view in VIEWS if view in chosen},
         )
 
     def _one(self, rank: int | None, window: int | None) -> Recording:

@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
+
+import ppprof
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKERS = ["rank_00000_dp0_pp0_sharding0_mp0", "rank_00001_dp1_pp0_sharding0_mp0"]
@@ -117,6 +120,19 @@ def test_traces_are_strict_json_and_windows_are_spans(job: tuple[Path, str]) -> 
             assert (event["args"]["axis"], event["args"]["dtype"]) == ("dp", "float32")
             assert event["args"]["bytes"] > 0
     assert {len(set(indices)) for indices in spans.values()} == {2}
+
+
+def test_both_ranks_stand_in_one_operator_table(job: tuple[Path, str]) -> None:
+    run = ppprof.open(job[0])
+    together = run.summary("op", window=0, by="name").filter(name="matmul dygraph")
+    apart = [
+        run.summary("op", rank, 0).row(by_predicate=pl.col("name") == "matmul dygraph", named=True)
+        for rank in (0, 1)
+    ]
+    times = [row["cpu_total_ns"] for row in apart]
+    assert together.select("calls", "min_ns", "max_ns", "max_rank").rows() == [
+        (sum(row["calls"] for row in apart), min(times), max(times), times.index(max(times)))
+    ]
 
 
 @pytest.mark.visualdl
