@@ -67,6 +67,13 @@ class Clock:
         return (last.offset_ns - first.offset_ns) / passed * 1e6 if passed else None
 
     @property
+    def drift_error_ppm(self) -> float | None:
+        """The true drift is at most this far away; None from one reading."""
+        first, last = self.readings[0], self.readings[-1]
+        passed = last.at_ns - first.at_ns
+        return (first.error_ns + last.error_ns) / passed * 1e6 if passed else None
+
+    @property
     def error_ns(self) -> int:
         """The largest error of a reading: between readings, clocks are taken to drift evenly."""
         return max(reading.error_ns for reading in self.readings)
