@@ -25,7 +25,7 @@ OFFSET_NS, DRIFT_PPM = 800_000_000, 50.0
 BOUND_NS = 200_000
 
 
-def libfaketime(folder: Path) -> dict[str, str]:
+def libfaketime(_: Path) -> dict[str, str]:
     """Variables for Debian's package of that name."""
     places = [os.environ.get("LIBFAKETIME", ""), *map(str, Path("/usr/lib").glob(
         "*/faketime/libfaketimeMT.so.1"))]  # fmt: skip
@@ -78,19 +78,19 @@ def workerlog(job: Path, rank: int) -> str:
 
 
 def true_offsets(job: Path, at_ns: list[int]) -> tuple[list[float], float]:
-    """Rank 0's clock minus rank 1's at times of the latter, and their drift in ppm."""
-    (shared, own), (shared0, own0) = (
-        np.array([json.loads(line) for line in (job / f"marks_{rank}.jsonl").open()]).T
-        for rank in (1, 0)
-    )
+    """Rank 0's clock minus rank 1's at times of the latter, and their drift in ppm.
+
+    Both run evenly against the clock that they share, so two marks tell all.
+    """
+    marks = [(job / f"marks_{rank}.jsonl").read_text().splitlines() for rank in (0, 1)]
+    (shared0, own0), (shared1, own1) = (np.array([json.loads(m) for m in two]).T for two in marks)
+    rate0, rate1 = np.ptp(own0) / np.ptp(shared0), np.ptp(own1) / np.ptp(shared1)
 
     def offset(at: int) -> float:
-        moment = np.interp(at - own[0], own - own[0], shared - shared[0])
-        its = np.interp(moment, shared0 - shared[0], own0 - own[0])
-        return float(its - (at - own[0]))
+        since = (at - own1[0]) / rate1 + (shared1[0] - shared0[0])
+        return float(own0[0] - at + since * rate0)
 
-    first, last = offset(own[0]), offset(own[1])
-    return [offset(at) for at in at_ns], (last - first) / (own[1] - own[0]) * 1e6
+    return [offset(at) for at in at_ns], float(rate0 / rate1 - 1) * 1e6
 
 
 def all_reduces(run: Path, rank: int) -> np.ndarray:
