@@ -53,6 +53,7 @@ class ClockExchange:
     def __init__(self, run: Path, rank: int) -> None:
         self._rank = rank
         self._path = run / clocks_path(rank)
+        self._told = False
 
     def turn(self, before: State, step: int) -> None:
         """Ahead of step number ``step``, the one before it having been in state ``before``."""
@@ -81,7 +82,12 @@ class ClockExchange:
         try:
             yield
         except Exception as error:  # whatever a store raises, too
-            tell(f"rank {self._rank}: comparing clocks failed: {error}")
+            self._tell_once(f"comparing clocks failed: {error}")
+
+    def _tell_once(self, why: str) -> None:
+        if not self._told:
+            self._told = True
+            tell(f"rank {self._rank}: {why}; traces may not align on one clock")
 
 
 class Reference(ClockExchange):
@@ -230,7 +236,7 @@ class Asker(ClockExchange):
             if best is not None:
                 self._keep(best)
             else:
-                tell(f"rank {self._rank}: rank 0 does not tell its time; clocks are not compared")
+                self._tell_once("rank 0 does not answer what time it is")
 
     def _round_trip(self, kind: bytes) -> Reading | None:
         """One question; None when the own clock was set back meanwhile.
