@@ -265,7 +265,7 @@ def described(clocks: Mapping[int, Clock]) -> str | None:
 
     >>> clock = Clock(1, (Reading(0, -800_000_000, 30_000), Reading(10**10, -799_500_000, 20_000)))
     >>> described({1: clock})
-    "clocks: 1 rank within 0.80000 s of rank 0's, drift up to 50.0 ± 5.0 ppm, known to 30 us"
+    "clocks: 1 rank within 0.800000 s of rank 0's, drift up to 50.0 ± 5.0 ppm, known to 30 us"
     """
     others = [clock for clock in clocks.values() if clock.rank != 0]
     if not others:
@@ -279,4 +279,4 @@ def described(clocks: Mapping[int, Clock]) -> str | None:
     ]
     drift = "drift up to {:.1f} ± {:.1f} ppm".format(*max(drifts)) if drifts else "drift not known"
     error = max(clock.error_ns for clock in others) / 1e3
-    return f"clocks: {ranks} within {offset:.5f} s of rank 0's, {drift}, known to {error:.0f} us"
+    return f"clocks: {ranks} within {offset:.6f} s of rank 0's, {drift}, known to {error:.0f} us"

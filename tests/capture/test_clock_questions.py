@@ -258,9 +258,9 @@ def test_the_clocks_in_a_line() -> None:
     assert described({}) is None
     assert described({0: Clock(0, (Reading(0, 0, 0),))}) is None
     assert described({3: Clock(3, (one,))}) == (
-        "clocks: 1 rank within 0.81234 s of rank 0's, drift not known, known to 30 us"
+        "clocks: 1 rank within 0.812340 s of rank 0's, drift not known, known to 30 us"
     )
     clocks = {0: Clock(0, (Reading(0, 0, 0),)), 1: Clock(1, (late,)), 3: Clock(3, (one, late))}
     assert described(clocks) == (
-        "clocks: 2 ranks within 0.81234 s of rank 0's, drift up to 50.1 ± 5.0 ppm, known to 30 us"
+        "clocks: 2 ranks within 0.812340 s of rank 0's, drift up to 50.1 ± 5.0 ppm, known to 30 us"
     )
