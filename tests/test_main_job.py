@@ -15,6 +15,7 @@ import polars as pl
 import pytest
 
 import ppprof
+from ppprof.clocks import read_clocks
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKERS = ["rank_00000_dp0_pp0_sharding0_mp0", "rank_00001_dp1_pp0_sharding0_mp0"]
@@ -105,6 +106,18 @@ def test_the_run_directory_holds_both_ranks(job: tuple[Path, str]) -> None:
             summary = strictly(run / f"summary/rank_0000{rank}_w{window}.json")
             assert (summary["rank"], summary["window"]) == (rank, window)
             assert {row["name"] for row in summary["tables"]["model"]} >= {"Forward", "Backward"}
+
+
+def test_clocks_are_compared_at_attach_and_after_each_window(job: tuple[Path, str]) -> None:
+    run, output = job
+    said = re.findall(
+        r"^clocks: 1 rank within 0\.0\d+ s of rank 0's, drift .*, known to \d+ us", output, re.M
+    )
+    assert len(said) == 1
+    reference, other = read_clocks(run).values()
+    assert len(reference.readings) == len(other.readings) == 3
+    for reading in other.readings:  # of one and the same clock
+        assert abs(reading.offset_ns) <= reading.error_ns < 200_000
 
 
 def test_traces_are_strict_json_and_windows_are_spans(job: tuple[Path, str]) -> None:

@@ -27,6 +27,11 @@ _FLEET_AXES = {"data": "dp", "pipe": "pp", "sharding": "sharding", "sep": "sep",
 _agreements = itertools.count()  # the ranks of a job attach in step, so the n-th is the same one
 
 
+def agreement() -> str:
+    """Prefix of keys in the job's store: the same for the n-th session of every rank."""
+    return f"ppprof/run/{next(_agreements)}"
+
+
 @dataclass(frozen=True)
 class Job:
     """What the launcher and Fleet say of this process."""
@@ -51,11 +56,16 @@ class Job:
             hosts = [platform.node()] * world_size
         return cls(rank, topology, tuple(hosts))
 
-    def run_directory(self, log: Path, manifest: Mapping[str, Any]) -> Path:
+    def run_directory(self, log: Path, manifest: Mapping[str, Any], key: str) -> Path:
         """A directory for this run, made under ``log``; the same one for every rank that asks.
 
         The first rank to ask makes it and tells the others through the job's store, so that none
         waits for a rank that does not attach.
+
+        Args:
+            log: the log directory.
+            manifest: what the manifest holds besides the job.
+            key: this session's `agreement`.
 
         Raises:
             OSError: it cannot be made or written.
@@ -63,7 +73,7 @@ class Job:
         """
         if self.topology.world_size == 1:
             return _make(log, self.manifest(manifest))
-        store, key = _job_store(), f"ppprof/run/{next(_agreements)}"
+        store = job_store()
         if store.add(f"{key}/asked", 1) == 1:
             answer: dict[str, Any] = {"error": "interrupted"}
             try:
@@ -109,7 +119,6 @@ class Job:
                 "python": platform.python_version(),
                 "platform": platform.platform(),
             },
-            "clock_offsets": None,
             **more,
         }
 
@@ -122,7 +131,12 @@ def _make(log: Path, manifest: Mapping[str, Any]) -> Path:
     return run
 
 
-def _job_store() -> Any:
+def job_store() -> Any:
+    """The store of all ranks that Paddle keeps.
+
+    Raises:
+        RuntimeError: the ranks are not initialised.
+    """
     import paddle.distributed as dist
     from paddle.base import core
 
