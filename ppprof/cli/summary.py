@@ -18,7 +18,7 @@ from ppprof.errors import ConfigError, PpprofError, UsageError
 from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
 from ppprof.report.text import Layout, draw, title
-from ppprof.run import Recording, Run, WindowTables, listed
+from ppprof.run import Recording, Run, WindowTables, by_run, listed
 from ppprof.run import open as open_run
 from ppprof.rundir import write_atomically
 
@@ -48,8 +48,9 @@ def register(subparsers: Any) -> None:
         help="print the tables of a run or of a trace file",
         description=(
             "Prints the tables of each PATH: a run directory (profiler_log; the newest run in it), "
-            "a directory of traces, or a trace file. What is not asked for here is as the run's "
-            "own Profiler block has it."
+            "a directory of traces, or a trace file. Directories that the nodes of one job left "
+            "are one run, each as a PATH or all below one. What is not asked for here is as the "
+            "run's own Profiler block has it."
         ),
     )
     add = parser.add_argument
@@ -205,11 +206,13 @@ class _Window:
 def _windows(request: _Request, failed: list[int]) -> Iterator[_Window]:
     """One after another; what cannot be shown is told, and its exit code put into ``failed``."""
     progress = Progress.on_terminal()
-    for path in request.paths:
+    groups = by_run(request.paths)
+    for paths in groups:
+        path = ", ".join(map(str, paths))
         try:
-            run = open_run(path, cache=request.cache, progress=progress, tell=tell)
-            if run.path != Path(path):
-                tell(f"{path}: the newest run is {run.path}")
+            run = open_run(*paths, cache=request.cache, progress=progress, tell=tell)
+            if run.paths != tuple(map(Path, paths)):
+                tell(f"{path}: the newest run is {run}")
             block = _profiler_block(run)
             recordings = _recordings(request, run, block)
         except PpprofError as error:
@@ -230,7 +233,7 @@ def _windows(request: _Request, failed: list[int]) -> Iterator[_Window]:
                 continue
             tell_lost(made.source, made.lost)
             heading = title(at.rank, made.recording.what, at.window, made.steps)
-            several = len(request.paths) > 1
+            several = len(groups) > 1
             yield _Window(path, f"{path}: {heading}" if several else heading, made, layout)
 
 
@@ -244,7 +247,7 @@ def _profiler_block(run: Run) -> ProfilerConfig | None:
     try:
         return ProfilerConfig.from_mapping(values)
     except ConfigError as error:
-        tell(f"{run.path}: its Profiler block is left aside:\n{error}")
+        tell(f"{run}: its Profiler block is left aside:\n{error}")
         return None
 
 
@@ -265,7 +268,7 @@ def _recordings(request: _Request, run: Run, block: ProfilerConfig | None) -> Se
     shown = [at for at in found if at.rank in printed] or found
     others = {at.rank for at in found} - {at.rank for at in shown}
     if others:
-        tell(f"{run.path}: not shown: {listed('rank', others)}; --rank R or --rank all shows them")
+        tell(f"{run}: not shown: {listed('rank', others)}; --rank R or --rank all shows them")
     return shown
 
 
