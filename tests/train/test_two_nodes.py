@@ -73,6 +73,7 @@ def test_nodes_with_disks_of_their_own_leave_a_directory_each_of_one_run(
         ]  # fmt: skip
 
 
+@pytest.mark.parametrize("two", ["loopback"], indirect=True)
 def test_nodes_that_share_a_disk_share_a_directory(two: tuple[Node, Node], tmp_path: Path) -> None:
     log = tmp_path / "profiler_log"
     more = (f"Profiler.profiler_log={log}", "Distributed.dp_degree=2")
@@ -83,6 +84,7 @@ def test_nodes_that_share_a_disk_share_a_directory(two: tuple[Node, Node], tmp_p
     assert run.ranks == sorted(run.manifest["nodes"]) == [0, 1]
 
 
+@pytest.mark.parametrize("two", ["loopback"], indirect=True)
 def test_where_one_node_dies_the_other_ends_and_saves(
     two: tuple[Node, Node], tmp_path: Path
 ) -> None:
@@ -99,3 +101,19 @@ def test_where_one_node_dies_the_other_ends_and_saves(
     run = ppprof.open(tmp_path / "node0/profiler_log")
     assert run.ranks == [0]
     assert run.summary("model").height
+
+
+@pytest.mark.parametrize("two", ["loopback"], indirect=True)
+def test_a_check_that_fails_on_one_node_ends_all(two: tuple[Node, Node], tmp_path: Path) -> None:
+    (tmp_path / "node1").mkdir()
+    (tmp_path / "node1/profiler_log").touch()
+    grid = ("Distributed.dp_degree=4", "Global.local_batch_size=null")
+    done = nodes.run(two, tmp_path, *SMALL, *BATCH, *PROFILER, *grid, processes=2)
+    assert [launch.returncode for launch in done] == [2, 2], done
+    said = [
+        [(tmp_path / f"node{n}/log/workerlog.{at}").read_text() for at in (0, 1)] for n in (0, 1)
+    ]
+    told = "another node's checks failed; its log says why\n"
+    assert [text.count(told) for text in said[0]] == [1, 0]
+    assert "profiler_log is a file; expected a directory" in said[1][0]
+    assert "Traceback" not in "".join(said[0] + said[1])
