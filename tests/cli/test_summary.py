@@ -141,6 +141,23 @@ def test_the_newest_run_is_named(tmp_path, capsys):
     assert capsys.readouterr().err == f"{tmp_path}: the newest run is {run}\n"
 
 
+def test_directories_of_one_run_print_as_one(tmp_path, capsys):
+    left = [make_run(tmp_path / f"node{n}", {n: 1}, "a") for n in (0, 1)]
+    other = make_run(tmp_path / "other/log", {0: 1}, "b")
+    views = ["--views", "model", "--rank", "all"]
+    ranks = ["rank 0 (dp0 pp0 sharding0 mp0)", "rank 1 (dp1 pp0 sharding0 mp0)"]
+    assert re.findall(r"(.*), window 0", printed(capsys, *left, *views)) == ranks
+    assert re.findall(r"(.*), window 0", printed(capsys, left[0], other, left[1], *views)) == [
+        *(f"{left[0]}, {left[1]}: {rank}" for rank in ranks),
+        f"{other}: {ranks[0]}",
+    ]
+    other.rename(tmp_path.parent / f"{tmp_path.name}_other")
+    assert main(["summary", str(tmp_path), *views]) == 0
+    out, err = capsys.readouterr()
+    assert re.findall(r"(.*), window 0", out) == ranks
+    assert err == f"{tmp_path}: the newest run is {left[0]}, {left[1]}\n"
+
+
 def test_several_paths_one_after_the_other(trace, capsys):
     write(Path("b.pb"), *gpu_traces.one_step())
     Path("broken.pb").write_bytes(b"\x0f" * 9)
