@@ -9,7 +9,8 @@
       summary/rank_00000_w0.json
       steps/rank_00000.jsonl
       nodes/00000.node7               rank 0 ran on the machine of that name
-  alive/, failed/                 ranks in their session, and those that failed (capture/roster)
+      clocks/rank_00000.jsonl         a rank's clock against rank 0's (ppprof/clocks.py)
+      alive/, failed/                 ranks in their session, and those that failed (capture/roster)
       run_002/                        a later run, laid out the same way
 
 Nodes that share no disk leave one each; ``run_id`` of the manifest says what belongs together.
@@ -176,7 +177,8 @@ def claim(log: PathLike, name: str = "", run_id: str | None = None) -> Path:
                 return run
             number += 1
         else:
-            make_folders(run)
+            for folder in ("raw", "summary"):
+                (run / folder).mkdir(exist_ok=True)
             return run
 
 
@@ -199,12 +201,6 @@ def _runs(log: PathLike) -> list[tuple[int, Path]]:
 def _number(name: str) -> int:
     match = _RUN.fullmatch(name)
     return int(match[1]) if match else 1
-
-
-def make_folders(run: PathLike) -> None:
-    """Makes the folders of a claimed run where they are missing."""
-    for folder in ("steps", "raw", "summary"):
-        Path(run, folder).mkdir(parents=True, exist_ok=True)
 
 
 def newest(path: PathLike) -> Path:

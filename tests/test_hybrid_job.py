@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -182,3 +185,46 @@ def test_a_sharding_optimizers_step_is_an_optimization(stage: int, tmp_path: Pat
     assert dict(table.select("name", "calls").iter_rows())["Optimization"] == 2
     axes = recorded.events().filter(pl.col("category") == "Communication")["axis"]
     assert axes.cast(pl.String).unique().to_list() == ["sharding"]
+
+
+def test_a_rank_that_is_killed_is_named_and_the_others_save(tmp_path: Path) -> None:
+    flags = [
+        *("Distributed.dp_degree=1", "Profiler.enable=True", "Profiler.scheduler=[1, 9999]"),
+        *("Engine.max_steps=9999", "Engine.logging_freq=1", "Engine.eval_freq=-1"),
+    ]
+    launcher = ["-m", "paddle.distributed.launch", "--nproc_per_node", "4"]
+    with (tmp_path / "seen").open("w") as seen:
+        job = subprocess.Popen(
+            [sys.executable, *launcher, ROOT / "tools/train.py", "-c", CONFIG]
+            + [part for flag in flags for part in ("-o", flag)],
+            cwd=tmp_path,
+            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+            stdout=seen,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            log = tmp_path / "log/workerlog.0"
+            wait_for(lambda: log.exists() and "step 5/" in log.read_text())
+            (entry,) = (tmp_path / "profiler_log/alive").glob("00002.*")
+            os.kill(int(entry.name.split(".")[1]), signal.SIGKILL)
+            assert job.wait(60) != 0
+        finally:
+            job.kill()
+    survivors = (0, 1, 3)
+    said = [(tmp_path / f"log/workerlog.{rank}").read_text() for rank in survivors]
+    named = "rank 2 (dp0_pp1_sharding0_mp0, pid "
+    assert all(f"{named}{entry.name.split('.')[1]}) is gone" in text for text in said)
+    traces = tmp_path / "profiler_log"
+    wait_for(lambda: len(list(traces.glob("*.paddle_trace.json"))) == len(survivors))
+    recorded = ppprof.open(traces)
+    assert recorded.ranks == list(survivors)
+    for rank in survivors:
+        assert recorded.summary("model", rank=rank)["calls"][0] >= 3
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
+    """Waits until something is so."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

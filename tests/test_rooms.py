@@ -10,7 +10,7 @@ import pytest
 import ppprof
 
 PACKAGE = Path(ppprof.__file__).parent
-LEAVES = {"errors", "units", "topology", "rundir"}
+LEAVES = {"errors", "units", "topology", "rundir", "clocks"}
 MAY_IMPORT = {
     "config": LEAVES,
     "capture": LEAVES | {"config", "trace"},

@@ -1,7 +1,7 @@
 """What checks found, told to every node before any waits for one that will not come.
 
 A launcher ends its own ranks when one of them ends badly, but knows nothing of other nodes: theirs
-would wait in ``fleet.init`` until the store's time-out, 15 minutes.
+would wait in ``fleet.init`` for minutes, until the store's time-out.
 """
 
 from __future__ import annotations

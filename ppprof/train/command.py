@@ -61,6 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def notes(config: Config) -> list[str]:
     """What the config asks for and this harness does otherwise."""
     found = []
+    sharding = config.Distributed.sharding
+    for name in ("sharding_offload", "reduce_overlap", "broadcast_overlap"):
+        if config.Global.device == "cpu" and getattr(sharding, name):
+            key = f"Distributed.sharding.{name}"
+            found.append(str(config.problem(key, "has no effect on a CPU")))
     for purpose in ("Train", "Eval"):
         key = f"Data.{purpose}.dataset"
         data: Any = (config.resolved.get("Data") or {}).get(purpose) or {}

@@ -168,8 +168,8 @@ class Sharded(Engine):
 
     def _spread_out(self) -> None:
         sharding = self._config.Distributed.sharding
-        shard = group_sharded_parallel
-        if self._config.Global.device == "cpu":
+        shard, on_cpu = group_sharded_parallel, self._config.Global.device == "cpu"
+        if on_cpu:
             from ppprof.train.fleet_on_cpu import shard
         groups = fleet.get_hybrid_communicate_group()
         has_dp = self._grid.topology.degree("dp") > 1
@@ -181,7 +181,7 @@ class Sharded(Engine):
             {2: "os_g", 3: "p_g_os"}[sharding.sharding_stage],
             scaler=self.amp.scaler,
             group=groups.get_sharding_parallel_group(),
-            offload=sharding.sharding_offload,
+            offload=sharding.sharding_offload and not on_cpu,
             dp_group=groups.get_data_parallel_group() if has_dp else None,
         )
         if clip is not None and sharding.sharding_stage == 3:
@@ -189,3 +189,8 @@ class Sharded(Engine):
             self.optimizer._grad_clip = SlicedClip(
                 clip.clip_norm, parts, groups.get_sharding_parallel_group(), mp
             )
+        if sharding.sharding_stage == 2 and not on_cpu:
+            if sharding.reduce_overlap:
+                self._spread._set_reduce_overlap(True)
+            if sharding.broadcast_overlap:
+                self._stepper._set_broadcast_overlap(True, layers=self.model, num_groups=2)

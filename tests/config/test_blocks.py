@@ -288,6 +288,73 @@ class TestGrid:
         assert config.topology.order == ("pp", "dp", "mp", "sharding", "sep")
         assert config.topology.coordinate(1) == {"pp": 0, "dp": 1, "mp": 0, "sharding": 0, "sep": 0}
 
+    @pytest.mark.parametrize(
+        ("text", "problem"),
+        [
+            (
+                "Model: {num_layers: 6}\nDistributed: {pp_degree: 4}",
+                "cfg.yaml:1: Model.num_layers: 6: expected a multiple of pp_degree 4",
+            ),
+            (
+                "Model: {num_layers: 6, virtual_pp_degree: 2}\nGlobal: {local_batch_size: 8, "
+                "micro_batch_size: 1}\nDistributed: {pp_degree: 4}",
+                "cfg.yaml:1: Model.num_layers: 6: expected a multiple of pp_degree 4 x "
+                "virtual_pp_degree 2",
+            ),
+            (
+                "Model: {virtual_pp_degree: 2}\nDistributed: {pp_degree: 2}",
+                "cfg.yaml:1: Model.virtual_pp_degree: 2: Fleet interleaves from pp_degree 3 on, "
+                "and it is 2",
+            ),
+            (
+                "Model: {virtual_pp_degree: 2}\nGlobal: {local_batch_size: 8, "
+                "micro_batch_size: 2}\nDistributed: {pp_degree: 3}",
+                "cfg.yaml:1: Model.virtual_pp_degree: 2: expected micro-batches (now 4) in "
+                "multiples of pp 3",
+            ),
+            (
+                "Model: {num_attention_heads: 6, hidden_size: 96}\nDistributed: {mp_degree: 4}",
+                "cfg.yaml:1: Model.num_attention_heads: 6 heads: expected a multiple of "
+                "mp_degree 4",
+            ),
+            (
+                "Model: {vocab_size: 257}\nDistributed: {mp_degree: 2}",
+                "cfg.yaml:1: Model.vocab_size: 257 tokens: expected a multiple of mp_degree 2",
+            ),
+            (
+                "Model: {ffn_hidden_size: 5}\nDistributed: {mp_degree: 2}",
+                "cfg.yaml:1: Model.ffn_hidden_size: 5 columns: expected a multiple of mp_degree 2",
+            ),
+            (
+                "Model: {sequence_parallel: True}\nDistributed: {mp_degree: 2}\n"
+                "Data: {Train: {dataset: {max_seq_len: 33}}}",
+                "cfg.yaml:3: Data.Train.dataset.max_seq_len: 33: sequence_parallel needs a "
+                "multiple of mp_degree 2",
+            ),
+            (
+                "Distributed: {pp_degree: 2, sharding: {sharding_degree: 2, sharding_stage: 3}}",
+                "cfg.yaml:1: Distributed.sharding.sharding_stage: 3: Fleet's pipeline "
+                "(pp_degree 2) takes stage 1 only",
+            ),
+        ],
+    )
+    def test_axes_that_cannot_divide_the_model(self, problems, text, problem):
+        assert problems(text) == [problem]
+
+    @pytest.mark.parametrize(
+        ("text", "warning"),
+        [
+            ("Model: {sequence_parallel: True}", "Model.sequence_parallel: has no effect: "
+             "mp_degree is 1"),
+            ("Model: {virtual_pp_degree: 2}", "Model.virtual_pp_degree: has no effect: "
+             "pp_degree is 1"),
+            ("Distributed: {sharding: {reduce_overlap: True}}", "Distributed.sharding."
+             "reduce_overlap: has no effect: Fleet overlaps in stage 2 only"),
+        ],
+    )  # fmt: skip
+    def test_settings_that_the_degrees_make_idle(self, load, text, warning):
+        assert load(text).warnings == (f"cfg.yaml:1: {warning}",)
+
     def test_a_wrong_degree_is_one_problem(self, problems):
         assert problems("Distributed: {mp_degree: x}", world_size=8) == [
             "cfg.yaml:1: Distributed.mp_degree: 'x': expected a whole number"

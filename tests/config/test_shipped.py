@@ -14,6 +14,7 @@ FITS = {
     "pretrain_gpt_base": (1, 2, 8),
     "pretrain_gpt_tiny_cpu": (1,),
     "pretrain_gpt_tiny_cpu_dp2": (2,),
+    "pretrain_gpt_tiny_cpu_dp2_mp2_pp2": (8,),
     "pretrain_gpt_345M_single_card": (1,),
     "pretrain_gpt_1.3B_dp8": (8,),
     "pretrain_gpt_6.7B_sharding16": (16, 32),
@@ -22,6 +23,7 @@ FITS = {
 MISFITS = {
     "pretrain_gpt_tiny_cpu": (2,),
     "pretrain_gpt_tiny_cpu_dp2": (1, 4),
+    "pretrain_gpt_tiny_cpu_dp2_mp2_pp2": (2, 4, 16),
     "pretrain_gpt_345M_single_card": (2, 8),
     "pretrain_gpt_1.3B_dp8": (1, 16),
     "pretrain_gpt_6.7B_sharding16": (1, 8, 24),

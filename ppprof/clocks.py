@@ -1,0 +1,136 @@
+r"""The clocks of a job's ranks: what was measured of each against rank 0's, and times on one clock.
+
+A rank asks rank 0 for its time, over and over, and keeps the fastest round trip: rank 0 looked at
+its clock between question and answer, so half the round trip bounds the error (NTP, RFC 5905)::
+
+    rank 3   ask --------------- answer        own clock at the middle: 1000
+                 \           /                round trip 60, so the error is 30 at most
+    rank 0          look: 1812                 offset 1812 - 1000 = 812
+
+Readings before and after a window give the drift as well. They are a line each in
+``clocks/rank_00003.jsonl`` of a run directory; `read_clocks` reads them back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ppprof.errors import InputError
+
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One comparison of a rank's clock with the reference rank's."""
+
+    at_ns: int
+    """When, by the rank's own clock: wall time, as in its trace."""
+    offset_ns: int
+    """The reference clock minus the own one at that moment."""
+    error_ns: int
+    """The true offset is at most this far away."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """One rank's clock against the reference rank's.
+
+    >>> clock = Clock(3, (Reading(1_000, 800, 30), Reading(2_000, 802, 20)))
+    >>> clock.to_reference(np.array([0, 1_000, 1_500, 2_000, 9_000])).tolist()
+    [800, 1800, 2301, 2802, 9802]
+    """
+
+    rank: int
+    readings: tuple[Reading, ...]
+    """By time, one at least."""
+    method: str = "exchange"
+    """How they were made: ``exchange`` (round trips), ``collectives`` (matched ends), ``same``
+    (the reference itself)."""
+
+    @property
+    def offset_ns(self) -> int:
+        """Of the first reading."""
+        return self.readings[0].offset_ns
+
+    @property
+    def drift_ppm(self) -> float | None:
+        """How much faster the reference clock runs, in millionths; None from one reading."""
+        first, last = self.readings[0], self.readings[-1]
+        passed = last.at_ns - first.at_ns
+        return (last.offset_ns - first.offset_ns) / passed * 1e6 if passed else None
+
+    @property
+    def error_ns(self) -> int:
+        """The largest error of a reading: between readings, clocks are taken to drift evenly."""
+        return max(reading.error_ns for reading in self.readings)
+
+    def to_reference(self, times_ns: Int64) -> Int64:
+        """Times of this rank's clock on the reference clock: int64, rounded once.
+
+        Between two readings the offset is interpolated, outside the nearest one holds.
+        """
+        at = np.array([reading.at_ns for reading in self.readings])
+        offset = np.array([reading.offset_ns for reading in self.readings])
+        first = int(at[0])  # differences to it are small enough for float64
+        shift = np.interp(times_ns - first, at - first, offset - offset[0])
+        aligned: Int64 = times_ns + (np.rint(shift).astype(np.int64) + offset[0])
+        return aligned
+
+
+Clocks = Mapping[int, Clock]
+"""By rank."""
+
+
+def clocks_path(rank: int) -> str:
+    """Path of a rank's readings inside the run directory.
+
+    >>> clocks_path(3)
+    'clocks/rank_00003.jsonl'
+    """
+    return f"clocks/rank_{rank:05d}.jsonl"
+
+
+def line_of(reading: Reading) -> str:
+    r"""A reading as its line of the file.
+
+    >>> line_of(Reading(1, -2, 3))
+    '{"at_ns": 1, "offset_ns": -2, "error_ns": 3}\n'
+    """
+    return json.dumps(asdict(reading)) + "\n"
+
+
+def read_clocks(run: str | Path) -> dict[int, Clock]:
+    """What a run directory tells of its ranks' clocks; empty where it tells nothing.
+
+    A line that was cut off is left out.
+
+    Raises:
+        InputError: a file is there and cannot be read.
+    """
+    clocks = {}
+    for path in sorted(Path(run).glob("clocks/rank_*.jsonl")):
+        try:
+            readings = list(_readings(path.read_text("utf-8").splitlines()))
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror or error}") from error
+        rank = path.stem.rpartition("_")[2]
+        if readings and rank.isdigit():
+            by_time = tuple(sorted(readings, key=lambda reading: reading.at_ns))
+            clocks[int(rank)] = Clock(int(rank), by_time)
+    return clocks
+
+
+def _readings(lines: Sequence[str]) -> Iterable[Reading]:
+    for line in lines:
+        try:
+            found = json.loads(line)
+            yield Reading(*(int(found[key]) for key in ("at_ns", "offset_ns", "error_ns")))
+        except (ValueError, KeyError, TypeError):
+            continue
