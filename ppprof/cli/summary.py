@@ -256,14 +256,22 @@ def _recordings(request: _Request, run: Run, block: ProfilerConfig | None) -> Se
     if isinstance(request.rank, int):
         return run.select(request.rank, request.window)
     found = run.select(window=request.window)
-    if request.rank == "all" or block is None:
+    if block is None:
         return found
     from ppprof.topology import Topology
 
     try:
         axes = run.manifest["axes"]
-        printed = Topology(tuple(axes["degrees"]), tuple(axes["order"])).select(block.print_ranks)
+        topology = Topology(tuple(axes["degrees"]), tuple(axes["order"]))
+        recorded, printed = topology.select(block.ranks), topology.select(block.print_ranks)
     except (KeyError, TypeError, UsageError):
+        return found
+    if missing := recorded.difference(run.ranks):
+        tell(
+            f"{run}: nothing of {listed('rank', missing)}: if other nodes have left them, name their "
+            "directories too"
+        )
+    if request.rank == "all":
         return found
     shown = [at for at in found if at.rank in printed] or found
     others = {at.rank for at in found} - {at.rank for at in shown}

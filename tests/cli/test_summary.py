@@ -158,6 +158,19 @@ def test_directories_of_one_run_print_as_one(tmp_path, capsys):
     assert err == f"{tmp_path}: the newest run is {left[0]}, {left[1]}\n"
 
 
+def test_ranks_of_which_nothing_is_there_are_named(tmp_path, capsys):
+    whole = make_run(tmp_path, dict.fromkeys(range(5), 1), ranks="0-3")
+    for rank in (2, 3, 4):
+        (whole / trace_name(rank).raw).unlink()
+    for rank in ([], ["--rank", "all"]):
+        assert main(["summary", str(whole), "--views", "model", *rank]) == 0
+        assert (
+            f"{whole}: nothing of ranks 2-3: if other nodes have left them, name their directories "
+            "too\n"
+        ) in capsys.readouterr().err
+    printed(capsys, whole, "--views", "model", "--rank", 1)
+
+
 def test_several_paths_one_after_the_other(trace, capsys):
     write(Path("b.pb"), *gpu_traces.one_step())
     Path("broken.pb").write_bytes(b"\x0f" * 9)
