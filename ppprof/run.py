@@ -45,7 +45,7 @@ Progress = Callable[[Path, int, int], None]
 
 def open(
     path: str | Path,
-    *,
+    *more: str | Path,
     cache: bool = True,
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
@@ -56,10 +56,14 @@ def open(
         run.ranks                                    # [0, 1]
         run.summary("model", rank=0)                 # a polars DataFrame
         run.events(rank=0).filter(category="Kernel")
+        ppprof.open("node0/profiler_log", "node1/profiler_log").ranks  # nodes without a common disk
 
     Args:
         path: a run directory (``profiler_log``; the newest run in it), a directory of traces that
-            ``paddle.profiler`` or ``torch.profiler`` named, or one trace file of any format.
+            ``paddle.profiler`` or ``torch.profiler`` named, or one trace file of any format. A
+            directory that holds nothing of this itself may hold the run directories of a job's
+            nodes, one or two levels below.
+        more: the run directories that other nodes left of the same run.
         cache: parsed events may be kept beside a trace that is slow to parse.
         progress: called while a long file is read.
         tell: takes what could not be read while something else could; a warning by default.
@@ -68,24 +72,37 @@ def open(
         A `Run`. Only names have been read so far.
 
     Raises:
-        InputError: no such path, or no trace in it.
+        InputError: no such path, no trace in it, or several that are not of the same run.
     """
     at = Path(path)
     try:
-        if at.is_dir():
-            at = _newest(at)
-            recordings = _recordings(at)
+        if more or at.is_dir():
+            paths = _of_one_run([at, *map(Path, more)])
+            recordings = _recordings(paths)
         else:
             at.stat()
-            recordings = [_alone(at)]
+            paths, recordings = [at], [_alone(at)]
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
+        raise InputError(f"{error.filename or path}: {error.strerror or error}") from error
     if not recordings:
         raise InputError(
-            f"{at}: no trace in it: expected a run directory with recorded windows, or files such "
-            "as *.paddle_trace.json (.json.gz, .pb) or *.pt.trace.json"
+            f"{_named(paths)}: no trace in it: expected a run directory with recorded windows, or "
+            "files such as *.paddle_trace.json (.json.gz, .pb) or *.pt.trace.json"
         )
-    return Run(at, recordings, cache, progress, tell or _warn)
+    return Run(paths, recordings, cache, progress, tell or _warn)
+
+
+def by_run(paths: Iterable[str | Path]) -> list[list[str | Path]]:
+    """Paths for `open`: those that hold the same run together, every other one alone."""
+    groups: dict[object, list[str | Path]] = {}
+    for number, path in enumerate(paths):
+        try:
+            run_ids = {rundir.read_run_id(directory) for directory in _directories(Path(path))}
+        except (InputError, OSError):  # which `open` tells
+            run_ids = set()
+        (run_id,) = run_ids if len(run_ids) == 1 else (None,)
+        groups.setdefault(run_id or number, []).append(path)
+    return list(groups.values())
 
 
 @dataclass(frozen=True)
@@ -180,14 +197,16 @@ class Run:
 
     def __init__(
         self,
-        path: Path,
+        paths: Sequence[Path],
         recordings: Sequence[Recording],
         cache: bool,
         progress: Progress | None,
         tell: Callable[[str], None],
     ) -> None:
-        self.path = path
-        """The file, or the directory of the run itself."""
+        self.paths = tuple(paths)
+        """The directories of the run itself, one of each node that left its own; or the file."""
+        self.path = self.paths[0]
+        """The first of them."""
         self.recordings = tuple(recordings)
         """Every window of every rank, by rank, then window."""
         self._cache = cache
@@ -195,6 +214,10 @@ class Run:
         self._tell = tell
         self._held: tuple[Recording, Path, Trace] | None = None
         self._made: tuple[Recording, Steps | None, Options, Profile] | None = None
+
+    def __str__(self) -> str:
+        """Where it is, for messages."""
+        return _named(self.paths)
 
     @property
     def ranks(self) -> list[int]:
@@ -209,10 +232,15 @@ class Run:
     def manifest(self) -> Mapping[str, Any]:
         """What the capture wrote about the job; empty for files that no capture of ours left.
 
+        Beside it ``nodes``: host name by rank, of the ranks that have left it.
+
         Raises:
             InputError: it cannot be read, or a newer ppprof wrote it.
         """
-        return rundir.read_manifest(self.path) if rundir.has_manifest(self.path) else {}
+        if not rundir.has_manifest(self.path):
+            return {}
+        nodes = {rank: node for path in self.paths for rank, node in rundir.nodes(path).items()}
+        return {**rundir.read_manifest(self.path), "nodes": nodes}
 
     def select(self, rank: int | None = None, window: int | None = None) -> list[Recording]:
         """The windows with this rank and this number; None: all.
@@ -222,12 +250,12 @@ class Run:
         """
         of_rank = [at for at in self.recordings if rank in (None, at.rank)]
         if not of_rank:
-            raise UsageError(f"{self.path}: no rank {rank}; it has {listed('rank', self.ranks)}")
+            raise UsageError(f"{self}: no rank {rank}; it has {listed('rank', self.ranks)}")
         found = [at for at in of_rank if window in (None, at.window)]
         if not found:
             known = listed("window", (at.window for at in of_rank))
             of = "" if rank is None else f" of rank {rank}"
-            raise UsageError(f"{self.path}: no window {window}{of}; it has {known}")
+            raise UsageError(f"{self}: no window {window}{of}; it has {known}")
         return found
 
     def trace(self, rank: int | None = None, window: int | None = None) -> Trace:
@@ -480,7 +508,7 @@ class Run:
                 if len(ranks) > 1
                 else listed("window", (at.window for at in found))
             )
-            raise UsageError(f"{self.path}: it has {several}: say which one")
+            raise UsageError(f"{self}: it has {several}: say which one")
         return found[0]
 
     def _trace(self, recording: Recording) -> tuple[Path, Trace]:
@@ -570,11 +598,37 @@ def _saved(
     )
 
 
-def _newest(directory: Path) -> Path:
+def _of_one_run(paths: Sequence[Path]) -> list[Path]:
+    """The directories that make up the run which the first path holds.
+
+    Raises:
+        InputError: they are not of one run.
+    """
+    found: dict[Path, Path] = {}  # by what they are, for one may be named twice
+    run_id = None
+    for path in paths:
+        directories = _directories(path)
+        same = rundir.find(path, run_id) if run_id else None  # it need not be the newest there
+        for directory in [same] if same else directories:
+            found.setdefault(directory.resolve(), directory)
+        run_id = run_id or rundir.read_run_id(directories[0])
+    if len(found) > 1:
+        ids = {directory: rundir.read_run_id(directory) for directory in found.values()}
+        if len(set(ids.values())) > 1 or run_id is None:
+            raise InputError(f"{_named(ids)}: not of one run: name the directories of one")
+    return list(found.values())
+
+
+def _directories(path: Path) -> list[Path]:
+    """The newest run of a directory; without one itself, for its traces, or the runs below it."""
     try:
-        return rundir.newest(directory)
+        return [rundir.newest(path)]
     except InputError:  # no manifest: traces that somebody else named, or copied
-        return directory
+        return [path] if _recordings([path]) else rundir.beneath(path) or [path]
+
+
+def _named(paths: Iterable[Path]) -> str:
+    return ", ".join(map(str, paths))
 
 
 def _alone(path: Path) -> Recording:
@@ -585,24 +639,29 @@ def _alone(path: Path) -> Recording:
     return Recording(name.rank, name.window, path.name, name.label, (path,))
 
 
-def _recordings(directory: Path) -> list[Recording]:
-    """What a directory holds, by rank, then window."""
+def _recordings(directories: Sequence[Path]) -> list[Recording]:
+    """What directories hold, by rank, then window."""
     named: dict[rundir.TraceName, list[Path]] = {}
     foreign: dict[str, dict[str, list[Path]]] = {}
-    for path in sorted([*directory.glob("*.*"), *directory.glob("raw/*.pb")], key=_best_first):
+    there = [path for at in directories for path in (*at.glob("*.*"), *at.glob("raw/*.pb"))]
+    for path in sorted(there, key=_best_first):
         name = rundir.TraceName.parse(path)
         if name is not None:
             named.setdefault(name, []).append(path)
-        elif path.parent == directory and (match := _FOREIGN.fullmatch(path.name)):
+        elif path.parent in directories and (match := _FOREIGN.fullmatch(path.name)):
             windows = foreign.setdefault(match["worker"], {})
             windows.setdefault(match["time"] or match["ns"] or "", []).append(path)
-    saved = {(rank, window): path for rank, window, path in rundir.summary_files(directory)}
+    saved = {
+        (rank, window): path
+        for at in directories
+        for rank, window, path in rundir.summary_files(at)
+    }
     found: dict[tuple[int, int], Recording] = {}
     for name, paths in named.items():
         at = (name.rank, name.window)
         if at in found:
             raise InputError(
-                f"{directory}: rank {name.rank}, window {name.window} is there twice, as "
+                f"{_named(directories)}: rank {name.rank}, window {name.window} is there twice, as "
                 f"{found[at].files[0].name} and {paths[0].name}: put each run into a directory"
             )
         found[at] = Recording(*at, paths[0].name, name.label, tuple(paths), saved.get(at))

@@ -21,7 +21,7 @@ from ppprof.report.across import draw_across
 from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
 from ppprof.report.text import Layout, draw, title, window_title
-from ppprof.run import AcrossRanks, Recording, Run, WindowTables, listed
+from ppprof.run import AcrossRanks, Recording, Run, WindowTables, by_run, listed
 from ppprof.run import open as open_run
 from ppprof.rundir import write_atomically
 
@@ -54,8 +54,9 @@ def register(subparsers: Any) -> None:
         help="print the tables of a run or of a trace file",
         description=(
             "Prints the tables of each PATH: a run directory (profiler_log; the newest run in it), "
-            "a directory of traces, or a trace file. What is not asked for here is as the run's "
-            "own Profiler block has it."
+            "a directory of traces, or a trace file. Directories that the nodes of one job left "
+            "are one run, each as a PATH or all below one. What is not asked for here is as the "
+            "run's own Profiler block has it."
         ),
     )
     add = parser.add_argument
@@ -243,11 +244,13 @@ class _Window:
 def _windows(request: _Request, failed: list[int]) -> Iterator[_Window]:
     """One after another; what cannot be shown is told, and its exit code put into ``failed``."""
     progress = Progress.on_terminal()
-    for path in request.paths:
+    groups = by_run(request.paths)
+    for paths in groups:
+        path = ", ".join(map(str, paths))
         try:
-            run = open_run(path, cache=request.cache, progress=progress, tell=tell)
-            if run.path != Path(path):
-                tell(f"{path}: the newest run is {run.path}")
+            run = open_run(*paths, cache=request.cache, progress=progress, tell=tell)
+            if run.paths != tuple(map(Path, paths)):
+                tell(f"{path}: the newest run is {run}")
             block = _profiler_block(run)
             recordings = _recordings(request, run, block)
         except PpprofError as error:
@@ -261,7 +264,7 @@ def _windows(request: _Request, failed: list[int]) -> Iterator[_Window]:
         layout = Layout(**{name: settings.pop(name) for name in _LAYOUT if name in settings})
         for made in _made(request, run, recordings, views, settings, failed):
             heading = _heading(made)
-            several = len(request.paths) > 1
+            several = len(groups) > 1
             yield _Window(path, f"{path}: {heading}" if several else heading, made, layout)
 
 
@@ -322,7 +325,7 @@ def _profiler_block(run: Run) -> ProfilerConfig | None:
     try:
         return ProfilerConfig.from_mapping(values)
     except ConfigError as error:
-        tell(f"{run.path}: its Profiler block is left aside:\n{error}")
+        tell(f"{run}: its Profiler block is left aside:\n{error}")
         return None
 
 
@@ -331,19 +334,27 @@ def _recordings(request: _Request, run: Run, block: ProfilerConfig | None) -> Se
     if isinstance(request.rank, int):
         return run.select(request.rank, request.window)
     found = run.select(window=request.window)
-    if request.rank == "all" or request.by or block is None:
+    if request.by or block is None:
         return found
     from ppprof.topology import Topology
 
     try:
         axes = run.manifest["axes"]
-        printed = Topology(tuple(axes["degrees"]), tuple(axes["order"])).select(block.print_ranks)
+        topology = Topology(tuple(axes["degrees"]), tuple(axes["order"]))
+        recorded, printed = topology.select(block.ranks), topology.select(block.print_ranks)
     except (KeyError, TypeError, UsageError):
+        return found
+    if missing := recorded.difference(run.ranks):
+        tell(
+            f"{run}: nothing of {listed('rank', missing)}: if other nodes have left them, name their "
+            "directories too"
+        )
+    if request.rank == "all":
         return found
     shown = [at for at in found if at.rank in printed] or found
     others = {at.rank for at in found} - {at.rank for at in shown}
     if others:
-        tell(f"{run.path}: not shown: {listed('rank', others)}; --rank R or --rank all shows them")
+        tell(f"{run}: not shown: {listed('rank', others)}; --rank R or --rank all shows them")
     return shown
 
 
