@@ -18,7 +18,15 @@ from typing import Any, TypeVar
 from ppprof.errors import TraceError
 from ppprof.trace import heap
 from ppprof.trace.fixed_layout import Ranges, Scanner
-from ppprof.trace.json_text import CUT_SHORT, EventText, keys_before, last_event, start_of_events
+from ppprof.trace.json_text import (
+    CUT_SHORT,
+    EventText,
+    keys_before,
+    keys_behind,
+    last_event,
+    start_of_events,
+    whole_events,
+)
 from ppprof.trace.kineto_columns import KinetoEvent
 from ppprof.trace.kineto_json import kineto_trace
 from ppprof.trace.layouts import DIALECTS, dialect_of
@@ -105,7 +113,23 @@ def _decoded(source: Source, reader: EventText[Event], keys: Keys) -> _Pieces[Ev
     """Position and events of each piece; what follows the list is added to ``keys``."""
     for block in source.blocks(last_event):
         text = block.text()
-        yield block.first, reader.last_events(text, keys) if block.is_last else reader.events(text)
+        if block.is_last:
+            yield block.first, reader.last_events(text, keys)
+            return
+        events = reader.sound_events(text)
+        if events is None:
+            end, stop = whole_events(text)
+            if text[end : end + 1] == b"]":
+                found, is_all = keys_behind(text[end + 1 :] + source.peek(LONGEST_EVENT_BYTES))
+                if is_all:
+                    keys.update(found)
+                    yield block.first, reader.events(text[:end])
+                    return
+            elif end and stop == len(text):  # what looked like an event is part of one
+                source.unread(text[end:])
+                text = text[:end]
+            events = reader.events(text)
+        yield block.first, events
 
 
 def _paddle(source: Source, dialect: str | None, keys: Keys, lost: Counter[str]) -> Trace:
@@ -141,7 +165,9 @@ def _scan(source: Source, name: str, columns: PaddleColumns, keys: Keys) -> None
     is_whole = len(bounds) == 1
     has_end = False
 
-    def decoded(odd: Ranges, text: Callable[[int, int], bytes], end: int | None) -> _Pieces[PaddleEvent]:
+    def decoded(
+        odd: Ranges, text: Callable[[int, int], bytes], end: int | None
+    ) -> _Pieces[PaddleEvent]:
         """Position and events of each range; ``end`` is that of the file, if it is reached."""
         nonlocal has_end
         for first, until in odd:

@@ -32,7 +32,9 @@ _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*(?:"(?:%b)"\s*:|\}))' % _KEYS.encode()
 _END = re.compile(rb'(?:\A|\})[\s,]*\]\s*(?=,\s*"|\})')
 _BARE_END = re.compile(rb"(?:\A|\})[\s,]*\]\s*\Z")
 _HARDLY_BEGUN = re.compile(rb',\s*\{\s*(?:"\w*"?\s*)?\Z')
-_MOST_ENDS = 16  # that are tried: lists of objects within the last events look like the list's end
+_MOST_ENDS = 16  # that are tried: lists of objects in events and behind them look like the end
+_SEPARATORS = re.compile(r"[\s,]*")
+_DECODER = json.JSONDecoder(parse_int=str, parse_float=str, strict=False)
 _NO_NUMBER = re.compile(r"(?<=[:,\[ ])-?(?:inf(?:inity)?|nan)(?=[\s,\]}])", re.IGNORECASE)
 _TEXT_BEGINS = re.compile(r'"(?:name|callstack)"\s*:\s*"')
 _TEXT_ENDS = re.compile(rf'"\s*(?:,\s*"(?:{_KEYS})"\s*:|\}})')
@@ -64,6 +66,31 @@ def keys_before(text: bytes) -> Keys:
     """The keys of ``{"a": 1, "traceEvents": [``, the text before the events."""
     before, key, _ = text.rpartition(b'"traceEvents"')
     return _object(before + b"}")[0] if key else {}
+
+
+def whole_events(text: bytes) -> tuple[int, int]:
+    """How far a text is JSON, event by event.
+
+    Returns:
+        Where the first thing begins that is no whole event, and where that stops being JSON; both
+        are the same for the bracket that ends the list, the latter is the text's end for an event
+        that is cut off there.
+    """
+    chars = text.rstrip().decode("latin-1")  # a character a byte
+    at = 0
+    while True:
+        at = _SEPARATORS.match(chars, at).end()  # type: ignore[union-attr]
+        try:
+            at = _DECODER.raw_decode(chars, at)[1]
+        except json.JSONDecodeError as error:
+            return at, len(text) if error.pos >= len(chars) else error.pos
+        except RecursionError:
+            return at, at
+
+
+def keys_behind(text: bytes) -> tuple[Keys, bool]:
+    """The keys of ``, "a": 1}``, the text behind the list, and whether it was nothing else."""
+    return _object(b"{" + text.strip().lstrip(b","))
 
 
 def _object(text: bytes) -> tuple[Keys, bool]:
@@ -107,17 +134,24 @@ class EventText(Generic[Event]):
         body = text.strip(b" \t\r\n,")
         if not body:
             return []
-        if self._escapes or b"\\" not in body:
-            try:
-                return self._many.decode(b"[%b]" % body)
-            except RecursionError as error:
-                raise self._too_deep() from error
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                pass
+        found = self.sound_events(body)
+        if found is not None:
+            return found
         middle = _middle(body)
         if middle:
             return self.events(body[:middle]) + self.events(body[middle:])
         return self._mended(body)
+
+    def sound_events(self, text: bytes) -> list[Event] | None:
+        """The same, in one go; None where anything needs mending."""
+        if not self._escapes and b"\\" in text:
+            return None
+        try:
+            return self._many.decode(b"[%b]" % text.strip(b" \t\r\n,"))
+        except RecursionError as error:
+            raise self._too_deep() from error
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
 
     def last_events(self, text: bytes, keys: Keys) -> list[Event]:
         """The events of a text that holds the list's end; the keys behind it go to ``keys``.
@@ -127,7 +161,10 @@ class EventText(Generic[Event]):
         """
         text = text.rstrip(b"\0")
         ends = [match.end() for match in islice(_END.finditer(text), _MOST_ENDS)]
-        tails = [_object(b"{" + text[end:].strip().lstrip(b",")) for end in ends]
+        if len(ends) == _MOST_ENDS:
+            end, _ = whole_events(text)
+            ends = [end + 1] if text[end : end + 1] == b"]" else ends
+        tails = [keys_behind(text[end:]) for end in ends]
         # The first that nothing follows but keys; of a broken file, the last that looks like it.
         for end, (found, is_whole) in zip(ends, tails):
             if is_whole:

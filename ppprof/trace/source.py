@@ -200,11 +200,11 @@ class Source:
                         "on; expected a list of events"
                     )
                 continue
+            self.unread(bytes(buffer[MARGIN + at : MARGIN + length]))
             yield Block(buffer, at, first, is_last)
             if is_last:
                 return
-            length -= at
-            buffer[MARGIN : MARGIN + length] = buffer[MARGIN + at : MARGIN + at + length]
+            length = 0
 
     def _read_into(self, room: memoryview) -> int:
         """Fills the room; returns how many bytes, fewer only at the end."""
