@@ -118,7 +118,8 @@ def _decoded(source: Source, reader: EventText[Event], keys: Keys) -> _Pieces[Ev
             return
         events = reader.sound_events(text)
         if events is None:
-            end, stop = whole_events(text)
+            starts, stop = whole_events(text)
+            end = starts[-1]
             if text[end : end + 1] == b"]":
                 found, is_all = keys_behind(text[end + 1 :] + source.peek(LONGEST_EVENT_BYTES))
                 if is_all:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -68,24 +68,27 @@ def keys_before(text: bytes) -> Keys:
     return _object(before + b"}")[0] if key else {}
 
 
-def whole_events(text: bytes) -> tuple[int, int]:
+def whole_events(text: bytes) -> tuple[list[int], int]:
     """How far a text is JSON, event by event.
 
     Returns:
-        Where the first thing begins that is no whole event, and where that stops being JSON; both
-        are the same for the bracket that ends the list, the latter is the text's end for an event
+        Where each whole event begins, then where the first thing does that is none; and where that
+        stops being JSON: at once for the bracket that ends the list, at the text's end for an event
         that is cut off there.
     """
     chars = text.rstrip().decode("latin-1")  # a character a byte
-    at = 0
+    at, starts = 0, []
     while True:
         at = _SEPARATORS.match(chars, at).end()  # type: ignore[union-attr]
+        starts.append(at)
+        if chars[at : at + 1] != "{":
+            return starts, at if at < len(chars) else len(text)
         try:
             at = _DECODER.raw_decode(chars, at)[1]
         except json.JSONDecodeError as error:
-            return at, len(text) if error.pos >= len(chars) else error.pos
+            return starts, len(text) if error.pos >= len(chars) else error.pos
         except RecursionError:
-            return at, at
+            return starts, at
 
 
 def keys_behind(text: bytes) -> tuple[Keys, bool]:
@@ -137,9 +140,31 @@ class EventText(Generic[Event]):
         found = self.sound_events(body)
         if found is not None:
             return found
+        starts = whole_events(body)[0] if self._escapes else [0]
+        return self._halved(body, starts) + self._guessed(body[starts[-1] :])
+
+    def _halved(self, text: bytes, starts: Sequence[int]) -> list[Event]:
+        """Events of which is known where they begin; ``starts`` ends with where the last one does."""
+        if len(starts) < 2:
+            return []
+        piece = text[starts[0] : starts[-1]].rstrip(b" \t\r\n,")
+        found = self.sound_events(piece)
+        if found is not None:
+            return found
+        if len(starts) == 2:
+            return self._mended(piece)
+        middle = len(starts) // 2
+        return self._halved(text, starts[: middle + 1]) + self._halved(text, starts[middle:])
+
+    def _guessed(self, text: bytes) -> list[Event]:
+        """Events of which is not known where they begin but by how events look."""
+        body = text.strip(b" \t\r\n,")
+        found = self.sound_events(body)
+        if found is not None:
+            return found
         middle = _middle(body)
         if middle:
-            return self.events(body[:middle]) + self.events(body[middle:])
+            return self._guessed(body[:middle]) + self._guessed(body[middle:])
         return self._mended(body)
 
     def sound_events(self, text: bytes) -> list[Event] | None:
@@ -162,7 +187,7 @@ class EventText(Generic[Event]):
         text = text.rstrip(b"\0")
         ends = [match.end() for match in islice(_END.finditer(text), _MOST_ENDS)]
         if len(ends) == _MOST_ENDS:
-            end, _ = whole_events(text)
+            end = whole_events(text)[0][-1]
             ends = [end + 1] if text[end : end + 1] == b"]" else ends
         tails = [keys_behind(text[end:]) for end in ends]
         # The first that nothing follows but keys; of a broken file, the last that looks like it.
