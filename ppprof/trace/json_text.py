@@ -105,6 +105,8 @@ def _object(text: bytes) -> tuple[Keys, bool]:
     mended = re.sub(r",\s*\}$", "}", mended)
     try:
         keys = json.loads(mended, strict=False)
+        if r"\ud" in mended.lower():  # half a character, perhaps, which no table can hold
+            keys = json.loads(_encoded(keys))
     except (ValueError, RecursionError):
         lines = mended.splitlines() if len(mended) < _LONGEST_MENDED else []
         pairs = (_PAIR.match(line.strip()) for line in lines if len(line) < 4096)
@@ -275,6 +277,7 @@ class EventText(Generic[Event]):
 
 
 def _encoded(fields: Mapping[str, Any]) -> bytes:
+    """As JSON; a question mark for half a character."""
     return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
 
 
