@@ -284,7 +284,7 @@ def test_half_a_character_beside_the_events(reads, tmp_path, name):
     write(trace, tmp_path / "again.json")
     assert read(tmp_path / "again.json").extra_info[told] == told
     group = {"pg_name": "1", "ranks": [name, 1]}
-    args = {"Process Group Name": "1", "Collective name": "allreduce"}
+    args = {"Process Group Name": "1", "In msg nelems": 10, "dtype": "Float"}
     trace = reads(
         json.dumps(
             {
