@@ -185,31 +185,37 @@ def _computation(profile: Profile) -> Intervals:
 def _communication(profile: Profile) -> pl.DataFrame:
     """What communicates: of a trace with device events kernels, else host events.
 
+    Host events are Communication events; operators that are named after a collective only where
+    nobody has recorded such events, for a ``Global_GradNodePyLayer_mp_allreduce`` may do nothing.
+
     Returns:
-        name (the kernel's where it was launched in no communication event), axis (`UNKNOWN` where
-        nobody tells), step (in which it began or was launched), start_ns, end_ns.
+        name and axis of the Communication event (of the innermost that launched a kernel; where
+        there is none the event's own name and `UNKNOWN`), step (in which it began or was
+        launched), start_ns, end_ns.
     """
     found, tree = profile.communication, profile.tree
+    facts = profile.trace.events.select(
+        "step", "axis", "category", row=pl.int_range(pl.len()), told=pl.col("name")
+    )
+    tellers = facts.filter(pl.col("category") == "Communication").drop("step", "category")
     if tree.devices.is_empty():
-        events = tree.hosts[found.host_rows].with_columns(launcher="row", teller="row")
+        rows = found.host_rows if tellers.is_empty() else tellers["row"].to_numpy()
+        events = tree.hosts[rows].with_columns(launcher="row", teller="row")
     else:
         kernels = tree.devices.with_columns(
             is_found=pl.int_range(pl.len()).is_in(found.device_rows)
         )
         unseen = pl.col("host").is_null() & _named(_NCCL) & (pl.col("category") == "Kernel")
         events = kernels.filter(pl.col("is_found") | unseen)
-        launcher = events["host"].fill_null(-1).to_numpy()
-        teller = np.append(_innermost(found.host_rows, tree.size), -1)[launcher]
+        around = np.append(_innermost(tellers["row"].to_numpy(), tree.size), -1)
+        teller = around[events["host"].fill_null(-1).to_numpy()]
         events = events.with_columns(launcher="host", teller=nullable(teller))
-    facts = profile.trace.events.select(
-        "step", "axis", row=pl.int_range(pl.len()), told=pl.col("name").cast(pl.String)
-    )
     return (
         events.select("name", "launcher", "teller", "start_ns", "end_ns")
         .join(facts.select("step", launcher="row"), on="launcher", how="left")
-        .join(facts.select("told", "axis", teller="row"), on="teller", how="left")
+        .join(tellers.rename({"row": "teller"}), on="teller", how="left")
         .select(
-            pl.coalesce("told", pl.col("name").cast(pl.String)).alias("name"),
+            pl.coalesce("told", "name").cast(pl.String).alias("name"),
             pl.col("axis").cast(pl.String).fill_null(UNKNOWN),
             *("step", "start_ns", "end_ns"),
         )
