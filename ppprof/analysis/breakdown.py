@@ -11,8 +11,8 @@ such tables and know no traces. Every instant of a step belongs to the first of 
 
       compute   ###___###____
       mp        __##_________
-      dp        ___####______    exposed mp 1, dp 3 of which computation hides 2: 1
-      exposed      md
+      dp        ____######___
+      exposed   ___mdd___d___    and 3 ticks of dp, 1 of mp are hidden
 
 - ``data_loading``: Dataloader spans of the thread that steps.
 - ``bubble``: what the pipeline makes a stage wait for others. It is the time between the first and
@@ -21,10 +21,9 @@ such tables and know no traces. Every instant of a step belongs to the first of 
   meet (an all_reduce, say, over an axis ``pp`` is part of), for there a stage waits for those that
   drain later:
 
-      pass      _F0_F1____B0_F2_B1__B2______
-      pp        r___r_rrrr_____r__rr________
-      all pp    ____________________________mmmm
-      bubble    #__#__####__#__#__##________####
+      pass      ____FF__BBB_FF__BBB_______
+      pp        rrrr__ss___r__rr___ss__aa_
+      bubble    ####__##___#__##___##__##_    receive, send, all_reduce
 
   It holds the transfers themselves, which one rank's trace cannot tell from the wait for the other
   side to send; and, on CPU, what Python does between two passes.
@@ -282,11 +281,12 @@ def _bubble(
         ``communication`` with of_stages, whether it is a pipeline's own: sends and receives of a
         step with passes, its axis then ``pp``, and the meeting after them. And the bubble.
     """
-    of_pipeline = pl.col("axis").str.split("+").list.contains("pp")
+    over_stages = pl.col("axis").str.split("+").list.contains("pp")
+    to_stages = over_stages
     if passes["stage"].count():  # then a send to nobody knows whom is one to a stage
-        of_pipeline |= pl.col("axis") == UNKNOWN
-    of_a_pass = pl.col("step").is_in(passes["step"].implode()).fill_null(value=False)
-    is_sent = communication.select(of_pipeline & _named(_SENT) & of_a_pass).to_series()
+        to_stages |= pl.col("axis") == UNKNOWN
+    has_passes = pl.col("step").is_in(passes["step"].implode()).fill_null(value=False)
+    is_sent = communication.select(to_stages & _named(_SENT) & has_passes).to_series()
     communication = communication.with_columns(
         axis=pl.when(is_sent).then(pl.lit("pp")).otherwise("axis")
     )
@@ -308,7 +308,7 @@ def _bubble(
     last = passes.group_by("step").agg(last_ns=pl.col("end_ns").max())
     meetings = (
         communication.with_columns(row)
-        .filter(of_pipeline & _named(_MEETING))
+        .filter(over_stages & _named(_MEETING))
         .join(last, on="step")
         .filter(pl.col("start_ns") >= pl.col("last_ns"))
         .sort("start_ns", "row")
