@@ -100,7 +100,7 @@ def breakdown(trace: Trace) -> pl.DataFrame:
     communication, bubble = _bubble(communication, _passes(profile), waiting)
     by_axis = {
         axis: communication.filter(pl.col("axis") == axis)
-        for axis in sorted(communication["axis"].unique(), key=_position)
+        for axis in sorted(communication["axis"].unique(), key=axis_position)
     }
 
     times: list[tuple[str, str | None, Int64]] = [("step", None, end - start)]
@@ -327,6 +327,6 @@ def _named(pattern: str) -> pl.Expr:
     return pl.col("name").cast(pl.String).str.contains(pattern)
 
 
-def _position(axis: str) -> tuple[bool, int, str]:
+def axis_position(axis: str) -> tuple[bool, int, str]:
     """Sort key: the axes of `_AXES`, then those of several, then what is not known."""
     return axis == UNKNOWN, (*_AXES, axis).index(axis), axis

@@ -74,7 +74,7 @@ def table(path, *threads):
     """The breakdown as {"part" or "part axis": time of each step}."""
     rows = breakdown(read(write(path, *threads)))
     found = {}
-    for step, part, axis, time_ns in rows.rows():
+    for _, part, axis, time_ns in rows.rows():
         found.setdefault(f"{part} {axis}" if axis else part, []).append(time_ns)
     assert rows["step"].is_sorted()
     return found
