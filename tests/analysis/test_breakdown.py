@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections import deque
 
 import polars as pl
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from ppprof.analysis.breakdown import PARTS, breakdown
 from ppprof.trace import read
+from tests.fixtures.pipelines import OPTIMIZER_NS, one_f_one_b
 from tests.fixtures.random_traces import traces
 from tests.fixtures.timeline import Thread, kernel, launch, memcpy, span, write
 
@@ -202,70 +202,6 @@ def test_without_steps_there_are_no_rows(tmp_path):
     }  # fmt: skip
 
 
-def one_f_one_b(stages, micro_batches, *, meets, steps=1, forward=30, backward=50):
-    """The ideal 1F1B: equal stages, transfers that take no time; the thread of each stage.
-
-    A stage receives from when it is free until its next pass can start. At the end of a step all
-    meet in an all_reduce or, without ``meets``, each goes on by itself and waits in the next step.
-    """
-    length = {"F": forward, "B": backward}
-    free, threads = [0] * stages, [[] for _ in range(stages)]
-    for step in range(steps):
-        inside = [[] for _ in range(stages)]
-        begun, done = list(free), {}
-        waiting = [deque(schedule(stage, stages, micro_batches)) for stage in range(stages)]
-        while any(waiting):
-            for stage, tasks in enumerate(waiting):
-                while tasks and (arrived := _arrival(done, *tasks[0], stage, stages)) is not None:
-                    kind, batch = tasks.popleft()
-                    start = max(arrived, free[stage])
-                    end = start + length[kind]
-                    if start > free[stage]:
-                        inside[stage].append(_pp("recv", free[stage], start))
-                    inside[stage].append(_pass(kind, stage, batch, start, end))
-                    free[stage] = done[kind, stage, batch] = end
-        last = max(free)
-        for stage in range(stages):
-            if meets and free[stage] < last:
-                inside[stage].append(_pp("all_reduce", free[stage], last))
-                free[stage] = last
-            end = free[stage] + OPTIMIZER
-            inside[stage].append(span("Operator", "adamw", free[stage], end))
-            name = f"ProfileStep#{step}"
-            threads[stage].append(span("ProfileStep", name, begun[stage], end, *inside[stage]))
-            free[stage] = end
-    return [Thread(1, "main", tuple(spans)) for spans in threads]
-
-
-OPTIMIZER = 7
-
-
-def schedule(stage, stages, micro_batches):
-    """``F0 F1 B0 F2 B1 ...`` of one stage, as pairs."""
-    ahead = min(stages - 1 - stage, micro_batches)
-    tasks = [("F", batch) for batch in range(ahead)]
-    for batch in range(micro_batches):
-        tasks += [("F", ahead + batch)] if ahead + batch < micro_batches else []
-        tasks.append(("B", batch))
-    return tasks
-
-
-def _arrival(done, kind, batch, stage, stages):
-    """When what a pass needs is there; None if not yet."""
-    before = stage - 1 if kind == "F" else stage + 1
-    return done.get((kind, before, batch)) if 0 <= before < stages else 0
-
-
-def _pp(name, start, end):
-    return span("Communication", f"{name}[axis=pp group=1]", start, end)
-
-
-def _pass(kind, stage, batch, start, end):
-    name = {"F": "Forward", "B": "Backward"}[kind]
-    return span(name, f"{name.lower()}[stage={stage} micro_batch={batch}]", start, end,
-        span("Operator", "matmul dygraph", start, end))  # fmt: skip
-
-
 @pytest.mark.parametrize("stages", [2, 3, 4])
 @pytest.mark.parametrize("micro_batches", [4, 5, 6, 7, 8])
 def test_the_bubble_of_1f1b_is_the_formula(stages, micro_batches, tmp_path):
@@ -273,9 +209,9 @@ def test_the_bubble_of_1f1b_is_the_formula(stages, micro_batches, tmp_path):
     pipeline_ns = (micro_batches + stages - 1) * (30 + 50)
     for thread in one_f_one_b(stages, micro_batches, meets=True):
         found = table(tmp_path / "a.pb", thread)
-        assert found["step"] == [pipeline_ns + OPTIMIZER]
+        assert found["step"] == [pipeline_ns + OPTIMIZER_NS]
         assert found["bubble"][0] * (micro_batches + stages - 1) == (stages - 1) * pipeline_ns
-        assert found["computation"] == [micro_batches * 80 + OPTIMIZER]
+        assert found["computation"] == [micro_batches * 80 + OPTIMIZER_NS]
         assert (found["exposed pp"], found["rest"]) == ([0], [0])
 
 
