@@ -57,8 +57,8 @@ from ppprof.analysis.intervals import (
 from ppprof.analysis.profile import Profile
 from ppprof.trace.schema import Trace, nullable
 
-PARTS = ("computation", "exposed", "bubble", "data_loading", "host_bound", "rest")
-"""What a step consists of; see the module."""
+PARTS = ("computation", "exposed", "data_loading", "bubble", "host_bound", "rest")
+"""What a step consists of, the first that holds an instant wins; see the module."""
 
 BESIDE = ("communication", "hidden", "host_launch")
 """Outside the sum: communication over an axis, hidden or not; what of it computation hides; the time

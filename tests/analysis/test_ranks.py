@@ -67,7 +67,7 @@ def test_ranks_are_joined() -> None:
     sizes = [name for name in table.columns if name.endswith("_ns")]
     assert all(table.schema[name] == pl.Int64 for name in sizes)
     assert sizes == [
-        "step_ns", "computation_ns", "exposed_mp_ns", "bubble_ns", "data_loading_ns",
+        "step_ns", "computation_ns", "exposed_mp_ns", "data_loading_ns", "bubble_ns",
         "host_bound_ns", "rest_ns", "communication_mp_ns", "hidden_mp_ns", "host_launch_ns",
     ]  # fmt: skip
 
