@@ -9,22 +9,25 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import polars as pl
 
 from ppprof import rundir
 from ppprof.analysis.across import by_name, by_rank, check_across, comparable, of_rank
+from ppprof.analysis.breakdown import breakdown
 from ppprof.analysis.profile import Options, Profile
+from ppprof.analysis.ranks import PLACES, group_steps, join_ranks
 from ppprof.analysis.steps import Steps, select_steps
 from ppprof.analysis.summary import VIEWS, summarize
 from ppprof.errors import InputError, PpprofError, TraceError, UsageError
 from ppprof.report.data import read_document
-from ppprof.topology import Topology
+from ppprof.topology import AXES, RankSelector, Topology
 from ppprof.trace import Trace, read
 
 _BEST_FIRST = (".pb", ".json", ".json.gz")
@@ -38,6 +41,10 @@ _FOREIGN = re.compile(
 """Trace files that ppprof did not name: ``paddle.profiler``'s and ``torch.profiler``'s handlers
 write worker and time into the name; another ``.pb``, ``.paddle_trace.json`` or ``.pt.trace.json``
 is a worker of its own."""
+
+_COORDINATE = re.compile(r"([a-z]+)(\d+)")
+
+T = TypeVar("T")
 
 Progress = Callable[[Path, int, int], None]
 """Called with a file, its bytes that were read so far, and all of them."""
@@ -190,6 +197,20 @@ class AcrossRanks:
             ],
             "left_out": list(self.left_out),
         }
+
+
+@dataclass(frozen=True)
+class Worked(Generic[T]):
+    """What was made of one window."""
+
+    recording: Recording
+    source: Path
+    """The file that was read."""
+    lost: Mapping[str, int]
+    """What of the file could not be used, kind -> how many."""
+    made: T
+    errors: Sequence[str] = ()
+    """Of other files of this window, which could not be read."""
 
 
 class Run:
@@ -411,13 +432,7 @@ class Run:
     @property
     def expected_ranks(self) -> list[int]:
         """The ranks that the job was told to record, and those that did, ascending."""
-        try:
-            axes = self.manifest["axes"]
-            topology = Topology(tuple(axes["degrees"]), tuple(axes["order"]))
-            told = topology.select(self.manifest["profiler"]["ranks"])
-        except (KeyError, TypeError, UsageError):
-            return self.ranks
-        return sorted(told.union(self.ranks))
+        return sorted(self._to_record().union(self.ranks))
 
     def _of_window(
         self, ranks: Collection[int] | None, window: int | None
@@ -499,6 +514,163 @@ class Run:
             {view: make(profile, view) for view in VIEWS if view in chosen},
         )
 
+    def each(
+        self,
+        work: Callable[[Trace], T],
+        recordings: Iterable[Recording] | None = None,
+        executor: Executor | None = None,
+    ) -> Iterator[Worked[T]]:
+        """What ``work`` makes of the trace of each window; in the order of the windows.
+
+        Args:
+            work: a trace to something small; with an executor that is other processes', both can
+                be pickled.
+            recordings: which windows; None: all.
+            executor: where to work on several at once; None: here, one trace in memory at a time.
+
+        Raises:
+            InputError: none of them can be read. One that cannot is left out, and told.
+        """
+        chosen = self.recordings if recordings is None else tuple(recordings)
+        self._held = self._made = None  # memory holds one trace
+        if executor is None:
+            read_here = partial(_work, work=work, cache=self._cache, progress=self._progress)
+            results: Iterable[Worked[T] | str] = map(read_here, chosen)
+        else:
+            results = executor.map(partial(_work, work=work, cache=self._cache), chosen)
+        errors = []
+        found = False
+        for result in results:
+            if isinstance(result, str):
+                errors.append(result)
+                continue
+            for message in (*errors, *result.errors):
+                self._tell(message)
+            errors, found = [], True
+            yield result
+        if not found:
+            raise InputError("\n".join(errors))
+        for message in errors:
+            self._tell(message)
+
+    @cached_property
+    def topology(self) -> Topology | None:
+        """The grid of the job; None where no manifest tells it."""
+        try:
+            axes = self.manifest["axes"]
+            return Topology(tuple(axes["degrees"]), tuple(axes["order"]))
+        except (KeyError, TypeError, UsageError):
+            return None
+
+    @cached_property
+    def places(self) -> pl.DataFrame:
+        """Where each recorded rank is: columns of `ppprof.analysis.ranks.PLACES`.
+
+        From the manifest; a coordinate that is not there, from the file's name.
+        """
+        listed = self.manifest.get("ranks")
+        told = [at for at in listed if isinstance(at, Mapping)] if isinstance(listed, list) else []
+        hosts = {at.get("rank"): at.get("host") for at in told}
+        rows = []
+        for rank in self.ranks:
+            if self.topology is not None and rank < self.topology.world_size:
+                coordinate = self.topology.coordinate(rank)
+            else:
+                label = next(at.coordinate for at in self.recordings if at.rank == rank) or ""
+                coordinate = {
+                    axis: int(at) for axis, at in _COORDINATE.findall(label) if axis in AXES
+                }
+            host = hosts.get(rank)
+            rows.append({"rank": rank, "host": None if host is None else str(host), **coordinate})
+        return pl.DataFrame(rows, PLACES)
+
+    def select_ranks(
+        self, ranks: RankSelector = "all", window: int | None = None
+    ) -> list[Recording]:
+        """The windows of these ranks; a rank that was to be recorded and is not there is told.
+
+        Args:
+            ranks: ``"all"``, ``3``, ``"0,8-15"`` or, where the run has a manifest, coordinates such
+                as ``{"pp": 0}``.
+            window: only this one.
+
+        Raises:
+            UsageError: no such ranks or no such window; says what there is.
+        """
+        grid = self.topology
+        if grid is None:
+            if isinstance(ranks, Mapping):
+                raise UsageError(f"{self.path}: {ranks}: no manifest says where its ranks are")
+            grid = Topology.of(dp=max(self.ranks) + 1)
+        wanted = grid.select(ranks) if ranks != "all" else {*grid.select("all"), *self.ranks}
+        found = [at for at in self.recordings if at.rank in wanted]
+        if not found:
+            raise UsageError(
+                f"{self.path}: no {listed('rank', wanted)}; it has {listed('rank', self.ranks)}"
+            )
+        missing = (wanted & self._to_record()) - set(self.ranks)
+        if missing:
+            self._tell(f"{self.path}: nothing is there of {listed('rank', missing)}")
+        known = {at.window for at in found}
+        if window is not None and window not in known:
+            raise UsageError(f"{self.path}: no window {window}; it has {listed('window', known)}")
+        return [at for at in found if window in (None, at.window)]
+
+    def _to_record(self) -> frozenset[int]:
+        """The ranks that were to leave traces; none where no manifest says so."""
+        block = self.manifest.get("profiler")
+        try:
+            ranks = block["ranks"] if isinstance(block, Mapping) else "all"
+            return self.topology.select(ranks) if self.topology else frozenset()
+        except (KeyError, TypeError, UsageError):
+            return frozenset()
+
+    def breakdown(
+        self,
+        by: str | Sequence[str] = ("rank", "step"),
+        ranks: RankSelector = "all",
+        window: int | None = None,
+        *,
+        steps: str | int | None = None,
+        executor: Executor | None = None,
+    ) -> pl.DataFrame:
+        """What each rank spends each step on: parts that add up to the step.
+
+        Args:
+            by: some of rank, step, host, dp, pp, sharding, sep and mp: means of such groups.
+            ranks: which ranks; see `select_ranks`.
+            window: only this one.
+            steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
+            executor: where to read several ranks at once, any of ``concurrent.futures``'s kind.
+
+        Returns:
+            By rank and step int64 nanoseconds as `ppprof.analysis.ranks.join_ranks` has them, else
+            float64 means as of `ppprof.analysis.ranks.group_steps`.
+
+        Raises:
+            UsageError: no such group, ranks, window or steps; says what there is.
+            InputError: none of them can be read.
+        """
+        groups = [by] if isinstance(by, str) else list(by)
+        wanted = None if steps is None else Steps.parse(steps)
+        worked = self.each(breakdown, self.select_ranks(ranks, window), executor)
+        parts = []
+        for at in worked:
+            if at.lost:
+                self._tell(lost_text(at.source, at.lost))
+            if at.made.is_empty():
+                self._tell(f"{at.source}: no step in it; left out")
+            parts.append((at.recording.rank, at.recording.window, at.made))
+        rows = join_ranks(parts, self.places)
+        if rows.is_empty():
+            raise InputError(f"{self.path}: no step in any of its traces")
+        if wanted is not None:
+            known = listed("step", rows["step"])
+            rows = rows.filter(wanted.hold(pl.col("step")))
+            if rows.is_empty():
+                raise UsageError(f"{self.path}: no step of {wanted}; it has {known}")
+        return rows if groups == ["rank", "step"] else group_steps(rows, groups)
+
     def _one(self, rank: int | None, window: int | None) -> Recording:
         found = self.select(rank, window)
         if len(found) > 1:
@@ -519,20 +691,10 @@ class Run:
 
     def _read(self, recording: Recording) -> tuple[Path, Trace]:
         """From the best file that can be read; the others are told."""
-        if not recording.files:
-            raise InputError(f"{recording.saved}: only tables are left of this window, no trace")
-        errors = []
-        for file in recording.files:
-            progress = partial(self._progress, file) if self._progress else None
-            try:
-                trace = read(file, progress=progress, cache=self._cache)
-            except TraceError as error:
-                errors.append(str(error))
-                continue
-            for message in errors:
-                self._tell(message)
-            return file, trace
-        raise TraceError("\n".join(errors))
+        file, trace, errors = _read(recording, self._cache, self._progress)
+        for message in errors:
+            self._tell(message)
+        return file, trace
 
     def _profile(
         self, recording: Recording, trace: Trace, steps: Steps | None, options: Options
@@ -564,6 +726,36 @@ class Run:
         for message in errors:
             self._tell(message)
         return pl.concat(parts)
+
+
+def _read(
+    recording: Recording, cache: bool, progress: Progress | None = None
+) -> tuple[Path, Trace, list[str]]:
+    """From the best file that can be read; and what is wrong with those before it."""
+    if not recording.files:
+        raise InputError(f"{recording.saved}: only tables are left of this window, no trace")
+    errors: list[str] = []
+    for file in recording.files:
+        try:
+            told = partial(progress, file) if progress else None
+            return file, read(file, progress=told, cache=cache), errors
+        except TraceError as error:
+            errors.append(str(error))
+    raise TraceError("\n".join(errors))
+
+
+def _work(
+    recording: Recording,
+    work: Callable[[Trace], T],
+    cache: bool,
+    progress: Progress | None = None,
+) -> Worked[T] | str:
+    """What `Run.each` does of one window, in whatever process; or why it cannot be read."""
+    try:
+        source, trace, errors = _read(recording, cache, progress)
+    except InputError as error:
+        return str(error)
+    return Worked(recording, source, trace.lost, work(trace), tuple(errors))
 
 
 def _saved(
@@ -704,6 +896,12 @@ def listed(what: str, numbers: Iterable[int]) -> str:
     plural = "" if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else "s"
     listed = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges)
     return f"{what}{plural} {listed}"
+
+
+def lost_text(path: object, lost: Mapping[str, int]) -> str:
+    """What of a file could not be used, in words."""
+    kinds = ", ".join(f"{count} {what}" for what, count in lost.items())
+    return f"{path}: not all of it could be used: {kinds}"
 
 
 def _warn(message: str) -> None:

@@ -336,13 +336,12 @@ def _recordings(request: _Request, run: Run, block: ProfilerConfig | None) -> Se
     found = run.select(window=request.window)
     if request.by or block is None:
         return found
-    from ppprof.topology import Topology
-
+    if run.topology is None:
+        return found
     try:
-        axes = run.manifest["axes"]
-        topology = Topology(tuple(axes["degrees"]), tuple(axes["order"]))
-        recorded, printed = topology.select(block.ranks), topology.select(block.print_ranks)
-    except (KeyError, TypeError, UsageError):
+        recorded = run.topology.select(block.ranks)
+        printed = run.topology.select(block.print_ranks)
+    except UsageError:
         return found
     if missing := recorded.difference(run.ranks):
         tell(
