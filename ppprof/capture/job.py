@@ -73,11 +73,11 @@ class Job:
             OSError: it cannot be made or written.
             RuntimeError: the ranks cannot agree.
         """
-        run = self._agreed_directory(log, manifest)
+        run = self._agreed_directory(log, manifest, key)
         rundir.leave_node(run, self.rank)
         return run
 
-    def _agreed_directory(self, log: Path, manifest: Mapping[str, Any]) -> Path:
+    def _agreed_directory(self, log: Path, manifest: Mapping[str, Any], key: str) -> Path:
         if self.topology.world_size == 1:
             return _make(log, self.manifest(manifest))
         store = job_store()
