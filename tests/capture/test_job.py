@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import platform
 import threading
 from collections import Counter
@@ -93,8 +92,7 @@ def test_each_disk_gets_one_directory_of_the_run(
 ) -> None:
     """Eight ranks on four disks; on two of them there are earlier runs."""
     store = Store()
-    monkeypatch.setattr(job, "_job_store", lambda: store)
-    monkeypatch.setattr(job, "_agreements", itertools.repeat(0))
+    monkeypatch.setattr(job, "job_store", lambda: store)
     disks = [tmp_path / f"node{number}" for number in range(4)]
     for disk, num_runs in zip(disks, (0, 1, 2, 0)):
         for number in range(num_runs):
@@ -103,7 +101,7 @@ def test_each_disk_gets_one_directory_of_the_run(
     config = {"day": date(2026, 11, 21)}  # YAML has them, JSON has not
 
     def run_directory(at: Job) -> Path:
-        return at.run_directory(disks[at.rank // 2], {"config": config})
+        return at.run_directory(disks[at.rank // 2], {"config": config}, "key")
 
     first = run_directory(ranks[0])
     with ThreadPoolExecutor(7) as pool:
