@@ -1,7 +1,7 @@
 """What each rank spends each step on: parts that are disjoint and add up to the step.
 
-`breakdown` makes of one rank's trace a small table, a row a step and part; the other functions join
-such tables and know no traces. Every instant of a step belongs to the first of these that holds it:
+`breakdown` makes of one rank's trace a small table, a row a step and part, and `ppprof.analysis.ranks`
+joins such tables. Every instant of a step belongs to the first of these that holds it:
 
 - ``computation``: kernels that do not communicate (Paddle's Computation); in a trace without device
   events, operators during which their thread does not communicate (`Communication`).
