@@ -274,7 +274,7 @@ def _sound(kind: str, columns: Mapping[str, pl.Series]) -> pl.Series:
     if kind != "memory":
         needed.append((columns["dur"] >= 0).fill_null(False))
     for column in ("device", "stream") if kind == "device" else ("pid", "tid"):
-        needed.append(columns[column].is_not_null())
+        needed.append((columns[column] != int(MISSING)).fill_null(False))
     return (
         pl.DataFrame({str(at): values for at, values in enumerate(needed)})
         .select(pl.all_horizontal(pl.all()))

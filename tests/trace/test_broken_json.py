@@ -237,10 +237,10 @@ def test_events_without_time_or_thread_are_counted(reads):
         "dur": 5,
     }
     broken = [{**event, key: value} for key, value in
-              (("ts", "soon"), ("dur", -1), ("dur", None), ("tid", "main"), ("pid", None))]  # fmt: skip
+              (("ts", "soon"), ("dur", -1), ("dur", None), ("tid", "main"), ("pid", None), ("pid", -(2**63)))]  # fmt: skip
     trace = reads(json.dumps({"schemaVersion": "1.0.2", "traceEvents": [*broken, event]}))
     assert trace.events.height == 1
-    assert trace.lost == {"events without time, process or thread": 5}
+    assert trace.lost == {"events without time, process or thread": 6}
 
 
 def test_odd_values_in_a_torch_trace(reads):
