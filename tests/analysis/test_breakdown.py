@@ -387,7 +387,7 @@ def counted(rows):
         own = [ends for ends in passes if step_of[ends[0]] == step]
         all_of_it = own + [ends for ends in sent if step_of[ends[0]] == step]
         first, last = min(all_of_it)[0], max(end for _, end in all_of_it)
-        bubble |= set(range(first, last)) - at_ticks(own)
+        bubble |= set(range(first, last)) - at_ticks(passes)
         meetings = [
             (start, axis, (letter, start, end))
             for axis, found in exposed.items()
