@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,9 +21,12 @@ from ppprof import rundir
 from ppprof.analysis.profile import Options, Profile
 from ppprof.analysis.steps import Steps, select_steps
 from ppprof.analysis.summary import VIEWS, summarize
+from ppprof.clocks import Clocks, read_clocks
 from ppprof.errors import InputError, TraceError, UsageError
 from ppprof.report.data import read_document
+from ppprof.topology import RankSelector, Topology
 from ppprof.trace import Trace, read
+from ppprof.trace.merge import Window, write_merged
 
 _BEST_FIRST = (".pb", ".json", ".json.gz")
 """A ``.pb`` is exact and the fastest to read; a ``.gz`` has to be inflated first."""
@@ -136,6 +139,17 @@ class WindowTables:
             "sorted_by": self.sorted_by,
             "lost": dict(self.lost),
         }
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What `Run.merge` wrote."""
+
+    path: Path
+    ranks: tuple[int, ...]
+    """Those in it, ascending."""
+    num_events: int
+    """Arrows not counted."""
 
 
 class Run:
@@ -295,6 +309,127 @@ class Run:
             trace.lost,
             {view: summarize(profile, view) for view in VIEWS if view in chosen},
         )
+
+    def merge(
+        self,
+        path: str | Path,
+        *,
+        ranks: RankSelector = "all",
+        steps: str | int | None = None,
+        min_dur_ns: int = 0,
+        clocks: Clocks | None = None,
+    ) -> Merged:
+        """Writes ranks into one timeline on one clock, for Perfetto and chrome://tracing.
+
+        A rank is a process, named and sorted by its coordinates; see `ppprof.trace.merge`. One
+        window is held at a time. What cannot be read is left out, and told.
+
+        Args:
+            path: the file; gzip where its name ends in ``.gz``.
+            ranks: as ``Profiler.ranks``: all, ``"0,8-15"``, a rank, ranks, or coordinates.
+            steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
+            min_dur_ns: leaves out shorter events, but no step, communication or pipeline span.
+            clocks: of ranks, by rank; by default what the run's own files tell. A rank without one
+                stays on its own clock, and that is told.
+
+        Raises:
+            UsageError: no such ranks or steps; says what there is.
+            InputError: nothing can be read.
+            OSError: the file cannot be written.
+        """
+        wanted = None if steps is None else Steps.parse(steps)
+        chosen = self._ranks(ranks)
+        clocks = read_clocks(self.path) if clocks is None else clocks
+        written: dict[int, None] = {}
+        errors: list[str] = []
+        known: set[int] = set()
+
+        def windows() -> Iterator[Window]:
+            for recording in self.recordings:
+                if recording.rank not in chosen:
+                    continue
+                try:
+                    trace = self._trace(recording)[1]
+                except InputError as error:
+                    errors.append(f"rank {recording.rank} is left out: {error}")
+                    continue
+                known.update(trace.events["step"].drop_nulls().unique().to_list())
+                if wanted is not None:
+                    trace = select_steps(trace, wanted)
+                    if trace.events.is_empty():
+                        continue
+                written[recording.rank] = None
+                name, clock = self._process_name(recording), clocks.get(recording.rank)
+                yield Window(recording.rank, recording.window, name, trace, clock)
+                del trace
+            if not written and known:
+                raise UsageError(
+                    f"{self.path}: no step of {wanted}; it has {listed('step', known)}"
+                )
+            if not written:
+                raise InputError("\n".join(errors))
+
+        num_events = write_merged(windows(), path, ranks=chosen, min_dur_ns=min_dur_ns)
+        for message in errors:
+            self._tell(message)
+        unmeasured = [rank for rank in written if rank not in clocks and rank != 0]
+        if unmeasured and len(written) > 1:
+            self._tell(
+                f"{self.path}: nothing tells the clocks of {listed('rank', unmeasured)}: their "
+                "times are left as their machine's clock had them; against ranks of other "
+                "machines they can be off by as much as the clocks are"
+            )
+        return Merged(Path(path), tuple(written), num_events)
+
+    @cached_property
+    def topology(self) -> Topology | None:
+        """The grid of the job; None where the manifest does not tell it."""
+        axes = self.manifest.get("axes")
+        try:
+            return Topology(tuple(axes["degrees"]), tuple(axes["order"])) if axes else None
+        except (KeyError, TypeError, UsageError):
+            return None
+
+    def _ranks(self, selector: RankSelector) -> frozenset[int]:
+        """The recorded ones among those selected; the others are told, if they were to record."""
+        recorded = frozenset(self.ranks)
+        grid = self.topology
+        if grid is None:
+            if isinstance(selector, Mapping):
+                raise UsageError(f"{self.path}: nothing tells the coordinates of its ranks")
+            grid = Topology.of(dp=max(recorded) + 1)
+        selected = grid.select(selector)
+        if not selected & recorded:
+            raise UsageError(
+                f"{self.path}: no {listed('rank', selected)}; it has {listed('rank', recorded)}"
+            )
+        profiler = self.manifest.get("profiler")
+        try:
+            to_record = grid.select(profiler["ranks"]) if profiler else recorded
+        except (KeyError, TypeError, UsageError):
+            to_record = recorded
+        missing = (selected & to_record) - recorded
+        if missing:
+            self._tell(f"{self.path}: no trace of {listed('rank', missing)}")
+        return selected & recorded
+
+    def _process_name(self, recording: Recording) -> str:
+        """``dp1 pp0 mp1 · host-b``: sep and sharding only where there are several of them."""
+        grid, rank = self.topology, recording.rank
+        if grid is None or rank >= grid.world_size:
+            return recording.what
+        coordinate = " ".join(
+            f"{axis}{at}"
+            for axis, at in grid.coordinate(rank).items()
+            if axis in ("dp", "pp", "mp") or grid.degree(axis) > 1
+        )
+        known = self.manifest.get("ranks")
+        hosts = [
+            at["host"]
+            for at in (known if isinstance(known, list) else ())
+            if isinstance(at, Mapping) and at.get("rank") == rank and at.get("host")
+        ]
+        return " · ".join([coordinate, *map(str, hosts[:1])])
 
     def _one(self, rank: int | None, window: int | None) -> Recording:
         found = self.select(rank, window)
