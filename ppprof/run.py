@@ -362,12 +362,12 @@ class Run:
                 name, clock = self._process_name(recording), clocks.get(recording.rank)
                 yield Window(recording.rank, recording.window, name, trace, clock)
                 del trace
-            if not written and known:
+            if errors and not written and not known:
+                raise InputError("\n".join(errors))
+            if not written:
                 raise UsageError(
                     f"{self.path}: no step of {wanted}; it has {listed('step', known)}"
                 )
-            if not written:
-                raise InputError("\n".join(errors))
 
         num_events = write_merged(windows(), path, ranks=chosen, min_dur_ns=min_dur_ns)
         for message in errors:
