@@ -166,13 +166,14 @@ def test_a_gpu_job_is_what_the_format_asks_for(tmp_path, number):
         window(tmp_path, rank, *gpu_traces.training(skew=rank), number=number) for rank in range(3)
     ]
     document = merged(tmp_path, *windows)
-    arrows = check(document).values()
-    on_device = [
-        event["name"] for event in document["traceEvents"] if "device" in _track(document, event)
-    ]
-    assert sorted(at["name"] for arrow in arrows for _, at in arrow[1:]) == sorted(on_device)
-    assert all(arrow[0][1]["name"].startswith("cuda") for arrow in arrows)
-    assert len(on_device) == 213
+    by_phase: dict[str, list[str]] = {"s": [], "f": []}
+    for arrow in check(document).values():
+        for phase, at in arrow:  # not in this order: the job has kernels that start too early
+            by_phase[phase].append(at["name"])
+    on_device = [e["name"] for e in document["traceEvents"] if "device" in _track(document, e)]
+    assert sorted(by_phase["f"]) == sorted(on_device)
+    assert all(name.startswith("cuda") for name in by_phase["s"])
+    assert len(by_phase["s"]) < len(on_device) == 213  # some launch two
 
 
 def _track(document: dict, event: dict) -> str:
