@@ -174,9 +174,10 @@ class _Tracks:
 
     def metadata(self) -> Iterator[str]:
         """Name and place of the process and of its tracks."""
-        yield self._line("process_name", self._process, name=self._name)
+        first = self._process * _TRACKS + 1  # a track that is there: viewers would make another
+        yield self._line("process_name", first, name=self._name)
         # Ranks count through the coordinates, the outermost axis slowest: this is their order too.
-        yield self._line("process_sort_index", self._process, sort_index=self._rank)
+        yield self._line("process_sort_index", first, sort_index=self._rank)
         for tid, name in self._names.items():
             yield self._line("thread_name", tid, name=name)
             yield self._line("thread_sort_index", tid, sort_index=tid)

@@ -92,15 +92,16 @@ def test_a_whole_document(tmp_path):
     )
 
     def metadata(rank: int, name: str, *tracks: str) -> list[dict]:
+        first = (100_000 + rank) * 1000 + 1
         process = {"ph": "M", "pid": 100_000 + rank}
         lines = [
-            {"name": "process_name", "tid": 100_000 + rank, "args": {"name": name}, **process},
+            {"name": "process_name", "tid": first, "args": {"name": name}, **process},
             {
-                "name": "process_sort_index", "tid": 100_000 + rank,
+                "name": "process_sort_index", "tid": first,
                 "args": {"sort_index": rank}, **process,
             },
         ]  # fmt: skip
-        for number, track in enumerate(tracks, (100_000 + rank) * 1000 + 1):
+        for number, track in enumerate(tracks, first):
             lines += [
                 {"name": "thread_name", "tid": number, "args": {"name": track}, **process},
                 {
