@@ -144,6 +144,7 @@ class _Tracks:
         self._rank = window.rank
         self._process = _FIRST_PROCESS + window.rank
         self._name = f"rank {window.rank} · {window.name}" if window.name else f"rank {window.rank}"
+        self._clock = _told(window.clock, window.rank)
         self._tids: dict[tuple[int | None, int | None, int | None], int] = {}
         self._names: dict[int, str] = {}
 
@@ -178,6 +179,8 @@ class _Tracks:
         yield self._line("process_name", first, name=self._name)
         # Ranks count through the coordinates, the outermost axis slowest: this is their order too.
         yield self._line("process_sort_index", first, sort_index=self._rank)
+        if self._clock:
+            yield self._line("process_labels", first, labels=self._clock)
         for tid, name in self._names.items():
             yield self._line("thread_name", tid, name=name)
             yield self._line("thread_sort_index", tid, sort_index=tid)
@@ -185,6 +188,13 @@ class _Tracks:
     def _line(self, kind: str, tid: int, **args: Any) -> str:
         event = {"name": kind, "ph": "M", "pid": self._process, "tid": tid, "args": args}
         return json.dumps(event, separators=(",", ":"), ensure_ascii=False)
+
+
+def _told(clock: Clock | None, rank: int) -> str:
+    """What chrome://tracing shows behind the name of a process."""
+    if clock is not None:
+        return f"clock within {clock.error_ns / 1000:g} us of rank 0's ({clock.method})"
+    return "its own clock" if rank else ""
 
 
 def _placed(window: Window) -> pl.DataFrame:

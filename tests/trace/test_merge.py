@@ -91,7 +91,7 @@ def test_a_whole_document(tmp_path):
         window(tmp_path, 1, second, name="dp1 · host-b", clock=behind),
     )
 
-    def metadata(rank: int, name: str, *tracks: str) -> list[dict]:
+    def metadata(rank: int, name: str, *tracks: str, clock: str = "") -> list[dict]:
         first = (100_000 + rank) * 1000 + 1
         process = {"ph": "M", "pid": 100_000 + rank}
         lines = [
@@ -101,6 +101,9 @@ def test_a_whole_document(tmp_path):
                 "args": {"sort_index": rank}, **process,
             },
         ]  # fmt: skip
+        if clock:
+            labels = {"labels": clock}
+            lines.append({"name": "process_labels", "tid": first, "args": labels, **process})
         for number, track in enumerate(tracks, first):
             lines += [
                 {"name": "thread_name", "tid": number, "args": {"name": track}, **process},
@@ -150,7 +153,10 @@ def test_a_whole_document(tmp_path):
             event(1, 1, "ProfileStep#3", "ProfileStep", 0, 900),
             event(1, 1, "all_reduce", "Communication", 450, 160, **facts),
             arrow(1, 1, "communication", "f", 609, id=link, bp="e"),
-            *metadata(1, "rank 1 · dp1 · host-b", "MainThread (thread 7)"),
+            *metadata(
+                1, "rank 1 · dp1 · host-b", "MainThread (thread 7)",
+                clock="clock within 0.01 us of rank 0's (exchange)",
+            ),
         ],
         "otherData": {"clock": "of rank 0", "origin_unix_ns": str(EPOCH_NS - int(EPOCH_US * 1000))},
     }  # fmt: skip
