@@ -65,6 +65,7 @@ _ROUNDING_NS = 1_000  # Paddle's own JSON has starts in whole microseconds
 _ROWS = 1 << 15
 
 _SENDS, _RECEIVES = ("send", "isend"), ("recv", "irecv.wait")
+_RANK = re.compile(r"[0-9]{1,9}")
 _IS_NO_COLLECTIVE = re.compile(r"\.wait$|send|recv", re.IGNORECASE)
 
 
@@ -286,7 +287,7 @@ def _communication(
     for row, name, group, step, text in found.select(
         "event", pl.col("name").cast(pl.String), "group", "step", "peers"
     ).iter_rows():
-        peers = sorted({int(peer) for peer in text.split(",") if peer} & ranks)
+        peers = sorted({int(peer) for peer in text.split(",") if _RANK.fullmatch(peer)} & ranks)
         if name in _SENDS or name in _RECEIVES:
             if len(peers) != 1:
                 continue

@@ -314,6 +314,13 @@ def test_a_rank_that_is_alone_has_no_arrows(tmp_path):
     assert check(merged(tmp_path, window(tmp_path, 0, events))) == {}
 
 
+def test_peers_that_are_no_ranks_are_nobody(tmp_path):
+    """A file may say anything; Python refuses numbers of more than 4300 digits."""
+    peers = f"0,,{'9' * 5000},1"
+    windows = (window(tmp_path, rank, main(called("barrier", 0, 9, peers))) for rank in (0, 1))
+    assert linked(merged(tmp_path, *windows)) == [["s barrier of 0", "f barrier of 1"]]
+
+
 def test_a_collective_of_no_length_is_bound(tmp_path):
     windows = (window(tmp_path, rank, main(called("all_reduce", 5, 5, "0,1"))) for rank in (0, 1))
     assert linked(merged(tmp_path, *windows)) == [["s all_reduce of 0", "f all_reduce of 1"]]
