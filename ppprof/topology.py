@@ -172,22 +172,22 @@ class Topology:
 def parse_selector(text: str) -> RankSelector:
     """A selector as a command line has it: coordinates are ``"pp=0,dp=1"``, the rest as it is.
 
-    >>> parse_selector("pp=0,dp=all"), parse_selector("0,8-15")
+    Whether such ranks exist depends on the grid: `Topology.select` tells.
+
+    >>> parse_selector("pp=0, dp=all"), parse_selector("0,8-15")
     ({'pp': 0, 'dp': 'all'}, '0,8-15')
 
     Raises:
-        UsageError: coordinates of another form.
+        UsageError: an axis is named twice.
     """
     if "=" not in text:
         return text
     coordinate: dict[str, int | str] = {}
     for part in text.split(","):
         axis, _, at = (word.strip() for word in part.partition("="))
-        if axis in coordinate or not (at == "all" or at.isdecimal()):
-            raise UsageError(
-                f'ranks "{text}": expected each axis once, with a number or all: "pp=0,dp=all"'
-            )
-        coordinate[axis] = at if at == "all" else int(at)
+        if axis in coordinate:
+            raise UsageError(f'"{text}": {axis} is there twice; expected such as "pp=0,dp=all"')
+        coordinate[axis] = int(at) if at.isdecimal() else at
     return coordinate
 
 

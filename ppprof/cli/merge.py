@@ -68,8 +68,8 @@ def merge(args: argparse.Namespace) -> int:
     if problems:
         raise UsageError("\n".join(problems))
     run = open_run(args.run, cache=not args.no_cache, progress=Progress.on_terminal(), tell=tell)
-    if run.path != Path(args.run):
-        tell(f"{args.run}: the newest run is {run.path}")
+    if str(run) != args.run.rstrip("/"):
+        tell(f"{args.run}: the newest run is {run}")
     sources = [file for recording in run.recordings for file in recording.files]
     if problem := problem_of_output(args.output, sources, args.force):
         raise UsageError(f"-o {args.output}: {problem}")

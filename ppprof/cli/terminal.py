@@ -42,8 +42,9 @@ def tell(message: object) -> None:
 def tell_lost(path: object, lost: Mapping[str, int]) -> None:
     """One line on what of a file could not be used, if anything."""
     if lost:
-        kinds = ", ".join(f"{count} {what}" for what, count in lost.items())
-        tell(f"{path}: not all of it could be used: {kinds}")
+        from ppprof.run import lost_text
+
+        tell(lost_text(path, lost))
 
 
 def problem_of_output(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:

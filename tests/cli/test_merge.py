@@ -91,6 +91,27 @@ def test_all_ranks_named_and_sorted_by_coordinates(tmp_path, capsys):
     assert said.err == f"{out}: ranks 0-3, 24 events, {out.stat().st_size} bytes\n"
 
 
+def test_the_newest_run_is_merged_and_said(tmp_path, capsys):
+    make_run(tmp_path / "log", {"dp": 2})
+    newest = make_run(tmp_path / "log", {"dp": 3})
+    assert merge(f"{tmp_path}/log/", "-o", tmp_path / "out.json") == 0
+    assert len(processes(tmp_path / "out.json")) == 3
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == f"{tmp_path}/log/: the newest run is {newest}"
+
+
+def test_a_host_is_called_as_it_calls_itself(tmp_path):
+    """The launcher tells addresses; a rank that has left its node's name has that."""
+    run = make_run(tmp_path / "log", {"dp": 2})
+    (run / "nodes").mkdir()
+    (run / "nodes" / "1.gpu-node.example").touch()
+    merge(run, "-o", tmp_path / "out.json")
+    assert processes(tmp_path / "out.json") == [
+        "rank 0 · dp0 pp0 mp0 · host-a",
+        "rank 1 · dp1 pp0 mp0 · gpu-node.example",
+    ]
+
+
 def test_axes_of_degree_1_are_told_of_dp_pp_and_mp_only(tmp_path):
     run = make_run(tmp_path / "log", {"sharding": 2, "sep": 2})
     merge(run, "-o", tmp_path / "out.json")
@@ -168,13 +189,13 @@ def test_a_broken_rank_is_named_and_left_out(tmp_path, capsys):
 def test_a_rank_that_left_no_trace_is_named(tmp_path, capsys):
     run, out = make_run(tmp_path / "log", {"dp": 4}, range(3)), tmp_path / "out.json"
     assert merge(run, "-o", out) == 0
-    assert capsys.readouterr().err.startswith(f"{run}: no trace of rank 3\n")
+    assert capsys.readouterr().err.startswith(f"{run}: nothing is there of rank 3\n")
 
 
 def test_a_rank_that_was_not_to_record_is_not_missed(tmp_path, capsys):
     run = make_run(tmp_path / "log", {"dp": 4}, range(3), ranks="0-2")
     assert merge(run, "-o", tmp_path / "out.json") == 0
-    assert "no trace" not in capsys.readouterr().err
+    assert "nothing is there" not in capsys.readouterr().err
 
 
 def test_where_no_rank_can_be_read_nothing_is_written(tmp_path, capsys):
@@ -207,7 +228,7 @@ def test_traces_without_a_manifest_have_numbers_only(tmp_path, capsys):
     assert merge(tmp_path, "-o", out, "--force", "--ranks", "1") == 0
     assert processes(out) == ["rank 1 · hostb"]
     assert merge(tmp_path, "-o", out, "--force", "--ranks", "dp=1") == 2
-    assert "nothing tells the coordinates of its ranks" in capsys.readouterr().err
+    assert "no manifest says where its ranks are" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -215,6 +236,7 @@ def test_traces_without_a_manifest_have_numbers_only(tmp_path, capsys):
     [
         (["--ranks", "9"], 'ranks "9": expected 0 to 3'),
         (["--ranks", "3"], "{run}: no rank 3; it has ranks 0-2"),
+        (["--ranks", "dp=x"], "dp: 'x': expected all or 0 to 3"),
         (["--ranks", "tp=1"], "unknown axis ['tp']; expected some of"),
         (["--steps", "7:"], "{run}: no step of 7:; it has steps 1-2"),
     ],
@@ -228,10 +250,10 @@ def test_what_is_not_there_is_refused(arguments, message, tmp_path, capsys):
 
 def test_all_that_is_wrong_is_told_at_once_before_anything_is_read(tmp_path, capsys):
     out = tmp_path / "out.txt"
-    arguments = ["--ranks", "mp=x", "--steps", "5:2", "--min-dur", "50"]
+    arguments = ["--ranks", "mp=0,mp=1", "--steps", "5:2", "--min-dur", "50"]
     assert merge(tmp_path / "missing", "-o", out, *arguments) == 2
     assert capsys.readouterr().err.splitlines() == [
-        '--ranks: ranks "mp=x": expected each axis once, with a number or all: "pp=0,dp=all"',
+        '--ranks: "mp=0,mp=1": mp is there twice; expected such as "pp=0,dp=all"',
         "--min-dur: '50': expected a length of time with its unit: 50us, 0.5ms, 1s",
         "--steps: steps '5:2': 2 is not after 5; no step is in it",
         f"-o {out}: expected a name that ends in .json or .json.gz",
