@@ -25,10 +25,12 @@ from ppprof.analysis.profile import Options, Profile
 from ppprof.analysis.ranks import PLACES, group_steps, join_ranks
 from ppprof.analysis.steps import Steps, select_steps
 from ppprof.analysis.summary import VIEWS, summarize
+from ppprof.clocks import Clocks, read_clocks
 from ppprof.errors import InputError, PpprofError, TraceError, UsageError
 from ppprof.report.data import read_document
 from ppprof.topology import AXES, RankSelector, Topology
 from ppprof.trace import Trace, read
+from ppprof.trace.merge import Window, write_merged
 
 _BEST_FIRST = (".pb", ".json", ".json.gz")
 """A ``.pb`` is exact and the fastest to read; a ``.gz`` has to be inflated first."""
@@ -211,6 +213,17 @@ class Worked(Generic[T]):
     made: T
     errors: Sequence[str] = ()
     """Of other files of this window, which could not be read."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What `Run.merge` wrote."""
+
+    path: Path
+    ranks: tuple[int, ...]
+    """Those in it, ascending."""
+    num_events: int
+    """Arrows not counted."""
 
 
 class Run:
@@ -670,6 +683,92 @@ class Run:
             if rows.is_empty():
                 raise UsageError(f"{self.path}: no step of {wanted}; it has {known}")
         return rows if groups == ["rank", "step"] else group_steps(rows, groups)
+
+    def merge(
+        self,
+        path: str | Path,
+        *,
+        ranks: RankSelector = "all",
+        steps: str | int | None = None,
+        min_dur_ns: int = 0,
+        clocks: Clocks | None = None,
+    ) -> Merged:
+        """Writes ranks into one timeline on one clock, for Perfetto and chrome://tracing.
+
+        A rank is a process, named and sorted by its coordinates; see `ppprof.trace.merge`. One
+        window is held at a time. What cannot be read is left out, and told.
+
+        Args:
+            path: the file; gzip where its name ends in ``.gz``.
+            ranks: which ranks; see `select_ranks`.
+            steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
+            min_dur_ns: leaves out shorter events, but no step, communication or pipeline span.
+            clocks: of ranks, by rank; by default what the run's own files tell. A rank without one
+                stays on its own clock, and that is told.
+
+        Raises:
+            UsageError: no such ranks or steps; says what there is.
+            InputError: nothing can be read.
+            OSError: the file cannot be written.
+        """
+        wanted = None if steps is None else Steps.parse(steps)
+        chosen = self.select_ranks(ranks)
+        if clocks is None:
+            clocks = {rank: at for path in self.paths for rank, at in read_clocks(path).items()}
+        written: dict[int, None] = {}
+        errors: list[str] = []
+        known: set[int] = set()
+
+        def windows(clocks: Clocks) -> Iterator[Window]:
+            for recording in chosen:
+                try:
+                    trace = self._trace(recording)[1]
+                except InputError as error:
+                    errors.append(f"rank {recording.rank} is left out: {error}")
+                    continue
+                known.update(trace.events["step"].drop_nulls().unique().to_list())
+                if wanted is not None:
+                    trace = select_steps(trace, wanted)
+                    if trace.events.is_empty():
+                        continue
+                written[recording.rank] = None
+                name, clock = self._process_name(recording), clocks.get(recording.rank)
+                yield Window(recording.rank, recording.window, name, trace, clock)
+                del trace
+            if errors and not written and not known:
+                raise InputError("\n".join(errors))
+            if not written:
+                raise UsageError(f"{self}: no step of {wanted}; it has {listed('step', known)}")
+
+        there = {recording.rank for recording in chosen if recording.files}
+        num_events = write_merged(windows(clocks), path, ranks=there, min_dur_ns=min_dur_ns)
+        for message in errors:
+            self._tell(message)
+        unmeasured = [rank for rank in written if rank not in clocks and rank != 0]
+        if unmeasured and len(written) > 1:
+            self._tell(
+                f"{self}: nothing tells the clocks of {listed('rank', unmeasured)}: their times "
+                "are left as their machine's clock had them; against ranks of other machines they "
+                "can be off by as much as the clocks are"
+            )
+        return Merged(Path(path), tuple(written), num_events)
+
+    def _process_name(self, recording: Recording) -> str:
+        """``dp1 pp0 mp1 · host-b``: sep and sharding only where there are several of them."""
+        grid, rank = self.topology, recording.rank
+        if grid is None or rank >= grid.world_size:
+            return recording.what
+        coordinate = " ".join(
+            f"{axis}{at}"
+            for axis, at in grid.coordinate(rank).items()
+            if axis in ("dp", "pp", "mp") or grid.degree(axis) > 1
+        )
+        host = self.manifest["nodes"].get(rank) or self._hosts.get(rank)
+        return f"{coordinate} · {host}" if host else coordinate
+
+    @cached_property
+    def _hosts(self) -> Mapping[int, str | None]:
+        return dict(self.places.select("rank", "host").iter_rows())
 
     def _one(self, rank: int | None, window: int | None) -> Recording:
         found = self.select(rank, window)

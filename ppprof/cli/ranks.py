@@ -22,7 +22,7 @@ from ppprof.report.ranks import draw_ranks
 from ppprof.report.text import Layout
 from ppprof.run import Run, listed
 from ppprof.run import open as open_run
-from ppprof.topology import RankSelector
+from ppprof.topology import RankSelector, parse_selector
 
 
 def register(subparsers: Any) -> None:
@@ -101,7 +101,7 @@ class _Request:
                 return default
 
         by = checked("--by", args.by, _groups, ())
-        ranks = checked("--rank", args.rank, _selector, "all")
+        ranks = checked("--rank", args.rank, parse_selector, "all")
         window = checked("--window", args.window, lambda text: _number(text, 0), None)
         checked("--steps", args.steps, Steps.parse, None)
         workers = checked("--workers", args.workers, lambda text: _number(text, 1), 1)
@@ -119,20 +119,6 @@ def _groups(text: str) -> tuple[str, ...]:
     if unknown:
         raise UsageError(f"{', '.join(map(repr, unknown))}: expected some of {', '.join(GROUPS)}")
     return tuple(dict.fromkeys(names))
-
-
-def _selector(text: str) -> RankSelector:
-    """``"0,8-15"`` as it is; ``"pp=0,mp=all"`` as coordinates.
-
-    >>> _selector("pp=0, mp=all")
-    {'pp': 0, 'mp': 'all'}
-    """
-    if "=" not in text:
-        return text
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    return {
-        axis.strip(): int(at) if at.strip().isdecimal() else at.strip() for axis, _, at in pairs
-    }
 
 
 def _number(text: str, least: int) -> int:

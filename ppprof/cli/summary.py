@@ -15,7 +15,7 @@ from ppprof.analysis.across import ACROSS, WAYS, check_across
 from ppprof.analysis.profile import Options
 from ppprof.analysis.steps import Steps
 from ppprof.analysis.summary import VIEWS
-from ppprof.cli.terminal import Progress, tell, tell_lost
+from ppprof.cli.terminal import Progress, problem_of_output, tell, tell_lost
 from ppprof.errors import ConfigError, PpprofError, UsageError
 from ppprof.report.across import draw_across
 from ppprof.report.data import document, dumps
@@ -200,17 +200,8 @@ def _problems_of_output(args: argparse.Namespace) -> list[str]:
     output: Path | None = args.output
     if output is None:
         return ["--force: has no effect without -o FILE"] if args.force else []
-    if output.is_dir():
-        problem = "a directory; expected a file"
-    elif not output.parent.is_dir():
-        problem = f"{output.parent} is no directory"
-    elif output.exists() and any(Path(at).exists() and output.samefile(at) for at in args.paths):
-        problem = "is read here; write to another file"
-    elif output.exists() and not args.force:
-        problem = "exists; --force replaces it"
-    else:
-        return []
-    return [f"-o {output}: {problem}"]
+    problem = problem_of_output(output, args.paths, args.force)
+    return [f"-o {output}: {problem}"] if problem else []
 
 
 def _flag(name: str) -> str:
