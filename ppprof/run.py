@@ -20,7 +20,8 @@ import polars as pl
 
 from ppprof import rundir
 from ppprof.analysis.across import by_name, by_rank, check_across, comparable, of_rank
-from ppprof.analysis.breakdown import breakdown
+from ppprof.analysis.cluster import Cluster, examine
+from ppprof.analysis.matching import placed
 from ppprof.analysis.profile import Options, Profile
 from ppprof.analysis.ranks import PLACES, group_steps, join_ranks
 from ppprof.analysis.steps import Steps, select_steps
@@ -665,15 +666,39 @@ class Run:
             InputError: none of them can be read.
         """
         groups = [by] if isinstance(by, str) else list(by)
+        rows = self.cluster(ranks, window, steps=steps, executor=executor).steps
+        return rows if groups == ["rank", "step"] else group_steps(rows, groups)
+
+    def cluster(
+        self,
+        ranks: RankSelector = "all",
+        window: int | None = None,
+        *,
+        steps: str | int | None = None,
+        executor: Executor | None = None,
+    ) -> Cluster:
+        """All ranks together: their steps, their collectives on one clock, and who is slow.
+
+        Args:
+            ranks: which ranks; see `select_ranks`.
+            window: only this one.
+            steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
+            executor: where to read several ranks at once, any of ``concurrent.futures``'s kind.
+
+        Raises:
+            UsageError: no such ranks, window or steps; says what there is.
+            InputError: none of them can be read.
+        """
         wanted = None if steps is None else Steps.parse(steps)
-        worked = self.each(breakdown, self.select_ranks(ranks, window), executor)
-        parts = []
-        for at in worked:
+        parts, met = [], []
+        for at in self.each(examine, self.select_ranks(ranks, window), executor):
+            recording, (made, collectives) = at.recording, at.made
             if at.lost:
                 self._tell(lost_text(at.source, at.lost))
-            if at.made.is_empty():
+            if made.is_empty():
                 self._tell(f"{at.source}: no step in it; left out")
-            parts.append((at.recording.rank, at.recording.window, at.made))
+            parts.append((recording.rank, recording.window, made))
+            met.append(placed(collectives, recording.rank))
         rows = join_ranks(parts, self.places)
         if rows.is_empty():
             raise InputError(f"{self.path}: no step in any of its traces")
@@ -682,7 +707,12 @@ class Run:
             rows = rows.filter(wanted.hold(pl.col("step")))
             if rows.is_empty():
                 raise UsageError(f"{self.path}: no step of {wanted}; it has {known}")
-        return rows if groups == ["rank", "step"] else group_steps(rows, groups)
+        return Cluster(rows, _by_rank(met), self.clocks)
+
+    @cached_property
+    def clocks(self) -> Clocks:
+        """The clocks of ranks as the capture compared them; empty where it did not."""
+        return {rank: at for path in self.paths for rank, at in read_clocks(path).items()}
 
     def merge(
         self,
@@ -714,7 +744,7 @@ class Run:
         wanted = None if steps is None else Steps.parse(steps)
         chosen = self.select_ranks(ranks)
         if clocks is None:
-            clocks = {rank: at for path in self.paths for rank, at in read_clocks(path).items()}
+            clocks = self.clocks
         written: dict[int, None] = {}
         errors: list[str] = []
         known: set[int] = set()
@@ -1005,3 +1035,9 @@ def lost_text(path: object, lost: Mapping[str, int]) -> str:
 
 def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=4)
+
+
+def _by_rank(tables: Iterable[pl.DataFrame]) -> list[pl.DataFrame]:
+    """One table a rank: its windows one behind the other."""
+    joined = pl.concat(tables)
+    return [table for _, table in joined.group_by("rank", maintain_order=True)]

@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
-import polars as pl
-
+from ppprof.analysis.cluster import Cluster
 from ppprof.analysis.ranks import GROUPS, group_steps, slowest
 from ppprof.analysis.steps import Steps
 from ppprof.cli.terminal import Progress, tell
 from ppprof.errors import UsageError
 from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
-from ppprof.report.ranks import draw_ranks
+from ppprof.report.ranks import draw_findings, draw_groups, draw_ranks
 from ppprof.report.text import Layout
 from ppprof.run import Run, listed
 from ppprof.run import open as open_run
@@ -67,10 +66,8 @@ def ranks(args: argparse.Namespace) -> int:
     if str(run.path) != str(args.path).rstrip("/"):
         tell(f"{args.path}: the newest run is {run.path}")
     with _executor(request.workers) as executor:
-        steps = run.breakdown(
-            ranks=request.ranks, window=request.window, steps=args.steps, executor=executor
-        )
-    print(_FORMATS[args.format](_Shown(run, request, steps)), end="")
+        cluster = run.cluster(request.ranks, request.window, steps=args.steps, executor=executor)
+    print(_FORMATS[args.format](_Shown(run, request, cluster)), end="")
     return 0
 
 
@@ -140,10 +137,10 @@ def _executor(workers: int) -> Iterator[Executor | None]:
 class _Shown:
     """What is printed."""
 
-    def __init__(self, run: Run, request: _Request, steps: pl.DataFrame) -> None:
+    def __init__(self, run: Run, request: _Request, cluster: Cluster) -> None:
         self.run, self.by, self.layout = run, request.by, request.layout
-        self.steps = steps
-        """A row a rank and step."""
+        self.cluster = cluster
+        self.steps = steps = cluster.steps
         whole = set(request.by) == {"rank", "step"}
         self.table = steps.sort(request.by) if whole else group_steps(steps, request.by)
 
@@ -152,7 +149,16 @@ def _table(shown: _Shown) -> str:
     numbers = shown.steps["step"].unique().to_list()
     found = shown.steps["rank"].unique().to_list()
     heading = f"{shown.run.path}: {listed('rank', found)}, {listed('step', numbers)}"
-    return f"{heading}\n\n{draw_ranks(shown.table, shown.by, shown.layout)}{_slowest(shown)}"
+    table = draw_ranks(shown.table, shown.by, shown.layout)
+    return f"{heading}\n\n{table}{_slowest(shown)}{_together(shown)}"
+
+
+def _together(shown: _Shown) -> str:
+    """What the ranks did together; nothing where no two of them met."""
+    if shown.cluster.arrivals.is_empty():
+        return ""
+    groups = draw_groups(shown.cluster, shown.layout)
+    return f"\n{groups}{draw_findings(shown.cluster, shown.layout)}"
 
 
 def _slowest(shown: _Shown) -> str:
@@ -174,7 +180,18 @@ def _json(shown: _Shown) -> str:
         "by": list(shown.by),
         "steps": sorted(shown.steps["step"].unique()),
     }
-    return f"{dumps(document({'breakdown': shown.table}, **identity))}\n"
+    cluster = shown.cluster
+    tables = {
+        "breakdown": shown.table,
+        "collectives": cluster.groups,
+        "slow_ranks": cluster.slow_ranks,
+        "slow_groups": cluster.slow_groups,
+    }
+    clocks = {
+        str(rank): {"method": at.method, "offset_ns": at.offset_ns, "error_ns": at.error_ns}
+        for rank, at in sorted(cluster.clocks.items())
+    }
+    return f"{dumps(document(tables, **identity, clocks=clocks))}\n"
 
 
 def _csv(shown: _Shown) -> str:
