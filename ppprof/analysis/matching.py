@@ -71,7 +71,7 @@ def collectives(trace: Trace, rank: int = _SELF) -> pl.DataFrame:
         (pl.col("category") == "Communication") & pl.col("peers").is_not_null()
     ).with_columns(pl.col("name").cast(pl.String), end_ns=pl.col("start_ns") + pl.col("dur_ns"))
     told = told.filter(pl.col("name").str.contains(".", literal=True).not_())
-    told = _as_kernels(told, events)
+    told = as_kernels(told, events)
     role = pl.col("name").replace_strict(_SENDS, default=None, return_dtype=pl.String)
     told = told.with_columns(role=role)
     moved = told.filter(pl.col("name").is_in(["send", "recv"]))
@@ -99,7 +99,7 @@ def collectives(trace: Trace, rank: int = _SELF) -> pl.DataFrame:
     return table.with_columns(index=index).select(*COLLECTIVES)
 
 
-def _as_kernels(told: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+def as_kernels(told: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """``told`` with the times of the kernels below each span, where it has some."""
     kernels = events.filter(pl.col("category") == "Kernel").select("parent", "start_ns", "dur_ns")
     if kernels.is_empty() or told.is_empty():
@@ -138,14 +138,15 @@ def matched(parts: Sequence[pl.DataFrame], clocks: Mapping[int, Clock]) -> pl.Da
         `COLLECTIVES` with times on the reference clock, of those collectives only that every
         member has, sorted by members, op, step, index and rank.
     """
-    on_one_clock = [_on_reference(part, clocks) for part in parts]
+    on_one_clock = [on_reference(part, clocks) for part in parts]
     joined = pl.concat(on_one_clock) if on_one_clock else pl.DataFrame(schema=COLLECTIVES)
     keys = ["members", "op", "step", "index"]
     expected = pl.col("members").str.count_matches(r"[,>]") + 1
     return joined.filter(pl.len().over(keys) == expected).sort(*keys, "rank")
 
 
-def _on_reference(part: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataFrame:
+def on_reference(part: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataFrame:
+    """One rank's rows with start_ns and end_ns on the reference clock; as is if it has none."""
     if part.is_empty() or part["rank"][0] not in clocks:
         return part
     clock = clocks[part["rank"][0]]

@@ -1,0 +1,488 @@
+"""What a step would take if the slowest worker, stage or link were as fast as the median.
+
+`passes` makes of one rank's trace a small table; `what_if` joins those of all ranks, replays the
+steps, and replays them again with some of the times replaced by the usual ones. Source: Lin et al.,
+"Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025
+(arXiv:2505.05713), and its artifact, github.com/ByteDance-Seed/StragglerAnalysis:
+
+- S = T / T_ideal, T the replayed step time, T_ideal with every operation as long as the usual one
+  of its kind;
+- M_W = (T - T_W) / (T - T_ideal), T_W with the slowest 3% of the workers (one at least) as ideal;
+- M_S, the same with the last pipeline stage as ideal.
+
+What is replayed: a *worker* is a stage of a replica, its mp (and sep) ranks together, for they wait
+for each other in every layer. A pass begins once the one before it on its worker is done and its
+input is there::
+
+    stage 0   F0 F1 ........B0 F2 B1          forward: from the stage before
+    stage 1      F0 B0 F1 B1                  backward: from the stage behind
+
+and behind the last pass of all of them comes the end of the step (gradients summed over replicas,
+the optimizer), where everybody meets. Without a pipeline a worker has one operation a step: what it
+does until it meets the other replicas.
+
+Ours differs from theirs in that the usual time is the lower median (theirs: the mean, for
+computation) of a kind in one step (theirs: in all), over all workers and micro-batches; in that what
+lies between two passes stays in the replay, as long as it typically is; and in the slowest workers,
+which are those whose repair helps most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ppprof.analysis.grouping import intervals_of
+from ppprof.analysis.intervals import difference, overlap
+from ppprof.analysis.matching import as_kernels, on_reference
+from ppprof.analysis.profile import Profile
+from ppprof.clocks import Clock
+from ppprof.topology import Topology
+from ppprof.trace.schema import Trace
+
+Int64 = npt.NDArray[np.int64]
+
+PASSES: dict[str, pl.DataType] = {
+    "rank": pl.Int64(),
+    "step": pl.Int64(),
+    "kind": pl.String(),
+    "chunk": pl.Int64(),
+    "micro_batch": pl.Int64(),
+    "start_ns": pl.Int64(),
+    "end_ns": pl.Int64(),
+}
+"""What `passes` gives. ``kind``: ``step``, the step itself; ``forward`` and ``backward``, a
+micro-batch's way through a chunk (0 where the stage is not divided); ``own``, of a step without
+these: as much time, from its start, as the rank does not wait for other replicas. chunk and
+micro_batch are null for step and own."""
+
+WHAT_IF: dict[str, pl.DataType] = {
+    "fixed": pl.String(),
+    "stage": pl.Int64(),
+    "ranks": pl.String(),
+    "step_ns": pl.Float64(),
+    "slowdown": pl.Float64(),
+    "share": pl.Float64(),
+    "error_ratio": pl.Float64(),
+}
+"""What `what_if` gives; see there."""
+
+_SLOWEST = 0.03
+"""Of the workers: those that M_W is about."""
+
+_BETWEEN_REPLICAS = ("dp", "sharding")
+
+
+def passes(trace: Trace, rank: int) -> pl.DataFrame:
+    """One rank's steps and what it does in them, as `what_if` takes it.
+
+    A pass that launched kernels is as long as these ran.
+
+    Returns:
+        Columns of `PASSES`, by start. No rows where there are no steps.
+    """
+    events = trace.events.with_row_index("row").with_columns(
+        pl.col("row").cast(pl.Int64), end_ns=pl.col("start_ns") + pl.col("dur_ns")
+    )
+    in_steps = events.drop_nulls("step")
+    steps = in_steps.filter(pl.col("category") == "ProfileStep").with_columns(kind=pl.lit("step"))
+    of_pipeline = pl.col("micro_batch").is_not_null()
+    spans = in_steps.filter(of_pipeline & pl.col("category").is_in(["Forward", "Backward"]))
+    found = as_kernels(spans, events).with_columns(
+        pl.col("chunk").fill_null(0),
+        kind=pl.col("category").cast(pl.String).str.to_lowercase(),
+    )
+    alone = steps.filter(pl.col("step").is_in(found["step"].implode()).not_())
+    own = _without_other_replicas(trace, events, alone)
+    tables = [
+        table.select(rank=pl.lit(rank), **{name: pl.col(name) for name in list(PASSES)[1:]})
+        for table in (steps, found, own)
+    ]
+    return pl.concat(table.cast(PASSES) for table in tables).sort("start_ns", maintain_order=True)  # type: ignore[arg-type]
+
+
+def _without_other_replicas(
+    trace: Trace, events: pl.DataFrame, steps: pl.DataFrame
+) -> pl.DataFrame:
+    """Steps, shortened by the communication between replicas that no computation hides.
+
+    ::
+
+        computation      ######___###____
+        dp all_reduce    ____#######_____     4 exposed of 7
+        own              ############....
+    """
+    if steps.is_empty():
+        return steps
+    between = pl.any_horizontal(
+        pl.col("axis").cast(pl.String).str.split("+").list.contains(axis)
+        for axis in _BETWEEN_REPLICAS
+    )
+    communication = as_kernels(
+        events.filter((pl.col("category") == "Communication") & between.fill_null(value=True)),
+        events,
+    )
+    exposed = intervals_of(communication)
+    if events["device"].count():
+        exposed = difference(exposed, Profile(trace).communication.computation)
+    waited = [
+        overlap((np.array([start]), np.array([end])), exposed)
+        for start, end in steps.select("start_ns", "end_ns").rows()
+    ]
+    return steps.with_columns(
+        kind=pl.lit("own"), end_ns=pl.col("end_ns") - pl.Series(waited, dtype=pl.Int64)
+    )
+
+
+def what_if(
+    parts: Sequence[pl.DataFrame],
+    grid: Topology,
+    clocks: Mapping[int, Clock] | None = None,
+) -> pl.DataFrame:
+    """Step times if something were as fast as the median.
+
+    Durations are each rank's own and need no common clock; only how long an input is under way
+    does: the time from the end of the pass that sends to the start of a pass that has waited for
+    it. Typical of a link is the lower median in a step; clocks that are off by more than that hide
+    it. Replicas of which a pass is missing are left out.
+
+    Args:
+        parts: of each rank, what `passes` gave.
+        grid: where the ranks stand.
+        clocks: of ranks whose clock is known; the others' times stand as they are.
+
+    Returns:
+        Columns of `WHAT_IF`. ``fixed`` says what is as fast as the median:
+
+        - ``recorded``: nothing, and the time is the recorded one (lower median over ranks);
+        - ``nothing``: the replay, T; ``error_ratio`` (null in other rows) is how far it is from
+          the recorded time, mean over steps of the absolute difference over the mean;
+        - ``all``: T_ideal, and ``slowdown`` is S;
+        - ``slowest``: the slowest workers, and ``share`` is M_W;
+        - ``stage``: one stage of all replicas; the share of the last one is M_S;
+        - ``worker``, ``link``: one of them; of links, how long inputs are under way.
+
+        ``ranks``, comma-separated, are those that are fixed; ``stage`` where they are of one stage.
+        ``step_ns``: mean over steps. ``slowdown``: T over that time. ``share``: of what could be
+        gained, (T - step_ns) / (T - T_ideal); above 1 or below 0 where fixed times are longer than
+        the recorded ones; null where nothing could be gained. Stages, workers and links: by
+        share, the largest first; a link row only where stages send to each other. No rows where
+        nothing can be replayed, such as a pipeline whose passes nobody recorded.
+    """
+    known = [on_reference(part, clocks or {}) for part in parts if part.height]
+    rows = _placed(pl.concat(known) if known else pl.DataFrame(schema=PASSES), grid)
+    replay = _Replay(_operations(rows, grid.degree("pp")))
+    ends = _ends(rows).join(pl.DataFrame({"step": replay.whole_steps}), "step").sort("step")
+    if ends.is_empty():
+        return pl.DataFrame(schema=WHAT_IF)
+    recorded_ns, tail_ns = ends["recorded_ns"].to_numpy(), ends["tail_ns"].to_numpy()
+    everything = np.full(replay.num_operations, True)
+    as_it_was = replay.finished()
+    base_ns = as_it_was.max(axis=1) + tail_ns
+    base = base_ns.mean()
+    ideal = (replay.finished(everything, everything).max(axis=1) + tail_ns).mean()
+
+    told: list[tuple[str, int | None, list[int], float]] = []
+
+    def tell(fixed: str, stage: int | None, ranks: list[int], finished: Int64) -> None:
+        told.append((fixed, stage, ranks, float((finished.max(axis=1) + tail_ns).mean())))
+
+    def one_by_one(fixed: str, stages: Sequence[int], repaired: Int64) -> None:
+        """Replicas do not meet before the end: what repairs all of them repairs each."""
+        for at, replica in enumerate(replay.replicas):
+            finished = as_it_was.copy()
+            finished[:, at] = repaired[:, at]
+            ranks = [rank for stage in stages for rank in members[replica, stage]]
+            tell(fixed, stages[0] if len(stages) == 1 else None, ranks, finished)
+
+    members = _members(rows)
+    for stage in range(grid.degree("pp")):
+        repaired = replay.finished(replay.stage == stage)
+        tell("stage", stage, [r for at in members if at[1] == stage for r in members[at]], repaired)
+        one_by_one("worker", [stage], repaired)
+    for low, high in replay.pairs:
+        of_pair = (replay.low == low) & (replay.high == high)
+        one_by_one("link", [low, high], replay.finished(~everything, of_pair))
+
+    told.sort(key=lambda row: (_ORDER.index(row[0]), row[3]))
+    workers = [ranks for fixed, _, ranks, _ in told if fixed == "worker"]
+    slowest = sorted(r for ranks in workers[: math.ceil(_SLOWEST * len(workers))] for r in ranks)
+    is_slowest = np.isin(replay.first_rank, slowest)
+    tell("slowest", None, slowest, replay.finished(is_slowest))
+    told.sort(key=lambda row: _ORDER.index(row[0]))
+    everyone = sorted(r for ranks in members.values() for r in ranks)
+    head = [
+        ("recorded", None, [], float(recorded_ns.mean())),
+        ("nothing", None, [], float(base)),
+        ("all", None, everyone, float(ideal)),
+    ]
+    error = float(np.abs(base_ns - recorded_ns).mean() / recorded_ns.mean())
+    table = pl.DataFrame(
+        [
+            (fixed, stage, ",".join(map(str, ranks)) or None, step_ns)
+            for fixed, stage, ranks, step_ns in [*head, *told]
+        ],
+        list(WHAT_IF)[:4],
+        orient="row",
+    )
+    is_replayed = pl.col("fixed") != "recorded"
+    return table.with_columns(
+        slowdown=pl.when(is_replayed).then(base / pl.col("step_ns")),
+        share=pl.when(is_replayed & pl.lit(base > ideal)).then(
+            (base - pl.col("step_ns")) / (base - ideal)
+        ),
+        error_ratio=pl.when(pl.col("fixed") == "nothing").then(error),
+    ).cast(WHAT_IF)  # type: ignore[arg-type]
+
+
+_ORDER = ("slowest", "stage", "worker", "link")
+
+_CELL = ["step", "replica"]
+_WORKER = [*_CELL, "stage"]
+
+
+def _placed(rows: pl.DataFrame, grid: Topology) -> pl.DataFrame:
+    """``rows`` with the replica and the stage that each rank belongs to."""
+    at = {rank: grid.coordinate(rank) for rank in rows["rank"].unique()}
+    replica = {
+        rank: where["dp"] * grid.degree("sharding") + where["sharding"]
+        for rank, where in at.items()
+    }
+    stage = {rank: where["pp"] for rank, where in at.items()}
+    told = rows.with_columns(
+        replica=pl.col("rank").replace_strict(replica, return_dtype=pl.Int64),
+        stage=pl.col("rank").replace_strict(stage, return_dtype=pl.Int64),
+    )
+    # What a stage does by itself says nothing of when it had to wait for another one.
+    is_own = (pl.col("kind") == "own") & pl.lit(grid.degree("pp") > 1)
+    return told.filter(is_own.not_())
+
+
+def _members(rows: pl.DataFrame) -> dict[tuple[int, int], list[int]]:
+    """The ranks of each worker, by replica and stage."""
+    found = rows.group_by("replica", "stage").agg(pl.col("rank").unique().sort())
+    return {(replica, stage): ranks for replica, stage, ranks in found.rows()}
+
+
+def _ends(rows: pl.DataFrame) -> pl.DataFrame:
+    """Of each step: recorded_ns, and tail_ns, how long it goes on after everybody's last pass.
+
+    ::
+
+        rank 0   F0 ... B3 [ wait | sum gradients, optimizer ]
+        rank 2   F0 ...... B3     [ sum gradients, optimizer ]    the shortest: it waits for nobody
+    """
+    is_step = pl.col("kind") == "step"
+    of_rank = rows.group_by("step", "rank").agg(
+        length=(pl.col("end_ns") - pl.col("start_ns")).filter(is_step).first(),
+        tail=pl.col("end_ns").filter(is_step).first() - pl.col("end_ns").filter(~is_step).max(),
+    )
+    return of_rank.group_by("step").agg(
+        recorded_ns=_median(pl.col("length")), tail_ns=pl.col("tail").min()
+    ).drop_nulls()  # fmt: skip
+
+
+def _median(values: pl.Expr) -> pl.Expr:
+    """The lower median of those that are not null."""
+    return values.quantile(0.5, "lower").cast(pl.Int64)
+
+
+def _operations(rows: pl.DataFrame, num_stages: int) -> pl.DataFrame:
+    """What each worker does in a step, in its order.
+
+    Returns:
+        step, replica, stage, kind, chunk, micro_batch, first_rank (of the worker), dur_ns (the
+        longest of its ranks'), start_ns, end_ns, usual_ns; and needs_stage, needs_chunk: where the
+        same kind of pass has to be done first, null for none. Before a worker's first pass, where
+        that needs no input, stands a ``head``: from the beginning of the step to there.
+    """
+    worked = rows.filter(pl.col("kind") != "step").group_by(
+        *_WORKER, "kind", "chunk", "micro_batch"
+    ).agg(
+        first_rank=pl.col("rank").min(),
+        dur_ns=(pl.col("end_ns") - pl.col("start_ns")).max(),
+        end_ns=pl.col("end_ns").max(),
+    ).with_columns(start_ns=pl.col("end_ns") - pl.col("dur_ns"))  # fmt: skip
+    is_step = pl.col("kind") == "step"
+    heads = (
+        rows.group_by(*_WORKER, "rank")
+        .agg(
+            dur_ns=pl.col("start_ns").filter(~is_step).min()
+            - pl.col("start_ns").filter(is_step).first(),
+            end_ns=pl.col("start_ns").filter(~is_step).min(),
+        )
+        .group_by(_WORKER)
+        .agg(pl.col("rank").min().alias("first_rank"), pl.col("dur_ns", "end_ns").min())
+        .filter(pl.col("stage") == 0)
+        .drop_nulls()
+        .with_columns(kind=pl.lit("head"), start_ns=pl.col("end_ns") - pl.col("dur_ns"))
+    )
+    last = num_stages - 1
+    stage, chunk = pl.col("stage"), pl.col("chunk")
+    is_forward, is_backward = pl.col("kind") == "forward", pl.col("kind") == "backward"
+    forward, backward = is_forward & (stage > 0), is_backward & (stage < last)
+    wraps_forward = is_forward & (chunk > 0)
+    wraps_backward = is_backward & (chunk < chunk.max())
+    return (
+        pl.concat([worked, heads], how="diagonal")
+        .with_columns(
+            usual_ns=_median(pl.col("dur_ns")).over("step", "kind"),
+            needs_stage=pl.when(forward)
+            .then(stage - 1)
+            .when(backward)
+            .then(stage + 1)
+            .when(wraps_forward & pl.lit(last > 0))
+            .then(last)
+            .when(wraps_backward & pl.lit(last > 0))
+            .then(0),
+            needs_chunk=pl.when(forward | backward)
+            .then(chunk)
+            .when(wraps_forward)
+            .then(chunk - 1)
+            .otherwise(chunk + 1),
+        )
+        .sort(*_WORKER, pl.col("kind") != "head", "start_ns", "end_ns")
+    )
+
+
+class _Replay:
+    """The operations of all steps and replicas, and what each has to wait for.
+
+    ::
+
+        previous on its worker   ####
+        input                    #######
+        operation                    gap|######      or   under way|######, whichever is later
+    """
+
+    def __init__(self, operations: pl.DataFrame) -> None:
+        table = _with_delays(_linked(operations))
+        self.num_operations = table.height
+        self.stage = table["stage"].to_numpy()
+        """Of each operation, shape (num_operations,); as all that follow."""
+        self.first_rank = table["first_rank"].to_numpy()
+        self.low, self.high = table["low"].to_numpy(), table["high"].to_numpy()
+        """The two stages its input goes between; -1 where it needs none."""
+        self.pairs: list[tuple[int, int]] = (
+            table.select("low", "high").filter(pl.col("low") >= 0).unique().sort("low").rows()
+        )
+        self._table = {name: table[name].to_numpy() for name in _REPLAYED}
+        steps = np.unique(table["step"].to_numpy())
+        self.replicas: list[int] = table["replica"].unique().sort().to_list()
+        self._cell = (
+            np.searchsorted(steps, table["step"].to_numpy()),
+            np.searchsorted(self.replicas, table["replica"].to_numpy()),
+        )
+        self._waves, stuck = _waves(self._table["previous"], self._table["input"])
+        self._is_whole = np.full((len(steps), len(self.replicas)), True)
+        self._is_whole[self._cell[0][stuck], self._cell[1][stuck]] = False
+        self._has_whole = self._is_whole.any(axis=1)
+        self.whole_steps: Int64 = steps[self._has_whole]
+        """Those of which a replica can be replayed."""
+
+    def finished(
+        self, fixed: npt.NDArray[np.bool_] | None = None, links: npt.NDArray[np.bool_] | None = None
+    ) -> Int64:
+        """When the replicas are done with their last pass, from the beginning of the step.
+
+        Args:
+            fixed: which operations take as long as usual; none by default.
+            links: which operations' inputs do.
+
+        Returns:
+            Shape (steps, replicas) of `whole_steps`; 0 for a replica that cannot be replayed.
+        """
+        of, none = self._table, np.zeros(self.num_operations, bool)
+        dur = np.where(none if fixed is None else fixed, of["usual_ns"], of["dur_ns"])
+        way = np.where(none if links is None else links, of["usual_way_ns"], of["way_ns"])
+        end = np.zeros(self.num_operations + 2, np.int64)
+        for wave in self._waves:
+            previous = end[of["previous"][wave]] + of["gap_ns"][wave]
+            end[wave] = np.maximum(previous, end[of["input"][wave]] + way[wave]) + dur[wave]
+        done = np.zeros(self._is_whole.shape, np.int64)
+        np.maximum.at(done, self._cell, end[: self.num_operations])
+        whole: Int64 = np.where(self._is_whole, done, 0)[self._has_whole]
+        return whole
+
+
+_REPLAYED = ("previous", "input", "dur_ns", "usual_ns", "gap_ns", "way_ns", "usual_way_ns")
+
+
+def _linked(operations: pl.DataFrame) -> pl.DataFrame:
+    """``operations`` with the row of the ``previous`` one on its worker and of its ``input``.
+
+    Behind the last row two are thought: the first of them is done from the beginning, and stands
+    for what is not needed; the second never is, and stands for what is needed and missing.
+    """
+    num = operations.height
+    row = pl.int_range(pl.len(), dtype=pl.Int64)
+    makers = operations.select(
+        *_CELL, "kind", "micro_batch", needs_stage="stage", needs_chunk="chunk", input=row
+    )
+    is_same_worker = pl.all_horizontal(pl.col(key) == pl.col(key).shift() for key in _WORKER)
+    other = pl.col("needs_stage")
+    return operations.join(
+        makers, makers.columns[:-1], "left", maintain_order="left"
+    ).with_columns(
+        previous=pl.when(is_same_worker).then(row - 1).otherwise(num),
+        input=pl.when(other.is_null()).then(num).otherwise(pl.col("input").fill_null(num + 1)),
+        low=pl.when(other.is_null()).then(-1).otherwise(pl.min_horizontal("stage", other)),
+        high=pl.when(other.is_null()).then(-1).otherwise(pl.max_horizontal("stage", other)),
+    )  # fmt: skip
+
+
+def _with_delays(table: pl.DataFrame) -> pl.DataFrame:
+    """What lies between the operations: how long it typically takes.
+
+    Returns:
+        ``table`` with gap_ns (between two on a worker, of the step), way_ns (from an input's end
+        to the pass that waited for it, of the link) and usual_way_ns (of all links in the step); 0
+        where nothing tells.
+    """
+    num = table.height
+    end = np.append(table["end_ns"].to_numpy(), [0, 0])
+    start, previous, given = (table[name].to_numpy() for name in ("start_ns", "previous", "input"))
+    has_waited = (given < num) & (end[given] > end[previous])
+    follows = ~has_waited & (previous < num) & table["kind"].shift().ne_missing(pl.Series(["head"])).to_numpy()
+    delay = (start - np.maximum(end[previous], end[given])).clip(0)
+    link = ["step", "replica", "low", "high"]
+    return (
+        table.with_columns(delay=delay, has_waited=has_waited, follows=follows)
+        .with_columns(
+            gap=pl.when("follows").then("delay"), way=pl.when("has_waited").then("delay")
+        )
+        .with_columns(
+            gap_ns=_median(pl.col("gap")).over("step"),
+            usual_way_ns=_median(pl.col("way")).over("step"),
+            way_ns=_median(pl.col("way")).over(link),
+        )
+        .with_columns(
+            pl.when(pl.col("kind").shift() == "head").then(0).otherwise("gap_ns").fill_null(0)
+            .alias("gap_ns"),
+            pl.coalesce("way_ns", "usual_way_ns", 0), pl.col("usual_way_ns").fill_null(0),
+        )
+    )  # fmt: skip
+
+
+def _waves(previous: Int64, given: Int64) -> tuple[list[Int64], Int64]:
+    """Rows by what they wait for: each wave only for rows of those before it.
+
+    Returns:
+        The waves, and the rows that never can be done.
+    """
+    num = len(previous)
+    done = np.zeros(num + 2, bool)
+    done[num] = True
+    waiting, waves = np.arange(num), []
+    while len(waiting):
+        can = done[previous[waiting]] & done[given[waiting]]
+        if not can.any():
+            break
+        waves.append(waiting[can])
+        done[waiting[can]] = True
+        waiting = waiting[~can]
+    return waves, waiting
