@@ -29,8 +29,9 @@ which are those whose repair helps most.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,7 @@ from ppprof.topology import Topology
 from ppprof.trace.schema import Trace
 
 Int64 = npt.NDArray[np.int64]
+Bool = npt.NDArray[np.bool_]
 
 PASSES: dict[str, pl.DataType] = {
     "rank": pl.Int64(),
@@ -179,67 +181,80 @@ def what_if(
     ends = _ends(rows).join(pl.DataFrame({"step": replay.whole_steps}), "step").sort("step")
     if ends.is_empty():
         return pl.DataFrame(schema=WHAT_IF)
-    recorded_ns, tail_ns = ends["recorded_ns"].to_numpy(), ends["tail_ns"].to_numpy()
-    everything = np.full(replay.num_operations, True)
-    as_it_was = replay.finished()
-    base_ns = as_it_was.max(axis=1) + tail_ns
-    base = base_ns.mean()
-    ideal = (replay.finished(everything, everything).max(axis=1) + tail_ns).mean()
+    tail_ns, recorded_ns = ends["tail_ns"].to_numpy(), ends["recorded_ns"].to_numpy()
 
-    told: list[tuple[str, int | None, list[int], float]] = []
-
-    def tell(fixed: str, stage: int | None, ranks: list[int], finished: Int64) -> None:
-        told.append((fixed, stage, ranks, float((finished.max(axis=1) + tail_ns).mean())))
-
-    def one_by_one(fixed: str, stages: Sequence[int], repaired: Int64) -> None:
-        """Replicas do not meet before the end: what repairs all of them repairs each."""
-        for at, replica in enumerate(replay.replicas):
-            finished = as_it_was.copy()
-            finished[:, at] = repaired[:, at]
-            ranks = [rank for stage in stages for rank in members[replica, stage]]
-            tell(fixed, stages[0] if len(stages) == 1 else None, ranks, finished)
+    def step_ns(finished: Int64) -> Int64:
+        lengths: Int64 = finished.max(axis=1) + tail_ns
+        return lengths
 
     members = _members(rows)
-    for stage in range(grid.degree("pp")):
-        repaired = replay.finished(replay.stage == stage)
-        tell("stage", stage, [r for at in members if at[1] == stage for r in members[at]], repaired)
-        one_by_one("worker", [stage], repaired)
-    for low, high in replay.pairs:
-        of_pair = (replay.low == low) & (replay.high == high)
-        one_by_one("link", [low, high], replay.finished(~everything, of_pair))
-
-    told.sort(key=lambda row: (_ORDER.index(row[0]), row[3]))
-    workers = [ranks for fixed, _, ranks, _ in told if fixed == "worker"]
-    slowest = sorted(r for ranks in workers[: math.ceil(_SLOWEST * len(workers))] for r in ranks)
-    is_slowest = np.isin(replay.first_rank, slowest)
-    tell("slowest", None, slowest, replay.finished(is_slowest))
-    told.sort(key=lambda row: _ORDER.index(row[0]))
-    everyone = sorted(r for ranks in members.values() for r in ranks)
-    head = [
-        ("recorded", None, [], float(recorded_ns.mean())),
-        ("nothing", None, [], float(base)),
-        ("all", None, everyone, float(ideal)),
+    cases = [
+        (fixed, stages, _ranks(members, replicas, stages), float(step_ns(finished).mean()))
+        for fixed, replicas, stages, finished in _repairs(replay)
     ]
-    error = float(np.abs(base_ns - recorded_ns).mean() / recorded_ns.mean())
+    cases.sort(key=lambda case: (_ORDER.index(case[0]), case[-1]))
+    workers = [ranks for fixed, _, ranks, _ in cases if fixed == "worker"]
+    num_slowest = math.ceil(_SLOWEST * len(workers))
+    slowest = sorted(itertools.chain.from_iterable(workers[:num_slowest]))
+    repaired = replay.finished(np.isin(replay.first_rank, slowest))
+    everybody = _ranks(members, replay.replicas, range(grid.degree("pp")))
+    base_ns = step_ns(replay.finished())
+    ideal_ns = step_ns(replay.finished(replay.all, replay.all))
+    base, ideal = base_ns.mean(), ideal_ns.mean()
+    cases = [
+        ("recorded", (), [], recorded_ns.mean()),
+        ("nothing", (), [], base),
+        ("all", (), everybody, ideal),
+        ("slowest", (), slowest, step_ns(repaired).mean()),
+        *cases,
+    ]
     table = pl.DataFrame(
-        [
-            (fixed, stage, ",".join(map(str, ranks)) or None, step_ns)
-            for fixed, stage, ranks, step_ns in [*head, *told]
-        ],
-        list(WHAT_IF)[:4],
-        orient="row",
+        {
+            "fixed": [fixed for fixed, *_ in cases],
+            "stage": [stages[0] if len(stages) == 1 else None for _, stages, _, _ in cases],
+            "ranks": [",".join(map(str, ranks)) or None for _, _, ranks, _ in cases],
+            "step_ns": [time_ns for *_, time_ns in cases],
+        }
     )
     is_replayed = pl.col("fixed") != "recorded"
+    gained, to_gain = base - pl.col("step_ns"), base - ideal
+    error = np.abs(base_ns - recorded_ns).mean() / recorded_ns.mean()
     return table.with_columns(
         slowdown=pl.when(is_replayed).then(base / pl.col("step_ns")),
-        share=pl.when(is_replayed & pl.lit(base > ideal)).then(
-            (base - pl.col("step_ns")) / (base - ideal)
-        ),
+        share=pl.when(is_replayed & pl.lit(to_gain > 0)).then(gained / to_gain),
         error_ratio=pl.when(pl.col("fixed") == "nothing").then(error),
     ).cast(WHAT_IF)  # type: ignore[arg-type]
 
 
-_ORDER = ("slowest", "stage", "worker", "link")
+def _repairs(replay: _Replay) -> Iterator[tuple[str, Sequence[int], Sequence[int], Int64]]:
+    """Stages, workers and links, each as fast as usual: what, replicas, stages, `finished`."""
+    as_it_was = replay.finished()
+    masks: list[tuple[str, Sequence[int], Bool]] = [
+        *(("worker", [stage], replay.stage == stage) for stage in replay.stages),
+        *(("link", pair, replay.of_link(*pair)) for pair in replay.pairs),
+    ]
+    for fixed, stages, mask in masks:
+        if fixed == "worker":
+            finished = replay.finished(mask)
+            yield "stage", replay.replicas, stages, finished
+        else:
+            finished = replay.finished(links=mask)
+        # Replicas do not meet before their last pass: what repairs all of them repairs each.
+        for at, replica in enumerate(replay.replicas):
+            alone = as_it_was.copy()
+            alone[:, at] = finished[:, at]
+            yield fixed, [replica], stages, alone
+
+
+def _ranks(
+    members: Mapping[tuple[int, int], Sequence[int]], replicas: Iterable[int], stages: Iterable[int]
+) -> list[int]:
+    """The ranks of these workers, ascending."""
+    at = itertools.product(replicas, stages)
+    return sorted(rank for worker in at for rank in members.get(worker, ()))
+
+
+_ORDER = ("stage", "worker", "link")
 
 _CELL = ["step", "replica"]
 _WORKER = [*_CELL, "stage"]
@@ -283,7 +298,7 @@ def _ends(rows: pl.DataFrame) -> pl.DataFrame:
     )
     return of_rank.group_by("step").agg(
         recorded_ns=_median(pl.col("length")), tail_ns=pl.col("tail").min()
-    ).drop_nulls()  # fmt: skip
+    )  # fmt: skip
 
 
 def _median(values: pl.Expr) -> pl.Expr:
@@ -361,32 +376,39 @@ class _Replay:
 
     def __init__(self, operations: pl.DataFrame) -> None:
         table = _with_delays(_linked(operations))
-        self.num_operations = table.height
+        self.all = np.full(table.height, True)
+        """Every operation."""
+        self.stages: list[int] = table["stage"].unique().sort().to_list()
         self.stage = table["stage"].to_numpy()
-        """Of each operation, shape (num_operations,); as all that follow."""
+        """Of each operation; as is first_rank."""
         self.first_rank = table["first_rank"].to_numpy()
-        self.low, self.high = table["low"].to_numpy(), table["high"].to_numpy()
-        """The two stages its input goes between; -1 where it needs none."""
+        self._low, self._high = table["low"].to_numpy(), table["high"].to_numpy()
         self.pairs: list[tuple[int, int]] = (
-            table.select("low", "high").filter(pl.col("low") >= 0).unique().sort("low").rows()
+            table.filter("receives").select("low", "high").unique().sort("low", "high").rows()
         )
+        """Stages between which there is a link."""
         self._table = {name: table[name].to_numpy() for name in _REPLAYED}
-        steps = np.unique(table["step"].to_numpy())
-        self.replicas: list[int] = table["replica"].unique().sort().to_list()
+        steps, replicas = (np.unique(table[name].to_numpy()) for name in _CELL)
         self._cell = (
             np.searchsorted(steps, table["step"].to_numpy()),
-            np.searchsorted(self.replicas, table["replica"].to_numpy()),
+            np.searchsorted(replicas, table["replica"].to_numpy()),
         )
         self._waves, stuck = _waves(self._table["previous"], self._table["input"])
-        self._is_whole = np.full((len(steps), len(self.replicas)), True)
+        self._is_whole = np.zeros((len(steps), len(replicas)), bool)
+        self._is_whole[self._cell] = True
         self._is_whole[self._cell[0][stuck], self._cell[1][stuck]] = False
-        self._has_whole = self._is_whole.any(axis=1)
-        self.whole_steps: Int64 = steps[self._has_whole]
+        self._shown = np.ix_(self._is_whole.any(axis=1), self._is_whole.any(axis=0))
+        self.whole_steps: Int64 = steps[self._shown[0].ravel()]
         """Those of which a replica can be replayed."""
+        self.replicas: list[int] = replicas[self._shown[1].ravel()].tolist()
+        """Those that can be replayed in some step."""
 
-    def finished(
-        self, fixed: npt.NDArray[np.bool_] | None = None, links: npt.NDArray[np.bool_] | None = None
-    ) -> Int64:
+    def of_link(self, low: int, high: int) -> Bool:
+        """Which operations get their input over the link between two stages."""
+        between: Bool = (self._low == low) & (self._high == high)
+        return between
+
+    def finished(self, fixed: Bool | None = None, links: Bool | None = None) -> Int64:
         """When the replicas are done with their last pass, from the beginning of the step.
 
         Args:
@@ -394,18 +416,18 @@ class _Replay:
             links: which operations' inputs do.
 
         Returns:
-            Shape (steps, replicas) of `whole_steps`; 0 for a replica that cannot be replayed.
+            Shape (whole_steps, replicas); 0 for a replica that cannot be replayed in a step.
         """
-        of, none = self._table, np.zeros(self.num_operations, bool)
+        of, none, num = self._table, ~self.all, len(self.all)
         dur = np.where(none if fixed is None else fixed, of["usual_ns"], of["dur_ns"])
         way = np.where(none if links is None else links, of["usual_way_ns"], of["way_ns"])
-        end = np.zeros(self.num_operations + 2, np.int64)
+        end = np.zeros(num + 2, np.int64)
         for wave in self._waves:
             previous = end[of["previous"][wave]] + of["gap_ns"][wave]
             end[wave] = np.maximum(previous, end[of["input"][wave]] + way[wave]) + dur[wave]
         done = np.zeros(self._is_whole.shape, np.int64)
-        np.maximum.at(done, self._cell, end[: self.num_operations])
-        whole: Int64 = np.where(self._is_whole, done, 0)[self._has_whole]
+        np.maximum.at(done, self._cell, end[:num])
+        whole: Int64 = np.where(self._is_whole, done, 0)[self._shown]
         return whole
 
 
@@ -430,8 +452,8 @@ def _linked(operations: pl.DataFrame) -> pl.DataFrame:
     ).with_columns(
         previous=pl.when(is_same_worker).then(row - 1).otherwise(num),
         input=pl.when(other.is_null()).then(num).otherwise(pl.col("input").fill_null(num + 1)),
-        low=pl.when(other.is_null()).then(-1).otherwise(pl.min_horizontal("stage", other)),
-        high=pl.when(other.is_null()).then(-1).otherwise(pl.max_horizontal("stage", other)),
+        low=pl.min_horizontal("stage", pl.coalesce(other, "stage")),
+        high=pl.max_horizontal("stage", pl.coalesce(other, "stage")),
     )  # fmt: skip
 
 
@@ -446,26 +468,22 @@ def _with_delays(table: pl.DataFrame) -> pl.DataFrame:
     num = table.height
     end = np.append(table["end_ns"].to_numpy(), [0, 0])
     start, previous, given = (table[name].to_numpy() for name in ("start_ns", "previous", "input"))
-    has_waited = (given < num) & (end[given] > end[previous])
-    follows = ~has_waited & (previous < num) & table["kind"].shift().ne_missing(pl.Series(["head"])).to_numpy()
-    delay = (start - np.maximum(end[previous], end[given])).clip(0)
+    kind = np.append(table["kind"].to_numpy(), ["head", "head"])
+    table = table.with_columns(
+        delay=(start - np.maximum(end[previous], end[given])).clip(0),
+        follows=kind[previous] != "head",
+        receives=given < num,
+        has_waited=(given < num) & (end[given] > end[previous]),
+    )
+    gap = pl.when(pl.col("follows") & ~pl.col("has_waited")).then("delay")
+    way = pl.when("has_waited").then("delay")
     link = ["step", "replica", "low", "high"]
-    return (
-        table.with_columns(delay=delay, has_waited=has_waited, follows=follows)
-        .with_columns(
-            gap=pl.when("follows").then("delay"), way=pl.when("has_waited").then("delay")
-        )
-        .with_columns(
-            gap_ns=_median(pl.col("gap")).over("step"),
-            usual_way_ns=_median(pl.col("way")).over("step"),
-            way_ns=_median(pl.col("way")).over(link),
-        )
-        .with_columns(
-            pl.when(pl.col("kind").shift() == "head").then(0).otherwise("gap_ns").fill_null(0)
-            .alias("gap_ns"),
-            pl.coalesce("way_ns", "usual_way_ns", 0), pl.col("usual_way_ns").fill_null(0),
-        )
-    )  # fmt: skip
+    usual_way = _median(way).over("step")
+    return table.with_columns(
+        gap_ns=pl.when("follows").then(_median(gap).over("step")),
+        way_ns=pl.when("receives").then(pl.coalesce(_median(way).over(link), usual_way)),
+        usual_way_ns=pl.when("receives").then(usual_way),
+    ).with_columns(pl.col("gap_ns", "way_ns", "usual_way_ns").fill_null(0))
 
 
 def _waves(previous: Int64, given: Int64) -> tuple[list[Int64], Int64]:
