@@ -164,6 +164,8 @@ def what_if(
         - ``nothing``: the replay, T; ``error_ratio`` (null in other rows) is how far it is from
           the recorded time, mean over steps of the absolute difference over the mean;
         - ``all``: T_ideal, and ``slowdown`` is S;
+        - ``chance``: nothing, but each operation takes as long as it usually does on its own worker,
+          over all steps; what that gains nobody in particular is to blame for;
         - ``slowest``: the slowest workers, and ``share`` is M_W;
         - ``stage``: one stage of all replicas; the share of the last one is M_S;
         - ``worker``, ``link``: one of them; of links, how long inputs are under way.
@@ -205,6 +207,7 @@ def what_if(
         ("recorded", (), [], recorded_ns.mean()),
         ("nothing", (), [], base),
         ("all", (), everybody, ideal),
+        ("chance", (), [], step_ns(replay.finished(replay.all, to="steady_ns")).mean()),
         ("slowest", (), slowest, step_ns(repaired).mean()),
         *cases,
     ]
@@ -311,7 +314,8 @@ def _operations(rows: pl.DataFrame, num_stages: int) -> pl.DataFrame:
 
     Returns:
         step, replica, stage, kind, chunk, micro_batch, first_rank (of the worker), dur_ns (the
-        longest of its ranks'), start_ns, end_ns, usual_ns; and needs_stage, needs_chunk: where the
+        longest of its ranks'), start_ns, end_ns, usual_ns (of all in the step), steady_ns (of its
+        worker in all steps); and needs_stage, needs_chunk: where the
         same kind of pass has to be done first, null for none. Before a worker's first pass, where
         that needs no input, stands a ``head``: from the beginning of the step to there.
     """
@@ -346,6 +350,7 @@ def _operations(rows: pl.DataFrame, num_stages: int) -> pl.DataFrame:
         pl.concat([worked, heads], how="diagonal")
         .with_columns(
             usual_ns=_median(pl.col("dur_ns")).over("step", "kind"),
+            steady_ns=_median(pl.col("dur_ns")).over("replica", "stage", "kind"),
             needs_stage=pl.when(forward)
             .then(stage - 1)
             .when(backward)
@@ -408,18 +413,21 @@ class _Replay:
         between: Bool = (self._low == low) & (self._high == high)
         return between
 
-    def finished(self, fixed: Bool | None = None, links: Bool | None = None) -> Int64:
+    def finished(
+        self, fixed: Bool | None = None, links: Bool | None = None, to: str = "usual_ns"
+    ) -> Int64:
         """When the replicas are done with their last pass, from the beginning of the step.
 
         Args:
-            fixed: which operations take as long as usual; none by default.
-            links: which operations' inputs do.
+            fixed: which operations take as long as ``to`` says; none by default.
+            links: which operations' inputs are under way as long as usual.
+            to: ``usual_ns`` or ``steady_ns``, see `_operations`.
 
         Returns:
             Shape (whole_steps, replicas); 0 for a replica that cannot be replayed in a step.
         """
         of, none, num = self._table, ~self.all, len(self.all)
-        dur = np.where(none if fixed is None else fixed, of["usual_ns"], of["dur_ns"])
+        dur = np.where(none if fixed is None else fixed, of[to], of["dur_ns"])
         way = np.where(none if links is None else links, of["usual_way_ns"], of["way_ns"])
         end = np.zeros(num + 2, np.int64)
         for wave in self._waves:
@@ -431,7 +439,9 @@ class _Replay:
         return whole
 
 
-_REPLAYED = ("previous", "input", "dur_ns", "usual_ns", "gap_ns", "way_ns", "usual_way_ns")
+_REPLAYED = (
+    "previous", "input", "dur_ns", "usual_ns", "steady_ns", "gap_ns", "way_ns", "usual_way_ns"
+)  # fmt: skip
 
 
 def _linked(operations: pl.DataFrame) -> pl.DataFrame:
