@@ -115,8 +115,8 @@ def _without_other_replicas(
     ::
 
         computation      ######___###____
-        dp all_reduce    ____#######_____     4 exposed of 7
-        own              ############....
+        dp all_reduce    ____#######_____     3 of 7 exposed
+        own              #############___     16 - 3
     """
     if steps.is_empty():
         return steps

@@ -169,6 +169,20 @@ def test_two_slow_workers_hide_each_other():
     assert row(found, "worker", ranks="5")["share"] == 0
 
 
+def test_the_slowest_are_three_percent_of_the_workers():
+    """Of 40 two, rounded up: the one that is late by 20, and the one that is late by 10."""
+    grid = Topology.of(dp=40)
+    slow = forward_and_backward(
+        30, 50, lambda replica, _, of, __: {7: 20, 30: 10}.get(replica, 0) * (of[0] == "forward")
+    )
+    parts, _ = recorded(grid, schedule(1, 1), slow, ways=[0] * 40)
+    found = what_if(parts, grid)
+    assert row(found, "worker")["ranks"] == "7"
+    assert row(found, "worker")["share"] == 0.5
+    assert row(found, "slowest")["ranks"] == "7,30"
+    assert row(found, "slowest")["share"] == 1
+
+
 def test_a_slow_last_stage_is_all_there_is_to_gain():
     """It does m passes of each kind without a break, between p - 1 forwards and backwards."""
     grid = Topology.of(pp=4)
@@ -317,6 +331,14 @@ def test_a_replica_of_which_a_pass_is_missing_is_left_out():
         found = what_if(kept, grid)
         assert found.filter(fixed="worker")["ranks"].sort().to_list() == ["0", "1"]
         assert row(found, "nothing")["step_ns"] == HEAD + 4 * 80 + TAIL
+
+
+def test_passes_that_wait_for_each_other_are_left_out():
+    """Stage 0 is told to go backward before it has gone forward."""
+    grid = Topology.of(pp=2)
+    parts, _ = recorded(grid, schedule(2, 1), forward_and_backward(30, 50))
+    kind = pl.col("kind").replace({"forward": "backward", "backward": "forward"})
+    assert what_if([parts[0].with_columns(kind), parts[1]], grid).is_empty()
 
 
 def test_where_nothing_can_be_replayed_there_are_no_rows():
