@@ -7,7 +7,9 @@ steps, and replays them again with some of the times replaced by the usual ones.
 
 - S = T / T_ideal, T the replayed step time, T_ideal with every operation as long as the usual one
   of its kind;
-- M_W = (T - T_W) / (T - T_ideal), T_W with the slowest 3% of the workers (one at least) as ideal;
+- S_w = T_w / T_ideal, T_w with everything but one worker as ideal;
+- M_W = (T - T_W) / (T - T_ideal), T_W with the 3% of the workers (one at least) as ideal that have
+  the largest S_w;
 - M_S, the same with the last pipeline stage as ideal.
 
 What is replayed: a *worker* is a stage of a replica, its mp (and sep) ranks together, for they wait
@@ -22,9 +24,8 @@ the optimizer), where everybody meets. Without a pipeline a worker has one opera
 does until it meets the other replicas.
 
 Ours differs from theirs in that the usual time is the lower median (theirs: the mean, for
-computation) of a kind in one step (theirs: in all), over all workers and micro-batches; in that what
-lies between two passes stays in the replay, as long as it typically is; and in the slowest workers,
-which are those whose repair helps most.
+computation) of a kind in one step (theirs: in all), over all workers and micro-batches; and in that
+what lies between two passes stays in the replay, as long as it typically is.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ WHAT_IF: dict[str, pl.DataType] = {
     "step_ns": pl.Float64(),
     "slowdown": pl.Float64(),
     "share": pl.Float64(),
+    "alone_slowdown": pl.Float64(),
     "error_ratio": pl.Float64(),
 }
 """What `what_if` gives; see there."""
@@ -166,14 +168,16 @@ def what_if(
         - ``all``: T_ideal, and ``slowdown`` is S;
         - ``chance``: nothing, but each operation takes as long as it usually does on its own worker,
           over all steps; what that gains nobody in particular is to blame for;
-        - ``slowest``: the slowest workers, and ``share`` is M_W;
-        - ``stage``: one stage of all replicas; the share of the last one is M_S;
+        - ``slowest``: the workers with the largest ``alone_slowdown``, and ``share`` is M_W;
+        - ``stage``: one stage of all replicas, if there are several; the share of the last is M_S;
         - ``worker``, ``link``: one of them; of links, how long inputs are under way.
 
         ``ranks``, comma-separated, are those that are fixed; ``stage`` where they are of one stage.
         ``step_ns``: mean over steps. ``slowdown``: T over that time. ``share``: of what could be
         gained, (T - step_ns) / (T - T_ideal); above 1 or below 0 where fixed times are longer than
-        the recorded ones; null where nothing could be gained. Stages, workers and links: by
+        the recorded ones; null where nothing could be gained. ``alone_slowdown``, of stages, workers
+        and links: with everything but these as fast as the median, over T_ideal (of a worker, the
+        paper's S_w): of two that are equally late the repair of one gains nothing, and yet. Stages, workers and links: by
         share, the largest first; a link row only where stages send to each other. No rows where
         nothing can be replayed, such as a pipeline whose passes nobody recorded.
     """
@@ -189,64 +193,80 @@ def what_if(
         lengths: Int64 = finished.max(axis=1) + tail_ns
         return lengths
 
+    def mean_ns(finished: Int64) -> float:
+        return float(step_ns(finished).mean())
+
     members = _members(rows)
-    cases = [
-        (fixed, stages, _ranks(members, replicas, stages), float(step_ns(finished).mean()))
-        for fixed, replicas, stages, finished in _repairs(replay)
-    ]
-    cases.sort(key=lambda case: (_ORDER.index(case[0]), case[-1]))
-    workers = [ranks for fixed, _, ranks, _ in cases if fixed == "worker"]
-    num_slowest = math.ceil(_SLOWEST * len(workers))
-    slowest = sorted(itertools.chain.from_iterable(workers[:num_slowest]))
-    repaired = replay.finished(np.isin(replay.first_rank, slowest))
-    everybody = _ranks(members, replay.replicas, range(grid.degree("pp")))
     base_ns = step_ns(replay.finished())
-    ideal_ns = step_ns(replay.finished(replay.all, replay.all))
-    base, ideal = base_ns.mean(), ideal_ns.mean()
-    cases = [
-        ("recorded", (), [], recorded_ns.mean()),
-        ("nothing", (), [], base),
-        ("all", (), everybody, ideal),
-        ("chance", (), [], step_ns(replay.finished(replay.all, to="steady_ns")).mean()),
-        ("slowest", (), slowest, step_ns(repaired).mean()),
-        *cases,
+    base, ideal = float(base_ns.mean()), mean_ns(replay.finished(replay.all, replay.all))
+    repairs = [
+        (fixed, stages, _ranks(members, replicas, stages), mean_ns(one), mean_ns(others) / ideal)
+        for fixed, replicas, stages, one, others in _repairs(replay)
     ]
-    table = pl.DataFrame(
+    repairs.sort(key=lambda case: (_ORDER.index(case[0]), case[3], -case[4]))
+    workers = [(alone, ranks) for fixed, _, ranks, _, alone in repairs if fixed == "worker"]
+    workers.sort(key=lambda worker: -worker[0])
+    num_slowest = math.ceil(_SLOWEST * len(workers))
+    slowest = sorted(rank for _, ranks in workers[:num_slowest] for rank in ranks)
+    without = replay.finished(np.isin(replay.first_rank, slowest))
+    steady = replay.finished(replay.all, to="steady_ns")
+    everybody = _ranks(members, replay.replicas, replay.stages)
+    cases: list[tuple[str, Sequence[int], Sequence[int], float, float | None]] = [
+        ("recorded", (), (), float(recorded_ns.mean()), None),
+        ("nothing", (), (), base, None),
+        ("all", (), everybody, ideal, None),
+        ("chance", (), (), mean_ns(steady), None),
+        ("slowest", (), slowest, mean_ns(without), None),
+        *repairs,
+    ]
+    replayed = [time_ns if fixed != "recorded" else None for fixed, *_, time_ns, _ in cases]
+    error = float(np.abs(base_ns - recorded_ns).mean() / recorded_ns.mean())
+    return pl.DataFrame(
         {
-            "fixed": [fixed for fixed, *_ in cases],
-            "stage": [stages[0] if len(stages) == 1 else None for _, stages, _, _ in cases],
-            "ranks": [",".join(map(str, ranks)) or None for _, _, ranks, _ in cases],
-            "step_ns": [time_ns for *_, time_ns in cases],
-        }
+            "fixed": [case[0] for case in cases],
+            "stage": [case[1][0] if len(case[1]) == 1 else None for case in cases],
+            "ranks": [",".join(map(str, case[2])) or None for case in cases],
+            "step_ns": [case[3] for case in cases],
+            "slowdown": [None if time_ns is None else base / time_ns for time_ns in replayed],
+            "share": [
+                None if time_ns is None or base <= ideal else (base - time_ns) / (base - ideal)
+                for time_ns in replayed
+            ],
+            "alone_slowdown": [case[4] for case in cases],
+            "error_ratio": [error if case[0] == "nothing" else None for case in cases],
+        },
+        WHAT_IF,
     )
-    is_replayed = pl.col("fixed") != "recorded"
-    gained, to_gain = base - pl.col("step_ns"), base - ideal
-    error = np.abs(base_ns - recorded_ns).mean() / recorded_ns.mean()
-    return table.with_columns(
-        slowdown=pl.when(is_replayed).then(base / pl.col("step_ns")),
-        share=pl.when(is_replayed & pl.lit(to_gain > 0)).then(gained / to_gain),
-        error_ratio=pl.when(pl.col("fixed") == "nothing").then(error),
-    ).cast(WHAT_IF)  # type: ignore[arg-type]
 
 
-def _repairs(replay: _Replay) -> Iterator[tuple[str, Sequence[int], Sequence[int], Int64]]:
-    """Stages, workers and links, each as fast as usual: what, replicas, stages, `finished`."""
-    as_it_was = replay.finished()
+def _repairs(
+    replay: _Replay,
+) -> Iterator[tuple[str, Sequence[int], Sequence[int], Int64, Int64]]:
+    """Stages, workers and links, each repaired, and each the only one that is not.
+
+    Returns:
+        What it is, its replicas, its stages; what `_Replay.finished` says with it as fast as usual,
+        and with everything but it as fast as usual.
+    """
     masks: list[tuple[str, Sequence[int], Bool]] = [
         *(("worker", [stage], replay.stage == stage) for stage in replay.stages),
         *(("link", pair, replay.of_link(*pair)) for pair in replay.pairs),
     ]
+    as_it_was, ideal = replay.finished(), replay.finished(replay.all, replay.all)
     for fixed, stages, mask in masks:
         if fixed == "worker":
-            finished = replay.finished(mask)
-            yield "stage", replay.replicas, stages, finished
+            one = replay.finished(mask)
+            others = replay.finished(~mask, replay.all)
+            if len(replay.stages) > 1:
+                yield "stage", replay.replicas, stages, one, others
         else:
-            finished = replay.finished(links=mask)
+            one = replay.finished(links=mask)
+            others = replay.finished(replay.all, ~mask)
         # Replicas do not meet before their last pass: what repairs all of them repairs each.
         for at, replica in enumerate(replay.replicas):
-            alone = as_it_was.copy()
-            alone[:, at] = finished[:, at]
-            yield fixed, [replica], stages, alone
+            found = as_it_was.copy(), ideal.copy()
+            found[0][:, at], found[1][:, at] = one[:, at], others[:, at]
+            yield (fixed, [replica], stages, *found)
 
 
 def _ranks(

@@ -28,7 +28,8 @@ Share: Saved, of what would be saved with everything as fast as usual.
 Each as it usually is: every worker as fast as it is itself in a typical pass of the run. That share \
 is chance, no worker's, stage's or link's.
 S: how many times as long the step takes as with everything as fast as usual, chance included.
-M_W: share of the slowest 3% of the workers (one at least). Near 100%: they are what is wrong.
+Alone: how many times as long the step takes if only this is not as fast as usual (of workers, S_w).
+M_W: share of the 3% of the workers that are slowest alone (one at least). Near 100%: they are what is wrong.
 M_S: share of the last stage. Near 100%: its part of the model is too large.
 """
 
@@ -42,10 +43,10 @@ def render_what_if(table: pl.DataFrame, layout: Layout | None = None) -> str:
     replayed = next(row for row in rows if row["fixed"] == "nothing")
     ideal = next(row for row in rows if row["fixed"] == "all")
     slowest = next(row for row in rows if row["fixed"] == "slowest")
-    last = max((row for row in rows if row["fixed"] == "stage"), key=lambda row: row["stage"])
+    last = table.filter(fixed="stage").sort("stage")["share"].to_list()[-1:]
     preamble = (
         f"S {ideal['slowdown']:.2f}, M_W {_percent(slowest['share'])}, "
-        f"M_S {_percent(last['share'])}",
+        f"M_S {_percent(last[0] if last else None)}",
         f"The replay differs from what was recorded by {_percent(replayed['error_ratio'])}, "
         "step by step",
     )
@@ -57,6 +58,7 @@ def render_what_if(table: pl.DataFrame, layout: Layout | None = None) -> str:
             layout.time(row["step_ns"]),
             "-" if row["slowdown"] is None else layout.time(replayed["step_ns"] - row["step_ns"]),
             _percent(row["share"]),
+            "-" if row["alone_slowdown"] is None else f"{row['alone_slowdown']:.3f}",
         )
         for row in shown
     ]
@@ -66,6 +68,7 @@ def render_what_if(table: pl.DataFrame, layout: Layout | None = None) -> str:
         Column("Step Time", 12),
         Column("Saved", 12),
         Column("Share", 8),
+        Column("Alone", 8),
     )
     return str(
         Grid(

@@ -167,6 +167,8 @@ def test_two_slow_workers_hide_each_other():
     assert row(found, "worker", ranks="2")["step_ns"] == ideal + 60
     assert row(found, "worker", ranks="2")["share"] == 0.25
     assert row(found, "worker", ranks="5")["share"] == 0
+    assert row(found, "worker", ranks="5")["alone_slowdown"] == (ideal + 60) / ideal
+    assert row(found, "worker", ranks="0")["alone_slowdown"] == 1
 
 
 def test_the_slowest_are_three_percent_of_the_workers():
@@ -386,6 +388,7 @@ def test_without_a_pipeline_replicas_meet_once_a_step(tmp_path):
     assert row(found, "recorded")["step_ns"] == row(found, "nothing")["step_ns"] == 110
     assert row(found, "all")["step_ns"] == 80
     assert found.filter(fixed="worker").select("ranks", "share").rows() == [("1", 1), ("0", 0)]
+    assert found.filter(fixed="stage").is_empty()
 
 
 def test_what_a_rank_does_in_a_pipeline(tmp_path):

@@ -8,15 +8,15 @@ from ppprof.report.what_if import render_what_if
 
 TABLE = pl.DataFrame(
     [
-        ("recorded", None, None, 10.2e6, None, None, None),
-        ("nothing", None, None, 10.0e6, 1.0, 0.0, 0.02),
-        ("all", None, "0,1,2,3", 8.0e6, 1.25, 1.0, None),
-        ("chance", None, None, 9.9e6, 10 / 9.9, 0.05, None),
-        ("slowest", None, "3", 8.5e6, 10 / 8.5, 0.75, None),
-        ("stage", 1, "1,3", 8.2e6, 10 / 8.2, 0.9, None),
-        ("stage", 0, "0,2", 10.0e6, 1.0, 0.0, None),
-        ("worker", 1, "3", 8.5e6, 10 / 8.5, 0.75, None),
-        ("link", None, "2,3", 10.1e6, 10 / 10.1, -0.05, None),
+        ("recorded", None, None, 10.2e6, None, None, None, None),
+        ("nothing", None, None, 10.0e6, 1.0, 0.0, None, 0.02),
+        ("all", None, "0,1,2,3", 8.0e6, 1.25, 1.0, None, None),
+        ("chance", None, None, 9.9e6, 10 / 9.9, 0.05, None, None),
+        ("slowest", None, "3", 8.5e6, 10 / 8.5, 0.75, None, None),
+        ("stage", 1, "1,3", 8.2e6, 10 / 8.2, 0.9, 1.2, None),
+        ("stage", 0, "0,2", 10.0e6, 1.0, 0.0, 1.0, None),
+        ("worker", 1, "3", 8.5e6, 10 / 8.5, 0.75, 1.1, None),
+        ("link", None, "2,3", 10.1e6, 10 / 10.1, -0.05, 1.0004, None),
     ],
     WHAT_IF,
     orient="row",
@@ -26,23 +26,23 @@ TABLE = pl.DataFrame(
 def test_what_stragglers_cost():
     text = render_what_if(TABLE).partition("\nNote:")[0]
     assert [line.rstrip() for line in text.splitlines()] == [
-        "--------------------------------What-if Summary---------------------------------",
+        "-------------------------------------What-if Summary--------------------------------------",
         "Time unit: ms",
         "S 1.25, M_W 75.0%, M_S 90.0%",
         "The replay differs from what was recorded by 2.0%, step by step",
-        "------------------------  ----------------  ------------  ------------  --------",
-        "If as fast as usual       Ranks             Step Time     Saved         Share",
-        "------------------------  ----------------  ------------  ------------  --------",
-        "as recorded               -                 10.20         -             -",
-        "as replayed               -                 10.00         0.00          0.0%",
-        "everything                0,1,2,3           8.00          2.00          100.0%",
-        "each as it usually is     -                 9.90          0.10          5.0%",
-        "slowest workers           3                 8.50          1.50          75.0%",
-        "stage 1                   1,3               8.20          1.80          90.0%",
-        "stage 0                   0,2               10.00         0.00          0.0%",
-        "worker of stage 1         3                 8.50          1.50          75.0%",
-        "link                      2,3               10.10         -0.10         -5.0%",
-        "------------------------  ----------------  ------------  ------------  --------",
+        "------------------------  ----------------  ------------  ------------  --------  --------",
+        "If as fast as usual       Ranks             Step Time     Saved         Share     Alone",
+        "------------------------  ----------------  ------------  ------------  --------  --------",
+        "as recorded               -                 10.20         -             -         -",
+        "as replayed               -                 10.00         0.00          0.0%      -",
+        "everything                0,1,2,3           8.00          2.00          100.0%    -",
+        "each as it usually is     -                 9.90          0.10          5.0%      -",
+        "slowest workers           3                 8.50          1.50          75.0%     -",
+        "stage 1                   1,3               8.20          1.80          90.0%     1.200",
+        "stage 0                   0,2               10.00         0.00          0.0%      1.000",
+        "worker of stage 1         3                 8.50          1.50          75.0%     1.100",
+        "link                      2,3               10.10         -0.10         -5.0%     1.000",
+        "------------------------  ----------------  ------------  ------------  --------  --------",
     ]
 
 
@@ -56,6 +56,10 @@ def test_only_so_many_rows():
 def test_where_nothing_can_be_gained_there_are_no_shares():
     even = TABLE.with_columns(step_ns=pl.lit(8e6), share=pl.lit(None, pl.Float64))
     assert "M_W -, M_S -" in render_what_if(even)
+
+
+def test_without_a_pipeline_there_is_no_last_stage():
+    assert "M_W 75.0%, M_S -" in render_what_if(TABLE.filter(pl.col("fixed") != "stage"))
 
 
 def test_where_nothing_was_replayed_nothing_is_said():
