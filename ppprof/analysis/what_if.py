@@ -25,7 +25,16 @@ does until it meets the other replicas.
 
 Ours differs from theirs in that the usual time is the lower median (theirs: the mean, for
 computation) of a kind in one step (theirs: in all), over all workers and micro-batches; and in that
-what lies between two passes stays in the replay, as long as it typically is.
+what lies between two passes stays in the replay, as long as it typically is. Of the artifact's three
+sample traces T is within 0.3% of the recorded time, step by step; S, M_W and M_S come out as
+
+=====  ====  ===========  ======  ===========  ======  ===========
+trace  S     in artifact  M_W     in artifact  M_S     in artifact
+=====  ====  ===========  ======  ===========  ======  ===========
+AR     2.09  1.97         0.97    1.00         0.00    -0.00
+ST     1.31  1.18         0.02    0.03         1.00    1.22
+SE     1.51  1.54         0.02    0.03         0.69    0.69
+=====  ====  ===========  ======  ===========  ======  ===========
 """
 
 from __future__ import annotations
@@ -166,8 +175,9 @@ def what_if(
         - ``nothing``: the replay, T; ``error_ratio`` (null in other rows) is how far it is from
           the recorded time, mean over steps of the absolute difference over the mean;
         - ``all``: T_ideal, and ``slowdown`` is S;
-        - ``chance``: nothing, but each operation takes as long as it usually does on its own worker,
-          over all steps; what that gains nobody in particular is to blame for;
+        - ``steady``: nothing, but each operation takes as long as it usually does on its own worker,
+          over all steps: what varies from one micro-batch to the next (chance, or sequences of
+          different length) is gone, and who is always slow stays so;
         - ``slowest``: the workers with the largest ``alone_slowdown``, and ``share`` is M_W;
         - ``stage``: one stage of all replicas, if there are several; the share of the last is M_S;
         - ``worker``, ``link``: one of them; of links, how long inputs are under way.
@@ -176,10 +186,10 @@ def what_if(
         ``step_ns``: mean over steps. ``slowdown``: T over that time. ``share``: of what could be
         gained, (T - step_ns) / (T - T_ideal); above 1 or below 0 where fixed times are longer than
         the recorded ones; null where nothing could be gained. ``alone_slowdown``, of stages, workers
-        and links: with everything but these as fast as the median, over T_ideal (of a worker, the
-        paper's S_w): of two that are equally late the repair of one gains nothing, and yet. Stages, workers and links: by
-        share, the largest first; a link row only where stages send to each other. No rows where
-        nothing can be replayed, such as a pipeline whose passes nobody recorded.
+        and links: the time with everything but these as fast as the median, over T_ideal (of a
+        worker S_w): two that are equally late have a share of 0 each, for the other one is still
+        late, but this shows them. Stages, workers and links: by share, the largest first. No rows
+        where nothing can be replayed, such as a pipeline whose passes nobody recorded.
     """
     known = [on_reference(part, clocks or {}) for part in parts if part.height]
     rows = _placed(pl.concat(known) if known else pl.DataFrame(schema=PASSES), grid)
@@ -215,7 +225,7 @@ def what_if(
         ("recorded", (), (), float(recorded_ns.mean()), None),
         ("nothing", (), (), base, None),
         ("all", (), everybody, ideal, None),
-        ("chance", (), (), mean_ns(steady), None),
+        ("steady", (), (), mean_ns(steady), None),
         ("slowest", (), slowest, mean_ns(without), None),
         *repairs,
     ]

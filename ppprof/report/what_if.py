@@ -11,7 +11,7 @@ _NAMES = {
     "recorded": "as recorded",
     "nothing": "as replayed",
     "all": "everything",
-    "chance": "each as it usually is",
+    "steady": "each as it usually is",
     "slowest": "slowest workers",
     "stage": "stage {stage}",
     "worker": "worker of stage {stage}",
@@ -25,9 +25,9 @@ micro-batches in a step, forwards and backwards apart.
 Step Time: of the replay, with what the row names as fast as usual; mean over steps.
 Saved: the replayed step time minus that.
 Share: Saved, of what would be saved with everything as fast as usual.
-Each as it usually is: every worker as fast as it is itself in a typical pass of the run. That share \
-is chance, no worker's, stage's or link's.
-S: how many times as long the step takes as with everything as fast as usual, chance included.
+Each as it usually is: every worker as fast as it is itself in a typical pass of the run. What \
+this saves is what varies from one micro-batch to the next: chance, or sequences of different length.
+S: how many times as long the step takes as with everything as fast as usual.
 Alone: how many times as long the step takes if only this is not as fast as usual (of workers, S_w).
 M_W: share of the 3% of the workers that are slowest alone (one at least). Near 100%: they are what is wrong.
 M_S: share of the last stage. Near 100%: its part of the model is too large.

@@ -11,7 +11,7 @@ TABLE = pl.DataFrame(
         ("recorded", None, None, 10.2e6, None, None, None, None),
         ("nothing", None, None, 10.0e6, 1.0, 0.0, None, 0.02),
         ("all", None, "0,1,2,3", 8.0e6, 1.25, 1.0, None, None),
-        ("chance", None, None, 9.9e6, 10 / 9.9, 0.05, None, None),
+        ("steady", None, None, 9.9e6, 10 / 9.9, 0.05, None, None),
         ("slowest", None, "3", 8.5e6, 10 / 8.5, 0.75, None, None),
         ("stage", 1, "1,3", 8.2e6, 10 / 8.2, 0.9, 1.2, None),
         ("stage", 0, "0,2", 10.0e6, 1.0, 0.0, 1.0, None),
