@@ -344,10 +344,10 @@ def _operations(rows: pl.DataFrame, num_stages: int) -> pl.DataFrame:
 
     Returns:
         step, replica, stage, kind, chunk, micro_batch, first_rank (of the worker), dur_ns (the
-        longest of its ranks'), start_ns, end_ns, usual_ns (of all in the step), steady_ns (of its
-        worker in all steps); and needs_stage, needs_chunk: where the
-        same kind of pass has to be done first, null for none. Before a worker's first pass, where
-        that needs no input, stands a ``head``: from the beginning of the step to there.
+        longest of its ranks'), start_ns, end_ns, usual_ns (lower median of the kind, of all workers
+        in the step), steady_ns (of its worker in all steps); and needs_stage, needs_chunk: where
+        the same kind of pass has to be done first, null for none. Before the first pass of stage 0
+        stands a ``head``: from the beginning of the step to there.
     """
     worked = rows.filter(pl.col("kind") != "step").group_by(
         *_WORKER, "kind", "chunk", "micro_batch"
