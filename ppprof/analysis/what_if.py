@@ -90,10 +90,14 @@ _SLOWEST = 0.03
 _BETWEEN_REPLICAS = ("dp", "sharding")
 
 
-def passes(trace: Trace, rank: int) -> pl.DataFrame:
+def passes(trace: Trace, rank: int = -1) -> pl.DataFrame:
     """One rank's steps and what it does in them, as `what_if` takes it.
 
     A pass that launched kernels is as long as these ran.
+
+    Args:
+        trace: its window.
+        rank: what stands in the column; -1 for one that is to be told.
 
     Returns:
         Columns of `PASSES`, by start. No rows where there are no steps.
