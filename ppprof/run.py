@@ -690,15 +690,16 @@ class Run:
             InputError: none of them can be read.
         """
         wanted = None if steps is None else Steps.parse(steps)
-        parts, met = [], []
+        parts, met, passed = [], [], []
         for at in self.each(examine, self.select_ranks(ranks, window), executor):
-            recording, (made, collectives) = at.recording, at.made
+            recording, (made, collectives, passes) = at.recording, at.made
             if at.lost:
                 self._tell(lost_text(at.source, at.lost))
             if made.is_empty():
                 self._tell(f"{at.source}: no step in it; left out")
             parts.append((recording.rank, recording.window, made))
             met.append(placed(collectives, recording.rank))
+            passed.append(passes.with_columns(rank=pl.lit(recording.rank, pl.Int64)))
         rows = join_ranks(parts, self.places)
         if rows.is_empty():
             raise InputError(f"{self.path}: no step in any of its traces")
@@ -707,7 +708,7 @@ class Run:
             rows = rows.filter(wanted.hold(pl.col("step")))
             if rows.is_empty():
                 raise UsageError(f"{self.path}: no step of {wanted}; it has {known}")
-        return Cluster(rows, _by_rank(met), self.clocks)
+        return Cluster(rows, _by_rank(met), _by_rank(passed), self.clocks, self.topology)
 
     @cached_property
     def clocks(self) -> Clocks:

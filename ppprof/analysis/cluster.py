@@ -12,13 +12,18 @@ from ppprof.analysis.arrivals import arrivals, by_group
 from ppprof.analysis.breakdown import breakdown
 from ppprof.analysis.matching import align, collectives, matched
 from ppprof.analysis.stragglers import slow_groups, slow_ranks
+from ppprof.analysis.what_if import WHAT_IF, passes, what_if
 from ppprof.clocks import Clock
+from ppprof.topology import Topology
 from ppprof.trace.schema import Trace
 
 
-def examine(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """One rank's part: its steps (`breakdown`) and its collectives, of a rank to be told."""
-    return breakdown(trace), collectives(trace)
+def examine(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """One rank's part: its steps (`breakdown`), its collectives and its passes.
+
+    The latter two are of a rank that is to be told: see `ppprof.analysis.matching.placed`.
+    """
+    return breakdown(trace), collectives(trace), passes(trace)
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,12 @@ class Cluster:
     """A row a rank and step: what `ppprof.analysis.ranks.join_ranks` gave."""
     collectives: Sequence[pl.DataFrame]
     """A table a rank, on its own clock: what `ppprof.analysis.matching.collectives` gave."""
+    passes: Sequence[pl.DataFrame]
+    """A table a rank: what `ppprof.analysis.what_if.passes` gave."""
     measured: Mapping[int, Clock]
     """The clocks that the capture compared."""
+    grid: Topology | None = None
+    """Where the ranks stand; None where nobody tells."""
 
     @cached_property
     def clocks(self) -> Mapping[int, Clock]:
@@ -67,6 +76,18 @@ class Cluster:
         """Whose link is slower than those beside it; see `ppprof.analysis.stragglers`."""
         lengths = self.steps.group_by("step").agg(pl.col("step_ns").median().cast(pl.Int64))
         return slow_groups(self.arrivals, dict(lengths.iter_rows()), self._roles)
+
+    @cached_property
+    def what_if(self) -> pl.DataFrame:
+        """Step times if something were as fast as usual; see `ppprof.analysis.what_if`.
+
+        No rows where the grid is not known or nothing can be replayed.
+        """
+        if self.grid is None:
+            return pl.DataFrame(schema=WHAT_IF)
+        steps = self.steps["step"].unique().implode()
+        wanted = [part.filter(pl.col("step").is_in(steps)) for part in self.passes]
+        return what_if(wanted, self.grid, self.clocks)
 
     @property
     def _roles(self) -> Mapping[int, str]:

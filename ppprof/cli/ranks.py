@@ -19,6 +19,7 @@ from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
 from ppprof.report.ranks import draw_findings, draw_groups, draw_ranks
 from ppprof.report.text import Layout
+from ppprof.report.what_if import render_what_if
 from ppprof.run import Run, listed
 from ppprof.run import open as open_run
 from ppprof.topology import RankSelector, parse_selector
@@ -47,6 +48,11 @@ def register(subparsers: Any) -> None:
     add("--window", metavar="W", help="only this window, counted from 0")
     add("--steps", metavar="A:B", help="only steps A to B-1; A:, :B or one number as well")
     add("--workers", metavar="N", help="read the traces in N processes; default: in this one")
+    add(
+        "--what-if",
+        action="store_true",
+        help="also the step time if slow workers, stages and links were as fast as usual",
+    )
     add("--time-unit", metavar="UNIT", help="s, ms (as it is without), us or ns; of tables only")
     add(
         "--format",
@@ -67,7 +73,12 @@ def ranks(args: argparse.Namespace) -> int:
         tell(f"{args.path}: the newest run is {run.path}")
     with _executor(request.workers) as executor:
         cluster = run.cluster(request.ranks, request.window, steps=args.steps, executor=executor)
-    print(_FORMATS[args.format](_Shown(run, request, cluster)), end="")
+    shown = _Shown(run, request, cluster)
+    if request.what_if and cluster.what_if.is_empty():
+        tell(
+            f"{run}: nothing to replay: no manifest with the grid, or steps that ranks do not share"
+        )
+    print(_FORMATS[args.format](shown), end="")
     return 0
 
 
@@ -79,6 +90,7 @@ class _Request:
     ranks: RankSelector
     window: int | None
     workers: int
+    what_if: bool
     layout: Layout
 
     @classmethod
@@ -107,7 +119,7 @@ class _Request:
             problems.append(f"--time-unit: has no effect on {args.format}, which is in nanoseconds")
         if problems:
             raise UsageError("\n".join(problems))
-        return cls(by, ranks, window, workers, layout)
+        return cls(by, ranks, window, workers, args.what_if, layout)
 
 
 def _groups(text: str) -> tuple[str, ...]:
@@ -139,7 +151,7 @@ class _Shown:
 
     def __init__(self, run: Run, request: _Request, cluster: Cluster) -> None:
         self.run, self.by, self.layout = run, request.by, request.layout
-        self.cluster = cluster
+        self.cluster, self.what_if = cluster, request.what_if
         self.steps = steps = cluster.steps
         whole = set(request.by) == {"rank", "step"}
         self.table = steps.sort(request.by) if whole else group_steps(steps, request.by)
@@ -150,7 +162,9 @@ def _table(shown: _Shown) -> str:
     found = shown.steps["rank"].unique().to_list()
     heading = f"{shown.run.path}: {listed('rank', found)}, {listed('step', numbers)}"
     table = draw_ranks(shown.table, shown.by, shown.layout)
-    return f"{heading}\n\n{table}{_slowest(shown)}{_together(shown)}"
+    replayed = render_what_if(shown.cluster.what_if, shown.layout) if shown.what_if else ""
+    replayed = f"\n{replayed}" if replayed else ""
+    return f"{heading}\n\n{table}{_slowest(shown)}{_together(shown)}{replayed}"
 
 
 def _together(shown: _Shown) -> str:
@@ -187,6 +201,8 @@ def _json(shown: _Shown) -> str:
         "slow_ranks": cluster.slow_ranks,
         "slow_groups": cluster.slow_groups,
     }
+    if shown.what_if:
+        tables["what_if"] = cluster.what_if
     clocks = {
         str(rank): {"method": at.method, "offset_ns": at.offset_ns, "error_ns": at.error_ns}
         for rank, at in sorted(cluster.clocks.items())

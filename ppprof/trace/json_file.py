@@ -27,6 +27,7 @@ from ppprof.trace.json_text import (
     start_of_events,
     whole_events,
 )
+from ppprof.trace.json_values import without_odd_numbers
 from ppprof.trace.kineto_columns import KinetoEvent
 from ppprof.trace.kineto_json import kineto_trace
 from ppprof.trace.layouts import DIALECTS, dialect_of
@@ -197,9 +198,8 @@ def _extra_info(value: object) -> Mapping[str, str]:
 
 
 def _devices(value: object) -> tuple[Mapping[str, object], ...]:
-    return (
-        tuple(told for told in value if isinstance(told, dict)) if isinstance(value, list) else ()
-    )
+    found = value if isinstance(value, list) else ()
+    return tuple(without_odd_numbers(told) for told in found if isinstance(told, dict))
 
 
 def _whole(value: object) -> int:

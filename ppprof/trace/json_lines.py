@@ -37,10 +37,16 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def with_text(table: pl.DataFrame, column: str) -> pl.DataFrame:
-    """The table and a column ``text``: a string column as the inside of a JSON string."""
-    values = table[column].unique()
+    """The table and a column ``text``: a string column as the inside of a JSON string.
+
+    Empty where the column is null.
+    """
+    values = table[column].drop_nulls().unique()
     texts = pl.DataFrame({column: values, "text": [escaped(value) for value in values.to_list()]})
-    return table.join(texts, on=column, how="left", maintain_order="left")
+    joined = table.join(
+        texts.cast({"text": pl.String}), on=column, how="left", maintain_order="left"
+    )
+    return joined.with_columns(pl.col("text").fill_null(""))
 
 
 def escaped(name: str) -> str:

@@ -30,6 +30,19 @@ def texts(values: Iterable[msgspec.Raw]) -> list[str]:
     return [str(value, "utf-8", "replace") for value in values]
 
 
+def without_odd_numbers(values: Mapping[str, object]) -> dict[str, object]:
+    """What other formats can hold: no infinite numbers, and none beyond 64 bits.
+
+    >>> without_odd_numbers({"name": "GPU", "a": float("inf"), "b": 2**64, "c": 1.5})
+    {'name': 'GPU', 'c': 1.5}
+    """
+    return {
+        key: value
+        for key, value in values.items()
+        if not isinstance(value, (int, float)) or -(2.0**63) <= value < 2.0**63
+    }
+
+
 def nanoseconds(name: str, microseconds: Iterable[str]) -> pl.Series:
     """Decimal text, three places behind the point, to int64; null where it is no number."""
     text = pl.Series(name, microseconds, pl.String)

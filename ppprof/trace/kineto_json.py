@@ -37,6 +37,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.trace.forest import pre_order
+from ppprof.trace.json_values import without_odd_numbers
 from ppprof.trace.kineto_columns import DEVICES, MODULE, OPERATORS, KinetoColumns, KinetoEvent
 from ppprof.trace.nesting import nest
 from ppprof.trace.schema import (
@@ -454,7 +455,8 @@ def _devices(properties: Any) -> Iterator[Mapping[str, object]]:
     """The properties, with Paddle's word for numSms; its other words are Kineto's."""
     for item in properties if isinstance(properties, list) else ():
         if isinstance(item, dict):
-            yield {"smCount" if key == "numSms" else key: value for key, value in item.items()}
+            sound = without_odd_numbers(item)
+            yield {"smCount" if key == "numSms" else key: value for key, value in sound.items()}
 
 
 def _named(values: Mapping[str, Any], *keys: str) -> dict[str, str]:

@@ -236,12 +236,12 @@ def _memory_parts() -> Parts:
     numbers: Parts = []
     columns = ["current_allocated", "current_reserved", "peak_allocated", "peak_reserved"]
     for column in columns:
-        numbers += [f',"{column}":', pl.col(column)]
+        numbers += [f',"{column}":', pl.col(column).fill_null(0)]
     return [
         '{"name":"[memory]","pid":', pl.col("process"), ',"tid":"', pl.col("thread"),
         '(C++)","ts":', us("time_ns"), ',"ph":"i","s":"t","cat":"', pl.col("kind"),
-        '","args":{"place":"', pl.col("text"), '","addr":"', pl.col("addr"),
-        '","increase_bytes":', pl.col("bytes"), *numbers, "}}",
+        '","args":{"place":"', pl.col("text"), '","addr":"', pl.col("addr").fill_null(0),
+        '","increase_bytes":', pl.col("bytes").fill_null(0), *numbers, "}}",
     ]  # fmt: skip
 
 

@@ -205,7 +205,7 @@ def _device_events(devices: pl.DataFrame) -> Pieces:
             Field(9, numbers["registers"]),
             *(Field(at, nothing) for at in range(10, 15)),
             *(
-                Field(at, devices[name][kernels].fill_null(np.nan).to_numpy().astype(np.float32))
+                Field(at, _single(devices[name][kernels]))
                 for at, name in enumerate(("blocks_per_sm", "warps_per_sm", "occupancy"), 15)
             ),
         ],
@@ -291,6 +291,12 @@ def _numbered(column: pl.Series, numbers: dict[str, int]) -> Int64:
 def _numbers(column: pl.Series) -> Int64:
     values: Int64 = column.fill_null(0).to_numpy()
     return values
+
+
+def _single(column: pl.Series) -> npt.NDArray[np.float32]:
+    """Float32, NaN for null; what is too large for it is infinite."""
+    with np.errstate(over="ignore"):
+        return column.fill_null(np.nan).to_numpy().astype(np.float32)
 
 
 def _whole(value: object) -> int:

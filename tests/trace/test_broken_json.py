@@ -375,3 +375,25 @@ def test_where_no_event_begins_for_long_it_is_refused(tmp_path, monkeypatch):
     path.write_bytes(b'{"traceEvents": [' + b" " * (12 << 20))
     with pytest.raises(TraceError, match=r"no event begins in the .* MiB from byte"):
         read(path)
+
+
+def test_values_that_no_other_format_holds_can_be_written(tmp_path):
+    """A memory event without a place, numbers beyond 64 and 32 bits."""
+    device = '"deviceProperties": [{"id": 0, "name": "X", "totalGlobalMem": 1e400, "smCount": 99999999999999999999}],'
+    text = json.dumps({"schemaVersion": "1.0.2", "traceEvents": [
+        {"name": "k", "cat": "Kernel", "ph": "X", "pid": 0, "tid": 7, "ts": 1, "dur": 1,
+         "args": {"correlation id": 3, "warps per SM": 1e300}},
+        {"name": "l", "cat": "CudaRuntime", "ph": "X", "pid": 1, "tid": "1(C++)", "ts": 0, "dur": 1,
+         "args": {"correlation id": 3}},
+        {"name": "[memory]", "cat": "Allocate", "ph": "i", "pid": 1, "tid": "1(C++)", "ts": 1,
+         "args": {"addr": "7", "increase_bytes": 8}},
+        {"name": "op", "cat": "Operator", "ph": "X", "pid": 1, "tid": "1(C++)", "ts": 0, "dur": 9},
+    ]})  # fmt: skip
+    path = tmp_path / "odd.json"
+    path.write_text(text.replace("{", "{" + device, 1))
+    trace = read(path)
+    assert trace.devices == ({"id": 0, "name": "X"},)
+    for name in ("again.json", "again.pb"):
+        write(trace, tmp_path / name)
+        again = read(tmp_path / name)
+        assert (again.events.height, again.memory.height) == (3, trace.memory.height)
