@@ -35,7 +35,7 @@ def processes(workers: int) -> Iterator[Executor | None]:
 
 @contextmanager
 def dask(address: str) -> Iterator[Executor]:
-    """The workers of a Dask cluster, which need ppprof and the files under the same paths.
+    """The workers of a Dask cluster, which find the files under the same paths.
 
     Dask gives a task whose worker died to another one. The future of one that it gives up after
     some deaths, or that waits while no worker is left for a minute, raises `BrokenExecutor`.
@@ -44,7 +44,8 @@ def dask(address: str) -> Iterator[Executor]:
         address: of the scheduler, such as ``tcp://10.0.0.1:8786``.
 
     Raises:
-        UsageError: ``distributed`` is not installed, or nobody answers there within `ANSWER_S`.
+        UsageError: ``distributed`` is not installed, nobody answers there within `ANSWER_S`, or
+            somebody there has no ppprof.
     """
     try:
         from distributed import Client
@@ -65,8 +66,29 @@ def dask(address: str) -> Iterator[Executor]:
                 f"--dask {address}: the scheduler has had no worker for {ANSWER_S} s; start some: "
                 f"dask worker {address}"
             ) from error
+        lacking = _lacking(client)
+        if lacking:
+            raise UsageError(
+                f"--dask {address}: no ppprof on {', '.join(lacking)}; scheduler and workers need "
+                "the one that is installed here"
+            )
         with _DaskExecutor(client) as executor:
             yield executor
+
+
+def _lacking(client: Any) -> list[str]:
+    """Who cannot import ppprof: a worker would end on a task of ours instead of refusing it."""
+
+    def has() -> bool:  # sent as code, being no module's: the others have to be imported
+        try:
+            import ppprof.run  # noqa: F401  with all that it needs
+        except ImportError:
+            return False
+        return True
+
+    workers = client.run(has, on_error="return")
+    answers = {"the scheduler": client.run_on_scheduler(has), **workers}
+    return [who for who, answer in answers.items() if answer is not True]
 
 
 class _DaskExecutor(Executor):
