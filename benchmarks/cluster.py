@@ -82,9 +82,7 @@ def make(folder: Path, num_ranks: int) -> Path:
 
 def of_rank(trace: Trace, grid: Topology, rank: int) -> Trace:
     """The trace as this rank would have left it."""
-    groups = {
-        axis: next(group for group in grid.groups(axis) if rank in group) for axis in _BYTES
-    }
+    groups = {axis: next(group for group in grid.groups(axis) if rank in group) for axis in _BYTES}
     shift = Random(rank).randrange(APART_NS)
     told = (pl.col("category") == "Communication") & pl.col("name").is_in(list(_AXES))
     axis = pl.col("name").cast(pl.String).replace_strict(_AXES, default=None)
@@ -108,5 +106,6 @@ def of_rank(trace: Trace, grid: Topology, rank: int) -> Trace:
 
 if __name__ == "__main__":
     import time
-    t=time.time()
-    print(make(Path(sys.argv[1]), int(sys.argv[2])), time.time()-t)
+
+    t = time.time()
+    print(make(Path(sys.argv[1]), int(sys.argv[2])), time.time() - t)
