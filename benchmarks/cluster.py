@@ -1,111 +1,79 @@
-"""``ppprof ranks`` of jobs of many ranks: does time grow with them, and does memory?
+"""``ppprof ranks`` of jobs of many ranks (`cluster_job`): does time grow with them, and does memory?
 
-A rank's trace is two steps of a GPU job (`gpu_job`), rewritten: each rank is in a group of 8 for tensor
-parallelism and in one with all others of its kind for data parallelism, and began some microseconds
-apart. All collectives of both groups match, nothing measured the clocks, so everything that
-``ppprof ranks`` can find out is to be found out. Cold processes, files in the page cache, no kept
-events; the median over the rounds, as in `trace_reading`.
+Cold processes from start to end, files in the page cache, no kept events; medians over rounds in
+which all commands run in turn, and peak memory of all processes at once, as in `trace_reading`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
-from random import Random
 
-import polars as pl
-
-from benchmarks import gpu_job, trace_reading
-from benchmarks.trace_reading import Measured
-from ppprof.config import ProfilerConfig
-from ppprof.rundir import TraceName, claim, write_manifest
-from ppprof.topology import Topology
-from ppprof.trace import Trace, read
-from ppprof.trace.paddle_pb_writer import write_paddle_pb
-from tests.fixtures.timeline import write
+from benchmarks.trace_reading import Measured, Reader, machine, measure
 
 SIZES = (64, 512)
-NUM_STEPS, NUM_LAYERS = 2, 4
-MP_DEGREE = 8
-APART_NS = 8_000
-"""How far apart ranks begin; collectives take longer, so nobody leaves one before all have come."""
-_AXES = {"mp_allreduce": "mp", "all_reduce": "dp"}
-"""Collective of `gpu_job` -> axis."""
-_BYTES = {"mp": 33_554_432, "dp": 100_663_296}
-_WHEN = datetime(2026, 11, 20, 20, 15, 30, tzinfo=timezone.utc)
-
-_READ = (
+_BYTES = (
     "import pathlib, sys; "
-    "[at.read_bytes() for at in sorted(pathlib.Path(sys.argv[1]).glob('raw/*.pb'))]"
+    "[len(at.read_bytes()) for at in sorted(pathlib.Path(sys.argv[1]).glob('raw/*.pb'))]"
 )
 _RANKS = ("-m", "ppprof", "ranks", "--no-cache")
 FLOOR, ALONE, TWO = "floor: the bytes read once", "ppprof ranks", "ppprof ranks --workers 2"
-COMMANDS: Mapping[str, Sequence[str]] = {
-    FLOOR: ("-c", _READ),
-    ALONE: _RANKS,
-    TWO: (*_RANKS, "--workers", "2"),
-}
+COMMANDS = (
+    Reader(FLOOR, ("-c", _BYTES), suffix=""),
+    Reader(ALONE, _RANKS, suffix=""),
+    Reader(TWO, (*_RANKS, "--workers", "2"), suffix=""),
+)
 
 Results = Mapping[int, Mapping[str, Measured]]
 """Number of ranks -> name of the command -> what was measured."""
 
 
-def make(folder: Path, num_ranks: int) -> Path:
-    """The run directory of such a job."""
-    grid = Topology.of(dp=num_ranks // MP_DEGREE, mp=MP_DEGREE)
-    run = claim(folder)
-    block = ProfilerConfig.from_mapping({"enable": True}).to_mapping()
-    axes = {"order": grid.order, "degrees": grid.degrees}
-    ranks = [
-        {"rank": rank, "host": f"host-{rank // 8}", "coordinate": grid.coordinate(rank)}
-        for rank in range(num_ranks)
+def table(results: Results) -> str:
+    """Markdown: seconds in all and milliseconds a rank, speed-up over one process, peak memory."""
+    rows = [
+        ["ranks", "", "seconds", "ms a rank", "speed-up", "peak MiB"],
+        ["---:", "---", *["---:"] * 4],
     ]
-    write_manifest(run, {"profiler": block, "axes": axes, "ranks": ranks})
-    first = write(folder / "first.pb", *gpu_job.threads(NUM_STEPS, NUM_LAYERS), devices=(0,))
-    trace = read(first, cache=False)
-    for rank in range(num_ranks):
-        name = TraceName(rank, grid.label(rank), _WHEN, 0)
-        write_paddle_pb(of_rank(trace, grid, rank), run / name.raw)
-    first.unlink()
-    return run
+    for num_ranks, measured in results.items():
+        alone_s = measured[ALONE].median_s
+        for name, of in measured.items():
+            cells = [of.error, "-", "-", "-"]
+            if of.median_s is not None:
+                cells = [
+                    f"{of.median_s:.2f}",
+                    f"{of.median_s / num_ranks * 1e3:.1f}",
+                    f"{alone_s / of.median_s:.2f}" if alone_s else "-",
+                    f"{of.peak_bytes / 2**20:,.0f}",
+                ]
+            rows.append([str(num_ranks), name, *cells])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def of_rank(trace: Trace, grid: Topology, rank: int) -> Trace:
-    """The trace as this rank would have left it."""
-    groups = {axis: next(group for group in grid.groups(axis) if rank in group) for axis in _BYTES}
-    shift = Random(rank).randrange(APART_NS)
-    told = (pl.col("category") == "Communication") & pl.col("name").is_in(list(_AXES))
-    axis = pl.col("name").cast(pl.String).replace_strict(_AXES, default=None)
-
-    def tell(of_axis: Mapping[str, object], dtype: type[pl.DataType]) -> pl.Expr:
-        return pl.when(told).then(axis.replace_strict(of_axis, default=None, return_dtype=dtype))
-
-    events = trace.events.with_columns(
-        pl.when(told).then(pl.lit("all_reduce")).otherwise(pl.col("name").cast(pl.String))
-        .cast(pl.Categorical).alias("name"),
-        pl.col("start_ns") + shift,
-        pl.when(told).then(axis).cast(pl.Categorical).alias("axis"),
-        pl.coalesce(tell(_BYTES, pl.Int64), "bytes").alias("bytes"),
-        tell({axis: ",".join(map(str, group)) for axis, group in groups.items()}, pl.String)
-        .alias("peers"),
-    )  # fmt: skip
-    return replace(
-        trace, events=events, memory=trace.memory.with_columns(pl.col("time_ns") + shift)
-    )
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--sizes", metavar="RANKS,...", default=",".join(map(str, SIZES)), help="64,512")
+    add("--repeats", type=int, default=3, help="timed runs of each command (3)")
+    add("--keep", type=Path, metavar="DIR", help="make the runs there, or use those that are")
+    options = parser.parse_args(argv)
+    print(machine(), end="\n\n")
+    results: dict[int, Mapping[str, Measured]] = {}
+    with contextlib.ExitStack() as stack:
+        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for num_ranks in map(int, options.sizes.split(",")):
+            run = folder / f"{num_ranks}_ranks"
+            if not run.exists():
+                command = [sys.executable, "-m", "benchmarks.cluster_job", str(run), str(num_ranks)]
+                subprocess.run(command, check=True)
+            results[num_ranks] = measure(COMMANDS, {"": run}, options.repeats)
+    print(table(results))
 
 
 if __name__ == "__main__":
-    import time
-
-    t = time.time()
-    print(make(Path(sys.argv[1]), int(sys.argv[2])), time.time() - t)
+    main()
