@@ -96,7 +96,8 @@ def _strategy(config: Config) -> fleet.DistributedStrategy:
     strategy.pipeline_configs = {
         "accumulate_steps": config.Engine.accumulate_steps,
         "micro_batch_size": config.Global.micro_batch_size,
-        "enable_partial_send_recv": config.Global.device != "cpu",
+        # In a part for each mp rank what all of them have; under sequence parallelism they do not.
+        "enable_partial_send_recv": not (on_cpu or config.Model.sequence_parallel),
     }
     return strategy
 
