@@ -22,7 +22,13 @@ from ppprof.train.amp import Amp
 from ppprof.train.flops import rank_flops
 from ppprof.train.grid import Grid
 from ppprof.train.model import GPT, Block, PretrainingLoss, initialise, pipeline_stage
-from ppprof.train.optim import SlicedClip, make_optimizer, make_schedule, observe_norm
+from ppprof.train.optim import (
+    SlicedClip,
+    keeping_masters,
+    make_optimizer,
+    make_schedule,
+    observe_norm,
+)
 
 MicroBatches = Sequence[tuple[paddle.Tensor, paddle.Tensor]]
 """Tokens and labels of each micro-batch of a step, int64 of shape (micro_batch_size, length)."""
@@ -175,15 +181,16 @@ class Sharded(Engine):
         has_dp = self._grid.topology.degree("dp") > 1
         parts = [param.name for param in self.model.parameters() if param.is_distributed]
         clip = self.optimizer._grad_clip
-        self._spread, self._stepper, self.amp.scaler = shard(
-            self.model,
-            self.optimizer,
-            {2: "os_g", 3: "p_g_os"}[sharding.sharding_stage],
-            scaler=self.amp.scaler,
-            group=groups.get_sharding_parallel_group(),
-            offload=sharding.sharding_offload and not on_cpu,
-            dp_group=groups.get_data_parallel_group() if has_dp else None,
-        )
+        with keeping_masters(self.optimizer):
+            self._spread, self._stepper, self.amp.scaler = shard(
+                self.model,
+                self.optimizer,
+                {2: "os_g", 3: "p_g_os"}[sharding.sharding_stage],
+                scaler=self.amp.scaler,
+                group=groups.get_sharding_parallel_group(),
+                offload=sharding.sharding_offload and not on_cpu,
+                dp_group=groups.get_data_parallel_group() if has_dp else None,
+            )
         if clip is not None and sharding.sharding_stage == 3:
             mp = groups.get_model_parallel_group() if layers.mp_degree() > 1 else None
             self.optimizer._grad_clip = SlicedClip(

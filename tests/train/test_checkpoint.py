@@ -16,7 +16,7 @@ from ppprof.topology import Topology  # noqa: E402
 from ppprof.train import checkpoint  # noqa: E402
 from ppprof.train.grid import Grid  # noqa: E402
 from ppprof.train.model import GPT  # noqa: E402
-from ppprof.train.optim import make_optimizer, make_schedule  # noqa: E402
+from ppprof.train.optim import SLICE, keeping_masters, make_optimizer, make_schedule  # noqa: E402
 
 pytestmark = pytest.mark.paddle
 OPTIMIZER = OptimizerConfig(lr=LearningRateConfig(max_lr=0.1, warmup_rate=0.0), grad_clip=None)
@@ -95,6 +95,30 @@ def test_weights_moments_and_schedule_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_short_weights_and_their_float32_copies_come_back(tmp_path: Path, dtype: str) -> None:
     _goes_on(tmp_path, dtype)
+
+
+@pytest.mark.usefixtures("short_adamw")
+@pytest.mark.parametrize("mark", ["", SLICE], ids=["stage 2", "stage 3"])
+def test_float32_copies_under_the_names_that_group_sharding_gives_them(
+    tmp_path: Path, mark: str
+) -> None:
+    """Fleet's stages 2 and 3 call a copy what the parameter is called; 3 keeps it as a slice's."""
+    first, resumed = Job("bfloat16"), Job("bfloat16")
+    first.step(seed=1)
+    copies = first.optimizer._master_weights
+    for param in first.model.parameters():
+        copy = copies.pop(param.name)
+        copy.name = param.name
+        copies[mark + param.name] = copy
+    resumed.load(first.save(tmp_path))
+    with keeping_masters(resumed.optimizer):  # as group sharding makes them, of the parameters
+        for param in resumed.model.parameters():
+            master = param.astype("float32")
+            resumed.optimizer._master_weights[mark + param.name] = master
+    found = resumed.optimizer._master_weights
+    assert found.keys() == {mark + param.name for param in resumed.model.parameters()}
+    for one, other in zip(first.model.parameters(), resumed.model.parameters()):
+        assert np.array_equal(copies[mark + one.name].numpy(), found[mark + other.name].numpy())
 
 
 def test_a_checkpoint_takes_the_place_of_one_and_of_what_a_killed_run_left(tmp_path: Path) -> None:
