@@ -30,6 +30,8 @@ from ppprof.train.optim import SLICE
 
 Arrays = dict[str, npt.NDArray[Any]]
 
+_STAGE = "sharding_stage"
+
 _MASTER = "master:"  # before the float32 copy of a short parameter
 
 
@@ -142,11 +144,14 @@ def _part(what: str, at: Mapping[str, int]) -> str:
 
 def _degrees(grid: Grid) -> dict[str, int]:
     """What the parts of a checkpoint depend on; copies do not matter."""
-    return {axis: grid.topology.degree(axis) for axis in ("pp", "sharding", "mp")}
+    degrees = {axis: grid.topology.degree(axis) for axis in ("pp", "sharding", "mp")}
+    # Each stage gives ranks other parts of the optimizer's state.
+    return {**degrees, _STAGE: grid.sharding_stage} if degrees["sharding"] > 1 else degrees
 
 
 def _text(degrees: Mapping[str, Any]) -> str:
-    return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
+    stage = f" in {_STAGE} {degrees[_STAGE]}" if _STAGE in degrees else ""
+    return " x ".join(f"{axis} {at}" for axis, at in degrees.items() if axis != _STAGE) + stage
 
 
 def _write(arrays: Arrays, path: Path) -> None:

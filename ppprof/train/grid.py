@@ -23,6 +23,8 @@ class Grid:
 
     rank: int
     topology: Topology
+    sharding_stage: int = 1
+    """1 to 3: what sharding ranks divide, where there are several."""
 
     @property
     def coordinate(self) -> dict[str, int]:
@@ -56,7 +58,7 @@ class Grid:
 
 def make_grid(config: Config) -> Grid:
     """Starts what the config's degrees need; to be called once."""
-    grid = Grid(dist.get_rank(), config.topology)
+    grid = Grid(dist.get_rank(), config.topology, config.Distributed.sharding.sharding_stage)
     if config.topology.world_size > 1:
         is_cpu = config.Global.device == "cpu"
         if is_cpu:

@@ -201,3 +201,17 @@ def test_a_checkpoint_of_another_grid(tmp_path: Path) -> None:
     grid = Grid(0, Topology.of(mp=2, dp=2))
     with pytest.raises(InputError, match="pp 1 x sharding 1 x mp 1 saved, pp 1 x sharding 1 x mp"):
         checkpoint.load(saved, job.model, job.optimizer, grid)
+
+
+def test_a_checkpoint_of_another_sharding_stage(tmp_path: Path) -> None:
+    job, topology = Job(), Topology.of(sharding=2)
+    saved = job.save(tmp_path)
+    state = json.loads((saved / "state.json").read_text())
+    written = {"pp": 1, "sharding": 2, "mp": 1, "sharding_stage": 3}
+    (saved / "state.json").write_text(json.dumps({**state, "grid": written}))
+    with pytest.raises(InputError) as raised:
+        checkpoint.load(saved, job.model, job.optimizer, Grid(0, topology, sharding_stage=2))
+    assert (
+        "of another grid: pp 1 x sharding 2 x mp 1 in sharding_stage 3 saved, "
+        "pp 1 x sharding 2 x mp 1 in sharding_stage 2 in the config; only dp may differ"
+    ) in str(raised.value)
