@@ -52,6 +52,8 @@ def save(folder: Path, progress: Progress, model: nn.Layer, optimizer: Any, grid
 
     Copies of a part (other dp ranks', and for parameters other sharding ranks') are not written.
     """
+    if paddle.get_device().startswith("gpu"):
+        paddle.device.synchronize()  # broadcast_overlap: parameters may still be on their way
     target = folder / f"step_{progress.step:08d}"
     hidden = folder / f".{target.name}.part"
     if grid.rank == 0:

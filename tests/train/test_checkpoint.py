@@ -215,3 +215,16 @@ def test_a_checkpoint_of_another_sharding_stage(tmp_path: Path) -> None:
         "of another grid: pp 1 x sharding 2 x mp 1 in sharding_stage 3 saved, "
         "pp 1 x sharding 2 x mp 1 in sharding_stage 2 in the config; only dp may differ"
     ) in str(raised.value)
+
+
+def test_a_gpu_has_done_its_work_before_parameters_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``broadcast_overlap`` they come in beside the computation, which nothing else awaits."""
+    job, waited = Job(), []
+    monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
+    monkeypatch.setattr(
+        paddle.device, "synchronize", lambda: waited.append(list(tmp_path.iterdir()))
+    )
+    job.save(tmp_path)
+    assert waited == [[]]
