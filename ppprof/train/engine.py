@@ -135,11 +135,14 @@ class Engine:
             for tokens, labels in micro_batches:
                 with self.amp.cast():
                     loss = self._loss(self._spread(tokens), labels) / len(micro_batches)
-                self.amp.scale(loss).backward()
+                self._backward(self.amp.scale(loss))
                 losses.append(loss.detach())
         if is_reduced_here:
             fused_allreduce_gradients(list(self.model.parameters()), None)
         return paddle.add_n(losses)
+
+    def _backward(self, loss: paddle.Tensor) -> None:
+        loss.backward()
 
 
 class Pipelined(Engine):
@@ -172,6 +175,13 @@ class Pipelined(Engine):
 class Sharded(Engine):
     """Sharding stage 2 (gradients too) or 3 (parameters too), by Fleet's group sharding."""
 
+    def _backward(self, loss: paddle.Tensor) -> None:
+        super()._backward(loss)
+        if getattr(self._stepper, "_reduce_overlap", False):
+            # Fleet waits in the optimizer's step alone: by then the next micro-batch has added to
+            # the gradients that are being reduced, and the scaler has read them.
+            self._stepper._comm_task.wait()
+
     def _spread_out(self) -> None:
         sharding = self._config.Distributed.sharding
         shard, on_cpu = group_sharded_parallel, self._config.Global.device == "cpu"
@@ -197,7 +207,7 @@ class Sharded(Engine):
                 clip.clip_norm, parts, groups.get_sharding_parallel_group(), mp
             )
         if sharding.sharding_stage == 2 and not on_cpu:
-            if sharding.reduce_overlap:
+            if sharding.reduce_overlap and not sharding.sharding_offload:
                 self._spread._set_reduce_overlap(True)
             if sharding.broadcast_overlap:
                 self._stepper._set_broadcast_overlap(True, layers=self.model, num_groups=2)
