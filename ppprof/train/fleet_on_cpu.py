@@ -30,6 +30,7 @@ from typing import Any, Callable
 
 import paddle
 import paddle.distributed as dist
+from paddle import nn
 from paddle.autograd import PyLayer
 from paddle.base import core
 from paddle.distributed import collective
@@ -37,6 +38,7 @@ from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.layers.mpu import mp_ops
 from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_storage
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import ParamStorage
+from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_parallel_parameter
 from paddle.distributed.sharding import group_sharded_parallel
 
 _Gloo = core.ProcessGroupGloo
@@ -251,13 +253,16 @@ class _CrossEntropy(PyLayer):
         return slope * (gradient * counts)
 
 
-def shard(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+def shard(model: nn.Layer, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
     """``group_sharded_parallel``, told that there is a GPU while it looks for one."""
+    # Stage 3 divides a parameter's gradient after every micro-batch, and Fleet adds up that of a
+    # sequence parallel one over mp ranks after the last alone: such stay whole, as on a GPU.
+    whole = [param.size for param in model.parameters() if is_sequence_parallel_parameter(param)]
     cpu, compiled = paddle.get_device, core.is_compiled_with_cuda
     paddle.get_device, core.is_compiled_with_cuda = (lambda: "gpu:0"), (lambda: True)
     try:
         made: tuple[Any, Any, Any] = group_sharded_parallel(
-            *args, segment_size=_SEGMENT_SIZE, **kwargs
+            model, *args, segment_size=max([_SEGMENT_SIZE, *whole]), **kwargs
         )
         return made
     finally:
