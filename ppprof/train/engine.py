@@ -210,4 +210,9 @@ class Sharded(Engine):
             if sharding.reduce_overlap and not sharding.sharding_offload:
                 self._spread._set_reduce_overlap(True)
             if sharding.broadcast_overlap:
-                self._stepper._set_broadcast_overlap(True, layers=self.model, num_groups=2)
+                # Fleet makes the second group where only its members see it, so that several such
+                # would have one number, and by it one NCCL id in the job's store.
+                is_alone = sharding.sharding_degree == self._grid.topology.world_size
+                self._stepper._set_broadcast_overlap(
+                    True, layers=self.model, num_groups=2 if is_alone else 1
+                )
