@@ -1,4 +1,4 @@
-"""Remote calls: what is known of each, on which clocks, and their files in a run directory.
+r"""Remote calls: what is known of each, on which clocks, and their files in a run directory.
 
 ::
 
@@ -118,13 +118,29 @@ def read_calls(folder: Path) -> tuple[list[RemoteCall], int]:
     calls, num_lost = [], 0
     for path in folder.glob("*.json"):
         try:
-            call = RemoteCall(**json.loads(path.read_bytes()))
-            for field in fields(call):
-                kinds = {"int": int, "str": str}.get(str(field.type), (str, type(None)))
-                if not isinstance(getattr(call, field.name), kinds):
-                    raise TypeError(field.name)
+            call = _checked(RemoteCall(**json.loads(path.read_bytes())), path.stem)
         except (OSError, ValueError, TypeError):
             num_lost += 1
         else:
             calls.append(call)
     return sorted(calls, key=lambda call: (call.sent_ns, call.id)), num_lost
+
+
+def _checked(call: RemoteCall, id: str) -> RemoteCall:
+    """The call, if it is what `write_call` writes.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if call.id != id:
+        raise ValueError(f"id {call.id!r} in the file of {id!r}")
+    for field in fields(call):
+        value = getattr(call, field.name)
+        fits = {
+            "str": isinstance(value, str),
+            "str | None": value is None or isinstance(value, str),
+            "int": type(value) is int and 0 <= value < 2**62,
+        }
+        if not fits[str(field.type)]:
+            raise ValueError(f"{field.name} {value!r}")
+    return call

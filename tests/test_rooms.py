@@ -52,7 +52,10 @@ def test_imports_follow_the_table(path: Path) -> None:
         assert not {name for name in names if name.partition(".")[0] == "paddle"}
     rooms = {name.split(".")[1] for name in names if name.startswith("ppprof.")}
     if room in ("__init__", "__main__"):
-        assert rooms <= {"capture", "config", "topology", "cli", "run", "remote"} | {"attach", "main"}
+        assert rooms <= {"capture", "config", "topology", "cli", "run", "remote"} | {
+            "attach",
+            "main",
+        }
     elif room in LEAVES:
         assert rooms <= LEAVES
     else:
