@@ -175,7 +175,7 @@ def test_an_answer_after_its_window_is_told_and_the_result_is_there(
 ) -> None:
     block = {"enable": True, "profiler_log": str(tmp_path / "log"), "scheduler": [0, 1]}
     with remote_functions.pool() as pool, ppprof.attach(block) as prof:
-        sent = pickle.loads(pickle.dumps(ppprof.remote.profiled(remote_functions.double)))
+        sent = pickle.loads(pickle.dumps(ppprof.remote.profiled(remote_functions.double)))  # noqa: S301
         prof.step()
         assert ppprof.remote.result(pool.submit(sent, [1.0]).result()) == [2.0]
     assert "it came back after its window had closed, and is left out" in capsys.readouterr().err
