@@ -25,6 +25,8 @@ from ppprof.errors import InputError
 
 Int64 = npt.NDArray[np.int64]
 
+_FOREVER_NS = 2**62  # 146 years: sums of two stay in an int64
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -65,6 +67,13 @@ class Clock:
         first, last = self.readings[0], self.readings[-1]
         passed = last.at_ns - first.at_ns
         return (last.offset_ns - first.offset_ns) / passed * 1e6 if passed else None
+
+    @property
+    def drift_error_ppm(self) -> float | None:
+        """The true drift is at most this far away; None from one reading."""
+        first, last = self.readings[0], self.readings[-1]
+        passed = last.at_ns - first.at_ns
+        return (first.error_ns + last.error_ns) / passed * 1e6 if passed else None
 
     @property
     def error_ns(self) -> int:
@@ -109,7 +118,7 @@ def line_of(reading: Reading) -> str:
 def read_clocks(run: str | Path) -> dict[int, Clock]:
     """What a run directory tells of its ranks' clocks; empty where it tells nothing.
 
-    A line that was cut off is left out.
+    A line that was cut off, or that is none of ours, is left out.
 
     Raises:
         InputError: a file is there and cannot be read.
@@ -117,7 +126,7 @@ def read_clocks(run: str | Path) -> dict[int, Clock]:
     clocks = {}
     for path in sorted(Path(run).glob("clocks/rank_*.jsonl")):
         try:
-            readings = list(_readings(path.read_text("utf-8").splitlines()))
+            readings = list(_readings(path.read_text("utf-8", "replace").splitlines()))
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from error
         rank = path.stem.rpartition("_")[2]
@@ -131,6 +140,8 @@ def _readings(lines: Sequence[str]) -> Iterable[Reading]:
     for line in lines:
         try:
             found = json.loads(line)
-            yield Reading(*(int(found[key]) for key in ("at_ns", "offset_ns", "error_ns")))
-        except (ValueError, KeyError, TypeError):
+            at, offset, error = (int(found[key]) for key in ("at_ns", "offset_ns", "error_ns"))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
+        if abs(at) < _FOREVER_NS and abs(offset) < _FOREVER_NS and 0 <= error < _FOREVER_NS:
+            yield Reading(at, offset, error)

@@ -9,21 +9,29 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import polars as pl
 
 from ppprof import rundir
+from ppprof.analysis.across import by_name, by_rank, check_across, comparable, of_rank
+from ppprof.analysis.cluster import Cluster, examine
+from ppprof.analysis.matching import placed
 from ppprof.analysis.profile import Options, Profile
+from ppprof.analysis.ranks import PLACES, group_steps, join_ranks
 from ppprof.analysis.steps import Steps, select_steps
 from ppprof.analysis.summary import VIEWS, summarize
-from ppprof.errors import InputError, TraceError, UsageError
+from ppprof.clocks import Clocks, read_clocks
+from ppprof.errors import InputError, PpprofError, TraceError, UsageError
 from ppprof.report.data import read_document
+from ppprof.topology import AXES, RankSelector, Topology
 from ppprof.trace import Trace, read
+from ppprof.trace.merge import Window, write_merged
 
 _BEST_FIRST = (".pb", ".json", ".json.gz")
 """A ``.pb`` is exact and the fastest to read; a ``.gz`` has to be inflated first."""
@@ -37,13 +45,17 @@ _FOREIGN = re.compile(
 write worker and time into the name; another ``.pb``, ``.paddle_trace.json`` or ``.pt.trace.json``
 is a worker of its own."""
 
+_COORDINATE = re.compile(r"([a-z]+)(\d+)")
+
+T = TypeVar("T")
+
 Progress = Callable[[Path, int, int], None]
 """Called with a file, its bytes that were read so far, and all of them."""
 
 
 def open(
     path: str | Path,
-    *,
+    *more: str | Path,
     cache: bool = True,
     progress: Progress | None = None,
     tell: Callable[[str], None] | None = None,
@@ -54,10 +66,14 @@ def open(
         run.ranks                                    # [0, 1]
         run.summary("model", rank=0)                 # a polars DataFrame
         run.events(rank=0).filter(category="Kernel")
+        ppprof.open("node0/profiler_log", "node1/profiler_log").ranks  # nodes without a common disk
 
     Args:
         path: a run directory (``profiler_log``; the newest run in it), a directory of traces that
-            ``paddle.profiler`` or ``torch.profiler`` named, or one trace file of any format.
+            ``paddle.profiler`` or ``torch.profiler`` named, or one trace file of any format. A
+            directory that holds nothing of this itself may hold the run directories of a job's
+            nodes, one or two levels below.
+        more: the run directories that other nodes left of the same run.
         cache: parsed events may be kept beside a trace that is slow to parse.
         progress: called while a long file is read.
         tell: takes what could not be read while something else could; a warning by default.
@@ -66,24 +82,37 @@ def open(
         A `Run`. Only names have been read so far.
 
     Raises:
-        InputError: no such path, or no trace in it.
+        InputError: no such path, no trace in it, or several that are not of the same run.
     """
     at = Path(path)
     try:
-        if at.is_dir():
-            at = _newest(at)
-            recordings = _recordings(at)
+        if more or at.is_dir():
+            paths = _of_one_run([at, *map(Path, more)])
+            recordings = _recordings(paths)
         else:
             at.stat()
-            recordings = [_alone(at)]
+            paths, recordings = [at], [_alone(at)]
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
+        raise InputError(f"{error.filename or path}: {error.strerror or error}") from error
     if not recordings:
         raise InputError(
-            f"{at}: no trace in it: expected a run directory with recorded windows, or files such "
-            "as *.paddle_trace.json (.json.gz, .pb) or *.pt.trace.json"
+            f"{_named(paths)}: no trace in it: expected a run directory with recorded windows, or "
+            "files such as *.paddle_trace.json (.json.gz, .pb) or *.pt.trace.json"
         )
-    return Run(at, recordings, cache, progress, tell or _warn)
+    return Run(paths, recordings, cache, progress, tell or _warn)
+
+
+def by_run(paths: Iterable[str | Path]) -> list[list[str | Path]]:
+    """Paths for `open`: those that hold the same run together, every other one alone."""
+    groups: dict[object, list[str | Path]] = {}
+    for number, path in enumerate(paths):
+        try:
+            run_ids = {rundir.read_run_id(directory) for directory in _directories(Path(path))}
+        except (InputError, OSError):  # which `open` tells
+            run_ids = set()
+        (run_id,) = run_ids if len(run_ids) == 1 else (None,)
+        groups.setdefault(run_id or number, []).append(path)
+    return list(groups.values())
 
 
 @dataclass(frozen=True)
@@ -138,19 +167,81 @@ class WindowTables:
         }
 
 
+@dataclass(frozen=True)
+class AcrossRanks:
+    """Some tables of one window over several ranks, and what they were made from."""
+
+    by: str
+    """One of `ppprof.analysis.across.WAYS`."""
+    window: int
+    sorted_by: str
+    """The sort key in force."""
+    ranks: Sequence[WindowTables]
+    """One a rank, ascending; of each table what is comparable."""
+    left_out: Sequence[int]
+    """Ranks that should be there and are not, or cannot be read."""
+    tables: Mapping[str, pl.DataFrame]
+    """By view, in the order of `ppprof.analysis.summary.VIEWS`."""
+
+    @property
+    def steps(self) -> list[int]:
+        """Numbers of the steps of any of the ranks, ascending."""
+        return sorted({step for made in self.ranks for step in made.steps})
+
+    def identity(self) -> dict[str, Any]:
+        """What says which ranks these are, for `ppprof.report.data.document`."""
+        return {
+            "by": self.by,
+            "window": self.window,
+            "sorted_by": self.sorted_by,
+            "ranks": [
+                {key: of[key] for key in ("rank", "coordinate", "file", "steps", "lost")}
+                for of in (made.identity() for made in self.ranks)
+            ],
+            "left_out": list(self.left_out),
+        }
+
+
+@dataclass(frozen=True)
+class Worked(Generic[T]):
+    """What was made of one window."""
+
+    recording: Recording
+    source: Path
+    """The file that was read."""
+    lost: Mapping[str, int]
+    """What of the file could not be used, kind -> how many."""
+    made: T
+    errors: Sequence[str] = ()
+    """Of other files of this window, which could not be read."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What `Run.merge` wrote."""
+
+    path: Path
+    ranks: tuple[int, ...]
+    """Those in it, ascending."""
+    num_events: int
+    """Arrows not counted."""
+
+
 class Run:
     """What `open` returns. Its methods mirror ``ppprof summary``."""
 
     def __init__(
         self,
-        path: Path,
+        paths: Sequence[Path],
         recordings: Sequence[Recording],
         cache: bool,
         progress: Progress | None,
         tell: Callable[[str], None],
     ) -> None:
-        self.path = path
-        """The file, or the directory of the run itself."""
+        self.paths = tuple(paths)
+        """The directories of the run itself, one of each node that left its own; or the file."""
+        self.path = self.paths[0]
+        """The first of them."""
         self.recordings = tuple(recordings)
         """Every window of every rank, by rank, then window."""
         self._cache = cache
@@ -158,6 +249,10 @@ class Run:
         self._tell = tell
         self._held: tuple[Recording, Path, Trace] | None = None
         self._made: tuple[Recording, Steps | None, Options, Profile] | None = None
+
+    def __str__(self) -> str:
+        """Where it is, for messages."""
+        return _named(self.paths)
 
     @property
     def ranks(self) -> list[int]:
@@ -172,10 +267,15 @@ class Run:
     def manifest(self) -> Mapping[str, Any]:
         """What the capture wrote about the job; empty for files that no capture of ours left.
 
+        Beside it ``nodes``: host name by rank, of the ranks that have left it.
+
         Raises:
             InputError: it cannot be read, or a newer ppprof wrote it.
         """
-        return rundir.read_manifest(self.path) if rundir.has_manifest(self.path) else {}
+        if not rundir.has_manifest(self.path):
+            return {}
+        nodes = {rank: node for path in self.paths for rank, node in rundir.nodes(path).items()}
+        return {**rundir.read_manifest(self.path), "nodes": nodes}
 
     def select(self, rank: int | None = None, window: int | None = None) -> list[Recording]:
         """The windows with this rank and this number; None: all.
@@ -185,12 +285,12 @@ class Run:
         """
         of_rank = [at for at in self.recordings if rank in (None, at.rank)]
         if not of_rank:
-            raise UsageError(f"{self.path}: no rank {rank}; it has {listed('rank', self.ranks)}")
+            raise UsageError(f"{self}: no rank {rank}; it has {listed('rank', self.ranks)}")
         found = [at for at in of_rank if window in (None, at.window)]
         if not found:
             known = listed("window", (at.window for at in of_rank))
             of = "" if rank is None else f" of rank {rank}"
-            raise UsageError(f"{self.path}: no window {window}{of}; it has {known}")
+            raise UsageError(f"{self}: no window {window}{of}; it has {known}")
         return found
 
     def trace(self, rank: int | None = None, window: int | None = None) -> Trace:
@@ -232,8 +332,9 @@ class Run:
         steps: str | int | None = None,
         sorted_by: str = "auto",
         thread_sep: bool = False,
+        by: str | None = None,
     ) -> pl.DataFrame:
-        """One of the nine tables of one window.
+        """One of the nine tables of one window, of one rank or over ranks.
 
         Args:
             view: device, overview, model, dist, op, kernel, memcpy, udf or mem.
@@ -242,7 +343,8 @@ class Run:
             steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
             sorted_by: ``cpu_`` or ``gpu_`` and total, avg, max or min; auto is gpu_total where
                 there are device events, else cpu_total.
-            thread_sep: operators and spans thread by thread.
+            thread_sep: operators and spans thread by thread; not together with ``by``.
+            by: ``rank`` or ``name``: of all ranks in one table; see `across`.
 
         Returns:
             Columns as the function of that name in `ppprof.analysis` documents them; times in
@@ -252,6 +354,12 @@ class Run:
             UsageError: no such view, window, steps or sort key; says what there is.
             InputError: the window cannot be read.
         """
+        if by is not None:
+            if thread_sep:
+                raise UsageError(f"thread_sep: threads are merged by {by}")
+            ranks = None if rank is None else [rank]
+            over = self.across([view], by, window, ranks=ranks, steps=steps, sorted_by=sorted_by)
+            return over.tables[view]
         made = self.tables(
             [view], rank, window, steps=steps, sorted_by=sorted_by, thread_sep=thread_sep
         )
@@ -274,7 +382,131 @@ class Run:
             raise UsageError(f"view {unknown[0]!r}: expected one of {', '.join(VIEWS)}")
         options = Options(sorted_by, thread_sep)
         wanted = None if steps is None else Steps.parse(steps)
-        recording = self._one(rank, window)
+        return self._tables(self._one(rank, window), chosen, wanted, options)
+
+    def across(
+        self,
+        views: Iterable[str],
+        by: str,
+        window: int | None = None,
+        *,
+        ranks: Collection[int] | None = None,
+        steps: str | int | None = None,
+        sorted_by: str = "auto",
+    ) -> AcrossRanks:
+        """Several ranks' views in one table each, a rank after the other in memory.
+
+            run.across(["op"], "name").tables["op"]     # what differs most between ranks on top
+
+        Args:
+            views: some of `ppprof.analysis.across.ACROSS`.
+            by: ``rank`` (a row a name and rank) or ``name`` (a row a name: minimum, median,
+                maximum and spread over the ranks).
+            window: which window; can be left out where there is only one.
+            ranks: only these; None: every rank.
+            steps: as `summary` has it.
+            sorted_by: as `summary` has it; auto is gpu_total where any rank has device events.
+                Of ``name``, which number is compared.
+
+        Returns:
+            Columns as `ppprof.analysis.across.by_rank` and `by_name` document them. A rank that
+            should have recorded and did not, or that cannot be read, is left out, and told; so is
+            it when ranks have different steps.
+
+        Raises:
+            UsageError: no such view, rank, window, steps or sort key; says what there is.
+            InputError: no rank can be read.
+        """
+        chosen = list(views)
+        check_across(chosen, by)
+        Options(sorted_by)
+        wanted = None if steps is None else Steps.parse(steps)
+        at_window, recordings = self._of_window(ranks, window)
+        made, errors = self._comparable(recordings, chosen, wanted)
+        present = {at.rank for at in recordings}
+        absent = set(self.expected_ranks if ranks is None else ranks) - present
+        if absent:
+            self._tell(f"{self.path}: window {at_window}: no {listed('rank', absent)}; left out")
+        self._tell_unequal_steps(made)
+        if sorted_by == "auto":
+            on_device = any(of.sorted_by.startswith("gpu") for of in made)
+            sorted_by = "gpu_total" if on_device else "cpu_total"
+        coordinates = {of.recording.rank: of.recording.coordinate for of in made}
+        join = by_rank if by == "rank" else by_name
+        tables = {
+            view: join(
+                view, {of.recording.rank: of.tables[view] for of in made}, coordinates, sorted_by
+            )
+            for view in VIEWS
+            if view in chosen
+        }
+        left_out = sorted(absent | set(errors))
+        return AcrossRanks(by, at_window, sorted_by, made, left_out, tables)
+
+    @property
+    def expected_ranks(self) -> list[int]:
+        """The ranks that the job was told to record, and those that did, ascending."""
+        return sorted(self._to_record().union(self.ranks))
+
+    def _of_window(
+        self, ranks: Collection[int] | None, window: int | None
+    ) -> tuple[int, list[Recording]]:
+        """Which window, and the recordings of it, by rank."""
+        each = [None] if ranks is None else sorted(ranks)
+        found = [at for rank in each for at in self.select(rank)]
+        windows = sorted({at.window for at in found})
+        if window is None and len(windows) > 1:
+            raise UsageError(f"{self.path}: it has {listed('window', windows)}: say which one")
+        at_window = windows[0] if window is None else window
+        if at_window not in windows:
+            self.select(each[0], at_window)  # raises: says what there is
+        return at_window, [at for at in found if at.window == at_window]
+
+    def _comparable(
+        self, recordings: Sequence[Recording], views: list[str], steps: Steps | None
+    ) -> tuple[list[WindowTables], dict[int, PpprofError]]:
+        """What can be held against other ranks; what cannot be read is told, by rank."""
+        made: list[WindowTables] = []
+        errors: dict[int, PpprofError] = {}
+        for recording in recordings:
+            try:
+                of = self._tables(recording, views, steps, Options(), of_rank)
+            except PpprofError as error:
+                errors[recording.rank] = error
+                continue
+            tables = {view: comparable(view, table) for view, table in of.tables.items()}
+            made.append(dataclasses.replace(of, tables=tables))
+        if not made:
+            worst = max(errors.values(), key=lambda error: error.exit_code)
+            raise type(worst)("\n".join(map(str, errors.values())))
+        for broken in errors.values():
+            self._tell(str(broken))
+        return made, errors
+
+    def _tell_unequal_steps(self, made: Sequence[WindowTables]) -> None:
+        """Totals over different steps differ for that alone."""
+        of_steps: dict[tuple[int, ...], list[int]] = {}
+        for of in made:
+            of_steps.setdefault(tuple(of.steps), []).append(of.recording.rank)
+        if len(of_steps) > 1:
+            each = "; ".join(
+                f"{listed('rank', ranks)}: {listed('step', steps)}"
+                for steps, ranks in of_steps.items()
+            )
+            self._tell(
+                f"{self.path}: window {made[0].recording.window}: totals over different steps: "
+                f"{each}; choose steps that all have"
+            )
+
+    def _tables(
+        self,
+        recording: Recording,
+        chosen: list[str],
+        wanted: Steps | None,
+        options: Options,
+        make: Callable[[Profile, str], pl.DataFrame] = summarize,
+    ) -> WindowTables:
+        """One window's tables, each by ``make``, or as a capture has left them."""
         try:
             source, trace = self._trace(recording)
         except InputError as error:
@@ -293,8 +525,280 @@ class Run:
             profile.steps,
             profile.sorted_by,
             trace.lost,
-            {view: summarize(profile, view) for view in VIEWS if view in chosen},
+            {view: make(profile, view) for view in VIEWS if view in chosen},
         )
+
+    def each(
+        self,
+        work: Callable[[Trace], T],
+        recordings: Iterable[Recording] | None = None,
+        executor: Executor | None = None,
+    ) -> Iterator[Worked[T]]:
+        """What ``work`` makes of the trace of each window; in the order of the windows.
+
+        Args:
+            work: a trace to something small; with an executor that is other processes', both can
+                be pickled.
+            recordings: which windows; None: all.
+            executor: where to work on several at once; None: here, one trace in memory at a time.
+
+        Raises:
+            InputError: none of them can be read. One that cannot is left out, and told.
+        """
+        chosen = self.recordings if recordings is None else tuple(recordings)
+        self._held = self._made = None  # memory holds one trace
+        if executor is None:
+            read_here = partial(_work, work=work, cache=self._cache, progress=self._progress)
+            results: Iterable[Worked[T] | str] = map(read_here, chosen)
+        else:
+            results = executor.map(partial(_work, work=work, cache=self._cache), chosen)
+        errors = []
+        found = False
+        for result in results:
+            if isinstance(result, str):
+                errors.append(result)
+                continue
+            for message in (*errors, *result.errors):
+                self._tell(message)
+            errors, found = [], True
+            yield result
+        if not found:
+            raise InputError("\n".join(errors))
+        for message in errors:
+            self._tell(message)
+
+    @cached_property
+    def topology(self) -> Topology | None:
+        """The grid of the job; None where no manifest tells it."""
+        try:
+            axes = self.manifest["axes"]
+            return Topology(tuple(axes["degrees"]), tuple(axes["order"]))
+        except (KeyError, TypeError, UsageError):
+            return None
+
+    @cached_property
+    def places(self) -> pl.DataFrame:
+        """Where each recorded rank is: columns of `ppprof.analysis.ranks.PLACES`.
+
+        From the manifest; a coordinate that is not there, from the file's name.
+        """
+        listed = self.manifest.get("ranks")
+        told = [at for at in listed if isinstance(at, Mapping)] if isinstance(listed, list) else []
+        hosts = {at.get("rank"): at.get("host") for at in told}
+        rows = []
+        for rank in self.ranks:
+            if self.topology is not None and rank < self.topology.world_size:
+                coordinate = self.topology.coordinate(rank)
+            else:
+                label = next(at.coordinate for at in self.recordings if at.rank == rank) or ""
+                coordinate = {
+                    axis: int(at) for axis, at in _COORDINATE.findall(label) if axis in AXES
+                }
+            host = hosts.get(rank)
+            rows.append({"rank": rank, "host": None if host is None else str(host), **coordinate})
+        return pl.DataFrame(rows, PLACES)
+
+    def select_ranks(
+        self, ranks: RankSelector = "all", window: int | None = None
+    ) -> list[Recording]:
+        """The windows of these ranks; a rank that was to be recorded and is not there is told.
+
+        Args:
+            ranks: ``"all"``, ``3``, ``"0,8-15"`` or, where the run has a manifest, coordinates such
+                as ``{"pp": 0}``.
+            window: only this one.
+
+        Raises:
+            UsageError: no such ranks or no such window; says what there is.
+        """
+        grid = self.topology
+        if grid is None:
+            if isinstance(ranks, Mapping):
+                raise UsageError(f"{self.path}: {ranks}: no manifest says where its ranks are")
+            grid = Topology.of(dp=max(self.ranks) + 1)
+        wanted = grid.select(ranks) if ranks != "all" else {*grid.select("all"), *self.ranks}
+        found = [at for at in self.recordings if at.rank in wanted]
+        if not found:
+            raise UsageError(
+                f"{self.path}: no {listed('rank', wanted)}; it has {listed('rank', self.ranks)}"
+            )
+        missing = (wanted & self._to_record()) - set(self.ranks)
+        if missing:
+            self._tell(f"{self.path}: nothing is there of {listed('rank', missing)}")
+        known = {at.window for at in found}
+        if window is not None and window not in known:
+            raise UsageError(f"{self.path}: no window {window}; it has {listed('window', known)}")
+        return [at for at in found if window in (None, at.window)]
+
+    def _to_record(self) -> frozenset[int]:
+        """The ranks that were to leave traces; none where no manifest says so."""
+        block = self.manifest.get("profiler")
+        try:
+            ranks = block["ranks"] if isinstance(block, Mapping) else "all"
+            return self.topology.select(ranks) if self.topology else frozenset()
+        except (KeyError, TypeError, UsageError):
+            return frozenset()
+
+    def breakdown(
+        self,
+        by: str | Sequence[str] = ("rank", "step"),
+        ranks: RankSelector = "all",
+        window: int | None = None,
+        *,
+        steps: str | int | None = None,
+        executor: Executor | None = None,
+    ) -> pl.DataFrame:
+        """What each rank spends each step on: parts that add up to the step.
+
+        Args:
+            by: some of rank, step, host, dp, pp, sharding, sep and mp: means of such groups.
+            ranks: which ranks; see `select_ranks`.
+            window: only this one.
+            steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
+            executor: where to read several ranks at once, any of ``concurrent.futures``'s kind.
+
+        Returns:
+            By rank and step int64 nanoseconds as `ppprof.analysis.ranks.join_ranks` has them, else
+            float64 means as of `ppprof.analysis.ranks.group_steps`.
+
+        Raises:
+            UsageError: no such group, ranks, window or steps; says what there is.
+            InputError: none of them can be read.
+        """
+        groups = [by] if isinstance(by, str) else list(by)
+        rows = self.cluster(ranks, window, steps=steps, executor=executor).steps
+        return rows if groups == ["rank", "step"] else group_steps(rows, groups)
+
+    def cluster(
+        self,
+        ranks: RankSelector = "all",
+        window: int | None = None,
+        *,
+        steps: str | int | None = None,
+        executor: Executor | None = None,
+    ) -> Cluster:
+        """All ranks together: their steps, their collectives on one clock, and who is slow.
+
+        Args:
+            ranks: which ranks; see `select_ranks`.
+            window: only this one.
+            steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
+            executor: where to read several ranks at once, any of ``concurrent.futures``'s kind.
+
+        Raises:
+            UsageError: no such ranks, window or steps; says what there is.
+            InputError: none of them can be read.
+        """
+        wanted = None if steps is None else Steps.parse(steps)
+        parts, met = [], []
+        for at in self.each(examine, self.select_ranks(ranks, window), executor):
+            recording, (made, collectives) = at.recording, at.made
+            if at.lost:
+                self._tell(lost_text(at.source, at.lost))
+            if made.is_empty():
+                self._tell(f"{at.source}: no step in it; left out")
+            parts.append((recording.rank, recording.window, made))
+            met.append(placed(collectives, recording.rank))
+        rows = join_ranks(parts, self.places)
+        if rows.is_empty():
+            raise InputError(f"{self.path}: no step in any of its traces")
+        if wanted is not None:
+            known = listed("step", rows["step"])
+            rows = rows.filter(wanted.hold(pl.col("step")))
+            if rows.is_empty():
+                raise UsageError(f"{self.path}: no step of {wanted}; it has {known}")
+        return Cluster(rows, _by_rank(met), self.clocks)
+
+    @cached_property
+    def clocks(self) -> Clocks:
+        """The clocks of ranks as the capture compared them; empty where it did not."""
+        return {rank: at for path in self.paths for rank, at in read_clocks(path).items()}
+
+    def merge(
+        self,
+        path: str | Path,
+        *,
+        ranks: RankSelector = "all",
+        steps: str | int | None = None,
+        min_dur_ns: int = 0,
+        clocks: Clocks | None = None,
+    ) -> Merged:
+        """Writes ranks into one timeline on one clock, for Perfetto and chrome://tracing.
+
+        A rank is a process, named and sorted by its coordinates; see `ppprof.trace.merge`. One
+        window is held at a time. What cannot be read is left out, and told.
+
+        Args:
+            path: the file; gzip where its name ends in ``.gz``.
+            ranks: which ranks; see `select_ranks`.
+            steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
+            min_dur_ns: leaves out shorter events, but no step, communication or pipeline span.
+            clocks: of ranks, by rank; by default what the run's own files tell. A rank without one
+                stays on its own clock, and that is told.
+
+        Raises:
+            UsageError: no such ranks or steps; says what there is.
+            InputError: nothing can be read.
+            OSError: the file cannot be written.
+        """
+        wanted = None if steps is None else Steps.parse(steps)
+        chosen = self.select_ranks(ranks)
+        if clocks is None:
+            clocks = self.clocks
+        written: dict[int, None] = {}
+        errors: list[str] = []
+        known: set[int] = set()
+
+        def windows(clocks: Clocks) -> Iterator[Window]:
+            for recording in chosen:
+                try:
+                    trace = self._trace(recording)[1]
+                except InputError as error:
+                    errors.append(f"rank {recording.rank} is left out: {error}")
+                    continue
+                known.update(trace.events["step"].drop_nulls().unique().to_list())
+                if wanted is not None:
+                    trace = select_steps(trace, wanted)
+                    if trace.events.is_empty():
+                        continue
+                written[recording.rank] = None
+                name, clock = self._process_name(recording), clocks.get(recording.rank)
+                yield Window(recording.rank, recording.window, name, trace, clock)
+                del trace
+            if errors and not written and not known:
+                raise InputError("\n".join(errors))
+            if not written:
+                raise UsageError(f"{self}: no step of {wanted}; it has {listed('step', known)}")
+
+        there = {recording.rank for recording in chosen if recording.files}
+        num_events = write_merged(windows(clocks), path, ranks=there, min_dur_ns=min_dur_ns)
+        for message in errors:
+            self._tell(message)
+        unmeasured = [rank for rank in written if rank not in clocks and rank != 0]
+        if unmeasured and len(written) > 1:
+            self._tell(
+                f"{self}: nothing tells the clocks of {listed('rank', unmeasured)}: their times "
+                "are left as their machine's clock had them; against ranks of other machines they "
+                "can be off by as much as the clocks are"
+            )
+        return Merged(Path(path), tuple(written), num_events)
+
+    def _process_name(self, recording: Recording) -> str:
+        """``dp1 pp0 mp1 · host-b``: sep and sharding only where there are several of them."""
+        grid, rank = self.topology, recording.rank
+        if grid is None or rank >= grid.world_size:
+            return recording.what
+        coordinate = " ".join(
+            f"{axis}{at}"
+            for axis, at in grid.coordinate(rank).items()
+            if axis in ("dp", "pp", "mp") or grid.degree(axis) > 1
+        )
+        host = self.manifest["nodes"].get(rank) or self._hosts.get(rank)
+        return f"{coordinate} · {host}" if host else coordinate
+
+    @cached_property
+    def _hosts(self) -> Mapping[int, str | None]:
+        return dict(self.places.select("rank", "host").iter_rows())
 
     def _one(self, rank: int | None, window: int | None) -> Recording:
         found = self.select(rank, window)
@@ -305,7 +809,7 @@ class Run:
                 if len(ranks) > 1
                 else listed("window", (at.window for at in found))
             )
-            raise UsageError(f"{self.path}: it has {several}: say which one")
+            raise UsageError(f"{self}: it has {several}: say which one")
         return found[0]
 
     def _trace(self, recording: Recording) -> tuple[Path, Trace]:
@@ -316,20 +820,10 @@ class Run:
 
     def _read(self, recording: Recording) -> tuple[Path, Trace]:
         """From the best file that can be read; the others are told."""
-        if not recording.files:
-            raise InputError(f"{recording.saved}: only tables are left of this window, no trace")
-        errors = []
-        for file in recording.files:
-            progress = partial(self._progress, file) if self._progress else None
-            try:
-                trace = read(file, progress=progress, cache=self._cache)
-            except TraceError as error:
-                errors.append(str(error))
-                continue
-            for message in errors:
-                self._tell(message)
-            return file, trace
-        raise TraceError("\n".join(errors))
+        file, trace, errors = _read(recording, self._cache, self._progress)
+        for message in errors:
+            self._tell(message)
+        return file, trace
 
     def _profile(
         self, recording: Recording, trace: Trace, steps: Steps | None, options: Options
@@ -361,6 +855,36 @@ class Run:
         for message in errors:
             self._tell(message)
         return pl.concat(parts)
+
+
+def _read(
+    recording: Recording, cache: bool, progress: Progress | None = None
+) -> tuple[Path, Trace, list[str]]:
+    """From the best file that can be read; and what is wrong with those before it."""
+    if not recording.files:
+        raise InputError(f"{recording.saved}: only tables are left of this window, no trace")
+    errors: list[str] = []
+    for file in recording.files:
+        try:
+            told = partial(progress, file) if progress else None
+            return file, read(file, progress=told, cache=cache), errors
+        except TraceError as error:
+            errors.append(str(error))
+    raise TraceError("\n".join(errors))
+
+
+def _work(
+    recording: Recording,
+    work: Callable[[Trace], T],
+    cache: bool,
+    progress: Progress | None = None,
+) -> Worked[T] | str:
+    """What `Run.each` does of one window, in whatever process; or why it cannot be read."""
+    try:
+        source, trace, errors = _read(recording, cache, progress)
+    except InputError as error:
+        return str(error)
+    return Worked(recording, source, trace.lost, work(trace), tuple(errors))
 
 
 def _saved(
@@ -395,11 +919,37 @@ def _saved(
     )
 
 
-def _newest(directory: Path) -> Path:
+def _of_one_run(paths: Sequence[Path]) -> list[Path]:
+    """The directories that make up the run which the first path holds.
+
+    Raises:
+        InputError: they are not of one run.
+    """
+    found: dict[Path, Path] = {}  # by what they are, for one may be named twice
+    run_id = None
+    for path in paths:
+        directories = _directories(path)
+        same = rundir.find(path, run_id) if run_id else None  # it need not be the newest there
+        for directory in [same] if same else directories:
+            found.setdefault(directory.resolve(), directory)
+        run_id = run_id or rundir.read_run_id(directories[0])
+    if len(found) > 1:
+        ids = {directory: rundir.read_run_id(directory) for directory in found.values()}
+        if len(set(ids.values())) > 1 or run_id is None:
+            raise InputError(f"{_named(ids)}: not of one run: name the directories of one")
+    return list(found.values())
+
+
+def _directories(path: Path) -> list[Path]:
+    """The newest run of a directory; without one itself, for its traces, or the runs below it."""
     try:
-        return rundir.newest(directory)
+        return [rundir.newest(path)]
     except InputError:  # no manifest: traces that somebody else named, or copied
-        return directory
+        return [path] if _recordings([path]) else rundir.beneath(path) or [path]
+
+
+def _named(paths: Iterable[Path]) -> str:
+    return ", ".join(map(str, paths))
 
 
 def _alone(path: Path) -> Recording:
@@ -410,24 +960,29 @@ def _alone(path: Path) -> Recording:
     return Recording(name.rank, name.window, path.name, name.label, (path,))
 
 
-def _recordings(directory: Path) -> list[Recording]:
-    """What a directory holds, by rank, then window."""
+def _recordings(directories: Sequence[Path]) -> list[Recording]:
+    """What directories hold, by rank, then window."""
     named: dict[rundir.TraceName, list[Path]] = {}
     foreign: dict[str, dict[str, list[Path]]] = {}
-    for path in sorted([*directory.glob("*.*"), *directory.glob("raw/*.pb")], key=_best_first):
+    there = [path for at in directories for path in (*at.glob("*.*"), *at.glob("raw/*.pb"))]
+    for path in sorted(there, key=_best_first):
         name = rundir.TraceName.parse(path)
         if name is not None:
             named.setdefault(name, []).append(path)
-        elif path.parent == directory and (match := _FOREIGN.fullmatch(path.name)):
+        elif path.parent in directories and (match := _FOREIGN.fullmatch(path.name)):
             windows = foreign.setdefault(match["worker"], {})
             windows.setdefault(match["time"] or match["ns"] or "", []).append(path)
-    saved = {(rank, window): path for rank, window, path in rundir.summary_files(directory)}
+    saved = {
+        (rank, window): path
+        for at in directories
+        for rank, window, path in rundir.summary_files(at)
+    }
     found: dict[tuple[int, int], Recording] = {}
     for name, paths in named.items():
         at = (name.rank, name.window)
         if at in found:
             raise InputError(
-                f"{directory}: rank {name.rank}, window {name.window} is there twice, as "
+                f"{_named(directories)}: rank {name.rank}, window {name.window} is there twice, as "
                 f"{found[at].files[0].name} and {paths[0].name}: put each run into a directory"
             )
         found[at] = Recording(*at, paths[0].name, name.label, tuple(paths), saved.get(at))
@@ -472,5 +1027,17 @@ def listed(what: str, numbers: Iterable[int]) -> str:
     return f"{what}{plural} {listed}"
 
 
+def lost_text(path: object, lost: Mapping[str, int]) -> str:
+    """What of a file could not be used, in words."""
+    kinds = ", ".join(f"{count} {what}" for what, count in lost.items())
+    return f"{path}: not all of it could be used: {kinds}"
+
+
 def _warn(message: str) -> None:
     warnings.warn(message, stacklevel=4)
+
+
+def _by_rank(tables: Iterable[pl.DataFrame]) -> list[pl.DataFrame]:
+    """One table a rank: its windows one behind the other."""
+    joined = pl.concat(tables)
+    return [table for _, table in joined.group_by("rank", maintain_order=True)]

@@ -9,9 +9,12 @@
       raw/rank_00000_..._000.calls/   its remote calls (ppprof/calls.py)
       summary/rank_00000_w0.json
       steps/rank_00000.jsonl
+      nodes/00000.node7               rank 0 ran on the machine of that name
       clocks/rank_00000.jsonl         a rank's clock against rank 0's (ppprof/clocks.py)
       alive/, failed/                 ranks in their session, and those that failed (capture/roster)
       run_002/                        a later run, laid out the same way
+
+Nodes that share no disk leave one each; ``run_id`` of the manifest says what belongs together.
 
 This module holds the names and the manifest, and knows nothing of what is in the other files.
 """
@@ -21,8 +24,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import re
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,6 +48,8 @@ _MANIFEST = "manifest.json"
 _STEM = re.compile(r"rank_(\d{5,})_(\w+)_time_(\d{8}T\d{6})_(\d{3,})")
 _SUMMARY = re.compile(r"rank_(\d{5,})_w(\d+)\.json")
 _RUN = re.compile(r"run_(\d{3,})")
+_CLAIM_SECONDS = 10.0
+"""How long a directory is taken to be somebody's who claimed it and has yet to say which run's."""
 
 PathLike = Union[str, "os.PathLike[str]"]
 
@@ -150,31 +157,56 @@ def check_writable(path: PathLike) -> Problem | None:
         return Problem(str(wanted), "", f"cannot write: {error.strerror or error}")
 
 
-def claim(log: PathLike) -> Path:
-    """Makes a new run's directory: ``log`` itself, or ``log/run_002``... when that is taken.
+def claim(log: PathLike, name: str = "", run_id: str | None = None) -> Path:
+    """Makes a run's directory: ``log`` itself, or a ``log/run_NNN`` above those that are taken.
 
     Making ``steps/`` is the claim: it fails for all but one of several that try at once.
+
+    Args:
+        log: the log directory.
+        name: the lowest name to take, such as ``run_003``; any other is that of ``log`` itself.
+        run_id: of a run that others may claim a directory of this disk for at the same time: the
+            first one does, and all of them get that one. Its manifest is to follow at once.
 
     Raises:
         OSError: not a directory, no permission, disk full.
     """
-    run, number = Path(log), 1
+    taken = [number for number, run in _runs(log) if (run / "steps").is_dir()]
+    number = max([_number(name), *taken])
     while True:
+        run = Path(log) if number == 1 else Path(log) / f"run_{number:03d}"
         run.mkdir(parents=True, exist_ok=True)
         try:
             (run / "steps").mkdir()
         except FileExistsError:
+            if run_id is not None and _turns_out_to_be(run, run_id):
+                return run
             number += 1
-            run = Path(log) / f"run_{number:03d}"
         else:
-            make_folders(run)
+            for folder in ("raw", "summary"):
+                (run / folder).mkdir(exist_ok=True)
             return run
 
 
-def make_folders(run: PathLike) -> None:
-    """Makes the folders of a claimed run where they are missing (each node of a job does)."""
-    for folder in ("steps", "raw", "summary"):
-        Path(run, folder).mkdir(parents=True, exist_ok=True)
+def _turns_out_to_be(run: Path, run_id: str) -> bool:
+    deadline = time.monotonic() + _CLAIM_SECONDS
+    while not has_manifest(run) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return read_run_id(run) == run_id
+
+
+def _runs(log: PathLike) -> list[tuple[int, Path]]:
+    """Where a log directory has or had a run, ascending: itself, then every ``run_NNN``."""
+    at = Path(log)
+    children = (
+        [child for child in at.iterdir() if _RUN.fullmatch(child.name)] if at.is_dir() else []
+    )
+    return [(1, at), *sorted((_number(child.name), child) for child in children)]
+
+
+def _number(name: str) -> int:
+    match = _RUN.fullmatch(name)
+    return int(match[1]) if match else 1
 
 
 def newest(path: PathLike) -> Path:
@@ -183,22 +215,57 @@ def newest(path: PathLike) -> Path:
     Raises:
         InputError: no manifest there, so no run.
     """
-    log = Path(path)
-    numbered = [
-        (int(match.group(1)), child)
-        for child in (log.iterdir() if log.is_dir() else ())
-        for match in [_RUN.fullmatch(child.name)]
-        if match and (child / _MANIFEST).is_file()
-    ]
-    run = max(numbered)[1] if numbered else log
-    if not (run / _MANIFEST).is_file():
-        raise InputError(f"{log}: no run here: expected a directory with a {_MANIFEST}")
-    return run
+    runs = [run for _, run in _runs(path) if has_manifest(run)]
+    if not runs:
+        raise InputError(f"{Path(path)}: no run here: expected a directory with a {_MANIFEST}")
+    return runs[-1]
+
+
+def find(log: PathLike, run_id: str) -> Path | None:
+    """The directory under ``log`` of the run with this id; None where there is none."""
+    return next((run for _, run in reversed(_runs(log)) if read_run_id(run) == run_id), None)
+
+
+def beneath(path: PathLike, levels: int = 2) -> list[Path]:
+    """The newest run of each log directory below ``path``: ``node0``, or ``node0/profiler_log``."""
+    found: list[Path] = []
+    for child in sorted(child for child in Path(path).iterdir() if child.is_dir()):
+        try:
+            found.append(newest(child))
+        except InputError:
+            found += beneath(child, levels - 1) if levels > 1 else []
+    return found
+
+
+def leave_node(run: PathLike, rank: int) -> None:
+    """Leaves word of the machine that a rank runs on; the manifest is written before all are known.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder = Path(run, "nodes")
+    folder.mkdir(exist_ok=True)
+    (folder / f"{rank:05d}.{platform.node()}").touch()
+
+
+def nodes(run: PathLike) -> dict[int, str]:
+    """Host name of each rank that has left it."""
+    named = sorted(path.name.partition(".") for path in Path(run).glob("nodes/*.*"))
+    return {int(rank): node for rank, _, node in named if rank.isdecimal()}
 
 
 def has_manifest(run: PathLike) -> bool:
     """Whether a rank of the run has written its manifest."""
     return Path(run, _MANIFEST).is_file()
+
+
+def read_run_id(run: PathLike) -> str | None:
+    """What tells the run from every other; None without a manifest that can be read and has one."""
+    try:
+        run_id = read_manifest(run).get("run_id")
+    except InputError:
+        return None
+    return run_id if isinstance(run_id, str) else None
 
 
 def write_manifest(run: PathLike, manifest: Mapping[str, Any]) -> None:

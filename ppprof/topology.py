@@ -169,6 +169,28 @@ class Topology:
         return frozenset(self.rank(dict(zip(self.order, at))) for at in itertools.product(*along))
 
 
+def parse_selector(text: str) -> RankSelector:
+    """A selector as a command line has it: coordinates are ``"pp=0,dp=1"``, the rest as it is.
+
+    Whether such ranks exist depends on the grid: `Topology.select` tells.
+
+    >>> parse_selector("pp=0, dp=all"), parse_selector("0,8-15")
+    ({'pp': 0, 'dp': 'all'}, '0,8-15')
+
+    Raises:
+        UsageError: an axis is named twice.
+    """
+    if "=" not in text:
+        return text
+    coordinate: dict[str, int | str] = {}
+    for part in text.split(","):
+        axis, _, at = (word.strip() for word in part.partition("="))
+        if axis in coordinate:
+            raise UsageError(f'"{text}": {axis} is there twice; expected such as "pp=0,dp=all"')
+        coordinate[axis] = int(at) if at.isdecimal() else at
+    return coordinate
+
+
 def _parse_ranges(text: str, world_size: int) -> list[int]:
     """``"0,8-10"`` to ``[0, 8, 9, 10]``; none beyond the world."""
     ranks: list[int] = []

@@ -49,5 +49,6 @@ def plant(what: str) -> None:
 
 
 if __name__ == "__main__":
-    plant(sys.argv[1])
+    for what in sys.argv[1].split("+"):
+        plant(what)
     sys.exit(main(sys.argv[2:]))

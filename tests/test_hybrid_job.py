@@ -152,6 +152,32 @@ def test_steps_tell_tokens_micro_batches_and_flops(job: tuple[Path, str]) -> Non
     assert flops[0] < flops[2]  # logits are on the last stage
 
 
+def test_every_rank_tells_what_its_steps_consist_of(
+    recorded: ppprof.Run, events: pl.DataFrame
+) -> None:
+    """The bubble is what its spans say, but for operators and other communication in between."""
+    table = recorded.breakdown()
+    assert table.select("rank", "step").rows() == list(itertools.product(range(8), STEPS))
+    parts = ["computation_ns", "data_loading_ns", "bubble_ns", "rest_ns"]
+    exposed = [f"exposed_{axis}_ns" for axis in ("mp", "dp", "pp", "pp+mp")]
+    assert table.select(*parts, *exposed).sum_horizontal().equals(table["step_ns"])
+    assert table.select(pl.col(*parts, "exposed_mp_ns", "exposed_dp_ns").min()).row(0) > (0,) * 6
+    for row in table.rows(named=True):
+        of_step = events.filter(rank=row["rank"], step=row["step"])
+        passes = of_step.filter(pl.col("micro_batch").is_not_null())
+        sent = of_step.filter(pl.col("name").is_in(["send", "recv", "isend", "irecv"]))
+        first = min(passes["start_ns"].min(), sent["start_ns"].min())
+        last = (passes["start_ns"] + passes["dur_ns"]).max()
+        end = max(last, (sent["start_ns"] + sent["dur_ns"]).max())
+        meeting = of_step.filter(
+            (pl.col("name") == "all_reduce")
+            & pl.col("axis").str.contains("pp")
+            & (pl.col("start_ns") >= last)
+        ).sort("start_ns")
+        at_most = end - first - passes["dur_ns"].sum() + meeting["dur_ns"][0]
+        assert 0.5 * at_most < row["bubble_ns"] <= at_most
+
+
 @pytest.mark.visualdl
 def test_visualdl_shows_all_ranks(job: tuple[Path, str]) -> None:
     from tests.oracles import visualdl_server

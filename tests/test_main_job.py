@@ -11,7 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
+
+import ppprof
+from ppprof.clocks import read_clocks
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKERS = ["rank_00000_dp0_pp0_sharding0_mp0", "rank_00001_dp1_pp0_sharding0_mp0"]
@@ -104,6 +108,18 @@ def test_the_run_directory_holds_both_ranks(job: tuple[Path, str]) -> None:
             assert {row["name"] for row in summary["tables"]["model"]} >= {"Forward", "Backward"}
 
 
+def test_clocks_are_compared_at_attach_and_after_each_window(job: tuple[Path, str]) -> None:
+    run, output = job
+    said = re.findall(
+        r"^clocks: 1 rank within 0\.0\d+ s of rank 0's, drift .*, known to \d+ us", output, re.M
+    )
+    assert len(said) == 1
+    reference, other = read_clocks(run).values()
+    assert len(reference.readings) == len(other.readings) == 3
+    for reading in other.readings:  # of one and the same clock
+        assert abs(reading.offset_ns) <= reading.error_ns < 200_000
+
+
 def test_traces_are_strict_json_and_windows_are_spans(job: tuple[Path, str]) -> None:
     run, _ = job
     spans = {}
@@ -117,6 +133,19 @@ def test_traces_are_strict_json_and_windows_are_spans(job: tuple[Path, str]) -> 
             assert (event["args"]["axis"], event["args"]["dtype"]) == ("dp", "float32")
             assert event["args"]["bytes"] > 0
     assert {len(set(indices)) for indices in spans.values()} == {2}
+
+
+def test_both_ranks_stand_in_one_operator_table(job: tuple[Path, str]) -> None:
+    run = ppprof.open(job[0])
+    together = run.summary("op", window=0, by="name").filter(name="matmul dygraph")
+    apart = [
+        run.summary("op", rank, 0).row(by_predicate=pl.col("name") == "matmul dygraph", named=True)
+        for rank in (0, 1)
+    ]
+    times = [row["cpu_total_ns"] for row in apart]
+    assert together.select("calls", "min_ns", "max_ns", "max_rank").rows() == [
+        (sum(row["calls"] for row in apart), min(times), max(times), times.index(max(times)))
+    ]
 
 
 @pytest.mark.visualdl

@@ -13,6 +13,7 @@ import pytest
 
 import ppprof
 from ppprof.calls import REMOTE
+from ppprof.cli import main
 from ppprof.trace import Trace, read
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
@@ -202,3 +203,13 @@ def test_a_cancelled_call_is_cancelled() -> None:
 
 def test_a_result_that_nobody_wrapped_is_itself() -> None:
     assert ppprof.remote.result([1]) == [1]
+
+
+def test_ranks_together_have_the_worker_as_a_node(
+    recorded: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["summary", str(recorded.log), "--by", "rank", "--views", "op"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    (remote,) = [line for line in lines if line.startswith(f"{DOUBLE}{REMOTE}relu dygraph")]
+    assert remote.endswith(" worker1")
+    assert "Node ID" in "".join(lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from ppprof.analysis.summary import VIEWS, summarize
 from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
-from ppprof.rundir import TraceName, claim, write_manifest
+from ppprof.run import by_run
+from ppprof.rundir import TraceName, claim, leave_node, write_manifest
 from ppprof.trace import files, read, schema
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
@@ -30,12 +32,14 @@ def trace_name(rank: int, window: int = 0) -> TraceName:
     return TraceName(rank, label, datetime(2026, 11, 20, 20, 15, 30 + window), window)
 
 
-def make_run(log: Path, recorded: dict[int, int], **profiler: object) -> Path:
+def make_run(
+    log: Path, recorded: dict[int, int], run_id: str | None = None, **profiler: object
+) -> Path:
     """A run with raw captures only: rank -> number of windows, each with steps of its own."""
     run = claim(log)
     config = ProfilerConfig.from_mapping({"enable": True, **profiler})
     axes = {"order": ["dp", "pp", "sharding", "sep", "mp"], "degrees": [len(recorded), 1, 1, 1, 1]}
-    write_manifest(run, {"profiler": config.to_mapping(), "axes": axes})
+    write_manifest(run, {"profiler": config.to_mapping(), "axes": axes, "run_id": run_id})
     for rank, num_windows in recorded.items():
         for window in range(num_windows):
             threads = gpu_traces.training(first_step=10 * window, skew=rank)
@@ -65,6 +69,82 @@ def test_the_newest_run_is_opened(tmp_path):
     assert newest.name == "run_002"
     assert ppprof.open(tmp_path).path == newest
     assert ppprof.open(tmp_path).ranks == [0, 1]
+
+
+@pytest.fixture
+def nodes(tmp_path):
+    """Directories that two nodes left of run ``a``; node1 has an earlier and a later run too."""
+    make_run(tmp_path / "node1/log", {3: 1}, "earlier")
+    left = [
+        make_run(tmp_path / "node0/log", {0: 2, 1: 1}, "a"),
+        make_run(tmp_path / "node1/log", {2: 1, 3: 2}, "a"),
+    ]
+    leave_node(left[1], 3)
+    return left
+
+
+def test_directories_of_one_run_are_one(nodes):
+    run = ppprof.open(*nodes)
+    assert (run.path, run.paths) == (nodes[0], tuple(nodes))
+    assert run.ranks == [0, 1, 2, 3]
+    assert (run.windows(0), run.windows(2)) == ([0, 1], [0])
+    assert run.manifest["nodes"] == {3: platform.node()}
+    assert run.events(window=1)["rank"].unique().to_list() == [0, 3]
+    assert_frame_equal(run.summary("op", rank=2), ppprof.open(nodes[1]).summary("op", rank=2))
+    with pytest.raises(UsageError) as told:
+        run.events(rank=7)
+    assert str(told.value) == f"{nodes[0]}, {nodes[1]}: no rank 7; it has ranks 0-3"
+    assert ppprof.open(nodes[0], nodes[0]).paths == (nodes[0],)
+
+
+def test_of_a_log_directory_the_same_run_is_taken_and_not_the_newest(nodes, tmp_path):
+    make_run(tmp_path / "node1/log", {2: 1}, "later")
+    assert ppprof.open(tmp_path / "node0/log", tmp_path / "node1/log").paths == tuple(nodes)
+
+
+@pytest.mark.parametrize("below", [".", "node0"])
+def test_directories_of_one_run_may_lie_below_one(below, nodes, tmp_path):
+    expected = nodes if below == "." else nodes[:1]
+    assert ppprof.open(tmp_path / below).paths == tuple(expected)
+
+
+def test_tables_that_nodes_left_are_joined(nodes):
+    for path in nodes:
+        assert main(["finish", str(path)]) == 0
+        for trace in path.glob("*.paddle_trace.*"):
+            trace.unlink()
+    run = ppprof.open(*nodes)
+    assert [(at.rank, at.window) for at in run.recordings] == [
+        (0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (3, 1)
+    ]  # fmt: skip
+    assert run.summary("op", rank=3, window=1).height
+
+
+def test_directories_of_several_runs_are_refused(nodes, tmp_path):
+    later = make_run(tmp_path / "node1/log", {2: 1}, "later")
+    old = [make_run(tmp_path / f"old{number}", {0: 1}) for number in (1, 2)]
+    for paths in ([nodes[0], later], old, [*nodes, old[0]]):
+        with pytest.raises(InputError) as told:
+            ppprof.open(*paths)
+        named = ", ".join(map(str, paths))
+        assert str(told.value) == f"{named}: not of one run: name the directories of one"
+    with pytest.raises(InputError, match="not of one run"):
+        ppprof.open(tmp_path)
+
+
+def test_a_file_or_nothing_beside_a_run_is_told(nodes, tmp_path):
+    path = write(tmp_path / "a.pb", *gpu_traces.one_step())
+    with pytest.raises(InputError, match=r"a\.pb: Not a directory"):
+        ppprof.open(nodes[0], path)
+    with pytest.raises(InputError, match="nowhere: No such file or directory"):
+        ppprof.open(nodes[0], tmp_path / "nowhere")
+
+
+def test_paths_are_grouped_by_run(nodes, tmp_path):
+    other = make_run(tmp_path / "other", {0: 1}, "b")
+    old = make_run(tmp_path / "old", {0: 1})
+    paths = [nodes[0], old, "nowhere", other, nodes[1], old]
+    assert by_run(paths) == [nodes, [old], ["nowhere"], [other], [old]]
 
 
 def test_nothing_is_read_before_it_is_asked_for(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, datetime
 from pathlib import Path
@@ -54,6 +55,64 @@ def test_runs_of_one_log_directory_each_get_their_own(tmp_path: Path) -> None:
         runs = list(pool.map(lambda _: rundir.claim(log), range(8)))
 
     assert sorted(runs) == [log, *(log / f"run_{n:03d}" for n in range(2, 9))]
+
+
+def test_a_run_comes_above_all_earlier_ones(tmp_path: Path) -> None:
+    """Else an earlier one would be taken for the newest."""
+    assert rundir.claim(tmp_path, "run_003") == tmp_path / "run_003"
+    assert rundir.claim(tmp_path) == tmp_path / "run_004"
+    assert rundir.claim(tmp_path, "run_002") == tmp_path / "run_005"
+    assert rundir.claim(tmp_path, "run_1000") == tmp_path / "run_1000"
+
+
+def test_processes_of_one_run_get_one_directory(tmp_path: Path) -> None:
+    rundir.write_manifest(rundir.claim(tmp_path), {"run_id": "earlier"})
+
+    def join(run_id: str) -> Path:
+        run = rundir.claim(tmp_path, run_id=run_id)
+        if not rundir.has_manifest(run):
+            rundir.write_manifest(run, {"run_id": run_id})
+        return run
+
+    with ThreadPoolExecutor(8) as pool:
+        runs = list(pool.map(join, ["a"] * 8))
+    assert runs == [tmp_path / "run_002"] * 8
+    assert join("b") == tmp_path / "run_003"
+
+
+def test_a_claim_that_nobody_followed_up_is_left_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rundir, "_CLAIM_SECONDS", 0.05)
+    rundir.claim(tmp_path)
+    assert rundir.claim(tmp_path, run_id="a") == tmp_path / "run_002"
+
+
+def test_a_run_is_found_by_its_id(tmp_path: Path) -> None:
+    assert rundir.find(tmp_path / "nowhere", "a") is None
+    for run_id in ("a", "b", None):
+        rundir.write_manifest(rundir.claim(tmp_path), {"run_id": run_id} if run_id else {})
+    (rundir.claim(tmp_path) / "manifest.json").write_text("{")
+    assert rundir.find(tmp_path, "a") == tmp_path
+    assert rundir.find(tmp_path, "b") == tmp_path / "run_002"
+    assert rundir.find(tmp_path, "c") is None
+    assert [rundir.read_run_id(tmp_path / f"run_00{n}") for n in (2, 3, 4)] == ["b", None, None]
+
+
+def test_the_runs_below_a_directory_are_the_newest_of_each_log(tmp_path: Path) -> None:
+    for name in ("node0", "node1/log", "node1/log", "too/deep/for/us", "node2/other"):
+        rundir.write_manifest(rundir.claim(tmp_path / name), {})
+    (tmp_path / "node2/other/manifest.json").unlink()
+    assert rundir.beneath(tmp_path) == [tmp_path / "node0", tmp_path / "node1/log/run_002"]
+
+
+def test_ranks_leave_word_of_their_machine(tmp_path: Path) -> None:
+    run = rundir.claim(tmp_path)
+    assert rundir.nodes(run) == {}
+    for rank in (3, 12):
+        rundir.leave_node(run, rank)
+    (run / "nodes" / "notes.txt").touch()
+    assert rundir.nodes(run) == {3: platform.node(), 12: platform.node()}
 
 
 def test_the_newest_run_is_the_highest_number_that_has_a_manifest(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.grouping import intervals_of, matching
-from ppprof.analysis.intervals import Intervals, difference, union
+from ppprof.analysis.intervals import Int64, Intervals, difference, union
 from ppprof.analysis.tree import Tree
 
 OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "StaticKernelLaunch")
@@ -25,8 +25,12 @@ class Communication:
 
     host: Intervals
     """Communication events, and operators that are named after a collective."""
+    host_rows: Int64
+    """Which host events these are."""
     device: Intervals
     """Kernels launched below those, and kernels of NCCL (or XCCL) launched elsewhere."""
+    device_rows: Int64
+    """Which rows of ``tree.devices`` these are."""
     computation: Intervals
     """All other kernels launched by events that are not communication themselves; of a trace
     without device events what `_operating` finds."""
@@ -40,13 +44,15 @@ class Communication:
         hosts = tree.hosts.filter(
             (pl.col("category") == "Communication") | (pl.col("category") == "Operator") & named
         )
+        rows = hosts["row"].to_numpy()
         if tree.devices.is_empty():
             nowhere = intervals_of(tree.devices)
-            return cls(intervals_of(hosts), nowhere, _operating(tree.hosts, hosts), "operators")
-        rows = hosts["row"].to_numpy()
+            none = np.empty(0, np.int64)
+            operating = _operating(tree.hosts, hosts)
+            return cls(intervals_of(hosts), rows, nowhere, none, operating, "operators")
         below = tree.below(rows)
         below[rows] = True
-        kernels = tree.devices.filter(
+        kernels = tree.devices.with_row_index("row").filter(
             (pl.col("category") == "Kernel") & pl.col("host").is_not_null()
         )
         is_nccl = matching(kernels["name"], "nccl|xccl").to_numpy()
@@ -56,7 +62,9 @@ class Communication:
         computation = ~own & ~is_nccl
         return cls(
             intervals_of(hosts),
+            rows,
             intervals_of(kernels.filter(pl.Series(device))),
+            kernels["row"].to_numpy()[device].astype(np.int64),
             intervals_of(kernels.filter(pl.Series(computation))),
             "kernels",
         )

@@ -65,6 +65,47 @@ def difference(left: Intervals, right: Intervals) -> Intervals:
     return union(first[kept], last[kept])
 
 
+def intersection(left: Intervals, right: Intervals) -> Intervals:
+    """The instants that lie in both sets, as a union."""
+    return difference(left, difference(left, right))
+
+
+def together(*sets: Intervals) -> Intervals:
+    """The instants that lie in any of the sets, as a union."""
+    nothing = np.empty(0, np.int64)
+    return union(
+        np.concatenate((nothing, *(start for start, _ in sets))),
+        np.concatenate((nothing, *(end for _, end in sets))),
+    )
+
+
+def covered_within(disjoint: Intervals, start: Int64, end: Int64) -> Int64:
+    """How many nanoseconds of a union lie in each of some windows.
+
+        union     ####  ##   ###
+        windows     |----||----|        6 ticks each
+        out         ##  ##    ##        4 and 2
+
+    Args:
+        disjoint: a `union`.
+        start: shape (N,).
+        end: shape (N,), not below start; windows may overlap.
+
+    Returns:
+        Shape (N,).
+    """
+    first, last = disjoint
+    done = np.concatenate(([0], np.cumsum(last - first)))
+    ends = np.concatenate(([np.iinfo(np.int64).min], last))
+
+    def until(time: Int64) -> Int64:
+        begun = np.searchsorted(first, time, side="right")
+        so_far: Int64 = done[begun] - np.maximum(ends[begun], time) + time
+        return so_far
+
+    return until(end) - until(start)
+
+
 def _open(intervals: Intervals, at: Int64) -> npt.NDArray[np.bool_]:
     """Whether each instant lies in an interval: more have begun by then than have ended."""
     start, end = np.sort(intervals[0]), np.sort(intervals[1])

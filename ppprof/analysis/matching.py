@@ -44,7 +44,19 @@ _DRIFT = 1e-4
 """How fast clocks may drift apart within a reading: computers' do by some ten parts in a million."""
 
 
-def collectives(trace: Trace, rank: int) -> pl.DataFrame:
+_SELF = -1
+"""The rank of a trace that nobody has told."""
+
+
+def placed(part: pl.DataFrame, rank: int) -> pl.DataFrame:
+    """`collectives` of a rank that was not known, and is now."""
+    return part.with_columns(
+        pl.col("members").str.replace(str(_SELF), str(rank), literal=True),
+        rank=pl.lit(rank, pl.Int64),
+    )
+
+
+def collectives(trace: Trace, rank: int = _SELF) -> pl.DataFrame:
     """The collectives and transfers in one rank's window, in the order in which they began.
 
     A span on the host and the kernels that were launched in it are one, and it is the kernels that

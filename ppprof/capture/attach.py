@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppprof import rundir
 from ppprof.capture import peak_flops
+from ppprof.capture.clock_exchange import Asker, ClockExchange, Reference
 from ppprof.capture.finisher import Finisher
-from ppprof.capture.job import Job
+from ppprof.capture.job import Job, agreement, job_store
 from ppprof.capture.roster import Roster
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import Off, Session
@@ -109,8 +110,11 @@ def attach(
         "config": config,
         "device_peak_flops": device_peak_flops,
     }
-    run = _run_directory(job, Path(profiler.profiler_log), manifest)
-    finisher = windows = None
+    key = agreement()
+    run = _run_directory(job, Path(profiler.profiler_log), manifest, key)
+    clock = finisher = windows = None
+    if run is not None and not profiler.timer_only:
+        clock = _clock(job, run, key, recorded)
     if run is not None and job.rank in recorded and not profiler.timer_only:
         finisher = Finisher(run, job.rank, prints=job.rank in printing)
         windows = _windows(profiler, job, run, finisher, prints=job.rank in printing)
@@ -122,6 +126,7 @@ def attach(
         rank=job.rank,
         run=run,
         roster=_roster(job, run),
+        clock=clock,
         windows=windows,
         finisher=finisher,
         steps=StepLog(run / rundir.steps_path(job.rank)) if run is not None else None,
@@ -136,9 +141,9 @@ def attach(
     return _attached
 
 
-def _run_directory(job: Job, log: Path, manifest: Mapping[str, Any]) -> Path | None:
+def _run_directory(job: Job, log: Path, manifest: Mapping[str, Any], key: str) -> Path | None:
     try:
-        return job.run_directory(log, manifest)
+        return job.run_directory(log, manifest, key)
     except (OSError, RuntimeError) as error:
         tell(f"rank {job.rank}: {log}: {error}; nothing is recorded, the training goes on")
         return None
@@ -149,6 +154,18 @@ def _roster(job: Job, run: Path | None) -> Roster | None:
         return Roster(run, job.topology, job.rank) if run is not None else None
     except OSError as error:
         tell(f"rank {job.rank}: {error}; should ranks die, they will not be named")
+        return None
+
+
+def _clock(job: Job, run: Path, key: str, recorded: Collection[int]) -> ClockExchange | None:
+    if not set(recorded) - {0}:  # nobody to compare
+        return None
+    try:
+        if job.rank == 0:
+            return Reference(run, job.hosts[0], job_store(), f"{key}/clock")
+        return Asker(run, job.rank, job_store(), f"{key}/clock") if job.rank in recorded else None
+    except (OSError, RuntimeError) as error:
+        tell(f"rank {job.rank}: {error}; the ranks' clocks are not compared")
         return None
 
 

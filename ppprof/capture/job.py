@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,6 +26,11 @@ _AGREE_SECONDS = 60.0
 _FLEET_AXES = {"data": "dp", "pipe": "pp", "sharding": "sharding", "sep": "sep", "model": "mp"}
 
 _agreements = itertools.count()  # the ranks of a job attach in step, so the n-th is the same one
+
+
+def agreement() -> str:
+    """Prefix of keys in the job's store: the same for the n-th session of every rank."""
+    return f"ppprof/run/{next(_agreements)}"
 
 
 @dataclass(frozen=True)
@@ -51,25 +57,37 @@ class Job:
             hosts = [platform.node()] * world_size
         return cls(rank, topology, tuple(hosts))
 
-    def run_directory(self, log: Path, manifest: Mapping[str, Any]) -> Path:
+    def run_directory(self, log: Path, manifest: Mapping[str, Any], key: str) -> Path:
         """A directory for this run, made under ``log``; the same one for every rank that asks.
 
         The first rank to ask makes it and tells the others through the job's store, so that none
-        waits for a rank that does not attach.
+        waits for a rank that does not attach. Where they do not find it, the node has a disk of
+        its own and gets a directory of its own, with the same run id in its manifest.
+
+        Args:
+            log: the log directory.
+            manifest: what the manifest holds besides the job.
+            key: this session's `agreement`.
 
         Raises:
             OSError: it cannot be made or written.
             RuntimeError: the ranks cannot agree.
         """
+        run = self._agreed_directory(log, manifest, key)
+        rundir.leave_node(run, self.rank)
+        return run
+
+    def _agreed_directory(self, log: Path, manifest: Mapping[str, Any], key: str) -> Path:
         if self.topology.world_size == 1:
             return _make(log, self.manifest(manifest))
-        store, key = _job_store(), f"ppprof/run/{next(_agreements)}"
+        store = job_store()
         if store.add(f"{key}/asked", 1) == 1:
-            answer: dict[str, Any] = {"error": "interrupted"}
+            answer = {"error": "interrupted"}
             try:
                 written = self.manifest(manifest)
                 run = _make(log, written)
-                answer = {"run": str(run.relative_to(log)), "manifest": written}
+                store.set(f"{key}/manifest", json.dumps(rundir.read_manifest(run)))
+                answer = {"run_id": written["run_id"], "name": run.name if run != log else ""}
             except OSError as error:
                 answer = {"error": str(error)}
                 raise
@@ -85,16 +103,20 @@ class Job:
         answer = json.loads(store.get(f"{key}/answer"))
         if "error" in answer:
             raise RuntimeError(answer["error"])
-        run = log / str(answer["run"])
-        rundir.make_folders(run)
-        if not rundir.has_manifest(run):  # a node with a disk of its own
-            rundir.write_manifest(run, answer["manifest"])
+        found = rundir.find(log, answer["run_id"])
+        if found is not None:
+            return found
+        run = rundir.claim(log, answer["name"], answer["run_id"])
+        if not rundir.has_manifest(run):  # of the ranks on this disk one writes it
+            rundir.write_manifest(run, json.loads(store.get(f"{key}/manifest")))
+            _tell_of_earlier(log, run)
         return run
 
     def manifest(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """What a reader has to know of the job, and ``more``."""
         grid = self.topology
         return {
+            "run_id": uuid.uuid4().hex,
             "started": datetime.now().astimezone().isoformat(timespec="seconds"),
             "world_size": grid.world_size,
             "axes": {"order": list(grid.order), "degrees": list(grid.degrees)},
@@ -109,7 +131,6 @@ class Job:
                 "python": platform.python_version(),
                 "platform": platform.platform(),
             },
-            "clock_offsets": None,
             **more,
         }
 
@@ -117,12 +138,21 @@ class Job:
 def _make(log: Path, manifest: Mapping[str, Any]) -> Path:
     run = rundir.claim(log)
     rundir.write_manifest(run, manifest)
-    if run != log:
-        tell(f"{log} holds an earlier run; this one goes to {run}")
+    _tell_of_earlier(log, run)
     return run
 
 
-def _job_store() -> Any:
+def _tell_of_earlier(log: Path, run: Path) -> None:
+    if run != log:
+        tell(f"{log} holds an earlier run; this one goes to {run}")
+
+
+def job_store() -> Any:
+    """The store of all ranks that Paddle keeps.
+
+    Raises:
+        RuntimeError: the ranks are not initialised.
+    """
     import paddle.distributed as dist
     from paddle.base import core
 

@@ -14,14 +14,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ppprof.capture.clock_exchange import described
 from ppprof.capture.perf_summary import PerfSummary
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.sigterm import SigtermGuard
 from ppprof.capture.steps import StepLog, StepRecord
 from ppprof.capture.talk import tell
 from ppprof.capture.timer import StepTimer
+from ppprof.clocks import read_clocks
 
 if TYPE_CHECKING:
+    from ppprof.capture.clock_exchange import ClockExchange
     from ppprof.capture.finisher import Finisher
     from ppprof.capture.roster import Roster
     from ppprof.capture.windows import Windows
@@ -81,6 +84,7 @@ class Session(Off):
         rank: int = 0,
         run: Path | None = None,
         roster: Roster | None = None,
+        clock: ClockExchange | None = None,
         windows: Windows | None = None,
         finisher: Finisher | None = None,
         steps: StepLog | None = None,
@@ -96,6 +100,7 @@ class Session(Off):
         self._rank = rank
         self._run = run
         self._roster = roster
+        self._clock = clock
         self._windows = windows
         self._finisher = finisher
         self._steps = steps
@@ -247,6 +252,8 @@ class Session(Off):
         if self._windows is not None and (self._excluded or after.records):
             with self._harmless("recording"):
                 self._windows.turn(before, after, self._step, self._window)
+        if self._clock is not None:
+            self._clock.turn(before, self._step)
         if self._excluded and self._finisher is not None:
             self._stall_ns = time.perf_counter_ns() - start
         if before is State.LAST and self._steps is not None:
@@ -280,6 +287,9 @@ class Session(Off):
             self._tell_lost(lost, windows)
             if self._guard is not None:
                 self._guard.take_off()
+        if self._clock is not None:
+            with self._harmless("comparing clocks"):
+                self._clock.close(compare=self._state.records, failed=failed)
         if self._finisher is not None:
             with self._harmless("tables and traces"):
                 # Other ranks hang until a failing one has ended: it does not wait for tables.
@@ -318,6 +328,10 @@ class Session(Off):
     def _print_results(self, windows: Windows | None) -> None:
         if self._timer_only or self._summary.has_table:
             print(self._summary.text(), flush=True)
+        if self._clock is not None and self._run is not None:
+            line = described(read_clocks(self._run))
+            if line is not None:
+                print(line, flush=True)
         if self._timer_only or windows is None or self._run is None:
             return
         if not windows.saved:

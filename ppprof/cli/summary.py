@@ -5,20 +5,23 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from ppprof.analysis.across import ACROSS, WAYS, check_across
 from ppprof.analysis.profile import Options
 from ppprof.analysis.steps import Steps
 from ppprof.analysis.summary import VIEWS
-from ppprof.cli.terminal import Progress, tell, tell_lost
+from ppprof.cli.terminal import Progress, problem_of_output, tell, tell_lost
 from ppprof.errors import ConfigError, PpprofError, UsageError
+from ppprof.report.across import draw_across
 from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
-from ppprof.report.text import Layout, draw, title
-from ppprof.run import Recording, Run, WindowTables, listed
+from ppprof.report.text import Layout, draw, title, window_title
+from ppprof.run import AcrossRanks, Recording, Run, WindowTables, by_run, listed
 from ppprof.run import open as open_run
 from ppprof.rundir import write_atomically
 
@@ -37,6 +40,9 @@ _CHANGES = {
 }
 """Key of the ``Profiler`` block, option of the command -> the views that it changes."""
 
+_RANK_BY_RANK = ("thread_sep", "op_detail")
+"""Those that have no effect where ranks are put together."""
+
 _LAYOUT = ("time_unit", "op_detail", "row_limit")
 """Those that only ``--format table`` knows: the other formats hold every row, in nanoseconds."""
 
@@ -48,8 +54,9 @@ def register(subparsers: Any) -> None:
         help="print the tables of a run or of a trace file",
         description=(
             "Prints the tables of each PATH: a run directory (profiler_log; the newest run in it), "
-            "a directory of traces, or a trace file. What is not asked for here is as the run's "
-            "own Profiler block has it."
+            "a directory of traces, or a trace file. Directories that the nodes of one job left "
+            "are one run, each as a PATH or all below one. What is not asked for here is as the "
+            "run's own Profiler block has it."
         ),
     )
     add = parser.add_argument
@@ -57,6 +64,12 @@ def register(subparsers: Any) -> None:
     add("paths", nargs="+", metavar="PATH", help="run directory or trace file")
     add("--views", metavar="V,...", help=f"all, or some of {','.join(VIEWS)}")
     add("--rank", metavar="R", help="a rank, or all; default: the run's print_ranks")
+    add(
+        "--by",
+        choices=WAYS,
+        help="all ranks in one table: a row an operator and rank, with Node ID; or a row an "
+        "operator, with minimum, median, maximum and spread over the ranks",
+    )
     add("--window", metavar="W", help="only this window, counted from 0")
     add("--steps", metavar="A:B", help="only steps A to B-1; A:, :B or one number as well")
     add("--sorted-by", metavar="KEY", help="auto, or cpu_ or gpu_ and total, avg, max or min")
@@ -103,6 +116,8 @@ class _Request:
     views: Sequence[str] | None
     """None: as the run's config, and so are rank and what ``settings`` leaves out."""
     rank: int | str | None
+    by: str | None
+    """One of `ppprof.analysis.across.WAYS`; None: a table a rank."""
     window: int | None
     steps: str | None
     settings: Mapping[str, Any]
@@ -126,7 +141,7 @@ class _Request:
                 problems.append(f"{_flag(name)}: {error}")
                 return None
 
-        views = checked("views", _views)
+        views = checked("views", lambda text: _views(text, args.by))
         rank = checked("rank", lambda text: "all" if text == "all" else _number(text, 0, "all"))
         window = checked("window", lambda text: _number(text, 0))
         checked("steps", Steps.parse)
@@ -145,22 +160,32 @@ class _Request:
                 for name in _LAYOUT
                 if name in settings
             ]
+        if args.by:
+            views = views or ("op",)
+            problems += [
+                f"{_flag(name)}: has no effect with --by: each operator is one row of a rank"
+                for name in _RANK_BY_RANK
+                if name in settings
+            ]
         if args.format == "csv" and (views is None or len(views) != 1):
             problems.append("--format csv: one table: name it with --views")
         problems += _problems_of_output(args)
         if problems:
             raise UsageError("\n".join(problems))
-        return cls(args.paths, views, rank, window, args.steps, settings, not args.no_cache)
+        cache = not args.no_cache
+        return cls(args.paths, views, rank, args.by, window, args.steps, settings, cache)
 
 
-def _views(text: str) -> tuple[str, ...]:
+def _views(text: str, by: str | None) -> tuple[str, ...]:
     if text == "all":
-        return tuple(VIEWS)
+        return ACROSS if by else tuple(VIEWS)
     names = [name.strip() for name in text.split(",")]
     unknown = [name for name in names if name not in VIEWS]
     if unknown:
         expected = f"all, or some of {', '.join(VIEWS)}"
         raise UsageError(f"{', '.join(map(repr, unknown))}: expected {expected}")
+    if by:
+        check_across(names, by)
     return tuple(view for view in VIEWS if view in names)
 
 
@@ -175,17 +200,8 @@ def _problems_of_output(args: argparse.Namespace) -> list[str]:
     output: Path | None = args.output
     if output is None:
         return ["--force: has no effect without -o FILE"] if args.force else []
-    if output.is_dir():
-        problem = "a directory; expected a file"
-    elif not output.parent.is_dir():
-        problem = f"{output.parent} is no directory"
-    elif output.exists() and any(Path(at).exists() and output.samefile(at) for at in args.paths):
-        problem = "is read here; write to another file"
-    elif output.exists() and not args.force:
-        problem = "exists; --force replaces it"
-    else:
-        return []
-    return [f"-o {output}: {problem}"]
+    problem = problem_of_output(output, args.paths, args.force)
+    return [f"-o {output}: {problem}"] if problem else []
 
 
 def _flag(name: str) -> str:
@@ -194,22 +210,38 @@ def _flag(name: str) -> str:
 
 @dataclass(frozen=True)
 class _Window:
-    """One window, ready to be written down."""
+    """One window, of one rank or over ranks, ready to be written down."""
 
     path: str
     heading: str
-    made: WindowTables
+    made: WindowTables | AcrossRanks
     layout: Layout
+
+    def text(self) -> str:
+        """Its tables as text."""
+        if isinstance(self.made, WindowTables):
+            return draw(self.made.tables, self.layout)
+        coordinates = {of.recording.rank: of.recording.coordinate for of in self.made.ranks}
+        return draw_across(self.made.tables, self.made.by, coordinates, self.layout)
+
+    def columns(self) -> Mapping[str, object]:
+        """What stands before each row of CSV, which has no other place for it."""
+        if isinstance(self.made, WindowTables):
+            at = self.made.recording
+            return {"path": self.path, "rank": at.rank, "window": at.window}
+        return {"path": self.path, "window": self.made.window}
 
 
 def _windows(request: _Request, failed: list[int]) -> Iterator[_Window]:
     """One after another; what cannot be shown is told, and its exit code put into ``failed``."""
     progress = Progress.on_terminal()
-    for path in request.paths:
+    groups = by_run(request.paths)
+    for paths in groups:
+        path = ", ".join(map(str, paths))
         try:
-            run = open_run(path, cache=request.cache, progress=progress, tell=tell)
-            if run.path != Path(path):
-                tell(f"{path}: the newest run is {run.path}")
+            run = open_run(*paths, cache=request.cache, progress=progress, tell=tell)
+            if run.paths != tuple(map(Path, paths)):
+                tell(f"{path}: the newest run is {run}")
             block = _profiler_block(run)
             recordings = _recordings(request, run, block)
         except PpprofError as error:
@@ -221,17 +253,57 @@ def _windows(request: _Request, failed: list[int]) -> Iterator[_Window]:
         settings = {name: getattr(block, name) for name in _CHANGES} if block else {}
         settings.update(request.settings)
         layout = Layout(**{name: settings.pop(name) for name in _LAYOUT if name in settings})
-        for at in recordings:
-            try:
-                made = run.tables(views, at.rank, at.window, steps=request.steps, **settings)
-            except PpprofError as error:
-                tell(error)
-                failed.append(error.exit_code)
-                continue
-            tell_lost(made.source, made.lost)
-            heading = title(at.rank, made.recording.what, at.window, made.steps)
-            several = len(request.paths) > 1
+        for made in _made(request, run, recordings, views, settings, failed):
+            heading = _heading(made)
+            several = len(groups) > 1
             yield _Window(path, f"{path}: {heading}" if several else heading, made, layout)
+
+
+def _made(
+    request: _Request,
+    run: Run,
+    recordings: Sequence[Recording],
+    views: Sequence[str],
+    settings: Mapping[str, Any],
+    failed: list[int],
+) -> Iterator[WindowTables | AcrossRanks]:
+    """Each recording's tables, or each window's over the ranks."""
+    asked: list[Callable[[], WindowTables | AcrossRanks]]
+    if request.by:
+        ranks = [request.rank] if isinstance(request.rank, int) else None
+        sorted_by = settings.get("sorted_by", "auto")
+        asked = [
+            partial(
+                run.across, views, request.by, window,
+                ranks=ranks, steps=request.steps, sorted_by=sorted_by,
+            )
+            for window in sorted({at.window for at in recordings})
+        ]  # fmt: skip
+    else:
+        asked = [
+            partial(run.tables, views, at.rank, at.window, steps=request.steps, **settings)
+            for at in recordings
+        ]
+    for make in asked:
+        try:
+            made = make()
+        except PpprofError as error:
+            tell(error)
+            failed.append(error.exit_code)
+            continue
+        if request.by == "name" and isinstance(made, AcrossRanks) and len(made.ranks) == 1:
+            rank = made.ranks[0].recording.rank
+            tell(f"{run.path}: window {made.window}: only rank {rank}: nothing to compare")
+        for of in [made] if isinstance(made, WindowTables) else made.ranks:
+            tell_lost(of.source, of.lost)
+        yield made
+
+
+def _heading(made: WindowTables | AcrossRanks) -> str:
+    if isinstance(made, WindowTables):
+        return title(made.recording.rank, made.recording.what, made.recording.window, made.steps)
+    ranks = listed("rank", (of.recording.rank for of in made.ranks))
+    return f"{ranks}, {window_title(made.window, made.steps)}"
 
 
 def _profiler_block(run: Run) -> ProfilerConfig | None:
@@ -244,7 +316,7 @@ def _profiler_block(run: Run) -> ProfilerConfig | None:
     try:
         return ProfilerConfig.from_mapping(values)
     except ConfigError as error:
-        tell(f"{run.path}: its Profiler block is left aside:\n{error}")
+        tell(f"{run}: its Profiler block is left aside:\n{error}")
         return None
 
 
@@ -253,32 +325,42 @@ def _recordings(request: _Request, run: Run, block: ProfilerConfig | None) -> Se
     if isinstance(request.rank, int):
         return run.select(request.rank, request.window)
     found = run.select(window=request.window)
-    if request.rank == "all" or block is None:
+    if request.by or block is None:
         return found
-    from ppprof.topology import Topology
-
+    if run.topology is None:
+        return found
     try:
-        axes = run.manifest["axes"]
-        printed = Topology(tuple(axes["degrees"]), tuple(axes["order"])).select(block.print_ranks)
-    except (KeyError, TypeError, UsageError):
+        recorded = run.topology.select(block.ranks)
+        printed = run.topology.select(block.print_ranks)
+    except UsageError:
+        return found
+    if missing := recorded.difference(run.ranks):
+        tell(
+            f"{run}: nothing of {listed('rank', missing)}: if other nodes have left them, name their "
+            "directories too"
+        )
+    if request.rank == "all":
         return found
     shown = [at for at in found if at.rank in printed] or found
     others = {at.rank for at in found} - {at.rank for at in shown}
     if others:
-        tell(f"{run.path}: not shown: {listed('rank', others)}; --rank R or --rank all shows them")
+        tell(f"{run}: not shown: {listed('rank', others)}; --rank R or --rank all shows them")
     return shown
 
 
 def _tell_what_has_no_effect(request: _Request, views: Sequence[str]) -> None:
     for name in request.settings:
-        if not _CHANGES[name].intersection(views):
-            changed = ", ".join(view for view in VIEWS if view in _CHANGES[name])
+        changes = _CHANGES[name]
+        if request.by == "name" and name == "sorted_by":
+            changes = set(ACROSS) - {"dist"}  # it says what is compared
+        if not changes.intersection(views):
+            changed = ", ".join(view for view in VIEWS if view in changes)
             tell(f"{_flag(name)}: has no effect on {', '.join(views)}; it changes {changed}")
 
 
 def _table(windows: Iterable[_Window]) -> Iterator[str]:
     for at in windows:
-        yield f"{at.heading}\n\n{draw(at.made.tables, at.layout)}{_nothing_for(at)}"
+        yield f"{at.heading}\n\n{at.text()}{_nothing_for(at)}"
 
 
 def _markdown(windows: Iterable[_Window]) -> Iterator[str]:
@@ -306,10 +388,7 @@ def _csv(windows: Iterable[_Window]) -> Iterator[str]:
     for number, at in enumerate(windows):
         (table,) = at.made.tables.values()
         yield table.select(
-            pl.lit(at.path).alias("path"),
-            pl.lit(at.made.recording.rank).alias("rank"),
-            pl.lit(at.made.recording.window).alias("window"),
-            pl.all(),
+            *(pl.lit(value).alias(name) for name, value in at.columns().items()), pl.all()
         ).write_csv(include_header=number == 0)
 
 

@@ -1,9 +1,9 @@
-"""What commands say beside their output: on stderr, so that output can be piped."""
+"""What commands say beside their output, on stderr, so that output can be piped; and where to."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,5 +42,19 @@ def tell(message: object) -> None:
 def tell_lost(path: object, lost: Mapping[str, int]) -> None:
     """One line on what of a file could not be used, if anything."""
     if lost:
-        kinds = ", ".join(f"{count} {what}" for what, count in lost.items())
-        tell(f"{path}: not all of it could be used: {kinds}")
+        from ppprof.run import lost_text
+
+        tell(lost_text(path, lost))
+
+
+def problem_of_output(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
+    """What keeps a command from writing ``output``, made of what is in ``sources``; None: nothing."""
+    if output.is_dir():
+        return "a directory; expected a file"
+    if not output.parent.is_dir():
+        return f"{output.parent} is no directory"
+    if output.exists() and any(Path(at).exists() and output.samefile(at) for at in sources):
+        return "is read here; write to another file"
+    if output.exists() and not force:
+        return "exists; --force replaces it"
+    return None

@@ -83,8 +83,17 @@ def title(rank: int, what: str, window: int, steps: Sequence[int]) -> str:
     >>> title(3, "dp1 mp1", 0, [5, 6, 7])
     'rank 3 (dp1 mp1), window 0, steps 5 to 7'
     """
+    return f"rank {rank} ({what}), {window_title(window, steps)}"
+
+
+def window_title(window: int, steps: Sequence[int]) -> str:
+    """The part of it that ranks share.
+
+    >>> window_title(0, [5, 6, 7]), window_title(1, [])
+    ('window 0, steps 5 to 7', 'window 1, no steps')
+    """
     shown = f"steps {steps[0]} to {steps[-1]}" if steps else "no steps"
-    return f"rank {rank} ({what}), window {window}, {shown}"
+    return f"window {window}, {shown}"
 
 
 _CALLS = Column("Calls", 6, grows=True)
@@ -93,7 +102,7 @@ _GPU_STATS = Column("GPU Total / Avg / Max / Min / Ratio(%)", 40, grows=True)
 
 
 def _device(table: pl.DataFrame, layout: Layout) -> list[Grid]:
-    lines = [(row["device"], _percent(row["utilization"])) for row in table.rows(named=True)]
+    lines = [(row["device"], percent(row["utilization"])) for row in table.rows(named=True)]
     columns = (Column("Device", 30), Column("Utilization (%)", 20))
     return [Grid("Device Summary", columns, lines, note=_DEVICE_NOTE)]
 
@@ -104,7 +113,7 @@ def _overview(table: pl.DataFrame, layout: Layout) -> list[Grid]:
         of_side = lines[row["side"]]
         first = row["side"] == "cpu" and not of_side
         name = row["event_type"] if first else f"  {row['event_type']}"
-        of_side.append((name, row["calls"], layout.time(row["time_ns"]), _percent(row["ratio"])))
+        of_side.append((name, row["calls"], layout.time(row["time_ns"]), percent(row["ratio"])))
     return [
         Grid(
             "Overview Summary",
@@ -128,7 +137,7 @@ def _model(table: pl.DataFrame, layout: Layout) -> list[Grid]:
 def _distributed(table: pl.DataFrame, layout: Layout) -> list[Grid]:
     columns = [Column(header, 25) for header in ("Name", "Total Time", "Ratio (%)")]
     lines = [
-        (_below_step(row), layout.time(row["time_ns"]), _percent(row["ratio"]))
+        (_below_step(row), layout.time(row["time_ns"]), percent(row["ratio"]))
         for row in table.rows(named=True)
     ]
     if not lines:
@@ -180,7 +189,7 @@ def _local(name: str) -> str:
 def _kernels(table: pl.DataFrame, layout: Layout) -> list[Grid]:
     shown, cut = layout.limited(table.rows(named=True), "kernels")
     lines: list[Line] = [
-        (_kernel_name(row["name"]), row["calls"], _stat(row, "gpu", layout)) for row in shown
+        (kernel_name(row["name"]), row["calls"], _stat(row, "gpu", layout)) for row in shown
     ]
     columns = (Column("Name", 90), _CALLS, _GPU_STATS)
     return [Grid("Kernel Summary", columns, lines + cut, layout.time_unit)] if lines else []
@@ -268,10 +277,11 @@ def _stat(row: Row, clock: str, layout: Layout) -> str:
     """``total / avg / max / min / ratio`` of one clock; a dash for what does not apply."""
     stats = [row[f"{clock}_{stat}_ns"] for stat in ("total", "avg", "max", "min")]
     times = ["-" if time_ns is None else layout.time(time_ns) for time_ns in stats]
-    return " / ".join([*times, _percent(row[f"{clock}_ratio"])])
+    return " / ".join([*times, percent(row[f"{clock}_ratio"])])
 
 
-def _percent(ratio: float | None) -> str:
+def percent(ratio: float | None) -> str:
+    """A ratio in percent, two decimals; a dash where there is none."""
     return "-" if ratio is None else f"{ratio * 100:.2f}"
 
 
@@ -289,10 +299,10 @@ def _indented(name: str, indent: int) -> str:
 _KERNEL_SIGNATURE = re.compile(r"(.+?)(<.*>)(\(.*\))")
 
 
-def _kernel_name(name: str) -> str:
-    """Without the signature's arguments, cut to 90 characters.
+def kernel_name(name: str) -> str:
+    """A kernel without the signature's arguments, cut to 90 characters.
 
-    >>> _kernel_name("void k<int, float>(int*, float*)")
+    >>> kernel_name("void k<int, float>(int*, float*)")
     'void k<int, float>'
     """
     match = _KERNEL_SIGNATURE.match(name)

@@ -8,6 +8,7 @@ Where what is done::
       Paddle   paddle_columns -> clock, nesting -> paddle_events;  paddle_json_writer
       Kineto   kineto_columns -> nesting -> kineto_json
     protobuf   wire -> paddle_pb -> remote;  paddle_pb_writer -> wire_writer
+    timeline   merge: many ranks in one file; json_lines, as paddle_json_writer
     both       schema: what all of them make; forest, steps, facts, texts, words; cache
 """
 

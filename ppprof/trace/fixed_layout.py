@@ -52,7 +52,7 @@ class Scanner:
         """Takes the events of a block that begins and ends between two events.
 
         Returns:
-            First and end byte, in the block, of what is in no known layout.
+            First and end byte in the file of what is in no known layout, ascending.
         """
         text = Text(block)
         start = text.places(self._dialect.start)
@@ -80,7 +80,8 @@ class Scanner:
             pending = np.delete(pending, found.rows)
         first_start = int(start[0]) - MARGIN if len(start) else block.length
         odd = ([(0, first_start)] if first_start else []) + _runs(pending, start, end)
-        self._odd += [(first + block.first, end + block.first) for first, end in odd]
+        odd = [(first + block.first, end + block.first) for first, end in odd]
+        self._odd += odd
         return odd
 
     def scanned(self) -> Scanned:

@@ -10,14 +10,23 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ppprof.errors import TraceError
 from ppprof.trace import heap
-from ppprof.trace.fixed_layout import Scanner
-from ppprof.trace.json_text import CUT_SHORT, EventText, keys_before, last_event, start_of_events
+from ppprof.trace.fixed_layout import Ranges, Scanner
+from ppprof.trace.json_text import (
+    CUT_SHORT,
+    EventText,
+    keys_before,
+    keys_behind,
+    last_event,
+    start_of_events,
+    whole_events,
+)
 from ppprof.trace.kineto_columns import KinetoEvent
 from ppprof.trace.kineto_json import kineto_trace
 from ppprof.trace.layouts import DIALECTS, dialect_of
@@ -29,6 +38,7 @@ from ppprof.trace.stretches import Helpers, stretches
 
 Event = TypeVar("Event")
 Keys = dict[str, Any]
+_Pieces = Iterator[tuple[int, list[Event]]]
 
 _LARGE_BYTES = 32 << 20
 """From here on what a reader leaves behind in memory matters."""
@@ -99,13 +109,28 @@ def _is_kineto(keys: Keys, text: bytes) -> bool:
     return bool(_KINETO.search(text)) and not _PADDLE.search(text)
 
 
-def _decoded(
-    source: Source, reader: EventText[Event], keys: Keys
-) -> Iterator[tuple[int, list[Event]]]:
+def _decoded(source: Source, reader: EventText[Event], keys: Keys) -> _Pieces[Event]:
     """Position and events of each piece; what follows the list is added to ``keys``."""
     for block in source.blocks(last_event):
         text = block.text()
-        yield block.first, reader.last_events(text, keys) if block.is_last else reader.events(text)
+        if block.is_last:
+            yield block.first, reader.last_events(text, keys)
+            return
+        events = reader.sound_events(text)
+        if events is None:
+            starts, stop = whole_events(text)
+            end = starts[-1]
+            if text[end : end + 1] == b"]":
+                found, is_all = keys_behind(text[end + 1 :] + source.peek(LONGEST_EVENT_BYTES))
+                if is_all:
+                    keys.update(found)
+                    yield block.first, reader.events(text[:end])
+                    return
+            elif end and stop == len(text):  # what looked like an event is part of one
+                source.unread(text[end:])
+                text = text[:end]
+            events = reader.events(text)
+        yield block.first, events
 
 
 def _paddle(source: Source, dialect: str | None, keys: Keys, lost: Counter[str]) -> Trace:
@@ -115,7 +140,7 @@ def _paddle(source: Source, dialect: str | None, keys: Keys, lost: Counter[str])
     else:
         reader = EventText(PaddleEvent, source.path, lost)
         for first, decoded in _decoded(source, reader, keys):
-            columns.add_decoded(decoded, first)
+            columns.add_decoded([(first, decoded)])
     events, memory, kernels, memsets = paddle_tables(columns)
     return Trace(
         events=events,
@@ -140,24 +165,27 @@ def _scan(source: Source, name: str, columns: PaddleColumns, keys: Keys) -> None
     source.num_readers = len(bounds)
     is_whole = len(bounds) == 1
     has_end = False
+
+    def decoded(
+        odd: Ranges, text: Callable[[int, int], bytes], end: int | None
+    ) -> _Pieces[PaddleEvent]:
+        """Position and events of each range; ``end`` is that of the file, if it is reached."""
+        nonlocal has_end
+        for first, until in odd:
+            has_end = until == end
+            piece = text(first, until)
+            yield first, reader.last_events(piece, keys) if has_end else reader.events(piece)
+
     scanner = Scanner(dialect)
     with Helpers(source.path, name, bounds) as helpers:
-        end = None if is_whole else bounds[0]
-        for block in source.blocks(dialect.last_start, end):
-            odd = scanner.add(block)
-            for at, until in odd:
-                text = block.text(at, until)
-                has_end = block.is_last and is_whole and until == block.length
-                events = reader.last_events(text, keys) if has_end else reader.events(text)
-                columns.add_decoded(events, block.first + at)
+        for block in source.blocks(dialect.last_start, None if is_whole else bounds[0]):
+            end = block.end if block.is_last and is_whole else None
+            columns.add_decoded(decoded(scanner.add(block), block.between, end))
         columns.add_scanned(scanner.scanned(), dialect)
         for scanned in helpers.scanned():
             columns.add_scanned(scanned, dialect)
-            for at, until in scanned.odd:
-                text = source.between(at, until)
-                has_end = until == bounds[-1]
-                events = reader.last_events(text, keys) if has_end else reader.events(text)
-                columns.add_decoded(events, at)
+            for _, odd in groupby(scanned.odd, lambda range_: range_[0] // BLOCK_BYTES):
+                columns.add_decoded(decoded(list(odd), source.between, bounds[-1]))
     if not has_end:
         columns.lost[CUT_SHORT] += 1
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -32,7 +32,9 @@ _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*(?:"(?:%b)"\s*:|\}))' % _KEYS.encode()
 _END = re.compile(rb'(?:\A|\})[\s,]*\]\s*(?=,\s*"|\})')
 _BARE_END = re.compile(rb"(?:\A|\})[\s,]*\]\s*\Z")
 _HARDLY_BEGUN = re.compile(rb',\s*\{\s*(?:"\w*"?\s*)?\Z')
-_MOST_ENDS = 16  # that are tried: lists of objects within the last events look like the list's end
+_MOST_ENDS = 16  # that are tried: lists of objects in events and behind them look like the end
+_SEPARATORS = re.compile(r"[\s,]*")
+_DECODER = json.JSONDecoder(parse_int=str, parse_float=str, strict=False)
 _NO_NUMBER = re.compile(r"(?<=[:,\[ ])-?(?:inf(?:inity)?|nan)(?=[\s,\]}])", re.IGNORECASE)
 _TEXT_BEGINS = re.compile(r'"(?:name|callstack)"\s*:\s*"')
 _TEXT_ENDS = re.compile(rf'"\s*(?:,\s*"(?:{_KEYS})"\s*:|\}})')
@@ -66,6 +68,34 @@ def keys_before(text: bytes) -> Keys:
     return _object(before + b"}")[0] if key else {}
 
 
+def whole_events(text: bytes) -> tuple[list[int], int]:
+    """How far a text is JSON, event by event.
+
+    Returns:
+        Where each whole event begins, then where the first thing does that is none; and where that
+        stops being JSON: at once for the bracket that ends the list, at the text's end for an event
+        that is cut off there.
+    """
+    chars = text.rstrip().decode("latin-1")  # a character a byte
+    at, starts = 0, []
+    while True:
+        at = _SEPARATORS.match(chars, at).end()  # type: ignore[union-attr]
+        starts.append(at)
+        if chars[at : at + 1] != "{":
+            return starts, at if at < len(chars) else len(text)
+        try:
+            at = _DECODER.raw_decode(chars, at)[1]
+        except json.JSONDecodeError as error:
+            return starts, len(text) if error.pos >= len(chars) else error.pos
+        except RecursionError:
+            return starts, at
+
+
+def keys_behind(text: bytes) -> tuple[Keys, bool]:
+    """The keys of ``, "a": 1}``, the text behind the list, and whether it was nothing else."""
+    return _object(b"{" + text.strip().lstrip(b","))
+
+
 def _object(text: bytes) -> tuple[Keys, bool]:
     """The object in a text, and whether it was one; what cannot be decoded is left out.
 
@@ -75,6 +105,8 @@ def _object(text: bytes) -> tuple[Keys, bool]:
     mended = re.sub(r",\s*\}$", "}", mended)
     try:
         keys = json.loads(mended, strict=False)
+        if r"\ud" in mended.lower():  # half a character, perhaps, which no table can hold
+            keys = json.loads(_encoded(keys))
     except (ValueError, RecursionError):
         lines = mended.splitlines() if len(mended) < _LONGEST_MENDED else []
         pairs = (_PAIR.match(line.strip()) for line in lines if len(line) < 4096)
@@ -107,17 +139,46 @@ class EventText(Generic[Event]):
         body = text.strip(b" \t\r\n,")
         if not body:
             return []
-        if self._escapes or b"\\" not in body:
-            try:
-                return self._many.decode(b"[%b]" % body)
-            except RecursionError as error:
-                raise self._too_deep() from error
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                pass
+        found = self.sound_events(body)
+        if found is not None:
+            return found
+        starts = whole_events(body)[0] if self._escapes else [0]
+        return self._halved(body, starts) + self._guessed(body[starts[-1] :])
+
+    def _halved(self, text: bytes, starts: Sequence[int]) -> list[Event]:
+        """Events of which is known where they begin; ``starts`` ends with where the last one does."""
+        if len(starts) < 2:
+            return []
+        piece = text[starts[0] : starts[-1]].rstrip(b" \t\r\n,")
+        found = self.sound_events(piece)
+        if found is not None:
+            return found
+        if len(starts) == 2:
+            return self._mended(piece)
+        middle = len(starts) // 2
+        return self._halved(text, starts[: middle + 1]) + self._halved(text, starts[middle:])
+
+    def _guessed(self, text: bytes) -> list[Event]:
+        """Events of which is not known where they begin but by how events look."""
+        body = text.strip(b" \t\r\n,")
+        found = self.sound_events(body)
+        if found is not None:
+            return found
         middle = _middle(body)
         if middle:
-            return self.events(body[:middle]) + self.events(body[middle:])
+            return self._guessed(body[:middle]) + self._guessed(body[middle:])
         return self._mended(body)
+
+    def sound_events(self, text: bytes) -> list[Event] | None:
+        """The same, in one go; None where anything needs mending."""
+        if not self._escapes and b"\\" in text:
+            return None
+        try:
+            return self._many.decode(b"[%b]" % text.strip(b" \t\r\n,"))
+        except RecursionError as error:
+            raise self._too_deep() from error
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
 
     def last_events(self, text: bytes, keys: Keys) -> list[Event]:
         """The events of a text that holds the list's end; the keys behind it go to ``keys``.
@@ -127,7 +188,10 @@ class EventText(Generic[Event]):
         """
         text = text.rstrip(b"\0")
         ends = [match.end() for match in islice(_END.finditer(text), _MOST_ENDS)]
-        tails = [_object(b"{" + text[end:].strip().lstrip(b",")) for end in ends]
+        if len(ends) == _MOST_ENDS:
+            end = whole_events(text)[0][-1]
+            ends = [end + 1] if text[end : end + 1] == b"]" else ends
+        tails = [keys_behind(text[end:]) for end in ends]
         # The first that nothing follows but keys; of a broken file, the last that looks like it.
         for end, (found, is_whole) in zip(ends, tails):
             if is_whole:
@@ -213,6 +277,7 @@ class EventText(Generic[Event]):
 
 
 def _encoded(fields: Mapping[str, Any]) -> bytes:
+    """As JSON; a question mark for half a character."""
     return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
 
 

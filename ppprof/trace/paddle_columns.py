@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Optional
 
 import msgspec
@@ -150,13 +150,20 @@ class PaddleColumns:
         if scanned.parts and not dialect.ts_is_exact:
             self.ts_is_exact = False
 
-    def add_decoded(self, events: Sequence[PaddleEvent], first: int) -> None:
-        """Takes events that were decoded; ``first`` is where the first one begins in the file."""
+    def add_decoded(self, pieces: Iterable[tuple[int, Sequence[PaddleEvent]]]) -> None:
+        """Takes events that were decoded, piece by piece.
+
+        Many small pieces at once cost what one large piece does.
+
+        Args:
+            pieces: where in the file the first event begins, and the events of the piece.
+        """
         kinds: defaultdict[str, list[tuple[int, PaddleEvent]]] = defaultdict(list)
-        for at, event in enumerate(events, first):
-            kind = self._kind(event)
-            if kind:
-                kinds[kind].append((at, event))
+        for first, events in pieces:
+            for at, event in enumerate(events, first):
+                kind = self._kind(event)
+                if kind:
+                    kinds[kind].append((at, event))
         for kind, found in kinds.items():
             self._add_kind(kind, [at for at, _ in found], [event for _, event in found])
 
@@ -267,7 +274,7 @@ def _sound(kind: str, columns: Mapping[str, pl.Series]) -> pl.Series:
     if kind != "memory":
         needed.append((columns["dur"] >= 0).fill_null(False))
     for column in ("device", "stream") if kind == "device" else ("pid", "tid"):
-        needed.append(columns[column].is_not_null())
+        needed.append((columns[column] != int(MISSING)).fill_null(False))
     return (
         pl.DataFrame({str(at): values for at, values in enumerate(needed)})
         .select(pl.all_horizontal(pl.all()))

@@ -11,23 +11,18 @@ VisualDL loses a file over a line break in a name.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any, Union, cast
+from typing import IO, Any
 
 import polars as pl
 
-from ppprof.rundir import writing
-from ppprof.trace.facts import FACTS, has_facts
+from ppprof.trace.facts import has_facts
+from ppprof.trace.json_lines import Parts, lines_of, maybe, opened, us, with_facts, with_text
 from ppprof.trace.schema import PYTHON_CATEGORIES, Trace
 
-Parts = list[Union[pl.Expr, str]]
-"""What a line is put together from; a string is literal text."""
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 _FINITE = re.compile(r"\d+(\.\d+)?")
 _ROWS = 1 << 15
 _DEVICE_SORT_BASE = 0x10000000  # Paddle sorts devices below every host process
@@ -42,16 +37,8 @@ def write_paddle_json(trace: Trace, path: str | Path) -> Mapping[str, int]:
     Returns:
         What the format has no place for, kind -> how many: facts of launches and device events.
     """
-    target = Path(path)
-    with writing(target) as raw:
-        if target.suffix == ".gz":
-            # mtime 0 and no name: the same trace gives the same bytes.
-            with gzip.GzipFile(
-                filename="", fileobj=raw, mode="wb", compresslevel=4, mtime=0
-            ) as file:
-                _write(trace, cast("IO[bytes]", file))
-        else:
-            _write(trace, raw)
+    with opened(Path(path)) as file:
+        _write(trace, file)
     is_host = pl.col("device").is_null() & pl.col("correlation_id").is_null()
     num_lost = trace.events.filter(is_host.not_() & has_facts()).height
     return {"events whose facts are not told": num_lost} if num_lost else {}
@@ -100,7 +87,7 @@ def _lines_in_order(trace: Trace) -> Iterator[pl.DataFrame]:
             table, parts = kinds[int(str(kind))]
             lines.append(
                 pl.DataFrame(
-                    {"place": of_kind["place"], "line": _lines(table[of_kind["at"]], *parts)}
+                    {"place": of_kind["place"], "line": lines_of(table[of_kind["at"]], *parts)}
                 )
             )
         yield pl.concat(lines).sort("place").select("line")
@@ -116,7 +103,7 @@ def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
     events = _prepared(trace)
     is_device = pl.col("device").is_not_null()
     is_launch = is_device.not_() & pl.col("correlation_id").is_not_null()
-    hosts = _with_facts(events.filter(is_device.not_() & is_launch.not_()))
+    hosts = with_facts(events.filter(is_device.not_() & is_launch.not_()))
     firsts = hosts.group_by("thread").agg(first=pl.col("event").min())
 
     def placed(table: pl.DataFrame, host: str, part: int) -> pl.DataFrame:
@@ -139,7 +126,7 @@ def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
         part=pl.col("part").fill_null(4),
         launch=pl.coalesce("parent", "event"),
     )
-    memory = placed(_with_text(trace.memory, "place"), "event", 3)
+    memory = placed(with_text(trace.memory, "place"), "event", 3)
     return [
         (_at(hosts.with_columns(host="event", part=1, launch=0), 0), _host_parts()),
         (_at(launches, 0), _launch_parts()),
@@ -160,44 +147,8 @@ def _prepared(trace: Trace) -> pl.DataFrame:
     """The events with their names as they stand in JSON, and times relative to the first event."""
     host_start = trace.events.filter(pl.col("device").is_null())["start_ns"].min()
     first_ns = host_start if isinstance(host_start, int) else 0
-    return _with_text(trace.events, "name").with_columns(
+    return with_text(trace.events, "name").with_columns(
         event=pl.int_range(pl.len()), begin_ns=pl.col("start_ns") - first_ns
-    )
-
-
-def _with_text(table: pl.DataFrame, column: str) -> pl.DataFrame:
-    """The table and a column ``text``: a string column as the inside of a JSON string."""
-    values = table[column].unique()
-    texts = pl.DataFrame({column: values, "text": [_escaped(value) for value in values.to_list()]})
-    return table.join(texts, on=column, how="left", maintain_order="left")
-
-
-def _escaped(name: str) -> str:
-    r"""A name as the inside of a JSON string; control characters as visible escapes.
-
-    >>> _escaped('a"b')
-    'a\\"b'
-    """
-    visible = _CONTROL.sub(lambda control: repr(control[0])[1:-1], name) or "(no name)"
-    return json.dumps(visible, ensure_ascii=False)[1:-1]
-
-
-def _lines(table: pl.DataFrame, *parts: pl.Expr | str) -> pl.Series:
-    """One JSON object a row: the parts joined; a string is literal text."""
-    literal = [pl.lit(part) if isinstance(part, str) else part.cast(pl.String) for part in parts]
-    return table.select(line=pl.concat_str(literal)).to_series()
-
-
-def _us(column: str | pl.Expr) -> pl.Expr:
-    """Nanoseconds as microseconds with three decimals, exactly."""
-    ns = pl.col(column) if isinstance(column, str) else column
-    # Below zero the digits are those of the magnitude: -1 ns is -0.001, not -1.999.
-    sign = pl.when(ns < 0).then(pl.lit("-")).otherwise(pl.lit(""))
-    return pl.concat_str(
-        sign,
-        (ns.abs() // 1000).cast(pl.String),
-        pl.lit("."),
-        (ns.abs() % 1000).cast(pl.String).str.zfill(3),
     )
 
 
@@ -205,16 +156,11 @@ def _name_and_time(track: pl.Expr | str, colour: str) -> Parts:
     """What every X event starts with, up to its ``args``, which are left open."""
     process = pl.coalesce("device", "process")
     return [
-        '{"name":"', pl.col("text"), "[", _us((pl.col("dur_ns") + 500) // 1000), ' ms]","pid":',
-        process, ',"tid":', track, ',"ts":', _us("start_ns"), ',"dur":', _us("dur_ns"),
+        '{"name":"', pl.col("text"), "[", us((pl.col("dur_ns") + 500) // 1000), ' ms]","pid":',
+        process, ',"tid":', track, ',"ts":', us("start_ns"), ',"dur":', us("dur_ns"),
         ',"ph":"X","cat":"', pl.col("category"), f'","cname":"{colour}","args":{{"start_time":"',
-        _us("begin_ns"), ' us","end_time":"', _us(pl.col("begin_ns") + pl.col("dur_ns")), ' us"',
+        us("begin_ns"), ' us","end_time":"', us(pl.col("begin_ns") + pl.col("dur_ns")), ' us"',
     ]  # fmt: skip
-
-
-def _maybe(key: str, value: pl.Expr) -> pl.Expr:
-    """A key of ``args`` that is left out where its value is null."""
-    return pl.concat_str(pl.lit(f',"{key}":'), value.cast(pl.String)).fill_null("")
 
 
 def _thread_track() -> pl.Expr:
@@ -227,25 +173,10 @@ def _thread_track() -> pl.Expr:
     return pl.concat_str(pl.lit('"'), pl.col("thread").cast(pl.String), side)
 
 
-def _with_facts(hosts: pl.DataFrame) -> pl.DataFrame:
-    """The host events and a column ``facts``: keys of ``args``, null where there are none."""
-    told = hosts.filter(has_facts()).select("event", *FACTS)
-    facts = [
-        "".join(
-            f',"{key}":{json.dumps(value, ensure_ascii=False)}'
-            for key, value in zip(FACTS, row)
-            if value is not None
-        )
-        for row in told.select(FACTS).iter_rows()
-    ]
-    told = told.select("event", facts=pl.Series(facts, dtype=pl.String))
-    return hosts.join(told, on="event", how="left", maintain_order="left")
-
-
 def _host_parts() -> Parts:
     return [
         *_name_and_time(_thread_track(), "thread_state_runnable"),
-        _maybe("depth", pl.col("depth")),
+        maybe("depth", pl.col("depth")),
         pl.col("facts").fill_null(""),
         "}}",
     ]
@@ -263,7 +194,7 @@ def _flow_parts(end: str) -> Parts:
     binding = "" if end == "s" else ',"bp":"e"'
     return [
         '{"name":"launch","id":', pl.col("correlation_id"), ',"pid":',
-        pl.coalesce("device", "process"), ',"tid":', track, ',"ts":', _us(middle),
+        pl.coalesce("device", "process"), ',"tid":', track, ',"ts":', us(middle),
         f',"ph":"{end}","cat":"async"{binding}}}',
     ]  # fmt: skip
 
@@ -283,20 +214,20 @@ def _device_parts() -> Parts:
     bandwidth = pl.when(is_copy).then(pl.col("bytes") / pl.col("dur_ns")).round(3)
     return [
         *_name_and_time(pl.col("stream"), "rail_animation"),
-        _maybe("device", pl.col("device")),
-        _maybe("context", pl.col("context")),
-        _maybe("stream", pl.col("stream")),
-        _maybe("correlation id", pl.col("correlation_id")),
-        _maybe("bytes", pl.col("bytes")),
-        _maybe("memory bandwidth (GB/s)", bandwidth),
-        _maybe("value", pl.col("value")),
-        _maybe("registers per thread", pl.col("registers")),
-        _maybe("shared memory", pl.col("shared_bytes")),
-        _maybe("blocks per SM", pl.col("blocks_per_sm").round(6)),
-        _maybe("warps per SM", pl.col("warps_per_sm").round(6)),
-        _maybe("grid", triple("grid")),
-        _maybe("block", triple("block")),
-        _maybe("theoretical achieved occupancy %", (pl.col("occupancy") * 100).round(3)),
+        maybe("device", pl.col("device")),
+        maybe("context", pl.col("context")),
+        maybe("stream", pl.col("stream")),
+        maybe("correlation id", pl.col("correlation_id")),
+        maybe("bytes", pl.col("bytes")),
+        maybe("memory bandwidth (GB/s)", bandwidth),
+        maybe("value", pl.col("value")),
+        maybe("registers per thread", pl.col("registers")),
+        maybe("shared memory", pl.col("shared_bytes")),
+        maybe("blocks per SM", pl.col("blocks_per_sm").round(6)),
+        maybe("warps per SM", pl.col("warps_per_sm").round(6)),
+        maybe("grid", triple("grid")),
+        maybe("block", triple("block")),
+        maybe("theoretical achieved occupancy %", (pl.col("occupancy") * 100).round(3)),
         "}}",
     ]
 
@@ -308,7 +239,7 @@ def _memory_parts() -> Parts:
         numbers += [f',"{column}":', pl.col(column)]
     return [
         '{"name":"[memory]","pid":', pl.col("process"), ',"tid":"', pl.col("thread"),
-        '(C++)","ts":', _us("time_ns"), ',"ph":"i","s":"t","cat":"', pl.col("kind"),
+        '(C++)","ts":', us("time_ns"), ',"ph":"i","s":"t","cat":"', pl.col("kind"),
         '","args":{"place":"', pl.col("text"), '","addr":"', pl.col("addr"),
         '","increase_bytes":', pl.col("bytes"), *numbers, "}}",
     ]  # fmt: skip

@@ -103,7 +103,7 @@ class Text(Words):
         """Place of the last ``byte`` before each place; -1 where it is farther than ``reach``."""
         found = np.full(len(end), -1, np.int64)
         pending = np.arange(len(end))
-        for back in range(8, reach + 8, 8):
+        for back in range(8, min(reach, _LONGEST_WORD) + 8, 8):
             first = end[pending] - back
             zero = self.words[np.maximum(first, 0)] ^ np.uint64(byte[0] * _BYTES)
             zero = ~(((zero & np.uint64(0x7F * _BYTES)) + np.uint64(0x7F * _BYTES)) | zero)
@@ -112,7 +112,10 @@ class Text(Words):
             found[pending[hit]] = first[hit] + ((num_bits[hit] - 1) >> 3)
             pending = pending[~hit & (first > 0)]
             if not len(pending):
-                break
+                return found
+        if reach > _LONGEST_WORD:  # few are so far away: one by one
+            stops = end[pending].tolist()
+            found[pending] = [self.raw.rfind(byte, max(stop - reach, 0), stop) for stop in stops]
         return found
 
 

@@ -46,10 +46,18 @@ class Block(NamedTuple):
     is_last: bool
     """Whether nothing follows it."""
 
-    def text(self, first: int = 0, end: int | None = None) -> bytes:
-        """Its bytes, or some of them."""
-        end = self.length if end is None else end
-        return bytes(self.buffer[MARGIN + first : MARGIN + end])
+    @property
+    def end(self) -> int:
+        """Where in the unpacked file it ends."""
+        return self.first + self.length
+
+    def text(self) -> bytes:
+        """Its bytes."""
+        return self.between(self.first, self.end)
+
+    def between(self, first: int, end: int) -> bytes:
+        """Bytes of the file that lie in it."""
+        return bytes(self.buffer[MARGIN + first - self.first : MARGIN + end - self.first])
 
 
 class _Unpacked:
@@ -192,11 +200,11 @@ class Source:
                         "on; expected a list of events"
                     )
                 continue
+            self.unread(bytes(buffer[MARGIN + at : MARGIN + length]))
             yield Block(buffer, at, first, is_last)
             if is_last:
                 return
-            length -= at
-            buffer[MARGIN : MARGIN + length] = buffer[MARGIN + at : MARGIN + at + length]
+            length = 0
 
     def _read_into(self, room: memoryview) -> int:
         """Fills the room; returns how many bytes, fewer only at the end."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import numpy as np
 import numpy.typing as npt
 
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
 
+_LONGEST_MIXED = 2048  # bytes; few texts are longer, and every step below is for one alone then
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 
 
@@ -24,8 +27,11 @@ class Words:
         """A hash of the bytes of each range, shape (N,)."""
         length = end - first
         found: UInt64 = length.astype(np.uint64) * _MIX
-        rows = np.flatnonzero(length > 0)
-        for done in range(0, int(length.max(initial=0)), 8):
+        for row in np.flatnonzero(length > _LONGEST_MIXED).tolist():
+            digest = blake2b(self.raw[first[row] : end[row]], digest_size=8).digest()
+            found[row] = int.from_bytes(digest, "little")
+        rows = np.flatnonzero((length > 0) & (length <= _LONGEST_MIXED))
+        for done in range(0, int(length[rows].max(initial=0)), 8):
             rows = rows[length[rows] > done]
             word = self.words[first[rows] + done]
             num_past = np.clip(8 - (length[rows] - done), 0, 7).astype(np.uint64) << np.uint64(3)

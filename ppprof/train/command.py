@@ -16,6 +16,7 @@ from ppprof import rundir
 from ppprof.config import Config, load_config
 from ppprof.config.training import SplitConfig
 from ppprof.errors import ConfigError, PpprofError, Problem
+from ppprof.train.checks import failed_anywhere
 from ppprof.train.corpus import NUM_TOKENS, find_files
 from ppprof.train.errors import DataError
 
@@ -36,8 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(problems)
     except PpprofError as error:
         if speaks:
-            print(error, file=sys.stderr)
+            print(error, file=sys.stderr, flush=True)
+        failed_anywhere(True)
         return error.exit_code
+    if failed_anywhere(False):
+        if speaks:
+            print("another node's checks failed; its log says why", file=sys.stderr)
+        return ConfigError.exit_code
     if os.environ.get("PADDLE_TRAINER_ID", "0") == "0":
         for warning in (*config.warnings, *notes(config)):
             print(warning, file=sys.stderr)

@@ -6,7 +6,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.analysis.intervals import covered, difference, overlap, union
+from ppprof.analysis.intervals import (
+    covered,
+    covered_within,
+    difference,
+    intersection,
+    overlap,
+    together,
+    union,
+)
 
 intervals = st.lists(
     st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda pair: (pair[0], sum(pair))),
@@ -46,3 +54,20 @@ def test_difference_covers_the_ticks_of_one_side_alone(left: Pairs, right: Pairs
     assert _ticks(kept) == _ticks(left) - _ticks(right)
     assert all(start < end for start, end in kept)
     assert all(one[1] < other[0] for one, other in zip(kept, kept[1:]))
+
+
+@given(intervals, intervals)
+def test_intersection_and_together_cover_the_ticks_of_both_and_of_either(
+    left: Pairs, right: Pairs
+) -> None:
+    both = _pairs(intersection(_arrays(left), _arrays(right)))
+    either = _pairs(together(_arrays(left), _arrays(right)))
+    assert _ticks(both) == _ticks(left) & _ticks(right)
+    assert _ticks(either) == _ticks(left) | _ticks(right)
+    assert _ticks(_pairs(together())) == set()
+
+
+@given(intervals, intervals)
+def test_covered_within_counts_the_ticks_of_each_window(pairs: Pairs, windows: Pairs) -> None:
+    inside = covered_within(union(*_arrays(pairs)), *_arrays(windows))
+    assert inside.tolist() == [len(_ticks(pairs) & _ticks([window])) for window in windows]

@@ -23,7 +23,7 @@ FLOAT32, FLOAT16 = (paddle.ones([4], dtype) for dtype in ("float32", "float16"))
 
 
 def group(number: int, *ranks: int) -> Any:
-    return SimpleNamespace(id=number, ranks=list(ranks))
+    return SimpleNamespace(id=number, ranks=list(ranks), process_group=object())
 
 
 class Counting:
@@ -61,11 +61,12 @@ def names(monkeypatch: pytest.MonkeyPatch, topology: Counting) -> Iterator[list[
         monkeypatch.setattr(dist, function.__name__, function)
     found: list[str] = []
 
-    def communication(name: str) -> Any:
+    def span(name: str, category: str) -> Any:
+        assert category == "Communication"
         found.append(name)
         return SimpleNamespace(end=lambda: None)
 
-    monkeypatch.setattr(collectives, "communication", communication)
+    monkeypatch.setattr(collectives, "span", span)
     wrappers = collectives.Collectives(topology)  # type: ignore[arg-type]
     wrappers.put_on()
     yield found
@@ -110,3 +111,21 @@ def test_of_several_tensors_all_bytes_and_the_first_ones_dtype(names: list[str])
 def test_arguments_that_make_no_sense_leave_the_name_alone(names: list[str]) -> None:
     dist.all_reduce("not a tensor", group=group(3, 0, 1))
     assert names == ["all_reduce"]
+
+
+def test_a_method_of_a_process_group_is_told_like_the_function_it_is_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fleet's layers call them directly; half of a tensor is sent where two ranks share it."""
+    both, half = group(3, 0, 8), group(4, 0, 1)
+    known = {3: both, 4: half}
+    monkeypatch.setattr(collectives.collective, "_get_group_map", lambda: known)
+    tell = collectives.Collectives(GRID)
+    assert tell._method_facts("all_reduce", 0, "all_reduce", both.process_group, (FLOAT32,)) == [
+        "axis=dp", "group=3", "bytes=16", "dtype=float32", "peers=0,8",
+    ]  # fmt: skip
+    args = (FLOAT32, 1, 2, 0)
+    assert tell._method_facts("send", 0, "send_partial", half.process_group, args) == [
+        "axis=mp", "group=4", "bytes=8", "dtype=float32", "peers=1",
+    ]  # fmt: skip
+    assert tell._method_facts("all_reduce", 0, "all_reduce", object(), (FLOAT32,)) == []

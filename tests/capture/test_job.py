@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import platform
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 import ppprof
+from ppprof import rundir
+from ppprof.capture import job
 from ppprof.capture.job import Job
 from ppprof.topology import Topology
 
@@ -57,6 +63,56 @@ def test_fleet_tells_axes_and_their_order(monkeypatch: pytest.MonkeyPatch) -> No
     assert [topology.coordinate(rank) for rank in range(4)] == [
         dict(zip(topology.order, grid.get_coord(rank))) for rank in range(4)
     ]
+
+
+class Store:
+    """The job's store, which knows how often each key was read."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
+        self.reads: Counter[str] = Counter()
+
+    def add(self, key: str, amount: int) -> int:
+        with self._lock:
+            self._counts[key] += amount
+            return self._counts[key]
+
+    def set(self, key: str, value: str) -> None:
+        self._values[key] = value
+
+    def get(self, key: str) -> bytes:
+        self.reads[key.rpartition("/")[2]] += 1
+        return self._values[key].encode()
+
+
+def test_each_disk_gets_one_directory_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight ranks on four disks; on two of them there are earlier runs."""
+    store = Store()
+    monkeypatch.setattr(job, "job_store", lambda: store)
+    disks = [tmp_path / f"node{number}" for number in range(4)]
+    for disk, num_runs in zip(disks, (0, 1, 2, 0)):
+        for number in range(num_runs):
+            rundir.write_manifest(rundir.claim(disk), {"run_id": f"earlier {number}"})
+    ranks = [Job(rank, Topology.of(dp=8), ("here",) * 8) for rank in range(8)]
+    config = {"day": date(2026, 11, 21)}  # YAML has them, JSON has not
+
+    def run_directory(at: Job) -> Path:
+        return at.run_directory(disks[at.rank // 2], {"config": config}, "key")
+
+    first = run_directory(ranks[0])
+    with ThreadPoolExecutor(7) as pool:
+        runs = [first, *pool.map(run_directory, ranks[1:])]
+
+    assert runs[::2] == runs[1::2]
+    assert runs[::2] == [disks[0], disks[1] / "run_002", disks[2] / "run_003", disks[3]]
+    manifests = [(run / "manifest.json").read_bytes() for run in runs]
+    assert set(manifests) == {manifests[0]}
+    assert store.reads == {"answer": 7, "manifest": 3}
+    assert [sorted(rundir.nodes(run)) for run in runs[::2]] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
 @pytest.mark.usefixtures("four")

@@ -141,6 +141,36 @@ def test_the_newest_run_is_named(tmp_path, capsys):
     assert capsys.readouterr().err == f"{tmp_path}: the newest run is {run}\n"
 
 
+def test_directories_of_one_run_print_as_one(tmp_path, capsys):
+    left = [make_run(tmp_path / f"node{n}", {n: 1}, "a") for n in (0, 1)]
+    other = make_run(tmp_path / "other/log", {0: 1}, "b")
+    views = ["--views", "model", "--rank", "all"]
+    ranks = ["rank 0 (dp0 pp0 sharding0 mp0)", "rank 1 (dp1 pp0 sharding0 mp0)"]
+    assert re.findall(r"(.*), window 0", printed(capsys, *left, *views)) == ranks
+    assert re.findall(r"(.*), window 0", printed(capsys, left[0], other, left[1], *views)) == [
+        *(f"{left[0]}, {left[1]}: {rank}" for rank in ranks),
+        f"{other}: {ranks[0]}",
+    ]
+    other.rename(tmp_path.parent / f"{tmp_path.name}_other")
+    assert main(["summary", str(tmp_path), *views]) == 0
+    out, err = capsys.readouterr()
+    assert re.findall(r"(.*), window 0", out) == ranks
+    assert err == f"{tmp_path}: the newest run is {left[0]}, {left[1]}\n"
+
+
+def test_ranks_of_which_nothing_is_there_are_named(tmp_path, capsys):
+    whole = make_run(tmp_path, dict.fromkeys(range(5), 1), ranks="0-3")
+    for rank in (2, 3, 4):
+        (whole / trace_name(rank).raw).unlink()
+    for rank in ([], ["--rank", "all"]):
+        assert main(["summary", str(whole), "--views", "model", *rank]) == 0
+        assert (
+            f"{whole}: nothing of ranks 2-3: if other nodes have left them, name their directories "
+            "too\n"
+        ) in capsys.readouterr().err
+    printed(capsys, whole, "--views", "model", "--rank", 1)
+
+
 def test_several_paths_one_after_the_other(trace, capsys):
     write(Path("b.pb"), *gpu_traces.one_step())
     Path("broken.pb").write_bytes(b"\x0f" * 9)

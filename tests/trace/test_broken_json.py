@@ -11,7 +11,7 @@ import pytest
 
 from ppprof.cli import main
 from ppprof.errors import TraceError
-from ppprof.trace import Trace, read
+from ppprof.trace import Trace, read, write
 from ppprof.trace import source as source_module
 from ppprof.trace import stretches as stretches_module
 
@@ -237,10 +237,10 @@ def test_events_without_time_or_thread_are_counted(reads):
         "dur": 5,
     }
     broken = [{**event, key: value} for key, value in
-              (("ts", "soon"), ("dur", -1), ("dur", None), ("tid", "main"), ("pid", None))]  # fmt: skip
+              (("ts", "soon"), ("dur", -1), ("dur", None), ("tid", "main"), ("pid", None), ("pid", -(2**63)))]  # fmt: skip
     trace = reads(json.dumps({"schemaVersion": "1.0.2", "traceEvents": [*broken, event]}))
     assert trace.events.height == 1
-    assert trace.lost == {"events without time, process or thread": 5}
+    assert trace.lost == {"events without time, process or thread": 6}
 
 
 def test_odd_values_in_a_torch_trace(reads):
@@ -264,6 +264,39 @@ def test_odd_values_in_a_torch_trace(reads):
     assert sum(trace.lost.values()) > sum(whole.lost.values())
     text = json.dumps(content)
     assert 0 < reads(text[: len(text) // 2]).events.height < whole.events.height
+
+
+@pytest.mark.parametrize(
+    "name", ["half a character: \ud800", "\udc00\ud800", "whole: \U0001f680"], ids=ascii
+)
+def test_half_a_character_beside_the_events(reads, tmp_path, name):
+    event = {"name": "a", "pid": 1, "tid": "1(C++)", "ts": 1, "dur": 5, "ph": "X"}
+    told = name.encode("utf-8", "replace").decode()
+    trace = reads(
+        json.dumps(
+            {
+                "traceEvents": [{**event, "cat": "Operator", "cname": ""}],
+                "ExtraInfo": {name: name},
+            }
+        )
+    )
+    assert trace.extra_info == {told: told}
+    write(trace, tmp_path / "again.json")
+    assert read(tmp_path / "again.json").extra_info[told] == told
+    group = {"pg_name": "1", "ranks": [name, 1]}
+    args = {"Process Group Name": "1", "In msg nelems": 10, "dtype": "Float"}
+    trace = reads(
+        json.dumps(
+            {
+                "schemaVersion": 1,
+                "distributedInfo": {"pg_config": [group]},
+                "traceEvents": [
+                    {**event, "cat": "cpu_op", "tid": 1, "name": "record_param_comms", "args": args}
+                ],
+            }
+        )
+    )
+    assert trace.events["peers"].to_list() == [f"{told},1"]
 
 
 def test_what_was_lost_is_one_line_on_stderr(tmp_path, capsys):

@@ -188,12 +188,14 @@ def test_what_capture_writes_is_read_without_decoding(tmp_path, monkeypatch):
         "barrier[group=3 peers=0,3]": 1,
     }
     decoded = []
+
+    def counted(self, pieces):
+        pieces = list(pieces)
+        decoded.extend(event for _, events in pieces for event in events)
+        add(self, pieces)
+
     add = json_file.PaddleColumns.add_decoded
-    monkeypatch.setattr(
-        json_file.PaddleColumns,
-        "add_decoded",
-        lambda self, events, first: (decoded.extend(events), add(self, events, first)),
-    )
+    monkeypatch.setattr(json_file.PaddleColumns, "add_decoded", counted)
     for category in ("Communication", "Forward"):
         texts = [text for text in expected if (text in SPANS) == (category == "Forward")]
         trace = spans(tmp_path, *texts, category=category)

@@ -1,0 +1,210 @@
+"""``ppprof ranks``: what each rank of a run spends its steps on, side by side."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+from ppprof.analysis.cluster import Cluster
+from ppprof.analysis.ranks import GROUPS, group_steps, slowest
+from ppprof.analysis.steps import Steps
+from ppprof.cli.terminal import Progress, tell
+from ppprof.errors import UsageError
+from ppprof.report.data import document, dumps
+from ppprof.report.markdown import markdown
+from ppprof.report.ranks import draw_findings, draw_groups, draw_ranks
+from ppprof.report.text import Layout
+from ppprof.run import Run, listed
+from ppprof.run import open as open_run
+from ppprof.topology import RankSelector, parse_selector
+
+
+def register(subparsers: Any) -> None:
+    """Adds the command's parser."""
+    parser = subparsers.add_parser(
+        "ranks",
+        help="print what each rank spends its steps on: computation, waiting, idling",
+        description=(
+            "Prints, for each rank of RUN or each group of ranks, what an average step consists of: "
+            "computation, communication that nothing hides (axis by axis), pipeline bubble, data "
+            "loading, idling for the host, and the rest. The parts add up to the step."
+        ),
+    )
+    add = parser.add_argument
+    add("path", metavar="RUN", help="run directory, or any directory of traces or trace file")
+    add(
+        "--by",
+        default="rank",
+        metavar="KEY,...",
+        help=f"a row for each {', '.join(GROUPS[:-1])} or {GROUPS[-1]}, or combination (rank,step)",
+    )
+    add("--rank", metavar="R", help="only these: 3, 0,8-15, or coordinates such as pp=0,mp=1")
+    add("--window", metavar="W", help="only this window, counted from 0")
+    add("--steps", metavar="A:B", help="only steps A to B-1; A:, :B or one number as well")
+    add("--workers", metavar="N", help="read the traces in N processes; default: in this one")
+    add("--time-unit", metavar="UNIT", help="s, ms (as it is without), us or ns; of tables only")
+    add(
+        "--format",
+        choices=tuple(_FORMATS),
+        default="table",
+        help="json, csv and md hold every column, in nanoseconds",
+    )
+    add("--no-cache", action="store_true", help="neither use nor keep parsed events")
+    parser.set_defaults(run_command=ranks)
+
+
+def ranks(args: argparse.Namespace) -> int:
+    """0 when anything was shown, whatever could not be read beside it."""
+    request = _Request.of(args)
+    progress = Progress.on_terminal()
+    run = open_run(args.path, cache=not args.no_cache, progress=progress, tell=tell)
+    if str(run.path) != str(args.path).rstrip("/"):
+        tell(f"{args.path}: the newest run is {run.path}")
+    with _executor(request.workers) as executor:
+        cluster = run.cluster(request.ranks, request.window, steps=args.steps, executor=executor)
+    print(_FORMATS[args.format](_Shown(run, request, cluster)), end="")
+    return 0
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The command line, checked."""
+
+    by: Sequence[str]
+    ranks: RankSelector
+    window: int | None
+    workers: int
+    layout: Layout
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> _Request:
+        """The command line of `register`.
+
+        Raises:
+            UsageError: with all that is wrong with it, one a line.
+        """
+        problems: list[str] = []
+
+        def checked(flag: str, text: str | None, check: Callable[[str], Any], default: Any) -> Any:
+            try:
+                return default if text is None else check(text)
+            except UsageError as error:
+                problems.append(f"{flag}: {error}")
+                return default
+
+        by = checked("--by", args.by, _groups, ())
+        ranks = checked("--rank", args.rank, parse_selector, "all")
+        window = checked("--window", args.window, lambda text: _number(text, 0), None)
+        checked("--steps", args.steps, Steps.parse, None)
+        workers = checked("--workers", args.workers, lambda text: _number(text, 1), 1)
+        layout = checked("--time-unit", args.time_unit, Layout, Layout())
+        if args.time_unit is not None and args.format != "table":
+            problems.append(f"--time-unit: has no effect on {args.format}, which is in nanoseconds")
+        if problems:
+            raise UsageError("\n".join(problems))
+        return cls(by, ranks, window, workers, layout)
+
+
+def _groups(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in GROUPS]
+    if unknown:
+        raise UsageError(f"{', '.join(map(repr, unknown))}: expected some of {', '.join(GROUPS)}")
+    return tuple(dict.fromkeys(names))
+
+
+def _number(text: str, least: int) -> int:
+    if text.isdecimal() and int(text) >= least:
+        return int(text)
+    raise UsageError(f"{text!r}: expected a whole number from {least}")
+
+
+@contextmanager
+def _executor(workers: int) -> Iterator[Executor | None]:
+    """Processes of their own, started afresh: a fork of one with polars' threads may hang."""
+    if workers == 1:
+        yield None
+        return
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
+        yield executor
+
+
+class _Shown:
+    """What is printed."""
+
+    def __init__(self, run: Run, request: _Request, cluster: Cluster) -> None:
+        self.run, self.by, self.layout = run, request.by, request.layout
+        self.cluster = cluster
+        self.steps = steps = cluster.steps
+        whole = set(request.by) == {"rank", "step"}
+        self.table = steps.sort(request.by) if whole else group_steps(steps, request.by)
+
+
+def _table(shown: _Shown) -> str:
+    numbers = shown.steps["step"].unique().to_list()
+    found = shown.steps["rank"].unique().to_list()
+    heading = f"{shown.run.path}: {listed('rank', found)}, {listed('step', numbers)}"
+    table = draw_ranks(shown.table, shown.by, shown.layout)
+    return f"{heading}\n\n{table}{_slowest(shown)}{_together(shown)}"
+
+
+def _together(shown: _Shown) -> str:
+    """What the ranks did together; nothing where no two of them met."""
+    if shown.cluster.arrivals.is_empty():
+        return ""
+    groups = draw_groups(shown.cluster, shown.layout)
+    return f"\n{groups}{draw_findings(shown.cluster, shown.layout)}"
+
+
+def _slowest(shown: _Shown) -> str:
+    """Who has most to do itself, and in how many steps."""
+    steps = slowest(shown.steps)
+    if shown.steps["rank"].n_unique() < 2:
+        return ""
+    counts = steps["slowest_rank"].value_counts(sort=True)
+    parts = [
+        f"rank {rank} in {count}"
+        for rank, count in counts.sort("count", "slowest_rank", descending=[True, False]).rows()
+    ]
+    return f"Most time of its own (in which it waits for no other rank), of {steps.height} steps: {', '.join(parts)}\n"
+
+
+def _json(shown: _Shown) -> str:
+    identity = {
+        "run": str(shown.run.path),
+        "by": list(shown.by),
+        "steps": sorted(shown.steps["step"].unique()),
+    }
+    cluster = shown.cluster
+    tables = {
+        "breakdown": shown.table,
+        "collectives": cluster.groups,
+        "slow_ranks": cluster.slow_ranks,
+        "slow_groups": cluster.slow_groups,
+    }
+    clocks = {
+        str(rank): {"method": at.method, "offset_ns": at.offset_ns, "error_ns": at.error_ns}
+        for rank, at in sorted(cluster.clocks.items())
+    }
+    return f"{dumps(document(tables, **identity, clocks=clocks))}\n"
+
+
+def _csv(shown: _Shown) -> str:
+    return shown.table.write_csv()
+
+
+def _markdown(shown: _Shown) -> str:
+    return f"{markdown(shown.table)}\n"
+
+
+_FORMATS: Mapping[str, Callable[[_Shown], str]] = {
+    "table": _table,
+    "json": _json,
+    "csv": _csv,
+    "md": _markdown,
+}

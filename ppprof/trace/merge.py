@@ -1,0 +1,352 @@
+"""Windows of many ranks as one timeline: Trace Event Format, for Perfetto and chrome://tracing.
+
+A rank is a process, its host threads and streams are the tracks under it, times are the reference
+clock's (`ppprof.clocks`). Ranks are written one after another, and each needs nothing of another's
+trace: an arrow's id is made from what every rank of the group knows, its ranks and the how-manieth
+communication of its kind in this group and step it is. ::
+
+    rank 0   [all_reduce──────]        s: it starts at the beginning of the group's lowest rank
+    rank 1         [all_reduce]        t: by way of the others, at their ends,
+    rank 2      [all_reduce───]        f: to that of the highest
+
+The beginning of one is before the end of any other, which matters: viewers read events by time, and
+drop an arrow that arrives before it starts. A send starts the arrow of its receive.
+
+Times are microseconds since midnight (UTC): since 1970 they would be too large for the nanoseconds,
+for viewers hold them as float64.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ppprof.clocks import Clock
+from ppprof.trace.facts import has_facts
+from ppprof.trace.forest import levels
+from ppprof.trace.json_lines import Parts, lines_of, maybe, opened, us, with_facts, with_text
+from ppprof.trace.schema import Trace
+
+Int64 = npt.NDArray[np.int64]
+
+COLOURS = (
+    "thread_state_running",
+    "rail_response",
+    "rail_animation",
+    "yellow",
+    "light_memory_dump",
+    "rail_load",
+    "rail_idle",
+    "detailed_memory_dump",
+    "background_memory_dump",
+    "olive",
+    "generic_work",
+    "terrible",
+)
+"""Of micro-batches 0, 1, 2 ..., over again after the last: names of colours that chrome://tracing
+knows (trace-viewer's color_scheme.html). Perfetto takes no colours; it makes one of a slice's name
+without its digits, so the name of a pipeline span gets a letter for each micro-batch too."""
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_FIRST_PROCESS = 100_000  # rank 5 is process 100005; to Perfetto, process 0 is the idle one
+_TRACKS = 1_000  # their numbers are unique in the file: Perfetto names some by these alone
+_DAY_NS, _HOUR_NS = 86_400_000_000_000, 3_600_000_000_000
+_ROUNDING_NS = 1_000  # Paddle's own JSON has starts in whole microseconds
+_ROWS = 1 << 15
+
+_SENDS, _RECEIVES = ("send", "isend"), ("recv", "irecv.wait")
+_RANK = re.compile(r"[0-9]{1,9}")
+_IS_NO_COLLECTIVE = re.compile(r"\.wait$|send|recv", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Window:
+    """One window of one rank, on its way into the timeline."""
+
+    rank: int
+    window: int
+    name: str
+    """What stands behind the rank in the name of its process: ``dp1 pp0 mp1 · host-b``."""
+    trace: Trace
+    clock: Clock | None
+    """None: its times are taken as they are."""
+
+
+def write_merged(
+    windows: Iterable[Window],
+    path: str | Path,
+    *,
+    ranks: Collection[int],
+    min_dur_ns: int = 0,
+) -> int:
+    """Writes windows into one timeline, each before the next is asked for.
+
+    The file appears when it is complete; gzip where its name ends in ``.gz``. Allocations and the
+    launch configurations of kernels stay in the traces of the ranks.
+
+    Args:
+        windows: by rank.
+        path: the file.
+        ranks: those that will be there, among which an arrow has its ends.
+        min_dur_ns: leaves out shorter events, but no step, communication or pipeline span.
+
+    Returns:
+        The number of events, arrows not counted.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    expected = frozenset(ranks)
+    num_events = 0
+    midnight_ns: int | None = None
+    tracks: dict[int, _Tracks] = {}
+    with opened(Path(path)) as file:
+        file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
+        for window in windows:
+            events = _placed(window)
+            first = events["start_ns"].min()
+            if midnight_ns is None and isinstance(first, int):
+                # An hour's room for ranks whose clocks are behind: no time is below zero.
+                midnight_ns = (first - _HOUR_NS) // _DAY_NS * _DAY_NS
+            file.write(b",\n" if tracks else b"\n")
+            if window.rank not in tracks:
+                tracks = {window.rank: _Tracks(window)}
+            events = events.with_columns(tid=tracks[window.rank].of(window.trace, events))
+            events = _with_arrows(window, events.filter(_is_kept(min_dur_ns)), expected)
+            num_events += events.height
+            for rows in events.iter_slices(_ROWS):
+                lines_of(
+                    _with_texts(rows), *_parts(window.rank, midnight_ns or 0)
+                ).to_frame().write_csv(
+                    file, include_header=False, quote_style="never", line_terminator=",\n"
+                )
+            # Every line above has a comma behind it.
+            file.write(",\n".join(tracks[window.rank].metadata()).encode("utf-8", "replace"))
+            del window, events  # or memory would hold this trace beside the next one
+        origin = {"clock": "of rank 0", "origin_unix_ns": str(midnight_ns or 0)}
+        file.write(f'\n],"otherData":{json.dumps(origin)}}}\n'.encode())
+    return num_events
+
+
+class _Tracks:
+    """Threads and streams of one rank, numbered as they come."""
+
+    def __init__(self, window: Window) -> None:
+        self._rank = window.rank
+        self._process = _FIRST_PROCESS + window.rank
+        self._name = f"rank {window.rank} · {window.name}" if window.name else f"rank {window.rank}"
+        self._clock = _told(window.clock, window.rank)
+        self._tids: dict[tuple[int | None, int | None, int | None], int] = {}
+        self._names: dict[int, str] = {}
+
+    def of(self, trace: Trace, events: pl.DataFrame) -> pl.Series:
+        """The track of each event, int64."""
+        columns = ("device", "stream", "thread")
+        found = events.select(columns).unique().sort(columns, nulls_last=False)
+        for key in found.iter_rows():
+            if key not in self._tids:
+                tid = self._process * _TRACKS + len(self._tids) + 1
+                self._tids[key] = tid
+                device, stream, thread = key
+                label = trace.extra_info.get(str(thread), "")
+                self._names[tid] = (
+                    f"device {device}, stream {stream}"
+                    if device is not None
+                    else f"{label} (thread {thread})" if label else f"thread {thread}"
+                )  # fmt: skip
+        numbered = pl.DataFrame(
+            [(*key, tid) for key, tid in self._tids.items()],
+            {**dict.fromkeys(columns, pl.Int64), "tid": pl.Int64},
+            orient="row",
+        )
+        joined = events.select(columns).join(
+            numbered, on=columns, how="left", nulls_equal=True, maintain_order="left"
+        )
+        return joined["tid"]
+
+    def metadata(self) -> Iterator[str]:
+        """Name and place of the process and of its tracks."""
+        first = self._process * _TRACKS + 1  # a track that is there: viewers would make another
+        yield self._line("process_name", first, name=self._name)
+        # Ranks count through the coordinates, the outermost axis slowest: this is their order too.
+        yield self._line("process_sort_index", first, sort_index=self._rank)
+        if self._clock:
+            yield self._line("process_labels", first, labels=self._clock)
+        for tid, name in self._names.items():
+            yield self._line("thread_name", tid, name=name)
+            yield self._line("thread_sort_index", tid, sort_index=tid)
+
+    def _line(self, kind: str, tid: int, **args: Any) -> str:
+        event = {"name": kind, "ph": "M", "pid": self._process, "tid": tid, "args": args}
+        return json.dumps(event, separators=(",", ":"), ensure_ascii=False)
+
+
+def _told(clock: Clock | None, rank: int) -> str:
+    """What chrome://tracing shows behind the name of a process."""
+    if clock is not None:
+        return f"clock within {clock.error_ns / 1000:g} us of rank 0's ({clock.method})"
+    return "its own clock" if rank else ""
+
+
+def _placed(window: Window) -> pl.DataFrame:
+    """The events on the reference clock, each inside the one around it, with a column ``event``."""
+    events = window.trace.events.with_columns(event=pl.int_range(pl.len()))
+    start = events["start_ns"].to_numpy()
+    end = start + events["dur_ns"].to_numpy()
+    if window.clock is not None:
+        start, end = window.clock.to_reference(start), window.clock.to_reference(end)
+    is_device = pl.col("device").is_not_null()
+    track = events.select(pl.struct("device", "stream", "thread").rank("dense"))
+    around = events.select(pl.when(is_device.not_()).then("parent").fill_null(-1))
+    start, end = _nested(
+        around.to_series().to_numpy(), track.to_series().cast(pl.Int64).to_numpy(), start, end
+    )
+    return events.with_columns(start_ns=pl.Series(start), dur_ns=pl.Series(end - start))
+
+
+def _nested(parent: Int64, track: Int64, start: Int64, end: Int64) -> tuple[Int64, Int64]:
+    """Times of which none crosses another's: what Paddle's rounding did is undone.
+
+    ::
+
+        parent  |----------|                    |----------|
+        a          |--|             becomes        |-|
+        b            |-------|                       |-----|
+
+    Viewers lose or misplace what crosses. Crossings that are longer than the rounding are left.
+
+    Args:
+        parent: shape (N,), on the same track, -1 for none.
+        track: shape (N,), of outermost events.
+        start: shape (N,).
+        end: shape (N,).
+
+    Returns:
+        start and end, shape (N,).
+    """
+    start, end = start.copy(), end.copy()
+    for nodes in levels(parent):
+        above = parent[nodes]
+        if (above >= 0).all():
+            start[nodes] = np.clip(start[nodes], start[above], end[above])
+            end[nodes] = np.clip(end[nodes], start[nodes], end[above])
+        group = np.where(above >= 0, above, -1 - track[nodes])
+        order = nodes[np.lexsort((end[nodes], start[nodes], group))]
+        group = np.sort(group)
+        over = end[order[:-1]] - start[order[1:]]
+        cut = (group[:-1] == group[1:]) & (over > 0) & (over <= _ROUNDING_NS)
+        end[order[:-1][cut]] = start[order[1:][cut]]
+    return start, end
+
+
+def _is_kept(min_dur_ns: int) -> pl.Expr:
+    return (
+        (pl.col("dur_ns") >= min_dur_ns)
+        | (pl.col("category") == "ProfileStep").fill_null(value=False)
+        | has_facts()
+    )
+
+
+def _with_arrows(window: Window, events: pl.DataFrame, ranks: frozenset[int]) -> pl.DataFrame:
+    """The events and columns ``communication`` and ``launch``: id and phase of an arrow's end."""
+    ends = list(_communication(window, events, ranks))
+    columns = {"event": pl.Int64, "communication": pl.String, "communication_phase": pl.String}
+    number = f"{window.rank}{window.window:03d}"  # with a row's 8 digits a number of 64 bits
+    launched = events.filter(pl.col("device").is_not_null())["parent"].drop_nulls().unique()
+    is_launch = pl.col("device").is_null() & pl.col("event").is_in(launched.implode())
+    is_launched = pl.col("device").is_not_null() & pl.col("parent").is_in(events["event"].implode())
+    row = pl.when(is_launch).then("event").when(is_launched).then("parent").cast(pl.String)
+    return events.join(
+        pl.DataFrame(ends, columns, orient="row"), on="event", how="left", maintain_order="left"
+    ).with_columns(
+        launch=pl.concat_str(pl.lit(number), row.str.zfill(8)),
+        launch_phase=pl.when(is_launch).then(pl.lit("s")).otherwise(pl.lit("f")),
+    )
+
+
+def _communication(
+    window: Window, events: pl.DataFrame, ranks: frozenset[int]
+) -> Iterator[tuple[int, str, str]]:
+    """Row, arrow and phase of what links this rank to others that will be there.
+
+    A posted receive is complete where it was waited for. Several sends and receives in one kernel
+    do not tell between whom, and are not linked.
+    """
+    counted: Counter[tuple[Any, ...]] = Counter()
+    found = events.filter(pl.col("peers").is_not_null()).sort("start_ns")
+    for row, name, group, step, text in found.select(
+        "event", pl.col("name").cast(pl.String), "group", "step", "peers"
+    ).iter_rows():
+        peers = sorted({int(peer) for peer in text.split(",") if _RANK.fullmatch(peer)} & ranks)
+        if name in _SENDS or name in _RECEIVES:
+            if len(peers) != 1:
+                continue
+            is_send = name in _SENDS
+            between = (window.rank, *peers) if is_send else (*peers, window.rank)
+            key: tuple[Any, ...] = ("send", group, between, step)
+            phase = "s" if is_send else "f"
+        elif window.rank in peers and len(peers) > 1 and not _IS_NO_COLLECTIVE.search(name):
+            key = (name, group, text, step)
+            phase = {peers[0]: "s", peers[-1]: "f"}.get(window.rank, "t")
+        else:
+            continue
+        counted[key] += 1
+        told = repr((window.window, counted[key], *key)).encode("utf-8", "replace")
+        yield row, blake2b(told, digest_size=8).hexdigest(), phase
+
+
+def _with_texts(events: pl.DataFrame) -> pl.DataFrame:
+    """The events and columns ``text``, ``facts``, ``letter`` and ``colour``."""
+    numbers = events["micro_batch"].drop_nulls().unique().to_list()
+    columns = {"micro_batch": pl.Int64, "letter": pl.String, "colour": pl.String}
+    of_micro_batch = [
+        (number, _LETTERS[number % len(_LETTERS)], COLOURS[number % len(COLOURS)])
+        for number in numbers
+    ]
+    return with_facts(with_text(events, "name")).join(
+        pl.DataFrame(of_micro_batch, columns, orient="row"),
+        on="micro_batch",
+        how="left",
+        maintain_order="left",
+    )
+
+
+def _parts(rank: int, origin_ns: int) -> Parts:
+    """An event's line, and those of its arrows right behind it: it is the innermost one then."""
+    start = pl.col("start_ns") - origin_ns
+    last = pl.max_horizontal(start, start + pl.col("dur_ns") - 1)
+    is_start = pl.col("communication_phase") == "s"
+    place = f',"pid":{_FIRST_PROCESS + rank},"tid":'
+    micro_batch = pl.concat_str(
+        pl.lit(" "), pl.col("micro_batch").cast(pl.String), pl.lit(" ("), "letter", pl.lit(")")
+    )
+    colour = pl.concat_str(pl.lit(',"cname":"'), "colour", pl.lit('"'))
+    return [
+        '{"name":"', pl.col("text"), micro_batch.fill_null(""), '","cat":"', pl.col("category"),
+        f'","ph":"X"{place}', pl.col("tid"), ',"ts":', us(start), ',"dur":', us("dur_ns"),
+        colour.fill_null(""), f',"args":{{"rank":{rank}', maybe("step", pl.col("step")),
+        pl.coalesce("facts", maybe("bytes", pl.col("bytes"))),
+        maybe("correlation_id", pl.col("correlation_id")), "}}",
+        _arrow("communication", place, pl.when(is_start).then(start).otherwise(last)),
+        _arrow("launch", place, start),
+    ]  # fmt: skip
+
+
+def _arrow(kind: str, place: str, time: pl.Expr) -> pl.Expr:
+    """The line of an arrow's end; empty where the event is none."""
+    phase = pl.col(f"{kind}_phase")
+    return pl.concat_str(
+        pl.lit(f',\n{{"name":"{kind}","cat":"{kind}","id":"'), kind, pl.lit('","ph":"'), phase,
+        pl.lit(f'"{place}'), pl.col("tid").cast(pl.String), pl.lit(',"ts":'), us(time),
+        pl.when(phase == "f").then(pl.lit(',"bp":"e"}')).otherwise(pl.lit("}")),
+    ).fill_null("")  # fmt: skip

@@ -1,0 +1,190 @@
+"""``ppprof ranks`` and `Run.breakdown`, on runs whose pipelines are known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+
+import pytest
+from polars.testing import assert_frame_equal
+
+import ppprof
+from ppprof.cli import main
+from ppprof.config import ProfilerConfig
+from ppprof.errors import InputError, UsageError
+from ppprof.rundir import TraceName, claim, write_manifest
+from ppprof.topology import Topology
+from tests.fixtures.gpu_traces import no_step, training
+from tests.fixtures.pipelines import OPTIMIZER_NS, one_f_one_b
+from tests.fixtures.timeline import write
+
+GRID = Topology.of(dp=2, pp=2)
+STEP_NS = 5 * 80 + OPTIMIZER_NS
+"""1F1B of 2 stages with 4 micro-batches of 30 + 50: one in five is bubble."""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Two replicas of a pipeline on two hosts, two steps each."""
+    path = claim(tmp_path / "log")
+    block = ProfilerConfig.from_mapping({"enable": True}).to_mapping()
+    at = [
+        {"rank": rank, "host": f"host-{rank // 2}", "coordinate": GRID.coordinate(rank)}
+        for rank in range(4)
+    ]
+    axes = {"order": GRID.order, "degrees": GRID.degrees}
+    write_manifest(path, {"profiler": block, "axes": axes, "ranks": at})
+    for rank in range(4):
+        stage = GRID.coordinate(rank)["pp"]
+        thread = one_f_one_b(2, 4, meets=True, steps=2)[stage]
+        write(path / raw(rank), thread)
+    return path
+
+
+def raw(rank):
+    return TraceName(rank, GRID.label(rank), datetime(2026, 11, 20, 20, 15, 30), 0).raw
+
+
+def printed(capsys, *arguments):
+    """stdout and stderr of a command that succeeds."""
+    assert main(["ranks", *map(str, arguments)]) == 0
+    return capsys.readouterr()
+
+
+def test_a_row_a_rank_and_below_them_the_spread(run, capsys):
+    out, err = printed(capsys, run, "--time-unit", "ns")
+    lines = out.splitlines()
+    rows = [line.split() for line in lines if line[:1].isdigit()]
+    step, share = f"{STEP_NS}.00", lambda ns: [f"{ns}.00", "/", f"{100 * ns / STEP_NS:.1f}"]
+    assert lines[0] == f"{run}: ranks 0-3, steps 0-1"
+    assert "rank host dp pp Step Time Computation Bubble Rest" in " ".join(out.split())
+    assert rows == [
+        [str(rank), f"host-{rank // 2}", str(rank // 2), str(rank % 2), step,
+         *share(4 * 80 + OPTIMIZER_NS), *share(80), *share(0)]
+        for rank in range(4)
+    ]  # fmt: skip
+    assert [line.split()[:2] for line in lines if line.startswith(("min", "median", "max"))] == [
+        ["min", step], ["median", step], ["max", step]
+    ]  # fmt: skip
+    assert lines[-1].endswith("of 2 steps: rank 0 in 2")
+    assert err == ""
+
+
+def test_formats_hold_the_same_numbers(run, capsys):
+    expected = ppprof.open(run).breakdown("pp", steps="1:").rows(named=True)
+    document = json.loads(
+        printed(capsys, run, "--by", "pp", "--steps", "1:", "--format", "json").out
+    )
+    assert document["tables"]["breakdown"] == expected
+    assert (document["by"], document["steps"]) == (["pp"], [1])
+
+    text = printed(capsys, run, "--by", "pp", "--steps", "1:", "--format", "csv").out
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [float(row["bubble_ns"]) for row in rows] == [80, 80]
+    text = printed(capsys, run, "--by", "pp", "--steps", "1:", "--format", "md").out
+    assert [line.count("|") for line in text.splitlines()] == [len(expected[0]) + 1] * 4
+
+
+def test_by_rank_and_step_whole_nanoseconds_add_up(run):
+    table = ppprof.open(run).breakdown()
+    parts = ["computation_ns", "exposed_pp_ns", "bubble_ns", "data_loading_ns", "rest_ns"]
+    assert table.select(parts).sum_horizontal().to_list() == table["step_ns"].to_list()
+    assert table["step_ns"].to_list() == [STEP_NS] * 8
+
+
+@pytest.mark.parametrize(
+    ("selector", "found"), [("all", [0, 1, 2, 3]), ("1-2", [1, 2]), ("pp=1,dp=all", [1, 3])]
+)
+def test_ranks_are_selected(selector, found, run, capsys):
+    out = printed(capsys, run, "--rank", selector, "--format", "csv").out
+    assert [int(row["rank"]) for row in csv.DictReader(io.StringIO(out))] == found
+
+
+def test_workers_find_the_same(run, capsys):
+    alone = printed(capsys, run, "--format", "csv").out
+    assert printed(capsys, run, "--format", "csv", "--workers", "2").out == alone
+    with ThreadPoolExecutor(2) as executor:
+        opened = ppprof.open(run)
+        assert_frame_equal(opened.breakdown(executor=executor), opened.breakdown())
+
+
+def test_what_cannot_be_used_is_named_and_left_out(run, capsys):
+    (run / raw(0)).write_bytes(b"\xff broken")
+    (run / raw(1)).unlink()
+    write(run / raw(2), *no_step())
+    out, err = printed(capsys, run, "--format", "csv")
+    assert [int(row["rank"]) for row in csv.DictReader(io.StringIO(out))] == [3]
+    assert len(err.splitlines()) == 3
+    assert raw(0) in err
+    assert f"{run}: nothing is there of rank 1" in err
+    assert f"{run / raw(2)}: no step in it; left out" in err
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_usable_is_exit_code_3(workers, run, capsys):
+    for rank in range(4):
+        (run / raw(rank)).write_bytes(b"\xff broken")
+    assert main(["ranks", str(run), "--workers", str(workers)]) == 3
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert all(raw(rank) in err for rank in range(4))
+
+
+def test_without_any_step_there_is_nothing_to_break_down(tmp_path):
+    opened = ppprof.open(write(tmp_path / "a.pb", *no_step()), tell=lambda _: None)
+    with pytest.raises(InputError, match="no step in any of its traces"):
+        opened.breakdown()
+
+
+def test_all_that_is_wrong_with_a_command_is_told_at_once(run, capsys):
+    arguments = "--by tp --window x --steps 3:2 --workers 0 --time-unit h --format csv"
+    assert main(["ranks", str(run), *arguments.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [line.partition(":")[0] for line in err.splitlines()] == [
+        "--by", "--window", "--steps", "--workers", "--time-unit", "--time-unit"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rank", "7"], 'ranks "7": expected 0 to 3'),
+        (["--rank", "pp=x"], "pp: 'x': expected all or 0 to 1"),
+        (["--window", "3"], "no window 3; it has window 0"),
+        (["--steps", "7:9"], "no step of 7:9; it has steps 0-1"),
+    ],
+)
+def test_what_is_not_there_is_told_with_what_is(arguments, message, run, capsys):
+    assert main(["ranks", str(run), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_traces_without_a_manifest(tmp_path, capsys):
+    """File names say the coordinate where they are ours, and nothing says the host."""
+    for rank, stage in enumerate(one_f_one_b(2, 4, meets=True)):
+        write(tmp_path / raw(rank).removeprefix("raw/"), stage)
+    out = printed(capsys, tmp_path, "--by", "pp", "--format", "csv").out
+    assert [row["pp"] for row in csv.DictReader(io.StringIO(out))] == ["0", "1"]
+    assert main(["ranks", str(tmp_path), "--by", "host"]) == 2
+    assert "'host': nothing says where the ranks are" in capsys.readouterr().err
+    assert main(["ranks", str(tmp_path), "--rank", "pp=0"]) == 2
+    assert "no manifest says where its ranks are" in capsys.readouterr().err
+
+
+def test_a_single_gpu_trace(tmp_path, capsys):
+    path = write(tmp_path / "a.pb", *training())
+    out, _ = printed(capsys, path)
+    assert "Host Bound" in out
+    assert "Host Launch" in out
+    assert "of the rows above" not in out
+    table = ppprof.open(path).breakdown("rank")
+    assert table["host"].to_list() == [None]
+
+
+def test_groups_are_checked_in_the_library_too(run):
+    with pytest.raises(UsageError, match="'tp': expected some of rank, step"):
+        ppprof.open(run).breakdown("tp")
