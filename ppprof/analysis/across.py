@@ -103,7 +103,8 @@ def comparable(view: str, table: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         name (String) and the view's own columns. ``op`` has its operators only, without kind,
-        thread and flops, and with cpu_self_ns and cpu_self_ratio (of all of this node's; both
+        thread and flops, and with cpu_self_ns and cpu_self_ratio (as cpu_ratio, of all of this rank's
+        or remote call's; both
         null where the table does not hold the first, as those that a capture has left).
     """
     table = table.with_columns(pl.col("name").cast(pl.String))
@@ -113,7 +114,8 @@ def comparable(view: str, table: pl.DataFrame) -> pl.DataFrame:
         table = table.with_columns(cpu_self_ns=pl.lit(None, pl.Int64))
     own = pl.col("cpu_self_ns")
     operators = table.filter(pl.col("kind") == "operator").drop("thread", "kind", "flops")
-    whole = own.sum().over("node")
+    call = pl.col("name").str.extract(f"^(rpc#.*){REMOTE}")
+    whole = own.sum().over(call)
     return operators.with_columns(
         cpu_self_ratio=pl.when(whole > 0).then(own / whole).otherwise(own * 0.0)
     )

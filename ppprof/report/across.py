@@ -173,7 +173,7 @@ def _cells(row: Row, columns: Iterable[str], layout: Layout) -> list[object]:
 
 _SELF_NOTE = """\
 Self CPU is the time in an operator without that in the operators it calls.
-Ratios are of the rank's own operators."""
+Ratios are of the rank's own operators, of a remote call's those of the call."""
 
 _SPREAD_NOTE = """\
 Spread is Max minus Min. A rank without the name counts as 0 calls and a total of 0; it has no avg, \
