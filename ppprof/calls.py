@@ -113,6 +113,11 @@ def write_call(folder: Path, call: RemoteCall, raw: bytes) -> None:
     write_atomically(folder / f"{call.id}.json", json.dumps(asdict(call)).encode())
 
 
+def has_call(folder: Path, call: RemoteCall) -> bool:
+    """Whether `write_call` has kept it."""
+    return (folder / f"{call.id}.json").exists()
+
+
 def read_calls(folder: Path) -> tuple[list[RemoteCall], int]:
     """The calls in a folder, by the time they were sent, and how many could not be read."""
     calls, num_lost = [], 0

@@ -39,7 +39,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ppprof.calls import RemoteCall, write_call
+from ppprof.calls import RemoteCall, has_call, write_call
 from ppprof.capture.attach import open_window
 from ppprof.capture.talk import tell
 
@@ -51,6 +51,8 @@ def profiled(
     function: Callable[..., Any], name: str | None = None, to: str | None = None
 ) -> Callable[..., Answer]:
     """The function as a callable that is recorded where it is carried to, and returns an `Answer`.
+
+    Of other calls' answers among its arguments the function gets the results.
 
     Args:
         function: what the carrier can pickle.
@@ -159,7 +161,7 @@ class _Profiled:
 
     def __init__(self, function: Callable[..., Any], name: str, to: str | None) -> None:
         self._function = function
-        self._name = name
+        self._name = self.__name__ = name  # the latter is what Dask shows
         self._to = to
         self._origin: _Origin | None = None
         self._arrived_ns = 0
@@ -175,6 +177,9 @@ class _Profiled:
         self._arrived_ns = time.time_ns()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Answer:
+        # Dask hands one call's answer to the next.
+        args = tuple(map(result, args))
+        kwargs = {name: result(value) for name, value in kwargs.items()}
         if self._origin is None:  # nobody records, or it has not left the process
             return Answer(self._function(*args, **kwargs))
         recording = _Recording(self._origin, self._name, self._to, self._arrived_ns)
@@ -211,13 +216,8 @@ class _Recording:
     """A call while it runs here. Nothing of it ever raises."""
 
     def __init__(self, origin: _Origin, name: str, to: str | None, arrived_ns: int) -> None:
-        self._origin = origin
         self._recorder: Any = None
         self._note = ""
-        try:
-            self._recorder = _recorder(origin.settings)
-        except Exception as error:
-            self._note = str(error) or repr(error)
         self._scope = _Scope(uuid.uuid4().hex, _plain(to or _worker_name()), origin.settings)
         _scopes[self._scope.id] = self._scope
         self._token = _running.set(self._scope)
@@ -231,11 +231,16 @@ class _Recording:
             thread=threading.get_native_id(),
             sent_ns=origin.sent_ns,
             arrived_ns=arrived_ns,
-            began_ns=time.time_ns(),
+            began_ns=0,
             ended_ns=0,
             left_ns=0,
             received_ns=0,
         )
+        try:
+            self._recorder = _recorder(origin.settings)
+        except Exception as error:
+            self._note = str(error) or repr(error)
+        self._began_ns = time.time_ns()
 
     def end(self) -> tuple[Recorded, ...]:
         """The call, and the calls made in it."""
@@ -253,7 +258,7 @@ class _Recording:
                 self._note = str(error) or repr(error)
             with suppress(Exception):
                 self._recorder.close()
-        call = replace(self._call, ended_ns=ended_ns, note=self._note)
+        call = replace(self._call, began_ns=self._began_ns, ended_ns=ended_ns, note=self._note)
         return ((call, raw), *self._scope.calls)
 
 
@@ -263,7 +268,7 @@ def _recorder(settings: Mapping[str, Any]) -> Any:
     Raises:
         Exception: whatever keeps it from that.
     """
-    if "paddle" not in sys.modules:  # to import it takes seconds, which are the caller's
+    if sys.modules.get("paddle") is None:  # to import it takes seconds, which are the caller's
         raise RuntimeError("Paddle is not loaded there")
     from ppprof.capture.recorder import Recorder
     from ppprof.config import ProfilerConfig
@@ -294,6 +299,8 @@ def _keep(scope_id: str, calls: tuple[Recorded, ...]) -> None:
             _tell_once(f"{first.span}: it came back after its window had closed, and is left out")
             return
         for call, raw in calls:
+            if has_call(window.calls, call):  # an answer can be fetched again
+                continue
             write_call(window.calls, call, raw)
             if call.note:
                 _tell_once(f"{call.span}: only its times are known: {call.note}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import pickle
 import time
 from dataclasses import dataclass, field
@@ -33,6 +35,8 @@ class Recorded:
     results: dict[str, Any] = field(default_factory=dict)
     around: tuple[int, int] = (0, 0)
     """The caller's clock before and after the call of `DOUBLE`."""
+    errors: str = ""
+    """What it printed to stderr."""
 
     def trace(self, suffix: str) -> Trace:
         pattern = {"pb": "raw/*.pb", "json": "*.paddle_trace.json"}[suffix]
@@ -44,10 +48,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     run = Recorded(tmp_path_factory.mktemp("remote") / "log")
     block = {"enable": True, "profiler_log": str(run.log), "scheduler": [1, 2]}
     block["formats"] = ["json", "pb"]
+    errors = io.StringIO()
     with remote_functions.pool() as pool, remote_functions.pool() as bare:
         bare.submit(without_paddle.blocked).result()
         double = ppprof.remote.profiled(remote_functions.double, to="worker1")
-        with ppprof.attach(block) as prof:
+        with contextlib.redirect_stderr(errors), ppprof.attach(block) as prof:
             run.results["before the window"] = pool.submit(double, [1.0, -1.0]).result()
             prof.step()
             start = time.time_ns()
@@ -65,6 +70,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
             ).exception()
             prof.step()
             run.results["after the window"] = pool.submit(double, [1.0]).result()
+    run.errors = errors.getvalue()
     return run
 
 
@@ -169,6 +175,8 @@ def test_without_paddle_the_times_are_known(recorded: Recorded) -> None:
     call, ran = nap.rows(named=True)
     assert ran["name"] == f"{call['name']}{REMOTE}nap"
     assert call["dur_ns"] >= ran["dur_ns"] >= NAP_SECONDS * 1e9
+    told = f"ppprof: {call['name']}: only its times are known: Paddle is not loaded there"
+    assert recorded.errors.count(told) == 1
 
 
 def test_an_answer_after_its_window_is_told_and_the_result_is_there(

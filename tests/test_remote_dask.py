@@ -35,6 +35,8 @@ def test_dask_workers_are_nodes_of_the_callers_table(tmp_path: Path) -> None:
             for value in (1.0, 2.0)
         ]
         answers = [call.result() for call in calls]
+        chained = client.submit(ppprof.remote.profiled(remote_functions.double), calls[0])
+        assert ppprof.remote.result(chained.result()) == [4.0]
         submitted = ppprof.remote.submit(client, remote_functions.double, [3.0])
         assert submitted.result() == [6.0]
         with pytest.raises(KeyError, match="no such key"):
@@ -45,5 +47,5 @@ def test_dask_workers_are_nodes_of_the_callers_table(tmp_path: Path) -> None:
     remote = table.filter(pl.col("name").str.contains(REMOTE, literal=True))
     assert set(remote["node"]) == {"dask-worker-0", "dask-worker-1"}
     relu = remote.filter(pl.col("name").str.ends_with("relu dygraph"))
-    assert relu["calls"].sum() == 5
+    assert relu["calls"].sum() == 6
     assert remote["name"].str.contains("rpc#fail", literal=True).any()
