@@ -130,6 +130,21 @@ class Session(Off):
         return self._closed
 
     @property
+    def calls(self) -> Path | None:
+        """Where remote calls of the window that is open are kept; None while none is.
+
+        A forked child has no part in its parent's window.
+        """
+        windows = self._windows
+        is_own = os.getpid() == self._pid and not self._closed
+        return windows.calls if windows is not None and is_own else None
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self._rank
+
+    @property
     def should_stop(self) -> bool:  # type: ignore[override]
         """Whether the last window has closed and ``stop_training`` asks to end then.
 
