@@ -111,7 +111,8 @@ def attach(
         "device_peak_flops": device_peak_flops,
     }
     key = agreement()
-    run = _run_directory(job, Path(profiler.profiler_log), manifest, key)
+    shown = _run_directory(job, Path(profiler.profiler_log), manifest, key)
+    run = shown and shown.absolute()  # wherever the training changes to
     clock = finisher = windows = None
     if run is not None and not profiler.timer_only:
         clock = _clock(job, run, key, recorded)
@@ -125,6 +126,7 @@ def attach(
         Schedule.of(profiler.scheduler),
         rank=job.rank,
         run=run,
+        shown=shown,
         roster=_roster(job, run),
         clock=clock,
         windows=windows,
