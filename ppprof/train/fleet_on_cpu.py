@@ -14,8 +14,9 @@ when Paddle's CPU build has it:
 `_reduce_scatter`
 `_Operators`          operators without a CPU kernel: ``c_identity``,
                       ``c_softmax_with_cross_entropy``
-`_has_a_device`       sharding stages 2 and 3 ask for a GPU, though nothing in them needs one;
-                      ``PipelineLayer`` asks for the number of one
+`shard`,              sharding stages 2 and 3 ask for a GPU, though nothing in them needs one
+`_stay_on_cpu`        (two lines of `supply` are theirs as well: ``device_guard``, and the number
+                      of a device, for which ``PipelineLayer`` asks too)
 ====================  ============================================================================
 """
 
