@@ -197,6 +197,30 @@ def align(
     return found
 
 
+def offsets_by_starts(parts: Sequence[pl.DataFrame]) -> dict[int, int]:
+    """How the RFC for profiling RPC jobs would shift each rank: by when two spans of one call began.
+
+    It takes the two for simultaneous, so it is off by whatever one rank came later than the other,
+    and does not know by how much: beside `align` for comparison.
+
+    Args:
+        parts: of each rank, what `collectives` gave, on its own clock.
+
+    Returns:
+        For each rank that has met the lowest one, the lower median over what they did together of
+        that rank's start minus its own.
+
+    Source: pytorch/pytorch issue 39675.
+    """
+    joined = matched(parts, {})
+    reference = joined.filter(pl.col("rank") == pl.col("rank").min())
+    keys = ["members", "op", "step", "index"]
+    met = joined.join(reference.select(*keys, there="start_ns"), on=keys)
+    difference = pl.col("there") - pl.col("start_ns")
+    middle = difference.sort().get((pl.len() - 1) // 2)
+    return dict(met.group_by("rank").agg(middle.alias("offset_ns")).sort("rank").iter_rows())
+
+
 def _same(rank: int, parts: Sequence[pl.DataFrame]) -> Clock:
     at = next(int(part["start_ns"][0]) for part in parts if part.height and part["rank"][0] == rank)
     return Clock(rank, (Reading(at, 0, 0),), "same")
