@@ -254,11 +254,6 @@ def _check_split(blocks: Mapping[str, Any], topology: Topology, report: Report) 
             report.warn(
                 ("Distributed", "sharding", name), "has no effect: Fleet overlaps in stage 2 only"
             )
-    if in_stage_2 and sharding.reduce_overlap and sharding.sharding_offload:
-        report.warn(
-            ("Distributed", "sharding", "reduce_overlap"),
-            "has no effect with sharding_offload: Fleet takes gradients to the host unreduced",
-        )
 
 
 def _check_virtual(virtual: int, pp: int, micro_batches: int, report: Report) -> None:

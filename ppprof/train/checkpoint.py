@@ -80,9 +80,12 @@ def save(folder: Path, progress: Progress, model: nn.Layer, optimizer: Any, grid
     grid.barrier()
     if grid.rank == 0:
         (hidden / "state.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+        older = folder / f".{target.name}.older"
+        shutil.rmtree(older, ignore_errors=True)
         if target.exists():
-            shutil.rmtree(target)
+            target.replace(older)
         hidden.replace(target)
+        shutil.rmtree(older, ignore_errors=True)
     return target
 
 

@@ -198,7 +198,6 @@ class Sharded(Engine):
                 {2: "os_g", 3: "p_g_os"}[sharding.sharding_stage],
                 scaler=self.amp.scaler,
                 group=groups.get_sharding_parallel_group(),
-                offload=sharding.sharding_offload and not on_cpu,
                 dp_group=groups.get_data_parallel_group() if has_dp else None,
             )
         if clip is not None and sharding.sharding_stage == 3:
@@ -207,7 +206,7 @@ class Sharded(Engine):
                 clip.clip_norm, parts, groups.get_sharding_parallel_group(), mp
             )
         if sharding.sharding_stage == 2 and not on_cpu:
-            if sharding.reduce_overlap and not sharding.sharding_offload:
+            if sharding.reduce_overlap:
                 self._spread._set_reduce_overlap(True)
             if sharding.broadcast_overlap:
                 # Fleet makes the second group where only its members see it, so that several such

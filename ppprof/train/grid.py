@@ -83,7 +83,7 @@ def _strategy(config: Config) -> fleet.DistributedStrategy:
         # Options of Fleet's own: the first two are for NCCL and for GPU tensors; with the third
         # mp ranks would each send a part of a tensor that all of them have.
         on_cpu = {
-            "pp_configs": {"use_batch_p2p_comm": False, "enable_partial_send_recv": False},
+            "pp_configs": {"use_batch_p2p_comm": False},
             "mp_configs": {"need_broadcast_data": False},
         }
     strategy.hybrid_configs = {

@@ -355,13 +355,6 @@ class TestGrid:
     def test_settings_that_the_degrees_make_idle(self, load, text, warning):
         assert load(text).warnings == (f"cfg.yaml:1: {warning}",)
 
-    def test_an_overlap_that_offloading_makes_idle(self, load):
-        text = "sharding_degree: 2, reduce_overlap: True, sharding_offload: True"
-        assert load(f"Distributed: {{sharding: {{{text}}}}}", world_size=2).warnings == (
-            "cfg.yaml:1: Distributed.sharding.reduce_overlap: has no effect with sharding_offload: "
-            "Fleet takes gradients to the host unreduced",
-        )
-
     def test_a_wrong_degree_is_one_problem(self, problems):
         assert problems("Distributed: {mp_degree: x}", world_size=8) == [
             "cfg.yaml:1: Distributed.mp_degree: 'x': expected a whole number"
