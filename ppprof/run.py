@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -543,7 +544,8 @@ class Run:
             executor: where to work on several at once; None: here, one trace in memory at a time.
 
         Raises:
-            InputError: none of them can be read. One that cannot is left out, and told.
+            InputError: none of them can be read. One that cannot, or whose process died of it, is
+                left out, and told.
         """
         chosen = self.recordings if recordings is None else tuple(recordings)
         self._held = self._made = None  # memory holds one trace
@@ -551,7 +553,8 @@ class Run:
             read_here = partial(_work, work=work, cache=self._cache, progress=self._progress)
             results: Iterable[Worked[T] | str] = map(read_here, chosen)
         else:
-            results = executor.map(partial(_work, work=work, cache=self._cache), chosen)
+            there = partial(_work, work=work, cache=self._cache)
+            results = _results(executor, there, chosen)
         errors = []
         found = False
         for result in results:
@@ -886,6 +889,36 @@ def _work(
     except InputError as error:
         return str(error)
     return Worked(recording, source, trace.lost, work(trace), tuple(errors))
+
+
+def _results(
+    executor: Executor,
+    task: Callable[[Recording], Worked[T] | str],
+    recordings: Sequence[Recording],
+) -> Iterator[Worked[T] | str]:
+    """What `_work` gives of each, in their order; as an error where the executor lost it."""
+    waiting = deque(_submitted(executor, task, recording) for recording in recordings)
+    try:
+        for recording in recordings:
+            try:
+                yield waiting.popleft().result()
+            except BrokenExecutor as error:
+                where = recording.files[0] if recording.files else recording.name
+                yield f"{where}: the process that was to read it died: {error}"
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+def _submitted(
+    executor: Executor, task: Callable[[Recording], T], recording: Recording
+) -> Future[T]:
+    try:
+        return executor.submit(task, recording)
+    except BrokenExecutor as error:  # a process of the pool has died already
+        future: Future[T] = Future()
+        future.set_exception(error)
+        return future
 
 
 def _saved(

@@ -165,7 +165,7 @@ def align(
     sent. So each such pair of ranks bounds their clocks' difference from both sides, as a round
     trip of NTP does; the tightest bounds of a stretch of time are a reading, their middle the
     offset and half their width its error. From rank to rank errors add up, and the way with the
-    smallest sum is taken.
+    smallest sum is taken; of a group, ways lead through the member that is known best.
 
     Args:
         parts: of each rank, what `collectives` gave, on its own clock.
@@ -176,24 +176,30 @@ def align(
         that is known; method ``collectives``.
     """
     ranks = sorted(int(part["rank"][0]) for part in parts if part.height)
-    if not ranks:
-        return dict(known or {})
-    found = dict(known or {}) or {ranks[0]: _same(ranks[0], parts)}
-    bounds = _bounds(matched(parts, {}))
-    heap = [(clock.error_ns, rank, clock) for rank, clock in found.items()]
+    measured = known or {}
+    found = dict(measured)
+    if all(rank in found for rank in ranks):
+        return found
+    if not found:
+        found[ranks[0]] = _same(ranks[0], parts)
+    met, groups = _met(parts)
+    heap = [(clock.error_ns, rank) for rank, clock in found.items()]
     heapq.heapify(heap)
     done: set[int] = set()
     while heap:
-        _, rank, clock = heapq.heappop(heap)
+        _, rank = heapq.heappop(heap)
         if rank in done:
             continue
         done.add(rank)
-        found[rank] = clock
-        for other in ranks:
-            if other not in done and other not in (known or {}) and (rank, other) in bounds:
-                step = _chained(clock, other, *bounds[rank, other])
-                if step is not None:
-                    heapq.heappush(heap, (step.error_ns, other, step))
+        # Whoever of a group is known best binds all others of it: pairs of all would be many.
+        tables = [met.pop(members) for members in groups.get(rank, ()) if members in met]
+        for other, bounds in _bounds(tables, rank).items():
+            if other in done or other in measured:
+                continue
+            clock = _chained(found[rank], other, *bounds)
+            if clock and (other not in found or clock.error_ns < found[other].error_ns):
+                found[other] = clock
+                heapq.heappush(heap, (clock.error_ns, other))
     return found
 
 
@@ -221,6 +227,15 @@ def offsets_by_starts(parts: Sequence[pl.DataFrame]) -> dict[int, int]:
     return dict(met.group_by("rank").agg(middle.alias("offset_ns")).sort("rank").iter_rows())
 
 
+def _met(parts: Sequence[pl.DataFrame]) -> tuple[dict[str, pl.DataFrame], dict[int, list[str]]]:
+    """The collectives that bound clocks, by members; and of each rank, which members it is among."""
+    joined = matched(parts, {}).filter(pl.col("op").is_in(["send", *_ALL_WAIT_FOR_ALL]))
+    by_members = joined.partition_by("members", as_dict=True, maintain_order=True)
+    groups = joined.group_by("rank").agg(pl.col("members").unique(maintain_order=True))
+    tables = {str(members): table for (members,), table in by_members.items()}
+    return tables, dict(groups.iter_rows())
+
+
 def _same(rank: int, parts: Sequence[pl.DataFrame]) -> Clock:
     at = next(int(part["start_ns"][0]) for part in parts if part.height and part["rank"][0] == rank)
     return Clock(rank, (Reading(at, 0, 0),), "same")
@@ -233,11 +248,13 @@ is at least and at most then (the two extremes of int64 where it is not bounded)
 _FREE = np.iinfo(np.int64).max // 4
 
 
-def _bounds(joined: pl.DataFrame) -> dict[tuple[int, int], Bounds]:
-    """For each ordered pair of ranks that met."""
+def _bounds(tables: Sequence[pl.DataFrame], rank: int) -> dict[int, Bounds]:
+    """Of a rank's clock minus that of each other rank in these tables."""
+    if not tables:
+        return {}
     keys = ["members", "op", "step", "index"]
-    met = joined.filter(pl.col("op").is_in(["send", *_ALL_WAIT_FOR_ALL]))
-    pairs = met.join(met, keys, suffix="_other").filter(pl.col("rank") != pl.col("rank_other"))
+    met = pl.concat(tables)
+    pairs = met.filter(rank=rank).join(met.filter(pl.col("rank") != rank), keys, suffix="_other")
     sends = pl.col("op") == "send"
     first_sends = sends & pl.col("members").str.starts_with(pl.concat_str("rank", pl.lit(">")))
     # ends >= the other's start, by either clock: at least and at most of (first - second).
@@ -250,10 +267,12 @@ def _bounds(joined: pl.DataFrame) -> dict[tuple[int, int], Bounds]:
         .otherwise(pl.col("end_ns") - pl.col("start_ns_other")),
     )
     return {
-        (int(first), int(second)): tuple(
-            rows[name].to_numpy() for name in ("end_ns_other", "low", "high")
-        )  # type: ignore[misc]
-        for (first, second), rows in pairs.group_by("rank", "rank_other")
+        int(other): (
+            rows["end_ns_other"].to_numpy(),
+            rows["low"].to_numpy(),
+            rows["high"].to_numpy(),
+        )
+        for (other,), rows in pairs.group_by("rank_other")
     }
 
 

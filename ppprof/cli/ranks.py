@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 from ppprof.analysis.cluster import Cluster
 from ppprof.analysis.matching import offsets_by_starts
 from ppprof.analysis.ranks import GROUPS, group_steps, slowest
 from ppprof.analysis.steps import Steps
+from ppprof.cli import executors
 from ppprof.cli.terminal import Progress, tell
 from ppprof.errors import UsageError
 from ppprof.report.data import document, dumps
@@ -50,6 +51,12 @@ def register(subparsers: Any) -> None:
     add("--steps", metavar="A:B", help="only steps A to B-1; A:, :B or one number as well")
     add("--workers", metavar="N", help="read the traces in N processes; default: in this one")
     add(
+        "--dask",
+        metavar="ADDRESS",
+        help="read them on the Dask cluster whose scheduler listens there, tcp://HOST:8786; its "
+        "workers need ppprof, and the files under the same paths",
+    )
+    add(
         "--what-if",
         action="store_true",
         help="also the step time if slow workers, stages and links were as fast as usual",
@@ -69,10 +76,12 @@ def ranks(args: argparse.Namespace) -> int:
     """0 when anything was shown, whatever could not be read beside it."""
     request = _Request.of(args)
     progress = Progress.on_terminal()
-    run = open_run(args.path, cache=not args.no_cache, progress=progress, tell=tell)
-    if str(run.path) != str(args.path).rstrip("/"):
+    # A worker on another machine works in a directory of its own.
+    path = args.path if request.dask is None else Path(args.path).absolute()
+    run = open_run(path, cache=not args.no_cache, progress=progress, tell=tell)
+    if run.path != Path(path):
         tell(f"{args.path}: the newest run is {run.path}")
-    with _executor(request.workers) as executor:
+    with request.executor() as executor:
         cluster = run.cluster(request.ranks, request.window, steps=args.steps, executor=executor)
     shown = _Shown(run, request, cluster)
     if request.what_if and cluster.what_if.is_empty():
@@ -91,6 +100,7 @@ class _Request:
     ranks: RankSelector
     window: int | None
     workers: int
+    dask: str | None
     what_if: bool
     layout: Layout
 
@@ -116,11 +126,17 @@ class _Request:
         checked("--steps", args.steps, Steps.parse, None)
         workers = checked("--workers", args.workers, lambda text: _number(text, 1), 1)
         layout = checked("--time-unit", args.time_unit, Layout, Layout())
+        if args.workers is not None and args.dask is not None:
+            problems.append("--workers, --dask: both say where to read; give one of them")
         if args.time_unit is not None and args.format != "table":
             problems.append(f"--time-unit: has no effect on {args.format}, which is in nanoseconds")
         if problems:
             raise UsageError("\n".join(problems))
-        return cls(by, ranks, window, workers, args.what_if, layout)
+        return cls(by, ranks, window, workers, args.dask, args.what_if, layout)
+
+    def executor(self) -> AbstractContextManager[Executor | None]:
+        """Where to read."""
+        return executors.processes(self.workers) if self.dask is None else executors.dask(self.dask)
 
 
 def _groups(text: str) -> tuple[str, ...]:
@@ -135,16 +151,6 @@ def _number(text: str, least: int) -> int:
     if text.isdecimal() and int(text) >= least:
         return int(text)
     raise UsageError(f"{text!r}: expected a whole number from {least}")
-
-
-@contextmanager
-def _executor(workers: int) -> Iterator[Executor | None]:
-    """Processes of their own, started afresh: a fork of one with polars' threads may hang."""
-    if workers == 1:
-        yield None
-        return
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
-        yield executor
 
 
 class _Shown:

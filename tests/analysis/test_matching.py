@@ -198,6 +198,23 @@ def test_a_measured_clock_stands_and_others_are_bound_to_it():
     assert 600 <= clocks[0].error_ns < 5_000
 
 
+def test_ranks_that_are_known_as_well_are_bound_all_the_same():
+    """Of the two ways to rank 3, at different times, none is better."""
+    starts = {"0,1": 100, "0,2": 100, "1,3": 200, "2,3": 300}
+    parts = [
+        parts_of(*(
+            (members, "barrier", 0, 0, start, start + 10)
+            for members, start in starts.items()
+            if str(rank) in members
+        ), rank=rank)
+        for rank in range(4)
+    ]  # fmt: skip
+    clocks = align(parts)
+    assert {rank: (at.offset_ns, at.error_ns) for rank, at in clocks.items()} == {
+        0: (0, 0), 1: (0, 10), 2: (0, 10), 3: (0, 20)
+    }  # fmt: skip
+
+
 def test_a_rank_that_met_nobody_has_no_clock():
     parts = [
         parts_of(("0,1", "all_reduce", 1, 0, 0, 9), rank=0),

@@ -1,0 +1,79 @@
+"""``ppprof ranks`` of jobs of many ranks (`cluster_job`): does time grow with them, and does memory?
+
+Cold processes from start to end, files in the page cache, no kept events; medians over rounds in
+which all commands run in turn, and peak memory of all processes at once, as in `trace_reading`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.trace_reading import Measured, Reader, machine, measure
+
+SIZES = (64, 512)
+_BYTES = (
+    "import pathlib, sys; "
+    "[len(at.read_bytes()) for at in sorted(pathlib.Path(sys.argv[1]).glob('raw/*.pb'))]"
+)
+_RANKS = ("-m", "ppprof", "ranks", "--no-cache")
+FLOOR, ALONE, TWO = "floor: the bytes read once", "ppprof ranks", "ppprof ranks --workers 2"
+COMMANDS = (
+    Reader(FLOOR, ("-c", _BYTES), suffix=""),
+    Reader(ALONE, _RANKS, suffix=""),
+    Reader(TWO, (*_RANKS, "--workers", "2"), suffix=""),
+)
+
+Results = Mapping[int, Mapping[str, Measured]]
+"""Number of ranks -> name of the command -> what was measured."""
+
+
+def table(results: Results) -> str:
+    """Markdown: seconds in all and milliseconds a rank, speed-up over one process, peak memory."""
+    rows = [
+        ["ranks", "", "seconds", "ms a rank", "speed-up", "peak MiB"],
+        ["---:", "---", *["---:"] * 4],
+    ]
+    for num_ranks, measured in results.items():
+        alone_s = measured[ALONE].median_s
+        for name, of in measured.items():
+            cells = [of.error, "-", "-", "-"]
+            if of.median_s is not None:
+                cells = [
+                    f"{of.median_s:.2f}",
+                    f"{of.median_s / num_ranks * 1e3:.1f}",
+                    f"{alone_s / of.median_s:.2f}" if alone_s else "-",
+                    f"{of.peak_bytes / 2**20:,.0f}",
+                ]
+            rows.append([str(num_ranks), name, *cells])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--sizes", metavar="RANKS,...", default=",".join(map(str, SIZES)), help="64,512")
+    add("--repeats", type=int, default=3, help="timed runs of each command (3)")
+    add("--keep", type=Path, metavar="DIR", help="make the runs there, or use those that are")
+    options = parser.parse_args(argv)
+    print(machine(), end="\n\n")
+    results: dict[int, Mapping[str, Measured]] = {}
+    with contextlib.ExitStack() as stack:
+        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for num_ranks in map(int, options.sizes.split(",")):
+            run = folder / f"{num_ranks}_ranks"
+            if not run.exists():
+                command = [sys.executable, "-m", "benchmarks.cluster_job", str(run), str(num_ranks)]
+                subprocess.run(command, check=True)
+            results[num_ranks] = measure(COMMANDS, {"": run}, options.repeats)
+    print(table(results))
+
+
+if __name__ == "__main__":
+    main()

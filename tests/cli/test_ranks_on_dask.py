@@ -1,0 +1,229 @@
+"""``ppprof ranks --dask`` on real clusters: schedulers and workers that are processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+
+import ppprof
+from ppprof.cli import executors, main
+from ppprof.errors import UsageError
+from tests.fixtures.pipelines import one_f_one_b
+from tests.fixtures.timeline import write
+
+distributed = pytest.importorskip("distributed", reason="needs the distributed package")
+
+ROOT = Path(__file__).parents[2]
+NUM_RANKS = 4
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Rank r has r + 1 steps."""
+    path = tmp_path_factory.mktemp("run")
+    for rank in range(NUM_RANKS):
+        (stage,) = one_f_one_b(1, 2, meets=True, steps=rank + 1)
+        write(path / f"rank_{rank:05}_dp{rank}_time_20261120T201530_000.pb", stage)
+    return path
+
+
+@contextlib.contextmanager
+def cluster(folder, num_workers, *worker_options, has_ppprof=True):
+    """Its address; workers run in a directory of their own, as on another machine."""
+    told = folder / "scheduler.json"
+    # Given up at once when it has cost a worker: Dask's 3 more attempts take seconds each.
+    path = str(ROOT) if has_ppprof else hiding_ppprof(folder)
+    env = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1",
+    }
+    dask = [sys.executable, "-m", "dask"]
+    common = ["--no-dashboard", "--scheduler-file", str(told)]
+    log = (folder / "log").open("wb")
+    with log, contextlib.ExitStack() as stack:
+
+        def start(*command):
+            process = subprocess.Popen(
+                [*dask, *command, *common], env=env, cwd=folder, stdout=log, stderr=log
+            )
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
+            return process
+
+        start("scheduler", "--host", "127.0.0.1", "--port", "0")
+        until(told.exists)
+        if num_workers:
+            start("worker", "--nworkers", str(num_workers), "--nthreads", "1", *worker_options)
+        yield "tcp://" + told.read_text().partition('"address": "tcp://')[2].partition('"')[0]
+
+
+def hiding_ppprof(folder):
+    """A path on which an installed ppprof cannot be found."""
+    (folder / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Hides:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.partition('.')[0] == 'ppprof':\n"
+        "            raise ModuleNotFoundError(name)\n"
+        "sys.meta_path.insert(0, Hides())\n"
+    )
+    return str(folder)
+
+
+def until(true, patience_s=30):
+    deadline = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """Of a cluster of two workers, each a process that is started again when it dies."""
+    with cluster(tmp_path_factory.mktemp("cluster"), 2) as address:
+        with distributed.Client(address, set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=30)
+        yield address
+
+
+def worker(trace):
+    return os.getpid(), trace.events["step"].n_unique()
+
+
+def slowly(trace):
+    time.sleep(0.5)
+    return worker(trace)
+
+
+def dying(trace, marker=None):
+    """Ends its process on rank 2; with a marker only the first time."""
+    if trace.events["step"].n_unique() == 3 and not (marker and marker.exists()):
+        if marker:
+            marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return worker(trace)
+
+
+def test_a_cluster_finds_the_same(run, address, capsys, monkeypatch):
+    """Though its workers have another working directory."""
+    monkeypatch.chdir(run.parent)
+    command = ["ranks", run.name, "--format", "csv", "--by", "rank,step", "--no-cache"]
+    assert main(command) == 0
+    alone, _ = capsys.readouterr()
+    assert main([*command, "--dask", address]) == 0
+    there, err = capsys.readouterr()
+    assert there == alone
+    assert err == ""
+    assert len(alone.splitlines()) == 1 + 1 + 2 + 3 + 4
+
+
+def test_two_workers_share_the_ranks(run, address):
+    with executors.dask(address) as executor:
+        made = [at.made for at in ppprof.open(run).each(slowly, executor=executor)]
+    assert [num_steps for _, num_steps in made] == [1, 2, 3, 4]
+    processes = {pid for pid, _ in made}
+    assert len(processes) == 2
+    assert os.getpid() not in processes
+
+
+def test_a_broken_trace_is_named_and_left_out(run, address, tmp_path, capsys):
+    for path in run.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    broken = next(tmp_path.glob("rank_00001*"))
+    broken.write_bytes(b"\xff broken")
+    assert main(["ranks", str(tmp_path), "--dask", address, "--format", "csv"]) == 0
+    out, err = capsys.readouterr()
+    assert [line.split(",")[0] for line in out.splitlines()] == ["rank", "0", "2", "3"]
+    assert str(broken) in err
+
+
+def test_a_rank_whose_worker_dies_is_tried_again(run, address, tmp_path):
+    work = partial(dying, marker=tmp_path / "died")
+    with executors.dask(address) as executor:
+        made = [at.made[1] for at in ppprof.open(run).each(work, executor=executor)]
+    assert made == [1, 2, 3, 4]
+    assert (tmp_path / "died").exists()
+
+
+def test_a_rank_that_costs_every_worker_is_named_and_left_out(run, address):
+    told = []
+    with executors.dask(address) as executor:
+        opened = ppprof.open(run, tell=told.append)
+        found = {at.recording.rank for at in opened.each(dying, executor=executor)}
+    left_out = {rank for rank in range(NUM_RANKS) for line in told if f"rank_0000{rank}_" in line}
+    assert 2 in left_out  # and whom Dask had sent to the same workers, if it was so unlucky
+    assert (found | left_out, found & left_out) == (set(range(NUM_RANKS)), set())
+    assert all("the process that was to read it died: Attempted to run" in line for line in told)
+
+
+def test_what_a_process_pool_loses_is_named(run):
+    """It does not start a process again: what it still had to do is lost too."""
+    told = []
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
+        opened = ppprof.open(run, tell=told.append)
+        found = {at.recording.rank for at in opened.each(dying, executor=executor)}
+        left_out = {rank for rank in range(4) for line in told if f"rank_0000{rank}_" in line}
+        again = opened.each(worker, executor=executor)
+        with pytest.raises(ppprof.errors.InputError, match="died"):
+            list(again)
+    assert found == {0, 1}
+    assert left_out == {2, 3}
+
+
+def test_what_is_left_when_all_workers_are_gone_for_good(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(executors, "_ABSENT_S", 0.5)
+    monkeypatch.setattr(executors, "_LOOK_S", 0.1)
+    told = []
+    with cluster(tmp_path, 1, "--no-nanny") as address, executors.dask(address) as executor:
+        opened = ppprof.open(run, tell=told.append)
+        found = {at.recording.rank for at in opened.each(dying, executor=executor)}
+    assert 2 not in found
+    assert any("every worker" in line for line in told)
+    assert len(found) + len(told) == NUM_RANKS
+
+
+def test_a_scheduler_without_workers(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(executors, "ANSWER_S", 1)
+    with cluster(tmp_path, 0) as address:
+        assert main(["ranks", str(run), "--dask", address]) == 2
+    assert f"no worker for 1 s; start some: dask worker {address}" in capsys.readouterr().err
+
+
+def test_a_cluster_without_ppprof(run, tmp_path, capsys):
+    with cluster(tmp_path, 1, has_ppprof=False) as address:
+        assert main(["ranks", str(run), "--dask", address]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"--dask {address}: no ppprof on the scheduler, tcp://127.0.0.1:")
+
+
+@pytest.mark.parametrize("where", ["tcp://127.0.0.1:9", "127.0.0.1", "nonsense://x", ""])
+def test_an_address_where_nobody_answers(where, run, capsys, monkeypatch):
+    monkeypatch.setattr(executors, "ANSWER_S", 1)
+    start = time.monotonic()
+    assert main(["ranks", str(run), "--dask", where]) == 2
+    assert time.monotonic() - start < 10
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"--dask {where}: no scheduler answers within 1 s: ")
+    assert "tcp://10.0.0.1:8786" in line
+
+
+def test_without_distributed_it_is_said_what_to_install(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(UsageError, match=r'pip install "ppprof\[dask\]"'):
+        executors.dask("tcp://127.0.0.1:9").__enter__()
+
+
+def test_one_place_to_read(run, capsys):
+    assert main(["ranks", str(run), "--dask", "tcp://x:1", "--workers", "2"]) == 2
+    assert "--workers, --dask: both say where to read" in capsys.readouterr().err
