@@ -141,6 +141,8 @@ def matched(parts: Sequence[pl.DataFrame], clocks: Mapping[int, Clock]) -> pl.Da
     on_one_clock = [on_reference(part, clocks) for part in parts]
     joined = pl.concat(on_one_clock) if on_one_clock else pl.DataFrame(schema=COLLECTIVES)
     keys = ["members", "op", "step", "index"]
+    members = pl.col("members").str.replace(">", ",", literal=True).str.split(",")
+    joined = joined.filter(members.list.contains(pl.col("rank").cast(pl.String)))
     expected = pl.col("members").str.count_matches(r"[,>]") + 1
     return joined.filter(pl.len().over(keys) == expected).sort(*keys, "rank")
 

@@ -95,9 +95,8 @@ def _listening(host: str) -> tuple[Any, int]:
             probe.bind((host, 0))
             port = int(probe.getsockname()[1])
         try:
-            return core.TCPStore(
-                host, port, True, 1, _STORE_SECONDS
-            ), port  # waits for itself alone
+            # For one worker: with more it would wait for them here, before they know the port.
+            return core.TCPStore(host, port, True, 1, _STORE_SECONDS), port
         except RuntimeError:  # somebody was faster
             continue
     raise RuntimeError(f"{host}: no free port for a store")

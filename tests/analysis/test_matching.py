@@ -98,6 +98,11 @@ def test_only_what_all_members_have_is_matched():
     ]  # fmt: skip
 
 
+def test_a_rank_that_is_no_member_is_none():
+    parts = [parts_of(("0,2", "barrier", 1, 0, 0, 9), rank=rank) for rank in (0, 1)]
+    assert matched(parts, {}).is_empty()
+
+
 def test_the_last_one_costs_the_others():
     """
     ::

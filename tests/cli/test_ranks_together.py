@@ -89,6 +89,17 @@ def test_clocks_that_nobody_measured_are_bound_by_the_collectives(run, capsys):
     assert [row["rank"] for row in document["tables"]["slow_ranks"] if row["is_slow"]] == [2]
 
 
+def test_a_merge_without_measured_clocks_bounds_them(run, capsys, tmp_path):
+    assert main(["merge", str(run), "-o", str(tmp_path / "measured.json")]) == 0
+    assert "clocks" not in capsys.readouterr().err
+    for file in run.glob("clocks/*"):
+        file.unlink()
+    assert main(["merge", str(run), "-o", str(tmp_path / "bounded.json")]) == 0
+    told = capsys.readouterr().err
+    assert f"{run}: nobody measured the clocks of ranks 1-3: what they did together bounds" in told
+    assert "nothing tells the clocks" not in told
+
+
 def test_what_if_says_what_the_slow_rank_costs(run, capsys):
     assert "What-if" not in printed(capsys, run)
     out = printed(capsys, run, "--what-if")
