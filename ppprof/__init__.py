@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ppprof import remote
     from ppprof.capture.attach import attach
     from ppprof.run import open
 
-__all__ = ["attach", "open"]
+__all__ = ["attach", "open", "remote"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,4 +22,8 @@ def __getattr__(name: str) -> Any:
         from ppprof.run import open
 
         return open
+    if name == "remote":
+        from importlib import import_module
+
+        return import_module("ppprof.remote")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

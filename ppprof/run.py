@@ -12,6 +12,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,12 +23,12 @@ import polars as pl
 from ppprof import rundir
 from ppprof.analysis.across import by_name, by_rank, check_across, comparable, of_rank
 from ppprof.analysis.cluster import Cluster, examine
-from ppprof.analysis.matching import placed
+from ppprof.analysis.matching import align, collectives, placed
 from ppprof.analysis.profile import Options, Profile
 from ppprof.analysis.ranks import PLACES, group_steps, join_ranks
 from ppprof.analysis.steps import Steps, select_steps
 from ppprof.analysis.summary import VIEWS, summarize
-from ppprof.clocks import Clocks, read_clocks
+from ppprof.clocks import Clock, Clocks, Reading, read_clocks
 from ppprof.errors import InputError, PpprofError, TraceError, UsageError
 from ppprof.report.data import read_document
 from ppprof.topology import AXES, RankSelector, Topology
@@ -737,8 +738,9 @@ class Run:
             ranks: which ranks; see `select_ranks`.
             steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
             min_dur_ns: leaves out shorter events, but no step, communication or pipeline span.
-            clocks: of ranks, by rank; by default what the run's own files tell. A rank without one
-                stays on its own clock, and that is told.
+            clocks: of ranks, by rank; by default what the run's own files tell, and for ranks of
+                which they tell nothing, what their collectives do, in a first pass over the traces.
+                A rank without a clock stays on its own, and that is told.
 
         Raises:
             UsageError: no such ranks or steps; says what there is.
@@ -748,7 +750,7 @@ class Run:
         wanted = None if steps is None else Steps.parse(steps)
         chosen = self.select_ranks(ranks)
         if clocks is None:
-            clocks = self.clocks
+            clocks = self._clocks_of(chosen)
         written: dict[int, None] = {}
         errors: list[str] = []
         known: set[int] = set()
@@ -786,6 +788,26 @@ class Run:
                 "can be off by as much as the clocks are"
             )
         return Merged(Path(path), tuple(written), num_events)
+
+    def _clocks_of(self, chosen: Sequence[Recording]) -> Clocks:
+        """Clocks as they were measured, else as collectives bound them (`align`)."""
+        reference = {0: Clock(0, (Reading(0, 0, 0),), "same")}
+        measured = {**reference, **self.clocks} if self.clocks else {}
+        ranks = {at.rank for at in chosen}
+        if len(ranks) < 2 or ranks <= set(measured):
+            return measured
+        met = []
+        for at in chosen:
+            with suppress(InputError):  # told where it is written
+                met.append(collectives(self._trace(at)[1], at.rank))
+        clocks = align(_by_rank(met), measured) if met else measured
+        bound = {r: at.error_ns for r, at in clocks.items() if at.method == "collectives"}
+        if bound:
+            self._tell(
+                f"{self}: nobody measured the clocks of {listed('rank', bound)}: what they did "
+                f"together bounds them to {max(bound.values()) / 1e6:.3f} ms"
+            )
+        return clocks if len(clocks) > 1 else measured
 
     def _process_name(self, recording: Recording) -> str:
         """``dp1 pp0 mp1 · host-b``: sep and sharding only where there are several of them."""

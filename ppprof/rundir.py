@@ -6,6 +6,7 @@
       manifest.json
       rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000.paddle_trace.json
       raw/rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000.pb
+      raw/rank_00000_..._000.calls/   its remote calls (ppprof/calls.py)
       summary/rank_00000_w0.json
       steps/rank_00000.jsonl
       nodes/00000.node7               rank 0 ran on the machine of that name
@@ -86,6 +87,11 @@ class TraceName:
     def raw(self) -> str:
         """Path of Paddle's own ``.pb`` inside the run directory."""
         return f"raw/{self.stem}.pb"
+
+    @property
+    def calls(self) -> str:
+        """Path of the window's remote calls (`ppprof.calls`) inside the run directory."""
+        return f"raw/{self.stem}.calls"
 
     @property
     def summary(self) -> str:

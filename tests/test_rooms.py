@@ -10,7 +10,7 @@ import pytest
 import ppprof
 
 PACKAGE = Path(ppprof.__file__).parent
-LEAVES = {"errors", "units", "topology", "rundir", "clocks"}
+LEAVES = {"errors", "units", "topology", "rundir", "clocks", "calls"}
 MAY_IMPORT = {
     "config": LEAVES,
     "capture": LEAVES | {"config", "trace"},
@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "run": LEAVES | {"trace", "analysis", "report"},
     "train": LEAVES | {"config", "capture"},
     "integrations": LEAVES | {"config", "capture"},
+    "remote": LEAVES | {"config", "capture"},
     "cli": LEAVES | {"config", "capture", "trace", "analysis", "report", "run", "integrations"},
 }
 MAY_IMPORT_PADDLE = {"capture", "train", "integrations"}
@@ -51,7 +52,10 @@ def test_imports_follow_the_table(path: Path) -> None:
         assert not {name for name in names if name.partition(".")[0] == "paddle"}
     rooms = {name.split(".")[1] for name in names if name.startswith("ppprof.")}
     if room in ("__init__", "__main__"):
-        assert rooms <= {"capture", "config", "topology", "cli", "run"} | {"attach", "main"}
+        assert rooms <= {"capture", "config", "topology", "cli", "run", "remote"} | {
+            "attach",
+            "main",
+        }
     elif room in LEAVES:
         assert rooms <= LEAVES
     else:

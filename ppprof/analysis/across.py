@@ -12,6 +12,7 @@ import polars as pl
 
 from ppprof.analysis.profile import Profile
 from ppprof.analysis.summary import summarize
+from ppprof.calls import REMOTE
 from ppprof.errors import UsageError
 
 ACROSS = ("model", "dist", "op", "kernel", "memcpy", "udf")
@@ -59,11 +60,26 @@ def self_time(profile: Profile) -> pl.DataFrame:
         relu, self      ###  #####     8
 
     Returns:
-        name (String), cpu_self_ns int64; one row a name, in no order. The sum is the time in
-        operators, nothing counted twice within a thread.
+        name (String), cpu_self_ns int64; one row a name, in no order; those of remote calls as
+        `ppprof.analysis.operators` names them. The sum is the time in operators, nothing counted
+        twice within a thread.
 
     Source: ``self_cpu_time_total`` of ``torch.autograd.profiler``, where children are operators.
     """
+    return pl.concat(
+        [
+            _self_time(profile),
+            *(
+                _self_time(of_call).with_columns(
+                    name=pl.concat_str(pl.lit(f"{call}{REMOTE}"), "name")
+                )
+                for call, of_call in profile.remote.items()
+            ),
+        ]
+    )
+
+
+def _self_time(profile: Profile) -> pl.DataFrame:
     hosts = profile.tree.hosts
     is_operator = (hosts["category"] == "Operator").to_numpy()
     parent = hosts["parent"].fill_null(-1).to_numpy()
@@ -87,7 +103,8 @@ def comparable(view: str, table: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         name (String) and the view's own columns. ``op`` has its operators only, without kind,
-        thread and flops, and with cpu_self_ns and cpu_self_ratio (of all of this rank's; both
+        thread and flops, and with cpu_self_ns and cpu_self_ratio (as cpu_ratio, of all of this rank's
+        or remote call's; both
         null where the table does not hold the first, as those that a capture has left).
     """
     table = table.with_columns(pl.col("name").cast(pl.String))
@@ -97,8 +114,11 @@ def comparable(view: str, table: pl.DataFrame) -> pl.DataFrame:
         table = table.with_columns(cpu_self_ns=pl.lit(None, pl.Int64))
     own = pl.col("cpu_self_ns")
     operators = table.filter(pl.col("kind") == "operator").drop("thread", "kind", "flops")
-    whole = operators["cpu_self_ns"].sum()
-    return operators.with_columns(cpu_self_ratio=own / whole if whole else own * 0.0)
+    call = pl.col("name").str.extract(f"^(rpc#.*){REMOTE}")
+    whole = own.sum().over(call)
+    return operators.with_columns(
+        cpu_self_ratio=pl.when(whole > 0).then(own / whole).otherwise(own * 0.0)
+    )
 
 
 def by_rank(
@@ -129,7 +149,8 @@ def by_rank(
         ``dist`` and ``memcpy`` keep the order of their rows.
 
     Source: the table with *Node ID* of PyTorch's RFC "Integrate autograd profiler with
-    torch.distributed.rpc" (pytorch/pytorch issue 39675); a node is a rank.
+    torch.distributed.rpc" (pytorch/pytorch issue 39675); a node is a rank or, of what ran in a
+    remote call, the worker in column node.
     """
     rows = _together(tables, coordinates)
     key = compared(view, sorted_by)

@@ -141,6 +141,8 @@ def matched(parts: Sequence[pl.DataFrame], clocks: Mapping[int, Clock]) -> pl.Da
     on_one_clock = [on_reference(part, clocks) for part in parts]
     joined = pl.concat(on_one_clock) if on_one_clock else pl.DataFrame(schema=COLLECTIVES)
     keys = ["members", "op", "step", "index"]
+    members = pl.col("members").str.replace(">", ",", literal=True).str.split(",")
+    joined = joined.filter(members.list.contains(pl.col("rank").cast(pl.String)))
     expected = pl.col("members").str.count_matches(r"[,>]") + 1
     return joined.filter(pl.len().over(keys) == expected).sort(*keys, "rank")
 
@@ -201,6 +203,30 @@ def align(
                 found[other] = clock
                 heapq.heappush(heap, (clock.error_ns, other))
     return found
+
+
+def offsets_by_starts(parts: Sequence[pl.DataFrame]) -> dict[int, int]:
+    """How the RFC for profiling RPC jobs would shift each rank: by when two spans of one call began.
+
+    It takes the two for simultaneous, so it is off by whatever one rank came later than the other,
+    and does not know by how much: beside `align` for comparison.
+
+    Args:
+        parts: of each rank, what `collectives` gave, on its own clock.
+
+    Returns:
+        For each rank that has met the lowest one, the lower median over what they did together of
+        that rank's start minus its own.
+
+    Source: pytorch/pytorch issue 39675.
+    """
+    joined = matched(parts, {})
+    reference = joined.filter(pl.col("rank") == pl.col("rank").min())
+    keys = ["members", "op", "step", "index"]
+    met = joined.join(reference.select(*keys, there="start_ns"), on=keys)
+    difference = pl.col("there") - pl.col("start_ns")
+    middle = difference.sort().get((pl.len() - 1) // 2)
+    return dict(met.group_by("rank").agg(middle.alias("offset_ns")).sort("rank").iter_rows())
 
 
 def _met(parts: Sequence[pl.DataFrame]) -> tuple[dict[str, pl.DataFrame], dict[int, list[str]]]:

@@ -20,11 +20,12 @@ def memory(profile: Profile) -> pl.DataFrame:
         increase_bytes (the difference), peak_allocated_bytes and peak_reserved_bytes (of the
         place, the same in each of its rows). Blocks of one place, Allocated before Reserved, each
         by increase_bytes, the largest first. A place where only memory was reserved has no rows.
+        Of remote calls too: their places are those of their workers.
     """
-    hosts = profile.tree.hosts.select("row", "parent", "name", "category", "visit")
+    hosts = profile.whole_tree.hosts.select("row", "parent", "name", "category", "visit")
     parents = hosts.select(parent="row", above="name", above_is="category", above_visit="visit")
     records = (
-        profile.trace.memory.drop_nulls("event")
+        profile.whole.memory.drop_nulls("event")
         .join(hosts, left_on="event", right_on="row", maintain_order="left")
         .join(parents, on="parent", how="left", maintain_order="left")
     )

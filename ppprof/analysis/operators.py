@@ -10,16 +10,19 @@ import polars as pl
 
 from ppprof.analysis.grouping import STATS, grouped, ratio_of, sort_by
 from ppprof.analysis.profile import Profile
+from ppprof.calls import REMOTE
+from ppprof.trace.remote import ends_of
 
 Row = Mapping[str, Any]
 
 
 def operators(profile: Profile) -> pl.DataFrame:
-    """Operators by name, each with what it called and launched.
+    """Operators by name, each with what it called and launched; the rank's own, then call by call.
 
     Returns:
         Rows in the order to print: thread (null unless ``thread_sep``), kind, name, calls, cpu_
-        and gpu_ total_ns, avg_ns, max_ns, min_ns, ratio, and flops. ``kind`` is
+        and gpu_ total_ns, avg_ns, max_ns, min_ns, ratio, flops and node, which is the worker that
+        it ran on; null in a trace without remote calls. ``kind`` is
 
         - ``operator``: one name; ratios of all operators (of the thread); GPU with copies and sets;
         - ``inner``: a child that is no operator itself; ratios of its operator;
@@ -30,8 +33,25 @@ def operators(profile: Profile) -> pl.DataFrame:
         - ``device``: device events that the operator launched itself; ratio of the operator.
 
         CPU columns of device rows are null. flops is 0 for operators and null for the rest: a
-        ``.pb`` holds no attributes to compute it from, and Paddle itself reads 0 from one.
+        ``.pb`` holds no attributes to compute it from, and Paddle itself reads 0 from one. Ratios
+        of what ran in a remote call are of the operators in that call.
     """
+    ends = {call: ends_of(call) for call in profile.remote}
+    own = next((caller for caller, _ in ends.values()), None)
+    return pl.concat(
+        [
+            _operators(profile, own),
+            *(
+                _operators(of_call, ends[call][1]).with_columns(
+                    name=pl.concat_str(pl.lit(f"{call}{REMOTE}"), "name")
+                )
+                for call, of_call in profile.remote.items()
+            ),
+        ]
+    )
+
+
+def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
     thread = pl.col("thread") if profile.options.thread_sep else pl.lit(None, pl.Int64)
     calls = profile.tree.of_category("Operator").select(
         "row", "visit", "cpu_ns", "device_ns", thread.alias("thread"), operator="name"
@@ -69,7 +89,7 @@ def operators(profile: Profile) -> pl.DataFrame:
                 rows.append(_row("inner_device", launched["device"], launched, child))
         rows += [_row("accumulation", "gradient accumulation", rest, item) for rest in left[key]]
         rows += [_row("device", launched["device"], launched, item) for launched in own[key]]
-    return pl.DataFrame(rows, _OPERATOR_COLUMNS)
+    return pl.DataFrame(rows, _OPERATOR_COLUMNS).with_columns(node=pl.lit(node, pl.String))
 
 
 _TOTALS = pl.col("cpu_total_ns", "gpu_total_ns").sum()

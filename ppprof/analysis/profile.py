@@ -13,6 +13,7 @@ import polars as pl
 from ppprof.analysis.communication import Communication
 from ppprof.analysis.grouping import grouped, intervals_of
 from ppprof.analysis.intervals import covered
+from ppprof.analysis.remote import split_calls
 from ppprof.analysis.tree import Tree
 from ppprof.errors import UsageError
 from ppprof.trace.schema import Trace
@@ -43,16 +44,32 @@ class Options:
 
 
 class Profile:
-    """One trace made ready for the summaries: what several of them need is computed once."""
+    """One trace made ready for the summaries: what several of them need is computed once.
+
+    Attributes:
+        trace: the rank's own events.
+        whole: those and what ran in its remote calls.
+    """
 
     def __init__(self, trace: Trace, options: Options | None = None) -> None:
-        self.trace = trace
+        self.whole = trace
+        self.trace, self._remote = split_calls(trace)
         self.options = options or Options()
 
     @cached_property
     def tree(self) -> Tree:
         """Events with their place in the tree."""
         return Tree.of(self.trace)
+
+    @cached_property
+    def whole_tree(self) -> Tree:
+        """The same with what ran in remote calls."""
+        return Tree.of(self.whole) if self._remote else self.tree
+
+    @cached_property
+    def remote(self) -> Mapping[str, Profile]:
+        """What ran in remote calls, by call (`ppprof.trace.remote.call_of`); the rest has none of it."""
+        return {call: Profile(trace, self.options) for call, trace in self._remote.items()}
 
     @cached_property
     def sorted_by(self) -> str:

@@ -79,6 +79,28 @@ def select_steps(trace: Trace, steps: Steps) -> Trace:
     the process's own, "so far".
     """
     keep = trace.events.select(steps.hold(pl.col("step"))).to_series().to_numpy()
+    spans = trace.events.filter(keep).filter(pl.col("category") == "ProfileStep")
+    chosen = select_events(trace, keep, _inside(trace.memory["time_ns"], spans))
+    return dataclasses.replace(
+        chosen,
+        extra_info={
+            key: value
+            for key, value in trace.extra_info.items()
+            if not key.endswith("Cpu Utilization")
+        },
+    )
+
+
+def select_events(
+    trace: Trace, keep: npt.NDArray[np.bool_], keep_memory: pl.Series | npt.NDArray[np.bool_]
+) -> Trace:
+    """Some of the events and memory events, with row numbers as `select_steps` has them.
+
+    Args:
+        trace: N events, M memory events.
+        keep: which events, shape (N,).
+        keep_memory: which memory events, shape (M,).
+    """
     row = _new_rows(trace.events["parent"].fill_null(-1).to_numpy(), keep)
     events = trace.events.filter(keep)
     parent = row[events["parent"].fill_null(-1).to_numpy()]
@@ -86,23 +108,15 @@ def select_steps(trace: Trace, steps: Steps) -> Trace:
     depth = np.zeros(len(parent), np.int32)
     for level, nodes in enumerate(levels(parent[is_host])):
         depth[nodes] = level
-    events = events.with_columns(
-        parent=_nullable(parent),
-        depth=pl.when(pl.col("depth").is_not_null()).then(pl.Series(depth)),
-    )
-    spans = events.filter(pl.col("category") == "ProfileStep")
-    memory = trace.memory.filter(_inside(trace.memory["time_ns"], spans))
     return dataclasses.replace(
         trace,
-        events=events,
-        memory=_renumbered(memory, row),
+        events=events.with_columns(
+            parent=_nullable(parent),
+            depth=pl.when(pl.col("depth").is_not_null()).then(pl.Series(depth)),
+        ),
+        memory=_renumbered(trace.memory.filter(keep_memory), row),
         kernels=_renumbered(trace.kernels.filter(keep[trace.kernels["event"].to_numpy()]), row),
         memsets=_renumbered(trace.memsets.filter(keep[trace.memsets["event"].to_numpy()]), row),
-        extra_info={
-            key: value
-            for key, value in trace.extra_info.items()
-            if not key.endswith("Cpu Utilization")
-        },
     )
 
 

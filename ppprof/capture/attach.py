@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,25 @@ if TYPE_CHECKING:
     from ppprof.topology import Topology
 
 _attached: Session | None = None
+_settings: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class OpenWindow:
+    """The window that this process records right now."""
+
+    rank: int
+    calls: Path
+    """Where remote calls made in it are kept."""
+    settings: Mapping[str, Any]
+    """The ``Profiler`` block."""
+
+
+def open_window() -> OpenWindow | None:
+    """The window of the session that `attach` opened, while one is recorded."""
+    session = _attached
+    calls = session.calls if session is not None else None
+    return None if session is None or calls is None else OpenWindow(session.rank, calls, _settings)
 
 
 def attach(
@@ -63,7 +83,7 @@ def attach(
         UsageError: ``ranks`` or ``print_ranks`` name ranks that the job does not have, or
             ``device_peak_flops`` is no positive number.
     """
-    global _attached
+    global _attached, _settings
     if profiler is None:
         return Off()
     if isinstance(profiler, Mapping):
@@ -85,13 +105,14 @@ def attach(
     job = Job.here(topology)
     recorded = job.topology.select(profiler.ranks)
     printing = job.topology.select(profiler.print_ranks)
-    manifest = {
+    manifest: dict[str, Any] = {
         "profiler": profiler.to_mapping(),
         "config": config,
         "device_peak_flops": device_peak_flops,
     }
     key = agreement()
-    run = _run_directory(job, Path(profiler.profiler_log), manifest, key)
+    shown = _run_directory(job, Path(profiler.profiler_log), manifest, key)
+    run = shown and shown.absolute()  # wherever the training changes to
     clock = finisher = windows = None
     if run is not None and not profiler.timer_only:
         clock = _clock(job, run, key, recorded)
@@ -100,10 +121,12 @@ def attach(
         windows = _windows(profiler, job, run, finisher, prints=job.rank in printing)
     timer = StepTimer()
     timer.watch_readers()
+    _settings = manifest["profiler"]
     _attached = Session(
         Schedule.of(profiler.scheduler),
         rank=job.rank,
         run=run,
+        shown=shown,
         roster=_roster(job, run),
         clock=clock,
         windows=windows,

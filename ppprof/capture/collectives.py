@@ -112,10 +112,8 @@ class Collectives:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._axes: dict[int, str | None] = {}
-        self._replaced: list[tuple[dict[str, Any], str, _Function]] = []
         self._methods = Patches()
         self._groups: dict[int, Any] = {}
-        self._task_wait: _Function | None = None
         self._tasks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._nested = threading.local()
 
@@ -132,24 +130,23 @@ class Collectives:
                 wrapper = wrappers.get(id(value))
                 if wrapper is not None:
                     namespace[name] = wrapper
-                    self._replaced.append((namespace, name, value))
         for kind in _process_groups():
             for method, (op, at) in _METHODS.items():
                 for name in (method, f"{method}_on_calc_stream"):
                     self._methods.put(kind, name, functools.partial(self._call_method, op, at))
-        self._task_wait = core.task.wait
-        core.task.wait = self._spanned_wait(self._task_wait)
+        self._methods.put(core.task, "wait", self._call_wait)
 
     def take_off(self) -> None:
-        """Gives every module its function back; what somebody else has put there since, stays."""
-        for namespace, name, function in self._replaced:
-            if getattr(namespace.get(name), "__wrapped__", None) is function:
-                namespace[name] = function
-        self._replaced.clear()
+        """Gives every module its function back; what somebody else has put there since, stays.
+
+        Modules that were imported meanwhile got the wrapper from another one.
+        """
+        for namespace in _namespaces():
+            for name, value in list(namespace.items()):
+                if type(value) is _Spanned:
+                    namespace[name] = value.__wrapped__
         self._methods.take_off()
         self._groups.clear()
-        if self._task_wait is not None:
-            core.task.wait, self._task_wait = self._task_wait, None
         self._tasks.clear()
         self._axes.clear()
 
@@ -233,14 +230,11 @@ class Collectives:
         }
         return [f"{key}={fact}" for key, fact in facts.items() if fact is not None]
 
-    def _spanned_wait(self, wait: _Function) -> _Function:
-        @functools.wraps(wait)
-        def wrapper(task: Any, *args: Any, **kwargs: Any) -> Any:
-            if getattr(self._nested, "inside", False):
-                return wait(task, *args, **kwargs)
-            return self._span(self._tasks.pop(task, "wait"), wait, (task, *args), kwargs)
-
-        return wrapper
+    def _call_wait(self, wait: _Function, task: Any, *args: Any, **kwargs: Any) -> Any:
+        """Calls a task's ``wait``."""
+        if getattr(self._nested, "inside", False):
+            return wait(task, *args, **kwargs)
+        return self._span(self._tasks.pop(task, "wait"), wait, (task, *args), kwargs)
 
     def _span(self, name: str, function: _Function, args: tuple[Any, ...], kwargs: Any) -> Any:
         """Calls ``function`` in a span; whatever it calls in turn is part of it."""

@@ -44,7 +44,7 @@ class Recorder:
         self._flops = config.with_flops and prints
         self._nvtx = config.emit_nvtx
         self._step: Any = None
-        self._recording = False
+        self._prepared = self._recording = False
         options = core.ProfilerOptions()
         for target in _targets(config.targets):
             options.trace_switch |= _TRACE_SWITCH[target]
@@ -58,6 +58,7 @@ class Recorder:
     def prepare(self) -> None:
         """Sets the tracers up: in the step before a window, where there is one."""
         self._profiler.prepare()
+        self._prepared = True
 
     def start(self) -> None:
         """Opens a window; `prepare` came before."""
@@ -67,7 +68,7 @@ class Recorder:
             core.enable_memory_recorder()
         self._switch(True)
         self._profiler.start()
-        self._recording = True
+        self._prepared, self._recording = False, True
 
     def begin_step(self, step: int) -> None:
         """Opens the span of a step in an open window."""
@@ -103,7 +104,9 @@ class Recorder:
         """Lets go of Paddle's profiler, so that another can be made."""
         self.end_step()
         self._silence()
-        if self._recording:
+        if self._prepared:  # a tracer that was set up is put away by a window without a step
+            self._profiler.start()
+        if self._prepared or self._recording:
             self._profiler.stop()
         self._profiler = None
         paddle_profiler._is_profiler_used = False

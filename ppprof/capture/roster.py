@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +23,10 @@ from ppprof.topology import Topology
 
 _NAMED = 4
 """Ranks that one line names; a node that dies takes many along."""
+
+# Other files are not ours: a desktop or a file system leaves some where it likes.
+_ENTRY = re.compile(r"(?P<rank>\d{5,})\.(?P<pid>\d+)\.(?P<node>.+)")
+_WORD = re.compile(r"(?P<rank>\d{5,})\.(?P<kind>txt|sigterm)")
 
 _EXITING = 0x4  # PF_EXITING of the Linux kernel: sockets close before a process is a zombie
 
@@ -63,7 +68,9 @@ class Roster:
                 if error is None:
                     note.with_suffix(".sigterm").touch()
                 else:
-                    note.with_suffix(".txt").write_text(f"{_one_line(error)}\n", "utf-8")
+                    note.with_suffix(".txt").write_text(
+                        f"{_one_line(error)}\n", "utf-8", "backslashreplace"
+                    )
             self._entry.unlink()
         more = len(others) - _NAMED
         return ", ".join(others[:_NAMED]) + (f" and {more} more ranks" if more > 0 else "")
@@ -72,25 +79,24 @@ class Roster:
         """Ranks of this machine that have not left their session and have no process any more."""
         found = []
         for name in _names(self._alive):
-            rank, pid, node = name.split(".", 2)
-            if node == self._node and not _is_alive(int(pid)):
-                found.append(
-                    f"{self._name(int(rank), f', pid {pid}')} is gone: killed, or it crashed"
-                )
+            entry = _ENTRY.fullmatch(name)
+            if entry and entry["node"] == self._node and not _is_alive(int(entry["pid"])):
+                named = self._name(int(entry["rank"]), f", pid {entry['pid']}")
+                found.append(f"{named} is gone: killed, or it crashed")
         return found
 
     def _failures(self, sigterm: bool) -> list[str]:
         """Ranks that have left word; those that SIGTERM ended only if ``sigterm``."""
         found = []
         for name in _names(self._failed):
-            rank, _, kind = name.partition(".")
-            if kind == "txt":
+            word = _WORD.fullmatch(name)
+            if word and word["kind"] == "txt":
                 text = ""
                 with suppress(OSError):
-                    text = (self._failed / name).read_text("utf-8").strip()
-                found.append(f"{self._name(int(rank))} failed: {text}")
-            elif sigterm:
-                found.append(f"{self._name(int(rank))} was ended by SIGTERM")
+                    text = (self._failed / name).read_text("utf-8", "replace").strip()
+                found.append(f"{self._name(int(word['rank']))} failed: {text}")
+            elif word and sigterm:
+                found.append(f"{self._name(int(word['rank']))} was ended by SIGTERM")
         return found
 
     def _name(self, rank: int, more: str = "") -> str:
@@ -127,5 +133,8 @@ def _is_alive(pid: int) -> bool:
 
 
 def _one_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\t")]
+    text = ""
+    with suppress(Exception):  # the training's exception may not know its own text
+        text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip(" -\t")]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -83,6 +83,7 @@ class Session(Off):
         *,
         rank: int = 0,
         run: Path | None = None,
+        shown: Path | None = None,
         roster: Roster | None = None,
         clock: ClockExchange | None = None,
         windows: Windows | None = None,
@@ -99,6 +100,7 @@ class Session(Off):
         self._schedule = schedule
         self._rank = rank
         self._run = run
+        self._shown = shown or run
         self._roster = roster
         self._clock = clock
         self._windows = windows
@@ -128,6 +130,21 @@ class Session(Off):
     def closed(self) -> bool:
         """Whether `close` was called."""
         return self._closed
+
+    @property
+    def calls(self) -> Path | None:
+        """Where remote calls of the window that is open are kept; None while none is.
+
+        A forked child has no part in its parent's window.
+        """
+        windows = self._windows
+        is_own = os.getpid() == self._pid and not self._closed
+        return windows.calls if windows is not None and is_own else None
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self._rank
 
     @property
     def should_stop(self) -> bool:  # type: ignore[override]
@@ -305,7 +322,7 @@ class Session(Off):
         if lost:
             saved = len(windows.saved) if windows is not None else 0
             words = f"{saved} window{'s' * (saved != 1)} and the step times of this rank"
-            tell(f"rank {self._rank}: {lost}; {words} are saved in {self._run}")
+            tell(f"rank {self._rank}: {lost}; {words} are saved in {self._shown}")
 
     def _at_exit(self) -> None:
         self._close(getattr(sys, "last_value", None))  # set when an exception ends the program
@@ -317,18 +334,18 @@ class Session(Off):
             line = described(read_clocks(self._run))
             if line is not None:
                 print(line, flush=True)
-        if self._timer_only or windows is None or self._run is None:
+        if self._timer_only or windows is None or self._shown is None:
             return
         if not windows.saved:
             steps = f"{self._step} steps were seen"
             tell(f"no window was recorded: the schedule is {self._schedule}, and {steps}")
             return
         if self._viewed is None:
-            tell(f"{self._run}: no viewer opens pb alone; add json to Profiler.formats")
+            tell(f"{self._shown}: no viewer opens pb alone; add json to Profiler.formats")
             return
-        traces = [str(self._run / name.trace(self._viewed)) for name in windows.saved]
+        traces = [str(self._shown / name.trace(self._viewed)) for name in windows.saved]
         if self._viewed == "json":  # it does not look into gzip
-            print(f"VisualDL: visualdl --logdir {self._run}")
+            print(f"VisualDL: visualdl --logdir {self._shown}")
         print(f"chrome://tracing or https://ui.perfetto.dev: {' '.join(traces)}", flush=True)
 
     @contextmanager

@@ -31,6 +31,12 @@ class Windows:
         self.saved: list[rundir.TraceName] = []
         """Names of the windows on disk, in order."""
 
+    @property
+    def calls(self) -> Path | None:
+        """Where remote calls of the window that is open are kept; None while none is."""
+        name = self._open
+        return None if name is None else self._run / name.calls
+
     def turn(self, before: State, after: State, step: int, window: int) -> None:
         """What happens between a step in state ``before`` and the next one, number ``step``.
 

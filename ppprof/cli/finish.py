@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from ppprof.errors import InputError, TraceError
 from ppprof.report.data import to_json
 from ppprof.report.text import Layout, render, title
 from ppprof.rundir import TraceName, raw_files, read_manifest, write_atomically
-from ppprof.trace import read_paddle_pb, write_paddle_json
+from ppprof.trace import read_window, write_paddle_json
 
 
 def register(subparsers: Any) -> None:
@@ -62,7 +63,7 @@ def finish(args: argparse.Namespace) -> int:
 
 def _finish_window(run: Path, name: TraceName, raw: Path, profiler: ProfilerConfig) -> None:
     """Prints the tables that the config selects, then writes what it asks for."""
-    trace = read_paddle_pb(raw)
+    trace = read_window(raw)
     profile = Profile(trace, Options(profiler.sorted_by, profiler.thread_sep))
     layout = Layout(profiler.time_unit, profiler.op_detail, profiler.row_limit)
     heading = title(name.rank, name.label.replace("_", " "), name.window, profile.steps)
@@ -87,3 +88,4 @@ def _finish_window(run: Path, name: TraceName, raw: Path, profiler: ProfilerConf
         print(f"{raw}: kept, for not all of it was read: {', '.join(losses)}", file=sys.stderr)
     elif "pb" not in profiler.formats:
         raw.unlink(missing_ok=True)
+        shutil.rmtree(run / name.calls, ignore_errors=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ppprof.analysis.cluster import Cluster
+from ppprof.analysis.matching import offsets_by_starts
 from ppprof.analysis.ranks import GROUPS, group_steps, slowest
 from ppprof.analysis.steps import Steps
 from ppprof.cli import executors
@@ -209,8 +210,15 @@ def _json(shown: _Shown) -> str:
     }
     if shown.what_if:
         tables["what_if"] = cluster.what_if
+    by_starts = offsets_by_starts(cluster.collectives)
     clocks = {
-        str(rank): {"method": at.method, "offset_ns": at.offset_ns, "error_ns": at.error_ns}
+        str(rank): {
+            "method": at.method,
+            "offset_ns": at.offset_ns,
+            "drift_ppm": at.drift_ppm,
+            "error_ns": at.error_ns,
+            "offset_by_starts_ns": by_starts.get(rank),
+        }
         for rank, at in sorted(cluster.clocks.items())
     }
     return f"{dumps(document(tables, **identity, clocks=clocks))}\n"

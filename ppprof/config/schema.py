@@ -248,8 +248,8 @@ def _check_split(blocks: Mapping[str, Any], topology: Topology, report: Report) 
             f"{sharding.sharding_stage}: Fleet's pipeline (pp_degree {pp}) takes stage 1 only",
         )
 
+    in_stage_2 = sharding.sharding_degree > 1 and sharding.sharding_stage == 2
     for name in ("reduce_overlap", "broadcast_overlap"):
-        in_stage_2 = sharding.sharding_degree > 1 and sharding.sharding_stage == 2
         if getattr(sharding, name) and not in_stage_2:
             report.warn(
                 ("Distributed", "sharding", name), "has no effect: Fleet overlaps in stage 2 only"

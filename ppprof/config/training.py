@@ -296,7 +296,7 @@ class ShardingConfig:
     sharding_stage: Literal[1, 2, 3] = 2
     """1 splits optimizer state, 2 gradients too, 3 parameters too."""
     sharding_offload: bool = False
-    """Keep the optimizer state in host memory."""
+    """Keep the optimizer state in host memory; the harness does not."""
     reduce_overlap: bool = False
     """Reduce gradients while backward goes on (stage 2)."""
     broadcast_overlap: bool = False

@@ -2,7 +2,7 @@
 
 The columns of a row a name and rank are those of the table with *Node ID* in PyTorch's RFC
 "Integrate autograd profiler with torch.distributed.rpc" (pytorch/pytorch issue 39675), with the
-same for the GPU where there are device events; a node is a rank.
+same for the GPU where there are device events; a node is a rank or the worker of a remote call.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import polars as pl
 from ppprof.analysis.summary import VIEWS
 from ppprof.report.grid import Column, Grid, Line
 from ppprof.report.text import Layout, Row, kernel_name, percent
+from ppprof.trace.remote import call_of
 
 T = TypeVar("T")
 
@@ -108,7 +109,7 @@ def _by_rank(view: str, table: pl.DataFrame, nodes: Mapping[int, str], layout: L
         blocks.setdefault(row["name"], []).append(row)
     shown, cut = _limited(view, list(blocks.values()), layout)
     lines: list[Line] = [
-        (_name(view, row), *_cells(row, columns.values(), layout), nodes[row["rank"]])
+        (_name(view, row), *_cells(row, columns.values(), layout), _node(row, nodes))
         for of_name in shown
         for row in of_name
     ]
@@ -152,6 +153,11 @@ def _name(view: str, row: Row) -> str:
     return kernel_name(name) if view == "kernel" else name
 
 
+def _node(row: Row, nodes: Mapping[int, str]) -> str:
+    """The rank; of what ran in a remote call the worker."""
+    return str(row["node"]) if call_of(str(row["name"])) else nodes[row["rank"]]
+
+
 def _cells(row: Row, columns: Iterable[str], layout: Layout) -> list[object]:
     cells: list[object] = []
     for column in columns:
@@ -167,7 +173,7 @@ def _cells(row: Row, columns: Iterable[str], layout: Layout) -> list[object]:
 
 _SELF_NOTE = """\
 Self CPU is the time in an operator without that in the operators it calls.
-Ratios are of the rank's own operators."""
+Ratios are of the rank's own operators, of a remote call's those of the call."""
 
 _SPREAD_NOTE = """\
 Spread is Max minus Min. A rank without the name counts as 0 calls and a total of 0; it has no avg, \

@@ -1,7 +1,8 @@
 """The summaries as Paddle prints them: titles, columns, rows, number formats and notes.
 
 Source of the layout: ``_build_table`` of paddle 3.3's profiler_statistic.py. Ours adds the rows
-``gradient accumulation`` and ``Exposed Communication``, a note of its own below the Distribution
+``gradient accumulation`` and ``Exposed Communication``, operators of remote calls under the call
+and with the Node ID of PyTorch's RFC (pytorch/pytorch issue 39675), a note of its own below the Distribution
 Summary of a trace without device events and, where a row limit cuts a table, a line that says so.
 """
 
@@ -9,15 +10,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import polars as pl
 
 from ppprof.analysis.profile import Profile
 from ppprof.analysis.summary import VIEWS, summarize
+from ppprof.calls import REMOTE
 from ppprof.errors import UsageError
 from ppprof.report.grid import Column, Grid, Line
+from ppprof.trace.remote import call_of
 
 TIME_UNITS: Mapping[str, float] = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
 """Nanoseconds in each unit a table may be printed in."""
@@ -152,20 +155,35 @@ def _operators(table: pl.DataFrame, layout: Layout) -> list[Grid]:
     lines: list[Line] = []
     for thread, rows in _by_thread(table):
         lines.append(thread)
-        blocks: list[list[Row]] = []
+        blocks: dict[str | None, list[list[Row]]] = {}
         for row in rows:
             if row["kind"] == "operator":
-                blocks.append([])
-            blocks[-1].append(row)
-        shown, cut = layout.limited(blocks, "operators")
-        for operator, *details in shown:
-            lines.append((operator["name"], *_stats(operator, layout), operator["flops"]))
-            for row in details if layout.op_detail else ():
-                name = _indented(row["name"], _OPERATOR_INDENT[row["kind"]])
-                lines.append((name, *_stats(row, layout), "-"))
-        lines += cut
-    columns = (_OPERATOR_NAME, _CALLS, _CPU_STATS, _GPU_STATS, Column("FLOPs", 10))
+                of_call = blocks.setdefault(call_of(row["name"]), [])
+                of_call.append([])
+            of_call[-1].append(row)
+        for call, operators in blocks.items():
+            lines += [call] if call else []
+            shown, cut = layout.limited(operators, "operators")
+            for operator, *details in shown:
+                name = _local(operator["name"])
+                node = operator["node"]
+                lines.append((name, *_stats(operator, layout), operator["flops"], node))
+                for row in details if layout.op_detail else ():
+                    name = _indented(_local(row["name"]), _OPERATOR_INDENT[row["kind"]])
+                    lines.append((name, *_stats(row, layout), "-", node))
+            lines += cut
+    columns = [_OPERATOR_NAME, _CALLS, _CPU_STATS, _GPU_STATS, Column("FLOPs", 10)]
+    if table["node"].count():
+        columns.append(Column("Node ID", 10, grows=True))
+    else:
+        lines = [line if isinstance(line, str) else line[:-1] for line in lines]
     return [Grid("Operator Summary", columns, lines, layout.time_unit)] if lines else []
+
+
+def _local(name: str) -> str:
+    """The name without the remote call that it was recorded in."""
+    call = call_of(name)
+    return name if call is None else name[len(call) + len(REMOTE) :]
 
 
 def _kernels(table: pl.DataFrame, layout: Layout) -> list[Grid]:
@@ -217,7 +235,10 @@ def _memory(table: pl.DataFrame, layout: Layout) -> list[Grid]:
             f"Peak Allocated Memory: {rows[0]['peak_allocated_bytes']}",
             f"Peak Reserved Memory: {rows[0]['peak_reserved_bytes']}",
         )
-        title, columns = f"Memory Summary - {place}", tuple(_MEMORY_COLUMNS.values())
+        is_remote = any(call_of(row["name"]) for row in shown)
+        name = replace(_MEMORY_COLUMNS["name"], grows=is_remote)
+        columns = tuple({**_MEMORY_COLUMNS, "name": name}.values())
+        title = f"Memory Summary - {place}"
         grids.append(Grid(title, columns, lines + cut, preamble=peaks, closed=False))
     return grids
 

@@ -9,14 +9,24 @@ if TYPE_CHECKING:
     from ppprof.trace.paddle_json_writer import write_paddle_json
     from ppprof.trace.paddle_pb import read_paddle_pb
     from ppprof.trace.paddle_pb_writer import write_paddle_pb
+    from ppprof.trace.remote import read_window
     from ppprof.trace.schema import Trace
 
-__all__ = ["Trace", "read", "read_paddle_pb", "write", "write_paddle_json", "write_paddle_pb"]
+__all__ = [
+    "Trace",
+    "read",
+    "read_paddle_pb",
+    "read_window",
+    "write",
+    "write_paddle_json",
+    "write_paddle_pb",
+]
 
 _MODULES = {
     "Trace": "schema",
     "read": "files",
     "read_paddle_pb": "paddle_pb",
+    "read_window": "remote",
     "write": "files",
     "write_paddle_json": "paddle_json_writer",
     "write_paddle_pb": "paddle_pb_writer",

@@ -7,7 +7,7 @@ Where what is done::
       any      json_text decodes, and mends what is broken; json_values
       Paddle   paddle_columns -> clock, nesting -> paddle_events;  paddle_json_writer
       Kineto   kineto_columns -> nesting -> kineto_json
-    protobuf   wire -> paddle_pb;  paddle_pb_writer -> wire_writer
+    protobuf   wire -> paddle_pb -> remote;  paddle_pb_writer -> wire_writer
     timeline   merge: many ranks in one file; json_lines, as paddle_json_writer
     both       schema: what all of them make; forest, steps, facts, texts, words; cache
 """
@@ -21,8 +21,8 @@ from ppprof.errors import TraceError, UsageError
 from ppprof.trace.cache import fingerprint, keep, load
 from ppprof.trace.json_file import read_json
 from ppprof.trace.paddle_json_writer import write_paddle_json
-from ppprof.trace.paddle_pb import read_paddle_pb
 from ppprof.trace.paddle_pb_writer import write_paddle_pb
+from ppprof.trace.remote import read_window
 from ppprof.trace.schema import Trace
 from ppprof.trace.source import Source
 
@@ -58,7 +58,7 @@ def read(path: str | Path, *, progress: Progress | None = None, cache: bool = Tr
         )
     if head.lstrip()[:1] in (b"{", b"["):
         return _read_json(path, progress, cache)
-    trace = read_paddle_pb(path)
+    trace = read_window(path)
     if progress is not None:
         size = Path(path).stat().st_size
         progress(size, size)

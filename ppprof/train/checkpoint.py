@@ -30,6 +30,8 @@ from ppprof.train.optim import SLICE
 
 Arrays = dict[str, npt.NDArray[Any]]
 
+_STAGE = "sharding_stage"
+
 _MASTER = "master:"  # before the float32 copy of a short parameter
 
 
@@ -50,6 +52,8 @@ def save(folder: Path, progress: Progress, model: nn.Layer, optimizer: Any, grid
 
     Copies of a part (other dp ranks', and for parameters other sharding ranks') are not written.
     """
+    if paddle.get_device().startswith("gpu"):
+        paddle.device.synchronize()  # broadcast_overlap: parameters may still be on their way
     target = folder / f"step_{progress.step:08d}"
     hidden = folder / f".{target.name}.part"
     if grid.rank == 0:
@@ -66,8 +70,8 @@ def save(folder: Path, progress: Progress, model: nn.Layer, optimizer: Any, grid
         names = {param.name: name for name, param in parameters(model)}
         masters = tensors.pop("master_weights", {})
         renamed = {_renamed(key, names): tensor for key, tensor in tensors.items()}
-        for tensor in masters.values():
-            renamed[_MASTER + _renamed(tensor.name, names)] = tensor
+        for key, tensor in masters.items():
+            renamed[_MASTER + _mark(key) + _renamed(tensor.name, names)] = tensor
         _write(_arrays(renamed), hidden / _part("optimizer", at))
         held = {name: _held(param) for name, param in parameters(model)}
         is_sliced = any(held[name] is not param for name, param in parameters(model))
@@ -76,9 +80,12 @@ def save(folder: Path, progress: Progress, model: nn.Layer, optimizer: Any, grid
     grid.barrier()
     if grid.rank == 0:
         (hidden / "state.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
+        older = folder / f".{target.name}.older"
+        shutil.rmtree(older, ignore_errors=True)
         if target.exists():
-            shutil.rmtree(target)
+            target.replace(older)
         hidden.replace(target)
+        shutil.rmtree(older, ignore_errors=True)
     return target
 
 
@@ -142,11 +149,14 @@ def _part(what: str, at: Mapping[str, int]) -> str:
 
 def _degrees(grid: Grid) -> dict[str, int]:
     """What the parts of a checkpoint depend on; copies do not matter."""
-    return {axis: grid.topology.degree(axis) for axis in ("pp", "sharding", "mp")}
+    degrees = {axis: grid.topology.degree(axis) for axis in ("pp", "sharding", "mp")}
+    # Each stage gives ranks other parts of the optimizer's state.
+    return {**degrees, _STAGE: grid.sharding_stage} if degrees["sharding"] > 1 else degrees
 
 
 def _text(degrees: Mapping[str, Any]) -> str:
-    return " x ".join(f"{axis} {degree}" for axis, degree in degrees.items())
+    stage = f" in {_STAGE} {degrees[_STAGE]}" if _STAGE in degrees else ""
+    return " x ".join(f"{axis} {at}" for axis, at in degrees.items() if axis != _STAGE) + stage
 
 
 def _write(arrays: Arrays, path: Path) -> None:
@@ -177,7 +187,8 @@ def _optimizer_state(arrays: Arrays, model: nn.Layer) -> dict[str, Any]:
         if own is key:
             state[tensor.name] = tensor
         else:
-            masters[names[_owner(own, names)]] = tensor
+            mark = _mark(own)
+            masters[mark + names[_owner(own[len(mark) :], names)]] = tensor
     return {**state, "master_weights": masters} if masters else state
 
 
@@ -187,13 +198,18 @@ def _renamed(key: str, names: Mapping[str, str]) -> str:
     Paddle numbers parameters as they are made (``linear_3.w_0_moment1_0``); a checkpoint has the
     model's own names (``blocks.1.mlp.up.weight_moment1_0``), which every process shares.
     """
-    mark = SLICE if key.startswith(SLICE) else ""
+    mark = _mark(key)
     owner = _owner(key[len(mark) :], names)
     return mark + names[owner] + key[len(mark) + len(owner) :]
 
 
+def _mark(key: str) -> str:
+    return SLICE if key.startswith(SLICE) else ""
+
+
 def _owner(key: str, names: Mapping[str, str]) -> str:
-    owners = [name for name in names if key.startswith(f"{name}_")]
+    # Group sharding calls the float32 copy of a parameter what the parameter is called.
+    owners = [name for name in names if key == name or key.startswith(f"{name}_")]
     if not owners:
         raise ValueError(f"{key}: no such parameter")
     return max(owners, key=len)

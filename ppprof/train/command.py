@@ -62,7 +62,10 @@ def notes(config: Config) -> list[str]:
     """What the config asks for and this harness does otherwise."""
     found = []
     sharding = config.Distributed.sharding
-    for name in ("sharding_offload", "reduce_overlap", "broadcast_overlap"):
+    if sharding.sharding_offload:
+        message = "has no effect: the harness keeps optimizer state where it trains"
+        found.append(str(config.problem("Distributed.sharding.sharding_offload", message)))
+    for name in ("reduce_overlap", "broadcast_overlap"):
         if config.Global.device == "cpu" and getattr(sharding, name):
             key = f"Distributed.sharding.{name}"
             found.append(str(config.problem(key, "has no effect on a CPU")))

@@ -22,7 +22,13 @@ from ppprof.train.amp import Amp
 from ppprof.train.flops import rank_flops
 from ppprof.train.grid import Grid
 from ppprof.train.model import GPT, Block, PretrainingLoss, initialise, pipeline_stage
-from ppprof.train.optim import SlicedClip, make_optimizer, make_schedule, observe_norm
+from ppprof.train.optim import (
+    SlicedClip,
+    keeping_masters,
+    make_optimizer,
+    make_schedule,
+    observe_norm,
+)
 
 MicroBatches = Sequence[tuple[paddle.Tensor, paddle.Tensor]]
 """Tokens and labels of each micro-batch of a step, int64 of shape (micro_batch_size, length)."""
@@ -129,11 +135,14 @@ class Engine:
             for tokens, labels in micro_batches:
                 with self.amp.cast():
                     loss = self._loss(self._spread(tokens), labels) / len(micro_batches)
-                self.amp.scale(loss).backward()
+                self._backward(self.amp.scale(loss))
                 losses.append(loss.detach())
         if is_reduced_here:
             fused_allreduce_gradients(list(self.model.parameters()), None)
         return paddle.add_n(losses)
+
+    def _backward(self, loss: paddle.Tensor) -> None:
+        loss.backward()
 
 
 class Pipelined(Engine):
@@ -166,6 +175,13 @@ class Pipelined(Engine):
 class Sharded(Engine):
     """Sharding stage 2 (gradients too) or 3 (parameters too), by Fleet's group sharding."""
 
+    def _backward(self, loss: paddle.Tensor) -> None:
+        super()._backward(loss)
+        if getattr(self._stepper, "_reduce_overlap", False):
+            # Fleet waits in the optimizer's step alone: by then the next micro-batch has added to
+            # the gradients that are being reduced, and the scaler has read them.
+            self._stepper._comm_task.wait()
+
     def _spread_out(self) -> None:
         sharding = self._config.Distributed.sharding
         shard, on_cpu = group_sharded_parallel, self._config.Global.device == "cpu"
@@ -175,15 +191,15 @@ class Sharded(Engine):
         has_dp = self._grid.topology.degree("dp") > 1
         parts = [param.name for param in self.model.parameters() if param.is_distributed]
         clip = self.optimizer._grad_clip
-        self._spread, self._stepper, self.amp.scaler = shard(
-            self.model,
-            self.optimizer,
-            {2: "os_g", 3: "p_g_os"}[sharding.sharding_stage],
-            scaler=self.amp.scaler,
-            group=groups.get_sharding_parallel_group(),
-            offload=sharding.sharding_offload and not on_cpu,
-            dp_group=groups.get_data_parallel_group() if has_dp else None,
-        )
+        with keeping_masters(self.optimizer):
+            self._spread, self._stepper, self.amp.scaler = shard(
+                self.model,
+                self.optimizer,
+                {2: "os_g", 3: "p_g_os"}[sharding.sharding_stage],
+                scaler=self.amp.scaler,
+                group=groups.get_sharding_parallel_group(),
+                dp_group=groups.get_data_parallel_group() if has_dp else None,
+            )
         if clip is not None and sharding.sharding_stage == 3:
             mp = groups.get_model_parallel_group() if layers.mp_degree() > 1 else None
             self.optimizer._grad_clip = SlicedClip(
@@ -193,4 +209,9 @@ class Sharded(Engine):
             if sharding.reduce_overlap:
                 self._spread._set_reduce_overlap(True)
             if sharding.broadcast_overlap:
-                self._stepper._set_broadcast_overlap(True, layers=self.model, num_groups=2)
+                # Fleet makes the second group where only its members see it, so that several such
+                # would have one number, and by it one NCCL id in the job's store.
+                is_alone = sharding.sharding_degree == self._grid.topology.world_size
+                self._stepper._set_broadcast_overlap(
+                    True, layers=self.model, num_groups=2 if is_alone else 1
+                )

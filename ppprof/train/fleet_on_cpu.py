@@ -14,8 +14,9 @@ when Paddle's CPU build has it:
 `_reduce_scatter`
 `_Operators`          operators without a CPU kernel: ``c_identity``,
                       ``c_softmax_with_cross_entropy``
-`_has_a_device`       sharding stages 2 and 3 ask for a GPU, though nothing in them needs one;
-                      ``PipelineLayer`` asks for the number of one
+`shard`,              sharding stages 2 and 3 ask for a GPU, though nothing in them needs one
+`_stay_on_cpu`        (two lines of `supply` are theirs as well: ``device_guard``, and the number
+                      of a device, for which ``PipelineLayer`` asks too)
 ====================  ============================================================================
 """
 
@@ -29,6 +30,7 @@ from typing import Any, Callable
 
 import paddle
 import paddle.distributed as dist
+from paddle import nn
 from paddle.autograd import PyLayer
 from paddle.base import core
 from paddle.distributed import collective
@@ -36,6 +38,7 @@ from paddle.distributed.communication.group import Group
 from paddle.distributed.fleet.layers.mpu import mp_ops
 from paddle.distributed.fleet.meta_parallel.sharding import group_sharded_storage
 from paddle.distributed.fleet.meta_parallel.sharding.group_sharded_storage import ParamStorage
+from paddle.distributed.fleet.utils.sequence_parallel_utils import is_sequence_parallel_parameter
 from paddle.distributed.sharding import group_sharded_parallel
 
 _Gloo = core.ProcessGroupGloo
@@ -92,9 +95,8 @@ def _listening(host: str) -> tuple[Any, int]:
             probe.bind((host, 0))
             port = int(probe.getsockname()[1])
         try:
-            return core.TCPStore(
-                host, port, True, 1, _STORE_SECONDS
-            ), port  # waits for itself alone
+            # For one worker: with more it would wait for them here, before they know the port.
+            return core.TCPStore(host, port, True, 1, _STORE_SECONDS), port
         except RuntimeError:  # somebody was faster
             continue
     raise RuntimeError(f"{host}: no free port for a store")
@@ -250,13 +252,16 @@ class _CrossEntropy(PyLayer):
         return slope * (gradient * counts)
 
 
-def shard(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+def shard(model: nn.Layer, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
     """``group_sharded_parallel``, told that there is a GPU while it looks for one."""
+    # Stage 3 divides a parameter's gradient after every micro-batch, and Fleet adds up that of a
+    # sequence parallel one over mp ranks after the last alone: such stay whole, as on a GPU.
+    whole = [param.size for param in model.parameters() if is_sequence_parallel_parameter(param)]
     cpu, compiled = paddle.get_device, core.is_compiled_with_cuda
     paddle.get_device, core.is_compiled_with_cuda = (lambda: "gpu:0"), (lambda: True)
     try:
         made: tuple[Any, Any, Any] = group_sharded_parallel(
-            *args, segment_size=_SEGMENT_SIZE, **kwargs
+            model, *args, segment_size=max([_SEGMENT_SIZE, *whole]), **kwargs
         )
         return made
     finally:

@@ -23,6 +23,8 @@ class Grid:
 
     rank: int
     topology: Topology
+    sharding_stage: int = 1
+    """1 to 3: what sharding ranks divide, where there are several."""
 
     @property
     def coordinate(self) -> dict[str, int]:
@@ -56,7 +58,7 @@ class Grid:
 
 def make_grid(config: Config) -> Grid:
     """Starts what the config's degrees need; to be called once."""
-    grid = Grid(dist.get_rank(), config.topology)
+    grid = Grid(dist.get_rank(), config.topology, config.Distributed.sharding.sharding_stage)
     if config.topology.world_size > 1:
         is_cpu = config.Global.device == "cpu"
         if is_cpu:
@@ -81,7 +83,7 @@ def _strategy(config: Config) -> fleet.DistributedStrategy:
         # Options of Fleet's own: the first two are for NCCL and for GPU tensors; with the third
         # mp ranks would each send a part of a tensor that all of them have.
         on_cpu = {
-            "pp_configs": {"use_batch_p2p_comm": False, "enable_partial_send_recv": False},
+            "pp_configs": {"use_batch_p2p_comm": False},
             "mp_configs": {"need_broadcast_data": False},
         }
     strategy.hybrid_configs = {
@@ -96,7 +98,8 @@ def _strategy(config: Config) -> fleet.DistributedStrategy:
     strategy.pipeline_configs = {
         "accumulate_steps": config.Engine.accumulate_steps,
         "micro_batch_size": config.Global.micro_batch_size,
-        "enable_partial_send_recv": config.Global.device != "cpu",
+        # In a part for each mp rank what all of them have; under sequence parallelism they do not.
+        "enable_partial_send_recv": not (on_cpu or config.Model.sequence_parallel),
     }
     return strategy
 

@@ -88,7 +88,7 @@ class Dropout(nn.Layer):
 
 
 def own_randomness() -> AbstractContextManager[Any]:
-    """Random numbers that differ between mp ranks; `seed_all` seeds them."""
+    """Random numbers that differ between mp ranks; `Grid.seed` seeds them."""
     if mp_degree() == 1:
         return contextlib.nullcontext()
     context: AbstractContextManager[Any] = get_rng_state_tracker().rng_state()

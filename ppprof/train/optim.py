@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import paddle
@@ -141,6 +142,19 @@ def make_optimizer(
         grad_clip=Clip(clip.clip_norm) if clip else None,
         multi_precision=True,
     )
+
+
+@contextlib.contextmanager
+def keeping_masters(optimizer: Any) -> Iterator[None]:
+    """Gives an optimizer the float32 copies back that it had, whatever they are made inside.
+
+    Group sharding makes new ones, of short parameters: a resumed run would lose their last bits.
+    """
+    had = dict(optimizer._master_weights)
+    yield
+    for name, master in optimizer._master_weights.items():
+        if name in had:
+            master.set_value(had[name])
 
 
 def notes(config: OptimizerConfig) -> Iterable[str]:

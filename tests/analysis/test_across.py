@@ -67,9 +67,9 @@ def test_a_row_an_operator_and_rank(tmp_path):
         "rank", "coordinate", "name", "calls",
         "cpu_total_ns", "cpu_avg_ns", "cpu_max_ns", "cpu_min_ns",
         "gpu_total_ns", "gpu_avg_ns", "gpu_max_ns", "gpu_min_ns",
-        "cpu_ratio", "gpu_ratio", "cpu_self_ns", "cpu_self_ratio",
+        "cpu_ratio", "gpu_ratio", "node", "cpu_self_ns", "cpu_self_ratio",
     ]  # fmt: skip
-    assert table.drop(pl.selectors.starts_with("gpu_")).rows() == [
+    assert table.drop(pl.selectors.starts_with("gpu_"), "node").rows() == [
         (1, "dp0_mp1", "embed", 1, 60, 60.0, 60, 60, 60 / 70, 60, 60 / 70),
         (0, "dp0_mp0", "relu", 1, 40, 40.0, 40, 40, 40 / 60, 30, 30 / 50),
         (1, "dp0_mp1", "relu", 1, 10, 10.0, 10, 10, 10 / 70, 10, 10 / 70),

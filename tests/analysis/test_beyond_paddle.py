@@ -64,6 +64,7 @@ def test_gradient_accumulation_is_global_minus_local(tmp_path):
         "gpu_min_ns": 0,
         "gpu_ratio": pytest.approx(12 / 49),
         "flops": None,
+        "node": None,
     }
 
 

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.analysis.arrivals import arrivals, by_group
-from ppprof.analysis.matching import COLLECTIVES, align, collectives, matched
+from ppprof.analysis.matching import (
+    COLLECTIVES,
+    align,
+    collectives,
+    matched,
+    offsets_by_starts,
+)
 from ppprof.clocks import Clock, Reading
 from ppprof.trace import read
 from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, write
@@ -90,6 +96,11 @@ def test_only_what_all_members_have_is_matched():
     assert matched([first, second], clocks).select("rank", "start_ns", "end_ns").rows() == [
         (0, 0, 9), (1, 104, 109),
     ]  # fmt: skip
+
+
+def test_a_rank_that_is_no_member_is_none():
+    parts = [parts_of(("0,2", "barrier", 1, 0, 0, 9), rank=rank) for rank in (0, 1)]
+    assert matched(parts, {}).is_empty()
 
 
 def test_the_last_one_costs_the_others():
@@ -216,3 +227,13 @@ def test_a_rank_that_met_nobody_has_no_clock():
     ]
     assert list(align(parts)) == [0]
     assert align([]) == {}
+
+
+def test_starts_alone_are_off_by_who_came_late():
+    """Rank 1's clock is 1000 ahead, and it comes 40 late every time; rank 2 never met rank 0."""
+    first = [("0,1", "all_reduce", 1, k, 500 * k, 500 * k + 60) for k in range(5)]
+    second = [("0,1", "all_reduce", 1, k, 500 * k + 1040, 500 * k + 1060) for k in range(5)]
+    third = [("1,2", "all_reduce", 1, 0, 0, 9)]
+    parts = [parts_of(*first, rank=0), parts_of(*second, rank=1), parts_of(*third, rank=2)]
+    assert offsets_by_starts(parts) == {0: 0, 1: -1040}
+    assert abs(align(parts)[1].offset_ns + 1000) <= align(parts)[1].error_ns <= 60

@@ -357,3 +357,41 @@ def test_shapes_and_memory_cost_no_memory_outside_a_window(tmp_path: Path) -> No
 
     assert growth_mib("window") < 4
     assert growth_mib("always") > 30
+
+
+def test_a_training_may_change_its_directory(
+    tmp_path: Path, block: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    step = toy.training()
+    monkeypatch.chdir(tmp_path)
+    with ppprof.attach({**block, "profiler_log": "log"}) as prof:
+        step()
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        for _ in range(5):
+            step()
+            prof.step()
+    assert len(raw(tmp_path / "log")) == 1
+    assert len((tmp_path / "log/steps/rank_00000.jsonl").read_text().splitlines()) == 5
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert "visualdl --logdir log\n" in capfd.readouterr().out  # as it was given
+
+
+def test_a_session_that_ends_before_its_window_puts_the_tracers_away(
+    tmp_path: Path, block: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Paddle's own profiler does; a GPU's tracer would go on collecting."""
+    from ppprof.capture import recorder
+
+    calls: list[str] = []
+
+    class Tracers:
+        def __getattr__(self, name: str) -> Any:
+            return lambda: calls.append(name)
+
+    monkeypatch.setattr(recorder.core._Profiler, "create", lambda *options: Tracers())
+    schedule = {"closed": 1, "ready": 1, "record": 2, "repeat": 1}
+    with ppprof.attach({**block, "scheduler": schedule}) as prof:
+        prof.step()
+    assert calls == ["prepare", "start", "stop"]
+    assert raw(tmp_path / "log") == []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ pytestmark = pytest.mark.paddle
 
 import paddle  # noqa: E402
 import paddle.distributed as dist  # noqa: E402
+from paddle.base import core  # noqa: E402
 
 from ppprof.capture import collectives  # noqa: E402
 
@@ -129,3 +131,26 @@ def test_a_method_of_a_process_group_is_told_like_the_function_it_is_behind(
         "axis=mp", "group=4", "bytes=8", "dtype=float32", "peers=1",
     ]  # fmt: skip
     assert tell._method_facts("all_reduce", 0, "all_reduce", object(), (FLOAT32,)) == []
+
+
+def test_modules_imported_in_a_window_are_given_the_function_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wrappers, function, wait = collectives.Collectives(GRID), dist.all_reduce, core.task.wait
+    wrappers.put_on()
+    late = ModuleType("late")
+    late.all_reduce = dist.all_reduce  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "late", late)
+    assert late.all_reduce is not function
+    wrappers.take_off()
+    assert late.all_reduce is dist.all_reduce is function
+    assert core.task.wait is wait
+
+
+def test_a_wait_that_somebody_has_wrapped_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core.task, "wait", core.task.wait)  # puts it back in the end
+    wrappers, theirs = collectives.Collectives(GRID), lambda task: None
+    wrappers.put_on()
+    core.task.wait = theirs
+    wrappers.take_off()
+    assert core.task.wait is theirs

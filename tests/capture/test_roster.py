@@ -97,3 +97,35 @@ def test_a_directory_that_is_gone_is_no_failure(tmp_path: Path) -> None:
     run.rmdir()
     assert first.fail(BOOM) == ""
     second.leave()
+
+
+class Broken(Exception):
+    """One that cannot say what it is about."""
+
+    def __str__(self) -> str:
+        raise KeyError("message")
+
+
+@pytest.mark.parametrize(
+    ("error", "named"),
+    [
+        (Broken(), "Broken"),
+        (ValueError("/data/\udcff.bin"), r"ValueError: /data/\udcff.bin"),
+    ],
+    ids=["without words", "with half a character"],
+)
+def test_an_exception_may_hold_anything(tmp_path: Path, error: Exception, named: str) -> None:
+    first, second = rosters(tmp_path)[:2]
+    assert first.fail(error) == ""
+    assert second.fail(BOOM) == f"rank 0 (dp0_pp0_sharding0_mp0) failed: {named}"
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    first, second = rosters(tmp_path)[:2]
+    (tmp_path / "failed").mkdir()
+    for folder in ("alive", "failed"):
+        for name in (".DS_Store", "00003", "Thumbs.db", ".nfs000000000123"):
+            (tmp_path / folder / name).touch()
+    assert first.fail(BOOM) == ""
+    (tmp_path / "failed/00000.txt").write_bytes(b"cut in a \xc3\n")
+    assert second.fail(BOOM) == "rank 0 (dp0_pp0_sharding0_mp0) failed: cut in a \ufffd"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -249,3 +251,17 @@ def test_scalars_of_other_libraries_are_numbers(tmp_path: Path) -> None:
             prof.step(num_samples=np.int64(8), num_tokens=np.int64(64))  # type: ignore[arg-type]
     records = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [(r["num_samples"], r["num_tokens"]) for r in records] == [(8, 64)] * 5
+
+
+def test_a_forked_child_has_no_part_in_its_parents_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = SimpleNamespace(
+        calls=tmp_path, saved=[], turn=lambda *_: None, close=lambda keep_empty: None
+    )
+    with session(windows, TWICE) as prof:  # type: ignore[arg-type]
+        assert prof.calls == tmp_path
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: 1)
+            assert prof.calls is None
+    assert prof.calls is None

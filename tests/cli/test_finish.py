@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from ppprof.calls import RemoteCall, write_call
 from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.rundir import TraceName, claim, write_manifest
 from tests.fixtures import gpu_traces
-from tests.fixtures.timeline import write
+from tests.fixtures.timeline import EPOCH_NS, write
 
 
 def killed_run(folder: Path, ranks: int = 2, **profiler: Any) -> Path:
@@ -117,3 +118,26 @@ def test_what_could_not_be_read_is_not_removed(
     assert main(["finish", str(run)]) == 0
     assert f"{raw}: kept, for not all of it was read: no event was found" in capsys.readouterr().err
     assert raw.exists()
+
+
+def test_remote_calls_are_finished_with_their_window(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = killed_run(tmp_path, ranks=1)
+    raw = (run / name(0).raw).read_bytes()
+    at_ns = [EPOCH_NS + ns for ns in (100, 200, 300, 900, 1_000, 1_100)]
+    call = RemoteCall("a", None, "f", "w0", "w1", "host:7", gpu_traces.MAIN, *at_ns)
+    write_call(run / name(0).calls, call, raw)
+    (run / name(0).calls / "b.json").write_text("{")
+    assert main(["finish", str(run)]) == 0
+    seen = capsys.readouterr()
+    assert "-rpc#f(w0 -> w1)-" in seen.out
+    assert "kept, for not all of it was read: 1 remote calls" in seen.err
+    assert (run / name(0).calls).is_dir()
+
+    (run / name(0).calls / "b.json").unlink()
+    assert main(["finish", str(run)]) == 0
+    assert capsys.readouterr().err == ""
+    assert list(run.glob("raw/*")) == []
+    summary = json.loads((run / name(0).summary).read_text())
+    assert {row["node"] for row in summary["tables"]["op"]} == {"w0", "w1"}

@@ -16,7 +16,7 @@ from ppprof.topology import Topology  # noqa: E402
 from ppprof.train import checkpoint  # noqa: E402
 from ppprof.train.grid import Grid  # noqa: E402
 from ppprof.train.model import GPT  # noqa: E402
-from ppprof.train.optim import make_optimizer, make_schedule  # noqa: E402
+from ppprof.train.optim import SLICE, keeping_masters, make_optimizer, make_schedule  # noqa: E402
 
 pytestmark = pytest.mark.paddle
 OPTIMIZER = OptimizerConfig(lr=LearningRateConfig(max_lr=0.1, warmup_rate=0.0), grad_clip=None)
@@ -95,6 +95,30 @@ def test_weights_moments_and_schedule_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_short_weights_and_their_float32_copies_come_back(tmp_path: Path, dtype: str) -> None:
     _goes_on(tmp_path, dtype)
+
+
+@pytest.mark.usefixtures("short_adamw")
+@pytest.mark.parametrize("mark", ["", SLICE], ids=["stage 2", "stage 3"])
+def test_float32_copies_under_the_names_that_group_sharding_gives_them(
+    tmp_path: Path, mark: str
+) -> None:
+    """Fleet's stages 2 and 3 call a copy what the parameter is called; 3 keeps it as a slice's."""
+    first, resumed = Job("bfloat16"), Job("bfloat16")
+    first.step(seed=1)
+    copies = first.optimizer._master_weights
+    for param in first.model.parameters():
+        copy = copies.pop(param.name)
+        copy.name = param.name
+        copies[mark + param.name] = copy
+    resumed.load(first.save(tmp_path))
+    with keeping_masters(resumed.optimizer):  # as group sharding makes them, of the parameters
+        for param in resumed.model.parameters():
+            master = param.astype("float32")
+            resumed.optimizer._master_weights[mark + param.name] = master
+    found = resumed.optimizer._master_weights
+    assert found.keys() == {mark + param.name for param in resumed.model.parameters()}
+    for one, other in zip(first.model.parameters(), resumed.model.parameters()):
+        assert np.array_equal(copies[mark + one.name].numpy(), found[mark + other.name].numpy())
 
 
 def test_a_checkpoint_takes_the_place_of_one_and_of_what_a_killed_run_left(tmp_path: Path) -> None:
@@ -177,3 +201,30 @@ def test_a_checkpoint_of_another_grid(tmp_path: Path) -> None:
     grid = Grid(0, Topology.of(mp=2, dp=2))
     with pytest.raises(InputError, match="pp 1 x sharding 1 x mp 1 saved, pp 1 x sharding 1 x mp"):
         checkpoint.load(saved, job.model, job.optimizer, grid)
+
+
+def test_a_checkpoint_of_another_sharding_stage(tmp_path: Path) -> None:
+    job, topology = Job(), Topology.of(sharding=2)
+    saved = job.save(tmp_path)
+    state = json.loads((saved / "state.json").read_text())
+    written = {"pp": 1, "sharding": 2, "mp": 1, "sharding_stage": 3}
+    (saved / "state.json").write_text(json.dumps({**state, "grid": written}))
+    with pytest.raises(InputError) as raised:
+        checkpoint.load(saved, job.model, job.optimizer, Grid(0, topology, sharding_stage=2))
+    assert (
+        "of another grid: pp 1 x sharding 2 x mp 1 in sharding_stage 3 saved, "
+        "pp 1 x sharding 2 x mp 1 in sharding_stage 2 in the config; only dp may differ"
+    ) in str(raised.value)
+
+
+def test_a_gpu_has_done_its_work_before_parameters_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``broadcast_overlap`` they come in beside the computation, which nothing else awaits."""
+    job, waited = Job(), []
+    monkeypatch.setattr(paddle, "get_device", lambda: "gpu:0")
+    monkeypatch.setattr(
+        paddle.device, "synchronize", lambda: waited.append(list(tmp_path.iterdir()))
+    )
+    job.save(tmp_path)
+    assert waited == [[]]

@@ -74,8 +74,13 @@ def test_a_grid_trains_what_one_process_does(
             ["Model.num_layers=6", "Global.micro_batch_size=1", "Global.global_batch_size=6"],
         ),
         (2, grid(mp=2), ["Model.fuse_attn_qkv=False"]),
+        (  # norms above the size from which stage 3 divides parameters
+            4,
+            [*grid(stage=3, sharding=2, mp=2), "Model.sequence_parallel=True"],
+            ["Model.hidden_size=288", "Model.num_layers=1", "Engine.max_steps=4"],
+        ),
     ],
-    ids=["interleaved stages", "mp2, query, key and value apart"],
+    ids=["interleaved stages", "mp2, query, key and value apart", "wide, stage 3 in sequence"],
 )
 def test_a_model_of_another_form_too(
     processes: int, of_the_grid: list[str], of_both: list[str], tmp_path: Path

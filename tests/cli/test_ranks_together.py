@@ -1,0 +1,118 @@
+"""What ``ppprof ranks`` says of ranks that meet: collectives on one clock, who is slow, what if."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+import pytest
+
+import ppprof
+from ppprof.cli import main
+from ppprof.clocks import Reading, clocks_path, line_of
+from ppprof.config import ProfilerConfig
+from ppprof.rundir import TraceName, claim, write_manifest
+from ppprof.topology import Topology
+from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
+
+GRID = Topology.of(dp=4)
+MS = 1_000_000
+STEP, WORK, REDUCE = 100 * MS, 60 * MS, 5 * MS
+LATE = 20 * MS
+BYTES = 30_000_000
+
+
+def told(start, end):
+    name = f"all_reduce[axis=dp group=3 bytes={BYTES} dtype=float32 peers=0,1,2,3]"
+    return span("Communication", name, start, end)
+
+
+def steps(work):
+    """Six steps: work, then an all-reduce that ends 5 ms after the last rank has come."""
+    done = WORK + LATE + REDUCE
+    return [
+        span("ProfileStep", f"ProfileStep#{number}", at, at + STEP,
+            span("Forward", "GPT", at, at + work, span("Operator", "matmul", at, at + work)),
+            told(at + work, at + done))
+        for number, at in enumerate(range(0, 6 * STEP, STEP))
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Rank 2 works 20 ms longer each step."""
+    path = claim(tmp_path / "log")
+    block = ProfilerConfig.from_mapping({"enable": True}).to_mapping()
+    ranks = [{"rank": r, "host": "a", "coordinate": GRID.coordinate(r)} for r in range(4)]
+    axes = {"order": GRID.order, "degrees": GRID.degrees}
+    write_manifest(path, {"profiler": block, "axes": axes, "ranks": ranks})
+    (path / "clocks").mkdir()
+    for rank in range(4):
+        name = TraceName(rank, GRID.label(rank), datetime(2026, 11, 20, 20, 15, 30), 0)
+        thread = Thread(1, "main", tuple(steps(WORK + LATE * (rank == 2))))
+        write(path / name.raw, thread)
+        reading = Reading(EPOCH_NS, 0, 0 if rank == 0 else 10_000)
+        (path / clocks_path(rank)).write_text(line_of(reading))
+    return path
+
+
+def printed(capsys, *arguments):
+    assert main(["ranks", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def test_who_comes_last_is_named_with_what_it_costs(run, capsys):
+    out = printed(capsys, run)
+    (row,) = [line.split() for line in out.splitlines() if line.startswith("0,1,2,3")]
+    # Three ranks wait 20 ms: 15 on average; the ring moves 1.5 x 30 MB in 5 ms.
+    assert row == ["0,1,2,3", "dp", "6", "15.00", "20.00", "5.00", "9", "0%", "100%", "0%", "0%",
+                   "2", "(100%)"]  # fmt: skip
+    assert (
+        "Slow computation: rank 2 (dp2): 20.00 ms a step (+- 0.00) more of its own than the other "
+        "3 of stage 0\n" in out
+    )
+    assert "Clocks of 4 ranks measured: known to 0.01 ms.\n" in out
+    assert "Slow link" not in out
+
+
+def test_clocks_that_nobody_measured_are_bound_by_the_collectives(run, capsys):
+    for file in run.glob("clocks/*"):
+        file.unlink()
+    out = printed(capsys, run, "--format", "json")
+    document = json.loads(out)
+    clocks = document["clocks"]
+    assert {clocks[rank]["method"] for rank in "123"} == {"collectives"}
+    for rank in "123":  # the true offset is 0
+        assert abs(clocks[rank]["offset_ns"]) <= clocks[rank]["error_ns"] < 30 * MS
+    assert "known to" in printed(capsys, run)
+    assert document["tables"]["collectives"][0]["members"] == "0,1,2,3"
+    assert [row["rank"] for row in document["tables"]["slow_ranks"] if row["is_slow"]] == [2]
+
+
+def test_a_merge_without_measured_clocks_bounds_them(run, capsys, tmp_path):
+    assert main(["merge", str(run), "-o", str(tmp_path / "measured.json")]) == 0
+    assert "clocks" not in capsys.readouterr().err
+    for file in run.glob("clocks/*"):
+        file.unlink()
+    assert main(["merge", str(run), "-o", str(tmp_path / "bounded.json")]) == 0
+    told = capsys.readouterr().err
+    assert f"{run}: nobody measured the clocks of ranks 1-3: what they did together bounds" in told
+    assert "nothing tells the clocks" not in told
+
+
+def test_what_if_says_what_the_slow_rank_costs(run, capsys):
+    assert "What-if" not in printed(capsys, run)
+    out = printed(capsys, run, "--what-if")
+    assert "What-if Summary" in out
+    table = ppprof.open(run).cluster().what_if
+    replayed, ideal = (table.filter(fixed=name).row(0, named=True) for name in ("nothing", "all"))
+    assert replayed["step_ns"] - ideal["step_ns"] == pytest.approx(LATE, rel=0.01)
+    (slowest,) = table.filter(fixed="slowest").rows(named=True)
+    assert (slowest["ranks"], slowest["share"]) == ("2", pytest.approx(1.0))
+
+
+def test_ranks_that_never_meet_have_no_such_table(run, capsys, tmp_path):
+    alone = next(run.glob("raw/rank_00001*"))
+    assert "Collectives" not in printed(capsys, alone)
+    assert main(["ranks", str(alone), "--what-if"]) == 0
+    assert "nothing to replay" in capsys.readouterr().err
