@@ -21,6 +21,7 @@ import socket
 import struct
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -47,7 +48,7 @@ _LEAVE_SECONDS = 5.0
 """How long rank 0 waits for the last questions of ranks that still save their windows."""
 
 
-class ClockExchange:
+class ClockExchange(ABC):
     """A rank's part in the exchange, for the length of its session; none of its methods raises."""
 
     def __init__(self, run: Path, rank: int) -> None:
@@ -60,6 +61,7 @@ class ClockExchange:
         if before is State.LAST or step == 0:
             self._compare()
 
+    @abstractmethod
     def close(self, compare: bool, failed: bool) -> None:
         """Ends the exchange: no thread and no socket is left.
 
@@ -67,10 +69,10 @@ class ClockExchange:
             compare: a window has just ended.
             failed: the training ends by an exception: other ranks are not waited for.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _compare(self) -> None:
-        raise NotImplementedError
+        """Starts a reading, if this rank asks."""
 
     def _keep(self, reading: Reading) -> None:
         self._path.parent.mkdir(exist_ok=True)

@@ -221,6 +221,6 @@ def test_msgspec_keeps_what_the_tables_need(trace):
 
 @pytest.mark.paddle
 def test_visualdl_has_all_its_pages(trace):
-    pytest.importorskip("visualdl")
+    pytest.importorskip("visualdl", reason="needs the visualdl wheel")
     views = peers.visualdl_pages(str(trace[0])).get_views()
     assert {"Overview", "Operator", "GPU Kernel", "Distributed", "Memory"} <= set(views)
