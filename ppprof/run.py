@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 import re
 import warnings
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future
+from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import polars as pl
 
@@ -29,30 +28,15 @@ from ppprof.analysis.ranks import PLACES, group_steps, join_ranks
 from ppprof.analysis.steps import Steps, select_steps
 from ppprof.analysis.summary import VIEWS, summarize
 from ppprof.clocks import Clock, Clocks, Reading, read_clocks
-from ppprof.errors import InputError, PpprofError, TraceError, UsageError
+from ppprof.errors import InputError, PpprofError, UsageError
+from ppprof.reading import Progress, T, Worked, read_best, results_of, work_on
+from ppprof.recordings import Recording, alone, in_directories, joined, of_one_run
 from ppprof.report.data import read_document
 from ppprof.topology import AXES, RankSelector, Topology
-from ppprof.trace import Trace, read
+from ppprof.trace import Trace
 from ppprof.trace.merge import Window, write_merged
 
-_BEST_FIRST = (".pb", ".json", ".json.gz")
-"""A ``.pb`` is exact and the fastest to read; a ``.gz`` has to be inflated first."""
-
-_FOREIGN = re.compile(
-    r"(?P<worker>[^.].*?)"
-    r"(?:_time_(?P<time>[^.]+)|\.(?P<ns>\d+))?"
-    r"(?:\.paddle_trace|\.pt\.trace|(?=\.pb$))\.(?:pb|json|json\.gz)"
-)
-"""Trace files that ppprof did not name: ``paddle.profiler``'s and ``torch.profiler``'s handlers
-write worker and time into the name; another ``.pb``, ``.paddle_trace.json`` or ``.pt.trace.json``
-is a worker of its own."""
-
 _COORDINATE = re.compile(r"([a-z]+)(\d+)")
-
-T = TypeVar("T")
-
-Progress = Callable[[Path, int, int], None]
-"""Called with a file, its bytes that were read so far, and all of them."""
 
 
 def open(
@@ -89,55 +73,19 @@ def open(
     at = Path(path)
     try:
         if more or at.is_dir():
-            paths = _of_one_run([at, *map(Path, more)])
-            recordings = _recordings(paths)
+            paths = of_one_run([at, *map(Path, more)])
+            recordings = in_directories(paths)
         else:
             at.stat()
-            paths, recordings = [at], [_alone(at)]
+            paths, recordings = [at], [alone(at)]
     except OSError as error:
         raise InputError(f"{error.filename or path}: {error.strerror or error}") from error
     if not recordings:
         raise InputError(
-            f"{_named(paths)}: no trace in it: expected a run directory with recorded windows, or "
+            f"{joined(paths)}: no trace in it: expected a run directory with recorded windows, or "
             "files such as *.paddle_trace.json (.json.gz, .pb) or *.pt.trace.json"
         )
     return Run(paths, recordings, cache, progress, tell or _warn)
-
-
-def by_run(paths: Iterable[str | Path]) -> list[list[str | Path]]:
-    """Paths for `open`: those that hold the same run together, every other one alone."""
-    groups: dict[object, list[str | Path]] = {}
-    for number, path in enumerate(paths):
-        try:
-            run_ids = {rundir.read_run_id(directory) for directory in _directories(Path(path))}
-        except (InputError, OSError):  # which `open` tells
-            run_ids = set()
-        (run_id,) = run_ids if len(run_ids) == 1 else (None,)
-        groups.setdefault(run_id or number, []).append(path)
-    return list(groups.values())
-
-
-@dataclass(frozen=True)
-class Recording:
-    """One window of one rank, and the files that hold it."""
-
-    rank: int
-    """From the name; files whose names say none are numbered, by worker, in the order of names."""
-    window: int
-    """From the name; where it says none, by time within a worker."""
-    name: str
-    """Of the file or, in a directory of such files, of its worker."""
-    coordinate: str | None
-    """``dp0_pp0_sharding0_mp0``; None where the name does not say."""
-    files: tuple[Path, ...]
-    """Traces of the same events, the best first."""
-    saved: Path | None = None
-    """Its tables as data, where a capture has left them."""
-
-    @property
-    def what(self) -> str:
-        """What stands beside the rank in a title."""
-        return self.coordinate.replace("_", " ") if self.coordinate else self.name
 
 
 @dataclass(frozen=True)
@@ -205,20 +153,6 @@ class AcrossRanks:
 
 
 @dataclass(frozen=True)
-class Worked(Generic[T]):
-    """What was made of one window."""
-
-    recording: Recording
-    source: Path
-    """The file that was read."""
-    lost: Mapping[str, int]
-    """What of the file could not be used, kind -> how many."""
-    made: T
-    errors: Sequence[str] = ()
-    """Of other files of this window, which could not be read."""
-
-
-@dataclass(frozen=True)
 class Merged:
     """What `Run.merge` wrote."""
 
@@ -254,7 +188,7 @@ class Run:
 
     def __str__(self) -> str:
         """Where it is, for messages."""
-        return _named(self.paths)
+        return joined(self.paths)
 
     @property
     def ranks(self) -> list[int]:
@@ -551,11 +485,11 @@ class Run:
         chosen = self.recordings if recordings is None else tuple(recordings)
         self._held = self._made = None  # memory holds one trace
         if executor is None:
-            read_here = partial(_work, work=work, cache=self._cache, progress=self._progress)
+            read_here = partial(work_on, work=work, cache=self._cache, progress=self._progress)
             results: Iterable[Worked[T] | str] = map(read_here, chosen)
         else:
-            there = partial(_work, work=work, cache=self._cache)
-            results = _results(executor, there, chosen)
+            there = partial(work_on, work=work, cache=self._cache)
+            results = results_of(executor, there, chosen)
         errors = []
         found = False
         for result in results:
@@ -846,7 +780,7 @@ class Run:
 
     def _read(self, recording: Recording) -> tuple[Path, Trace]:
         """From the best file that can be read; the others are told."""
-        file, trace, errors = _read(recording, self._cache, self._progress)
+        file, trace, errors = read_best(recording, self._cache, self._progress)
         for message in errors:
             self._tell(message)
         return file, trace
@@ -883,66 +817,6 @@ class Run:
         return pl.concat(parts)
 
 
-def _read(
-    recording: Recording, cache: bool, progress: Progress | None = None
-) -> tuple[Path, Trace, list[str]]:
-    """From the best file that can be read; and what is wrong with those before it."""
-    if not recording.files:
-        raise InputError(f"{recording.saved}: only tables are left of this window, no trace")
-    errors: list[str] = []
-    for file in recording.files:
-        try:
-            told = partial(progress, file) if progress else None
-            return file, read(file, progress=told, cache=cache), errors
-        except TraceError as error:
-            errors.append(str(error))
-    raise TraceError("\n".join(errors))
-
-
-def _work(
-    recording: Recording,
-    work: Callable[[Trace], T],
-    cache: bool,
-    progress: Progress | None = None,
-) -> Worked[T] | str:
-    """What `Run.each` does of one window, in whatever process; or why it cannot be read."""
-    try:
-        source, trace, errors = _read(recording, cache, progress)
-    except InputError as error:
-        return str(error)
-    return Worked(recording, source, trace.lost, work(trace), tuple(errors))
-
-
-def _results(
-    executor: Executor,
-    task: Callable[[Recording], Worked[T] | str],
-    recordings: Sequence[Recording],
-) -> Iterator[Worked[T] | str]:
-    """What `_work` gives of each, in their order; as an error where the executor lost it."""
-    waiting = deque(_submitted(executor, task, recording) for recording in recordings)
-    try:
-        for recording in recordings:
-            try:
-                yield waiting.popleft().result()
-            except BrokenExecutor as error:
-                where = recording.files[0] if recording.files else recording.name
-                yield f"{where}: the process that was to read it died: {error}"
-    finally:
-        for future in waiting:
-            future.cancel()
-
-
-def _submitted(
-    executor: Executor, task: Callable[[Recording], T], recording: Recording
-) -> Future[T]:
-    try:
-        return executor.submit(task, recording)
-    except BrokenExecutor as error:  # a process of the pool has died already
-        future: Future[T] = Future()
-        future.set_exception(error)
-        return future
-
-
 def _saved(
     recording: Recording, path: Path, views: list[str], steps: Steps | None, options: Options
 ) -> WindowTables:
@@ -973,95 +847,6 @@ def _saved(
         identity.get("lost") or {},
         {view: table for view, table in tables.items() if view in views},
     )
-
-
-def _of_one_run(paths: Sequence[Path]) -> list[Path]:
-    """The directories that make up the run which the first path holds.
-
-    Raises:
-        InputError: they are not of one run.
-    """
-    found: dict[Path, Path] = {}  # by what they are, for one may be named twice
-    run_id = None
-    for path in paths:
-        directories = _directories(path)
-        same = rundir.find(path, run_id) if run_id else None  # it need not be the newest there
-        for directory in [same] if same else directories:
-            found.setdefault(directory.resolve(), directory)
-        run_id = run_id or rundir.read_run_id(directories[0])
-    if len(found) > 1:
-        ids = {directory: rundir.read_run_id(directory) for directory in found.values()}
-        if len(set(ids.values())) > 1 or run_id is None:
-            raise InputError(f"{_named(ids)}: not of one run: name the directories of one")
-    return list(found.values())
-
-
-def _directories(path: Path) -> list[Path]:
-    """The newest run of a directory; without one itself, for its traces, or the runs below it."""
-    try:
-        return [rundir.newest(path)]
-    except InputError:  # no manifest: traces that somebody else named, or copied
-        return [path] if _recordings([path]) else rundir.beneath(path) or [path]
-
-
-def _named(paths: Iterable[Path]) -> str:
-    return ", ".join(map(str, paths))
-
-
-def _alone(path: Path) -> Recording:
-    """A file of its own; what its name does not say is 0."""
-    name = rundir.TraceName.parse(path)
-    if name is None:
-        return Recording(0, 0, path.name, None, (path,))
-    return Recording(name.rank, name.window, path.name, name.label, (path,))
-
-
-def _recordings(directories: Sequence[Path]) -> list[Recording]:
-    """What directories hold, by rank, then window."""
-    named: dict[rundir.TraceName, list[Path]] = {}
-    foreign: dict[str, dict[str, list[Path]]] = {}
-    there = [path for at in directories for path in (*at.glob("*.*"), *at.glob("raw/*.pb"))]
-    for path in sorted(there, key=_best_first):
-        name = rundir.TraceName.parse(path)
-        if name is not None:
-            named.setdefault(name, []).append(path)
-        elif path.parent in directories and (match := _FOREIGN.fullmatch(path.name)):
-            windows = foreign.setdefault(match["worker"], {})
-            windows.setdefault(match["time"] or match["ns"] or "", []).append(path)
-    saved = {
-        (rank, window): path
-        for at in directories
-        for rank, window, path in rundir.summary_files(at)
-    }
-    found: dict[tuple[int, int], Recording] = {}
-    for name, paths in named.items():
-        at = (name.rank, name.window)
-        if at in found:
-            raise InputError(
-                f"{_named(directories)}: rank {name.rank}, window {name.window} is there twice, as "
-                f"{found[at].files[0].name} and {paths[0].name}: put each run into a directory"
-            )
-        found[at] = Recording(*at, paths[0].name, name.label, tuple(paths), saved.get(at))
-    for at in saved.keys() - found.keys():
-        found[at] = Recording(*at, saved[at].name, None, (), saved[at])
-    first = max((rank for rank, _ in found), default=-1) + 1
-    for rank, worker in enumerate(sorted(foreign, key=_natural), first):
-        for window, time in enumerate(sorted(foreign[worker], key=_natural)):
-            files = tuple(foreign[worker][time])
-            found[rank, window] = Recording(rank, window, worker, None, files)
-    return [found[at] for at in sorted(found)]
-
-
-def _best_first(path: Path) -> tuple[int, str]:
-    order = [path.name.endswith(suffix) for suffix in _BEST_FIRST]
-    return (order.index(True) if True in order else len(order), path.name)
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    """Numbers in a name by their value: ``rank_2`` before ``rank_10``."""
-    return [
-        (int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)
-    ]
 
 
 def listed(what: str, numbers: Iterable[int]) -> str:

@@ -10,14 +10,15 @@ import pytest
 import ppprof
 
 PACKAGE = Path(ppprof.__file__).parent
-LEAVES = {"errors", "units", "topology", "rundir", "clocks", "calls"}
+LEAVES = {"errors", "units", "topology", "rundir", "clocks", "calls", "recordings"}
 MAY_IMPORT = {
     "config": LEAVES,
     "capture": LEAVES | {"config", "trace"},
     "trace": LEAVES,
     "analysis": LEAVES | {"trace"},
     "report": LEAVES | {"trace", "analysis"},
-    "run": LEAVES | {"trace", "analysis", "report"},
+    "reading": LEAVES | {"trace"},
+    "run": LEAVES | {"trace", "analysis", "report", "reading"},
     "train": LEAVES | {"config", "capture"},
     "integrations": LEAVES | {"config", "capture"},
     "remote": LEAVES | {"config", "capture"},

@@ -20,7 +20,7 @@ from ppprof.analysis.summary import VIEWS, summarize
 from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
-from ppprof.run import by_run
+from ppprof.recordings import by_run
 from ppprof.rundir import TraceName, claim, leave_node, write_manifest
 from ppprof.trace import files, read, schema
 from tests.fixtures import gpu_traces
@@ -150,7 +150,7 @@ def test_paths_are_grouped_by_run(nodes, tmp_path):
 def test_nothing_is_read_before_it_is_asked_for(tmp_path, monkeypatch):
     run_path = make_run(tmp_path, {0: 2, 1: 1})
     asked = []
-    monkeypatch.setattr("ppprof.run.read", lambda path, **_: asked.append(path) or read(path))
+    monkeypatch.setattr("ppprof.reading.read", lambda path, **_: asked.append(path) or read(path))
     run = ppprof.open(run_path)
     assert asked == []
     run.summary("model", rank=1)

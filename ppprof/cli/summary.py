@@ -17,11 +17,12 @@ from ppprof.analysis.steps import Steps
 from ppprof.analysis.summary import VIEWS
 from ppprof.cli.terminal import Progress, problem_of_output, tell, tell_lost
 from ppprof.errors import ConfigError, PpprofError, UsageError
+from ppprof.recordings import Recording, by_run
 from ppprof.report.across import draw_across
 from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
 from ppprof.report.text import Layout, draw, title, window_title
-from ppprof.run import AcrossRanks, Recording, Run, WindowTables, by_run, listed
+from ppprof.run import AcrossRanks, Run, WindowTables, listed
 from ppprof.run import open as open_run
 from ppprof.rundir import write_atomically
 

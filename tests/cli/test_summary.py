@@ -382,7 +382,7 @@ def test_a_bar_on_a_terminal_only(stderr, trace, monkeypatch):
             bars.append(self)
 
     monkeypatch.setattr(tqdm, "tqdm", Bar)
-    monkeypatch.setattr("ppprof.run.read", slow_read)
+    monkeypatch.setattr("ppprof.reading.read", slow_read)
     monkeypatch.setattr("sys.stderr", stderr)
     assert main(["summary", "a.pb"]) == 0
     assert [(bar.desc, bar.n, bar.total) for bar in bars] == [
@@ -393,7 +393,7 @@ def test_a_bar_on_a_terminal_only(stderr, trace, monkeypatch):
 def test_no_cache_reaches_the_reader(trace, monkeypatch, capsys):
     told = []
     monkeypatch.setattr(
-        "ppprof.run.read", lambda path, cache, **_: told.append(cache) or read(path)
+        "ppprof.reading.read", lambda path, cache, **_: told.append(cache) or read(path)
     )
     printed(capsys, "a.pb")
     printed(capsys, "a.pb", "--no-cache")
@@ -423,7 +423,7 @@ def test_control_c_ends_it_quietly(trace, monkeypatch, capsys):
     def interrupted(*_, **__):
         raise KeyboardInterrupt  # as Python's handler of SIGINT does
 
-    monkeypatch.setattr("ppprof.run.read", interrupted)
+    monkeypatch.setattr("ppprof.reading.read", interrupted)
     assert main(["summary", "a.pb"]) == 130
     assert capsys.readouterr() == ("", "")
 
