@@ -19,9 +19,9 @@ import ppprof
 from ppprof.config import load_config
 from ppprof.topology import Topology
 from ppprof.train.flops import step_flops
+from tests.launcher import ROOT, launch
 from tests.train.job import NO_DROPOUT, SMALL, run
 
-ROOT = Path(__file__).resolve().parents[1]
 CONFIG = ROOT / "configs/gpt/pretrain_gpt_tiny_cpu_dp2_mp2_pp2.yaml"
 GRID = Topology.of(dp=2, pp=2, mp=2)
 STEPS = range(1, 5)
@@ -38,20 +38,7 @@ pytestmark = [pytest.mark.paddle, pytest.mark.launch]
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Run directory and output of the example."""
     folder = tmp_path_factory.mktemp("hybrid")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "8"),
-            *(ROOT / "tools/train.py", "-c", CONFIG, "-o", "Profiler.enable=True"),
-        ],
-        cwd=folder,
-        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    seen = done.stdout + done.stderr
-    assert done.returncode == 0, seen[-3000:]
+    seen = launch(folder, CONFIG.stem, 8)
     return folder / "profiler_log", seen
 
 

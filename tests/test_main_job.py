@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,31 +13,11 @@ import pytest
 
 import ppprof
 from ppprof.clocks import read_clocks
+from tests.launcher import launch
 
-ROOT = Path(__file__).resolve().parents[1]
+CONFIG = "pretrain_gpt_tiny_cpu_dp2"
 WORKERS = ["rank_00000_dp0_pp0_sharding0_mp0", "rank_00001_dp1_pp0_sharding0_mp0"]
 pytestmark = [pytest.mark.paddle, pytest.mark.launch]
-
-
-def launch(folder: Path, *overrides: str) -> str:
-    """Runs the job in ``folder``; returns what its user sees."""
-    flags = [part for override in overrides for part in ("-o", override)]
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2"),
-            *(ROOT / "tools/train.py", "-c", ROOT / "configs/gpt/pretrain_gpt_tiny_cpu_dp2.yaml"),
-            *("-o", "Profiler.enable=True", *flags),
-        ],
-        cwd=folder,
-        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    seen = done.stdout + done.stderr
-    assert done.returncode == 0, seen[-3000:]
-    return seen
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +26,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
     folder = tmp_path_factory.mktemp("job")
     schedule = "{skip_first: 1, closed: 0, ready: 1, record: 3, repeat: 2}"
     output = launch(
-        folder, f"Profiler.scheduler={schedule}", "Profiler.detailed=True",
+        folder, CONFIG, 2, f"Profiler.scheduler={schedule}", "Profiler.detailed=True",
         "Profiler.formats=[json, json.gz, pb]", "Profiler.time_unit=us",
     )  # fmt: skip
     return folder / "profiler_log", output
@@ -160,9 +137,9 @@ def test_visualdl_shows_both_ranks(job: tuple[Path, str]) -> None:
 
 def test_a_second_run_leaves_the_first_alone(tmp_path: Path) -> None:
     short = ["Engine.max_steps=3", "Profiler.scheduler=[1, 2]", "Engine.eval_freq=-1"]
-    launch(tmp_path, *short)
+    launch(tmp_path, CONFIG, 2, *short)
     first = sorted(path.name for path in (tmp_path / "profiler_log").glob("*.json"))
-    output = launch(tmp_path, *short)
+    output = launch(tmp_path, CONFIG, 2, *short)
     again = tmp_path / "profiler_log/run_002"
     assert sorted(path.name for path in (tmp_path / "profiler_log").glob("*.json")) == first
     assert len(list(again.glob("*.paddle_trace.json"))) == 2
