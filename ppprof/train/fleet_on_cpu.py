@@ -22,6 +22,7 @@ when Paddle's CPU build has it:
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -68,7 +69,10 @@ class _PrivateStores:
 
     def __init__(self, create: Callable[..., Any]) -> None:
         self._create = create
-        self._kept: list[Any] = []  # a store ends with its object
+        self._servers: list[Any] = []  # a store ends with its object
+        # A server that outlives Python aborts the process, now and then: it logs that a member has
+        # left, by a logger that the end of the process has taken down.
+        atexit.register(self._servers.clear)
 
     def __call__(self, store: Any, rank: int, world_size: int, group_id: int = 0) -> Any:
         if group_id == 0:  # the first, of all ranks: it has the job's store to itself
@@ -79,12 +83,14 @@ class _PrivateStores:
         """A group of those who name the same key."""
         if rank == 0:
             host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0]
-            private, port = _listening(host)
+            server, port = _listening(host)
+            self._servers.append(server)
             store.set(key, f"{host}:{port}")
         else:
             host, _, number = store.get(key).decode().rpartition(":")
-            private = core.TCPStore(host, int(number), False, 1, _STORE_SECONDS)
-        self._kept.append(private)
+            port = int(number)
+        # Rank 0 asks its server as the others do, for a group keeps what it was made with.
+        private = core.TCPStore(host, port, False, 1, _STORE_SECONDS)
         return self._create(private, rank, world_size, group_id)
 
 
