@@ -16,12 +16,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from ppprof.errors import InputError
+from ppprof.paths import PathLike, located, reaching
 
 Int64 = npt.NDArray[np.int64]
 
@@ -115,7 +115,7 @@ def line_of(reading: Reading) -> str:
     return json.dumps(asdict(reading)) + "\n"
 
 
-def read_clocks(run: str | Path) -> dict[int, Clock]:
+def read_clocks(run: PathLike) -> dict[int, Clock]:
     """What a run directory tells of its ranks' clocks; empty where it tells nothing.
 
     A line that was cut off, or that is none of ours, is left out.
@@ -124,9 +124,10 @@ def read_clocks(run: str | Path) -> dict[int, Clock]:
         InputError: a file is there and cannot be read.
     """
     clocks = {}
-    for path in sorted(Path(run).glob("clocks/rank_*.jsonl")):
+    for path in sorted(located(run).glob("clocks/rank_*.jsonl")):
         try:
-            readings = list(_readings(path.read_text("utf-8", "replace").splitlines()))
+            with reaching(path):
+                readings = list(_readings(path.read_text("utf-8", "replace").splitlines()))
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from error
         rank = path.stem.rpartition("_")[2]

@@ -29,6 +29,7 @@ from ppprof.analysis.steps import Steps, select_steps
 from ppprof.analysis.summary import VIEWS, summarize
 from ppprof.clocks import Clock, Clocks, Reading, read_clocks
 from ppprof.errors import InputError, PpprofError, UsageError
+from ppprof.paths import located, reaching
 from ppprof.reading import Progress, T, Worked, read_best, results_of, work_on
 from ppprof.recordings import Recording, alone, in_directories, joined, of_one_run
 from ppprof.report.data import read_document
@@ -70,14 +71,15 @@ def open(
     Raises:
         InputError: no such path, no trace in it, or several that are not of the same run.
     """
-    at = Path(path)
+    at = located(path)
     try:
-        if more or at.is_dir():
-            paths = of_one_run([at, *map(Path, more)])
-            recordings = in_directories(paths)
-        else:
-            at.stat()
-            paths, recordings = [at], [alone(at)]
+        with reaching(path):
+            if more or at.is_dir():
+                paths = of_one_run([at, *map(located, more)])
+                recordings = in_directories(paths)
+            else:
+                at.stat()
+                paths, recordings = [at], [alone(at)]
     except OSError as error:
         raise InputError(f"{error.filename or path}: {error.strerror or error}") from error
     if not recordings:
@@ -721,7 +723,7 @@ class Run:
                 "are left as their machine's clock had them; against ranks of other machines they "
                 "can be off by as much as the clocks are"
             )
-        return Merged(Path(path), tuple(written), num_events)
+        return Merged(located(path), tuple(written), num_events)
 
     def _clocks_of(self, chosen: Sequence[Recording]) -> Clocks:
         """Clocks as they were measured, else as collectives bound them (`align`)."""

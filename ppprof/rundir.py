@@ -34,9 +34,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Union
+from typing import IO, Any, cast
 
 from ppprof.errors import InputError, Problem
+from ppprof.paths import PathLike, is_remote, located, reaching
 
 SCHEMA_VERSION = 1
 """Of the manifest and of the layout; goes up when an older reader would misread a directory."""
@@ -50,8 +51,6 @@ _SUMMARY = re.compile(r"rank_(\d{5,})_w(\d+)\.json")
 _RUN = re.compile(r"run_(\d{3,})")
 _CLAIM_SECONDS = 10.0
 """How long a directory is taken to be somebody's who claimed it and has yet to say which run's."""
-
-PathLike = Union[str, "os.PathLike[str]"]
 
 
 @dataclass(frozen=True)
@@ -101,7 +100,7 @@ class TraceName:
     @classmethod
     def parse(cls, path: PathLike) -> TraceName | None:
         """The name behind a raw file or a trace in any format; None for any other file."""
-        stem, _, suffix = Path(path).name.partition(".")
+        stem, _, suffix = located(path).name.partition(".")
         match = _STEM.fullmatch(stem)
         if match is None or suffix not in _SUFFIXES:
             return None
@@ -127,14 +126,14 @@ def steps_path(rank: int) -> str:
 
 def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:
     """Windows that were saved and not yet finished, by rank, then window."""
-    named = ((TraceName.parse(path), path) for path in Path(run).glob("raw/*.pb"))
+    named = ((TraceName.parse(path), path) for path in located(run).glob("raw/*.pb"))
     found = [(name, path) for name, path in named if name is not None]
     return sorted(found, key=lambda item: (item[0].rank, item[0].window, item[0].started))
 
 
 def summary_files(run: PathLike) -> list[tuple[int, int, Path]]:
     """Rank, window and path of the tables that were left as data (`TraceName.summary`)."""
-    found = ((_SUMMARY.fullmatch(path.name), path) for path in Path(run).glob("summary/*.json"))
+    found = ((_SUMMARY.fullmatch(path.name), path) for path in located(run).glob("summary/*.json"))
     return sorted((int(match[1]), int(match[2]), path) for match, path in found if match)
 
 
@@ -197,7 +196,7 @@ def _turns_out_to_be(run: Path, run_id: str) -> bool:
 
 def _runs(log: PathLike) -> list[tuple[int, Path]]:
     """Where a log directory has or had a run, ascending: itself, then every ``run_NNN``."""
-    at = Path(log)
+    at = located(log)
     children = (
         [child for child in at.iterdir() if _RUN.fullmatch(child.name)] if at.is_dir() else []
     )
@@ -217,7 +216,7 @@ def newest(path: PathLike) -> Path:
     """
     runs = [run for _, run in _runs(path) if has_manifest(run)]
     if not runs:
-        raise InputError(f"{Path(path)}: no run here: expected a directory with a {_MANIFEST}")
+        raise InputError(f"{located(path)}: no run here: expected a directory with a {_MANIFEST}")
     return runs[-1]
 
 
@@ -229,7 +228,7 @@ def find(log: PathLike, run_id: str) -> Path | None:
 def beneath(path: PathLike, levels: int = 2) -> list[Path]:
     """The newest run of each log directory below ``path``: ``node0``, or ``node0/profiler_log``."""
     found: list[Path] = []
-    for child in sorted(child for child in Path(path).iterdir() if child.is_dir()):
+    for child in sorted(child for child in located(path).iterdir() if child.is_dir()):
         try:
             found.append(newest(child))
         except InputError:
@@ -250,13 +249,13 @@ def leave_node(run: PathLike, rank: int) -> None:
 
 def nodes(run: PathLike) -> dict[int, str]:
     """Host name of each rank that has left it."""
-    named = sorted(path.name.partition(".") for path in Path(run).glob("nodes/*.*"))
+    named = sorted(path.name.partition(".") for path in located(run).glob("nodes/*.*"))
     return {int(rank): node for rank, _, node in named if rank.isdecimal()}
 
 
 def has_manifest(run: PathLike) -> bool:
     """Whether a rank of the run has written its manifest."""
-    return Path(run, _MANIFEST).is_file()
+    return (located(run) / _MANIFEST).is_file()
 
 
 def read_run_id(run: PathLike) -> str | None:
@@ -294,9 +293,10 @@ def read_manifest(run: PathLike) -> dict[str, Any]:
     Raises:
         InputError: missing, not JSON, or of a newer schema.
     """
-    path = Path(run, _MANIFEST)
+    path = located(run) / _MANIFEST
     try:
-        manifest = json.loads(path.read_bytes())
+        with reaching(path):
+            manifest = json.loads(path.read_bytes())
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:
@@ -312,7 +312,14 @@ def read_manifest(run: PathLike) -> dict[str, Any]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes ``path`` under another name, then `publish`: readers see all of it or none."""
+    """Writes ``path`` under another name, then `publish`: readers see all of it or none.
+
+    A store takes a file whole of itself.
+    """
+    if is_remote(path):
+        with reaching(path):
+            path.write_bytes(data)
+        return
     hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # others may write it at once
     hidden.write_bytes(data)
     publish(hidden, path)
@@ -322,8 +329,16 @@ def write_atomically(path: Path, data: bytes) -> None:
 def writing(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears under its name when it is complete and on disk, or not at all.
 
-    Until then it has a hidden name; VisualDL takes any with "paddle_trace" in it for a trace.
+    Until then it has a hidden name; VisualDL takes any with "paddle_trace" in it for a trace. What
+    goes to a store is written here and put there whole.
     """
+    if is_remote(path):
+        with tempfile.NamedTemporaryFile() as whole:
+            yield cast("IO[bytes]", whole)
+            whole.flush()
+            with reaching(path):
+                path.fs.put_file(whole.name, path.path)  # type: ignore[attr-defined]
+        return
     name = path.name.replace("paddle_trace", "")
     hidden = path.with_name(f".writing_{name}.{os.getpid()}")
     try:

@@ -10,7 +10,7 @@ import pytest
 import ppprof
 
 PACKAGE = Path(ppprof.__file__).parent
-LEAVES = {"errors", "units", "topology", "rundir", "clocks", "calls", "recordings"}
+LEAVES = {"errors", "paths", "units", "topology", "rundir", "clocks", "calls", "recordings"}
 MAY_IMPORT = {
     "config": LEAVES,
     "capture": LEAVES | {"config", "trace"},

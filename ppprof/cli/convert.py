@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from ppprof.cli.terminal import Progress, tell, tell_lost
+from ppprof.cli.terminal import Progress, is_same, tell, tell_lost
 from ppprof.errors import UsageError
+from ppprof.paths import located
 from ppprof.trace import read, write
 from ppprof.trace.files import suffix_of
 
@@ -25,8 +25,8 @@ def register(subparsers: Any) -> None:
         ),
     )
     add = parser.add_argument
-    add("source", type=Path, metavar="IN", help="trace file; its content says what it is")
-    add("target", type=Path, metavar="OUT", help="ends in .json, .json.gz or .pb")
+    add("source", type=located, metavar="IN", help="trace file; its content says what it is")
+    add("target", type=located, metavar="OUT", help="ends in .json, .json.gz or .pb")
     add("--force", action="store_true", help="replace OUT where it exists")
     parser.set_defaults(run_command=convert)
 
@@ -36,7 +36,7 @@ def convert(args: argparse.Namespace) -> int:
     suffix_of(args.target)
     if args.target.exists() and not args.force:
         raise UsageError(f"{args.target}: exists; --force replaces it")
-    if args.target.exists() and args.source.exists() and args.target.samefile(args.source):
+    if args.target.exists() and is_same(args.target, args.source):
         raise UsageError(f"{args.target}: IN and OUT are one file; give OUT another name")
     progress = Progress.on_terminal()
     trace = read(

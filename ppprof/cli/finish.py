@@ -11,7 +11,8 @@ from typing import Any
 
 from ppprof.analysis.profile import Options, Profile
 from ppprof.config import ProfilerConfig
-from ppprof.errors import InputError, TraceError
+from ppprof.errors import InputError, TraceError, UsageError
+from ppprof.paths import is_remote
 from ppprof.report.data import to_json
 from ppprof.report.text import Layout, render, title
 from ppprof.rundir import TraceName, raw_files, read_manifest, write_atomically
@@ -29,7 +30,7 @@ def register(subparsers: Any) -> None:
             "formats keep pb. A capture does this itself; run it after a job was killed."
         ),
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="run directory (profiler_log)")
+    parser.add_argument("run", metavar="RUN", help="run directory (profiler_log)")
     parser.add_argument("--rank", type=int, help="only this rank's captures")
     parser.add_argument("--window", type=int, help="only this window, counted from 0")
     parser.set_defaults(run_command=finish)
@@ -37,7 +38,9 @@ def register(subparsers: Any) -> None:
 
 def finish(args: argparse.Namespace) -> int:
     """0 when every capture asked for was finished, or there was none left; 3 when none could be."""
-    run = args.run
+    if is_remote(args.run):
+        raise UsageError(f"{args.run}: finish writes beside what it reads; copy the run to a disk")
+    run = Path(args.run)
     manifest = read_manifest(run)
     if not isinstance(manifest.get("profiler"), Mapping):
         raise InputError(f"{run}/manifest.json: no profiler block; expected one of a ppprof run")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 from ppprof.analysis.steps import Steps
 from ppprof.cli.terminal import Progress, problem_of_output, tell
 from ppprof.errors import UsageError
+from ppprof.paths import located
 from ppprof.run import listed
 from ppprof.run import open as open_run
 from ppprof.topology import parse_selector
@@ -33,7 +33,7 @@ def register(subparsers: Any) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", help="run directory (the newest run in it), or one of traces")
     add(
-        "-o", "--output", type=Path, metavar="FILE", required=True,
+        "-o", "--output", type=located, metavar="FILE", required=True,
         help="ends in .json or .json.gz",
     )  # fmt: skip
     add("--ranks", metavar="R", default="all", help='all, "0,8-15", or coordinates: pp=0,dp=1')

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ppprof.analysis.cluster import Cluster
@@ -17,6 +16,7 @@ from ppprof.analysis.steps import Steps
 from ppprof.cli import executors
 from ppprof.cli.terminal import Progress, tell
 from ppprof.errors import UsageError
+from ppprof.paths import located
 from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
 from ppprof.report.ranks import draw_findings, draw_groups, draw_ranks
@@ -77,9 +77,9 @@ def ranks(args: argparse.Namespace) -> int:
     request = _Request.of(args)
     progress = Progress.on_terminal()
     # A worker on another machine works in a directory of its own.
-    path = args.path if request.dask is None else Path(args.path).absolute()
+    path = located(args.path) if request.dask is None else located(args.path).absolute()
     run = open_run(path, cache=not args.no_cache, progress=progress, tell=tell)
-    if run.path != Path(path):
+    if run.path != path:
         tell(f"{args.path}: the newest run is {run.path}")
     with request.executor() as executor:
         cluster = run.cluster(request.ranks, request.window, steps=args.steps, executor=executor)

@@ -17,6 +17,7 @@ from ppprof.analysis.steps import Steps
 from ppprof.analysis.summary import VIEWS
 from ppprof.cli.terminal import Progress, problem_of_output, tell, tell_lost
 from ppprof.errors import ConfigError, PpprofError, UsageError
+from ppprof.paths import located
 from ppprof.recordings import Recording, by_run
 from ppprof.report.across import draw_across
 from ppprof.report.data import document, dumps
@@ -84,7 +85,7 @@ def register(subparsers: Any) -> None:
         default="table",
         help="table: as Paddle prints them; json: a list of windows; csv: one view; md: Markdown",
     )
-    add("-o", "--output", type=Path, metavar="FILE", help="write there and not to stdout")
+    add("-o", "--output", type=located, metavar="FILE", help="write there and not to stdout")
     add("--force", action="store_true", help="replace FILE where it exists")
     add("--no-cache", action="store_true", help="neither use nor keep parsed events")
     parser.set_defaults(run_command=summary)
@@ -241,7 +242,7 @@ def _windows(request: _Request, failed: list[int]) -> Iterator[_Window]:
         path = ", ".join(map(str, paths))
         try:
             run = open_run(*paths, cache=request.cache, progress=progress, tell=tell)
-            if run.paths != tuple(map(Path, paths)):
+            if run.paths != tuple(map(located, paths)):
                 tell(f"{path}: the newest run is {run}")
             block = _profiler_block(run)
             recordings = _recordings(request, run, block)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ppprof.paths import is_remote, located
+
 
 class Progress:
     """A bar for each file that takes longer than a blink."""
@@ -47,13 +49,20 @@ def tell_lost(path: object, lost: Mapping[str, int]) -> None:
         tell(lost_text(path, lost))
 
 
+def is_same(output: Path, source: Path) -> bool:
+    """Whether they are one file."""
+    if is_remote(output) or is_remote(source):
+        return output == source
+    return source.exists() and output.samefile(source)
+
+
 def problem_of_output(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
     """What keeps a command from writing ``output``, made of what is in ``sources``; None: nothing."""
     if output.is_dir():
         return "a directory; expected a file"
-    if not output.parent.is_dir():
+    if not is_remote(output) and not output.parent.is_dir():  # a store makes them itself
         return f"{output.parent} is no directory"
-    if output.exists() and any(Path(at).exists() and output.samefile(at) for at in sources):
+    if output.exists() and any(is_same(output, located(at)) for at in sources):
         return "is read here; write to another file"
     if output.exists() and not force:
         return "exists; --force replaces it"

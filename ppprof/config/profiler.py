@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Union, get_args
 from ppprof.config.reading import Report, knob, read_block
 from ppprof.config.source import Key, Source
 from ppprof.errors import ConfigError, UsageError
+from ppprof.paths import is_remote
 from ppprof.topology import AXES, Topology
 
 VIEWS = ("device", "overview", "model", "dist", "op", "kernel", "memcpy", "udf", "mem")
@@ -161,6 +162,12 @@ def read_profiler(values: Any, key: Key, report: Report) -> ProfilerConfig:
         if not config.formats:
             known = ", ".join(get_args(TraceFormat))
             report.problem((*key, "formats"), f"[]: expected at least one of {known}")
+        if is_remote(config.profiler_log):
+            message = (
+                "a capture writes to a disk; expected a directory that this machine has, whose "
+                "files can be copied to a store later and read there"
+            )
+            report.problem((*key, "profiler_log"), f"{config.profiler_log}: {message}")
         for name in ("ranks", "print_ranks"):
             _check_selector(getattr(config, name), (*key, name), report)
         _warn_of_no_effect(values, schedule, config, key, report)

@@ -12,6 +12,7 @@ import polars as pl
 from ppprof.analysis.profile import Options, Profile
 from ppprof.analysis.summary import VIEWS, summarize
 from ppprof.errors import InputError
+from ppprof.paths import reaching
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, empty
 
 SCHEMA_VERSION = 1
@@ -50,7 +51,8 @@ def read_document(path: Path) -> tuple[dict[str, Any], dict[str, pl.DataFrame]]:
         InputError: missing, not such a file, or of a newer schema.
     """
     try:
-        identity = json.loads(path.read_bytes())
+        with reaching(path):
+            identity = json.loads(path.read_bytes())
         version = identity.pop("schema_version")
         rows = identity.pop("tables")
         if version > SCHEMA_VERSION:

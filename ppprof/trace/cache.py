@@ -19,6 +19,7 @@ from typing import Any
 
 import polars as pl
 
+from ppprof.paths import located
 from ppprof.trace.schema import Trace
 
 SMALLEST_BYTES = 4 << 20
@@ -34,7 +35,7 @@ Fingerprint = dict[str, int]
 def fingerprint(path: str | Path) -> Fingerprint | None:
     """What tells this content of a file from any other; None for a file that is not worth it."""
     try:
-        with Path(path).open("rb") as file:
+        with located(path).open("rb") as file:
             state = os.fstat(file.fileno())
             if state.st_size < SMALLEST_BYTES:
                 return None

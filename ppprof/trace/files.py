@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ppprof.errors import TraceError, UsageError
+from ppprof.paths import located, reaching
 from ppprof.trace.cache import fingerprint, keep, load
 from ppprof.trace.json_file import read_json
 from ppprof.trace.paddle_json_writer import write_paddle_json
@@ -37,14 +38,22 @@ def read(path: str | Path, *, progress: Progress | None = None, cache: bool = Tr
     """The trace in a file.
 
     Args:
-        path: a file of any format that is known.
+        path: a file of any format that is known, here or in a store (``s3://bucket/a.json``).
         progress: called while a long file is read, and once at the end.
         cache: keep what is slow to parse beside the file, see `ppprof.trace.cache`. A ``.pb`` is
-            not slow.
+            not slow; beside what is in a store nothing is kept.
 
     Raises:
         TraceError: missing, unreadable, or not a trace; says where and why.
     """
+    try:
+        with reaching(path):
+            return _read(path, progress, cache)
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from error
+
+
+def _read(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace:
     with Source(path) as source:
         head = source.peek(64)
         if source.damage and not head:
@@ -57,10 +66,10 @@ def read(path: str | Path, *, progress: Progress | None = None, cache: bool = Tr
             "was full or went away; use another file"
         )
     if head.lstrip()[:1] in (b"{", b"["):
-        return _read_json(path, progress, cache)
+        return _read_json(path, progress, use_cache)
     trace = read_window(path)
     if progress is not None:
-        size = Path(path).stat().st_size
+        size = located(path).stat().st_size
         progress(size, size)
     return trace
 

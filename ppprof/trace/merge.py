@@ -32,6 +32,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.clocks import Clock
+from ppprof.paths import located
 from ppprof.trace.facts import has_facts
 from ppprof.trace.forest import levels
 from ppprof.trace.json_lines import Parts, lines_of, maybe, opened, us, with_facts, with_text
@@ -110,7 +111,7 @@ def write_merged(
     num_events = 0
     midnight_ns: int | None = None
     tracks: dict[int, _Tracks] = {}
-    with opened(Path(path)) as file:
+    with opened(located(path)) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
         for window in windows:
             events = _placed(window)

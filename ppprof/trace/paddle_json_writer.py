@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import polars as pl
 
+from ppprof.paths import located
 from ppprof.trace.facts import has_facts
 from ppprof.trace.json_lines import Parts, lines_of, maybe, opened, us, with_facts, with_text
 from ppprof.trace.schema import PYTHON_CATEGORIES, Trace
@@ -37,7 +38,7 @@ def write_paddle_json(trace: Trace, path: str | Path) -> Mapping[str, int]:
     Returns:
         What the format has no place for, kind -> how many: facts of launches and device events.
     """
-    with opened(Path(path)) as file:
+    with opened(located(path)) as file:
         _write(trace, file)
     is_host = pl.col("device").is_null() & pl.col("correlation_id").is_null()
     num_lost = trace.events.filter(is_host.not_() & has_facts()).height

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.errors import TraceError
+from ppprof.paths import located
 from ppprof.trace.facts import with_facts
 from ppprof.trace.forest import pre_order
 from ppprof.trace.schema import (
@@ -80,7 +81,7 @@ def _content(path: str | Path) -> bytes:
     """The bytes of a file, unpacked where it is packed with gzip."""
     with Source(path) as source:
         if not source.is_packed:
-            return Path(path).read_bytes()
+            return located(path).read_bytes()
         content = b"".join(iter(lambda: source.read(BLOCK_BYTES), b""))
         if source.damage:
             raise TraceError(f"{path}: {source.damage}; a .pb is read whole or not at all")

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from ppprof.paths import located
 from ppprof.rundir import writing
 from ppprof.trace.facts import has_facts, told_in_names
 from ppprof.trace.paddle_pb import DEVICE_PROPERTIES
@@ -38,7 +39,7 @@ def write_paddle_pb(trace: Trace, path: str | Path) -> Mapping[str, int]:
         known, as it hangs them under it; facts, where a name cannot carry them.
     """
     told = told_in_names(trace.events)
-    with writing(Path(path)) as file:
+    with writing(located(path)) as file:
         for part in _parts(trace, told):
             file.write(part)
     is_device = pl.col("device").is_not_null()

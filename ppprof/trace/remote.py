@@ -26,6 +26,7 @@ import polars as pl
 
 from ppprof.calls import REMOTE, RemoteCall, aligned, read_calls
 from ppprof.errors import TraceError
+from ppprof.paths import located
 from ppprof.trace.facts import FACTS
 from ppprof.trace.paddle_pb import read_paddle_pb
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, conform, empty, nullable
@@ -67,7 +68,7 @@ def read_window(raw: str | Path) -> Trace:
         TraceError: the capture cannot be read; a call that cannot is counted in ``lost``.
     """
     trace = read_paddle_pb(raw)
-    folder = Path(raw).with_suffix(".calls")
+    folder = located(raw).with_suffix(".calls")
     return _with_calls(trace, folder) if folder.is_dir() else trace
 
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import IO, NamedTuple
 
 from ppprof.errors import TraceError
+from ppprof.paths import located, reaching
 
 BLOCK_BYTES = 4 << 20
 """Read at a time: a block and what is computed from it stay in the processor's cache."""
@@ -118,7 +119,8 @@ class Source:
         self._rest = b""
         self._unpacked: _Unpacked | None = None
         try:
-            self._file = Path(path).open("rb", buffering=0)  # noqa: SIM115 - see __exit__
+            with reaching(path):
+                self._file = located(path).open("rb", buffering=0)
             is_gzip = self._file.read(2) == _GZIP
             self.size = self._file.seek(0, 2)
             """Bytes of the file as it lies on disk."""

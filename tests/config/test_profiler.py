@@ -190,6 +190,11 @@ def test_schedules(load, written, read):
         ("enable: flase", "enable: 'flase': expected True or False; did you mean \"False\"?"),
         ("enable: 1", "enable: 1: expected True or False"),
         ("enable: [True]", "enable: [True]: expected True or False"),
+        (
+            "profiler_log: 's3://bucket/run'",
+            "profiler_log: s3://bucket/run: a capture writes to a disk; expected a directory that "
+            "this machine has, whose files can be copied to a store later and read there",
+        ),
         ("profiler_log: [a]", "profiler_log: ['a']: expected text"),
         ("profiler_log: 20261120", "profiler_log: 20261120: expected text"),
         ("row_limit: 0", "row_limit: 0: expected at least 1"),

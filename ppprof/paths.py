@@ -1,0 +1,66 @@
+"""Where files are: on this machine, or in a store that fsspec reaches by a URL.
+
+A path in a store is a ``upath.UPath``, which does what ``pathlib.Path`` does; credentials and
+endpoints are found as each store's own tools find them, or in fsspec's configuration. Which stores
+there are: https://filesystem-spec.readthedocs.io, each from a package of its own (s3fs, gcsfs...).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Union, cast
+
+from ppprof.errors import InputError, PpprofError
+
+PathLike = Union[str, "os.PathLike[str]"]
+
+_OURS = frozenset(["builtins", "numpy", "polars", "ppprof"])
+"""Whose errors are no store's."""
+
+
+def located(path: PathLike) -> Path:
+    """``s3://bucket/run`` as a path in that store, any other as one on this machine.
+
+    Raises:
+        InputError: nothing reaches such a store; says what to install.
+    """
+    if not is_remote(path):
+        return Path(path)
+    try:
+        from upath import UPath
+
+        at = UPath(path)
+        _ = at.fs  # the first to need the store's package
+    except (ImportError, ValueError) as error:
+        raise InputError(f"{path}: {error}") from error
+    return cast(Path, at)
+
+
+def is_remote(path: PathLike) -> bool:
+    """Whether it is a URL, or what `located` made of one.
+
+    >>> is_remote("s3://bucket/run"), is_remote("runs/s3")
+    (True, False)
+    """
+    return "://" in str(path)
+
+
+@contextmanager
+def reaching(path: PathLike) -> Iterator[None]:
+    """Raises what a store's client has of its own (no credentials, no connection) as OSError."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if error.strerror or not is_remote(path):
+            raise
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)) from error
+    except (OSError, PpprofError):
+        raise
+    except Exception as error:
+        if not is_remote(path) or type(error).__module__.partition(".")[0] in _OURS:
+            raise
+        raise OSError(" ".join(str(error).split()) or type(error).__name__) from error

@@ -1,0 +1,188 @@
+"""Runs in a store: s3fs, the real client, against a server that speaks S3 (moto)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import fsspec
+import polars as pl
+import pytest
+from moto.server import ThreadedMotoServer
+from polars.testing import assert_frame_equal
+
+import ppprof
+from ppprof.cli import main
+from ppprof.config import ProfilerConfig
+from ppprof.errors import InputError, TraceError
+from ppprof.paths import located
+from ppprof.rundir import TraceName, claim, write_manifest
+from ppprof.topology import Topology
+from ppprof.trace import read, write
+from tests.fixtures import timeline
+from tests.fixtures.pipelines import one_f_one_b
+
+GRID = Topology.of(pp=2)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A run of two ranks on this disk: one left a .pb, the other JSON."""
+    run = claim(tmp_path_factory.mktemp("here") / "log")
+    block = ProfilerConfig.from_mapping({"enable": True}).to_mapping()
+    axes = {"order": GRID.order, "degrees": GRID.degrees}
+    ranks = [{"rank": rank, "coordinate": GRID.coordinate(rank)} for rank in range(2)]
+    write_manifest(run, {"profiler": block, "axes": axes, "ranks": ranks, "run_id": "one"})
+    for rank, thread in enumerate(one_f_one_b(2, 4, meets=True, steps=2)):
+        raw = run / f"raw/rank_{rank:05}_{GRID.label(rank)}_time_20261120T201530_000.pb"
+        timeline.write(raw, thread)
+    name = TraceName.parse(raw)
+    write(read(raw), run / name.trace("json.gz"))
+    raw.unlink()
+    return run
+
+
+@pytest.fixture(scope="module")
+def store():
+    """Settings of a server that has a bucket, as they are found in the environment."""
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "something")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+        fsspec.filesystem("s3", skip_instance_cache=True).mkdir("bucket")
+        yield
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def there(here, store):
+    """The same run in the store."""
+    fsspec.filesystem("s3").put(f"{here}/", "bucket/runs/log/", recursive=True)
+    return "s3://bucket/runs/log"
+
+
+def printed(capsys, *arguments):
+    """stdout of a command that succeeds, which may not say where it read."""
+    assert main([*map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["summary", "--views", "all"],
+        ["summary", "--by", "rank"],
+        ["ranks", "--what-if"],
+        ["ranks", "--workers", "2"],
+    ],
+    ids=" ".join,
+)
+def test_a_command_prints_what_it_prints_of_the_disk(here, there, capsys, command):
+    name, *options = command
+    of_disk = printed(capsys, name, here, *options)
+    assert printed(capsys, name, there, *options) == of_disk.replace(str(here), there)
+
+
+def test_events_of_all_ranks(here, there):
+    run = ppprof.open(there)
+    assert run.ranks == [0, 1]
+    assert str(run) == there
+    assert_frame_equal(run.events(), ppprof.open(here).events())
+
+
+def test_directories_above_a_run_are_looked_through(there):
+    assert str(ppprof.open("s3://bucket/runs")) == there
+    assert str(ppprof.open("s3://bucket")) == there
+
+
+def test_one_file(there, here):
+    name = next(path.name for path in here.glob("*.json.gz"))
+    assert_frame_equal(
+        ppprof.open(f"{there}/{name}").events().drop("rank"),
+        ppprof.open(here / name).events().drop("rank"),
+    )
+
+
+def test_a_timeline_is_written_to_the_store(here, there, tmp_path, capsys):
+    main(["merge", str(here), "-o", str(tmp_path / "all.json.gz")])
+    assert main(["merge", there, "-o", "s3://bucket/out/all.json.gz"]) == 0
+    told = capsys.readouterr().err.splitlines()[-1]
+    merged = located("s3://bucket/out/all.json.gz").read_bytes()
+    assert merged == (tmp_path / "all.json.gz").read_bytes()
+    assert told.startswith("s3://bucket/out/all.json.gz: ranks 0-1, ")
+    assert main(["merge", there, "-o", "s3://bucket/out/all.json.gz"]) == 2
+    assert "exists; --force replaces it" in capsys.readouterr().err
+
+
+def test_tables_and_converted_traces_are_written_to_the_store(here, there, capsys):
+    assert main(["summary", there, "--format", "json", "-o", "s3://bucket/out/tables.json"]) == 0
+    of_disk = printed(capsys, "summary", here, "--format", "json")
+    assert located("s3://bucket/out/tables.json").read_text() == of_disk.replace(str(here), there)
+    name = next(path.name for path in here.glob("raw/*.pb"))
+    assert main(["convert", f"{there}/raw/{name}", "s3://bucket/out/rank0.json"]) == 0
+    assert_frame_equal(
+        read("s3://bucket/out/rank0.json").events.select("name", "dur_ns"),
+        read(here / "raw" / name).events.select("name", "dur_ns"),
+    )
+
+
+def test_what_is_not_there(there, capsys):
+    assert main(["ranks", "s3://bucket/nothing"]) == 3
+    assert capsys.readouterr().err == "s3://bucket/nothing: No such file or directory\n"
+    with pytest.raises(TraceError, match=r"^s3://bucket/a\.json: No such file or directory$"):
+        read("s3://bucket/a.json")
+
+
+def test_no_bucket(there):
+    with pytest.raises(InputError, match=r"^s3://nobody/run: "):
+        ppprof.open("s3://nobody/run")
+
+
+def test_a_finish_has_to_be_on_a_disk(there, capsys):
+    assert main(["finish", there]) == 2
+    assert capsys.readouterr().err == (
+        f"{there}: finish writes beside what it reads; copy the run to a disk\n"
+    )
+
+
+def test_no_package_for_a_store(capsys):
+    """Said by fsspec, which knows what to install."""
+    pytest.importorskip("fsspec")
+    assert main(["ranks", "oss://bucket/run"]) == 3
+    assert "ossfs" in capsys.readouterr().err
+
+
+def test_no_such_kind_of_store(capsys):
+    assert main(["ranks", "nonsense://bucket/run"]) == 3
+    assert capsys.readouterr().err.startswith("nonsense://bucket/run: ")
+
+
+def test_nobody_answers_or_nobody_is_known(there, monkeypatch):
+    """In a process of its own each: s3fs keeps what it has found out."""
+    for variable, value, said in [
+        ("AWS_ENDPOINT_URL", "http://127.0.0.1:9", "Could not connect"),
+        ("AWS_ACCESS_KEY_ID", None, "credentials"),
+    ]:
+        with monkeypatch.context() as patch:
+            patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+            patch.setenv("AWS_MAX_ATTEMPTS", "1")
+            if value is None:
+                patch.delenv(variable)
+                patch.delenv("AWS_SECRET_ACCESS_KEY")
+            else:
+                patch.setenv(variable, value)
+            done = subprocess.run(
+                [sys.executable, "-m", "ppprof", "ranks", there],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+        assert (done.returncode, done.stdout) == (3, "")
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_columns_are_those_of_any_run(there):
+    assert ppprof.open(there).breakdown("pp").schema["step_ns"] == pl.Float64
