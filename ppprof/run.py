@@ -24,7 +24,7 @@ from ppprof.analysis.across import by_name, by_rank, check_across, comparable, o
 from ppprof.analysis.cluster import Cluster, examine
 from ppprof.analysis.matching import align, collectives, placed
 from ppprof.analysis.profile import Options, Profile
-from ppprof.analysis.ranks import PLACES, group_steps, join_ranks
+from ppprof.analysis.ranks import PLACES, group_steps, join_ranks, of_window
 from ppprof.analysis.steps import Steps, select_steps
 from ppprof.analysis.summary import VIEWS, summarize
 from ppprof.clocks import Clock, Clocks, Reading, read_clocks
@@ -630,16 +630,17 @@ class Run:
             InputError: none of them can be read.
         """
         wanted = None if steps is None else Steps.parse(steps)
-        parts, met, passed = [], [], []
+        parts, bubbles, met, passed = [], [], [], []
         for at in self.each(examine, self.select_ranks(ranks, window), executor):
-            recording, (made, collectives, passes) = at.recording, at.made
             if at.lost:
                 self._tell(lost_text(at.source, at.lost))
-            if made.is_empty():
+            if at.made.breakdown.parts.is_empty():
                 self._tell(f"{at.source}: no step in it; left out")
-            parts.append((recording.rank, recording.window, made))
-            met.append(placed(collectives, recording.rank))
-            passed.append(passes.with_columns(rank=pl.lit(recording.rank, pl.Int64)))
+            rank, number = at.recording.rank, at.recording.window
+            parts.append((rank, number, at.made.breakdown.parts))
+            bubbles.append(of_window(at.made.breakdown.bubbles, rank, number))
+            met.append(placed(at.made.collectives, rank))
+            passed.append(at.made.passes.with_columns(rank=pl.lit(rank, pl.Int64)))
         rows = join_ranks(parts, self.places)
         if rows.is_empty():
             raise InputError(f"{self.path}: no step in any of its traces")
@@ -648,7 +649,8 @@ class Run:
             rows = rows.filter(wanted.hold(pl.col("step")))
             if rows.is_empty():
                 raise UsageError(f"{self.path}: no step of {wanted}; it has {known}")
-        return Cluster(rows, _by_rank(met), _by_rank(passed), self.clocks, self.topology)
+        of_ranks = (_by_rank(bubbles), _by_rank(met), _by_rank(passed))
+        return Cluster(rows, *of_ranks, self.clocks, self.topology)
 
     @cached_property
     def clocks(self) -> Clocks:

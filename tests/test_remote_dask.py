@@ -22,7 +22,7 @@ def test_dask_workers_are_nodes_of_the_callers_table(tmp_path: Path) -> None:
     block = {"enable": True, "profiler_log": str(log), "scheduler": [0, 1]}
     with (
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
         ) as cluster,
         distributed.Client(cluster) as client,
         ppprof.attach(block) as prof,

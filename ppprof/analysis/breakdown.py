@@ -26,7 +26,8 @@ joins such tables. Every instant of a step belongs to the first of these that ho
       bubble    ####__##___#__##___##__##_    receive, send, all_reduce
 
   It holds the transfers themselves, which one rank's trace cannot tell from the wait for the other
-  side to send; and, on CPU, what Python does between two passes.
+  side to send (`ppprof.analysis.transfers` takes them out, where the other side's trace is there);
+  and, on CPU, what Python does between two passes.
 - ``host_bound``, of traces with device events only: nothing runs on any device, and the thread that
   steps neither communicates nor synchronises: it does not launch fast enough.
 - ``rest``: what is left. On CPU, Python between operators; on GPU, copies and other waits.
@@ -40,6 +41,7 @@ one, or in a synchronisation.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -67,6 +69,8 @@ in which some thread launches (runtime calls)."""
 UNKNOWN = "?"
 """The axis of communication whose group is not known."""
 
+STRETCHES = {"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
+
 BREAKDOWN = {"step": pl.Int64, "part": pl.String, "axis": pl.String, "time_ns": pl.Int64}
 
 _NCCL = "(?i)nccl|xccl"
@@ -76,14 +80,23 @@ _SYNCHRONISING = "(?i)synchronize"
 _MEETING = "(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier"
 
 
-def breakdown(trace: Trace) -> pl.DataFrame:
+class Breakdown(NamedTuple):
+    """What `breakdown` makes of one rank's window."""
+
+    parts: pl.DataFrame
+    """Columns of `BREAKDOWN`: a row a step and part."""
+    bubbles: pl.DataFrame
+    """Columns of `STRETCHES`: the disjoint stretches of a step that are bubble."""
+
+
+def breakdown(trace: Trace) -> Breakdown:
     """One rank's steps in `PARTS`, and what is told `BESIDE` them.
 
     Args:
         trace: one rank's window.
 
     Returns:
-        step, part, axis ("dp", "pp+mp", "?"; null but for exposed, communication and hidden),
+        ``parts``: step, part, axis ("dp", "pp+mp", "?"; null but for exposed, communication and hidden),
         time_ns: int64. By step; then ``step``, whose time is the sum of the `PARTS` behind it, and
         those `BESIDE`. No host_bound, no host_launch without device events. An axis that a step
         does not communicate over is 0 where another step does. Several ProfileSteps of one number
@@ -118,6 +131,7 @@ def breakdown(trace: Trace) -> pl.DataFrame:
         others = intervals_of(events.filter(~pl.col("of_stages")))
         take("exposed", axis, together(others, difference(of_stages, bubble)))
     take("data_loading", None, _stepping(profile, "Dataloader"))
+    bubble = difference(bubble, taken)
     take("bubble", None, bubble)
     if waiting is not None:
         busy = together(intervals_of(tree.devices), waiting)
@@ -132,7 +146,22 @@ def breakdown(trace: Trace) -> pl.DataFrame:
     if on_device:
         launches = union(*intervals_of(tree.launches))
         times.append(("host_launch", None, covered_within(launches, start, end)))
-    return _added_up(steps["step"], times)
+    return Breakdown(_added_up(steps["step"], times), _cut(steps, bubble))
+
+
+def _cut(steps: pl.DataFrame, instants: Intervals) -> pl.DataFrame:
+    """The parts of a union that lie in each step: columns of `STRETCHES`."""
+    start, end = instants
+    cut = [pl.DataFrame(schema=STRETCHES)]
+    for step, first, last in steps.select("step", "start_ns", "end_ns").iter_rows():
+        inside = slice(np.searchsorted(end, first, "right"), np.searchsorted(start, last))
+        parts = {"start_ns": start[inside].clip(first), "end_ns": end[inside].clip(max=last)}
+        cut.append(
+            pl.DataFrame(parts).select(
+                step=pl.lit(step, pl.Int64), start_ns="start_ns", end_ns="end_ns"
+            )
+        )
+    return pl.concat(cut)
 
 
 def _added_up(steps: pl.Series, times: Sequence[tuple[str, str | None, Int64]]) -> pl.DataFrame:

@@ -5,33 +5,44 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import polars as pl
 
 from ppprof.analysis.arrivals import arrivals, by_group
-from ppprof.analysis.breakdown import breakdown
+from ppprof.analysis.breakdown import Breakdown, breakdown
 from ppprof.analysis.matching import align, collectives, matched
 from ppprof.analysis.stragglers import slow_groups, slow_ranks
+from ppprof.analysis.transfers import without_transfers
 from ppprof.analysis.what_if import WHAT_IF, passes, what_if
 from ppprof.clocks import Clock
 from ppprof.topology import Topology
 from ppprof.trace.schema import Trace
 
 
-def examine(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """One rank's part: its steps (`breakdown`), its collectives and its passes.
+class Examined(NamedTuple):
+    """One rank's part, made of its trace alone; the rank is to be told."""
 
-    The latter two are of a rank that is to be told: see `ppprof.analysis.matching.placed`.
-    """
-    return breakdown(trace), collectives(trace), passes(trace)
+    breakdown: Breakdown
+    collectives: pl.DataFrame
+    """To be told by `ppprof.analysis.matching.placed`."""
+    passes: pl.DataFrame
+    """As `ppprof.analysis.what_if.passes` gives them."""
+
+
+def examine(trace: Trace) -> Examined:
+    """What `Cluster` needs of a window."""
+    return Examined(breakdown(trace), collectives(trace), passes(trace))
 
 
 @dataclass(frozen=True)
 class Cluster:
     """Small tables of all ranks, and what they say together."""
 
-    steps: pl.DataFrame
+    alone: pl.DataFrame
     """A row a rank and step: what `ppprof.analysis.ranks.join_ranks` gave."""
+    bubbles: Sequence[pl.DataFrame]
+    """A table a rank, on its own clock: rank, window, `ppprof.analysis.breakdown.STRETCHES`."""
     collectives: Sequence[pl.DataFrame]
     """A table a rank, on its own clock: what `ppprof.analysis.matching.collectives` gave."""
     passes: Sequence[pl.DataFrame]
@@ -47,10 +58,20 @@ class Cluster:
         return align(self.collectives, self.measured)
 
     @cached_property
+    def steps(self) -> pl.DataFrame:
+        """A row a rank and step, transfers told from the wait for others (`without_transfers`)."""
+        return without_transfers(self.alone, self.bubbles, self.matched, self.clocks)
+
+    @cached_property
+    def matched(self) -> pl.DataFrame:
+        """Every collective, member by member, on one clock; see `ppprof.analysis.matching`."""
+        return matched(self.collectives, self.clocks)
+
+    @cached_property
     def arrivals(self) -> pl.DataFrame:
         """Every collective once, with its verdict; see `ppprof.analysis.arrivals.arrivals`."""
         steps = self.steps["step"].unique()
-        found = arrivals(matched(self.collectives, self.clocks), self.clocks)
+        found = arrivals(self.matched, self.clocks)
         return found.filter(pl.col("step").is_in(steps.implode()))
 
     @cached_property

@@ -31,7 +31,7 @@ def join_ranks(
         0     4     bubble   null  60
 
     Args:
-        breakdowns: rank, window and `ppprof.analysis.breakdown.breakdown` of each.
+        breakdowns: rank, window and ``parts`` of `ppprof.analysis.breakdown.breakdown` of each.
         places: columns of `PLACES`; ranks that are missing there have no place.
 
     Returns:
@@ -43,14 +43,7 @@ def join_ranks(
     rows = pl.concat(
         [
             pl.DataFrame(schema={"rank": pl.Int64, "window": pl.Int64, **BREAKDOWN}),
-            *(
-                table.select(
-                    pl.lit(rank, pl.Int64).alias("rank"),
-                    pl.lit(window, pl.Int64).alias("window"),
-                    pl.all(),
-                )
-                for rank, window, table in breakdowns
-            ),
+            *(of_window(table, rank, window) for rank, window, table in breakdowns),
         ]
     )
     keys = ["rank", "window", "step"]
@@ -74,6 +67,13 @@ def join_ranks(
         .join(places, on="rank", how="left")
         .select(*PLACES, "window", "step", *columns)
         .sort(keys)
+    )
+
+
+def of_window(table: pl.DataFrame, rank: int, window: int) -> pl.DataFrame:
+    """The table of a window, with rank and window, int64, before its columns."""
+    return table.select(
+        pl.lit(rank, pl.Int64).alias("rank"), pl.lit(window, pl.Int64).alias("window"), pl.all()
     )
 
 

@@ -19,7 +19,8 @@ exposed, bubble and hidden."""
 _NOTE = """\
 Means over steps: time, and % of the step. Computation, Exposed (by axis), Data Loading, Bubble,
 Host Bound and Rest add up to the step. Exposed: communication that no computation hides; Bubble:
-waiting for other pipeline stages, with its transfers; Hidden: communication under computation.
+waiting for other pipeline stages (and transfers of which the other side is not here); Hidden:
+communication under computation.
 Host Launch: runtime calls, beside the devices' time. *: the most of its column."""
 
 
