@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile import Profile
@@ -80,16 +79,9 @@ def self_time(profile: Profile) -> pl.DataFrame:
 
 
 def _self_time(profile: Profile) -> pl.DataFrame:
-    hosts = profile.tree.hosts
+    tree, hosts = profile.tree, profile.tree.hosts
     is_operator = (hosts["category"] == "Operator").to_numpy()
-    parent = hosts["parent"].fill_null(-1).to_numpy()
-    above = np.where(is_operator, parent, -1)
-    while len(on := np.flatnonzero((above >= 0) & ~is_operator[above])):
-        above[on] = parent[above[on]]
-    cpu_ns = hosts["cpu_ns"].to_numpy()
-    own_ns = cpu_ns.copy()
-    called = np.flatnonzero(above >= 0)
-    np.subtract.at(own_ns, above[called], cpu_ns[called])
+    own_ns = tree.own("cpu_ns", is_operator, tree.enclosing(is_operator))
     names = hosts.select(pl.col("name").cast(pl.String), cpu_self_ns=pl.Series(own_ns))
     return names.filter(pl.Series(is_operator)).group_by("name").agg(pl.col("cpu_self_ns").sum())
 

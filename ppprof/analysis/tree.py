@@ -80,6 +80,31 @@ class Tree:
         """Host events of these categories, in Paddle's order of visiting."""
         return self.hosts.filter(pl.col("category").is_in(categories)).sort("visit")
 
+    def enclosing(self, chosen: npt.NDArray[np.bool_]) -> Int64:
+        """The nearest chosen host event above each, -1 for none, shape (hosts,)."""
+        parent = self.hosts["parent"].fill_null(-1).to_numpy()
+        above: Int64 = parent.copy()
+        while len(on := np.flatnonzero((above >= 0) & ~chosen[above])):
+            above[on] = parent[above[on]]
+        return above
+
+    def own(self, column: str, chosen: npt.NDArray[np.bool_], above: Int64) -> Int64:
+        """A time of chosen host events without that of the chosen ones right below them.
+
+        Args:
+            column: ``cpu_ns``, ``gpu_ns`` or ``device_ns`` of `hosts`.
+            chosen: shape (hosts,); elsewhere the time is as it is.
+            above: `enclosing` of ``chosen``.
+
+        Returns:
+            Shape (hosts,).
+        """
+        time_ns = self.hosts[column].to_numpy()
+        own: Int64 = time_ns.copy()
+        inner = np.flatnonzero(chosen & (above >= 0))
+        np.subtract.at(own, above[inner], time_ns[inner])
+        return own
+
     def below(self, rows: Int64) -> npt.NDArray[np.bool_]:
         """Which host events lie below one of ``rows`` (not the rows themselves), shape (hosts,)."""
         ends = np.zeros(len(self.size) + 1, np.int64)

@@ -1,0 +1,246 @@
+"""Two trees laid over one another: which node of one is which of the other.
+
+::
+
+    left            right           aligned
+    GPT             GPT             GPT      GPT
+      Block           Block           Block    Block
+        Linear          Linear          Linear   Linear
+      Norm              GELU            -        GELU        new
+                      Norm            Norm     Norm
+
+Nodes match if they have the same name and their parents match; the order of siblings is kept. Of all
+such alignments it is one that matches the most nodes.
+
+Source: S. M. Selkow, "The tree-to-tree editing problem" (1977), with insertion and deletion of whole
+subtrees; siblings as in D. S. Hirschberg, "A linear space algorithm for computing maximal common
+subsequences" (1975).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+
+_LARGEST_MATRIX = 1 << 22
+"""Cells of a table of scores; larger ones are cut in two, again and again (Hirschberg)."""
+
+_MOST_PAIRS = 100_000
+"""Pairs of subtrees that differ and are compared node by node; of more, their first levels count."""
+
+
+@dataclass(eq=False)
+class Node:
+    """A node and what lies below it."""
+
+    name: str
+    children: list[Node] = field(default_factory=list)
+    key: int = -1
+    """For whoever made the tree."""
+
+
+Pair = tuple["Node | None", "Node | None", int]
+"""What matches what, None for a gap, and how deep it lies."""
+
+
+def align(left: Node, right: Node) -> list[Pair]:
+    """Both trees as one, in pre-order; the roots match whatever they are called.
+
+    Of siblings in a gap, those of ``left`` come first.
+    """
+    return list(_Alignment(left, right).pairs(left, right, 0))
+
+
+class _Alignment:
+    """What is known of all subtrees of two trees."""
+
+    def __init__(self, left: Node, right: Node) -> None:
+        self._shape: dict[int, int] = {}
+        self._size: dict[int, int] = {}
+        self._name: dict[str, int] = {}
+        shapes: dict[tuple[int, ...], int] = {}
+        for root in (left, right):
+            for node in reversed(list(walk(root))):  # children before their parents
+                name = self._name.setdefault(node.name, len(self._name))
+                shape = (name, *(self._shape[id(child)] for child in node.children))
+                self._shape[id(node)] = shapes.setdefault(shape, len(shapes))
+                self._size[id(node)] = 1 + sum(self._size[id(child)] for child in node.children)
+        self._scores: dict[tuple[int, int], int] = {}
+        self._num_compared = 0
+
+    def pairs(self, left: Node, right: Node, depth: int) -> Iterator[Pair]:
+        """Two nodes that match, and what is below them."""
+        if self._shape[id(left)] == self._shape[id(right)]:
+            for one, other, below in _together(left, right):
+                yield one, other, depth + below
+            return
+        yield left, right, depth
+        inner = depth + 1
+        ends = (len(left.children), len(right.children))
+        past = (0, 0)
+        for i, j in [*self._siblings(left.children, right.children), ends]:
+            for node in left.children[past[0] : i]:
+                yield from ((below, None, inner + deep) for below, deep in _levels(node))
+            for node in right.children[past[1] : j]:
+                yield from ((None, below, inner + deep) for below, deep in _levels(node))
+            if (i, j) != ends:
+                yield from self.pairs(left.children[i], right.children[j], inner)
+            past = (i + 1, j + 1)
+
+    def _siblings(self, left: Sequence[Node], right: Sequence[Node]) -> list[tuple[int, int]]:
+        """Which of two rows of siblings match, in their order."""
+        shapes = [[self._shape[id(node)] for node in nodes] for nodes in (left, right)]
+        first = 0
+        while first < min(len(left), len(right)) and shapes[0][first] == shapes[1][first]:
+            first += 1
+        last = 0
+        while (
+            last < min(len(left), len(right)) - first
+            and shapes[0][-1 - last] == shapes[1][-1 - last]
+        ):
+            last += 1
+        inner = self._best(left[first : len(left) - last], right[first : len(right) - last])
+        return [
+            *((at, at) for at in range(first)),
+            *((first + i, first + j) for i, j in inner),
+            *((len(left) - at, len(right) - at) for at in range(last, 0, -1)),
+        ]
+
+    def _best(self, left: Sequence[Node], right: Sequence[Node]) -> list[tuple[int, int]]:
+        if not left or not right:
+            return []
+        rows = _Scores(self._siblings_of(left), self._siblings_of(right))
+        same_name: dict[str, dict[int, Node]] = {}
+        for node in right:
+            same_name.setdefault(node.name, {})[self._shape[id(node)]] = node
+        for shape, node in {self._shape[id(node)]: node for node in left}.items():
+            for other_shape, other in same_name.get(node.name, {}).items():
+                if shape != other_shape and self._num_compared < _MOST_PAIRS:
+                    rows.exact[shape, other_shape] = self._score(node, other)
+        return _longest(rows, 0, len(left), 0, len(right))
+
+    def _score(self, left: Node, right: Node) -> int:
+        """How many nodes of two subtrees match, whose roots do."""
+        key = (self._shape[id(left)], self._shape[id(right)])
+        if key[0] == key[1]:
+            return self._size[id(left)]
+        if key not in self._scores:
+            self._num_compared += 1
+            self._scores[key] = 1 + sum(
+                self._score(left.children[i], right.children[j])
+                for i, j in self._siblings(left.children, right.children)
+            )
+        return self._scores[key]
+
+    def _siblings_of(self, nodes: Sequence[Node]) -> _Siblings:
+        return _Siblings(
+            np.array([self._shape[id(node)] for node in nodes], np.int64),
+            np.array([self._name[node.name] for node in nodes], np.int64),
+            np.array([self._size[id(node)] for node in nodes], np.int64),
+        )
+
+
+class _Siblings(NamedTuple):
+    """A row of siblings: equal numbers are equal shapes and names."""
+
+    shape: Int64
+    name: Int64
+    size: Int64
+
+
+@dataclass
+class _Scores:
+    """Two rows of siblings, and what it is worth to match two of them."""
+
+    left: _Siblings
+    right: _Siblings
+    exact: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Of pairs of shapes with the same name, where it was worked out; else 1."""
+    _kept: dict[int, Int32] = field(default_factory=dict)
+
+    def of(self, i: int, first: int, last: int) -> Int32:
+        """Of one on the left with each of some on the right; 0 where they do not match."""
+        shape = int(self.left.shape[i])
+        if shape not in self._kept:
+            is_same = self.right.name == self.left.name[i]
+            scores = is_same.astype(np.int32)
+            scores[self.right.shape == shape] = self.left.size[i]
+            for j in np.flatnonzero(is_same) if self.exact else ():
+                scores[j] = self.exact.get((shape, int(self.right.shape[j])), scores[j])
+            self._kept[shape] = scores
+        return self._kept[shape][first:last]
+
+
+def _longest(
+    scores: _Scores, top: int, bottom: int, first: int, last: int
+) -> list[tuple[int, int]]:
+    """The pairs, in order, that are worth the most together."""
+    if top == bottom or first == last:
+        return []
+    if (bottom - top) * (last - first) > _LARGEST_MATRIX and bottom - top > 1:
+        middle = (top + bottom) // 2
+        before = _worth(scores, range(top, middle), first, last)
+        behind = _worth(scores, range(bottom - 1, middle - 1, -1), first, last, backwards=True)
+        cut = first + int((before + behind[::-1]).argmax())
+        return [
+            *_longest(scores, top, middle, first, cut),
+            *_longest(scores, middle, bottom, cut, last),
+        ]
+    best = np.zeros((bottom - top + 1, last - first + 1), np.int32)
+    for row, i in enumerate(range(top, bottom), 1):
+        best[row] = _next_row(best[row - 1], scores.of(i, first, last))
+    pairs = []
+    row, column = bottom - top, last - first
+    while row and column:
+        if best[row, column] == best[row, column - 1]:
+            column -= 1
+        elif best[row, column] == best[row - 1, column]:
+            row -= 1
+        else:
+            row, column = row - 1, column - 1
+            pairs.append((top + row, first + column))
+    return pairs[::-1]
+
+
+def _worth(
+    scores: _Scores, rows: range, first: int, last: int, *, backwards: bool = False
+) -> Int32:
+    """Of matching all rows with the first 0, 1, ... on the right (backwards: the last)."""
+    best = np.zeros(last - first + 1, np.int32)
+    for i in rows:
+        values = scores.of(i, first, last)
+        best = _next_row(best, values[::-1] if backwards else values)
+    return best
+
+
+def _next_row(above: Int32, scores: Int32) -> Int32:
+    row: Int32 = above.copy()
+    np.maximum(row[1:], above[:-1] + scores, out=row[1:])
+    np.maximum.accumulate(row, out=row)
+    return row
+
+
+def walk(root: Node) -> Iterator[Node]:
+    """A tree in pre-order."""
+    return (node for node, _ in _levels(root))
+
+
+def _levels(root: Node) -> Iterator[tuple[Node, int]]:
+    waiting = [(root, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        yield node, depth
+        waiting += [(child, depth + 1) for child in reversed(node.children)]
+
+
+def _together(left: Node, right: Node) -> Iterator[tuple[Node, Node, int]]:
+    """Two trees of the same shape."""
+    for (one, depth), (other, _) in zip(_levels(left), _levels(right)):
+        yield one, other, depth
