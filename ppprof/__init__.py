@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ppprof import remote
     from ppprof.capture.attach import attach
+    from ppprof.compare import diff
     from ppprof.run import open
 
-__all__ = ["attach", "open", "remote"]
+__all__ = ["attach", "diff", "open", "remote"]
 
 
 def __getattr__(name: str) -> Any:
@@ -18,6 +19,10 @@ def __getattr__(name: str) -> Any:
         from ppprof.capture import attach
 
         return attach
+    if name == "diff":
+        from ppprof.compare import diff
+
+        return diff
     if name == "open":
         from ppprof.run import open
 

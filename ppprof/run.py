@@ -33,6 +33,7 @@ from ppprof.paths import located, reaching
 from ppprof.reading import Progress, T, Worked, read_best, results_of, work_on
 from ppprof.recordings import Recording, alone, in_directories, joined, of_one_run
 from ppprof.report.data import read_document
+from ppprof.steptimes import STEP_TIMES, read_step_times
 from ppprof.topology import AXES, RankSelector, Topology
 from ppprof.trace import Trace
 from ppprof.trace.merge import Window, write_merged
@@ -66,10 +67,11 @@ def open(
         tell: takes what could not be read while something else could; a warning by default.
 
     Returns:
-        A `Run`. Only names have been read so far.
+        A `Run`. Only names have been read so far. One that has recorded nothing, such as with
+        ``timer_only``, has step times alone, and its other methods raise InputError.
 
     Raises:
-        InputError: no such path, no trace in it, or several that are not of the same run.
+        InputError: no such path, no run and no trace in it, or several that are not of one run.
     """
     at = located(path)
     try:
@@ -82,11 +84,8 @@ def open(
                 paths, recordings = [at], [alone(at)]
     except OSError as error:
         raise InputError(f"{error.filename or path}: {error.strerror or error}") from error
-    if not recordings:
-        raise InputError(
-            f"{joined(paths)}: no trace in it: expected a run directory with recorded windows, or "
-            "files such as *.paddle_trace.json (.json.gz, .pb) or *.pt.trace.json"
-        )
+    if not recordings and not any(rundir.has_manifest(path) for path in paths):
+        raise InputError(_no_trace(paths))
     return Run(paths, recordings, cache, progress, tell or _warn)
 
 
@@ -184,7 +183,8 @@ class Run:
         """Every window of every rank, by rank, then window."""
         self._cache = cache
         self._progress = progress
-        self._tell = tell
+        self.tell = tell
+        """Takes what could not be read while something else could."""
         self._held: tuple[Recording, Path, Trace] | None = None
         self._made: tuple[Recording, Steps | None, Options, Profile] | None = None
 
@@ -221,6 +221,7 @@ class Run:
         Raises:
             UsageError: there is none; says what there is.
         """
+        self._check_recordings()
         of_rank = [at for at in self.recordings if rank in (None, at.rank)]
         if not of_rank:
             raise UsageError(f"{self}: no rank {rank}; it has {listed('rank', self.ranks)}")
@@ -230,6 +231,10 @@ class Run:
             of = "" if rank is None else f" of rank {rank}"
             raise UsageError(f"{self}: no window {window}{of}; it has {known}")
         return found
+
+    def _check_recordings(self) -> None:
+        if not self.recordings:
+            raise InputError(_no_trace(self.paths))
 
     def trace(self, rank: int | None = None, window: int | None = None) -> Trace:
         """One window as it was read: events, memory, kernels, what was lost.
@@ -364,7 +369,7 @@ class Run:
         present = {at.rank for at in recordings}
         absent = set(self.expected_ranks if ranks is None else ranks) - present
         if absent:
-            self._tell(f"{self.path}: window {at_window}: no {listed('rank', absent)}; left out")
+            self.tell(f"{self.path}: window {at_window}: no {listed('rank', absent)}; left out")
         self._tell_unequal_steps(made)
         if sorted_by == "auto":
             on_device = any(of.sorted_by.startswith("gpu") for of in made)
@@ -418,7 +423,7 @@ class Run:
             worst = max(errors.values(), key=lambda error: error.exit_code)
             raise type(worst)("\n".join(map(str, errors.values())))
         for broken in errors.values():
-            self._tell(str(broken))
+            self.tell(str(broken))
         return made, errors
 
     def _tell_unequal_steps(self, made: Sequence[WindowTables]) -> None:
@@ -431,7 +436,7 @@ class Run:
                 f"{listed('rank', ranks)}: {listed('step', steps)}"
                 for steps, ranks in of_steps.items()
             )
-            self._tell(
+            self.tell(
                 f"{self.path}: window {made[0].recording.window}: totals over different steps: "
                 f"{each}; choose steps that all have"
             )
@@ -451,7 +456,7 @@ class Run:
             if recording.saved is None:
                 raise
             if recording.files:
-                self._tell(str(error))
+                self.tell(str(error))
             return _saved(recording, recording.saved, chosen, wanted, options)
         profile = self._profile(recording, trace, wanted, options)
         if wanted is not None and not profile.steps:
@@ -484,6 +489,7 @@ class Run:
             InputError: none of them can be read. One that cannot, or whose process died of it, is
                 left out, and told.
         """
+        self._check_recordings()
         chosen = self.recordings if recordings is None else tuple(recordings)
         self._held = self._made = None  # memory holds one trace
         if executor is None:
@@ -499,13 +505,13 @@ class Run:
                 errors.append(result)
                 continue
             for message in (*errors, *result.errors):
-                self._tell(message)
+                self.tell(message)
             errors, found = [], True
             yield result
         if not found:
             raise InputError("\n".join(errors))
         for message in errors:
-            self._tell(message)
+            self.tell(message)
 
     @cached_property
     def topology(self) -> Topology | None:
@@ -551,6 +557,7 @@ class Run:
         Raises:
             UsageError: no such ranks or no such window; says what there is.
         """
+        self._check_recordings()
         grid = self.topology
         if grid is None:
             if isinstance(ranks, Mapping):
@@ -564,7 +571,7 @@ class Run:
             )
         missing = (wanted & self._to_record()) - set(self.ranks)
         if missing:
-            self._tell(f"{self.path}: nothing is there of {listed('rank', missing)}")
+            self.tell(f"{self.path}: nothing is there of {listed('rank', missing)}")
         known = {at.window for at in found}
         if window is not None and window not in known:
             raise UsageError(f"{self.path}: no window {window}; it has {listed('window', known)}")
@@ -633,9 +640,9 @@ class Run:
         parts, bubbles, met, passed = [], [], [], []
         for at in self.each(examine, self.select_ranks(ranks, window), executor):
             if at.lost:
-                self._tell(lost_text(at.source, at.lost))
+                self.tell(lost_text(at.source, at.lost))
             if at.made.breakdown.parts.is_empty():
-                self._tell(f"{at.source}: no step in it; left out")
+                self.tell(f"{at.source}: no step in it; left out")
             rank, number = at.recording.rank, at.recording.window
             parts.append((rank, number, at.made.breakdown.parts))
             bubbles.append(of_window(at.made.breakdown.bubbles, rank, number))
@@ -651,6 +658,19 @@ class Run:
                 raise UsageError(f"{self.path}: no step of {wanted}; it has {known}")
         of_ranks = (_by_rank(bubbles), _by_rank(met), _by_rank(passed))
         return Cluster(rows, *of_ranks, self.clocks, self.topology)
+
+    @cached_property
+    def step_times(self) -> pl.DataFrame:
+        """The latest steps of all ranks, recorded or not: `ppprof.steptimes.read_step_times`.
+
+        No rows for files that no capture of ours left.
+
+        Raises:
+            InputError: a file of them cannot be read.
+        """
+        directories = self.paths if rundir.has_manifest(self.path) else ()
+        found = [read_step_times(path) for path in directories]
+        return pl.concat([pl.DataFrame(schema=STEP_TIMES), *found]).sort("rank", "step")
 
     @cached_property
     def clocks(self) -> Clocks:
@@ -717,10 +737,10 @@ class Run:
         there = {recording.rank for recording in chosen if recording.files}
         num_events = write_merged(windows(clocks), path, ranks=there, min_dur_ns=min_dur_ns)
         for message in errors:
-            self._tell(message)
+            self.tell(message)
         unmeasured = [rank for rank in written if rank not in clocks and rank != 0]
         if unmeasured and len(written) > 1:
-            self._tell(
+            self.tell(
                 f"{self}: nothing tells the clocks of {listed('rank', unmeasured)}: their times "
                 "are left as their machine's clock had them; against ranks of other machines they "
                 "can be off by as much as the clocks are"
@@ -741,7 +761,7 @@ class Run:
         clocks = align(_by_rank(met), measured) if met else measured
         bound = {r: at.error_ns for r, at in clocks.items() if at.method == "collectives"}
         if bound:
-            self._tell(
+            self.tell(
                 f"{self}: nobody measured the clocks of {listed('rank', bound)}: what they did "
                 f"together bounds them to {max(bound.values()) / 1e6:.3f} ms"
             )
@@ -786,7 +806,7 @@ class Run:
         """From the best file that can be read; the others are told."""
         file, trace, errors = read_best(recording, self._cache, self._progress)
         for message in errors:
-            self._tell(message)
+            self.tell(message)
         return file, trace
 
     def _profile(
@@ -817,7 +837,7 @@ class Run:
         if not parts:
             raise InputError("\n".join(errors))
         for message in errors:
-            self._tell(message)
+            self.tell(message)
         return pl.concat(parts)
 
 
@@ -876,6 +896,13 @@ def lost_text(path: object, lost: Mapping[str, int]) -> str:
     """What of a file could not be used, in words."""
     kinds = ", ".join(f"{count} {what}" for what, count in lost.items())
     return f"{path}: not all of it could be used: {kinds}"
+
+
+def _no_trace(paths: Iterable[Path]) -> str:
+    return (
+        f"{joined(paths)}: no trace in it: expected a run directory with recorded windows, or "
+        "files such as *.paddle_trace.json (.json.gz, .pb) or *.pt.trace.json"
+    )
 
 
 def _warn(message: str) -> None:

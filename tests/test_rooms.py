@@ -10,7 +10,17 @@ import pytest
 import ppprof
 
 PACKAGE = Path(ppprof.__file__).parent
-LEAVES = {"errors", "paths", "units", "topology", "rundir", "clocks", "calls", "recordings"}
+LEAVES = {
+    "errors",
+    "paths",
+    "units",
+    "topology",
+    "rundir",
+    "clocks",
+    "calls",
+    "recordings",
+    "steptimes",
+}
 MAY_IMPORT = {
     "config": LEAVES,
     "capture": LEAVES | {"config", "trace"},
@@ -19,10 +29,12 @@ MAY_IMPORT = {
     "report": LEAVES | {"trace", "analysis"},
     "reading": LEAVES | {"trace"},
     "run": LEAVES | {"trace", "analysis", "report", "reading"},
+    "compare": LEAVES | {"analysis", "run"},
     "train": LEAVES | {"config", "capture"},
     "integrations": LEAVES | {"config", "capture"},
     "remote": LEAVES | {"config", "capture"},
-    "cli": LEAVES | {"config", "capture", "trace", "analysis", "report", "run", "integrations"},
+    "cli": LEAVES
+    | {"config", "capture", "trace", "analysis", "report", "run", "compare", "integrations"},
 }
 MAY_IMPORT_PADDLE = {"capture", "train", "integrations"}
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
@@ -53,7 +65,7 @@ def test_imports_follow_the_table(path: Path) -> None:
         assert not {name for name in names if name.partition(".")[0] == "paddle"}
     rooms = {name.split(".")[1] for name in names if name.startswith("ppprof.")}
     if room in ("__init__", "__main__"):
-        assert rooms <= {"capture", "config", "topology", "cli", "run", "remote"} | {
+        assert rooms <= {"capture", "config", "topology", "cli", "run", "compare", "remote"} | {
             "attach",
             "main",
         }

@@ -30,7 +30,7 @@ SEPARATOR = "\x1f"
 OCCURRENCE = "\x1e"
 """In a node, between its name and which one of that name it is within its parent."""
 
-_PIECES = ("Forward", "Backward", "Optimization", "Dataloader", "PythonUserDefined", "UserDefined")
+_PIECES = ("Forward", "Backward", "Optimization", "Dataloader", "PythonUserDefined")
 _DEEPEST = 100
 """Levels of modules; what lies deeper is part of the last one."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +15,10 @@ LEAST_STEPS = 5
 """Of either run; from fewer nothing can be said."""
 
 _REPLICATES = 2000
+_AT_ONCE = 100
 _CONFIDENCE = 0.95
+_PARTS = 4
+"""Of a run, to see how far it drifts."""
 _SEED = 342  # the same data give the same interval
 _MOST_RANKS = 64
 """Ranks of a run that are resampled: more would not make the interval narrower."""
@@ -67,7 +71,7 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
     """The change of the mean step time, and how sure it is.
 
     Steps of a job are no independent samples: what slows one slows its neighbours, on all ranks.
-    So blocks of steps are drawn, and ranks, each time all steps of a block on all ranks drawn; and
+    So blocks of steps are drawn (and single steps: the wider interval counts), and ranks, each time all steps of a block on all ranks drawn; and
     the interval is widened by what parts of one run differ from one another, which another run of
     the same thing differs by at the least.
 
@@ -83,7 +87,7 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
     benchmarking in reasonable time" (2013).
     """
     sides = [_matrix(table) for table in (baseline, experiment)]
-    num = [side.shape[1] for side in sides]
+    num = (sides[0].shape[1], sides[1].shape[1])
     if not all(num):
         return Change(None, None, None, *num)
     means = [float(np.nanmean(side)) for side in sides]
@@ -91,19 +95,28 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
     if min(num) < LEAST_STEPS:
         return Change(ratio, None, None, *num)
     random = np.random.default_rng(_SEED)
-    drawn = [_drawn(side, random) for side in sides]
-    ratios = drawn[1] / drawn[0] - 1
-    noise = max(_drift(side) for side in sides)
     tail = (1 - _CONFIDENCE) / 2
-    low, high = (float(at) for at in np.quantile(ratios, [tail, 1 - tail]))
+    low, high = ratio, ratio
+    for is_single in (False, True):  # whichever varies more: blocks hide what alternates
+        lengths = [1 if is_single else _block(number) for number in num]
+        drawn = [_drawn(side, length, random) for side, length in zip(sides, lengths)]
+        ends = np.nanquantile(drawn[1] / drawn[0] - 1, [tail, 1 - tail])
+        low, high = min(low, float(ends[0])), max(high, float(ends[1]))
+    noise = max(_drift(side) for side in sides)
+    # Few blocks vary less than what they are drawn from: Student's factor, as of a mean of them.
+    num_blocks = min(number // _block(number) for number in num)
+    few = _student(num_blocks - 1) / _student(None) * math.sqrt(num_blocks / (num_blocks - 1))
+    drifted = _student(2 * (_PARTS - 1)) * noise
     # Independent errors add up in squares.
-    low = ratio - float(np.hypot(ratio - low, 2 * noise))
-    high = ratio + float(np.hypot(high - ratio, 2 * noise))
+    low = ratio - float(np.hypot(few * (ratio - low), drifted))
+    high = ratio + float(np.hypot(few * (high - ratio), drifted))
     return Change(ratio, low, high, *num, noise)
 
 
 def _matrix(table: pl.DataFrame) -> Float64:
     """Step times, shape (ranks, steps); NaN where a rank has not that step."""
+    if table.is_empty():
+        return np.empty((0, 0))
     wide = table.pivot("rank", index="step", values="step_ns", aggregate_function="mean")
     times: Float64 = wide.sort("step").drop("step").cast(pl.Float64).to_numpy().T
     if len(times) > _MOST_RANKS:
@@ -111,27 +124,49 @@ def _matrix(table: pl.DataFrame) -> Float64:
     return times.reshape(-1, wide.height)
 
 
-def _drawn(times: Float64, random: np.random.Generator) -> Float64:
-    """Means of `_REPLICATES` draws of ranks and blocks of steps."""
+def _drawn(times: Float64, length: int, random: np.random.Generator) -> Float64:
+    """Means of `_REPLICATES` draws of ranks and blocks of ``length`` steps."""
     num_ranks, num_steps = times.shape
-    length = _block(num_steps)
-    num_blocks = -(-num_steps // length)
-    found = np.empty(_REPLICATES)
-    for at in range(_REPLICATES):
-        ranks = random.integers(0, num_ranks, num_ranks)
-        starts = random.integers(0, num_steps - length + 1, num_blocks)
-        steps = (starts[:, None] + np.arange(length)).ravel()[:num_steps]
-        found[at] = np.nanmean(times[np.ix_(ranks, steps)])
-    return found
+    is_there = ~np.isnan(times)
+    known = np.where(is_there, times, 0.0)
+    found = []
+    for _ in range(0, _REPLICATES, _AT_ONCE):
+        ranks = random.multinomial(num_ranks, np.full(num_ranks, 1 / num_ranks), _AT_ONCE)
+        starts = random.integers(0, num_steps - length + 1, (_AT_ONCE, -(-num_steps // length), 1))
+        drawn = (starts + np.arange(length)).reshape(_AT_ONCE, -1)[:, :num_steps]
+        steps = np.zeros((_AT_ONCE, num_steps))  # how often each step was drawn
+        np.add.at(steps, (np.arange(_AT_ONCE)[:, None], drawn), 1)
+        found.append(((ranks @ known) * steps).sum(1) / ((ranks @ is_there) * steps).sum(1))
+    return np.concatenate(found)
 
 
 def _drift(times: Float64) -> float:
     """Standard deviation of the means of a run's quarters, over its mean."""
     of_steps = np.nanmedian(times, axis=0)
-    quarters = [part.mean() for part in np.array_split(of_steps, min(4, len(of_steps) // 2))]
+    num_parts = min(_PARTS, len(of_steps) // 2)
+    quarters = [part.mean() for part in np.array_split(of_steps, num_parts)]
     return float(np.std(quarters, ddof=1) / of_steps.mean()) if len(quarters) > 1 else 0.0
+
+
+def _student(freedom: int | None) -> float:
+    """The 97.5% quantile of Student's t; None: of the normal distribution.
+
+    >>> round(_student(3), 1), round(_student(10), 2), round(_student(None), 2)
+    (3.2, 2.23, 1.96)
+
+    Source: Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5.
+    """
+    z = 1.959964
+    if freedom is None:
+        return z
+    terms: tuple[float, ...] = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum((term / freedom**power for power, term in enumerate(terms, 1)), 0.0)
 
 
 def _block(num_steps: int) -> int:
     """Steps of a block: as many as depend on one another, for all one knows."""
-    return max(1, round(num_steps ** (1 / 2) / 1.5))
+    return max(1, round(math.sqrt(num_steps) / 1.5))

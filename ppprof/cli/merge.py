@@ -58,7 +58,7 @@ def merge(args: argparse.Namespace) -> int:
             problems.append(f"{flag}: {error}")
 
     ranks = checked("--ranks", parse_selector, args.ranks)
-    min_dur_ns = checked("--min-dur", _nanoseconds, args.min_dur)
+    min_dur_ns = checked("--min-dur", nanoseconds, args.min_dur)
     if args.steps is not None:
         checked("--steps", Steps.parse, args.steps)
     if not args.output.name.endswith((".json", ".json.gz")):
@@ -82,10 +82,10 @@ def merge(args: argparse.Namespace) -> int:
     return 0
 
 
-def _nanoseconds(text: str) -> int:
+def nanoseconds(text: str) -> int:
     """A length of time with its unit.
 
-    >>> _nanoseconds("0.5us"), _nanoseconds("2 ms")
+    >>> nanoseconds("0.5us"), nanoseconds("2 ms")
     (500, 2000000)
 
     Raises:

@@ -1,0 +1,507 @@
+"""Two runs side by side: what changed, the biggest change on top, and whether it is real.
+
+Small tables of both in, small tables out. Everything is per rank and step, so that windows of another
+length and jobs of another size compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from ppprof.analysis import costs
+from ppprof.analysis.alignment import Node, align
+from ppprof.analysis.costs import Device
+from ppprof.analysis.modules import OCCURRENCE, SEPARATOR
+from ppprof.analysis.significance import LEAST_STEPS, Change, step_change
+
+OPERATOR_VALUES = tuple(costs.OPERATORS)[2:]
+KERNEL_VALUES = tuple(costs.KERNELS)[2:]
+MODULE_VALUES = ("time_ns", "self_ns", "cpu_ns", "gpu_ns", "calls")
+
+UNKNOWN = "(unknown)"
+"""What of a step lies in no module."""
+
+_WARM_UP = 10
+"""Steps at the beginning of a run that its step times leave out, as the Perf Summary does."""
+_SURE = 5.0
+"""Standard errors from which on a change is called clear; as of stragglers."""
+_COMPARABLE = 0.5
+"""Below such a score, two runs are too far apart for a verdict."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two runs."""
+
+    what: str
+    """Its path, for messages."""
+    steps: pl.DataFrame
+    """rank, step, step_ns and parts that sum up to it (`PARTS`), of recorded windows."""
+    times: pl.DataFrame
+    """`ppprof.steptimes.STEP_TIMES`; no rows where the run left none."""
+    operators: pl.DataFrame
+    """`ppprof.analysis.costs.OPERATORS`: sums over ranks."""
+    kernels: pl.DataFrame
+    """`ppprof.analysis.costs.KERNELS`: sums over ranks."""
+    modules: pl.DataFrame
+    """stage, then `ppprof.analysis.modules.MODULES` and calls: sums over the ranks of a stage."""
+    devices: Sequence[Device] = ()
+    frameworks: frozenset[str] = frozenset()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """What the manifest tells of the job, by dotted key: ``config.Model.num_layers``."""
+    num_replicas: int = 1
+    """Ranks that have samples of their own: dp times sharding."""
+
+    @cached_property
+    def ranks_of_step(self) -> Mapping[int, int]:
+        """How many ranks recorded each step; of traces without steps, step 0."""
+        counted = self.steps.group_by("step").agg(pl.col("rank").n_unique())
+        return dict(counted.sort("step").iter_rows())
+
+
+PARTS = ("computation_ns", "exposed_ns", "data_loading_ns", "bubble_ns", "host_bound_ns", "rest_ns")
+
+
+class Comparability(NamedTuple):
+    """How far two runs are apart."""
+
+    score: float
+    """0 to 1: the mean of the shares of what they have in common."""
+    shares: Mapping[str, float]
+    """Of config keys, versions, grid and operators: what both have alike; known ones only."""
+    differences: Sequence[str]
+    """``Model.num_layers: 4 -> 5``."""
+
+
+@dataclass(frozen=True)
+class Diff:
+    """What changed from the baseline to the experiment."""
+
+    baseline: Side
+    experiment: Side
+
+    @cached_property
+    def change(self) -> Change:
+        """Of the step time, with its interval."""
+        found = step_change(*(times for times, _ in self.step_times))
+        if self.comparability.score < _COMPARABLE:
+            return Change(found.ratio, None, None, found.baseline_steps, found.experiment_steps)
+        return found
+
+    @cached_property
+    def step_times(self) -> tuple[tuple[pl.DataFrame, str], tuple[pl.DataFrame, str]]:
+        """rank, step, step_ns of either run, and in words which steps those are.
+
+        Those outside of windows where both runs have left enough of them, which no profiler has
+        slowed down; else those inside.
+        """
+        outside = [_outside(side.times) for side in (self.baseline, self.experiment)]
+        if all(times["step"].n_unique() >= LEAST_STEPS for times in outside):
+            return (outside[0], "outside windows"), (outside[1], "outside windows")
+        inside = [
+            side.steps.select("rank", "step", "step_ns").drop_nulls()
+            for side in (self.baseline, self.experiment)
+        ]
+        chosen = [
+            (times, "in windows") if times.height else (other, "outside windows")
+            for times, other in zip(inside, outside)
+        ]
+        return chosen[0], chosen[1]
+
+    @cached_property
+    def overview(self) -> pl.DataFrame:
+        """What either run was like.
+
+        Returns:
+            metric, unit (ns, bytes, ratio, per_s or text), baseline, experiment, delta float64,
+            delta_ratio float64 (of the baseline; null where that is 0), and for text
+            baseline_text and experiment_text. A row that neither run has is left out.
+        """
+        (times, _), (others, _) = self.step_times
+        told = [_facts(self.baseline, times), _facts(self.experiment, others)]
+        rows = []
+        for metric, unit in _METRICS.items():
+            one, other = (facts.get(metric) for facts in told)
+            if one is None and other is None:
+                continue
+            is_text = unit == "text"
+            numbers = (None, None) if is_text else (one, other)
+            texts = (one, other) if is_text else (None, None)
+            rows.append((metric, unit, *numbers, *texts))
+        names = ("metric", "unit", "baseline", "experiment", "baseline_text", "experiment_text")
+        types = (pl.String, pl.String, pl.Float64, pl.Float64, pl.String, pl.String)
+        table = pl.DataFrame(rows, dict(zip(names, types)), orient="row")
+        delta = pl.col("experiment") - pl.col("baseline")
+        changed = table.with_columns(delta=delta, delta_ratio=_ratio(delta))
+        return changed.select(*names[:4], "delta", "delta_ratio", *names[4:])
+
+    @cached_property
+    def operators(self) -> pl.DataFrame:
+        """Operators by name, what changed most first.
+
+        Returns:
+            name, status (both, new or gone); of each of `OPERATOR_VALUES`, per rank and step,
+            float64: ``baseline_cpu_self_ns``, ``experiment_…``, ``delta_…``,
+            ``delta_ratio_cpu_self`` (null where the baseline is 0); noise_ns, the standard error
+            of the delta it is sorted by (null from one step), and is_clear, whether the delta is
+            5 of these at the least. By the absolute delta of GPU self time where either run has
+            device events, else of CPU self time.
+        """
+        return self._by_name("operators", OPERATOR_VALUES, f"{self.clock}_self_ns")
+
+    @cached_property
+    def kernels(self) -> pl.DataFrame:
+        """Kernels by name: as `operators`, with `KERNEL_VALUES`."""
+        return self._by_name("kernels", KERNEL_VALUES, "gpu_total_ns")
+
+    @cached_property
+    def clock(self) -> str:
+        """``gpu`` where either run has device events, else ``cpu``."""
+        totals = [side.operators["gpu_total_ns"].sum() for side in (self.baseline, self.experiment)]
+        return "gpu" if any(totals) else "cpu"
+
+    def _by_name(self, table: str, values: Sequence[str], by: str) -> pl.DataFrame:
+        one, other = (
+            _per_step(getattr(side, table), ["name"], values, side.ranks_of_step)
+            for side in (self.baseline, self.experiment)
+        )
+        return changes(one, other, ["name"], values, by)
+
+    @cached_property
+    def modules(self) -> pl.DataFrame:
+        """The two trees of modules, laid over one another.
+
+        Returns:
+            In pre-order, stage by stage: stage (null without pipeline), depth, name, status;
+            baseline_, experiment_ and delta_ of `MODULE_VALUES`, float64, per rank and step, null
+            in a gap; delta_ratio of time_ns; noise_ns and is_clear of delta_self_ns (of delta_ns
+            for the step); baseline_until_ns and experiment_until_ns: all self_ns from the
+            beginning of the step to the end of this module's own, the accumulated trend (null for the
+            step).
+            `UNKNOWN` is what lies in no module.
+        """
+        stages = sorted(
+            {*self.baseline.modules["stage"].unique(), *self.experiment.modules["stage"].unique()},
+            key=lambda stage: -1 if stage is None else stage,
+        )
+        rows = [row for stage in stages for row in self._modules_of(stage)]
+        return pl.DataFrame(rows, _MODULES_SCHEMA, orient="row")
+
+    def _modules_of(self, stage: int | None) -> Iterator[tuple[Any, ...]]:
+        sides = [_tree(side.modules, stage) for side in (self.baseline, self.experiment)]
+        until = [0.0, 0.0]
+        for one, other, depth in align(sides[0].root, sides[1].root):
+            values = [
+                tree.values[node.key] if node is not None else None
+                for tree, node in zip(sides, (one, other))
+            ]
+            for at, value in enumerate(values):
+                if value is not None and depth:
+                    until[at] += value["self_ns"]
+            name = (one or other or Node("")).name
+            yield _module_row(stage, depth, name if depth else "step", values, until)
+            if not depth:
+                unknown = [value and _unknown(value) for value in values]
+                for at, value in enumerate(unknown):
+                    until[at] += value["self_ns"] if value else 0.0
+                yield _module_row(stage, 1, UNKNOWN, unknown, until)
+
+    @cached_property
+    def comparability(self) -> Comparability:
+        """How far the two runs are apart, in what is known of them."""
+        one, other = self.baseline, self.experiment
+        shares, differences = {}, []
+        for kind in ("config", "versions", "grid"):
+            keys = sorted(
+                key for key in {*one.facts, *other.facts} if key.partition(".")[0] == kind
+            )
+            if not keys or not all(
+                any(key.startswith(f"{kind}.") for key in side.facts) for side in (one, other)
+            ):
+                continue
+            unlike = [key for key in keys if one.facts.get(key) != other.facts.get(key)]
+            shares[kind] = 1 - len(unlike) / len(keys)
+            differences += [
+                f"{key.partition('.')[2]}: {one.facts.get(key, 'not set')} -> "
+                f"{other.facts.get(key, 'not set')}"
+                for key in unlike
+            ]
+        if one.frameworks and other.frameworks and one.frameworks != other.frameworks:
+            names = [", ".join(sorted(side.frameworks)) for side in (one, other)]
+            differences.append(f"framework: {names[0]} -> {names[1]}")
+        if one.operators.height and other.operators.height:
+            shares["operators"] = _in_common(self.operators, f"{self.clock}_self_ns")
+        score = sum(shares.values()) / len(shares) if shares else 1.0
+        return Comparability(score, shares, differences)
+
+
+_METRICS = {
+    "device": "text",
+    "device_memory": "bytes",
+    "gpu_utilization": "ratio",
+    "cpu_utilization": "ratio",
+    "mean_memory": "bytes",
+    "peak_memory": "bytes",
+    "step_time": "ns",
+    "step_time_median": "ns",
+    "step_time_p95": "ns",
+    "ips": "per_s",
+    "tokens_per_s": "per_s",
+    "reader_cost": "ns",
+    "computation": "ns",
+    "exposed_communication": "ns",
+    "data_loading": "ns",
+    "bubble": "ns",
+    "host_bound": "ns",
+    "rest": "ns",
+}
+"""Rows of the overview and their units."""
+
+METRICS = tuple(name for name, unit in _METRICS.items() if unit != "text")
+"""Those that are numbers."""
+
+_MODULES_SCHEMA: dict[str, Any] = {
+    "stage": pl.Int64,
+    "depth": pl.Int64,
+    "name": pl.String,
+    "status": pl.String,
+    **{
+        f"{of}_{value}": pl.Float64
+        for value in MODULE_VALUES
+        for of in ("baseline", "experiment", "delta")
+    },
+    "delta_ratio": pl.Float64,
+    "noise_ns": pl.Float64,
+    "is_clear": pl.Boolean,
+    "baseline_until_ns": pl.Float64,
+    "experiment_until_ns": pl.Float64,
+}
+
+
+def changes(
+    baseline: pl.DataFrame,
+    experiment: pl.DataFrame,
+    keys: Sequence[str],
+    values: Sequence[str],
+    by: str,
+) -> pl.DataFrame:
+    """Two tables joined by their keys, what changed most first.
+
+    Args:
+        baseline: keys, and of each value its mean and, as ``<value>_var``, the variance of that.
+        experiment: the same.
+        keys: what rows are joined by.
+        values: numeric columns.
+        by: which of them it is sorted by.
+
+    Returns:
+        As `Diff.operators` has it. What one side lacks is 0 there.
+    """
+    one, other = (
+        table.with_columns(pl.lit(value=True).alias(there))
+        for table, there in ((baseline, "is_old"), (experiment, "is_new"))
+    )
+    joined = one.join(other, on=list(keys), how="full", coalesce=True, suffix="_new")
+    status = (
+        pl.when(pl.col("is_old").is_null())
+        .then(pl.lit("new"))
+        .when(pl.col("is_new").is_null())
+        .then(pl.lit("gone"))
+        .otherwise(pl.lit("both"))
+    )
+    columns = []
+    for value in values:
+        before, after = pl.col(value).fill_null(0.0), pl.col(f"{value}_new").fill_null(0.0)
+        columns += [
+            before.alias(f"baseline_{value}"),
+            after.alias(f"experiment_{value}"),
+            (after - before).alias(f"delta_{value}"),
+            pl.when(before != 0)
+            .then((after - before) / before)
+            .alias(f"delta_ratio_{value.removesuffix('_ns')}"),
+        ]
+    # Without a variance on the side where it is, nothing is known of the noise.
+    variance = [
+        pl.when(pl.col(there).is_null()).then(0.0).otherwise(pl.col(name))
+        for there, name in (("is_old", f"{by}_var"), ("is_new", f"{by}_var_new"))
+    ]
+    noise = (variance[0] + variance[1]).sqrt()
+    delta = (pl.col(f"{by}_new").fill_null(0.0) - pl.col(by).fill_null(0.0)).abs()
+    return (
+        joined.with_columns(noise_ns=noise, is_clear=(delta > 0) & (delta >= _SURE * noise))
+        .select(*keys, status.alias("status"), *columns, "noise_ns", "is_clear")
+        .sort(pl.col(f"delta_{by}").abs(), *keys, descending=[True, *[False] * len(keys)])
+    )
+
+
+def _per_step(
+    table: pl.DataFrame, keys: Sequence[str], values: Sequence[str], ranks: Mapping[int, int]
+) -> pl.DataFrame:
+    """Means over ranks and steps, and the variances of the means: of steps, whatever the ranks."""
+    table = table.filter(pl.col("step").is_in(list(ranks)))
+    num_ranks = pl.col("step").replace_strict(dict(ranks), default=1, return_dtype=pl.Int64)
+    of_ranks = table.with_columns((pl.col(value) / num_ranks).alias(value) for value in values)
+    return _over_steps(of_ranks, keys, values, len(ranks))
+
+
+def _over_steps(
+    table: pl.DataFrame, keys: Sequence[str], values: Sequence[str], num: int
+) -> pl.DataFrame:
+    """Means over steps, in which a missing row is 0, and their variances (null from one step)."""
+    found = []
+    for value in values:
+        mean = pl.col(value).sum() / num
+        spread = (pl.col(value) ** 2).sum() - num * mean**2
+        variance = spread.clip(0) / ((num - 1) * num) if num > 1 else pl.lit(None, pl.Float64)
+        found += [mean.alias(value), variance.alias(f"{value}_var")]
+    return table.group_by(list(keys)).agg(found)
+
+
+def _ratio(delta: pl.Expr) -> pl.Expr:
+    return pl.when(pl.col("baseline") != 0).then(delta / pl.col("baseline"))
+
+
+def _in_common(operators: pl.DataFrame, by: str) -> float:
+    """Share of the time in operators that are in both runs."""
+    time = pl.col(f"baseline_{by}").abs() + pl.col(f"experiment_{by}").abs()
+    whole = operators.select(time.sum()).item()
+    both = operators.filter(status="both").select(time.sum()).item()
+    return float(both / whole) if whole else 1.0
+
+
+def _outside(times: pl.DataFrame) -> pl.DataFrame:
+    """rank, step, step_ns of steps in no window and without a stall, the first ones left out."""
+    sound = times.filter(pl.col("window").is_null() & pl.col("excluded").not_().fill_null(True))
+    first = _WARM_UP if sound["step"].n_unique() >= 2 * _WARM_UP else 1
+    return sound.filter(pl.col("step") >= first).select(
+        "rank", "step", step_ns=pl.col("batch_cost_ns")
+    )
+
+
+def _facts(side: Side, times: pl.DataFrame) -> dict[str, Any]:
+    """What the overview says of one run, by metric."""
+    facts: dict[str, Any] = {}
+    of_steps = times.group_by("step").agg(pl.col("step_ns").median())["step_ns"]
+    if of_steps.len():
+        facts["step_time"] = times["step_ns"].mean()
+        facts["step_time_median"] = of_steps.median()
+        facts["step_time_p95"] = of_steps.quantile(0.95, "linear")
+    counted = side.times.join(times.select("rank", "step"), on=["rank", "step"], how="semi")
+    for metric, column in (("ips", "num_samples"), ("tokens_per_s", "num_tokens")):
+        known = counted.drop_nulls(column)
+        if known.height and known["batch_cost_ns"].sum():
+            done, time_ns = int(known[column].sum()), int(known["batch_cost_ns"].sum())
+            facts[metric] = done / time_ns * 1e9 * side.num_replicas
+    if counted.height and counted["reader_cost_ns"].count():
+        facts["reader_cost"] = counted["reader_cost_ns"].mean()
+    if side.steps.height:
+        for part in PARTS:
+            metric = "exposed_communication" if part == "exposed_ns" else part.removesuffix("_ns")
+            mean = side.steps[part].mean()
+            facts[metric] = mean
+        if facts.get("bubble") == 0:
+            facts["bubble"] = None
+    facts.update(_of_devices(side))
+    return facts
+
+
+def _of_devices(side: Side) -> dict[str, Any]:
+    devices = side.devices
+    names = sorted({at.name for at in devices if at.name})
+    facts: dict[str, Any] = {"device": ", ".join(names) or None}
+    facts["device_memory"] = _first(at.memory_bytes for at in devices)
+    for metric, values in (
+        ("gpu_utilization", [at.gpu_utilization for at in devices]),
+        ("cpu_utilization", [at.cpu_utilization for at in devices]),
+        ("mean_memory", [at.mean_bytes for at in devices]),
+    ):
+        known = [value for value in values if value is not None]
+        facts[metric] = sum(known) / len(known) if known else None
+    peaks = [at.peak_bytes for at in devices if at.peak_bytes is not None]
+    peaks += side.times["device_peak_bytes"].drop_nulls().to_list()
+    facts["peak_memory"] = max(peaks, default=None)
+    return facts
+
+
+def _first(values: Iterable[int | None]) -> int | None:
+    return next((value for value in values if value is not None), None)
+
+
+class _Tree(NamedTuple):
+    root: Node
+    values: Sequence[Mapping[str, Any]]
+    """By the key of a node."""
+
+
+def _tree(modules: pl.DataFrame, stage: int | None) -> _Tree:
+    """The modules of a stage, laid over all steps and ranks."""
+    own = modules.filter(pl.col("stage").eq_missing(stage))
+    of_step = own.filter(path="").group_by("step").agg(num=pl.col("calls").sum())
+    steps = dict(of_step.iter_rows())
+    numbered = _per_step(own, ["path"], ("start_ns", *MODULE_VALUES), steps)
+    rows = numbered.with_columns(
+        start_ns=pl.col("start_ns") / pl.when(pl.col("calls") > 0).then(pl.col("calls"))
+    ).sort("start_ns", "path")
+    values = rows.rows(named=True)
+    empty = dict.fromkeys([*MODULE_VALUES, *(f"{value}_var" for value in MODULE_VALUES)], 0.0)
+    nodes = {row["path"]: Node(_name(row["path"]), key=key) for key, row in enumerate(values)}
+    root = nodes.pop("", None)
+    if root is None:
+        values.append({**empty, "path": ""})
+        root = Node("", key=len(values) - 1)
+    for path, node in nodes.items():  # by when they begin, so siblings are in order
+        above = nodes.get(path.rpartition(SEPARATOR)[0], root)
+        above.children.append(node)
+    return _Tree(root, values)
+
+
+def _name(path: str) -> str:
+    return path.rpartition(SEPARATOR)[2].partition(OCCURRENCE)[0]
+
+
+def _unknown(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The step's own time as if it were a module."""
+    return {
+        **value,
+        "time_ns": value["self_ns"],
+        "time_ns_var": value["self_ns_var"],
+        "cpu_ns": None,
+        "gpu_ns": None,
+        "calls": None,
+    }
+
+
+def _module_row(
+    stage: int | None,
+    depth: int,
+    name: str,
+    values: Sequence[Mapping[str, Any] | None],
+    until: Sequence[float],
+) -> tuple[Any, ...]:
+    one, other = values
+    status = "both" if one is not None and other is not None else "new" if one is None else "gone"
+    cells: list[Any] = []
+    for value in MODULE_VALUES:
+        before = one[value] if one is not None else None
+        after = other[value] if other is not None else None
+        known = before is not None or after is not None
+        cells += [before, after, (after or 0.0) - (before or 0.0) if known else None]
+    of = "self_ns" if depth else "time_ns"
+    sides = [value for value in values if value is not None]
+    variances = [value[f"{of}_var"] for value in sides]
+    noise = None if None in variances else sum(variances) ** 0.5
+    delta = sum(sign * (v[of] if v is not None else 0.0) for sign, v in zip((-1, 1), values))
+    before = one["time_ns"] if one is not None else 0.0
+    after = other["time_ns"] if other is not None else 0.0
+    return (
+        stage, depth, name, status, *cells,
+        (after - before) / before if before else None,
+        noise,
+        None if noise is None else delta != 0 and abs(delta) >= _SURE * noise,
+        *(at if value is not None and depth else None for at, value in zip(until, values)),
+    )  # fmt: skip

@@ -1,0 +1,270 @@
+"""`diff`: two runs, measured and laid side by side.
+
+The library behind ``ppprof diff``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import yaml
+
+from ppprof.analysis import costs as of_window
+from ppprof.analysis.costs import Costs, Device, costs
+from ppprof.analysis.diff import PARTS, Diff, Side
+from ppprof.analysis.modules import MODULES
+from ppprof.analysis.naming import Naming, normalized
+from ppprof.analysis.ranks import join_ranks
+from ppprof.analysis.steps import Steps
+from ppprof.errors import InputError, UsageError
+from ppprof.paths import located
+from ppprof.run import Run, listed, lost_text
+from ppprof.topology import RankSelector
+
+_FOLDED = 16
+"""Windows whose tables are held before they are added up."""
+
+_OF_THE_PLACE = ("output_dir", "profiler_log", "input_dir", "input", "ckpt_dir", "log_dir")
+"""Keys of a config that say where, not what."""
+
+
+def diff(
+    baseline: Run,
+    experiment: Run,
+    *,
+    ranks: RankSelector | tuple[RankSelector, RankSelector] = "all",
+    windows: int | tuple[int | None, int | None] | None = None,
+    steps: str | tuple[str | None, str | None] | None = None,
+    exact: bool = False,
+    names: str | Path | None = None,
+    executor: Executor | None = None,
+) -> Diff:
+    """What changed from one run to another, or from one part of a run to another.
+
+        found = ppprof.diff(ppprof.open("base"), ppprof.open("tuned"))
+        print(found.change)                     # faster: -12.1% (95% interval -13.0% to -11.3%)
+        found.operators.head()                  # the biggest change on top
+        run = ppprof.open("profiler_log")
+        ppprof.diff(run, run, ranks=(0, 3))     # rank 3 against rank 0
+
+    Args:
+        baseline: the run to compare with.
+        experiment: the run that is compared; may be the same.
+        ranks: which ranks of both, or of each; see `Run.select_ranks`.
+        windows: only this window of both, or of each; None: all.
+        steps: only steps A to B-1 of both, or of each, as ``"A:B"``.
+        exact: names of operators and kernels as they were recorded; else template arguments, architectures
+            and other marks of a build do not tell two kernels apart.
+        names: a YAML file of ``name: [what it is called...]``, beside that for Paddle and PyTorch,
+            which is in force where the one run is Paddle's and the other PyTorch's.
+        executor: where to read several ranks at once, any of ``concurrent.futures``'s kind.
+
+    Raises:
+        UsageError: no such ranks, window or steps; says what there is.
+        InputError: nothing of a run can be read.
+    """
+    of_ranks, of_windows, of_steps = _pair(ranks), _pair(windows), _pair(steps)
+    same = {} if names is None else read_names(names)
+
+    def both(naming: Naming) -> list[Side]:
+        parts = zip((baseline, experiment), of_ranks, of_windows, of_steps)
+        return [
+            measured(run, rank, window, steps=wanted, naming=naming, executor=executor)
+            for run, rank, window, wanted in parts
+        ]
+
+    sides = both(Naming(exact, same))
+    frameworks = {side.frameworks for side in sides if side.frameworks}
+    if len(frameworks) > 1 and not exact:
+        sides = both(Naming(same={**_known_names(), **same}))
+    return Diff(*sides)
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    return value if isinstance(value, tuple) else (value, value)
+
+
+def measured(
+    run: Run,
+    ranks: RankSelector = "all",
+    window: int | None = None,
+    *,
+    steps: str | None = None,
+    naming: Naming | None = None,
+    executor: Executor | None = None,
+) -> Side:
+    """One side of a `Diff`: see `diff` for what is chosen.
+
+    Raises:
+        UsageError: no such ranks, window or steps; says what there is.
+        InputError: nothing of it can be read.
+    """
+    wanted = None if steps is None else Steps.parse(steps)
+    times = run.step_times
+    tables = _Tables()
+    breakdowns = []
+    if run.recordings:
+        chosen = run.select_ranks(ranks, window)
+        own = {at.rank for at in chosen}
+        times = times.filter(pl.col("rank").is_in(own))
+        stages = dict(run.places.select("rank", "pp").iter_rows())
+        work = partial(costs, naming=naming or Naming())
+        for at in run.each(work, chosen, executor):
+            if at.lost:
+                run.tell(lost_text(at.source, at.lost))
+            breakdowns.append((at.recording.rank, at.recording.window, at.made.breakdown.parts))
+            tables.add(at.made, stages.get(at.recording.rank), wanted)
+    elif times.is_empty():
+        raise InputError(f"{run}: neither a trace in it nor step times")
+    elif ranks != "all" and run.topology is not None:
+        times = times.filter(pl.col("rank").is_in(run.topology.select(ranks)))
+    of_steps = _steps(join_ranks(breakdowns, run.places) if breakdowns else None)
+    if wanted is not None:
+        known = listed("step", [*of_steps["step"], *times["step"]])
+        of_steps = of_steps.filter(wanted.hold(pl.col("step")))
+        times = times.filter(wanted.hold(pl.col("step")))
+        if of_steps.is_empty() and times.is_empty():
+            raise UsageError(f"{run}: no step of {wanted}; it has {known}")
+    if breakdowns and of_steps.is_empty():
+        of_steps = _one_step(sorted({rank for rank, _, _ in breakdowns}))
+    return tables.side(run, of_steps, times)
+
+
+class _Tables:
+    """Tables of windows, added up."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[pl.DataFrame]] = {
+            "operators": [pl.DataFrame(schema=of_window.OPERATORS)],
+            "kernels": [pl.DataFrame(schema=of_window.KERNELS)],
+            "modules": [pl.DataFrame(schema={"stage": pl.Int64, **MODULES, "calls": pl.Int64})],
+        }
+        self._devices: list[Device] = []
+        self._frameworks: set[str] = set()
+
+    def add(self, made: Costs, stage: int | None, wanted: Steps | None) -> None:
+        """One window's."""
+        modules = made.modules.select(
+            pl.lit(stage, pl.Int64).alias("stage"), pl.all(), calls=pl.lit(1, pl.Int64)
+        )
+        parts = {"operators": made.operators, "kernels": made.kernels, "modules": modules}
+        for name, table in parts.items():
+            if wanted is not None:
+                table = table.filter(wanted.hold(pl.col("step")))
+            self._parts[name].append(table)
+            if len(self._parts[name]) > _FOLDED:
+                self._parts[name] = [self._folded(name)]
+        self._devices.append(made.device)
+        self._frameworks.add(made.framework)
+
+    def _folded(self, name: str) -> pl.DataFrame:
+        table = pl.concat(self._parts[name])
+        keys = [key for key in ("stage", "path", "name", "step") if key in table.columns]
+        return table.group_by(keys, maintain_order=True).agg(pl.exclude(keys).sum())
+
+    def side(self, run: Run, steps: pl.DataFrame, times: pl.DataFrame) -> Side:
+        """All of it."""
+        grid = run.topology
+        replicas = grid.degree("dp") * grid.degree("sharding") if grid else 1
+        tables = {name: self._folded(name) for name in self._parts}
+        return Side(
+            str(run),
+            steps,
+            times,
+            devices=self._devices,
+            frameworks=frozenset(self._frameworks),
+            facts=_facts(run.manifest),
+            num_replicas=replicas,
+            **tables,
+        )
+
+
+def _steps(joined: pl.DataFrame | None) -> pl.DataFrame:
+    """rank, step, step_ns and `PARTS`, exposed communication over all axes together."""
+    schema = {"rank": pl.Int64, "step": pl.Int64, "step_ns": pl.Int64}
+    if joined is None or joined.is_empty():
+        return pl.DataFrame(schema={**schema, **dict.fromkeys(PARTS, pl.Int64)})
+    exposed = pl.sum_horizontal(
+        pl.lit(0, pl.Int64), *(name for name in joined.columns if name.startswith("exposed_"))
+    )
+    return joined.with_columns(exposed_ns=exposed).select(*schema, *PARTS)
+
+
+def _one_step(ranks: Sequence[int]) -> pl.DataFrame:
+    """Of traces without steps: all of a trace is one, whose length nobody tells."""
+    nothing = {"step": 0, "step_ns": None, **dict.fromkeys(PARTS)}
+    schema = {"rank": pl.Int64, "step": pl.Int64, "step_ns": pl.Int64}
+    return pl.DataFrame(
+        [{"rank": rank, **nothing} for rank in ranks],
+        {**schema, **dict.fromkeys(PARTS, pl.Int64)},
+    )
+
+
+def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:
+    """What a manifest tells of the job, by dotted key, as text."""
+    facts: dict[str, str] = {}
+
+    def add(key: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                if name not in _OF_THE_PLACE:
+                    add(f"{key}.{name}", inner)
+        else:
+            facts[key] = str(value)
+
+    config = manifest.get("config")
+    if isinstance(config, Mapping):
+        add("config", {name: block for name, block in config.items() if name != "Profiler"})
+    if isinstance(manifest.get("versions"), Mapping):
+        add("versions", manifest["versions"])
+    axes = manifest.get("axes")
+    if isinstance(axes, Mapping) and isinstance(axes.get("order"), (list, tuple)):
+        add("grid", dict(zip(map(str, axes["order"]), axes.get("degrees") or ())))
+    return facts
+
+
+def read_names(path: str | Path) -> dict[str, str]:
+    """What each name counts as, of a file ``name: [what it is called...]``.
+
+    Raises:
+        InputError: missing, or not such a file; says where.
+    """
+    at = located(path)
+    try:
+        text = at.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    return _names(text, str(path))
+
+
+def _names(text: str, where: str) -> dict[str, str]:
+    expected = "expected lines such as 'matmul: [matmul, \"aten::mm\"]'"
+    try:
+        groups = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise InputError(f"{where}: {' '.join(str(error).split())}; {expected}") from error
+    if not isinstance(groups, Mapping):
+        raise InputError(f"{where}: {expected}")
+    problems: list[str] = []
+    found: dict[str, str] = {}
+    for name, called in groups.items():
+        if not isinstance(called, list) or not all(isinstance(at, str) for at in called):
+            problems.append(f"{where}: {name}: {called!r}: {expected}")
+            continue
+        for at in called:
+            if found.setdefault(normalized(at), str(name)) != str(name):
+                problems.append(f"{where}: {at}: counts as {found[normalized(at)]} and as {name}")
+    if problems:
+        raise InputError("\n".join(problems))
+    return found
+
+
+def _known_names() -> dict[str, str]:
+    source = files("ppprof.analysis").joinpath("operator_names.yaml")
+    return _names(source.read_text("utf-8"), "operator_names.yaml")

@@ -1,0 +1,400 @@
+"""Two runs compared, as text, JSON and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import polars as pl
+
+from ppprof.analysis.diff import KERNEL_VALUES, OPERATOR_VALUES, Diff
+from ppprof.analysis.gate import Outcome
+from ppprof.report.grid import Column, Grid, Line
+from ppprof.report.text import Layout
+
+VIEWS = ("overview", "op", "kernel", "module")
+"""The tables, in their order."""
+
+_NAMES = {"ips": "ips (samples/s)", "tokens_per_s": "tokens/s"}
+_TITLES = {"op": "Operators", "kernel": "Kernels"}
+_WORDS = {"op": "operators", "kernel": "kernels", "module": "modules"}
+_NOTE = """\
+Per rank and step, means; the biggest change on top. Delta: experiment minus baseline, and in % of the
+baseline. +-: standard error of the delta, from step to step. What changed by less than 5 of these, or by
+less than 0.1% of a step, is left out. Self: without the operators it calls. GPU: kernels, copies and sets launched in it."""
+_KERNEL_NOTE = """\
+Per rank and step, means; the biggest change on top. Delta: experiment minus baseline, and in % of the
+baseline. +-: standard error of the delta, from step to step. What changed by less than 5 of these, or by
+less than 0.1% of a step, is left out."""
+_MODULE_NOTE = """\
+Per rank and step, means; modules in the order in which they begin, those of both runs side by side.
+Time: of what launches onto a device the time there, else CPU time. Own: what lies in no module below.
++-: standard error of Delta Own (of the step: of Delta). Until: all Own from the beginning of the step to
+the end of the module, in either run. (unknown): what of a step lies in no module."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a reader wants to see of the tables."""
+
+    views: Sequence[str] = VIEWS
+    every: bool = False
+    """Also what changed by less than the noise."""
+    limit: int | None = 20
+    """Rows of a table; None for all."""
+    min_delta_ns: float | None = None
+    """What changed by less is left out; None: by less than 0.1% of the baseline's step."""
+    pattern: str | None = None
+    """A regular expression that names have to match somewhere."""
+    sort: str | None = None
+    """One of the values of operators, ``cpu_total``; None: the self time in force."""
+
+
+_LEAST_SHARE = 0.001
+
+
+def tables(diff: Diff, shown: Shown) -> dict[str, pl.DataFrame]:
+    """The tables of a comparison, with the rows that a reader wants to see, but for the limit."""
+    if shown.min_delta_ns is None:
+        step_ns = diff.baseline.steps["step_ns"].cast(pl.Float64).mean()
+        least = 0.0 if shown.every or not isinstance(step_ns, float) else _LEAST_SHARE * step_ns
+        shown = replace(shown, min_delta_ns=least)
+    found: dict[str, pl.DataFrame] = {}
+    if "overview" in shown.views:
+        found["overview"] = diff.overview
+    for view, table in (("op", "operators"), ("kernel", "kernels")):
+        if view in shown.views:
+            found[view] = _chosen(getattr(diff, table), view, diff.clock, shown)
+    if "module" in shown.views:
+        found["module"] = _branches(diff.modules, shown)
+    return found
+
+
+def _chosen(table: pl.DataFrame, view: str, clock: str, shown: Shown) -> pl.DataFrame:
+    by = _sorted_by(view, clock, shown)
+    delta = pl.col(f"delta_{by}").abs()
+    changed = table.filter(pl.any_horizontal(pl.col("^delta_[^r].*$") != 0))
+    if not shown.every:
+        # A changed number of calls is a change whatever the noise; so is what nothing is known of.
+        changed = changed.filter(pl.col("is_clear").fill_null(True) | (pl.col("delta_calls") != 0))
+    if shown.pattern:
+        changed = changed.filter(pl.col("name").str.contains(shown.pattern))
+    if shown.min_delta_ns:
+        changed = changed.filter((delta >= shown.min_delta_ns) | (pl.col("status") != "both"))
+    return changed.sort(delta, "name", descending=[True, False])
+
+
+def _sorted_by(view: str, clock: str, shown: Shown) -> str:
+    values = OPERATOR_VALUES if view == "op" else KERNEL_VALUES
+    for value in values:
+        if shown.sort is not None and value.removesuffix("_ns") == shown.sort:
+            return value
+    return f"{clock}_self_ns" if view == "op" else "gpu_total_ns"
+
+
+def _branches(modules: pl.DataFrame, shown: Shown) -> pl.DataFrame:
+    """Modules that changed themselves, and those that these lie in."""
+    delta = pl.col("delta_self_ns").abs()
+    is_chosen = (delta > 0) & (delta >= (shown.min_delta_ns or 0.0))
+    if not shown.every:
+        is_chosen &= pl.col("is_clear").fill_null(True) | (pl.col("status") != "both")
+    if shown.pattern:
+        is_chosen &= pl.col("name").str.contains(shown.pattern)
+    chosen = modules.select(is_chosen.fill_null(False)).to_series().to_list()
+    depths = modules["depth"].to_list()
+    keep, wanted = [False] * len(depths), -1
+    for at in range(len(depths) - 1, -1, -1):  # what lies in a module comes after it
+        if chosen[at] or depths[at] < wanted:
+            keep[at], wanted = True, depths[at]
+    return modules.filter(pl.Series(keep, dtype=pl.Boolean))
+
+
+def draw_diff(diff: Diff, shown: Shown, layout: Layout, outcomes: Sequence[Outcome] = ()) -> str:
+    """All of it as text."""
+    found = tables(diff, shown)
+    parts = [headline(diff)]
+    if "overview" in found and found["overview"].height:
+        parts.append(str(_overview(found["overview"], layout)))
+    for view in ("op", "kernel"):
+        if view in found:
+            parts.append(_by_name(found[view], view, diff, shown, layout))
+    if "module" in found:
+        parts.append(_modules(found["module"], diff, shown, layout))
+    parts += [f"{outcome}\n" for outcome in outcomes]
+    return "".join(parts)
+
+
+def headline(diff: Diff) -> str:
+    """What was compared, what came of it, and what else differs between the two."""
+    one, other = diff.baseline.what, diff.experiment.what
+    change = diff.change
+    lines = [f"baseline    {one}", f"experiment  {other}", "", f"Step time: {change}"]
+    if change.ratio is not None:
+        steps = [
+            f"{number} steps {words}"
+            for number, (_, words) in zip(
+                (change.baseline_steps, change.experiment_steps), diff.step_times
+            )
+        ]
+        lines[-1] += f"; {steps[0]} against {steps[1]}"
+    found = diff.comparability
+    if found.shares:
+        alike = ", ".join(f"{kind} {share:.0%}" for kind, share in found.shares.items())
+        lines.append(f"Alike: {found.score:.0%} ({alike})")
+        if found.score < 1 and change.verdict == "inconclusive" and change.low is None:
+            lines.append("The runs are too far apart, or too short, for a verdict.")
+    lines += [f"  {difference}" for difference in found.differences[:_MOST_DIFFERENCES]]
+    hidden = len(found.differences) - _MOST_DIFFERENCES
+    if hidden > 0:
+        lines.append(f"  and {hidden} more")
+    return "\n".join([*lines, "", ""])
+
+
+_MOST_DIFFERENCES = 12
+
+
+def _overview(table: pl.DataFrame, layout: Layout) -> Grid:
+    lines: list[Line] = []
+    for row in table.rows(named=True):
+        name = _NAMES.get(row["metric"], row["metric"].replace("_", " "))
+        if row["unit"] == "text":
+            lines.append([name, row["baseline_text"] or "-", row["experiment_text"] or "-", "", ""])
+            continue
+        cells = [
+            "-" if value is None else _value(value, row["unit"], layout)
+            for value in (row["baseline"], row["experiment"])
+        ]
+        delta = row["delta"]
+        cells.append("-" if delta is None else _signed(delta, row["unit"], layout))
+        lines.append([name, *cells, _percent(row["delta_ratio"])])
+    columns = [
+        Column(header, 10, grows=True)
+        for header in ("Metric", "Baseline", "Experiment", "Delta", "Delta (%)")
+    ]
+    return Grid("Overview", columns, lines, layout.time_unit)
+
+
+def _value(value: float, unit: str, layout: Layout) -> str:
+    if unit == "ns":
+        return layout.time(value)
+    if unit == "ratio":
+        return f"{value:.2%}"
+    if unit == "bytes":
+        return _bytes(value)
+    return f"{value:,.2f}"
+
+
+def _signed(value: float, unit: str, layout: Layout) -> str:
+    """A difference; of ratios in percentage points.
+
+    >>> _signed(-0.13, "ratio", Layout()), _signed(2e8, "bytes", Layout())
+    ('-13.00 points', '+200.00 MB')
+    """
+    if unit == "ratio":
+        return f"{100 * value:+.2f} points"
+    text = _value(abs(value), unit, layout)
+    return f"{'-' if value < 0 else '+'}{text}"
+
+
+def _bytes(value: float) -> str:
+    """As the RFC has it, in powers of 1000.
+
+    >>> _bytes(1.5e9), _bytes(2.5e6), _bytes(12)
+    ('1.50 GB', '2.50 MB', '12 B')
+    """
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if value >= size:
+            return f"{value / size:.2f} {unit}"
+    return f"{value:.0f} B"
+
+
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None else f"{100 * ratio:+.2f}"
+
+
+def _by_name(table: pl.DataFrame, view: str, diff: Diff, shown: Shown, layout: Layout) -> str:
+    whole = (diff.operators if view == "op" else diff.kernels).height
+    if not whole:
+        return ""
+    if table.is_empty():
+        return f"{_TITLES[view]}: none of {whole} changed by more than the noise.\n\n"
+    values = OPERATOR_VALUES if view == "op" else KERNEL_VALUES
+    by = _sorted_by(view, diff.clock, shown)
+    others = [
+        value
+        for value in values
+        if value not in (by, "calls")
+        and (table[f"baseline_{value}"] != 0).any() | (table[f"experiment_{value}"] != 0).any()
+    ]
+    rows = table.rows(named=True)
+    kept = rows if shown.limit is None else rows[: shown.limit]
+    lines: list[Line] = []
+    for row in kept:
+        name = row["name"] if row["status"] == "both" else f"{row['name']} ({row['status']})"
+        times = [
+            layout.time(row[f"baseline_{by}"]),
+            layout.time(row[f"experiment_{by}"]),
+            _signed(row[f"delta_{by}"], "ns", layout),
+            _percent(row[f"delta_ratio_{by.removesuffix('_ns')}"]),
+            "-" if row["noise_ns"] is None else layout.time(row["noise_ns"]),
+        ]
+        calls = _pair(row["baseline_calls"], row["experiment_calls"], lambda calls: f"{calls:g}")
+        pairs = [
+            _pair(row[f"baseline_{value}"], row[f"experiment_{value}"], layout.time)
+            for value in others
+        ]
+        lines.append([name, *times, calls, *pairs])
+    if len(rows) > len(kept):
+        lines.append(f"{len(rows) - len(kept)} more {_WORDS[view]}: --limit")
+    headers = [
+        "Name", f"{_title(by)}: Baseline", "Experiment", "Delta", "Delta (%)", "+-", "Calls",
+        *map(_title, others),
+    ]  # fmt: skip
+    columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
+    note = _NOTE if view == "op" else _KERNEL_NOTE
+    return str(Grid(_TITLES[view], columns, lines, layout.time_unit, note=note))
+
+
+def _pair(before: float, after: float, text: Any) -> str:
+    one, other = text(before), text(after)
+    return one if one == other else f"{one} -> {other}"
+
+
+def _title(value: str) -> str:
+    """``cpu_self_ns`` to ``CPU Self``.
+
+    >>> _title("gpu_total_ns")
+    'GPU Total'
+    """
+    clock, _, kind = value.removesuffix("_ns").partition("_")
+    return f"{clock.upper()} {kind.capitalize()}"
+
+
+def _modules(table: pl.DataFrame, diff: Diff, shown: Shown, layout: Layout) -> str:
+    whole = diff.modules.height
+    if not whole or not diff.modules.filter(pl.col("depth") > 1).height:
+        return ""
+    if table.is_empty():
+        return "Modules: none changed by more than the noise.\n\n"
+    stages = table["stage"].n_unique() > 1
+    rows = table.rows(named=True)
+    kept = rows if shown.limit is None else _largest(rows, shown.limit)
+    lines: list[Line] = []
+    for row in kept:
+        name = f"{'  ' * row['depth']}{row['name']}"
+        if row["depth"] == 0 and stages:
+            name = f"{name} (stage {row['stage']})"
+        if row["status"] != "both":
+            name = f"{name} ({row['status']})"
+        times = [_time(row[f"{of}_time_ns"], layout) for of in ("baseline", "experiment")]
+        own = row["delta_self_ns"]
+        lines.append(
+            [
+                name,
+                *times,
+                _signed(row["delta_time_ns"] or 0.0, "ns", layout),
+                _percent(row["delta_ratio"]),
+                _signed(own or 0.0, "ns", layout),
+                _time(row["noise_ns"], layout),
+                *(_time(row[f"{of}_until_ns"], layout) for of in ("baseline", "experiment")),
+            ]
+        )
+    if len(rows) > len(kept):
+        lines.append(f"{len(rows) - len(kept)} more modules: --limit")
+    headers = [
+        "Module", "Baseline", "Experiment", "Delta", "Delta (%)", "Delta Own", "+-",
+        "Baseline Until", "Experiment Until",
+    ]  # fmt: skip
+    columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
+    return str(Grid("Modules", columns, lines, layout.time_unit, note=_MODULE_NOTE))
+
+
+def _largest(rows: Sequence[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:
+    """The rows that changed most themselves, with those that they lie in."""
+    order = sorted(range(len(rows)), key=lambda at: -abs(rows[at]["delta_self_ns"] or 0.0))
+    keep: set[int] = set()
+    for at in order[:limit]:
+        depth = rows[at]["depth"] + 1
+        for above in range(at, -1, -1):
+            if rows[above]["depth"] < depth:
+                keep.add(above)
+                depth = rows[above]["depth"]
+            if not depth:
+                break
+    return [row for at, row in enumerate(rows) if at in keep]
+
+
+def _time(value: float | None, layout: Layout) -> str:
+    return "-" if value is None else layout.time(value)
+
+
+SCHEMA_VERSION = 1
+"""Of `as_data`; goes up when a reader of the older form would misread it."""
+
+
+def as_data(diff: Diff, shown: Shown, outcomes: Sequence[Outcome] = ()) -> dict[str, Any]:
+    """All of it as what JSON can hold: times in nanoseconds, ratios from 0 to 1 and beyond."""
+    change, alike = diff.change, diff.comparability
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "baseline": diff.baseline.what,
+        "experiment": diff.experiment.what,
+        "step_time": {
+            "verdict": change.verdict,
+            "ratio": change.ratio,
+            "low": change.low,
+            "high": change.high,
+            "baseline_steps": change.baseline_steps,
+            "experiment_steps": change.experiment_steps,
+            "steps_are": [words for _, words in diff.step_times],
+        },
+        "comparability": {
+            "score": alike.score,
+            "shares": dict(alike.shares),
+            "differences": list(alike.differences),
+        },
+        "rules": [outcome._asdict() for outcome in outcomes],
+        "tables": {view: table.rows(named=True) for view, table in tables(diff, shown).items()},
+    }
+
+
+def as_markdown(diff: Diff, shown: Shown, layout: Layout, outcomes: Sequence[Outcome] = ()) -> str:
+    """For a comment on a pull request: the verdict, broken rules, and the biggest changes."""
+    from tabulate import tabulate
+
+    change = diff.change
+    lines = [f"**Step time: {change}**", ""]
+    lines += [f"- {outcome}" for outcome in outcomes]
+    lines += [f"- {difference}" for difference in diff.comparability.differences]
+    found = tables(diff, shown)
+    if "overview" in found:
+        grid = _overview(found["overview"], layout)
+        lines += ["", _table(grid, tabulate)]
+    for view in ("op", "kernel"):
+        if view in found and found[view].height:
+            by = _sorted_by(view, diff.clock, shown)
+            rows = [
+                [
+                    f"`{row['name']}`" + ("" if row["status"] == "both" else f" ({row['status']})"),
+                    layout.time(row[f"baseline_{by}"]),
+                    layout.time(row[f"experiment_{by}"]),
+                    _signed(row[f"delta_{by}"], "ns", layout),
+                    _percent(row[f"delta_ratio_{by.removesuffix('_ns')}"]),
+                    _pair(row["baseline_calls"], row["experiment_calls"], lambda at: f"{at:g}"),
+                ]
+                for row in found[view].head(shown.limit or found[view].height).rows(named=True)
+            ]
+            headers = [
+                f"{_TITLES[view]}: {_title(by)} ({layout.time_unit})",
+                "Baseline", "Experiment", "Delta", "Delta (%)", "Calls",
+            ]  # fmt: skip
+            lines += ["", tabulate(rows, headers, tablefmt="github", disable_numparse=True)]
+    return "\n".join([*lines, ""])
+
+
+def _table(grid: Grid, tabulate: Any) -> str:
+    rows = [line for line in grid.lines if not isinstance(line, str)]
+    headers = [column.header for column in grid.columns]
+    text: str = tabulate(rows, headers, tablefmt="github", disable_numparse=True)
+    return f"{text}\n\nTimes in {grid.unit}, per rank and step."
