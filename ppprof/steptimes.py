@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import json
+from typing import Any
 
 import polars as pl
 
@@ -63,7 +65,18 @@ def _table(text: bytes, *, is_whole: bool) -> pl.DataFrame:
     if not sound:
         return pl.DataFrame(schema=STEP_TIMES)
     try:
-        table = pl.read_ndjson(io.BytesIO(b"\n".join(sound)), schema=schema, ignore_errors=True)
-    except pl.exceptions.PolarsError:
-        return pl.DataFrame(schema=STEP_TIMES)
+        table = pl.read_ndjson(io.BytesIO(b"\n".join(sound)), schema=schema)
+    except pl.exceptions.PolarsError:  # one line is enough
+        table = pl.DataFrame([row for row in map(_row, sound) if row], schema)
     return table.drop_nulls(["step", "batch_cost_ns"]).with_columns(rank=pl.lit(0, pl.Int64))
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A line by itself; None where it is none of ours."""
+    try:
+        row = json.loads(line)
+        plain = {name: row.get(name) for name in STEP_TIMES if name != "rank"}
+        pl.DataFrame([plain], {name: dtype for name, dtype in STEP_TIMES.items() if name in plain})
+    except (ValueError, TypeError, AttributeError, RecursionError, pl.exceptions.PolarsError):
+        return None
+    return plain

@@ -3,6 +3,9 @@
 planted_job.py nothing -c CFG -o K=V          nothing
 planted_job.py rank:3:0.05 -c CFG ...         rank 3 sleeps 50 ms in every block's forward
 planted_job.py link:1,5:0.05 -c CFG ...       ranks 1 and 5 sleep in each all-reduce of theirs
+planted_job.py layer:1:0.02 -c CFG ...        the second block sleeps 20 ms in its forward
+planted_job.py operator:relu -c CFG ...       relu in the place of gelu
+planted_job.py data:0:0.004 -c CFG ...        each sample takes 4 ms to read
 """
 
 from __future__ import annotations
@@ -21,6 +24,27 @@ def plant(what: str) -> None:
     if kind == "nothing":
         return
     who, _, seconds = rest.partition(":")
+    if kind == "layer":
+        from ppprof.train import model
+
+        _slow_down_a_layer(model, int(who), float(seconds))
+        return
+    if kind == "operator":
+        import paddle.nn.functional as F
+
+        F.gelu = lambda hidden, *args, **kwargs: getattr(F, who)(hidden)
+        return
+    if kind == "data":
+        from ppprof.train.data import TextSamples
+
+        getitem = TextSamples.__getitem__
+
+        def slow_getitem(samples: TextSamples, index: int) -> Any:
+            time.sleep(float(seconds))
+            return getitem(samples, index)
+
+        TextSamples.__getitem__ = slow_getitem
+        return
     rank = int(os.environ["PADDLE_TRAINER_ID"])
     if kind == "rank" and rank == int(who):
         from ppprof.train.model import Block
@@ -46,6 +70,24 @@ def plant(what: str) -> None:
             return all_reduce(process_group, *args)
 
         core.ProcessGroupGloo.all_reduce = slow_all_reduce
+
+
+def _slow_down_a_layer(model: Any, number: int, seconds: float) -> None:
+    """Blocks are numbered as they are made."""
+    init, forward = model.Block.__init__, model.Block.forward
+    made: list[int] = []
+
+    def numbered(block: Any, *args: Any, **kwargs: Any) -> None:
+        init(block, *args, **kwargs)
+        block.planted = len(made) == number
+        made.append(number)
+
+    def slow_forward(block: Any, hidden: Any) -> Any:
+        if block.planted:
+            time.sleep(seconds)
+        return forward(block, hidden)
+
+    model.Block.__init__, model.Block.forward = numbered, slow_forward
 
 
 if __name__ == "__main__":

@@ -1,0 +1,168 @@
+"""``ppprof diff`` as its users see it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from ppprof.cli import main
+from tests.analysis.test_diff import run, step_lines
+from tests.fixtures.models import Layer, gpt, training
+from tests.fixtures.timeline import write
+
+
+@pytest.fixture
+def traces(tmp_path):
+    """In the second, the second of three blocks takes 2 ms more."""
+    slow = gpt()
+    slow[2] = Layer("Block", {"matmul dygraph": 6.0, "gelu dygraph": 1.0})
+    return [
+        write(tmp_path / f"{name}.pb", training(layers, jitter=1000))
+        for name, layers in (("base", gpt()), ("slow", slow))
+    ]
+
+
+def printed(capsys, *arguments, code=0):
+    """stdout and stderr of a command that ends so."""
+    assert main(["diff", *map(str, arguments)]) == code
+    return capsys.readouterr()
+
+
+def cells(out, title):
+    """Rows of the table with this title, as words; the first is the head."""
+    lines = out.splitlines()
+    at = next(at for at, line in enumerate(lines) if line.strip("-") == title)
+    table = lines[at + 2 :]
+    end = next(at for at, line in enumerate(table) if at > 2 and line.startswith("----"))
+    return [line.split() for line in table[1:end] if not line.startswith("---")]
+
+
+def test_what_changed_is_on_top(traces, capsys):
+    out, err = printed(capsys, *traces)
+    assert err == ""
+    head = out.splitlines()
+    assert head[0].split() == ["baseline", str(traces[0])]
+    assert head[3].startswith("Step time: slower: +9.5% (95% interval +9.5% to +9.")
+    assert head[3].endswith("6 steps in windows against 6 steps in windows")
+    assert cells(out, "Operators")[1:] == [
+        ["matmul", "14.00", "16.00", "+2.00", "+14.28", "0.00", "4", "14.00", "->", "16.00"]
+    ]
+    modules = cells(out, "Modules")[1:]
+    assert [row[0] for row in modules] == ["step", "GPT", "Block"]
+    assert modules[2][1:6] == ["5.03", "7.03", "+2.00", "+39.75", "+2.00"]
+    assert "Kernels" not in out
+
+
+def test_a_run_against_itself(traces, capsys):
+    out, _ = printed(capsys, traces[0], traces[0], "--steps", ":6", "--experiment-steps", "0:6")
+    assert "Operators: none of 4 changed by more than the noise." in out
+    assert "Modules: none changed by more than the noise." in out
+    assert "no difference seen: +0.0%" in out
+
+
+def test_everything_that_changed(traces, capsys):
+    out, _ = printed(capsys, *traces, "--views", "op", "--all", "--sort", "calls")
+    assert [row[0] for row in cells(out, "Operators")[1:]] == ["matmul"]
+    _, err = printed(capsys, *traces, "--sort", "size", code=2)
+    assert "--sort: 'size': expected one of calls, cpu_total, cpu_self" in err
+
+
+def test_rows_are_chosen(traces, capsys):
+    for options in (["--filter", "gelu"], ["--min-delta", "3ms"]):
+        out, _ = printed(capsys, *traces, "--views", "op", *options)
+        assert "none of 4 changed" in out
+    out, _ = printed(capsys, *traces, "--views", "op", "--limit", "0")
+    assert "1 more operators: --limit" in out
+
+
+def test_data_for_scripts(traces, capsys):
+    out, _ = printed(capsys, *traces, "--format", "json", "--fail-if", "step_time > 50%")
+    found = json.loads(out)
+    assert found["step_time"]["verdict"] == "slower"
+    assert found["step_time"]["low"] < found["step_time"]["ratio"] < found["step_time"]["high"]
+    (row,) = found["tables"]["op"]
+    assert (row["name"], row["delta_cpu_self_ns"], row["is_clear"]) == ("matmul", 2_000_000, True)
+    assert [rule["status"] for rule in found["rules"]] == ["kept"]
+    out, _ = printed(capsys, *traces, "--format", "csv", "--views", "op")
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert float(row["delta_cpu_self_ns"]) == 2_000_000
+
+
+def test_a_comment_for_a_pull_request(traces, capsys, tmp_path):
+    out, err = printed(capsys, *traces, "--format", "md", "--fail-if", "step_time > 5%", code=1)
+    assert out.startswith("**Step time: slower: +9.5%")
+    assert "- broken: step_time > 5%: +9.5%" in out
+    assert "| `matmul` " in out
+    assert err.startswith("broken: step_time > 5%: +9.5%, 95% interval")
+    target = tmp_path / "comment.md"
+    assert printed(capsys, *traces, "--format", "md", "-o", target).out == ""
+    assert target.read_text().startswith("**Step time")
+    _, err = printed(capsys, *traces, "--format", "md", "-o", target, code=2)
+    assert "--force" in err
+
+
+@pytest.mark.parametrize(
+    ("rules", "code"),
+    [
+        (["step_time > 5%"], 1),
+        (["step_time > 20%"], 0),
+        (["op.matmul.cpu > 10%", "op.gelu.cpu > 10%"], 1),
+        (["op.gelu.cpu > 10%", "module.GPT > 50%"], 0),
+    ],
+)
+def test_a_gate(traces, capsys, rules, code):
+    flags = [part for rule in rules for part in ("--fail-if", rule)]
+    out, _ = printed(capsys, *traces, *flags, code=code)
+    assert sum(rule in line for rule in rules for line in out.splitlines()) == len(rules)
+    assert ("broken: " in out) == bool(code)
+
+
+def test_the_guides_four_steps(tmp_path, capsys):
+    """Baseline ips, a change, ips again: what the guide computes by hand."""
+    runs = [
+        run(tmp_path / name, [], step_lines=[step_lines(8 / ips * 1e9)])
+        for name, ips in (("before", 39.1), ("after", 151.5))
+    ]
+    out, _ = printed(capsys, *runs)
+    ips = next(row for row in cells(out, "Overview") if row[0] == "ips")
+    assert ips[2:] == ["39.10", "151.50", "+112.39", "+287.43"] or ips[-1].startswith("+287")
+    assert "Step time: faster: -74.2%" in out
+    assert "Operators" not in out
+
+
+def test_two_parts_of_one_run(tmp_path, capsys):
+    path = run(tmp_path / "a", [training(gpt()), training(gpt(linear=6.0))])
+    out, _ = printed(capsys, path, "--rank", "0", "--experiment-rank", "1", "--views", "op")
+    assert cells(out, "Operators")[1][:4] == ["matmul", "14.00", "20.00", "+6.00"]
+    _, err = printed(capsys, path, code=2)
+    assert err.startswith("EXPERIMENT: missing; expected a second run, or what of BASELINE")
+
+
+def test_all_that_is_wrong_at_once(traces, capsys):
+    _, err = printed(
+        capsys, *traces, "--steps", "3:1", "--window", "a", "--views", "gpu",
+        "--limit", "-", "--min-delta", "3", "--filter", "(", "--fail-if", "slow", "--workers", "0",
+        "--time-unit", "h", "--format", "csv", "--force", code=2,
+    )  # fmt: skip
+    flags = [line.partition(":")[0] for line in err.splitlines()]
+    assert flags == [
+        "--window", "--steps", "--views", "--time-unit", "--limit", "--min-delta",
+        "--filter", "--fail-if", "--workers", "--format csv", "--force",
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_read(traces, tmp_path, capsys):
+    _, err = printed(capsys, traces[0], tmp_path / "nothing", code=3)
+    assert err == f"{tmp_path / 'nothing'}: No such file or directory\n"
+    broken = tmp_path / "broken.json"
+    broken.write_text("x")
+    assert str(broken) in printed(capsys, traces[0], broken, code=3).err
+
+
+def test_processes_give_the_same(tmp_path, capsys):
+    path = run(tmp_path / "a", [training(gpt(), jitter=999), training(gpt(linear=6.0))])
+    other = run(tmp_path / "b", [training(gpt(4), jitter=999), training(gpt(linear=7.0))])
+    assert printed(capsys, path, other) == printed(capsys, path, other, "--workers", "2")

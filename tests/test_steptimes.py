@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ppprof import steptimes
+from ppprof.capture.steps import StepLog, StepRecord
+from ppprof.steptimes import STEP_TIMES, read_step_times
+
+
+def record(step, **other):
+    told = {
+        "batch_cost_ns": 10 + step, "reader_cost_ns": 1, "num_samples": 8, "num_tokens": 64,
+        "num_micro_batches": 1, "num_flops": None, "device_peak_bytes": None,
+        "host_peak_bytes": 4096, "stall_ns": 0, "excluded": False, "window": None,
+    }  # fmt: skip
+    return StepRecord(step=step, **{**told, **other})
+
+
+def left(folder: Path, rank: int, *records: StepRecord) -> Path:
+    """As a capture leaves them."""
+    path = folder / f"steps/rank_{rank:05}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    log = StepLog(path)
+    for each in records:
+        log.add(each)
+    log.flush()
+    return path
+
+
+def test_what_a_capture_leaves_is_read_back(tmp_path):
+    left(tmp_path, 1, record(0, window=0), record(1, excluded=True))
+    left(tmp_path, 0, record(0))
+    table = read_step_times(tmp_path)
+    assert table.schema == STEP_TIMES
+    columns = ["rank", "step", "batch_cost_ns", "excluded", "window", "host_peak_bytes"]
+    assert table.select(columns).rows() == [
+        (0, 0, 10, False, None, 4096), (1, 0, 10, False, 0, 4096), (1, 1, 11, True, None, 4096),
+    ]  # fmt: skip
+
+
+def test_no_steps(tmp_path):
+    assert read_step_times(tmp_path).schema == STEP_TIMES
+    left(tmp_path, 0)
+    (tmp_path / "steps/rank_00000.jsonl").touch()
+    (tmp_path / "steps/rank_x.jsonl").write_text("{}\n")
+    assert read_step_times(tmp_path).is_empty()
+
+
+@pytest.mark.parametrize("broken", [b'{"step":2,"batch', b"{}", b"\x00\x00\n", b"[1]\n", b"{no}\n"])
+def test_lines_that_are_cut_off_or_broken_are_left_out(tmp_path, broken):
+    path = left(tmp_path, 0, record(0), record(1))
+    with path.open("ab") as file:
+        file.write(broken)
+    assert read_step_times(tmp_path)["step"].to_list() == [0, 1]
+
+
+def test_of_a_long_run_the_last_steps(tmp_path, monkeypatch):
+    path = left(tmp_path, 0, *map(record, range(100)))
+    line = len(json.dumps(record(50)._asdict(), separators=(",", ":"))) + 1
+    monkeypatch.setattr(steptimes, "_MOST_BYTES", 10 * line)
+    assert path.stat().st_size > 99 * line - 200
+    steps = read_step_times(tmp_path)["step"].to_list()
+    assert steps[-1] == 99
+    assert 8 <= len(steps) <= 10
