@@ -105,12 +105,12 @@ def files(folder: Path, size_mb: int) -> tuple[Path, Path]:
     return json, pb
 
 
-def make(json: Path, pb: Path, num_steps: int) -> None:
+def make(json: Path, pb: Path, num_steps: int, num_layers: int = NUM_LAYERS) -> None:
     """Writes the ``.pb``, then the ``.json`` as Paddle writes it, which appears when complete."""
     from tests.oracles.paddle_tables import load_result
 
     hidden = json.with_name(f".writing_{json.name}")
-    write(pb, *threads(num_steps), devices=(0,))
+    write(pb, *threads(num_steps, num_layers), devices=(0,))
     load_result(pb).save(str(hidden), "json")
     hidden.replace(json)
 
@@ -307,4 +307,4 @@ def _beside(steps: Sequence[Span], name: str, parts: Sequence[str]) -> Iterator[
 
 
 if __name__ == "__main__":
-    make(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+    make(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ppprof import remote
     from ppprof.capture.attach import attach
+    from ppprof.capture.spans import span
     from ppprof.compare import diff
     from ppprof.run import open
 
-__all__ = ["attach", "diff", "open", "remote"]
+__all__ = ["attach", "diff", "open", "remote", "span"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,6 +20,10 @@ def __getattr__(name: str) -> Any:
         from ppprof.capture import attach
 
         return attach
+    if name == "span":
+        from ppprof.capture.spans import span
+
+        return span
     if name == "diff":
         from ppprof.compare import diff
 

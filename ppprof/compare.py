@@ -25,7 +25,7 @@ from ppprof.analysis.steps import Steps
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import located
 from ppprof.run import Run, listed, lost_text
-from ppprof.topology import RankSelector
+from ppprof.topology import AXES, RankSelector
 
 _FOLDED = 16
 """Windows whose tables are held before they are added up."""
@@ -181,6 +181,7 @@ class _Tables:
             frameworks=frozenset(self._frameworks),
             facts=_facts(run.manifest),
             num_replicas=replicas,
+            coordinates=_coordinates(run),
             **tables,
         )
 
@@ -204,6 +205,19 @@ def _one_step(ranks: Sequence[int]) -> pl.DataFrame:
         [{"rank": rank, **nothing} for rank in ranks],
         {**schema, **dict.fromkeys(PARTS, pl.Int64)},
     )
+
+
+def _coordinates(run: Run) -> dict[int, str]:
+    """``dp0 pp1`` of each rank, of axes with several ranks; of one rank, its number alone."""
+    grid = run.topology
+    if grid is None:
+        return {}
+    axes = [axis for axis in AXES if grid.degree(axis) > 1]
+    return {
+        rank: " ".join(f"{axis}{grid.coordinate(rank)[axis]}" for axis in axes) or "all"
+        for rank in run.ranks
+        if rank < grid.world_size
+    }
 
 
 def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:

@@ -57,7 +57,7 @@ from ppprof.analysis.intervals import (
     union,
 )
 from ppprof.analysis.profile import Profile
-from ppprof.trace.schema import Trace, nullable
+from ppprof.trace.schema import nullable
 
 PARTS = ("computation", "exposed", "data_loading", "bubble", "host_bound", "rest")
 """What a step consists of, the first that holds an instant wins; see the module."""
@@ -89,11 +89,11 @@ class Breakdown(NamedTuple):
     """Columns of `STRETCHES`: the disjoint stretches of a step that are bubble."""
 
 
-def breakdown(trace: Trace) -> Breakdown:
+def breakdown(profile: Profile) -> Breakdown:
     """One rank's steps in `PARTS`, and what is told `BESIDE` them.
 
     Args:
-        trace: one rank's window.
+        profile: one rank's window.
 
     Returns:
         ``parts``: step, part, axis ("dp", "pp+mp", "?"; null but for exposed, communication and hidden),
@@ -102,7 +102,6 @@ def breakdown(trace: Trace) -> Breakdown:
         does not communicate over is 0 where another step does. Several ProfileSteps of one number
         are added up. No rows where there are no steps.
     """
-    profile = Profile(trace)
     tree = profile.tree
     on_device = not tree.devices.is_empty()
     steps = _steps(profile)

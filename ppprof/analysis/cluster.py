@@ -12,6 +12,7 @@ import polars as pl
 from ppprof.analysis.arrivals import arrivals, by_group
 from ppprof.analysis.breakdown import Breakdown, breakdown
 from ppprof.analysis.matching import align, collectives, matched
+from ppprof.analysis.profile import Profile
 from ppprof.analysis.stragglers import slow_groups, slow_ranks
 from ppprof.analysis.transfers import without_transfers
 from ppprof.analysis.what_if import WHAT_IF, passes, what_if
@@ -32,7 +33,7 @@ class Examined(NamedTuple):
 
 def examine(trace: Trace) -> Examined:
     """What `Cluster` needs of a window."""
-    return Examined(breakdown(trace), collectives(trace), passes(trace))
+    return Examined(breakdown(Profile(trace)), collectives(trace), passes(trace))
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def costs(trace: Trace, naming: Naming) -> Costs:
     if not has_steps:
         step = pl.Series("step", np.zeros(trace.events.height, np.int64))
     return Costs(
-        breakdown(trace),
+        breakdown(profile),
         operator_costs(profile, step, naming),
         _kernel_costs(profile, step, naming),
         modules(profile, step),

@@ -56,6 +56,8 @@ class Side:
     """What the manifest tells of the job, by dotted key: ``config.Model.num_layers``."""
     num_replicas: int = 1
     """Ranks that have samples of their own: dp times sharding."""
+    coordinates: Mapping[int, str] = field(default_factory=dict)
+    """Where each rank stands, ``dp0 pp1``; empty where nobody tells."""
 
     @cached_property
     def ranks_of_step(self) -> Mapping[int, int]:
@@ -158,6 +160,33 @@ class Diff:
     def kernels(self) -> pl.DataFrame:
         """Kernels by name: as `operators`, with `KERNEL_VALUES`."""
         return self._by_name("kernels", KERNEL_VALUES, "gpu_total_ns")
+
+    @cached_property
+    def ranks(self) -> pl.DataFrame:
+        """Ranks by where they stand, whose step changed most first.
+
+        Returns:
+            baseline_rank and experiment_rank int64, coordinate (null where nobody tells: then
+            ranks are joined by their numbers), status; of step_ns and each of `PARTS`, mean over
+            steps, float64: baseline_, experiment_, delta_ and ``delta_ratio_step``; noise_ns and
+            is_clear of the delta of the step's own part: what is neither exposed communication
+            nor bubble. By the absolute delta of that, ``delta_own_ns``.
+        """
+        told = [bool(side.coordinates) for side in (self.baseline, self.experiment)]
+        one, other = (_by_rank(side, all(told)) for side in (self.baseline, self.experiment))
+        found = changes(one, other, ["at"], ("step_ns", "own_ns", *PARTS), "own_ns")
+        numbers = [
+            table.select("at", pl.col("rank").alias(f"{of}_rank"))
+            for table, of in ((one, "baseline"), (other, "experiment"))
+        ]
+        joined = found.join(numbers[0], on="at", how="left").join(numbers[1], on="at", how="left")
+        coordinate = pl.col("at") if all(told) else pl.lit(None, pl.String)
+        return joined.sort(
+            pl.col("delta_own_ns").abs(), "baseline_rank", descending=[True, False]
+        ).select(
+            "baseline_rank", "experiment_rank", coordinate.alias("coordinate"),
+            pl.exclude("at", "baseline_rank", "experiment_rank"),
+        )  # fmt: skip
 
     @cached_property
     def clock(self) -> str:
@@ -372,6 +401,23 @@ def _in_common(operators: pl.DataFrame, by: str) -> float:
     whole = operators.select(time.sum()).item()
     both = operators.filter(status="both").select(time.sum()).item()
     return float(both / whole) if whole else 1.0
+
+
+def _by_rank(side: Side, by_coordinate: bool) -> pl.DataFrame:
+    """Means over steps of each rank, and their variances, by what joins it with another's."""
+    waits = pl.col("exposed_ns").fill_null(0) + pl.col("bubble_ns").fill_null(0)
+    steps = side.steps.drop_nulls("step_ns").with_columns(own_ns=pl.col("step_ns") - waits)
+    at = pl.col("rank").cast(pl.String)
+    if by_coordinate:
+        at = pl.col("rank").replace_strict(
+            dict(side.coordinates), default=None, return_dtype=pl.String
+        )
+    # In what order steps are is all the same here: the mean, and how much it varies.
+    found = []
+    for value in ("step_ns", "own_ns", *PARTS):
+        column = pl.col(value).cast(pl.Float64)
+        found += [column.mean(), (column.var() / pl.len()).alias(f"{value}_var")]
+    return steps.with_columns(at=at).group_by("at", "rank").agg(found).drop_nulls("at")
 
 
 def _outside(times: pl.DataFrame) -> pl.DataFrame:

@@ -13,7 +13,7 @@ from ppprof.analysis.gate import Outcome
 from ppprof.report.grid import Column, Grid, Line
 from ppprof.report.text import Layout
 
-VIEWS = ("overview", "op", "kernel", "module")
+VIEWS = ("overview", "rank", "op", "kernel", "module")
 """The tables, in their order."""
 
 _NAMES = {"ips": "ips (samples/s)", "tokens_per_s": "tokens/s"}
@@ -63,6 +63,8 @@ def tables(diff: Diff, shown: Shown) -> dict[str, pl.DataFrame]:
     found: dict[str, pl.DataFrame] = {}
     if "overview" in shown.views:
         found["overview"] = diff.overview
+    if "rank" in shown.views:
+        found["rank"] = diff.ranks
     for view, table in (("op", "operators"), ("kernel", "kernels")):
         if view in shown.views:
             found[view] = _chosen(getattr(diff, table), view, diff.clock, shown)
@@ -116,6 +118,8 @@ def draw_diff(diff: Diff, shown: Shown, layout: Layout, outcomes: Sequence[Outco
     parts = [headline(diff)]
     if "overview" in found and found["overview"].height:
         parts.append(str(_overview(found["overview"], layout)))
+    if "rank" in found and found["rank"].height > 1:
+        parts.append(str(_ranks(found["rank"], shown, layout)))
     for view in ("op", "kernel"):
         if view in found:
             parts.append(_by_name(found[view], view, diff, shown, layout))
@@ -173,6 +177,44 @@ def _overview(table: pl.DataFrame, layout: Layout) -> Grid:
         for header in ("Metric", "Baseline", "Experiment", "Delta", "Delta (%)")
     ]
     return Grid("Overview", columns, lines, layout.time_unit)
+
+
+_RANK_NOTE = """\
+Means over recorded steps; ranks that stand in the same place, whose own part of a step changed most on
+top. Own: the step without exposed communication and bubble, in which a rank waits for nobody.
++-: standard error of Delta Own."""
+
+
+def _ranks(table: pl.DataFrame, shown: Shown, layout: Layout) -> Grid:
+    rows = table.rows(named=True)
+    kept = rows if shown.limit is None else rows[: shown.limit]
+    lines: list[Line] = []
+    for row in kept:
+        numbers = [row["baseline_rank"], row["experiment_rank"]]
+        pair = " -> ".join("-" if at is None else str(at) for at in dict.fromkeys(numbers))
+        lines.append(
+            [
+                pair,
+                row["coordinate"] or "-",
+                *(layout.time(row[f"{of}_step_ns"]) for of in ("baseline", "experiment")),
+                _signed(row["delta_step_ns"], "ns", layout),
+                _percent(row["delta_ratio_step"]),
+                _signed(row["delta_own_ns"], "ns", layout),
+                _time(row["noise_ns"], layout),
+                *(
+                    _signed(row[f"delta_{part}_ns"], "ns", layout)
+                    for part in ("computation", "exposed", "bubble")
+                ),
+            ]
+        )
+    if len(rows) > len(kept):
+        lines.append(f"{len(rows) - len(kept)} more ranks: --limit")
+    headers = [
+        "Rank", "Coordinate", "Step: Baseline", "Experiment", "Delta", "Delta (%)", "Delta Own",
+        "+-", "Delta Computation", "Delta Exposed", "Delta Bubble",
+    ]  # fmt: skip
+    columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
+    return Grid("Ranks", columns, lines, layout.time_unit, note=_RANK_NOTE)
 
 
 def _value(value: float, unit: str, layout: Layout) -> str:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ppprof.analysis.breakdown import PARTS, breakdown
+from ppprof.analysis.profile import Profile
 from ppprof.trace import read
 from tests.fixtures.pipelines import OPTIMIZER_NS, one_f_one_b
 from tests.fixtures.random_traces import traces
@@ -72,7 +73,7 @@ def nested(spans):
 
 def table(path, *threads):
     """The breakdown as {"part" or "part axis": time of each step}."""
-    rows = breakdown(read(write(path, *threads))).parts
+    rows = breakdown(Profile(read(write(path, *threads)))).parts
     found = {}
     for _, part, axis, time_ns in rows.rows():
         found.setdefault(f"{part} {axis}" if axis else part, []).append(time_ns)
@@ -195,7 +196,7 @@ def test_an_operator_named_after_a_collective_counts_where_nothing_better_is_kno
 
 
 def test_without_steps_there_are_no_rows(tmp_path):
-    rows = breakdown(read(write(tmp_path / "a.pb", *drawn("op oooo")))).parts
+    rows = breakdown(Profile(read(write(tmp_path / "a.pb", *drawn("op oooo"))))).parts
     assert rows.is_empty()
     assert rows.schema == {
         "step": pl.Int64, "part": pl.String, "axis": pl.String, "time_ns": pl.Int64
@@ -434,7 +435,7 @@ def test_drawings_against_counting(rows, tmp_path):
 @given(threads=traces(newer_types=True))
 @on_files
 def test_parts_of_random_traces_add_up(threads, tmp_path):
-    rows = breakdown(read(write(tmp_path / "a.pb", *threads))).parts
+    rows = breakdown(Profile(read(write(tmp_path / "a.pb", *threads)))).parts
     whole = rows.filter(part="step").select("step", "time_ns")
     parts = rows.filter(pl.col("part").is_in(PARTS))
     assert parts["time_ns"].min() >= 0

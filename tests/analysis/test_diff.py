@@ -270,6 +270,24 @@ def test_ranks_of_one_run(tmp_path):
         ppprof.diff(opened, opened, ranks=("0", "7"))
 
 
+def test_ranks_are_compared_with_those_that_stand_where_they_stand(tmp_path):
+    """mp and dp in another order: rank 1 of the one run is rank 2 of the other."""
+    layers = [gpt(linear=linear) for linear in (4.0, 5.0, 6.0, 7.0)]
+    one = run(tmp_path / "a", [*map(training, layers)], grid=Topology.of(dp=2, mp=2))
+    slower = training(gpt(linear=7.5), backward=3.0)
+    swapped = [training(layers[0]), training(layers[2]), training(layers[1]), slower]
+    order = ("mp", "pp", "sharding", "sep", "dp")
+    other = run(tmp_path / "b", swapped, grid=Topology((2, 1, 1, 1, 2), order))
+    table = ppprof.diff(ppprof.open(one), ppprof.open(other)).ranks
+    columns = ["baseline_rank", "experiment_rank", "coordinate", "delta_own_ns", "is_clear"]
+    assert table.select(columns).rows() == [
+        (3, 3, "dp1 mp1", 1.5 * MS, True),
+        (0, 0, "dp0 mp0", 0, False),
+        (1, 2, "dp0 mp1", 0, False),
+        (2, 1, "dp1 mp0", 0, False),
+    ]
+
+
 def test_stages_of_a_pipeline_have_trees_of_their_own(tmp_path):
     grid = Topology.of(pp=2)
     runs = [

@@ -1,0 +1,150 @@
+"""``ppprof diff`` of two traces against loading both: what does comparing add to reading?
+
+Cold processes from start to end, files in the page cache, no kept events, as in `trace_reading`. The
+two traces are of a job (`gpu_job`) and of the same with one layer more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks import gpu_job
+from benchmarks.trace_reading import Measured, Reader, machine, measure
+from ppprof.analysis.alignment import Node, align
+
+SIZES_MB = (20, 100)
+LOADED, COMPARED = "both traces loaded", "ppprof diff"
+_LOAD = (
+    "import pathlib, sys, ppprof; at = pathlib.Path(sys.argv[1]); "
+    "[ppprof.open(at / f'{name}{sys.argv[2]}', cache=False).events() for name in 'ab']"
+)
+_DIFF = (
+    "import pathlib, sys; from ppprof.cli import main; at = pathlib.Path(sys.argv[1]); "
+    "main(['diff', str(at / f'a{sys.argv[2]}'), str(at / f'b{sys.argv[2]}'), '--no-cache'])"
+)
+NUM_NODES = 10_000
+
+
+def commands(suffix: str) -> tuple[Reader, Reader]:
+    """Loading and comparing; each gets a folder, then the suffix."""
+    return (
+        Reader(
+            f"{LOADED}, {suffix}", ("-c", f"import sys; sys.argv.append({suffix!r}); {_LOAD}"), ""
+        ),
+        Reader(
+            f"{COMPARED}, {suffix}", ("-c", f"import sys; sys.argv.append({suffix!r}); {_DIFF}"), ""
+        ),
+    )
+
+
+def pair(folder: Path, size_mb: int) -> Path:
+    """A folder with a.json, a.pb and b.json, b.pb."""
+    steps = max(1, size_mb // gpu_job.STEP_MB)
+    at = folder / f"{size_mb}_mb"
+    at.mkdir(exist_ok=True)
+    for name, layers in (("a", gpu_job.NUM_LAYERS), ("b", gpu_job.NUM_LAYERS + 1)):
+        if not (at / f"{name}.pb").exists():
+            # In a process of its own: a child's peak memory begins with its parent's.
+            made = [str(at / f"{name}{suffix}") for suffix in (".json", ".pb")]
+            command = [sys.executable, "-m", "benchmarks.gpu_job", *made, str(steps), str(layers)]
+            subprocess.run(command, check=True)
+    return at
+
+
+def table(results: Mapping[int, Mapping[str, Measured]]) -> str:
+    """Markdown: seconds, peak memory, and both over loading."""
+    rows = [["MB each", "", "seconds", "/ loading", "peak MiB", "/ loading"],
+            ["---:", "---", *["---:"] * 4]]  # fmt: skip
+    for size_mb, measured in results.items():
+        for name, of in measured.items():
+            loaded = measured[name.replace(COMPARED, LOADED)]
+            cells = [of.error, "-", "-", "-"]
+            if of.median_s is not None and loaded.median_s is not None:
+                cells = [
+                    f"{of.median_s:.2f}",
+                    f"{of.median_s / loaded.median_s:.2f}",
+                    f"{of.peak_bytes / 2**20:,.0f}",
+                    f"{of.peak_bytes / loaded.peak_bytes:.2f}",
+                ]
+            rows.append([str(size_mb), name, *cells])
+    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def alignments() -> str:
+    """Markdown: seconds to align two trees of 10,000 nodes."""
+    pick = random.Random(342)
+    cases = {
+        "50 nodes put in": (tree(1), edited(tree(1), pick)),
+        "nothing alike": (tree(1), tree(2)),
+        "all of one name": (tree(1, names=1), tree(2, names=1)),
+        "10,000 siblings": (flat(1), flat(2)),
+    }
+    rows = ["| two trees of 10,000 nodes | seconds |\n", "| --- | ---: |\n"]
+    for name, (left, right) in cases.items():
+        begin = time.perf_counter()
+        align(left, right)
+        rows.append(f"| {name} | {time.perf_counter() - begin:.2f} |\n")
+    return "".join(rows)
+
+
+def tree(seed: int, *, names: int = 4, deepest: int = 8) -> Node:
+    """A tree of `NUM_NODES`."""
+    pick = random.Random(seed)
+    root = Node("step")
+    inner = [(root, 0)]
+    for _ in range(NUM_NODES):
+        node = Node(f"Layer{pick.randrange(names)}")
+        above, depth = pick.choice(inner[-40:])
+        above.children.append(node)
+        if depth + 1 < deepest:
+            inner.append((node, depth + 1))
+    return root
+
+
+def edited(root: Node, pick: random.Random) -> Node:
+    """The same with 50 nodes put in."""
+    nodes, waiting = [], [root]
+    while waiting:
+        nodes.append(waiting.pop())
+        waiting += nodes[-1].children
+    for node in pick.sample(nodes, 50):
+        node.children.insert(0, Node("New"))
+    return root
+
+
+def flat(seed: int) -> Node:
+    """One level."""
+    pick = random.Random(seed)
+    return Node("step", [Node(pick.choice("abcdef")) for _ in range(NUM_NODES)])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add = parser.add_argument
+    add("--sizes", metavar="MB,...", default=",".join(map(str, SIZES_MB)))
+    add("--repeats", type=int, default=5, help="timed runs of each command (5)")
+    add("--keep", type=Path, metavar="DIR", help="make the traces there, or use those that are")
+    options = parser.parse_args(argv)
+    print(machine(), end="\n\n")
+    results: dict[int, Mapping[str, Measured]] = {}
+    with contextlib.ExitStack() as stack:
+        folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        for size_mb in map(int, options.sizes.split(",")):
+            at = pair(folder, size_mb)
+            readers = [reader for suffix in (".json", ".pb") for reader in commands(suffix)]
+            results[size_mb] = measure(readers, {"": at}, options.repeats)
+    print(table(results))
+    print(alignments())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
