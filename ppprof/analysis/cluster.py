@@ -33,7 +33,8 @@ class Examined(NamedTuple):
 
 def examine(trace: Trace) -> Examined:
     """What `Cluster` needs of a window."""
-    return Examined(breakdown(Profile(trace)), collectives(trace), passes(trace))
+    profile = Profile(trace)
+    return Examined(breakdown(profile), collectives(trace), passes(profile))
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,6 @@ from ppprof.analysis.matching import as_kernels, on_reference
 from ppprof.analysis.profile import Profile
 from ppprof.clocks import Clock
 from ppprof.topology import Topology
-from ppprof.trace.schema import Trace
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
@@ -90,19 +89,19 @@ _SLOWEST = 0.03
 _BETWEEN_REPLICAS = ("dp", "sharding")
 
 
-def passes(trace: Trace, rank: int = -1) -> pl.DataFrame:
+def passes(profile: Profile, rank: int = -1) -> pl.DataFrame:
     """One rank's steps and what it does in them, as `what_if` takes it.
 
     A pass that launched kernels is as long as these ran.
 
     Args:
-        trace: its window.
+        profile: its window.
         rank: what stands in the column; -1 for one that is to be told.
 
     Returns:
         Columns of `PASSES`, by start. No rows where there are no steps.
     """
-    events = trace.events.with_row_index("row").with_columns(
+    events = profile.trace.events.with_row_index("row").with_columns(
         pl.col("row").cast(pl.Int64), end_ns=pl.col("start_ns") + pl.col("dur_ns")
     )
     in_steps = events.drop_nulls("step")
@@ -114,7 +113,7 @@ def passes(trace: Trace, rank: int = -1) -> pl.DataFrame:
         kind=pl.col("category").cast(pl.String).str.to_lowercase(),
     )
     alone = steps.filter(pl.col("step").is_in(found["step"].implode()).not_())
-    own = _without_other_replicas(trace, events, alone)
+    own = _without_other_replicas(profile, events, alone)
     tables = [
         table.select(rank=pl.lit(rank), **{name: pl.col(name) for name in list(PASSES)[1:]})
         for table in (steps, found, own)
@@ -123,7 +122,7 @@ def passes(trace: Trace, rank: int = -1) -> pl.DataFrame:
 
 
 def _without_other_replicas(
-    trace: Trace, events: pl.DataFrame, steps: pl.DataFrame
+    profile: Profile, events: pl.DataFrame, steps: pl.DataFrame
 ) -> pl.DataFrame:
     """Steps, shortened by the communication between replicas that no computation hides.
 
@@ -145,7 +144,7 @@ def _without_other_replicas(
     )
     exposed = intervals_of(communication)
     if events["device"].count():
-        exposed = difference(exposed, Profile(trace).communication.computation)
+        exposed = difference(exposed, profile.communication.computation)
     waited = [
         overlap((np.array([start]), np.array([end])), exposed)
         for start, end in steps.select("start_ns", "end_ns").rows()

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from ppprof.analysis.profile import Profile
 from ppprof.analysis.what_if import PASSES, WHAT_IF, passes, what_if
 from ppprof.clocks import Clock, Reading
 from ppprof.topology import Topology
@@ -368,13 +369,13 @@ def told(op, start, end, axis):
 def stepping(tmp_path, rank, late):
     """A data parallel rank that sums gradients when it has done its own work of 60 + ``late``."""
     done = 60 + late
-    return passes(read(write(tmp_path / f"{rank}.pb",
+    return passes(Profile(read(write(tmp_path / f"{rank}.pb",
         Thread(1, "main", (
             span("ProfileStep", "ProfileStep#4", 0, 110,
                 told("all_reduce", 10, 20, "mp"), told("all_reduce", done, 100, "dp"),
                 told("broadcast", 100, 105, "dp+pp")),
         )),
-    )), rank)  # fmt: skip
+    ))), rank)  # fmt: skip
 
 
 def test_without_a_pipeline_replicas_meet_once_a_step(tmp_path):
@@ -403,7 +404,7 @@ def test_what_a_rank_does_in_a_pipeline(tmp_path):
             span("Backward", "backward[stage=1 chunk=1 micro_batch=2 phase=steady]", 60, 80),
             span("Forward", "forward[stage=1]", 81, 85)),
     ))))  # fmt: skip
-    found = passes(trace, 3)
+    found = passes(Profile(trace), 3)
     assert found.schema == pl.DataFrame(schema=PASSES).schema
     assert found.with_columns(pl.col("start_ns", "end_ns") - EPOCH_NS).rows() == [
         (3, 4, "step", None, None, 10, 100),
@@ -425,5 +426,5 @@ def test_what_computation_hides_is_no_waiting(tmp_path):
             span("Communication", "all_reduce[axis=dp group=3 bytes=4 dtype=float32 peers=0,1]",
                  11, 15, launch(12, 13, kernel("ncclAllReduce", 40, 80, stream=8)))),
     ))))  # fmt: skip
-    found = passes(trace, 0).filter(kind="own")
+    found = passes(Profile(trace), 0).filter(kind="own")
     assert (found["end_ns"] - found["start_ns"]).to_list() == [80]
