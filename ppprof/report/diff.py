@@ -165,6 +165,8 @@ def _overview(table: pl.DataFrame, layout: Layout) -> Grid:
         if row["unit"] == "text":
             lines.append([name, row["baseline_text"] or "-", row["experiment_text"] or "-", "", ""])
             continue
+        if row["baseline"] == row["experiment"] == 0:
+            continue
         cells = [
             "-" if value is None else _value(value, row["unit"], layout)
             for value in (row["baseline"], row["experiment"])
