@@ -25,10 +25,12 @@ from ppprof.analysis.steps import Steps
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import located
 from ppprof.run import Run, listed, lost_text
-from ppprof.topology import AXES, RankSelector
+from ppprof.topology import RankSelector, Topology
 
 _FOLDED = 16
 """Windows whose tables are held before they are added up."""
+
+_STEPS_OF_A_WINDOW = 2**32
 
 _OF_THE_PLACE = ("output_dir", "profiler_log", "input_dir", "input", "ckpt_dir", "log_dir")
 """Keys of a config that say where, not what."""
@@ -70,6 +72,8 @@ def diff(
         InputError: nothing of a run can be read.
     """
     of_ranks, of_windows, of_steps = _pair(ranks), _pair(windows), _pair(steps)
+    if exact and names is not None:
+        raise UsageError("exact: names stay as they were recorded, so names has no effect")
     same = {} if names is None else read_names(names)
 
     def both(naming: Naming) -> list[Side]:
@@ -111,19 +115,22 @@ def measured(
     breakdowns = []
     if run.recordings:
         chosen = run.select_ranks(ranks, window)
-        own = {at.rank for at in chosen}
-        times = times.filter(pl.col("rank").is_in(own))
-        stages = dict(run.places.select("rank", "pp").iter_rows())
+        times = times.filter(pl.col("rank").is_in({at.rank for at in chosen}))
+        stages = _stages(run)
         work = partial(costs, naming=naming or Naming())
         for at in run.each(work, chosen, executor):
+            rank, number = at.recording.rank, at.recording.window
             if at.lost:
                 run.tell(lost_text(at.source, at.lost))
-            breakdowns.append((at.recording.rank, at.recording.window, at.made.breakdown.parts))
-            tables.add(at.made, stages.get(at.recording.rank), wanted)
+            breakdowns.append((rank, number, at.made.breakdown.parts))
+            tables.add(at.made, stages.get(rank), number, wanted)
     elif times.is_empty():
         raise InputError(f"{run}: neither a trace in it nor step times")
-    elif ranks != "all" and run.topology is not None:
-        times = times.filter(pl.col("rank").is_in(run.topology.select(ranks)))
+    elif ranks != "all":
+        grid = run.topology or Topology.of(dp=int(times["rank"].to_numpy().max()) + 1)
+        times = times.filter(pl.col("rank").is_in(grid.select(ranks)))
+    if window is not None:
+        times = times.filter(pl.col("window") == window)
     of_steps = _steps(join_ranks(breakdowns, run.places) if breakdowns else None)
     if wanted is not None:
         known = listed("step", [*of_steps["step"], *times["step"]])
@@ -133,7 +140,27 @@ def measured(
             raise UsageError(f"{run}: no step of {wanted}; it has {known}")
     if breakdowns and of_steps.is_empty():
         of_steps = _one_step(sorted({rank for rank, _, _ in breakdowns}))
-    return tables.side(run, of_steps, times)
+    if of_steps.is_empty() and times.is_empty():
+        raise UsageError(f"{run}: no steps of window {window}, rank {ranks}")
+    # Windows that begin to count anew, as of a profiler that is made for each, have steps of one
+    # number that are not one: then a step's number tells its window as well.
+    repeats = of_steps.select(pl.struct("rank", "step").is_duplicated().any()).item()
+    of_steps = _numbered(of_steps, repeats=repeats)
+    return tables.side(run, of_steps, times, repeats=repeats)
+
+
+def _stages(run: Run) -> dict[int, int]:
+    """Pipeline stage by rank; empty where there is but one."""
+    if run.topology is None or run.topology.degree("pp") == 1:
+        return {}
+    return dict(run.places.select("rank", "pp").iter_rows())
+
+
+def _numbered(table: pl.DataFrame, *, repeats: bool) -> pl.DataFrame:
+    """Without its window, which the number of the step tells where it has to."""
+    if repeats:
+        table = table.with_columns(step=pl.col("window") * _STEPS_OF_A_WINDOW + pl.col("step"))
+    return table.drop("window")
 
 
 class _Tables:
@@ -141,38 +168,51 @@ class _Tables:
 
     def __init__(self) -> None:
         self._parts: dict[str, list[pl.DataFrame]] = {
-            "operators": [pl.DataFrame(schema=of_window.OPERATORS)],
-            "kernels": [pl.DataFrame(schema=of_window.KERNELS)],
-            "modules": [pl.DataFrame(schema={"stage": pl.Int64, **MODULES, "calls": pl.Int64})],
+            "operators": [pl.DataFrame(schema={"window": pl.Int64, **of_window.OPERATORS})],
+            "kernels": [pl.DataFrame(schema={"window": pl.Int64, **of_window.KERNELS})],
+            "modules": [
+                pl.DataFrame(
+                    schema={"window": pl.Int64, "stage": pl.Int64, **MODULES, "calls": pl.Int64}
+                )
+            ],
         }
         self._devices: list[Device] = []
         self._frameworks: set[str] = set()
 
-    def add(self, made: Costs, stage: int | None, wanted: Steps | None) -> None:
+    def add(self, made: Costs, stage: int | None, window: int, wanted: Steps | None) -> None:
         """One window's."""
-        modules = made.modules.select(
-            pl.lit(stage, pl.Int64).alias("stage"), pl.all(), calls=pl.lit(1, pl.Int64)
+        # A step is one, however many ProfileSteps have its number.
+        is_step = pl.col("path") == ""
+        modules = (
+            made.modules.group_by("path", "step", maintain_order=True)
+            .agg(pl.exclude("path", "step").sum(), calls=pl.len().cast(pl.Int64))
+            .with_columns(calls=pl.when(is_step).then(1).otherwise("calls").cast(pl.Int64))
+            .select(pl.lit(stage, pl.Int64).alias("stage"), *MODULES, "calls")
         )
         parts = {"operators": made.operators, "kernels": made.kernels, "modules": modules}
         for name, table in parts.items():
             if wanted is not None:
                 table = table.filter(wanted.hold(pl.col("step")))
-            self._parts[name].append(table)
+            self._parts[name].append(
+                table.select(pl.lit(window, pl.Int64).alias("window"), pl.all())
+            )
             if len(self._parts[name]) > _FOLDED:
                 self._parts[name] = [self._folded(name)]
-        self._devices.append(made.device)
+        # What a whole window was like says nothing of some steps of it.
+        device = made.device if wanted is None else Device(*made.device[:2], *[None] * 4)
+        self._devices.append(device)
         self._frameworks.add(made.framework)
 
     def _folded(self, name: str) -> pl.DataFrame:
-        table = pl.concat(self._parts[name])
-        keys = [key for key in ("stage", "path", "name", "step") if key in table.columns]
-        return table.group_by(keys, maintain_order=True).agg(pl.exclude(keys).sum())
+        return _added_up(pl.concat(self._parts[name]))
 
-    def side(self, run: Run, steps: pl.DataFrame, times: pl.DataFrame) -> Side:
+    def side(self, run: Run, steps: pl.DataFrame, times: pl.DataFrame, *, repeats: bool) -> Side:
         """All of it."""
         grid = run.topology
         replicas = grid.degree("dp") * grid.degree("sharding") if grid else 1
-        tables = {name: self._folded(name) for name in self._parts}
+        tables = {
+            name: _added_up(_numbered(self._folded(name), repeats=repeats)) for name in self._parts
+        }
         return Side(
             str(run),
             steps,
@@ -186,9 +226,15 @@ class _Tables:
         )
 
 
+def _added_up(table: pl.DataFrame) -> pl.DataFrame:
+    known = ("window", "stage", "path", "name", "step")
+    keys = [key for key in known if key in table.columns]
+    return table.group_by(keys, maintain_order=True).agg(pl.exclude(keys).sum())
+
+
 def _steps(joined: pl.DataFrame | None) -> pl.DataFrame:
-    """rank, step, step_ns and `PARTS`, exposed communication over all axes together."""
-    schema = {"rank": pl.Int64, "step": pl.Int64, "step_ns": pl.Int64}
+    """rank, window, step, step_ns and `PARTS`, exposed communication over all axes together."""
+    schema = dict.fromkeys(("rank", "window", "step", "step_ns"), pl.Int64)
     if joined is None or joined.is_empty():
         return pl.DataFrame(schema={**schema, **dict.fromkeys(PARTS, pl.Int64)})
     exposed = pl.sum_horizontal(
@@ -199,25 +245,20 @@ def _steps(joined: pl.DataFrame | None) -> pl.DataFrame:
 
 def _one_step(ranks: Sequence[int]) -> pl.DataFrame:
     """Of traces without steps: all of a trace is one, whose length nobody tells."""
-    nothing = {"step": 0, "step_ns": None, **dict.fromkeys(PARTS)}
-    schema = {"rank": pl.Int64, "step": pl.Int64, "step_ns": pl.Int64}
+    nothing = {"window": 0, "step": 0, "step_ns": None, **dict.fromkeys(PARTS)}
+    schema = dict.fromkeys(("rank", "window", "step", "step_ns"), pl.Int64)
     return pl.DataFrame(
         [{"rank": rank, **nothing} for rank in ranks],
         {**schema, **dict.fromkeys(PARTS, pl.Int64)},
     )
 
 
-def _coordinates(run: Run) -> dict[int, str]:
-    """``dp0 pp1`` of each rank, of axes with several ranks; of one rank, its number alone."""
+def _coordinates(run: Run) -> dict[int, Mapping[str, int]]:
+    """Where each rank stands; empty where nobody tells."""
     grid = run.topology
     if grid is None:
         return {}
-    axes = [axis for axis in AXES if grid.degree(axis) > 1]
-    return {
-        rank: " ".join(f"{axis}{grid.coordinate(rank)[axis]}" for axis in axes) or "all"
-        for rank in run.ranks
-        if rank < grid.world_size
-    }
+    return {rank: grid.coordinate(rank) for rank in run.ranks if rank < grid.world_size}
 
 
 def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:

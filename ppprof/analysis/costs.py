@@ -64,10 +64,9 @@ class Costs(NamedTuple):
 def costs(trace: Trace, naming: Naming) -> Costs:
     """What a window costs; events outside of steps are left out, where there are steps at all."""
     profile = Profile(trace)
-    step = trace.events["step"]
-    has_steps = bool(profile.steps)
-    if not has_steps:
-        step = pl.Series("step", np.zeros(trace.events.height, np.int64))
+    step = profile.trace.events["step"]  # without what ran in remote calls, as its tree
+    if not profile.steps:
+        step = pl.Series("step", np.zeros(len(step), np.int64))
     return Costs(
         breakdown(profile),
         operator_costs(profile, step, naming),

@@ -7,7 +7,7 @@ length and jobs of another size compare.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from ppprof.analysis.alignment import Node, align
 from ppprof.analysis.costs import Device
 from ppprof.analysis.modules import OCCURRENCE, SEPARATOR
 from ppprof.analysis.significance import LEAST_STEPS, Change, step_change
+from ppprof.topology import AXES
 
 OPERATOR_VALUES = tuple(costs.OPERATORS)[2:]
 KERNEL_VALUES = tuple(costs.KERNELS)[2:]
@@ -56,8 +57,8 @@ class Side:
     """What the manifest tells of the job, by dotted key: ``config.Model.num_layers``."""
     num_replicas: int = 1
     """Ranks that have samples of their own: dp times sharding."""
-    coordinates: Mapping[int, str] = field(default_factory=dict)
-    """Where each rank stands, ``dp0 pp1``; empty where nobody tells."""
+    coordinates: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """Where each rank stands, by axis; empty where nobody tells."""
 
     @cached_property
     def ranks_of_step(self) -> Mapping[int, int]:
@@ -90,9 +91,15 @@ class Diff:
     @cached_property
     def change(self) -> Change:
         """Of the step time, with its interval."""
-        found = step_change(*(times for times, _ in self.step_times))
-        if self.comparability.score < _COMPARABLE:
-            return Change(found.ratio, None, None, found.baseline_steps, found.experiment_steps)
+        (one, words), (other, other_words) = self.step_times
+        found = step_change(one, other)
+        reason = ""
+        if words != other_words:
+            reason = f"steps {words} are no measure of steps {other_words}, which no profiler slows"
+        elif self.comparability.score < _COMPARABLE:
+            reason = f"the runs have too little in common ({self.comparability.score:.0%})"
+        if reason and found.low is not None:
+            return replace(found, low=None, high=None, reason=reason)
         return found
 
     @cached_property
@@ -109,6 +116,8 @@ class Diff:
             side.steps.select("rank", "step", "step_ns").drop_nulls()
             for side in (self.baseline, self.experiment)
         ]
+        if not all(times.height for times in inside) and all(times.height for times in outside):
+            return (outside[0], "outside windows"), (outside[1], "outside windows")
         chosen = [
             (times, "in windows") if times.height else (other, "outside windows")
             for times, other in zip(inside, outside)
@@ -127,7 +136,7 @@ class Diff:
         (times, _), (others, _) = self.step_times
         told = [_facts(self.baseline, times), _facts(self.experiment, others)]
         rows = []
-        for metric, unit in _METRICS.items():
+        for metric, unit in METRICS.items():
             one, other = (facts.get(metric) for facts in told)
             if one is None and other is None:
                 continue
@@ -142,6 +151,23 @@ class Diff:
         changed = table.with_columns(delta=delta, delta_ratio=_ratio(delta))
         return changed.select(*names[:4], "delta", "delta_ratio", *names[4:])
 
+    def noise_of(self, metric: str) -> float | None:
+        """Standard error of a delta of `overview`, from step to step; None where none is known.
+
+        Of parts of a step alone.
+        """
+        part = "exposed_ns" if metric == "exposed_communication" else f"{metric}_ns"
+        if part not in PARTS:
+            return None
+        variances = []
+        for side in (self.baseline, self.experiment):
+            of_steps = side.steps.group_by("step").agg(pl.col(part).cast(pl.Float64).mean())[part]
+            variance = of_steps.drop_nulls().var()
+            if not isinstance(variance, float):
+                return None
+            variances.append(variance / of_steps.count())
+        return float(sum(variances) ** 0.5)
+
     @cached_property
     def operators(self) -> pl.DataFrame:
         """Operators by name, what changed most first.
@@ -149,44 +175,59 @@ class Diff:
         Returns:
             name, status (both, new or gone); of each of `OPERATOR_VALUES`, per rank and step,
             float64: ``baseline_cpu_self_ns``, ``experiment_…``, ``delta_…``,
-            ``delta_ratio_cpu_self`` (null where the baseline is 0); noise_ns, the standard error
-            of the delta it is sorted by (null from one step), and is_clear, whether the delta is
-            5 of these at the least. By the absolute delta of GPU self time where either run has
-            device events, else of CPU self time.
+            ``delta_ratio_cpu_self`` (null where the baseline is 0) and ``noise_…``, the standard
+            error of the delta (null from one step); and is_clear, whether the delta that it is
+            sorted by is 5 of these at the least. By the absolute delta of GPU self time where
+            either run has device events, else of CPU self time.
         """
-        return self._by_name("operators", OPERATOR_VALUES, f"{self.clock}_self_ns")
+        return self.operators_by(f"{self.clock}_self_ns")
+
+    def operators_by(self, value: str) -> pl.DataFrame:
+        """`operators` by the absolute delta of one of `OPERATOR_VALUES`."""
+        return self._by_name("operators", OPERATOR_VALUES, value)
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
-        """Kernels by name: as `operators`, with `KERNEL_VALUES`."""
-        return self._by_name("kernels", KERNEL_VALUES, "gpu_total_ns")
+        """Kernels by name: as `operators`, with `KERNEL_VALUES`, by GPU total."""
+        return self.kernels_by("gpu_total_ns")
+
+    def kernels_by(self, value: str) -> pl.DataFrame:
+        """`kernels` by the absolute delta of one of `KERNEL_VALUES`."""
+        return self._by_name("kernels", KERNEL_VALUES, value)
 
     @cached_property
     def ranks(self) -> pl.DataFrame:
         """Ranks by where they stand, whose step changed most first.
 
         Returns:
-            baseline_rank and experiment_rank int64, coordinate (null where nobody tells: then
-            ranks are joined by their numbers), status; of step_ns and each of `PARTS`, mean over
-            steps, float64: baseline_, experiment_, delta_ and ``delta_ratio_step``; noise_ns and
-            is_clear of the delta of the step's own part: what is neither exposed communication
-            nor bubble. By the absolute delta of that, ``delta_own_ns``.
+            baseline_rank and experiment_rank int64 (null where the other has none there),
+            coordinate (null where nobody tells: then ranks are joined by their numbers), status;
+            of step_ns, of own_ns (the step without exposed communication and bubble) and of each
+            of `PARTS`, mean over recorded steps, float64: baseline_, experiment_, delta_,
+            delta_ratio_ and noise_; is_clear of delta_own_ns. A single rank of the one run is
+            compared with a single one of the other, wherever they stand. By the absolute
+            delta_own_ns, those on both sides first.
         """
-        told = [bool(side.coordinates) for side in (self.baseline, self.experiment)]
-        one, other = (_by_rank(side, all(told)) for side in (self.baseline, self.experiment))
+        sides = (self.baseline, self.experiment)
+        labels = _labels(sides)
+        one, other = (_by_rank(side, of) for side, of in zip(sides, labels))
         found = changes(one, other, ["at"], ("step_ns", "own_ns", *PARTS), "own_ns")
-        numbers = [
-            table.select("at", pl.col("rank").alias(f"{of}_rank"))
-            for table, of in ((one, "baseline"), (other, "experiment"))
-        ]
-        joined = found.join(numbers[0], on="at", how="left").join(numbers[1], on="at", how="left")
-        coordinate = pl.col("at") if all(told) else pl.lit(None, pl.String)
-        return joined.sort(
-            pl.col("delta_own_ns").abs(), "baseline_rank", descending=[True, False]
+        for table, of in ((one, "baseline"), (other, "experiment")):
+            numbers = table.select("at", pl.col("rank").alias(f"{of}_rank"))
+            found = found.join(numbers, on="at", how="left")
+        is_told = all(side.coordinates for side in sides) and "" not in labels[0].values()
+        coordinate = (pl.col("at") if is_told else pl.lit(None, pl.String)).alias("coordinate")
+        return found.sort(
+            pl.col("status") != "both",
+            pl.col("delta_own_ns").abs(),
+            "baseline_rank",
+            descending=[False, True, False],
         ).select(
-            "baseline_rank", "experiment_rank", coordinate.alias("coordinate"),
+            "baseline_rank",
+            "experiment_rank",
+            coordinate,
             pl.exclude("at", "baseline_rank", "experiment_rank"),
-        )  # fmt: skip
+        )
 
     @cached_property
     def clock(self) -> str:
@@ -206,39 +247,31 @@ class Diff:
         """The two trees of modules, laid over one another.
 
         Returns:
-            In pre-order, stage by stage: stage (null without pipeline), depth, name, status;
-            baseline_, experiment_ and delta_ of `MODULE_VALUES`, float64, per rank and step, null
-            in a gap; delta_ratio of time_ns; noise_ns and is_clear of delta_self_ns (of delta_ns
-            for the step); baseline_until_ns and experiment_until_ns: all self_ns from the
+            In pre-order, stage by stage: stage (null unless both runs are pipelines), depth, name,
+            status; baseline_, experiment_ and delta_ of `MODULE_VALUES`, float64, per rank and
+            step, null in a gap; delta_ratio of time_ns; noise_time_ns and noise_self_ns, standard
+            errors of these deltas (null from one step); is_clear of delta_self_ns (of
+            delta_time_ns for the step); baseline_until_ns and experiment_until_ns: all self_ns from the
             beginning of the step to the end of this module's own, the accumulated trend (null for the
             step).
             `UNKNOWN` is what lies in no module.
         """
+        of_sides = [(side.modules, side.ranks_of_step) for side in (self.baseline, self.experiment)]
+        if any(modules["stage"].null_count() for modules, _ in of_sides):
+            nowhere = pl.lit(None, pl.Int64).alias("stage")
+            of_sides = [(modules.with_columns(nowhere), ranks) for modules, ranks in of_sides]
         stages = sorted(
-            {*self.baseline.modules["stage"].unique(), *self.experiment.modules["stage"].unique()},
+            {stage for modules, _ in of_sides for stage in modules["stage"].unique()},
             key=lambda stage: -1 if stage is None else stage,
         )
-        rows = [row for stage in stages for row in self._modules_of(stage)]
+        rows = [
+            row
+            for stage in stages
+            for row in _laid_over(
+                [_tree(modules, stage, ranks) for modules, ranks in of_sides], stage
+            )
+        ]
         return pl.DataFrame(rows, _MODULES_SCHEMA, orient="row")
-
-    def _modules_of(self, stage: int | None) -> Iterator[tuple[Any, ...]]:
-        sides = [_tree(side.modules, stage) for side in (self.baseline, self.experiment)]
-        until = [0.0, 0.0]
-        for one, other, depth in align(sides[0].root, sides[1].root):
-            values = [
-                tree.values[node.key] if node is not None else None
-                for tree, node in zip(sides, (one, other))
-            ]
-            for at, value in enumerate(values):
-                if value is not None and depth:
-                    until[at] += value["self_ns"]
-            name = (one or other or Node("")).name
-            yield _module_row(stage, depth, name if depth else "step", values, until)
-            if not depth:
-                unknown = [value and _unknown(value) for value in values]
-                for at, value in enumerate(unknown):
-                    until[at] += value["self_ns"] if value else 0.0
-                yield _module_row(stage, 1, UNKNOWN, unknown, until)
 
     @cached_property
     def comparability(self) -> Comparability:
@@ -269,7 +302,7 @@ class Diff:
         return Comparability(score, shares, differences)
 
 
-_METRICS = {
+METRICS = {
     "device": "text",
     "device_memory": "bytes",
     "gpu_utilization": "ratio",
@@ -291,9 +324,6 @@ _METRICS = {
 }
 """Rows of the overview and their units."""
 
-METRICS = tuple(name for name, unit in _METRICS.items() if unit != "text")
-"""Those that are numbers."""
-
 _MODULES_SCHEMA: dict[str, Any] = {
     "stage": pl.Int64,
     "depth": pl.Int64,
@@ -305,7 +335,8 @@ _MODULES_SCHEMA: dict[str, Any] = {
         for of in ("baseline", "experiment", "delta")
     },
     "delta_ratio": pl.Float64,
-    "noise_ns": pl.Float64,
+    "noise_time_ns": pl.Float64,
+    "noise_self_ns": pl.Float64,
     "is_clear": pl.Boolean,
     "baseline_until_ns": pl.Float64,
     "experiment_until_ns": pl.Float64,
@@ -354,17 +385,17 @@ def changes(
             .then((after - before) / before)
             .alias(f"delta_ratio_{value.removesuffix('_ns')}"),
         ]
-    # Without a variance on the side where it is, nothing is known of the noise.
-    variance = [
-        pl.when(pl.col(there).is_null()).then(0.0).otherwise(pl.col(name))
-        for there, name in (("is_old", f"{by}_var"), ("is_new", f"{by}_var_new"))
-    ]
-    noise = (variance[0] + variance[1]).sqrt()
-    delta = (pl.col(f"{by}_new").fill_null(0.0) - pl.col(by).fill_null(0.0)).abs()
+        # Without a variance on the side where it is, nothing is known of the noise.
+        variance = [
+            pl.when(pl.col(there).is_null()).then(0.0).otherwise(pl.col(name))
+            for there, name in (("is_old", f"{value}_var"), ("is_new", f"{value}_var_new"))
+        ]
+        columns.append((variance[0] + variance[1]).sqrt().alias(f"noise_{value}"))
+    delta = pl.col(f"delta_{by}").abs()
     return (
-        joined.with_columns(noise_ns=noise, is_clear=(delta > 0) & (delta >= _SURE * noise))
-        .select(*keys, status.alias("status"), *columns, "noise_ns", "is_clear")
-        .sort(pl.col(f"delta_{by}").abs(), *keys, descending=[True, *[False] * len(keys)])
+        joined.select(*keys, status.alias("status"), *columns)
+        .with_columns(is_clear=(delta > 0) & (delta >= _SURE * pl.col(f"noise_{by}")))
+        .sort(delta, *keys, descending=[True, *[False] * len(keys)])
     )
 
 
@@ -403,15 +434,37 @@ def _in_common(operators: pl.DataFrame, by: str) -> float:
     return float(both / whole) if whole else 1.0
 
 
-def _by_rank(side: Side, by_coordinate: bool) -> pl.DataFrame:
-    """Means over steps of each rank, and their variances, by what joins it with another's."""
+def _labels(sides: Sequence[Side]) -> list[dict[int, str]]:
+    """What ranks of two runs are joined by: where they stand, ``dp0 mp1``, else their numbers."""
+    ranks = [sorted(side.steps["rank"].unique()) for side in sides]
+    if all(len(of) == 1 for of in ranks):
+        return [{of[0]: ""} for of in ranks]
+    at = [
+        {rank: side.coordinates[rank] for rank in of if rank in side.coordinates}
+        for side, of in zip(sides, ranks)
+    ]
+    if not all(at):
+        return [{rank: str(rank) for rank in of} for of in ranks]
+    several = [
+        axis for axis in AXES if len({where.get(axis, 0) for of in at for where in of.values()}) > 1
+    ]
+    return [
+        {
+            rank: " ".join(f"{axis}{where.get(axis, 0)}" for axis in several)
+            for rank, where in of.items()
+        }
+        for of in at
+    ]
+
+
+def _by_rank(side: Side, labels: Mapping[int, str]) -> pl.DataFrame:
+    """Means over steps of each rank, and their variances, by what joins it with another's.
+
+    That is its label; a rank without one is left out.
+    """
     waits = pl.col("exposed_ns").fill_null(0) + pl.col("bubble_ns").fill_null(0)
     steps = side.steps.drop_nulls("step_ns").with_columns(own_ns=pl.col("step_ns") - waits)
-    at = pl.col("rank").cast(pl.String)
-    if by_coordinate:
-        at = pl.col("rank").replace_strict(
-            dict(side.coordinates), default=None, return_dtype=pl.String
-        )
+    at = pl.col("rank").replace_strict(dict(labels), default=None, return_dtype=pl.String)
     # In what order steps are is all the same here: the mean, and how much it varies.
     found = []
     for value in ("step_ns", "own_ns", *PARTS):
@@ -450,8 +503,6 @@ def _facts(side: Side, times: pl.DataFrame) -> dict[str, Any]:
             metric = "exposed_communication" if part == "exposed_ns" else part.removesuffix("_ns")
             mean = side.steps[part].mean()
             facts[metric] = mean
-        if facts.get("bubble") == 0:
-            facts["bubble"] = None
     facts.update(_of_devices(side))
     return facts
 
@@ -484,11 +535,11 @@ class _Tree(NamedTuple):
     """By the key of a node."""
 
 
-def _tree(modules: pl.DataFrame, stage: int | None) -> _Tree:
+def _tree(modules: pl.DataFrame, stage: int | None, ranks: Mapping[int, int]) -> _Tree:
     """The modules of a stage, laid over all steps and ranks."""
-    own = modules.filter(pl.col("stage").eq_missing(stage))
+    own = modules.filter(pl.col("stage").eq_missing(pl.lit(stage, pl.Int64)))
     of_step = own.filter(path="").group_by("step").agg(num=pl.col("calls").sum())
-    steps = dict(of_step.iter_rows())
+    steps = dict(of_step.iter_rows()) or ranks  # of a trace without steps, all of it is one
     numbered = _per_step(own, ["path"], ("start_ns", *MODULE_VALUES), steps)
     rows = numbered.with_columns(
         start_ns=pl.col("start_ns") / pl.when(pl.col("calls") > 0).then(pl.col("calls"))
@@ -522,6 +573,26 @@ def _unknown(value: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
+def _laid_over(sides: Sequence[_Tree], stage: int | None) -> Iterator[tuple[Any, ...]]:
+    """Rows of two trees, laid over one another."""
+    until = [0.0, 0.0]
+    for one, other, depth in align(sides[0].root, sides[1].root):
+        values = [
+            tree.values[node.key] if node is not None else None
+            for tree, node in zip(sides, (one, other))
+        ]
+        for at, value in enumerate(values):
+            if value is not None and depth:
+                until[at] += value["self_ns"]
+        name = (one or other or Node("")).name
+        yield _module_row(stage, depth, name if depth else "step", values, until)
+        if not depth:
+            unknown = [value and _unknown(value) for value in values]
+            for at, value in enumerate(unknown):
+                until[at] += value["self_ns"] if value else 0.0
+            yield _module_row(stage, 1, UNKNOWN, unknown, until)
+
+
 def _module_row(
     stage: int | None,
     depth: int,
@@ -539,15 +610,18 @@ def _module_row(
         cells += [before, after, (after or 0.0) - (before or 0.0) if known else None]
     of = "self_ns" if depth else "time_ns"
     sides = [value for value in values if value is not None]
-    variances = [value[f"{of}_var"] for value in sides]
-    noise = None if None in variances else sum(variances) ** 0.5
+    noises = {}
+    for value in ("time_ns", "self_ns"):
+        variances = [side[f"{value}_var"] for side in sides]
+        noises[value] = None if None in variances else sum(variances) ** 0.5
+    noise = noises[of]
     delta = sum(sign * (v[of] if v is not None else 0.0) for sign, v in zip((-1, 1), values))
     before = one["time_ns"] if one is not None else 0.0
     after = other["time_ns"] if other is not None else 0.0
     return (
         stage, depth, name, status, *cells,
         (after - before) / before if before else None,
-        noise,
+        *noises.values(),
         None if noise is None else delta != 0 and abs(delta) >= _SURE * noise,
         *(at if value is not None and depth else None for at, value in zip(until, values)),
     )  # fmt: skip

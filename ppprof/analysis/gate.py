@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
 from ppprof.analysis.diff import METRICS, Diff
+from ppprof.analysis.significance import Change
 from ppprof.errors import UsageError
 
 _RULE = re.compile(
@@ -26,6 +27,18 @@ _COLUMNS = {
         **{"cpu_self": "cpu_self_ns", "gpu_self": "gpu_self_ns"},
     },
     "kernel": {"gpu": "gpu_total_ns", "calls": "calls"},
+}
+_KINDS = {
+    **{metric: kind for metric, kind in METRICS.items() if kind != "text"},
+    **{"cpu": "ns", "gpu": "ns", "cpu_self": "ns", "gpu_self": "ns", "calls": "calls"},
+}
+"""What is measured, of metrics and of what there is of operators and kernels."""
+_UNITS_OF = {
+    "ns": ("%", "ns", "us", "ms", "s"),
+    "bytes": ("%", "B", "KB", "MB", "GB", "KiB", "MiB", "GiB"),
+    "ratio": ("%",),
+    "per_s": ("%", ""),
+    "calls": ("%", ""),
 }
 _EXPECTED = (
     "expected METRIC > NUMBER% or METRIC > NUMBER and a unit (ms, us, s, MB, GB), where METRIC is "
@@ -56,6 +69,8 @@ class _Seen(NamedTuple):
     """None where the baseline has nothing that a ratio could be of."""
     low: float | None
     high: float | None
+    is_exact: bool = False
+    """Whether there is no interval because it is no mean over steps."""
 
 
 @dataclass(frozen=True)
@@ -83,13 +98,21 @@ class Rule:
         what, unit = match["what"], match["unit"]
         kind = what.partition(".")[0]
         known = (
-            what in METRICS
+            what in _KINDS
             or (kind in _COLUMNS and what.count(".") >= 2
                 and what.rpartition(".")[2] in _COLUMNS[kind])
             or (kind == "module" and what != "module.")
         )  # fmt: skip
-        if not known or (unit not in ("", "%") and unit not in _UNITS):
+        if not known:
             raise UsageError(f"{text!r}: {_EXPECTED}")
+        measured = (
+            "ns"
+            if kind == "module"
+            else _KINDS[what if what in METRICS else what.rpartition(".")[2]]
+        )
+        if unit not in _UNITS_OF[measured]:
+            units = ", ".join(at or "none" for at in _UNITS_OF[measured])
+            raise UsageError(f"{text!r}: unit {unit or 'missing'}: expected one of {units}")
         number = float(match["number"])
         limit = number / 100 if unit == "%" else number * _UNITS.get(unit, 1.0)
         return cls(text.strip(), what, match["sign"] == ">", limit, unit == "%")
@@ -106,8 +129,11 @@ class Rule:
             return Outcome(self.text, status, "new: the baseline has none of it")
         told = self._told(seen.value)
         if seen.low is None or seen.high is None:
-            status = "broken" if self._is_beyond(seen.value) else "kept"
-            return Outcome(self.text, status, f"{told}, from too few steps for an interval")
+            # What is no mean over steps, a peak of memory say, is what it is.
+            beyond = "broken" if seen.is_exact else "unsure"
+            status = beyond if self._is_beyond(seen.value) else "kept"
+            because = "" if seen.is_exact else f"; no interval: {diff.change.reason or 'one step'}"
+            return Outcome(self.text, status, f"{told}{because}")
         told = f"{told}, 95% interval {self._told(seen.low)} to {self._told(seen.high)}"
         if not self._is_beyond(seen.value):
             return Outcome(self.text, "kept", told)
@@ -137,48 +163,42 @@ class Rule:
         if rows.is_empty():
             raise UsageError(f"{self.text!r}: neither run has {_WORDS[kind]} {name!r}")
         row = rows.row(0, named=True)
-        # The noise is that of the time the table is sorted by; of another one it is in proportion.
-        noise = row["noise_ns"] if column != "calls" else 0.0
-        return self._interval(row[f"baseline_{column}"], row[f"delta_{column}"], noise)
+        of_column = (row[f"{at}_{column}"] for at in ("baseline", "delta", "noise"))
+        return self._interval(*of_column)
 
     def _of_metric(self, diff: Diff) -> _Seen:
-        if self.what == "step_time" and self.is_ratio and diff.change.ratio is not None:
-            return _Seen(diff.change.ratio, diff.change.low, diff.change.high)
         rows = diff.overview.filter(metric=self.what)
         if rows.is_empty() or rows["delta"].null_count():
             raise UsageError(f"{self.text!r}: not both runs tell their {self.what}")
         row = rows.row(0, named=True)
-        if self.what in ("step_time", "ips", "tokens_per_s") and diff.change.low is not None:
-            return self._of_step_time(diff, row["baseline"])
-        return self._interval(row["baseline"], row["delta"], None)
+        if self.what in ("step_time", "ips", "tokens_per_s"):
+            return self._of_step_time(diff.change, row)
+        noise = diff.noise_of(self.what)
+        seen = self._interval(row["baseline"], row["delta"], noise)
+        return seen._replace(is_exact=noise is None)
 
-    def _of_step_time(self, diff: Diff, baseline: float) -> _Seen:
-        """A time, or a rate, which is its inverse, by the interval of the step time."""
-        change = diff.change
-        assert change.ratio is not None
-        assert change.low is not None
-        assert change.high is not None
-        if self.what == "step_time":
-            ratios = (change.ratio, change.low, change.high)
-        else:
-            row = diff.overview.filter(metric=self.what).row(0, named=True)
-            ratios = (
-                row["delta_ratio"],
-                1 / (1 + change.high) - 1,
-                1 / (1 + max(change.low, -0.99)) - 1,
-            )
-        scale = 1.0 if self.is_ratio else baseline
-        return _Seen(*(ratio * scale for ratio in ratios))
+    def _of_step_time(self, change: Change, row: Mapping[str, Any]) -> _Seen:
+        """The step time, or a rate, which is what a step does over it, by the time's interval."""
+        scale = 1.0 if self.is_ratio else row["baseline"]
+        ratio = row["delta_ratio"]
+        if ratio is None or change.ratio is None or change.low is None or change.high is None:
+            return _Seen(0.0 if ratio is None else ratio * scale, None, None)
+        low, high = change.low, change.high
+        if self.what != "step_time":
+            done = (1 + ratio) * (1 + change.ratio)  # samples of a step, over the baseline's
+            low, high = done / (1 + change.high) - 1, done / (1 + max(change.low, -0.99)) - 1
+        return _Seen(ratio * scale, low * scale, high * scale)
 
     def _of_module(self, diff: Diff, name: str) -> _Seen:
         rows = diff.modules.filter(pl.col("name") == name)
         if rows.is_empty():
             raise UsageError(f"{self.text!r}: neither run has a module {name!r}")
+        outermost = rows.filter(_is_outermost(diff.modules, name))
         before, after = (
-            float(rows[f"{of}_time_ns"].fill_null(0.0).to_numpy().sum())
+            float(outermost[f"{of}_time_ns"].fill_null(0.0).to_numpy().sum())
             for of in ("baseline", "experiment")
         )
-        noises = rows["noise_ns"]
+        noises = outermost["noise_time_ns"]
         noise = None if noises.null_count() else float(np.linalg.norm(noises.to_numpy()))
         return self._interval(before, after - before, noise)
 
@@ -191,6 +211,18 @@ class Rule:
         return _Seen(
             delta / scale, (delta - _SURE * noise) / scale, (delta + _SURE * noise) / scale
         )
+
+
+def _is_outermost(modules: pl.DataFrame, name: str) -> pl.Series:
+    """Of the rows with this name, in pre-order: whether they lie in no other of the name."""
+    found, inside = [], None
+    for depth, own in modules.select("depth", "name").iter_rows():
+        if inside is not None and depth <= inside:
+            inside = None
+        if own == name:
+            found.append(inside is None)
+            inside = depth if inside is None else inside
+    return pl.Series(found, dtype=pl.Boolean)
 
 
 _WORDS = {"op": "an operator", "kernel": "a kernel"}

@@ -50,7 +50,7 @@ def modules(profile: Profile, step: pl.Series) -> pl.DataFrame:
         step: of each event of the trace; events of no step are left out.
 
     Returns:
-        Columns of `MODULES`. ``path``: names from the outermost on, each with its number among
+        Columns of `MODULES`; no row of the step itself where the trace has no ProfileStep. ``path``: names from the outermost on, each with its number among
         those of its name in its parent, ``GPT\x1e0\x1fBlock\x1e1``; empty for the step itself.
         start_ns: since the step began. cpu_ns: how long it was; gpu_ns: kernels, copies and sets
         launched in it. self_ns: what of it lies in no module below, in device time where anything

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 import polars as pl
 
 _NAMESPACES = re.compile(r"\(anonymous namespace\)::|<unnamed>::|_GLOBAL__N_\w+::")
-_FUNCTOR = re.compile(r"\b\w*Functor\w*")
+_FUNCTOR = re.compile(
+    r"\b(?:\w*(?:Functor|[kK]ernelImpl|_kernel_impl|_kernel_cuda)\w*|cutlass_\w+)"
+)
 _BUILDS = (
     (re.compile(r"^(ampere|turing|volta|maxwell|hopper|sm\d+a?)_(?=\w)"), ""),
     (re.compile(r"(?<=_)sm\d+a?(?=_|$)"), "sm"),
@@ -47,7 +49,7 @@ class Naming:
 def normalized(name: str) -> str:
     """A name without what differs from build to build: templates, arguments, architecture.
 
-    Functors stay, for they say what a kernel of many does.
+    Functors, and what else a kernel is made for, stay: they say what a kernel of many does.
 
     >>> normalized("void phi::funcs::VectorizedKernel<float, phi::AddFunctor<float>, 2, 4>(int)")
     'phi::funcs::VectorizedKernel<AddFunctor>'
@@ -58,11 +60,15 @@ def normalized(name: str) -> str:
     """
     short = _NAMESPACES.sub("", name).removesuffix(" dygraph").removesuffix(" static").strip()
     head, arguments = _without(short)
-    functors = list(dict.fromkeys(found for found in _FUNCTOR.findall(arguments)))
-    for pattern, replacement in _BUILDS:
-        head = pattern.sub(replacement, head)
-    head = head or short
+    functors = list(dict.fromkeys(_built(found) for found in _FUNCTOR.findall(arguments)))
+    head = _built(head) or short
     return f"{head}<{', '.join(functors)}>" if functors else head
+
+
+def _built(name: str) -> str:
+    for pattern, replacement in _BUILDS:
+        name = pattern.sub(replacement, name)
+    return name
 
 
 def _without(name: str) -> tuple[str, str]:

@@ -42,11 +42,13 @@ class Change:
     noise: float | None = None
     """How far apart parts of one run are, as a ratio: the larger of the two runs'; what is smaller
     is not seen as a difference."""
+    reason: str = ""
+    """Why there is no interval; empty where there is one."""
 
     @property
     def verdict(self) -> str:
         """``faster``, ``slower``, ``no difference seen`` or ``inconclusive``."""
-        if self.ratio is None or self.low is None or self.high is None:
+        if self.low is None or self.high is None:
             return "inconclusive"
         if self.low > 0:
             return "slower"
@@ -56,13 +58,9 @@ class Change:
 
     def __str__(self) -> str:
         if self.ratio is None:
-            return "inconclusive: no step times"
+            return f"inconclusive: {self.reason}"
         if self.low is None or self.high is None:
-            fewest = min(self.baseline_steps, self.experiment_steps)
-            return (
-                f"inconclusive: {self.ratio:+.1%}, from {fewest} steps; an interval needs "
-                f"{LEAST_STEPS} of either run"
-            )
+            return f"inconclusive: {self.ratio:+.1%}; {self.reason}"
         interval = f"95% interval {self.low:+.1%} to {self.high:+.1%}"
         return f"{self.verdict}: {self.ratio:+.1%} ({interval})"
 
@@ -89,11 +87,14 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
     sides = [_matrix(table) for table in (baseline, experiment)]
     num = (sides[0].shape[1], sides[1].shape[1])
     if not all(num):
-        return Change(None, None, None, *num)
+        return Change(None, None, None, *num, reason="no step times")
     means = [float(np.nanmean(side)) for side in sides]
+    if not means[0]:
+        return Change(None, None, None, *num, reason="the baseline's steps take no time")
     ratio = means[1] / means[0] - 1
     if min(num) < LEAST_STEPS:
-        return Change(ratio, None, None, *num)
+        reason = f"{min(num)} steps are too few: {LEAST_STEPS} of either run give an interval"
+        return Change(ratio, None, None, *num, reason=reason)
     random = np.random.default_rng(_SEED)
     tail = (1 - _CONFIDENCE) / 2
     low, high = ratio, ratio
@@ -121,7 +122,7 @@ def _matrix(table: pl.DataFrame) -> Float64:
     times: Float64 = wide.sort("step").drop("step").cast(pl.Float64).to_numpy().T
     if len(times) > _MOST_RANKS:
         times = times[np.linspace(0, len(times) - 1, _MOST_RANKS).astype(int)]
-    return times.reshape(-1, wide.height)
+    return times[:, ~np.isnan(times).all(axis=0)]
 
 
 def _drawn(times: Float64, length: int, random: np.random.Generator) -> Float64:
@@ -136,8 +137,10 @@ def _drawn(times: Float64, length: int, random: np.random.Generator) -> Float64:
         drawn = (starts + np.arange(length)).reshape(_AT_ONCE, -1)[:, :num_steps]
         steps = np.zeros((_AT_ONCE, num_steps))  # how often each step was drawn
         np.add.at(steps, (np.arange(_AT_ONCE)[:, None], drawn), 1)
-        found.append(((ranks @ known) * steps).sum(1) / ((ranks @ is_there) * steps).sum(1))
-    return np.concatenate(found)
+        num = ((ranks @ is_there) * steps).sum(1)  # 0 where ranks were drawn without these steps
+        found.append(((ranks @ known) * steps).sum(1)[num > 0] / num[num > 0])
+    drawn_means = np.concatenate(found)
+    return random.choice(drawn_means, _REPLICATES)
 
 
 def _drift(times: Float64) -> float:

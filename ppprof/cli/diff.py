@@ -53,10 +53,10 @@ def register(subparsers: Any) -> None:
     add(
         "--sort",
         metavar="KEY",
-        help="biggest change of cpu_self (default), cpu_total, gpu_self, ...",
+        help="of operators and kernels: calls, cpu_self, cpu_total, gpu_self or gpu_total",
     )
     add("--filter", metavar="REGEX", help="only names that match somewhere")
-    add("--limit", metavar="N", default="20", help="rows of a table (20), or none")
+    add("--limit", metavar="N", help="rows of a table (20), or none")
     add(
         "--min-delta",
         metavar="T",
@@ -90,7 +90,7 @@ def diff(args: argparse.Namespace) -> int:
 
     def opened(path: str) -> Any:
         run = open_run(path, cache=not args.no_cache, progress=progress, tell=tell)
-        if str(run) != path.rstrip("/"):
+        if run.path != located(path):
             tell(f"{path}: the newest run is {run}")
         return run
 
@@ -169,10 +169,17 @@ class _Request:
             )
         views = VIEWS if args.views is None else checked("--views", _views, args.views)
         layout = checked("--time-unit", Layout, args.time_unit)
+        is_data = args.format in ("json", "csv")
+        for flag, given in (("--limit", args.limit), ("--all", args.all)):
+            if is_data and given:
+                problems.append(f"{flag}: has no effect on {args.format}, which holds every change")
+        if args.exact and args.names:
+            problems.append("--names: has no effect with --exact")
+        limit = "none" if is_data else args.limit or "20"
         shown = Shown(
             views or VIEWS,
-            args.all,
-            None if args.limit == "none" else checked("--limit", _number, args.limit),
+            args.all or is_data,
+            None if limit == "none" else checked("--limit", _number, limit),
             None if args.min_delta is None else checked("--min-delta", nanoseconds, args.min_delta),
             checked("--filter", _pattern, args.filter),
             checked("--sort", _sort_key, args.sort),

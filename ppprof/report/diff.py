@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.diff import KERNEL_VALUES, OPERATOR_VALUES, Diff
+from ppprof.analysis.diff import KERNEL_VALUES, OPERATOR_VALUES, UNKNOWN, Diff
 from ppprof.analysis.gate import Outcome
 from ppprof.report.grid import Column, Grid, Line
+from ppprof.report.markdown import code
 from ppprof.report.text import Layout
 
 VIEWS = ("overview", "rank", "op", "kernel", "module")
@@ -65,26 +66,28 @@ def tables(diff: Diff, shown: Shown) -> dict[str, pl.DataFrame]:
         found["overview"] = diff.overview
     if "rank" in shown.views:
         found["rank"] = diff.ranks
-    for view, table in (("op", "operators"), ("kernel", "kernels")):
+    for view in ("op", "kernel"):
         if view in shown.views:
-            found[view] = _chosen(getattr(diff, table), view, diff.clock, shown)
+            by = _sorted_by(view, diff.clock, shown)
+            table = diff.operators_by(by) if view == "op" else diff.kernels_by(by)
+            found[view] = _chosen(table, by, shown)
     if "module" in shown.views:
         found["module"] = _branches(diff.modules, shown)
     return found
 
 
-def _chosen(table: pl.DataFrame, view: str, clock: str, shown: Shown) -> pl.DataFrame:
-    by = _sorted_by(view, clock, shown)
+def _chosen(table: pl.DataFrame, by: str, shown: Shown) -> pl.DataFrame:
     delta = pl.col(f"delta_{by}").abs()
-    changed = table.filter(pl.any_horizontal(pl.col("^delta_[^r].*$") != 0))
+    values = [name for name in table.columns if name.startswith("delta_") and "_ratio_" not in name]
+    changed = table.filter(pl.any_horizontal(pl.col(values) != 0))
     if not shown.every:
         # A changed number of calls is a change whatever the noise; so is what nothing is known of.
         changed = changed.filter(pl.col("is_clear").fill_null(True) | (pl.col("delta_calls") != 0))
     if shown.pattern:
         changed = changed.filter(pl.col("name").str.contains(shown.pattern))
-    if shown.min_delta_ns:
+    if shown.min_delta_ns and by != "calls":
         changed = changed.filter((delta >= shown.min_delta_ns) | (pl.col("status") != "both"))
-    return changed.sort(delta, "name", descending=[True, False])
+    return changed
 
 
 def _sorted_by(view: str, clock: str, shown: Shown) -> str:
@@ -116,17 +119,44 @@ def draw_diff(diff: Diff, shown: Shown, layout: Layout, outcomes: Sequence[Outco
     """All of it as text."""
     found = tables(diff, shown)
     parts = [headline(diff)]
-    if "overview" in found and found["overview"].height:
-        parts.append(str(_overview(found["overview"], layout)))
-    if "rank" in found and found["rank"].height > 1:
-        parts.append(str(_ranks(found["rank"], shown, layout)))
-    for view in ("op", "kernel"):
-        if view in found:
-            parts.append(_by_name(found[view], view, diff, shown, layout))
-    if "module" in found:
-        parts.append(_modules(found["module"], diff, shown, layout))
+    for drawn in _drawn(diff, found, shown, layout):
+        parts.append(str(drawn) if isinstance(drawn, Grid) else f"{drawn}\n\n")
     parts += [f"{outcome}\n" for outcome in outcomes]
     return "".join(parts)
+
+
+def _drawn(
+    diff: Diff, found: Mapping[str, pl.DataFrame], shown: Shown, layout: Layout
+) -> Iterator[Grid | str]:
+    """Each table or, where there is nothing in it to show, a line that says so."""
+    if "overview" in found and found["overview"].height:
+        yield _overview(diff, found["overview"], layout)
+    if "rank" in found and (found["rank"].height > 1 or tuple(shown.views) == ("rank",)):
+        yield _ranks(found["rank"], shown, layout)
+    for view in ("op", "kernel"):
+        whole = (diff.operators if view == "op" else diff.kernels).height
+        if view not in found or not whole:
+            continue
+        if found[view].height:
+            yield _by_name(found[view], view, diff, shown, layout)
+        else:
+            yield f"{_TITLES[view]}: {_none(whole, shown)}"
+    modules = diff.modules.filter((pl.col("depth") > 0) & (pl.col("name") != UNKNOWN)).height
+    if "module" in found and modules:
+        if found["module"].height:
+            yield _modules(found["module"], shown, layout)
+        else:
+            yield f"Modules: {_none(modules, shown)}"
+
+
+def _none(num: int, shown: Shown) -> str:
+    matching = f" that match {shown.pattern!r}" if shown.pattern else ""
+    least = f"{shown.min_delta_ns:,.0f} ns" if shown.min_delta_ns else "0.1% of a step"
+    known = ["the noise"] * (not shown.every) + [least] * (
+        not shown.every or bool(shown.min_delta_ns)
+    )
+    by_more = f" by more than {' and '.join(known)}" if known else ""
+    return f"none of {num}{matching} changed{by_more}."
 
 
 def headline(diff: Diff) -> str:
@@ -146,8 +176,6 @@ def headline(diff: Diff) -> str:
     if found.shares:
         alike = ", ".join(f"{kind} {share:.0%}" for kind, share in found.shares.items())
         lines.append(f"Alike: {found.score:.0%} ({alike})")
-        if found.score < 1 and change.verdict == "inconclusive" and change.low is None:
-            lines.append("The runs are too far apart, or too short, for a verdict.")
     lines += [f"  {difference}" for difference in found.differences[:_MOST_DIFFERENCES]]
     hidden = len(found.differences) - _MOST_DIFFERENCES
     if hidden > 0:
@@ -158,7 +186,12 @@ def headline(diff: Diff) -> str:
 _MOST_DIFFERENCES = 12
 
 
-def _overview(table: pl.DataFrame, layout: Layout) -> Grid:
+_OVERVIEW_NOTE = """\
+Step time, ips and tokens/s: of steps {words}. Computation to rest: of recorded steps, which they add up to;
+transfers between pipeline stages count as bubble here. ips and tokens/s: of the job, all its replicas."""
+
+
+def _overview(diff: Diff, table: pl.DataFrame, layout: Layout) -> Grid:
     lines: list[Line] = []
     for row in table.rows(named=True):
         name = _NAMES.get(row["metric"], row["metric"].replace("_", " "))
@@ -178,7 +211,9 @@ def _overview(table: pl.DataFrame, layout: Layout) -> Grid:
         Column(header, 10, grows=True)
         for header in ("Metric", "Baseline", "Experiment", "Delta", "Delta (%)")
     ]
-    return Grid("Overview", columns, lines, layout.time_unit)
+    words = " and ".join(dict.fromkeys(words for _, words in diff.step_times))
+    note = _OVERVIEW_NOTE.format(words=words) if diff.baseline.steps.height else ""
+    return Grid("Overview", columns, lines, layout.time_unit, note=note)
 
 
 _RANK_NOTE = """\
@@ -202,7 +237,7 @@ def _ranks(table: pl.DataFrame, shown: Shown, layout: Layout) -> Grid:
                 _signed(row["delta_step_ns"], "ns", layout),
                 _percent(row["delta_ratio_step"]),
                 _signed(row["delta_own_ns"], "ns", layout),
-                _time(row["noise_ns"], layout),
+                _time(row["noise_own_ns"], layout),
                 *(
                     _signed(row[f"delta_{part}_ns"], "ns", layout)
                     for part in ("computation", "exposed", "bubble")
@@ -226,7 +261,7 @@ def _value(value: float, unit: str, layout: Layout) -> str:
         return f"{value:.2%}"
     if unit == "bytes":
         return _bytes(value)
-    return f"{value:,.2f}"
+    return f"{value:g}" if unit == "calls" else f"{value:,.2f}"
 
 
 def _signed(value: float, unit: str, layout: Layout) -> str:
@@ -257,12 +292,7 @@ def _percent(ratio: float | None) -> str:
     return "-" if ratio is None else f"{100 * ratio:+.2f}"
 
 
-def _by_name(table: pl.DataFrame, view: str, diff: Diff, shown: Shown, layout: Layout) -> str:
-    whole = (diff.operators if view == "op" else diff.kernels).height
-    if not whole:
-        return ""
-    if table.is_empty():
-        return f"{_TITLES[view]}: none of {whole} changed by more than the noise.\n\n"
+def _by_name(table: pl.DataFrame, view: str, diff: Diff, shown: Shown, layout: Layout) -> Grid:
     values = OPERATOR_VALUES if view == "op" else KERNEL_VALUES
     by = _sorted_by(view, diff.clock, shown)
     others = [
@@ -274,15 +304,17 @@ def _by_name(table: pl.DataFrame, view: str, diff: Diff, shown: Shown, layout: L
     rows = table.rows(named=True)
     kept = rows if shown.limit is None else rows[: shown.limit]
     lines: list[Line] = []
+    unit = "calls" if by == "calls" else "ns"
     for row in kept:
-        name = row["name"] if row["status"] == "both" else f"{row['name']} ({row['status']})"
+        noise = row[f"noise_{by}"]
         times = [
-            layout.time(row[f"baseline_{by}"]),
-            layout.time(row[f"experiment_{by}"]),
-            _signed(row[f"delta_{by}"], "ns", layout),
+            _value(row[f"baseline_{by}"], unit, layout),
+            _value(row[f"experiment_{by}"], unit, layout),
+            _signed(row[f"delta_{by}"], unit, layout),
             _percent(row[f"delta_ratio_{by.removesuffix('_ns')}"]),
-            "-" if row["noise_ns"] is None else layout.time(row["noise_ns"]),
+            "-" if noise is None else _value(noise, unit, layout),
         ]
+        name = _named(row["name"], row["status"])
         calls = _pair(row["baseline_calls"], row["experiment_calls"], lambda calls: f"{calls:g}")
         pairs = [
             _pair(row[f"baseline_{value}"], row[f"experiment_{value}"], layout.time)
@@ -297,7 +329,13 @@ def _by_name(table: pl.DataFrame, view: str, diff: Diff, shown: Shown, layout: L
     ]  # fmt: skip
     columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
     note = _NOTE if view == "op" else _KERNEL_NOTE
-    return str(Grid(_TITLES[view], columns, lines, layout.time_unit, note=note))
+    return Grid(_TITLES[view], columns, lines, layout.time_unit, note=note)
+
+
+def _named(name: str, status: str) -> str:
+    """On one line, with its status where it is in one run only."""
+    text = " ".join(name.split())
+    return text if status == "both" else f"{text} ({status})"
 
 
 def _pair(before: float, after: float, text: Any) -> str:
@@ -315,22 +353,15 @@ def _title(value: str) -> str:
     return f"{clock.upper()} {kind.capitalize()}"
 
 
-def _modules(table: pl.DataFrame, diff: Diff, shown: Shown, layout: Layout) -> str:
-    whole = diff.modules.height
-    if not whole or not diff.modules.filter(pl.col("depth") > 1).height:
-        return ""
-    if table.is_empty():
-        return "Modules: none changed by more than the noise.\n\n"
+def _modules(table: pl.DataFrame, shown: Shown, layout: Layout) -> Grid:
     stages = table["stage"].n_unique() > 1
     rows = table.rows(named=True)
     kept = rows if shown.limit is None else _largest(rows, shown.limit)
     lines: list[Line] = []
     for row in kept:
-        name = f"{'  ' * row['depth']}{row['name']}"
+        name = f"{'  ' * row['depth']}{_named(row['name'], row['status'])}"
         if row["depth"] == 0 and stages:
             name = f"{name} (stage {row['stage']})"
-        if row["status"] != "both":
-            name = f"{name} ({row['status']})"
         times = [_time(row[f"{of}_time_ns"], layout) for of in ("baseline", "experiment")]
         own = row["delta_self_ns"]
         lines.append(
@@ -340,7 +371,7 @@ def _modules(table: pl.DataFrame, diff: Diff, shown: Shown, layout: Layout) -> s
                 _signed(row["delta_time_ns"] or 0.0, "ns", layout),
                 _percent(row["delta_ratio"]),
                 _signed(own or 0.0, "ns", layout),
-                _time(row["noise_ns"], layout),
+                _time(row["noise_self_ns" if row["depth"] else "noise_time_ns"], layout),
                 *(_time(row[f"{of}_until_ns"], layout) for of in ("baseline", "experiment")),
             ]
         )
@@ -351,7 +382,7 @@ def _modules(table: pl.DataFrame, diff: Diff, shown: Shown, layout: Layout) -> s
         "Baseline Until", "Experiment Until",
     ]  # fmt: skip
     columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
-    return str(Grid("Modules", columns, lines, layout.time_unit, note=_MODULE_NOTE))
+    return Grid("Modules", columns, lines, layout.time_unit, note=_MODULE_NOTE)
 
 
 def _largest(rows: Sequence[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:
@@ -404,41 +435,20 @@ def as_data(diff: Diff, shown: Shown, outcomes: Sequence[Outcome] = ()) -> dict[
 
 
 def as_markdown(diff: Diff, shown: Shown, layout: Layout, outcomes: Sequence[Outcome] = ()) -> str:
-    """For a comment on a pull request: the verdict, broken rules, and the biggest changes."""
-    from tabulate import tabulate
-
-    change = diff.change
-    lines = [f"**Step time: {change}**", ""]
+    """For a comment on a pull request: the verdict, what rules say, and the tables."""
+    lines = [f"**Step time: {diff.change}**", ""]
     lines += [f"- {outcome}" for outcome in outcomes]
     lines += [f"- {difference}" for difference in diff.comparability.differences]
-    found = tables(diff, shown)
-    if "overview" in found:
-        grid = _overview(found["overview"], layout)
-        lines += ["", _table(grid, tabulate)]
-    for view in ("op", "kernel"):
-        if view in found and found[view].height:
-            by = _sorted_by(view, diff.clock, shown)
-            rows = [
-                [
-                    f"`{row['name']}`" + ("" if row["status"] == "both" else f" ({row['status']})"),
-                    layout.time(row[f"baseline_{by}"]),
-                    layout.time(row[f"experiment_{by}"]),
-                    _signed(row[f"delta_{by}"], "ns", layout),
-                    _percent(row[f"delta_ratio_{by.removesuffix('_ns')}"]),
-                    _pair(row["baseline_calls"], row["experiment_calls"], lambda at: f"{at:g}"),
-                ]
-                for row in found[view].head(shown.limit or found[view].height).rows(named=True)
-            ]
-            headers = [
-                f"{_TITLES[view]}: {_title(by)} ({layout.time_unit})",
-                "Baseline", "Experiment", "Delta", "Delta (%)", "Calls",
-            ]  # fmt: skip
-            lines += ["", tabulate(rows, headers, tablefmt="github", disable_numparse=True)]
+    for drawn in _drawn(diff, tables(diff, shown), shown, layout):
+        lines += ["", _table(drawn) if isinstance(drawn, Grid) else drawn]
     return "\n".join([*lines, ""])
 
 
-def _table(grid: Grid, tabulate: Any) -> str:
-    rows = [line for line in grid.lines if not isinstance(line, str)]
-    headers = [column.header for column in grid.columns]
+def _table(grid: Grid) -> str:
+    from tabulate import tabulate
+
+    rows = [[code(str(line[0])), *line[1:]] for line in grid.lines if not isinstance(line, str)]
+    headers = [grid.title, *(column.header for column in grid.columns[1:])]
     text: str = tabulate(rows, headers, tablefmt="github", disable_numparse=True)
-    return f"{text}\n\nTimes in {grid.unit}, per rank and step."
+    more = [line for line in grid.lines if isinstance(line, str)]
+    return "\n".join([text, "", *more, f"Times in {grid.unit}, per rank and step."])

@@ -21,14 +21,14 @@ def markdown(table: pl.DataFrame) -> str:
     from tabulate import tabulate
 
     rows = [
-        [_code(cell) if column == "name" else cell for column, cell in zip(table.columns, row)]
+        [code(cell) if column == "name" else cell for column, cell in zip(table.columns, row)]
         for row in table.rows()
     ]
     formats = [f".{_DECIMALS.get(column.rpartition('_')[2], 0)}f" for column in table.columns]
     return tabulate(rows, table.columns, tablefmt="github", floatfmt=formats)
 
 
-def _code(name: object) -> str:
+def code(name: object) -> str:
     """As code, for a kernel's ``<`` and ``*`` mean something in Markdown; on one line.
 
     A ``|`` ends a cell even there, and a backtick needs a longer fence.

@@ -15,6 +15,7 @@ from ppprof.analysis.naming import Naming, normalized
         ("(anonymous namespace)::softmax_warp<float, 10>(float*)", "softmax_warp<half, 9>(half*)"),
         ("triton_poi_fused_add_0d1d2d", "triton_poi_fused_add_3d4d"),
         ("matmul dygraph", "matmul"),
+        ("void cutlass::Kernel<cutlass_80_gemm>(P)", "void cutlass::Kernel<cutlass_90_gemm>(P)"),
     ],
 )
 def test_builds_of_one_kernel_have_one_name(one, other):
@@ -27,6 +28,14 @@ def test_builds_of_one_kernel_have_one_name(one, other):
     [
         ("void elementwise<float, AddFunctor<float>>(int)", "void elementwise<float, MulFunctor>(int)"),
         ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x128_tn"),
+        (
+            "void cutlass::Kernel<cutlass_80_tensorop_gemm_64x64>(P)",
+            "void cutlass::Kernel<cutlass_80_tensorop_gemm_128x64>(P)",
+        ),
+        (
+            "void at::native::vectorized_elementwise_kernel<4, at::native::GeluCUDAKernelImpl(I)::f>()",
+            "void at::native::vectorized_elementwise_kernel<4, at::native::sigmoid_kernel_cuda(I)::f>()",
+        ),
         ("relu", "relu_"),
         ("rpc#f(worker0 -> worker1)", "rpc#g(worker0 -> worker1)"),
         ("Optimizer.step#SGD.step", "Optimizer.step#Adam.step"),

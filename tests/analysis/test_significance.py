@@ -54,9 +54,26 @@ def test_a_run_that_drifts_says_little():
 def test_too_few_steps():
     change = step_change(run(1, steps=LEAST_STEPS - 1), run(2))
     assert (change.verdict, change.low) == ("inconclusive", None)
-    assert str(change).endswith("from 4 steps; an interval needs 5 of either run")
+    assert str(change).endswith("; 4 steps are too few: 5 of either run give an interval")
     assert step_change(run(1).clear(), run(2)).verdict == "inconclusive"
-    assert str(Change(None, None, None, 0, 3)) == "inconclusive: no step times"
+    assert str(Change(None, None, None, 0, 3, reason="no step times")) == (
+        "inconclusive: no step times"
+    )
+
+
+def test_ranks_that_have_other_steps_and_steps_that_take_no_time():
+    one = run(1).filter((pl.col("rank") < 2) == (pl.col("step") < 20))
+    change = step_change(one, one)
+    assert change.low < 0 < change.high
+    nothing = run(1).with_columns(step_ns=pl.lit(0, pl.Int64))
+    assert step_change(nothing, run(1)).verdict == "inconclusive"
+
+
+def test_of_many_ranks_some_tell_enough():
+    wide = pl.concat(run(1).with_columns(pl.col("rank") + 4 * at) for at in range(40))
+    lone = wide.filter((pl.col("step") < 30) | (pl.col("rank") == 1))
+    change = step_change(lone, lone)
+    assert change.low < 0 < change.high
 
 
 def test_a_run_against_itself():

@@ -58,22 +58,25 @@ def test_what_changed_is_on_top(traces, capsys):
 
 def test_a_run_against_itself(traces, capsys):
     out, _ = printed(capsys, traces[0], traces[0], "--steps", ":6", "--experiment-steps", "0:6")
-    assert "Operators: none of 4 changed by more than the noise." in out
-    assert "Modules: none changed by more than the noise." in out
+    assert "Operators: none of 4 changed by more than the noise and 0.1% of a step." in out
+    assert "Modules: none of 8 changed by more than the noise and 0.1% of a step." in out
     assert "no difference seen: +0.0%" in out
 
 
 def test_everything_that_changed(traces, capsys):
     out, _ = printed(capsys, *traces, "--views", "op", "--all", "--sort", "calls")
     assert [row[0] for row in cells(out, "Operators")[1:]] == ["matmul"]
+    out, _ = printed(capsys, *traces, "--views", "op", "--sort", "cpu_total")
+    assert cells(out, "Operators")[0][:4] == ["Name", "CPU", "Total:", "Baseline"]
     _, err = printed(capsys, *traces, "--sort", "size", code=2)
     assert "--sort: 'size': expected one of calls, cpu_total, cpu_self" in err
 
 
 def test_rows_are_chosen(traces, capsys):
-    for options in (["--filter", "gelu"], ["--min-delta", "3ms"]):
-        out, _ = printed(capsys, *traces, "--views", "op", *options)
-        assert "none of 4 changed" in out
+    out, _ = printed(capsys, *traces, "--views", "op", "--filter", "gelu")
+    assert "none of 4 that match 'gelu' changed by more than" in out
+    out, _ = printed(capsys, *traces, "--views", "op", "--min-delta", "3ms")
+    assert "none of 4 changed by more than the noise and 3,000,000 ns." in out
     out, _ = printed(capsys, *traces, "--views", "op", "--limit", "0")
     assert "1 more operators: --limit" in out
 
@@ -145,11 +148,11 @@ def test_all_that_is_wrong_at_once(traces, capsys):
     _, err = printed(
         capsys, *traces, "--steps", "3:1", "--window", "a", "--views", "gpu",
         "--limit", "-", "--min-delta", "3", "--filter", "(", "--fail-if", "slow", "--workers", "0",
-        "--time-unit", "h", "--format", "csv", "--force", code=2,
+        "--time-unit", "h", "--format", "csv", "--force", "--all", code=2,
     )  # fmt: skip
     flags = [line.partition(":")[0] for line in err.splitlines()]
     assert flags == [
-        "--window", "--steps", "--views", "--time-unit", "--limit", "--min-delta",
+        "--window", "--steps", "--views", "--time-unit", "--limit", "--all", "--min-delta",
         "--filter", "--fail-if", "--workers", "--format csv", "--force",
     ]  # fmt: skip
 
