@@ -13,6 +13,7 @@ from ppprof.analysis.modules import modules
 from ppprof.analysis.naming import Naming
 from ppprof.analysis.overview import device
 from ppprof.analysis.profile import Profile
+from ppprof.analysis.tree import Tree
 from ppprof.trace.schema import Trace
 
 Int64 = npt.NDArray[np.int64]
@@ -89,7 +90,8 @@ def operator_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.Data
     Args:
         profile: a window.
         step: of each event of the trace.
-        naming: names that become one are one operator; one within another is part of it.
+        naming: names that become one are one operator; one within another is part of it, and so
+            is all within a gradient where two frameworks are compared.
 
     Returns:
         Columns of `OPERATORS`. Total: of the outermost of a name; self: without the operators it
@@ -97,6 +99,7 @@ def operator_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.Data
     """
     hosts = profile.tree.hosts
     is_operator = (hosts["category"] == "Operator").to_numpy()
+    is_operator &= ~_is_part(profile.tree, is_operator, naming)
     above = profile.tree.enclosing(is_operator)
     rows = np.flatnonzero(is_operator)
     own = {
@@ -121,6 +124,18 @@ def operator_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.Data
         OPERATORS,
     )
     return table.drop_nulls("step").group_by("name", "step").agg(pl.col(list(OPERATORS)[2:]).sum())
+
+
+def _is_part(
+    tree: Tree, is_operator: npt.NDArray[np.bool_], naming: Naming
+) -> npt.NDArray[np.bool_]:
+    """Which host events lie in an operator that counts with all it calls (`Naming.is_whole`)."""
+    names = tree.hosts["name"].filter(pl.Series(is_operator)).unique().cast(pl.String)
+    whole = [name for name in names if naming.is_whole(naming.of(name))]
+    if not whole:
+        return np.zeros(len(is_operator), bool)
+    is_whole = tree.hosts["name"].cast(pl.String).is_in(whole).to_numpy() & is_operator
+    return tree.below(np.flatnonzero(is_whole))
 
 
 def _is_within_its_own(above: Int64, code: Int64, rows: Int64) -> npt.NDArray[np.bool_]:

@@ -31,6 +31,8 @@ OCCURRENCE = "\x1e"
 """In a node, between its name and which one of that name it is within its parent."""
 
 _PIECES = ("Forward", "Backward", "Optimization", "Dataloader", "PythonUserDefined")
+_PHASES = ("Backward", "Optimization", "Dataloader")
+"""Pieces that are named by what they are: frameworks have other names for them."""
 _DEEPEST = 100
 """Levels of modules; what lies deeper is part of the last one."""
 
@@ -75,6 +77,11 @@ def modules(profile: Profile, step: pl.Series) -> pl.DataFrame:
     own_ns = np.where(
         gpu_ns > 0, tree.own("device_ns", is_node, above), tree.own("cpu_ns", is_node, above)
     )
+    # Paddle calls its loader by the class, which depends on the number of workers.
+    category = hosts["category"].cast(pl.String)
+    names = pl.select(
+        pl.when(category.is_in(_PHASES)).then(category).otherwise(hosts["name"].cast(pl.String))
+    ).to_series()
     rows = np.flatnonzero(is_node)
     if not len(rows):
         return pl.DataFrame(schema=MODULES)
@@ -84,7 +91,7 @@ def modules(profile: Profile, step: pl.Series) -> pl.DataFrame:
             "above": above[rows],
             "step": step_of[rows].astype(np.int64),
             "is_step": is_step[rows],
-            "name": hosts["name"].gather(rows).cast(pl.String),
+            "name": names.gather(rows),
             "start_ns": hosts["start_ns"].gather(rows),
             "cpu_ns": hosts["cpu_ns"].gather(rows),
             "gpu_ns": hosts["device_ns"].gather(rows),

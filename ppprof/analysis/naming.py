@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import polars as pl
 
 _NAMESPACES = re.compile(r"\(anonymous namespace\)::|<unnamed>::|_GLOBAL__N_\w+::")
+_EVALUATE = "autograd::engine::evaluate_function: "
+"""What torch calls a grad node in whose name it runs."""
 _FUNCTOR = re.compile(
     r"\b(?:\w*(?:Functor|[kK]ernelImpl|_kernel_impl|_kernel_cuda)\w*|cutlass_\w+)"
 )
@@ -29,6 +31,14 @@ class Naming:
     """Names as they were recorded."""
     same: Mapping[str, str] = field(default_factory=dict)
     """Name, as `normalized` has it -> the name it counts as: across frameworks."""
+
+    def is_whole(self, name: str) -> bool:
+        """Whether an operator counts with all operators that it calls, which are none of their own.
+
+        Of frameworks that are compared, those are gradients: Paddle's have no operators in them,
+        as torch's have.
+        """
+        return name.endswith(" grad") and name in self.same.values()
 
     def of(self, name: str) -> str:
         """The name to compare by."""
@@ -58,7 +68,13 @@ def normalized(name: str) -> str:
     >>> normalized("matmul dygraph"), normalized("Optimizer.step#Adam.step")
     ('matmul', 'Optimizer.step#Adam.step')
     """
-    short = _NAMESPACES.sub("", name).removesuffix(" dygraph").removesuffix(" static").strip()
+    short = (
+        _NAMESPACES.sub("", name)
+        .removeprefix(_EVALUATE)
+        .removesuffix(" dygraph")
+        .removesuffix(" static")
+        .strip()
+    )
     head, arguments = _without(short)
     functors = list(dict.fromkeys(_built(found) for found in _FUNCTOR.findall(arguments)))
     head = _built(head) or short

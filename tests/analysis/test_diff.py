@@ -74,7 +74,7 @@ def test_an_added_layer_is_a_gap_in_the_other_tree(tmp_path):
 def test_more_data_loading(tmp_path):
     diff = compared(tmp_path, training(gpt(), data=0.2), training(gpt(), data=9.2))
     assert changed(diff.operators) == []
-    assert modules(diff, "delta_self_ns") == [("DataLoader", 9 * MS)]
+    assert modules(diff, "delta_self_ns") == [("Dataloader", 9 * MS)]
     row = diff.overview.filter(metric="data_loading").row(0, named=True)
     assert (row["baseline"], row["experiment"], row["delta"], row["delta_ratio"]) == (
         0.2 * MS, 9.2 * MS, 9 * MS, 45,
@@ -142,6 +142,25 @@ def test_one_operator_under_several_names_counts_once(tmp_path):
     assert exact.operators["name"].sort().to_list() == [
         "aten::addmm", "aten::linear", "matmul dygraph",
     ]  # fmt: skip
+
+
+def test_a_gradient_of_torchs_is_one_operator_as_it_is_in_paddle(tmp_path):
+    evaluate = "autograd::engine::evaluate_function: AddmmBackward0"
+    torch = span("ProfileStep", "ProfileStep#0", 0, 30,
+        span("Backward", "Backward", 0, 20, span("Operator", evaluate, 2, 18,
+            span("OperatorInner", "AddmmBackward0", 3, 17,
+                span("Operator", "aten::mm", 4, 8), span("Operator", "aten::t", 9, 10)))),
+        span("Operator", "aten::mm", 22, 27))  # fmt: skip
+    paddle = span("ProfileStep", "ProfileStep#0", 0, 30,
+        span("Backward", "Gradient Backward", 0, 20,
+            span("Operator", "Global_MatmulGradNode", 2, 17)),
+        span("Operator", "matmul dygraph", 22, 28))  # fmt: skip
+    diff = compared(tmp_path, Thread(1, "main", (torch,)), Thread(1, "main", (paddle,)))
+    columns = ("baseline_calls", "baseline_cpu_self_ns", "experiment_cpu_self_ns")
+    assert diff.operators.sort("name").select("name", "status", *columns).rows() == [
+        ("matmul", "both", 1, 5, 6), ("matmul grad", "both", 1, 16, 15),
+    ]  # fmt: skip
+    assert diff.modules.filter(depth=1)["status"].unique().to_list() == ["both"]
 
 
 def test_names_of_ones_own(tmp_path):
