@@ -151,29 +151,32 @@ def breakdown(profile: Profile) -> Breakdown:
 def _cut(steps: pl.DataFrame, instants: Intervals) -> pl.DataFrame:
     """The parts of a union that lie in each step: columns of `STRETCHES`."""
     start, end = instants
-    cut = [pl.DataFrame(schema=STRETCHES)]
+    nothing = np.empty(0, np.int64)
+    cut = [(nothing, nothing, nothing)]
     for step, first, last in steps.select("step", "start_ns", "end_ns").iter_rows():
         inside = slice(np.searchsorted(end, first, "right"), np.searchsorted(start, last))
-        parts = {"start_ns": start[inside].clip(first), "end_ns": end[inside].clip(max=last)}
-        cut.append(
-            pl.DataFrame(parts).select(
-                step=pl.lit(step, pl.Int64), start_ns="start_ns", end_ns="end_ns"
-            )
-        )
-    return pl.concat(cut)
+        within = start[inside].clip(first)
+        cut.append((np.full(len(within), step), within, end[inside].clip(max=last)))
+    columns = (np.concatenate(column) for column in zip(*cut))
+    return pl.DataFrame(dict(zip(STRETCHES, columns)), STRETCHES)
 
 
 def _added_up(steps: pl.Series, times: Sequence[tuple[str, str | None, Int64]]) -> pl.DataFrame:
     """Times of each step, one array a part, as rows of `BREAKDOWN`."""
-    parts = [
-        pl.DataFrame(
-            {"step": steps, "part": part, "axis": axis, "time_ns": time_ns, "order": order},
-            {**BREAKDOWN, "order": pl.Int64},
-        )
-        for order, (part, axis, time_ns) in enumerate(times)
-    ]
+    parts, axes, time_ns = zip(*times)
+    num = len(steps)
+    table = pl.DataFrame(
+        {
+            "step": np.tile(steps.to_numpy(), len(times)),
+            "part": [part for part in parts for _ in range(num)],
+            "axis": [axis for axis in axes for _ in range(num)],
+            "time_ns": np.concatenate(time_ns),
+            "order": np.repeat(np.arange(len(times)), num),
+        },
+        {**BREAKDOWN, "order": pl.Int64},
+    )
     keys = ["step", "order", "part", "axis"]
-    return pl.concat(parts).group_by(keys).agg(pl.col("time_ns").sum()).sort(keys).drop("order")
+    return table.group_by(keys).agg(pl.col("time_ns").sum()).sort(keys).drop("order")
 
 
 def _steps(profile: Profile) -> pl.DataFrame:
