@@ -6,7 +6,7 @@ length and jobs of another size compare.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -14,23 +14,17 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from ppprof.analysis import costs
-from ppprof.analysis.alignment import Node, align
+from ppprof.analysis.changes import changes, per_step
 from ppprof.analysis.costs import Device
-from ppprof.analysis.modules import OCCURRENCE, SEPARATOR
+from ppprof.analysis.module_changes import module_changes
 from ppprof.analysis.significance import LEAST_STEPS, Change, step_change
 from ppprof.topology import AXES
 
 OPERATOR_VALUES = tuple(costs.OPERATORS)[2:]
 KERNEL_VALUES = tuple(costs.KERNELS)[2:]
-MODULE_VALUES = ("time_ns", "self_ns", "cpu_ns", "gpu_ns", "calls")
-
-UNKNOWN = "(unknown)"
-"""What of a step lies in no module."""
 
 _WARM_UP = 10
 """Steps at the beginning of a run that its step times leave out, as the Perf Summary does."""
-_SURE = 5.0
-"""Standard errors from which on a change is called clear; as of stragglers."""
 _COMPARABLE = 0.5
 """Below such a score, two runs are too far apart for a verdict."""
 
@@ -95,7 +89,7 @@ class Diff:
         found = step_change(one, other)
         reason = ""
         if words != other_words:
-            reason = f"steps {words} are no measure of steps {other_words}, which no profiler slows"
+            reason = f"steps {words} against steps {other_words}: a profiler slows those in windows"
         elif self.comparability.score < _COMPARABLE:
             reason = f"the runs have too little in common ({self.comparability.score:.0%})"
         if reason and found.low is not None:
@@ -237,7 +231,7 @@ class Diff:
 
     def _by_name(self, table: str, values: Sequence[str], by: str) -> pl.DataFrame:
         one, other = (
-            _per_step(getattr(side, table), ["name"], values, side.ranks_of_step)
+            per_step(getattr(side, table), ["name"], values, side.ranks_of_step)
             for side in (self.baseline, self.experiment)
         )
         return changes(one, other, ["name"], values, by)
@@ -256,22 +250,9 @@ class Diff:
             step).
             `UNKNOWN` is what lies in no module.
         """
-        of_sides = [(side.modules, side.ranks_of_step) for side in (self.baseline, self.experiment)]
-        if any(modules["stage"].null_count() for modules, _ in of_sides):
-            nowhere = pl.lit(None, pl.Int64).alias("stage")
-            of_sides = [(modules.with_columns(nowhere), ranks) for modules, ranks in of_sides]
-        stages = sorted(
-            {stage for modules, _ in of_sides for stage in modules["stage"].unique()},
-            key=lambda stage: -1 if stage is None else stage,
+        return module_changes(
+            *((side.modules, side.ranks_of_step) for side in (self.baseline, self.experiment))
         )
-        rows = [
-            row
-            for stage in stages
-            for row in _laid_over(
-                [_tree(modules, stage, ranks) for modules, ranks in of_sides], stage
-            )
-        ]
-        return pl.DataFrame(rows, _MODULES_SCHEMA, orient="row")
 
     @cached_property
     def comparability(self) -> Comparability:
@@ -323,103 +304,6 @@ METRICS = {
     "rest": "ns",
 }
 """Rows of the overview and their units."""
-
-_MODULES_SCHEMA: dict[str, Any] = {
-    "stage": pl.Int64,
-    "depth": pl.Int64,
-    "name": pl.String,
-    "status": pl.String,
-    **{
-        f"{of}_{value}": pl.Float64
-        for value in MODULE_VALUES
-        for of in ("baseline", "experiment", "delta")
-    },
-    "delta_ratio": pl.Float64,
-    "noise_time_ns": pl.Float64,
-    "noise_self_ns": pl.Float64,
-    "is_clear": pl.Boolean,
-    "baseline_until_ns": pl.Float64,
-    "experiment_until_ns": pl.Float64,
-}
-
-
-def changes(
-    baseline: pl.DataFrame,
-    experiment: pl.DataFrame,
-    keys: Sequence[str],
-    values: Sequence[str],
-    by: str,
-) -> pl.DataFrame:
-    """Two tables joined by their keys, what changed most first.
-
-    Args:
-        baseline: keys, and of each value its mean and, as ``<value>_var``, the variance of that.
-        experiment: the same.
-        keys: what rows are joined by.
-        values: numeric columns.
-        by: which of them it is sorted by.
-
-    Returns:
-        As `Diff.operators` has it. What one side lacks is 0 there.
-    """
-    one, other = (
-        table.with_columns(pl.lit(value=True).alias(there))
-        for table, there in ((baseline, "is_old"), (experiment, "is_new"))
-    )
-    joined = one.join(other, on=list(keys), how="full", coalesce=True, suffix="_new")
-    status = (
-        pl.when(pl.col("is_old").is_null())
-        .then(pl.lit("new"))
-        .when(pl.col("is_new").is_null())
-        .then(pl.lit("gone"))
-        .otherwise(pl.lit("both"))
-    )
-    columns = []
-    for value in values:
-        before, after = pl.col(value).fill_null(0.0), pl.col(f"{value}_new").fill_null(0.0)
-        columns += [
-            before.alias(f"baseline_{value}"),
-            after.alias(f"experiment_{value}"),
-            (after - before).alias(f"delta_{value}"),
-            pl.when(before != 0)
-            .then((after - before) / before)
-            .alias(f"delta_ratio_{value.removesuffix('_ns')}"),
-        ]
-        # Without a variance on the side where it is, nothing is known of the noise.
-        variance = [
-            pl.when(pl.col(there).is_null()).then(0.0).otherwise(pl.col(name))
-            for there, name in (("is_old", f"{value}_var"), ("is_new", f"{value}_var_new"))
-        ]
-        columns.append((variance[0] + variance[1]).sqrt().alias(f"noise_{value}"))
-    delta = pl.col(f"delta_{by}").abs()
-    return (
-        joined.select(*keys, status.alias("status"), *columns)
-        .with_columns(is_clear=(delta > 0) & (delta >= _SURE * pl.col(f"noise_{by}")))
-        .sort(delta, *keys, descending=[True, *[False] * len(keys)])
-    )
-
-
-def _per_step(
-    table: pl.DataFrame, keys: Sequence[str], values: Sequence[str], ranks: Mapping[int, int]
-) -> pl.DataFrame:
-    """Means over ranks and steps, and the variances of the means: of steps, whatever the ranks."""
-    table = table.filter(pl.col("step").is_in(list(ranks)))
-    num_ranks = pl.col("step").replace_strict(dict(ranks), default=1, return_dtype=pl.Int64)
-    of_ranks = table.with_columns((pl.col(value) / num_ranks).alias(value) for value in values)
-    return _over_steps(of_ranks, keys, values, len(ranks))
-
-
-def _over_steps(
-    table: pl.DataFrame, keys: Sequence[str], values: Sequence[str], num: int
-) -> pl.DataFrame:
-    """Means over steps, in which a missing row is 0, and their variances (null from one step)."""
-    found = []
-    for value in values:
-        mean = pl.col(value).sum() / num
-        spread = (pl.col(value) ** 2).sum() - num * mean**2
-        variance = spread.clip(0) / ((num - 1) * num) if num > 1 else pl.lit(None, pl.Float64)
-        found += [mean.alias(value), variance.alias(f"{value}_var")]
-    return table.group_by(list(keys)).agg(found)
 
 
 def _ratio(delta: pl.Expr) -> pl.Expr:
@@ -527,101 +411,3 @@ def _of_devices(side: Side) -> dict[str, Any]:
 
 def _first(values: Iterable[int | None]) -> int | None:
     return next((value for value in values if value is not None), None)
-
-
-class _Tree(NamedTuple):
-    root: Node
-    values: Sequence[Mapping[str, Any]]
-    """By the key of a node."""
-
-
-def _tree(modules: pl.DataFrame, stage: int | None, ranks: Mapping[int, int]) -> _Tree:
-    """The modules of a stage, laid over all steps and ranks."""
-    own = modules.filter(pl.col("stage").eq_missing(pl.lit(stage, pl.Int64)))
-    of_step = own.filter(path="").group_by("step").agg(num=pl.col("calls").sum())
-    steps = dict(of_step.iter_rows()) or ranks  # of a trace without steps, all of it is one
-    numbered = _per_step(own, ["path"], ("start_ns", *MODULE_VALUES), steps)
-    rows = numbered.with_columns(
-        start_ns=pl.col("start_ns") / pl.when(pl.col("calls") > 0).then(pl.col("calls"))
-    ).sort("start_ns", "path")
-    values = rows.rows(named=True)
-    empty = dict.fromkeys([*MODULE_VALUES, *(f"{value}_var" for value in MODULE_VALUES)], 0.0)
-    nodes = {row["path"]: Node(_name(row["path"]), key=key) for key, row in enumerate(values)}
-    root = nodes.pop("", None)
-    if root is None:
-        values.append({**empty, "path": ""})
-        root = Node("", key=len(values) - 1)
-    for path, node in nodes.items():  # by when they begin, so siblings are in order
-        above = nodes.get(path.rpartition(SEPARATOR)[0], root)
-        above.children.append(node)
-    return _Tree(root, values)
-
-
-def _name(path: str) -> str:
-    return path.rpartition(SEPARATOR)[2].partition(OCCURRENCE)[0]
-
-
-def _unknown(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The step's own time as if it were a module."""
-    return {
-        **value,
-        "time_ns": value["self_ns"],
-        "time_ns_var": value["self_ns_var"],
-        "cpu_ns": None,
-        "gpu_ns": None,
-        "calls": None,
-    }
-
-
-def _laid_over(sides: Sequence[_Tree], stage: int | None) -> Iterator[tuple[Any, ...]]:
-    """Rows of two trees, laid over one another."""
-    until = [0.0, 0.0]
-    for one, other, depth in align(sides[0].root, sides[1].root):
-        values = [
-            tree.values[node.key] if node is not None else None
-            for tree, node in zip(sides, (one, other))
-        ]
-        for at, value in enumerate(values):
-            if value is not None and depth:
-                until[at] += value["self_ns"]
-        name = (one or other or Node("")).name
-        yield _module_row(stage, depth, name if depth else "step", values, until)
-        if not depth:
-            unknown = [value and _unknown(value) for value in values]
-            for at, value in enumerate(unknown):
-                until[at] += value["self_ns"] if value else 0.0
-            yield _module_row(stage, 1, UNKNOWN, unknown, until)
-
-
-def _module_row(
-    stage: int | None,
-    depth: int,
-    name: str,
-    values: Sequence[Mapping[str, Any] | None],
-    until: Sequence[float],
-) -> tuple[Any, ...]:
-    one, other = values
-    status = "both" if one is not None and other is not None else "new" if one is None else "gone"
-    cells: list[Any] = []
-    for value in MODULE_VALUES:
-        before = one[value] if one is not None else None
-        after = other[value] if other is not None else None
-        known = before is not None or after is not None
-        cells += [before, after, (after or 0.0) - (before or 0.0) if known else None]
-    of = "self_ns" if depth else "time_ns"
-    sides = [value for value in values if value is not None]
-    noises = {}
-    for value in ("time_ns", "self_ns"):
-        variances = [side[f"{value}_var"] for side in sides]
-        noises[value] = None if None in variances else sum(variances) ** 0.5
-    noise = noises[of]
-    delta = sum(sign * (v[of] if v is not None else 0.0) for sign, v in zip((-1, 1), values))
-    before = one["time_ns"] if one is not None else 0.0
-    after = other["time_ns"] if other is not None else 0.0
-    return (
-        stage, depth, name, status, *cells,
-        (after - before) / before if before else None,
-        *noises.values(),
-        None if noise is None else delta != 0 and abs(delta) >= _SURE * noise,
-        *(at if value is not None and depth else None for at, value in zip(until, values)),
-    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""What changed by name: two tables of means side by side, and how sure each difference is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import polars as pl
+
+SURE = 5.0
+"""Standard errors from which on a change is called clear; as of stragglers."""
+
+
+def changes(
+    baseline: pl.DataFrame,
+    experiment: pl.DataFrame,
+    keys: Sequence[str],
+    values: Sequence[str],
+    by: str,
+) -> pl.DataFrame:
+    """Two tables joined by their keys, what changed most first.
+
+    Args:
+        baseline: keys, and of each value its mean and, as ``<value>_var``, the variance of that.
+        experiment: the same.
+        keys: what rows are joined by.
+        values: numeric columns.
+        by: which of them it is sorted by.
+
+    Returns:
+        As `Diff.operators` has it. What one side lacks is 0 there.
+    """
+    one, other = (
+        table.with_columns(pl.lit(value=True).alias(there))
+        for table, there in ((baseline, "is_old"), (experiment, "is_new"))
+    )
+    joined = one.join(other, on=list(keys), how="full", coalesce=True, suffix="_new")
+    status = (
+        pl.when(pl.col("is_old").is_null())
+        .then(pl.lit("new"))
+        .when(pl.col("is_new").is_null())
+        .then(pl.lit("gone"))
+        .otherwise(pl.lit("both"))
+    )
+    columns = []
+    for value in values:
+        before, after = pl.col(value).fill_null(0.0), pl.col(f"{value}_new").fill_null(0.0)
+        columns += [
+            before.alias(f"baseline_{value}"),
+            after.alias(f"experiment_{value}"),
+            (after - before).alias(f"delta_{value}"),
+            pl.when(before != 0)
+            .then((after - before) / before)
+            .alias(f"delta_ratio_{value.removesuffix('_ns')}"),
+        ]
+        # Without a variance on the side where it is, nothing is known of the noise.
+        variance = [
+            pl.when(pl.col(there).is_null()).then(0.0).otherwise(pl.col(name))
+            for there, name in (("is_old", f"{value}_var"), ("is_new", f"{value}_var_new"))
+        ]
+        columns.append((variance[0] + variance[1]).sqrt().alias(f"noise_{value}"))
+    delta = pl.col(f"delta_{by}").abs()
+    return (
+        joined.select(*keys, status.alias("status"), *columns)
+        .with_columns(is_clear=(delta > 0) & (delta >= SURE * pl.col(f"noise_{by}")))
+        .sort(delta, *keys, descending=[True, *[False] * len(keys)])
+    )
+
+
+def per_step(
+    table: pl.DataFrame, keys: Sequence[str], values: Sequence[str], ranks: Mapping[int, int]
+) -> pl.DataFrame:
+    """Means over ranks and steps, and the variances of the means: of steps, whatever the ranks."""
+    table = table.filter(pl.col("step").is_in(list(ranks)))
+    num_ranks = pl.col("step").replace_strict(dict(ranks), default=1, return_dtype=pl.Int64)
+    of_ranks = table.with_columns((pl.col(value) / num_ranks).alias(value) for value in values)
+    return _over_steps(of_ranks, keys, values, len(ranks))
+
+
+def _over_steps(
+    table: pl.DataFrame, keys: Sequence[str], values: Sequence[str], num: int
+) -> pl.DataFrame:
+    """Means over steps, in which a missing row is 0, and their variances (null from one step)."""
+    found = []
+    for value in values:
+        mean = pl.col(value).sum() / num
+        spread = (pl.col(value) ** 2).sum() - num * mean**2
+        variance = spread.clip(0) / ((num - 1) * num) if num > 1 else pl.lit(None, pl.Float64)
+        found += [mean.alias(value), variance.alias(f"{value}_var")]
+    return table.group_by(list(keys)).agg(found)
