@@ -7,6 +7,7 @@ would wait in ``fleet.init`` for minutes, until the store's time-out.
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 _KEY = "ppprof/checks"
@@ -33,6 +34,9 @@ def failed_anywhere(failed: bool) -> bool:
         store.set(f"{_KEY}/answer", str(store.add(f"{_KEY}/failures", 0)))
     anywhere = int(store.get(f"{_KEY}/answer")) > 0
     if anywhere:
+        # The first to leave has its launcher end the others of the node, by whose signal it would
+        # exit then; and rank 0 has to stay for the other nodes, with the store.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         have_read = store.add(f"{_KEY}/read", 1)
         deadline = time.monotonic() + _LEAVE_SECONDS
         while rank == 0 and have_read < world_size and time.monotonic() < deadline:
