@@ -28,11 +28,8 @@ _COLUMNS = {
     },
     "kernel": {"gpu": "gpu_total_ns", "calls": "calls"},
 }
-_KINDS = {
-    **{metric: kind for metric, kind in METRICS.items() if kind != "text"},
-    **{"cpu": "ns", "gpu": "ns", "cpu_self": "ns", "gpu_self": "ns", "calls": "calls"},
-}
-"""What is measured, of metrics and of what there is of operators and kernels."""
+_METRICS = {metric: kind for metric, kind in METRICS.items() if kind != "text"}
+"""Those that are numbers, and of what kind."""
 _UNITS_OF = {
     "ns": ("%", "ns", "us", "ms", "s"),
     "bytes": ("%", "B", "KB", "MB", "GB", "KiB", "MiB", "GiB"),
@@ -42,7 +39,7 @@ _UNITS_OF = {
 }
 _EXPECTED = (
     "expected METRIC > NUMBER% or METRIC > NUMBER and a unit (ms, us, s, MB, GB), where METRIC is "
-    f"one of {', '.join(METRICS)}, op.NAME.cpu (gpu, cpu_self, gpu_self, calls), kernel.NAME.gpu "
+    f"one of {', '.join(_METRICS)}, op.NAME.cpu (gpu, cpu_self, gpu_self, calls), kernel.NAME.gpu "
     "(calls) or module.NAME; and < for what may not fall, such as ips < -5%"
 )
 _SURE = 2.0
@@ -98,18 +95,15 @@ class Rule:
         what, unit = match["what"], match["unit"]
         kind = what.partition(".")[0]
         known = (
-            what in _KINDS
+            what in _METRICS
             or (kind in _COLUMNS and what.count(".") >= 2
                 and what.rpartition(".")[2] in _COLUMNS[kind])
             or (kind == "module" and what != "module.")
         )  # fmt: skip
         if not known:
             raise UsageError(f"{text!r}: {_EXPECTED}")
-        measured = (
-            "ns"
-            if kind == "module"
-            else _KINDS[what if what in METRICS else what.rpartition(".")[2]]
-        )
+        of_calls = "calls" if what.endswith(".calls") and kind != "module" else "ns"
+        measured = _METRICS.get(what, of_calls)
         if unit not in _UNITS_OF[measured]:
             units = ", ".join(at or "none" for at in _UNITS_OF[measured])
             raise UsageError(f"{text!r}: unit {unit or 'missing'}: expected one of {units}")
@@ -152,7 +146,7 @@ class Rule:
 
     def _seen(self, diff: Diff) -> _Seen:
         kind, _, rest = self.what.partition(".")
-        if self.what in METRICS:
+        if self.what in _METRICS:
             return self._of_metric(diff)
         if kind == "module":
             return self._of_module(diff, rest)

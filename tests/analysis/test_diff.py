@@ -417,7 +417,7 @@ def test_a_new_operator_breaks_any_ratio(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "rule", ["", "step_time", "step_time > x", "speed > 5%", "op.matmul > 5%", "op.matmul.tpu > 1%",
+    "rule", ["", "cpu > 5%", "calls > 1", "device > 5%", "step_time", "step_time > x", "speed > 5%", "op.matmul > 5%", "op.matmul.tpu > 1%",
              "module. > 5%", "step_time >= 5%"],
 )  # fmt: skip
 def test_rules_that_are_none(rule):
