@@ -237,7 +237,7 @@ def _communication(profile: Profile) -> pl.DataFrame:
         )
         unseen = pl.col("host").is_null() & _named(_NCCL) & (pl.col("category") == "Kernel")
         events = kernels.filter(pl.col("is_found") | unseen)
-        around = np.append(_innermost(tellers["row"].to_numpy(), tree.size), -1)
+        around = np.append(tree.innermost(tellers["row"].to_numpy()), -1)
         teller = around[events["host"].fill_null(-1).to_numpy()]
         events = events.with_columns(launcher="host", teller=nullable(teller))
     return (
@@ -250,14 +250,6 @@ def _communication(profile: Profile) -> pl.DataFrame:
             *("step", "start_ns", "end_ns"),
         )
     )
-
-
-def _innermost(rows: Int64, size: Int64) -> Int64:
-    """The innermost of some host events that holds, or is, each host event; -1 for none."""
-    around = np.full(len(size), -1, np.int64)
-    for row in np.sort(rows):  # in pre-order: what lies inside comes later
-        around[row : row + size[row] + 1] = row
-    return around
 
 
 def _passes(profile: Profile) -> pl.DataFrame:
@@ -283,8 +275,7 @@ def _passes(profile: Profile) -> pl.DataFrame:
     if passes["stage"].count():
         passes = passes.drop_nulls("stage")
     if not tree.devices.is_empty():
-        rows = passes["row"].to_numpy()
-        around = nullable(_innermost(rows, tree.size))
+        around = nullable(tree.innermost(passes["row"].to_numpy()))
         launched = (
             tree.devices.select("host", "start_ns", "end_ns")
             .join(

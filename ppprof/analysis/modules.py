@@ -12,6 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.profile import Profile
+from ppprof.trace.forest import subtree_sums
 
 Int64 = npt.NDArray[np.int64]
 
@@ -64,14 +65,12 @@ def modules(profile: Profile, step: pl.Series) -> pl.DataFrame:
     """
     tree, hosts = profile.tree, profile.tree.hosts
     step_of = step.slice(0, hosts.height).to_numpy()
-    parent = hosts["parent"].fill_null(-1).to_numpy()
     is_step = (hosts["category"] == "ProfileStep").to_numpy()
     has_name = hosts["name"].cast(pl.String).str.contains("#remote_op: ", literal=True).not_()
     is_piece = hosts["category"].is_in(_PIECES).to_numpy() & has_name.to_numpy()
     known = ~np.isnan(step_of.astype(float))
     is_node = (is_piece | is_step) & known
-    depth = _depths(parent, is_node)
-    is_node &= depth < _DEEPEST
+    is_node &= _depths(np.flatnonzero(is_node), tree.size) < _DEEPEST
     above = tree.enclosing(is_node)
     gpu_ns = hosts["device_ns"].to_numpy()
     own_ns = np.where(
@@ -96,6 +95,7 @@ def modules(profile: Profile, step: pl.Series) -> pl.DataFrame:
             "cpu_ns": hosts["cpu_ns"].gather(rows),
             "gpu_ns": hosts["device_ns"].gather(rows),
             "self_ns": own_ns[rows],
+            "time_ns": subtree_sums(np.where(is_node, own_ns, 0), tree.size)[rows],
         }
     )
     begun = at.filter("is_step").group_by("step").agg(begin_ns=pl.col("start_ns").min())
@@ -105,25 +105,24 @@ def modules(profile: Profile, step: pl.Series) -> pl.DataFrame:
     return _with_paths(at).select(*MODULES)
 
 
-def _depths(parent: Int64, is_node: npt.NDArray[np.bool_]) -> Int64:
-    """How many nodes lie above each event; parents come before their children."""
-    depth = np.zeros(len(parent), np.int64)
-    inside = np.append(is_node, False).astype(np.int64)
-    at = parent.copy()
-    while (climbs := at >= 0).any():
-        depth += np.where(climbs, inside[at], 0)
-        at = np.where(climbs, parent[at], -1)
+def _depths(rows: Int64, size: Int64) -> Int64:
+    """How many of some host events lie above each one, shape (hosts,)."""
+    change = np.zeros(len(size) + 1, np.int64)
+    np.add.at(change, rows + 1, 1)  # in pre-order all that lies in an event follows it
+    np.add.at(change, rows + size[rows] + 1, -1)
+    depth: Int64 = np.cumsum(change)[:-1]
     return depth
 
 
 def _with_paths(at: pl.DataFrame) -> pl.DataFrame:
-    """Level by level: a node's path is that of the one above, its name and its number there."""
+    """A node's path is that of the one above, its name and its number there."""
     paths: dict[int, str] = {}
     taken: dict[tuple[int, str, str], int] = {}
     texts = []
-    for row, above, step, is_step, name in (
-        at.sort("row").select("row", "above", "step", "is_step", "name").iter_rows()
-    ):
+    # In pre-order: a module comes after the one that it lies in.
+    for row, above, step, is_step, name in at.select(
+        "row", "above", "step", "is_step", "name"
+    ).iter_rows():
         if is_step:
             paths[row] = ""
         else:
@@ -134,17 +133,4 @@ def _with_paths(at: pl.DataFrame) -> pl.DataFrame:
             own = f"{name}{OCCURRENCE}{number}"
             paths[row] = f"{outer}{SEPARATOR}{own}" if outer else own
         texts.append(paths[row])
-    at = at.sort("row").with_columns(path=pl.Series(texts, dtype=pl.String))
-    return _with_times(at)
-
-
-def _with_times(at: pl.DataFrame) -> pl.DataFrame:
-    """time_ns: self_ns of a node and of all below it."""
-    row = at["row"].to_numpy()
-    place = {int(node): index for index, node in enumerate(row)}
-    time = at["self_ns"].to_numpy().copy()
-    above = at["above"].to_numpy()
-    for index in range(len(row) - 1, -1, -1):  # children come after their parents
-        if above[index] >= 0:
-            time[place[int(above[index])]] += time[index]
-    return at.with_columns(time_ns=pl.Series(time))
+    return at.with_columns(path=pl.Series(texts, dtype=pl.String))

@@ -88,6 +88,12 @@ class Tree:
             above[on] = parent[above[on]]
         return above
 
+    def innermost(self, rows: Int64) -> Int64:
+        """The innermost of some host events that holds, or is, each one, -1 for none, (hosts,)."""
+        chosen = np.zeros(len(self.size), bool)
+        chosen[rows] = True
+        return np.where(chosen, np.arange(len(chosen)), self.enclosing(chosen))
+
     def own(self, column: str, chosen: npt.NDArray[np.bool_], above: Int64) -> Int64:
         """A time of chosen host events without that of the chosen ones right below them.
 
