@@ -15,15 +15,20 @@ from ppprof.analysis.gate import Outcome, Rule, check
 from ppprof.analysis.steps import Steps
 from ppprof.cli import executors
 from ppprof.cli.merge import nanoseconds
-from ppprof.cli.terminal import Progress, problem_of_output, tell
+from ppprof.cli.options import (
+    add_cache,
+    add_output,
+    add_part,
+    opened,
+    problems_of_output,
+    write_output,
+)
+from ppprof.cli.terminal import tell
 from ppprof.compare import diff as compare
 from ppprof.errors import UsageError
-from ppprof.paths import located
 from ppprof.report.data import dumps
 from ppprof.report.diff import VIEWS, Shown, as_data, as_markdown, draw_diff, tables
 from ppprof.report.text import Layout
-from ppprof.run import open as open_run
-from ppprof.rundir import write_atomically
 from ppprof.topology import parse_selector
 
 _BROKEN = 1
@@ -46,8 +51,7 @@ def register(subparsers: Any) -> None:
     add("experiment", metavar="EXPERIMENT", nargs="?", help="the same; default: BASELINE")
     add("--views", metavar="V,...", help=f"some of {','.join(VIEWS)}; default: all")
     add("--rank", metavar="R", help="only these ranks: 3, 0,8-15, or coordinates such as pp=0,mp=1")
-    add("--window", metavar="W", help="only this window, counted from 0")
-    add("--steps", metavar="A:B", help="only steps A to B-1; A:, :B or one number as well")
+    add_part(parser)
     for what in ("rank", "window", "steps"):
         add(f"--experiment-{what}", metavar="X", help=f"of EXPERIMENT, if not as --{what}")
     add(
@@ -77,25 +81,19 @@ def register(subparsers: Any) -> None:
     add("--time-unit", metavar="UNIT", default="ms", help="s, ms (as it is without), us or ns")
     add("--format", choices=("table", "json", "csv", "md"), default="table",
         help="json: everything, in nanoseconds; csv: one view; md: for a comment")  # fmt: skip
-    add("-o", "--output", type=located, metavar="FILE", help="write there and not to stdout")
-    add("--force", action="store_true", help="replace FILE where it exists")
-    add("--no-cache", action="store_true", help="neither use nor keep parsed events")
+    add_output(parser)
+    add_cache(parser)
     parser.set_defaults(run_command=diff)
 
 
 def diff(args: argparse.Namespace) -> int:
     """0 when it was shown, 1 where a rule of ``--fail-if`` is broken."""
     request = _Request.of(args)
-    progress = Progress.on_terminal()
-
-    def opened(path: str) -> Any:
-        run = open_run(path, cache=not args.no_cache, progress=progress, tell=tell)
-        if run.path != located(path):
-            tell(f"{path}: the newest run is {run}")
-        return run
-
-    baseline = opened(args.baseline)
-    experiment = baseline if args.experiment in (None, args.baseline) else opened(args.experiment)
+    cache = not args.no_cache
+    baseline = opened(args.baseline, cache=cache)
+    experiment = baseline
+    if args.experiment not in (None, args.baseline):
+        experiment = opened(args.experiment, cache=cache)
     with executors.processes(request.workers) as executor:
         found = compare(
             baseline,
@@ -112,10 +110,7 @@ def diff(args: argparse.Namespace) -> int:
     if args.output is None:
         print(text, end="")
     else:
-        try:
-            write_atomically(args.output, text.encode())
-        except OSError as error:
-            raise UsageError(f"-o {args.output}: {error.strerror or error}") from error
+        write_output(args, text)
     if args.format != "table" or args.output is not None:
         for outcome in outcomes:
             tell(outcome)
@@ -190,12 +185,8 @@ class _Request:
             problems.append("--workers: '0': expected a whole number from 1")
         if args.format == "csv" and len(shown.views) != 1:
             problems.append("--format csv: one table: name it with --views")
-        if args.output is None:
-            problems += ["--force: has no effect without -o FILE"] if args.force else []
-        else:
-            sources = [path for path in (args.baseline, args.experiment) if path]
-            problem = problem_of_output(args.output, sources, args.force)
-            problems += [f"-o {args.output}: {problem}"] if problem else []
+        sources = [path for path in (args.baseline, args.experiment) if path]
+        problems += problems_of_output(args, sources)
         if problems:
             raise UsageError("\n".join(problems))
         return cls(ranks, windows, steps, shown, layout, rules, workers)

@@ -8,11 +8,11 @@ from decimal import Decimal
 from typing import Any
 
 from ppprof.analysis.steps import Steps
-from ppprof.cli.terminal import Progress, problem_of_output, tell
+from ppprof.cli.options import add_cache, opened
+from ppprof.cli.terminal import problem_of_output, tell
 from ppprof.errors import UsageError
 from ppprof.paths import located
 from ppprof.run import listed
-from ppprof.run import open as open_run
 from ppprof.topology import parse_selector
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
@@ -43,7 +43,7 @@ def register(subparsers: Any) -> None:
         help="leave out shorter events (50us, 1ms), but no step, communication or pipeline span",
     )  # fmt: skip
     add("--force", action="store_true", help="replace FILE where it exists")
-    add("--no-cache", action="store_true", help="neither use nor keep parsed events")
+    add_cache(parser)
     parser.set_defaults(run_command=merge)
 
 
@@ -67,9 +67,7 @@ def merge(args: argparse.Namespace) -> int:
         problems.append(f"-o {args.output}: {problem}")
     if problems:
         raise UsageError("\n".join(problems))
-    run = open_run(args.run, cache=not args.no_cache, progress=Progress.on_terminal(), tell=tell)
-    if str(run) != args.run.rstrip("/"):
-        tell(f"{args.run}: the newest run is {run}")
+    run = opened(args.run, cache=not args.no_cache)
     sources = [file for recording in run.recordings for file in recording.files]
     if problem := problem_of_output(args.output, sources, args.force):
         raise UsageError(f"-o {args.output}: {problem}")

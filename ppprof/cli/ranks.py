@@ -14,7 +14,8 @@ from ppprof.analysis.matching import offsets_by_starts
 from ppprof.analysis.ranks import GROUPS, group_steps, slowest
 from ppprof.analysis.steps import Steps
 from ppprof.cli import executors
-from ppprof.cli.terminal import Progress, tell
+from ppprof.cli.options import add_cache, add_part, opened
+from ppprof.cli.terminal import tell
 from ppprof.errors import UsageError
 from ppprof.paths import located
 from ppprof.report.data import document, dumps
@@ -23,7 +24,6 @@ from ppprof.report.ranks import draw_findings, draw_groups, draw_ranks
 from ppprof.report.text import Layout
 from ppprof.report.what_if import render_what_if
 from ppprof.run import Run, listed
-from ppprof.run import open as open_run
 from ppprof.topology import RankSelector, parse_selector
 
 
@@ -47,8 +47,7 @@ def register(subparsers: Any) -> None:
         help=f"a row for each {', '.join(GROUPS[:-1])} or {GROUPS[-1]}, or combination (rank,step)",
     )
     add("--rank", metavar="R", help="only these: 3, 0,8-15, or coordinates such as pp=0,mp=1")
-    add("--window", metavar="W", help="only this window, counted from 0")
-    add("--steps", metavar="A:B", help="only steps A to B-1; A:, :B or one number as well")
+    add_part(parser)
     add("--workers", metavar="N", help="read the traces in N processes; default: in this one")
     add(
         "--dask",
@@ -68,19 +67,16 @@ def register(subparsers: Any) -> None:
         default="table",
         help="json, csv and md hold every column, in nanoseconds",
     )
-    add("--no-cache", action="store_true", help="neither use nor keep parsed events")
+    add_cache(parser)
     parser.set_defaults(run_command=ranks)
 
 
 def ranks(args: argparse.Namespace) -> int:
     """0 when anything was shown, whatever could not be read beside it."""
     request = _Request.of(args)
-    progress = Progress.on_terminal()
     # A worker on another machine works in a directory of its own.
-    path = located(args.path) if request.dask is None else located(args.path).absolute()
-    run = open_run(path, cache=not args.no_cache, progress=progress, tell=tell)
-    if run.path != path:
-        tell(f"{args.path}: the newest run is {run.path}")
+    path = args.path if request.dask is None else str(located(args.path).absolute())
+    run = opened(path, cache=not args.no_cache)
     with request.executor() as executor:
         cluster = run.cluster(request.ranks, request.window, steps=args.steps, executor=executor)
     shown = _Shown(run, request, cluster)

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -15,17 +14,22 @@ from ppprof.analysis.across import ACROSS, WAYS, check_across
 from ppprof.analysis.profile import Options
 from ppprof.analysis.steps import Steps
 from ppprof.analysis.summary import VIEWS
-from ppprof.cli.terminal import Progress, problem_of_output, tell, tell_lost
+from ppprof.cli.options import (
+    add_cache,
+    add_output,
+    add_part,
+    opened,
+    problems_of_output,
+    write_output,
+)
+from ppprof.cli.terminal import tell, tell_lost
 from ppprof.errors import ConfigError, PpprofError, UsageError
-from ppprof.paths import located
 from ppprof.recordings import Recording, by_run
 from ppprof.report.across import draw_across
 from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
 from ppprof.report.text import Layout, draw, title, window_title
 from ppprof.run import AcrossRanks, Run, WindowTables, listed
-from ppprof.run import open as open_run
-from ppprof.rundir import write_atomically
 
 if TYPE_CHECKING:
     from ppprof.config import ProfilerConfig
@@ -72,8 +76,7 @@ def register(subparsers: Any) -> None:
         help="all ranks in one table: a row an operator and rank, with Node ID; or a row an "
         "operator, with minimum, median, maximum and spread over the ranks",
     )
-    add("--window", metavar="W", help="only this window, counted from 0")
-    add("--steps", metavar="A:B", help="only steps A to B-1; A:, :B or one number as well")
+    add_part(parser)
     add("--sorted-by", metavar="KEY", help="auto, or cpu_ or gpu_ and total, avg, max or min")
     add("--thread-sep", action=switch, help="operators and spans thread by thread")
     add("--time-unit", metavar="UNIT", help="s, ms, us or ns")
@@ -85,9 +88,8 @@ def register(subparsers: Any) -> None:
         default="table",
         help="table: as Paddle prints them; json: a list of windows; csv: one view; md: Markdown",
     )
-    add("-o", "--output", type=located, metavar="FILE", help="write there and not to stdout")
-    add("--force", action="store_true", help="replace FILE where it exists")
-    add("--no-cache", action="store_true", help="neither use nor keep parsed events")
+    add_output(parser)
+    add_cache(parser)
     parser.set_defaults(run_command=summary)
 
 
@@ -103,10 +105,7 @@ def summary(args: argparse.Namespace) -> int:
             shown = True
     elif text := "".join(chunks):
         shown = True
-        try:
-            write_atomically(args.output, text.encode())
-        except OSError as error:
-            raise UsageError(f"-o {args.output}: {error.strerror or error}") from error
+        write_output(args, text)
     return 0 if shown else max(failed)
 
 
@@ -171,7 +170,7 @@ class _Request:
             ]
         if args.format == "csv" and (views is None or len(views) != 1):
             problems.append("--format csv: one table: name it with --views")
-        problems += _problems_of_output(args)
+        problems += problems_of_output(args, args.paths)
         if problems:
             raise UsageError("\n".join(problems))
         cache = not args.no_cache
@@ -196,14 +195,6 @@ def _number(text: str, least: int, word: str | None = None) -> int:
         return int(text)
     or_word = f", or {word}" if word else ""
     raise UsageError(f"{text!r}: expected a whole number from {least}{or_word}")
-
-
-def _problems_of_output(args: argparse.Namespace) -> list[str]:
-    output: Path | None = args.output
-    if output is None:
-        return ["--force: has no effect without -o FILE"] if args.force else []
-    problem = problem_of_output(output, args.paths, args.force)
-    return [f"-o {output}: {problem}"] if problem else []
 
 
 def _flag(name: str) -> str:
@@ -236,14 +227,11 @@ class _Window:
 
 def _windows(request: _Request, failed: list[int]) -> Iterator[_Window]:
     """One after another; what cannot be shown is told, and its exit code put into ``failed``."""
-    progress = Progress.on_terminal()
     groups = by_run(request.paths)
     for paths in groups:
         path = ", ".join(map(str, paths))
         try:
-            run = open_run(*paths, cache=request.cache, progress=progress, tell=tell)
-            if run.paths != tuple(map(located, paths)):
-                tell(f"{path}: the newest run is {run}")
+            run = opened(*map(str, paths), cache=request.cache)
             block = _profiler_block(run)
             recordings = _recordings(request, run, block)
         except PpprofError as error:

@@ -1,0 +1,63 @@
+"""Options that commands have in common, and what they all do with them."""
+
+from __future__ import annotations
+
+import argparse
+
+from ppprof.cli.terminal import Progress, problem_of_output, tell
+from ppprof.errors import UsageError
+from ppprof.paths import located
+from ppprof.run import Run
+from ppprof.run import open as open_run
+from ppprof.rundir import write_atomically
+
+
+def add_part(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--window`` and ``--steps``."""
+    parser.add_argument("--window", metavar="W", help="only this window, counted from 0")
+    parser.add_argument(
+        "--steps", metavar="A:B", help="only steps A to B-1; A:, :B or one number as well"
+    )
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Adds ``-o`` and ``--force``."""
+    parser.add_argument(
+        "-o", "--output", type=located, metavar="FILE", help="write there and not to stdout"
+    )
+    parser.add_argument("--force", action="store_true", help="replace FILE where it exists")
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--no-cache``."""
+    parser.add_argument(
+        "--no-cache", action="store_true", help="neither use nor keep parsed events"
+    )
+
+
+def problems_of_output(args: argparse.Namespace, sources: list[str]) -> list[str]:
+    """What is wrong with `add_output`'s options of a command that reads ``sources``."""
+    if args.output is None:
+        return ["--force: has no effect without -o FILE"] if args.force else []
+    problem = problem_of_output(args.output, sources, args.force)
+    return [f"-o {args.output}: {problem}"] if problem else []
+
+
+def write_output(args: argparse.Namespace, text: str) -> None:
+    """Writes ``-o``'s file, whole or not at all.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        write_atomically(args.output, text.encode())
+    except OSError as error:
+        raise UsageError(f"-o {args.output}: {error.strerror or error}") from error
+
+
+def opened(*paths: str, cache: bool) -> Run:
+    """The run of these paths; tells where it was found, if not there."""
+    run = open_run(*paths, cache=cache, progress=Progress.on_terminal(), tell=tell)
+    if run.paths != tuple(map(located, paths)):
+        tell(f"{', '.join(paths)}: the newest run is {run}")
+    return run
