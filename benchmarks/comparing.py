@@ -82,10 +82,16 @@ def alignments() -> str:
     """Markdown: seconds to align two trees of 10,000 nodes."""
     pick = random.Random(342)
     cases = {
-        "50 nodes put in": (tree(1), edited(tree(1), pick)),
-        "nothing alike": (tree(1), tree(2)),
-        "all of one name": (tree(1, names=1), tree(2, names=1)),
-        "10,000 siblings": (flat(1), flat(2)),
+        "50 nodes put in": (
+            random_tree(NUM_NODES, 1),
+            edited(random_tree(NUM_NODES, 1), pick),
+        ),
+        "nothing alike": (random_tree(NUM_NODES, 1), random_tree(NUM_NODES, 2)),
+        "all of one name": (
+            random_tree(NUM_NODES, 1, names=1),
+            random_tree(NUM_NODES, 2, names=1),
+        ),
+        "10,000 siblings": (random_siblings(NUM_NODES, 1), random_siblings(NUM_NODES, 2)),
     }
     rows = ["| two trees of 10,000 nodes | seconds |\n", "| --- | ---: |\n"]
     for name, (left, right) in cases.items():
@@ -95,12 +101,12 @@ def alignments() -> str:
     return "".join(rows)
 
 
-def tree(seed: int, *, names: int = 4, deepest: int = 8) -> Node:
-    """A tree of `NUM_NODES`."""
+def random_tree(num_nodes: int, seed: int, *, names: int = 4, deepest: int = 8) -> Node:
+    """A tree of so many nodes, of few names."""
     pick = random.Random(seed)
     root = Node("step")
     inner = [(root, 0)]
-    for _ in range(NUM_NODES):
+    for _ in range(num_nodes):
         node = Node(f"Layer{pick.randrange(names)}")
         above, depth = pick.choice(inner[-40:])
         above.children.append(node)
@@ -120,10 +126,10 @@ def edited(root: Node, pick: random.Random) -> Node:
     return root
 
 
-def flat(seed: int) -> Node:
-    """One level."""
+def random_siblings(num_nodes: int, seed: int) -> Node:
+    """So many nodes on one level."""
     pick = random.Random(seed)
-    return Node("step", [Node(pick.choice("abcdef")) for _ in range(NUM_NODES)])
+    return Node("step", [Node(pick.choice("abcdef")) for _ in range(num_nodes)])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import itertools
-import random
 import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.comparing import random_siblings, random_tree
 from ppprof.analysis import alignment
 from ppprof.analysis.alignment import Node, align, walk
 
@@ -144,26 +144,7 @@ def test_cut_into_pieces_it_matches_as_many(left, right):
     assert sum(bool(a and b) for a, b, _ in cut) == sum(bool(a and b) for a, b, _ in whole)
 
 
-def grown(num_nodes, seed, *, names=4, deepest=8):
-    """A tree of so many nodes, of few names."""
-    pick = random.Random(seed)
-    root = Node("step")
-    inner = [(root, 0)]
-    for _ in range(num_nodes):
-        node = Node(f"Layer{pick.randrange(names)}")
-        above, depth = pick.choice(inner[-40:])
-        above.children.append(node)
-        if depth + 1 < deepest:
-            inner.append((node, depth + 1))
-    return root
-
-
-def flat(num_nodes, seed):
-    pick = random.Random(seed)
-    return Node("step", [Node(pick.choice("abcdef")) for _ in range(num_nodes)])
-
-
-@pytest.mark.parametrize("make", [grown, flat])
+@pytest.mark.parametrize("make", [random_tree, random_siblings])
 def test_large_trees_that_have_little_in_common_end(make):
     """How long it takes is measured in benchmarks; a minute would be a bug of another kind."""
     left, right = make(3000, 1), make(3000, 2)
