@@ -22,8 +22,9 @@ from ppprof.analysis.ranks import join_ranks
 from ppprof.analysis.steps import Steps
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import located
-from ppprof.run import Run, listed, lost_text
+from ppprof.run import Run
 from ppprof.topology import RankSelector, Topology
+from ppprof.wording import listed, lost_text
 
 _FOLDED = 16
 """Windows whose tables are held before they are added up."""

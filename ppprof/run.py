@@ -32,11 +32,12 @@ from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.paths import located, reaching
 from ppprof.reading import Progress, T, Worked, read_best, results_of, work_on
 from ppprof.recordings import Recording, alone, in_directories, joined, of_one_run
-from ppprof.report.data import read_document
 from ppprof.steptimes import STEP_TIMES, read_step_times
 from ppprof.topology import AXES, RankSelector, Topology
 from ppprof.trace import Trace
 from ppprof.trace.merge import Window, write_merged
+from ppprof.window_tables import AcrossRanks, WindowTables, saved_tables
+from ppprof.wording import listed, lost_text
 
 _COORDINATE = re.compile(r"([a-z]+)(\d+)")
 
@@ -87,70 +88,6 @@ def open(
     if not recordings and not any(rundir.has_manifest(path) for path in paths):
         raise InputError(_no_trace(paths))
     return Run(paths, recordings, cache, progress, tell or _warn)
-
-
-@dataclass(frozen=True)
-class WindowTables:
-    """Some of the nine tables of one window, and what they were made from."""
-
-    recording: Recording
-    source: Path
-    """The file that was read."""
-    steps: Sequence[int]
-    """Numbers of the steps, ascending."""
-    sorted_by: str
-    """The sort key in force."""
-    lost: Mapping[str, int]
-    """What of the file could not be used, kind -> how many."""
-    tables: Mapping[str, pl.DataFrame]
-    """By view, in the order of `ppprof.analysis.summary.VIEWS`."""
-
-    def identity(self) -> dict[str, Any]:
-        """What says which window this is, for `ppprof.report.data.document`."""
-        return {
-            "file": str(self.source),
-            "rank": self.recording.rank,
-            "coordinate": self.recording.coordinate,
-            "window": self.recording.window,
-            "steps": list(self.steps),
-            "sorted_by": self.sorted_by,
-            "lost": dict(self.lost),
-        }
-
-
-@dataclass(frozen=True)
-class AcrossRanks:
-    """Some tables of one window over several ranks, and what they were made from."""
-
-    by: str
-    """One of `ppprof.analysis.across.WAYS`."""
-    window: int
-    sorted_by: str
-    """The sort key in force."""
-    ranks: Sequence[WindowTables]
-    """One a rank, ascending; of each table what is comparable."""
-    left_out: Sequence[int]
-    """Ranks that should be there and are not, or cannot be read."""
-    tables: Mapping[str, pl.DataFrame]
-    """By view, in the order of `ppprof.analysis.summary.VIEWS`."""
-
-    @property
-    def steps(self) -> list[int]:
-        """Numbers of the steps of any of the ranks, ascending."""
-        return sorted({step for made in self.ranks for step in made.steps})
-
-    def identity(self) -> dict[str, Any]:
-        """What says which ranks these are, for `ppprof.report.data.document`."""
-        return {
-            "by": self.by,
-            "window": self.window,
-            "sorted_by": self.sorted_by,
-            "ranks": [
-                {key: of[key] for key in ("rank", "coordinate", "file", "steps", "lost")}
-                for of in (made.identity() for made in self.ranks)
-            ],
-            "left_out": list(self.left_out),
-        }
 
 
 @dataclass(frozen=True)
@@ -457,7 +394,7 @@ class Run:
                 raise
             if recording.files:
                 self.tell(str(error))
-            return _saved(recording, recording.saved, chosen, wanted, options)
+            return saved_tables(recording, recording.saved, chosen, wanted, options)
         profile = self._profile(recording, trace, wanted, options)
         if wanted is not None and not profile.steps:
             known = listed("step", trace.events["step"].drop_nulls().unique().to_list())
@@ -839,63 +776,6 @@ class Run:
         for message in errors:
             self.tell(message)
         return pl.concat(parts)
-
-
-def _saved(
-    recording: Recording, path: Path, views: list[str], steps: Steps | None, options: Options
-) -> WindowTables:
-    """The tables that a capture left; they are as they are.
-
-    Raises:
-        InputError: not readable, or other ones were asked for.
-    """
-    identity, tables = read_document(path)
-    sorted_by = str(identity.get("sorted_by"))
-    threads = [tables[view]["thread"] for view in ("op", "udf") if "thread" in tables[view].columns]
-    thread_sep = any(thread.count() for thread in threads)
-    if (
-        steps is not None
-        or options.sorted_by not in ("auto", sorted_by)
-        or (options.thread_sep != thread_sep and any(len(thread) for thread in threads))
-    ):
-        raise InputError(
-            f"{path}: no trace is left of this window, only its tables, which cannot be made "
-            f"again: they hold all steps, sorted by {sorted_by}, "
-            f"{'thread by thread' if thread_sep else 'threads merged'}"
-        )
-    return WindowTables(
-        dataclasses.replace(recording, coordinate=identity.get("coordinate")),
-        path,
-        identity.get("steps") or [],
-        sorted_by,
-        identity.get("lost") or {},
-        {view: table for view, table in tables.items() if view in views},
-    )
-
-
-def listed(what: str, numbers: Iterable[int]) -> str:
-    """``rank 0``, ``windows 0-3, 7`` or ``no step``.
-
-    >>> listed("rank", [3, 0, 1, 7]), listed("step", [4]), listed("step", [])
-    ('ranks 0-1, 3, 7', 'step 4', 'no step')
-    """
-    ranges: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    if not ranges:
-        return f"no {what}"
-    plural = "" if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else "s"
-    listed = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges)
-    return f"{what}{plural} {listed}"
-
-
-def lost_text(path: object, lost: Mapping[str, int]) -> str:
-    """What of a file could not be used, in words."""
-    kinds = ", ".join(f"{count} {what}" for what, count in lost.items())
-    return f"{path}: not all of it could be used: {kinds}"
 
 
 def _no_trace(paths: Iterable[Path]) -> str:

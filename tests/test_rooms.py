@@ -20,6 +20,7 @@ LEAVES = {
     "calls",
     "recordings",
     "steptimes",
+    "wording",
 }
 MAY_IMPORT = {
     "config": LEAVES,
@@ -28,13 +29,24 @@ MAY_IMPORT = {
     "analysis": LEAVES | {"trace"},
     "report": LEAVES | {"trace", "analysis"},
     "reading": LEAVES | {"trace"},
-    "run": LEAVES | {"trace", "analysis", "report", "reading"},
+    "window_tables": LEAVES | {"analysis", "report"},
+    "run": LEAVES | {"trace", "analysis", "report", "reading", "window_tables"},
     "compare": LEAVES | {"analysis", "run"},
     "train": LEAVES | {"config", "capture"},
     "integrations": LEAVES | {"config", "capture"},
     "remote": LEAVES | {"config", "capture"},
     "cli": LEAVES
-    | {"config", "capture", "trace", "analysis", "report", "run", "compare", "integrations"},
+    | {
+        "config",
+        "capture",
+        "trace",
+        "analysis",
+        "report",
+        "window_tables",
+        "run",
+        "compare",
+        "integrations",
+    },
 }
 MAY_IMPORT_PADDLE = {"capture", "train", "integrations"}
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))

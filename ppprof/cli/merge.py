@@ -12,8 +12,8 @@ from ppprof.cli.options import add_cache, opened
 from ppprof.cli.terminal import problem_of_output, tell
 from ppprof.errors import UsageError
 from ppprof.paths import located
-from ppprof.run import listed
 from ppprof.topology import parse_selector
+from ppprof.wording import listed
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _DURATION = re.compile(r"(?P<number>\d{1,9}(\.\d{1,9})?)\s*(?P<unit>ns|us|ms|s)")

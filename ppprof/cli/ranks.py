@@ -23,8 +23,9 @@ from ppprof.report.markdown import markdown
 from ppprof.report.ranks import draw_findings, draw_groups, draw_ranks
 from ppprof.report.text import Layout
 from ppprof.report.what_if import render_what_if
-from ppprof.run import Run, listed
+from ppprof.run import Run
 from ppprof.topology import RankSelector, parse_selector
+from ppprof.wording import listed
 
 
 def register(subparsers: Any) -> None:

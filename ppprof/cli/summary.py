@@ -29,7 +29,9 @@ from ppprof.report.across import draw_across
 from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
 from ppprof.report.text import Layout, draw, title, window_title
-from ppprof.run import AcrossRanks, Run, WindowTables, listed
+from ppprof.run import Run
+from ppprof.window_tables import AcrossRanks, WindowTables
+from ppprof.wording import listed
 
 if TYPE_CHECKING:
     from ppprof.config import ProfilerConfig

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ppprof.paths import is_remote, located
+from ppprof.wording import lost_text
 
 
 class Progress:
@@ -44,8 +45,6 @@ def tell(message: object) -> None:
 def tell_lost(path: object, lost: Mapping[str, int]) -> None:
     """One line on what of a file could not be used, if anything."""
     if lost:
-        from ppprof.run import lost_text
-
         tell(lost_text(path, lost))
 
 
