@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ppprof import rundir
 from ppprof.errors import InputError
-from ppprof.paths import located
+from ppprof.paths import located, reaching
 
 _BEST_FIRST = (".pb", ".json", ".json.gz")
 """A ``.pb`` is exact and the fastest to read; a ``.gz`` has to be inflated first."""
@@ -52,7 +52,9 @@ def by_run(paths: Iterable[str | Path]) -> list[list[str | Path]]:
     groups: dict[object, list[str | Path]] = {}
     for number, path in enumerate(paths):
         try:
-            run_ids = {rundir.read_run_id(directory) for directory in _directories(located(path))}
+            with reaching(path):
+                directories = _directories(located(path))
+                run_ids = {rundir.read_run_id(directory) for directory in directories}
         except (InputError, OSError):  # which `open` tells
             run_ids = set()
         (run_id,) = run_ids if len(run_ids) == 1 else (None,)

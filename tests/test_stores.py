@@ -161,27 +161,37 @@ def test_no_such_kind_of_store(capsys):
     assert capsys.readouterr().err.startswith("nonsense://bucket/run: ")
 
 
-def test_nobody_answers_or_nobody_is_known(there, monkeypatch):
+UNREACHABLE = [("AWS_ENDPOINT_URL", "http://127.0.0.1:9", "Could not connect"),
+               ("AWS_ACCESS_KEY_ID", None, "credentials")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("variable", "value", "said"), UNREACHABLE)
+@pytest.mark.parametrize("command", ["ranks", "summary", "merge -o", "convert"])
+def test_nobody_answers_or_nobody_is_known(
+    here, there, monkeypatch, tmp_path, command, variable, value, said
+):
     """In a process of its own each: s3fs keeps what it has found out."""
-    for variable, value, said in [
-        ("AWS_ENDPOINT_URL", "http://127.0.0.1:9", "Could not connect"),
-        ("AWS_ACCESS_KEY_ID", None, "credentials"),
-    ]:
-        with monkeypatch.context() as patch:
-            patch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-            patch.setenv("AWS_MAX_ATTEMPTS", "1")
-            if value is None:
-                patch.delenv(variable)
-                patch.delenv("AWS_SECRET_ACCESS_KEY")
-            else:
-                patch.setenv(variable, value)
-            done = subprocess.run(
-                [sys.executable, "-m", "ppprof", "ranks", there],
-                capture_output=True, text=True, check=False,
-            )  # fmt: skip
-        assert (done.returncode, done.stdout) == (3, "")
-        assert said in done.stderr
-        assert "Traceback" not in done.stderr
+    trace = next(here.glob("raw/*.pb"))
+    arguments = {
+        "ranks": ["ranks", there],
+        "summary": ["summary", there],
+        "merge -o": ["merge", here, "-o", "s3://bucket/new.json"],
+        "convert": ["convert", trace, "s3://bucket/new.json"],
+    }[command]
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    if value is None:
+        monkeypatch.delenv(variable)
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    else:
+        monkeypatch.setenv(variable, value)
+    done = subprocess.run(
+        [sys.executable, "-m", "ppprof", *map(str, arguments)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (3 if there in arguments else 2, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_columns_are_those_of_any_run(there):

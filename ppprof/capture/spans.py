@@ -7,7 +7,7 @@ from typing import cast
 
 
 def span(name: str) -> AbstractContextManager[object]:
-    """Marks a piece of a step: in a window it is a span of its own, outside one it costs nothing.
+    """Marks a piece of a step: in a window it is a span of its own, outside one nothing.
 
         with ppprof.span("augment"):
             batch = augment(batch)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ppprof.cli.terminal import Progress, is_same, tell, tell_lost
 from ppprof.errors import UsageError
-from ppprof.paths import located
+from ppprof.paths import located, reaching
 from ppprof.trace import read, write
 from ppprof.trace.files import suffix_of
 
@@ -34,10 +34,15 @@ def register(subparsers: Any) -> None:
 def convert(args: argparse.Namespace) -> int:
     """0 when OUT was written, whatever of IN could not be used."""
     suffix_of(args.target)
-    if args.target.exists() and not args.force:
-        raise UsageError(f"{args.target}: exists; --force replaces it")
-    if args.target.exists() and is_same(args.target, args.source):
-        raise UsageError(f"{args.target}: IN and OUT are one file; give OUT another name")
+    try:
+        with reaching(args.target):
+            is_there = args.target.exists()
+            if is_there and not args.force:
+                raise UsageError(f"{args.target}: exists; --force replaces it")
+            if is_there and is_same(args.target, args.source):
+                raise UsageError(f"{args.target}: IN and OUT are one file; give OUT another name")
+    except OSError as error:
+        raise UsageError(f"{args.target}: {error.strerror or error}") from error
     progress = Progress.on_terminal()
     trace = read(
         args.source, progress=partial(progress, args.source) if progress else None, cache=False

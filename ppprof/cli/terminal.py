@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ppprof.paths import is_remote, located
+from ppprof.paths import is_remote, located, reaching
 from ppprof.wording import lost_text
 
 
@@ -57,6 +57,14 @@ def is_same(output: Path, source: Path) -> bool:
 
 def problem_of_output(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
     """What keeps a command from writing ``output``, made of what is in ``sources``; None: nothing."""
+    try:
+        with reaching(output):
+            return _problem_of(output, sources, force)
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _problem_of(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
     if output.is_dir():
         return "a directory; expected a file"
     if not is_remote(output) and not output.parent.is_dir():  # a store makes them itself
