@@ -5,7 +5,7 @@ The library behind ``ppprof diff``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from ppprof.analysis.ranks import join_ranks
 from ppprof.analysis.steps import Steps
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import located
+from ppprof.reading import Worked
 from ppprof.run import Run
 from ppprof.topology import RankSelector, Topology
 from ppprof.wording import listed, lost_text
@@ -109,20 +110,46 @@ def measured(
         InputError: nothing of it can be read.
     """
     wanted = None if steps is None else Steps.parse(steps)
+    made: Iterator[Worked[Costs]] = iter(())
+    if run.recordings:
+        work = partial(costs, naming=naming or Naming())
+        made = run.each(work, run.select_ranks(ranks, window), executor)
+    return side_of(run, made, ranks, window, wanted)
+
+
+def side_of(
+    run: Run,
+    made: Iterable[Worked[Costs]],
+    ranks: RankSelector = "all",
+    window: int | None = None,
+    wanted: Steps | None = None,
+) -> Side:
+    """One side of a `Diff`, of what its windows cost.
+
+    Args:
+        run: the run.
+        made: `ppprof.analysis.costs.costs` of the windows chosen; none of a run without traces.
+        ranks: which ranks these are.
+        window: which window, if it is one.
+        wanted: only these steps.
+
+    Raises:
+        UsageError: no such ranks, window or steps; says what there is.
+        InputError: there is nothing of it.
+    """
     times = run.step_times
     tables = _Tables()
     breakdowns = []
+    stages = _stages(run)
+    for at in made:
+        rank, number = at.recording.rank, at.recording.window
+        if at.lost:
+            run.tell(lost_text(at.source, at.lost))
+        breakdowns.append((rank, number, at.made.breakdown.parts))
+        tables.add(at.made, stages.get(rank), number, wanted)
     if run.recordings:
-        chosen = run.select_ranks(ranks, window)
-        times = times.filter(pl.col("rank").is_in({at.rank for at in chosen}))
-        stages = _stages(run)
-        work = partial(costs, naming=naming or Naming())
-        for at in run.each(work, chosen, executor):
-            rank, number = at.recording.rank, at.recording.window
-            if at.lost:
-                run.tell(lost_text(at.source, at.lost))
-            breakdowns.append((rank, number, at.made.breakdown.parts))
-            tables.add(at.made, stages.get(rank), number, wanted)
+        of_ranks = {at.rank for at in run.select_ranks(ranks, window)}
+        times = times.filter(pl.col("rank").is_in(of_ranks))
     elif times.is_empty():
         raise InputError(f"{run}: neither a trace in it nor step times")
     elif ranks != "all":

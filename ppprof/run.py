@@ -21,7 +21,7 @@ import polars as pl
 
 from ppprof import rundir
 from ppprof.analysis.across import by_name, by_rank, check_across, comparable, of_rank
-from ppprof.analysis.cluster import Cluster, examine
+from ppprof.analysis.cluster import Cluster, Examined, examine
 from ppprof.analysis.matching import align, collectives, placed
 from ppprof.analysis.profile import Options, Profile
 from ppprof.analysis.ranks import PLACES, group_steps, join_ranks, of_window
@@ -574,8 +574,24 @@ class Run:
             InputError: none of them can be read.
         """
         wanted = None if steps is None else Steps.parse(steps)
+        made = self.each(examine, self.select_ranks(ranks, window), executor)
+        return self.cluster_of(made, wanted)
+
+    def cluster_of(
+        self, examined: Iterable[Worked[Examined]], wanted: Steps | None = None
+    ) -> Cluster:
+        """All ranks together, of what each was found to be; see `cluster`.
+
+        Args:
+            examined: `ppprof.analysis.cluster.examine` of some windows.
+            wanted: only these steps.
+
+        Raises:
+            UsageError: no such steps; says what there is.
+            InputError: there is no step in them.
+        """
         parts, bubbles, met, passed = [], [], [], []
-        for at in self.each(examine, self.select_ranks(ranks, window), executor):
+        for at in examined:
             if at.lost:
                 self.tell(lost_text(at.source, at.lost))
             if at.made.breakdown.parts.is_empty():

@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "reading": LEAVES | {"trace"},
     "window_tables": LEAVES | {"analysis", "report"},
     "run": LEAVES | {"trace", "analysis", "report", "reading", "window_tables"},
-    "compare": LEAVES | {"analysis", "run"},
+    "compare": LEAVES | {"analysis", "reading", "run"},
     "train": LEAVES | {"config", "capture"},
     "integrations": LEAVES | {"config", "capture"},
     "remote": LEAVES | {"config", "capture"},
