@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "window_tables": LEAVES | {"analysis", "report"},
     "run": LEAVES | {"trace", "analysis", "report", "reading", "window_tables"},
     "compare": LEAVES | {"analysis", "reading", "run"},
+    "reporting": LEAVES | {"analysis", "report", "reading", "run", "compare"},
     "train": LEAVES | {"config", "capture"},
     "integrations": LEAVES | {"config", "capture"},
     "remote": LEAVES | {"config", "capture"},
@@ -45,6 +46,7 @@ MAY_IMPORT = {
         "window_tables",
         "run",
         "compare",
+        "reporting",
         "integrations",
     },
 }

@@ -34,7 +34,12 @@ class Examined(NamedTuple):
 def examine(trace: Trace) -> Examined:
     """What `Cluster` needs of a window."""
     profile = Profile(trace)
-    return Examined(breakdown(profile), collectives(trace), passes(profile))
+    return examined_of(profile, breakdown(profile))
+
+
+def examined_of(profile: Profile, parts: Breakdown) -> Examined:
+    """The same of a profile that others read too, and its breakdown."""
+    return Examined(parts, collectives(profile.whole), passes(profile))
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,11 @@ class Costs(NamedTuple):
 
 def costs(trace: Trace, naming: Naming) -> Costs:
     """What a window costs; events outside of steps are left out, where there are steps at all."""
-    profile = Profile(trace)
+    return costs_of(Profile(trace), naming)
+
+
+def costs_of(profile: Profile, naming: Naming) -> Costs:
+    """The same of a profile that others read too."""
     step = profile.trace.events["step"]  # without what ran in remote calls, as its tree
     if not profile.steps:
         step = pl.Series("step", np.zeros(len(step), np.int64))
@@ -74,7 +78,7 @@ def costs(trace: Trace, naming: Naming) -> Costs:
         _kernel_costs(profile, step, naming),
         modules(profile, step),
         _device(profile),
-        _framework(trace),
+        _framework(profile.trace),
     )
 
 

@@ -6,6 +6,7 @@ import argparse
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -21,6 +22,7 @@ from ppprof.cli.options import (
     add_part,
     opened,
     problems_of_output,
+    whole_number,
     write_output,
 )
 from ppprof.cli.terminal import tell
@@ -154,7 +156,7 @@ class _Request:
             return one, one if texts[1] is None else other
 
         ranks = pair("rank", parse_selector, "all")
-        windows = pair("window", _number, None)
+        windows = pair("window", whole_number, None)
         steps = pair("steps", lambda text: str(Steps.parse(text)), None)
         whole = (args.experiment_rank, args.experiment_window, args.experiment_steps)
         if args.experiment is None and whole == (None, None, None):
@@ -174,15 +176,13 @@ class _Request:
         shown = Shown(
             views or VIEWS,
             args.all or is_data,
-            None if limit == "none" else checked("--limit", _number, limit),
+            None if limit == "none" else checked("--limit", whole_number, limit),
             None if args.min_delta is None else checked("--min-delta", nanoseconds, args.min_delta),
             checked("--filter", _pattern, args.filter),
             checked("--sort", _sort_key, args.sort),
         )
         rules = [checked("--fail-if", Rule.parse, rule) for rule in args.fail_if]
-        workers = checked("--workers", _number, args.workers)
-        if workers == 0:
-            problems.append("--workers: '0': expected a whole number from 1")
+        workers = checked("--workers", partial(whole_number, least=1), args.workers)
         if args.format == "csv" and len(shown.views) != 1:
             problems.append("--format csv: one table: name it with --views")
         sources = [path for path in (args.baseline, args.experiment) if path]
@@ -190,12 +190,6 @@ class _Request:
         if problems:
             raise UsageError("\n".join(problems))
         return cls(ranks, windows, steps, shown, layout, rules, workers)
-
-
-def _number(text: str) -> int:
-    if not text.isdecimal():
-        raise UsageError(f"{text!r}: expected a whole number from 0")
-    return int(text)
 
 
 def _views(text: str) -> tuple[str, ...]:

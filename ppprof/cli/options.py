@@ -20,6 +20,18 @@ def add_part(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def whole_number(text: str, least: int = 0, word: str | None = None) -> int:
+    """A whole number that an option was given; ``word`` is what it takes beside them.
+
+    Raises:
+        UsageError: it is none, or below ``least``.
+    """
+    if text.isdecimal() and int(text) >= least:
+        return int(text)
+    or_word = f", or {word}" if word else ""
+    raise UsageError(f"{text!r}: expected a whole number from {least}{or_word}")
+
+
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Adds ``-o`` and ``--force``."""
     parser.add_argument(

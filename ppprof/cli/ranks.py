@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ppprof.analysis.cluster import Cluster
@@ -14,7 +15,7 @@ from ppprof.analysis.matching import offsets_by_starts
 from ppprof.analysis.ranks import GROUPS, group_steps, slowest
 from ppprof.analysis.steps import Steps
 from ppprof.cli import executors
-from ppprof.cli.options import add_cache, add_part, opened
+from ppprof.cli.options import add_cache, add_part, opened, whole_number
 from ppprof.cli.terminal import tell
 from ppprof.errors import UsageError
 from ppprof.paths import located
@@ -119,9 +120,9 @@ class _Request:
 
         by = checked("--by", args.by, _groups, ())
         ranks = checked("--rank", args.rank, parse_selector, "all")
-        window = checked("--window", args.window, lambda text: _number(text, 0), None)
+        window = checked("--window", args.window, whole_number, None)
         checked("--steps", args.steps, Steps.parse, None)
-        workers = checked("--workers", args.workers, lambda text: _number(text, 1), 1)
+        workers = checked("--workers", args.workers, partial(whole_number, least=1), 1)
         layout = checked("--time-unit", args.time_unit, Layout, Layout())
         if args.workers is not None and args.dask is not None:
             problems.append("--workers, --dask: both say where to read; give one of them")
@@ -142,12 +143,6 @@ def _groups(text: str) -> tuple[str, ...]:
     if unknown:
         raise UsageError(f"{', '.join(map(repr, unknown))}: expected some of {', '.join(GROUPS)}")
     return tuple(dict.fromkeys(names))
-
-
-def _number(text: str, least: int) -> int:
-    if text.isdecimal() and int(text) >= least:
-        return int(text)
-    raise UsageError(f"{text!r}: expected a whole number from {least}")
 
 
 class _Shown:

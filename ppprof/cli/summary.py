@@ -20,6 +20,7 @@ from ppprof.cli.options import (
     add_part,
     opened,
     problems_of_output,
+    whole_number,
     write_output,
 )
 from ppprof.cli.terminal import tell, tell_lost
@@ -145,8 +146,10 @@ class _Request:
                 return None
 
         views = checked("views", lambda text: _views(text, args.by))
-        rank = checked("rank", lambda text: "all" if text == "all" else _number(text, 0, "all"))
-        window = checked("window", lambda text: _number(text, 0))
+        rank = checked(
+            "rank", lambda text: "all" if text == "all" else whole_number(text, 0, "all")
+        )
+        window = checked("window", whole_number)
         checked("steps", Steps.parse)
         checked("sorted_by", Options)
         checked("time_unit", Layout)
@@ -154,7 +157,7 @@ class _Request:
         settings = {name: value for name, value in settings.items() if value is not None}
         if args.row_limit is not None:
             settings["row_limit"] = checked(
-                "row_limit", lambda text: None if text == "none" else _number(text, 1, "none")
+                "row_limit", lambda text: None if text == "none" else whole_number(text, 1, "none")
             )
         if args.format != "table":
             problems += [
@@ -190,13 +193,6 @@ def _views(text: str, by: str | None) -> tuple[str, ...]:
     if by:
         check_across(names, by)
     return tuple(view for view in VIEWS if view in names)
-
-
-def _number(text: str, least: int, word: str | None = None) -> int:
-    if text.isdecimal() and int(text) >= least:
-        return int(text)
-    or_word = f", or {word}" if word else ""
-    raise UsageError(f"{text!r}: expected a whole number from {least}{or_word}")
 
 
 def _flag(name: str) -> str:

@@ -1,0 +1,86 @@
+"""A run's picture as one page of HTML that opens without a network.
+
+`render` fills ``template.html`` (Jinja2, autoescape) with tables, which are rows of HTML, and with
+``data``, which the page's own scripts draw: bars, lines and heat maps by Apache ECharts
+(``echarts.min.js`` 6.1.0 as published on npm), spans by ``lanes.js``. What is said is in
+``en.yaml`` and ``zh.yaml``.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+import yaml
+from markupsafe import Markup
+
+from ppprof.analysis.picture import Picture
+from ppprof.errors import UsageError
+from ppprof.report.html.charts import chart_data
+from ppprof.report.html.sections import headline, sections
+from ppprof.report.html.words import Words
+from ppprof.wording import listed
+
+LANGUAGES = ("en", "zh")
+"""Those that there are words in."""
+
+_SCRIPTS = ("echarts.min.js", "words.js", "charts.js", "lanes.js", "tables.js", "page.js")
+"""In the order in which they run."""
+
+
+def render(picture: Picture, language: str = "en") -> str:
+    """The page: one file that asks for nothing else.
+
+    Raises:
+        UsageError: no such language.
+    """
+    if language not in LANGUAGES:
+        raise UsageError(f"language {language!r}: expected one of {', '.join(LANGUAGES)}")
+    words = Words(language, yaml.safe_load(_file(f"{language}.yaml")))
+    scripts = [_file(name) for name in _SCRIPTS]
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    return environment.from_string(_file("template.html")).render(
+        words=words,
+        head=_head(picture, words),
+        sections=sections(picture, words),
+        data={**chart_data(picture, words), "words": words.for_scripts},
+        style=Markup(_file("page.css")),
+        scripts=[Markup(script) for script in scripts],
+        policy=_policy(scripts),
+    )
+
+
+def _head(picture: Picture, words: Words) -> dict[str, Any]:
+    """What stands above everything, and below."""
+    steps, ranks = listed("step", picture.steps), listed("rank", picture.ranks)
+    return {
+        "what": picture.what,
+        "about": words("page.window", window=picture.window, steps=steps, ranks=ranks),
+        "tiles": headline(picture, words),
+        "made_by": words("page.made_by", version=version("ppprof"), num=len(picture.sources)),
+    }
+
+
+def _file(name: str) -> str:
+    return files("ppprof.report.html").joinpath(name).read_text("utf-8")
+
+
+def _policy(scripts: list[str]) -> str:
+    """What the page may do: run these scripts, style itself, and ask nobody for anything."""
+    hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts)
+    allowed: dict[str, Any] = {
+        "default-src": "'none'",
+        "script-src": " ".join(f"'sha256-{of}'" for of in hashes),
+        "style-src": "'unsafe-inline'",
+        "img-src": "data: blob:",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    return "; ".join(f"{name} {value}" for name, value in allowed.items())

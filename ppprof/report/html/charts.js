@@ -1,0 +1,226 @@
+"use strict";
+// Bars, lines and heat maps, drawn by ECharts; patterns tell series apart where colours do not.
+
+// Okabe and Ito's colours, which most colour-blind people tell apart.
+const PART_COLOURS = {
+  computation: "#0072b2", exposed: "#d55e00", data_loading: "#e69f00", bubble: "#999999",
+  host_bound: "#cc79a7", rest: "#56b4e9", hidden: "#009e73",
+};
+const AXIS_COLOURS = ["#d55e00", "#b5410b", "#f0804a", "#8c2d04", "#f7a77b", "#6b2100"];
+const SIDE_COLOURS = { baseline: "#999999", experiment: "#0072b2" };
+
+function base(figure) {
+  const text = colour("text");
+  const soft = colour("soft");
+  return {
+    animation: false,
+    textStyle: { color: text, fontFamily: "inherit" },
+    aria: { enabled: true, decal: { show: true }, label: { description: figure.querySelector("figcaption").textContent } },
+    tooltip: {
+      trigger: "axis", confine: true, axisPointer: { type: "shadow" },
+      backgroundColor: colour("card"), borderColor: colour("line"), textStyle: { color: text },
+    },
+    legend: { type: "scroll", top: 0, textStyle: { color: text }, pageTextStyle: { color: soft } },
+    grid: { left: 70, right: 20, top: 40, bottom: 45 },
+  };
+}
+const axis = (name, more = {}) => ({
+  name, nameLocation: "middle", nameGap: 28,
+  nameTextStyle: { color: colour("soft") },
+  axisLabel: { color: colour("soft") }, axisLine: { lineStyle: { color: colour("line") } },
+  splitLine: { lineStyle: { color: colour("line") } },
+  ...more,
+});
+const inMs = { nameGap: 50, type: "value" };
+
+function show(figure, option, prepared = null) {
+  const chart = prepared || echarts.init(figure.querySelector(".drawing"));
+  chart.setOption(option, true);
+  return chart;
+}
+
+const OPTIONS = {
+  steps(found) {
+    let axes = 0;
+    return {
+      xAxis: axis(words.terms.steps_recorded[0], { type: "category", data: found.steps }),
+      yAxis: axis("ms", inMs),
+      series: found.parts.map(({ term, axis: over, ms }) => ({
+        name: over ? `${nameOf(term)} ${over}` : nameOf(term),
+        type: "bar", stack: "step", data: ms, barMaxWidth: 60,
+        itemStyle: { color: over ? AXIS_COLOURS[axes++ % AXIS_COLOURS.length] : PART_COLOURS[term] },
+      })),
+    };
+  },
+  times(found) {
+    const areas = [];
+    found.recorded.forEach((recorded, at) => {
+      const last = areas[areas.length - 1];
+      if (!recorded) return;
+      if (last && last[1].at === at - 1) last[1] = { xAxis: String(found.steps[at]), at };
+      else areas.push([{ xAxis: String(found.steps[at]) }, { xAxis: String(found.steps[at]), at }]);
+    });
+    const line = (term, values, type) => ({
+      name: nameOf(term), type: "line", data: values, showSymbol: values.length < 80,
+      lineStyle: { type, width: 1.5 }, sampling: "max",
+    });
+    const first = line("step_time", found.step_ms, "solid");
+    first.markArea = { silent: true, itemStyle: { color: colour("line"), opacity: 0.5 }, data: areas };
+    return {
+      xAxis: axis("step", { type: "category", data: found.steps.map(String) }),
+      yAxis: axis("ms", inMs),
+      color: [PART_COLOURS.computation, PART_COLOURS.data_loading],
+      series: [first, line("reader_cost", found.reader_ms, "dashed")],
+    };
+  },
+  phases(found) {
+    const bar = (term, values, part) => ({
+      name: nameOf(term), type: "bar", data: values, barMaxWidth: 22, itemStyle: { color: PART_COLOURS[part] },
+    });
+    const series = [bar("phase_cpu", found.cpu_ms, "rest")];
+    if (found.gpu_ms) series.push(bar("phase_gpu", found.gpu_ms, "computation"));
+    return {
+      grid: { left: 110, right: 20, top: 40, bottom: 45 },
+      xAxis: axis("ms", { type: "value" }),
+      yAxis: axis("", { type: "category", data: found.names, inverse: true }),
+      series,
+    };
+  },
+  communication(found) {
+    const bar = (term, values) => ({
+      name: nameOf(term), type: "bar", stack: "axis", data: values, barMaxWidth: 28,
+      itemStyle: { color: PART_COLOURS[term] },
+    });
+    return {
+      grid: { left: 110, right: 20, top: 40, bottom: 45 },
+      xAxis: axis("ms", { type: "value" }),
+      yAxis: axis("", { type: "category", data: found.axes, inverse: true }),
+      series: [bar("hidden", found.hidden_ms), bar("exposed", found.exposed_ms)],
+    };
+  },
+  trend(found) {
+    return {
+      xAxis: axis(nameOf("name"), { type: "category", data: found.names.map((name, at) => `${at} ${name}`), axisLabel: { show: false } }),
+      yAxis: axis("ms", inMs),
+      series: sides(found.baseline_ms, found.experiment_ms),
+    };
+  },
+  change_steps(found) {
+    const points = (side) => side.steps.map((step, at) => [step, side.ms[at]]);
+    return {
+      xAxis: axis("step", { type: "value", scale: true, minInterval: 1 }),
+      yAxis: axis("ms", { ...inMs, scale: true }),
+      series: sides(points(found.baseline), points(found.experiment)),
+    };
+  },
+};
+
+function sides(baseline, experiment) {
+  return [["baseline", baseline, "dashed", "emptyCircle"], ["experiment", experiment, "solid", "triangle"]].map(
+    ([side, values, type, symbol]) => ({
+      name: nameOf(side), type: "line", data: values, symbol, showSymbol: values.length < 80, sampling: "max",
+      lineStyle: { type, width: 1.5 }, itemStyle: { color: SIDE_COLOURS[side] },
+    }));
+}
+
+function drawChart(figure, found, name) {
+  const option = { ...base(figure), ...OPTIONS[name](found) };
+  option.tooltip.valueFormatter = inTime;
+  return show(figure, option);
+}
+
+function drawMemory(figure, found) {
+  let chart = null;
+  const render = (at) => {
+    const one = found[at];
+    const points = (values) => one.ms.map((ms, i) => [ms, values[i]]);
+    const line = (term, values, type) => ({
+      name: nameOf(term), type: "line", step: "end", showSymbol: false, data: points(values),
+      lineStyle: { type, width: 1.5 },
+    });
+    const allocated = line("allocated", one.allocated, "solid");
+    allocated.areaStyle = { opacity: 0.15 };
+    allocated.markPoint = {
+      symbolSize: 44, label: { formatter: () => inBytes(one.peak[1]), color: colour("text"), position: "top" },
+      data: [{ coord: one.peak, symbol: "triangle", symbolSize: 12 }],
+    };
+    const option = {
+      ...base(figure),
+      color: [PART_COLOURS.computation, PART_COLOURS.exposed],
+      grid: { left: 80, right: 30, top: 50, bottom: 45 },
+      xAxis: axis("ms", { type: "value", max: "dataMax" }),
+      yAxis: axis("", { type: "value", axisLabel: { color: colour("soft"), formatter: inBytes } }),
+      series: [allocated, line("reserved", one.reserved, "dashed")],
+    };
+    option.tooltip.valueFormatter = inBytes;
+    option.tooltip.axisPointer = { type: "line" };
+    chart = show(figure, option, chart);
+  };
+  once(figure, () => [choice(nameOf("rank"), found.map(({ label }, at) => [at, label]), (at) => figure.choose(at))]);
+  figure.choose = (at) => { figure.chosen = at; render(at); };
+  render(figure.chosen || 0);
+  return chart;
+}
+
+// Controls are made once, drawings again with each change of light.
+function once(figure, controls) {
+  if (!figure.querySelector(".controls")) controlsOf(figure).append(...controls());
+}
+
+function drawHeat(figure, found) {
+  let chart = null;
+  const state = figure.state || (figure.state = { metric: Object.keys(found.metrics)[0], by: "" });
+  const rowsOf = () => {
+    const values = found.metrics[state.metric];
+    if (!state.by) return [found.ranks.map(({ label }) => label), values];
+    const groups = new Map();
+    found.ranks.forEach(({ at }, rank) => {
+      const key = `${state.by}${at[state.by]}`;
+      groups.set(key, [...(groups.get(key) || []), values[rank]]);
+    });
+    const mean = (known) => known.length ? known.reduce((sum, value) => sum + value, 0) / known.length : null;
+    return [[...groups.keys()], [...groups.values()].map((rows) =>
+      found.steps.map((_, step) => mean(rows.map((row) => row[step]).filter((value) => value !== null))))];
+  };
+  const render = () => {
+    const [labels, rows] = rowsOf();
+    const cells = rows.flatMap((row, y) => row.map((value, x) => [x, y, value]).filter((cell) => cell[2] !== null));
+    const known = cells.map((cell) => cell[2]);
+    const least = known.reduce((low, value) => Math.min(low, value), Infinity);
+    const most = known.reduce((high, value) => Math.max(high, value), 0);
+    const option = base(figure);
+    option.aria.decal.show = false;
+    option.legend = undefined;
+    option.tooltip = {
+      ...option.tooltip, trigger: "item",
+      formatter: ({ value }) => echarts.format.encodeHTML(
+        `${labels[value[1]]} · step ${found.steps[value[0]]} · ${nameOf(state.metric)} ${inTime(value[2])}`),
+    };
+    option.grid = { left: 150, right: 110, top: 10, bottom: 45 };
+    option.xAxis = axis("step", { type: "category", data: found.steps });
+    option.yAxis = axis("", { type: "category", data: labels, inverse: true });
+    option.visualMap = {
+      min: Math.min(least, most), max: most, right: 0, top: "middle", calculable: true, precision: 2,
+      text: [inTime(most), inTime(Math.min(least, most))], textStyle: { color: colour("soft") },
+      inRange: { color: [colour("heat-low"), colour("heat-high")] },
+    };
+    option.series = [{
+      type: "heatmap", data: cells, name: nameOf(state.metric), progressive: 20000,
+      label: { show: cells.length <= 150, formatter: ({ value }) => value[2].toFixed(value[2] < 10 ? 2 : 0) },
+      itemStyle: { borderWidth: cells.length < 3000 ? 1 : 0, borderColor: colour("back") },
+    }];
+    chart = show(figure, option, chart);
+  };
+  once(figure, () => {
+    const made = [choice(say("show"), Object.keys(found.metrics).map((term) => [term, nameOf(term)]),
+      (metric) => { state.metric = metric; figure.render(); })];
+    if (found.axes.length) {
+      made.push(choice(say("group_by"), [["", say("each_rank")], ...found.axes.map((at) => [at, at])],
+        (by) => { state.by = by; figure.render(); }));
+    }
+    return made;
+  });
+  figure.render = render;
+  render();
+  return chart;
+}

@@ -1,0 +1,315 @@
+"""What the page's scripts draw: plain numbers, in milliseconds and bytes, of `Picture`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from ppprof.analysis.matching import on_reference
+from ppprof.analysis.module_changes import UNKNOWN
+from ppprof.analysis.picture import Picture
+from ppprof.report.html.sections import has_pipeline, label, typical_step
+from ppprof.report.html.words import Words
+
+_MOST_STEPS = 2000
+"""Of the chart of all steps: the last ones."""
+
+_MOST_CELLS = 60_000
+"""Of the heat map of each number."""
+
+_MOST_MODULES = 20_000
+
+_COLOURS = {
+    "computation_ns": "computation",
+    "data_loading_ns": "data_loading",
+    "bubble_ns": "bubble",
+    "host_bound_ns": "host_bound",
+    "rest_ns": "rest",
+}
+
+
+def chart_data(picture: Picture, words: Words) -> dict[str, Any]:
+    """By name of the chart, what its script takes; None of a chart that is not there."""
+    data = {
+        "steps": _steps(picture, words),
+        "times": _times(picture),
+        "phases": _phases(picture),
+        "heat": _heat(picture, words),
+        "communication": _communication(picture),
+        "pipeline": _pipeline(picture, words) if has_pipeline(picture) else None,
+        "modules": _modules(picture.itself.modules),
+        "memory": _memory(picture),
+        "timeline": _timeline(picture),
+    }
+    if picture.diff is not None:
+        data["change_modules"] = _modules(picture.diff.modules)
+        data["trend"] = _trend(picture.diff.modules)
+        data["change_steps"] = _change_steps(picture)
+    return data
+
+
+def _ms(values: Sequence[float | None] | pl.Series) -> list[float | None]:
+    return [None if value is None else round(value / 1e6, 6) for value in values]
+
+
+def _parts(picture: Picture) -> list[tuple[str, str, str]]:
+    """Column, term and axis of each part that a step has, in their order."""
+    found = []
+    for column in picture.cluster.steps.columns:
+        if column.startswith("exposed_"):
+            axis = column[len("exposed_") : -len("_ns")]
+            found.append((column, "exposed", axis))
+        elif column in _COLOURS and picture.cluster.steps[column].count():
+            found.append((column, _COLOURS[column], ""))
+    return found
+
+
+def _steps(picture: Picture, words: Words) -> dict[str, Any]:
+    parts = _parts(picture)
+    means = (
+        picture.cluster.steps.group_by("step")
+        .agg(pl.col("step_ns", *(column for column, _, _ in parts)).mean())
+        .sort("step")
+        .tail(_MOST_STEPS)
+    )
+    return {
+        "steps": means["step"].to_list(),
+        "step_ms": _ms(means["step_ns"]),
+        "parts": [
+            {"term": term, "axis": axis, "ms": _ms(means[column])} for column, term, axis in parts
+        ],
+    }
+
+
+def _times(picture: Picture) -> dict[str, Any] | None:
+    if picture.step_times.is_empty():
+        return None
+    table = picture.step_times.filter(rank=picture.step_times["rank"][0]).tail(_MOST_STEPS)
+    return {
+        "steps": table["step"].to_list(),
+        "step_ms": _ms(table["batch_cost_ns"]),
+        "reader_ms": _ms(table["reader_cost_ns"]),
+        "recorded": table["window"].is_not_null().to_list(),
+    }
+
+
+def _phases(picture: Picture) -> dict[str, Any] | None:
+    if picture.phases.is_empty():
+        return None
+    means = picture.phases.group_by("name", maintain_order=True).agg(
+        pl.col("cpu_ns", "gpu_ns").mean()
+    )
+    return {
+        "names": means["name"].to_list(),
+        "cpu_ms": _ms(means["cpu_ns"]),
+        "gpu_ms": _ms(means["gpu_ns"]) if means["gpu_ns"].sum() else None,
+    }
+
+
+def _heat(picture: Picture, words: Words) -> dict[str, Any]:
+    steps = picture.cluster.steps.with_columns(
+        own_ns=pl.col("step_ns") - pl.sum_horizontal("^exposed_.*_ns$", "bubble_ns"),
+        exposed_communication_ns=pl.sum_horizontal(pl.lit(0, pl.Int64), "^exposed_.*_ns$"),
+    )
+    numbers = list(picture.steps)[-max(1, _MOST_CELLS // max(len(picture.ranks), 1)) :]
+    grid = steps.select("rank").unique().join(pl.DataFrame({"step": numbers}), how="cross")
+    filled = grid.join(steps, on=["rank", "step"], how="left").sort("rank", "step")
+    metrics = {
+        "step_time": "step_ns",
+        "own": "own_ns",
+        "exposed_communication": "exposed_communication_ns",
+        "bubble": "bubble_ns",
+        "data_loading": "data_loading_ns",
+        "host_bound": "host_bound_ns",
+        "computation": "computation_ns",
+    }
+    slow = set(picture.cluster.slow_ranks.filter("is_slow")["rank"])
+    where = picture.cluster.grid
+    axes = [
+        axis
+        for axis in (where.order if where is not None else ())
+        if where is not None and where.degree(axis) > 1
+    ]
+    return {
+        "ranks": [
+            {
+                "label": ("▲ " if rank in slow else "") + label(picture, rank),
+                "at": dict(where.coordinate(rank))
+                if where is not None and rank < where.world_size
+                else {},
+            }
+            for rank in picture.ranks
+        ],
+        "axes": axes,
+        "steps": numbers,
+        "metrics": {
+            term: [_ms(part) for part in filled[column].reshape((len(picture.ranks), -1)).to_list()]
+            for term, column in metrics.items()
+            if filled[column].count()
+        },
+    }
+
+
+def _communication(picture: Picture) -> dict[str, Any] | None:
+    steps = picture.cluster.steps
+    axes = [name[len("communication_") : -3] for name in steps.columns
+            if name.startswith("communication_")]  # fmt: skip
+    if not axes:
+        return None
+
+    def means(part: str) -> list[float | None]:
+        return _ms([_mean(steps[f"{part}_{axis}_ns"]) for axis in axes])
+
+    return {"axes": axes, "exposed_ms": means("exposed"), "hidden_ms": means("hidden")}
+
+
+def _mean(values: pl.Series) -> float | None:
+    mean = values.mean()
+    return float(mean) if isinstance(mean, (int, float)) else None
+
+
+def _spans(table: pl.DataFrame, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What `lanes.js` draws: rows, and of each span row, start, length, name, category...
+
+    Args:
+        table: row (of ``rows``), start_ns, end_ns, name, category, num, busy_ns.
+        rows: label and group of each.
+    """
+    origin = int(table["start_ns"].to_numpy().min()) if table.height else 0
+    table = table.sort("row", "start_ns")
+    found: dict[str, Any] = {"rows": rows, "row": table["row"].to_list()}
+    for name in ("name", "category"):
+        known = table[name].unique(maintain_order=True)
+        codes = pl.DataFrame({name: known}).with_row_index("code")
+        found[f"{name}s"] = known.to_list()
+        found[name] = table.join(codes, on=name, how="left", maintain_order="left")[
+            "code"
+        ].to_list()
+    found["start"] = (table["start_ns"] - origin).to_list()
+    found["dur"] = (table["end_ns"] - table["start_ns"]).to_list()
+    found["num"] = table["num"].to_list()
+    found["busy"] = table["busy_ns"].to_list()
+    return found
+
+
+def _timeline(picture: Picture) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = []
+    parts = []
+    for rank, details in picture.details.items():
+        names = details.lanes["lane"].unique(maintain_order=True).to_list()
+        at = pl.col("lane").replace_strict(
+            pl.Series(names, dtype=pl.String),
+            pl.int_range(len(rows), len(rows) + len(names), eager=True),
+        )
+        parts.append(details.lanes.with_columns(row=at))
+        rows += [{"label": name, "group": label(picture, rank)} for name in names]
+    return _spans(pl.concat(parts), rows) if parts else {"rows": []}
+
+
+def _pipeline(picture: Picture, words: Words) -> dict[str, Any]:
+    """Passes of one step; rank by rank, stages from the first on."""
+    step = typical_step(picture)
+    rows: list[dict[str, str]] = []
+    parts = []
+    stages = dict(picture.cluster.steps.select("rank", "pp").iter_rows())
+    passes = {part["rank"][0]: part for part in picture.cluster.passes if part.height}
+    index = {part["rank"][0]: at for at, part in enumerate(picture.cluster.bubbles) if part.height}
+    drawn = sorted(
+        set(picture.details) & set(passes) & set(index),
+        key=lambda rank: (stages.get(rank) or 0, rank),
+    )
+    for rank in drawn:
+        of_step = passes[rank].filter(
+            (pl.col("step") == step) & pl.col("kind").is_in(["forward", "backward"])
+        )
+        bubbles = picture.cluster.bubbles[index[rank]].filter(pl.col("step") == step)
+        parts.append(
+            on_reference(bubbles, picture.cluster.clocks).select(
+                pl.lit(len(rows), pl.Int64).alias("row"),
+                "start_ns",
+                "end_ns",
+                name=pl.lit(words.term("bubble")),
+                category=pl.lit("Bubble"),
+                num=pl.lit(1, pl.Int64),
+                busy_ns=pl.col("end_ns") - pl.col("start_ns"),
+            )
+        )
+        parts.append(
+            on_reference(of_step, picture.cluster.clocks).select(
+                pl.lit(len(rows), pl.Int64).alias("row"),
+                "start_ns",
+                "end_ns",
+                name=pl.col("kind").replace({"forward": "F", "backward": "B"})
+                + pl.col("micro_batch").cast(pl.String)
+                + pl.when(pl.col("chunk") > 0)
+                .then(pl.lit(".") + pl.col("chunk").cast(pl.String))
+                .otherwise(pl.lit("")),
+                category=pl.col("kind").str.to_titlecase(),
+                num=pl.lit(1, pl.Int64),
+                busy_ns=pl.col("end_ns") - pl.col("start_ns"),
+            )
+        )
+        rows.append({"label": label(picture, rank), "group": ""})
+    return _spans(pl.concat(parts), rows)
+
+
+def _modules(table: pl.DataFrame) -> dict[str, Any]:
+    """The tree in pre-order; of two runs, and of one beside itself."""
+    table = table.filter(pl.col("depth") < 60).head(_MOST_MODULES)
+    found: dict[str, Any] = {
+        "stage": table["stage"].to_list(),
+        "depth": table["depth"].to_list(),
+        "name": table["name"].replace(UNKNOWN, "?").to_list(),
+        "status": table["status"].to_list(),
+    }
+    for side in ("baseline", "experiment"):
+        found[side] = {
+            value: _ms(table[f"{side}_{value}_ns"]) for value in ("time", "self", "cpu", "gpu")
+        }
+        found[side]["calls"] = table[f"{side}_calls"].to_list()
+    found["delta_self"] = _ms(table["delta_self_ns"])
+    found["is_clear"] = table["is_clear"].to_list()
+    return found
+
+
+def _trend(table: pl.DataFrame) -> dict[str, Any]:
+    first = table.filter(
+        pl.col("stage").eq_missing(pl.lit(table["stage"][0] if table.height else None))
+    )
+    known = first.filter(pl.col("depth") > 0).head(_MOST_STEPS)
+    return {
+        "names": known["name"].to_list(),
+        "baseline_ms": _ms(known["baseline_until_ns"]),
+        "experiment_ms": _ms(known["experiment_until_ns"]),
+    }
+
+
+def _change_steps(picture: Picture) -> dict[str, Any]:
+    assert picture.diff is not None
+    found = {}
+    for side, (times, _) in zip(("baseline", "experiment"), picture.diff.step_times):
+        means = times.group_by("step").agg(pl.col("step_ns").mean()).sort("step").tail(_MOST_STEPS)
+        found[side] = {"steps": means["step"].to_list(), "ms": _ms(means["step_ns"])}
+    return found
+
+
+def _memory(picture: Picture) -> list[dict[str, Any]]:
+    found = []
+    for rank, details in picture.details.items():
+        levels = details.memory.levels
+        peaks = {peak.place: peak for peak in details.memory.peaks}
+        for (place,), table in sorted(levels.group_by("place"), key=lambda group: str(group[0])):
+            origin = int(table["time_ns"][0])
+            peak = peaks[str(place)]
+            found.append(
+                {
+                    "label": f"{label(picture, rank)} · {place}",
+                    "ms": _ms(table["time_ns"] - origin),
+                    "allocated": table["allocated_bytes"].to_list(),
+                    "reserved": table["reserved_bytes"].to_list(),
+                    "peak": [(peak.time_ns - origin) / 1e6, peak.allocated_bytes],
+                }
+            )
+    return sorted(found, key=lambda of: -of["peak"][1])

@@ -1,0 +1,391 @@
+"use strict";
+// Spans in rows on a canvas: timelines, pipelines and trees; zoomed by mouse and keyboard.
+//
+// A model is { rows: [{label, group}], spans: row -> [{start, end, text, fill, tip, mark}] sorted by
+// start, unit: number -> text }. Only what is in sight is drawn, and what is narrower than a pixel
+// is drawn once a pixel.
+
+const LARGEST = 720; // pixels of height, before one scrolls
+
+class Lanes {
+  constructor(figure, model, { rowHeight = 18, onPick = null } = {}) {
+    Object.assign(this, { figure, model, rowHeight, onPick });
+    this.box = figure.querySelector(".drawing");
+    this.box.replaceChildren();
+    this.canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `${figure.querySelector("figcaption").textContent} ${say("lanes_help")}` });
+    this.live = make("p", { class: "controls", "aria-live": "polite" });
+    figure.querySelector(".live")?.remove();
+    this.live.classList.add("live");
+    this.box.append(this.canvas);
+    figure.append(this.live);
+    const grouped = model.rows.some(({ group }) => group);
+    this.gutter = Math.min(260, 24 + 7 * Math.max(...model.rows.map(({ label, group }) => Math.max(label.length + (grouped ? 2 : 0), (group || "").length))));
+    this.top = 24;
+    this.lines = []; // of the canvas: a heading or a row
+    let group = null;
+    model.rows.forEach((row, at) => {
+      if (row.group && row.group !== group) this.lines.push({ heading: row.group });
+      group = row.group;
+      this.lines.push({ row: at });
+    });
+    this.end = Math.max(1, ...model.spans.map((row) => row.reduce((end, span) => Math.max(end, span.end), 0)));
+    this.from = 0;
+    this.to = this.end;
+    this.chosen = null;
+    this.listen();
+    this.resize();
+  }
+
+  listen() {
+    const { canvas } = this;
+    let grip = null;
+    canvas.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey && !event.metaKey) return;
+      event.preventDefault();
+      this.zoom(event.deltaY > 0 ? 1.25 : 0.8, this.timeAt(event.offsetX));
+    }, { passive: false });
+    canvas.addEventListener("pointerdown", (event) => {
+      grip = { x: event.offsetX, from: this.from, moved: false };
+      canvas.setPointerCapture(event.pointerId);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (grip) {
+        const moved = event.offsetX - grip.x;
+        grip.moved ||= Math.abs(moved) > 3;
+        if (grip.moved) this.look(grip.from - moved * this.perPixel, this.to - this.from);
+        return;
+      }
+      const span = this.spanAt(event.offsetX, event.offsetY);
+      if (span) tip.show(span.tip(), event.clientX, event.clientY);
+      else tip.hide();
+    });
+    canvas.addEventListener("pointerup", (event) => {
+      const picks = grip && !grip.moved;
+      grip = null;
+      const span = picks && this.spanAt(event.offsetX, event.offsetY);
+      if (span) this.choose(span);
+    });
+    canvas.addEventListener("pointerleave", () => tip.hide());
+    canvas.addEventListener("keydown", (event) => this.press(event));
+  }
+
+  press(event) {
+    const length = this.to - this.from;
+    const actions = {
+      ArrowLeft: () => this.look(this.from - length / 8, length),
+      ArrowRight: () => this.look(this.from + length / 8, length),
+      "+": () => this.zoom(0.7), "=": () => this.zoom(0.7), "-": () => this.zoom(1.4),
+      Home: () => this.look(0, this.end),
+      ArrowDown: () => this.step(1, 0), ArrowUp: () => this.step(-1, 0),
+      ">": () => this.step(0, 1), ".": () => this.step(0, 1), "<": () => this.step(0, -1), ",": () => this.step(0, -1),
+      Enter: () => this.chosen && this.choose(this.chosen.span, true),
+    };
+    const act = actions[event.key];
+    if (!act || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    act();
+  }
+
+  // From span to span: to the row below or above, or along the row.
+  step(down, along) {
+    const rows = this.model.spans;
+    let { row, at } = this.chosen || { row: 0, at: -along };
+    if (down) {
+      const middle = this.chosen ? (this.chosen.span.start + this.chosen.span.end) / 2 : this.from;
+      if (this.chosen) row = Math.min(rows.length - 1, Math.max(0, row + down));
+      at = Math.max(0, lastBefore(rows[row], middle));
+    } else {
+      at = Math.min(rows[row].length - 1, Math.max(0, at + along));
+    }
+    const span = rows[row][at];
+    if (!span) return;
+    this.chosen = { row, at, span };
+    if (span.start > this.to || span.end < this.from) this.look(span.start - (this.to - this.from) / 2, this.to - this.from);
+    this.announce(span);
+    this.paint();
+  }
+
+  choose(span, entered = false) {
+    const row = this.model.spans.findIndex((spans) => spans.includes(span));
+    this.chosen = { row, at: this.model.spans[row].indexOf(span), span };
+    this.announce(span);
+    if (this.onPick && (entered || true)) this.onPick(this, span);
+    this.paint();
+  }
+
+  announce(span) { this.live.textContent = `${say("chosen")}: ${span.tip().replaceAll("\n", " · ")}`; }
+
+  get perPixel() { return (this.to - this.from) / Math.max(1, this.width - this.gutter); }
+  timeAt(x) { return this.from + (x - this.gutter) * this.perPixel; }
+
+  zoom(factor, around = (this.from + this.to) / 2) {
+    const length = Math.min(this.end, Math.max(this.end / 1e6, (this.to - this.from) * factor));
+    const share = (around - this.from) / (this.to - this.from);
+    this.look(around - share * length, length);
+  }
+
+  look(from, length) {
+    this.from = Math.max(0, Math.min(from, this.end - length));
+    this.to = this.from + length;
+    this.paint();
+  }
+
+  spanAt(x, y) {
+    const line = this.lines[Math.floor((y - this.top) / this.rowHeight)];
+    if (!line || line.row === undefined || x < this.gutter) return null;
+    const time = this.timeAt(x);
+    const spans = this.model.spans[line.row];
+    const near = this.perPixel * 2;
+    let best = null;
+    for (let at = lastBefore(spans, time + near); at >= 0 && at > lastBefore(spans, time + near) - 4; at--) {
+      const span = spans[at];
+      if (span.end + near >= time && (!best || span.end - span.start > best.end - best.start)) best = span;
+    }
+    return best;
+  }
+
+  resize() {
+    this.width = this.box.clientWidth;
+    this.height = this.top + this.lines.length * this.rowHeight + 4;
+    this.box.style.height = `${Math.min(this.height + 2, LARGEST)}px`;
+    const scale = devicePixelRatio || 1;
+    this.canvas.width = this.width * scale;
+    this.canvas.height = this.height * scale;
+    this.canvas.style.width = `${this.width}px`;
+    this.canvas.style.height = `${this.height}px`;
+    this.pen = this.canvas.getContext("2d");
+    this.pen.setTransform(scale, 0, 0, scale, 0, 0);
+    this.paint();
+  }
+
+  paint() {
+    if (this.waiting) return;
+    this.waiting = requestAnimationFrame(() => {
+      this.waiting = null;
+      this.paintNow();
+    });
+  }
+
+  paintNow() {
+    const { pen, rowHeight } = this;
+    const [text, soft, line, back] = ["text", "soft", "line", "back"].map(colour);
+    pen.clearRect(0, 0, this.width, this.height);
+    pen.font = "11px system-ui, sans-serif";
+    pen.textBaseline = "middle";
+    this.paintAxis(soft, line);
+    this.lines.forEach(({ heading, row }, at) => {
+      const y = this.top + at * rowHeight;
+      pen.fillStyle = text;
+      if (heading !== undefined) {
+        pen.font = "bold 11px system-ui, sans-serif";
+        pen.fillText(heading, 6, y + rowHeight / 2);
+        pen.font = "11px system-ui, sans-serif";
+        return;
+      }
+      const { label, group } = this.model.rows[row];
+      pen.fillText(shortened(pen, label, this.gutter - 12), group ? 14 : 6, y + rowHeight / 2);
+      pen.fillStyle = line;
+      pen.fillRect(this.gutter, y + rowHeight - 1, this.width - this.gutter, 0.5);
+      this.paintRow(this.model.spans[row], y, back);
+    });
+  }
+
+  paintRow(spans, y, back) {
+    const { pen, gutter, rowHeight } = this;
+    const perTime = 1 / this.perPixel;
+    let painted = -1; // the last pixel that a narrow span has taken
+    for (let at = Math.max(0, lastBefore(spans, this.from)); at < spans.length; at++) {
+      const span = spans[at];
+      if (span.start > this.to) break;
+      if (span.end < this.from) continue;
+      const left = gutter + Math.max(0, (span.start - this.from) * perTime);
+      const right = Math.min(this.width, gutter + (span.end - this.from) * perTime);
+      if (right - left < 1) {
+        if (Math.floor(left) === painted) continue;
+        painted = Math.floor(left);
+      }
+      pen.fillStyle = span.fill;
+      pen.fillRect(left, y + 1, Math.max(1, right - left - (right - left > 3 ? 0.5 : 0)), rowHeight - 3);
+      if (this.chosen && this.chosen.span === span) {
+        pen.strokeStyle = colour("text");
+        pen.lineWidth = 2;
+        pen.strokeRect(left, y + 1, Math.max(2, right - left), rowHeight - 3);
+      }
+      if (right - left > 18 && span.text) {
+        pen.fillStyle = span.ink || "#101418";
+        const words = shortened(pen, span.text, right - left - 6);
+        if (words.length > 1 || span.text.length === 1) pen.fillText(words, left + 3, y + rowHeight / 2);
+      }
+    }
+  }
+
+  paintAxis(soft, line) {
+    const { pen } = this;
+    const length = this.to - this.from;
+    const rough = length / Math.max(2, (this.width - this.gutter) / 110);
+    const power = 10 ** Math.floor(Math.log10(rough));
+    const tick = [1, 2, 5, 10].map((times) => times * power).find((size) => size >= rough);
+    for (let time = Math.ceil(this.from / tick) * tick; time <= this.to; time += tick) {
+      const x = this.gutter + (time - this.from) / this.perPixel;
+      pen.fillStyle = line;
+      pen.fillRect(x, 16, 0.5, this.height);
+      pen.fillStyle = soft;
+      pen.fillText(time ? this.model.unit(time) : "0", Math.min(x + 2, this.width - 60), 9);
+    }
+  }
+
+  dispose() {
+    if (this.waiting) cancelAnimationFrame(this.waiting);
+    this.live.remove();
+    this.box.replaceChildren();
+  }
+}
+
+function lastBefore(spans, time) {
+  let low = 0;
+  let high = spans.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (spans[middle].start <= time) low = middle + 1;
+    else high = middle;
+  }
+  return low - 1;
+}
+
+function shortened(pen, text, room) {
+  if (pen.measureText(text).width <= room) return text;
+  let keep = Math.floor(text.length * room / Math.max(1, pen.measureText(text).width)) - 1;
+  while (keep > 0 && pen.measureText(`${text.slice(0, keep)}…`).width > room) keep--;
+  return keep > 0 ? `${text.slice(0, keep)}…` : "";
+}
+
+function zoomButtons(figure) {
+  once(figure, () => [["zoom_in", "+"], ["zoom_out", "−"], ["reset", "⤢"]].map(([key, sign]) => {
+    const button = make("button", { type: "button", "aria-label": say(key), title: say(key) }, sign);
+    button.addEventListener("click", () => {
+      const { lanes } = figure;
+      if (key === "reset") lanes.look(0, lanes.end);
+      else lanes.zoom(key === "zoom_in" ? 0.6 : 1.6);
+    });
+    return button;
+  }));
+}
+
+const SPAN_COLOURS = {
+  ProfileStep: "#b9c3cf", Dataloader: "#e69f00", Forward: "#56b4e9", Backward: "#5fbf9c",
+  Optimization: "#cc79a7", Operator: "#8fb8de", Communication: "#f08a4b", Kernel: "#4f9fd6",
+  Bubble: "#d5d9de", Memcpy: "#f0e442", Memset: "#f0e442",
+};
+
+// A timeline or a pipeline: columns of `_spans` in charts.py, times in nanoseconds.
+function drawLanes(figure, found) {
+  const spans = found.rows.map(() => []);
+  for (let at = 0; at < found.row.length; at++) {
+    const start = found.start[at];
+    const end = start + found.dur[at];
+    const name = found.names[found.name[at]];
+    const category = found.categorys[found.category[at]];
+    const num = found.num[at];
+    const busy = found.busy[at];
+    spans[found.row[at]].push({
+      start, end, text: num > 1 ? `${num} × ${name}` : name, fill: SPAN_COLOURS[category] || "#c5cbd3",
+      tip: () => [name, `${category} · ${inTime((end - start) / 1e6)}`,
+        ...(num > 1 ? [say("stands_for", { num, busy: inTime(busy / 1e6) })] : [])].join("\n"),
+    });
+  }
+  zoomButtons(figure);
+  figure.lanes = new Lanes(figure, { rows: found.rows, spans, unit: (ns) => inTime(ns / 1e6) }, { rowHeight: 18 });
+  return figure.lanes;
+}
+
+// A tree of modules: an icicle whose widths are times.
+function drawTree(figure, found, name) {
+  const changed = name === "change_modules";
+  const state = figure.state || (figure.state = { metric: "time" });
+  const metrics = ["time", "cpu", "gpu"].filter((metric) => found.experiment[metric].some((value) => value));
+  const build = () => icicle(found, state.metric, changed);
+  zoomButtons(figure);
+  if (metrics.length > 1 && !figure.querySelector("select")) {
+    figure.querySelector(".controls").append(choice(say("tree_metric"),
+      metrics.map((metric) => [metric, nameOf(`module_${metric}`)]),
+      (metric) => { state.metric = metric; figure.lanes.dispose(); figure.lanes = draw(); drawn.set(figure, figure.lanes); }));
+  }
+  const draw = () => new Lanes(figure, build(), {
+    rowHeight: 20,
+    onPick: (lanes, span) => lanes.look(span.start, Math.max(span.end - span.start, lanes.end / 1e6)),
+  });
+  figure.lanes = draw();
+  return figure.lanes;
+}
+
+function icicle(found, metric, changed) {
+  const widths = widthsOf(found, metric, changed);
+  const rows = [];
+  const spans = [];
+  const above = []; // of each depth: where the last box began, and where its next child begins
+  const most = Math.max(...found.delta_self.map((delta) => Math.abs(delta || 0)), 1e-9);
+  let offset = 0;
+  found.name.forEach((name, at) => {
+    const depth = found.depth[at];
+    if (name === "?") return; // what is empty below a box is in no module
+    const parent = above[depth - 1];
+    const start = depth === 0 ? offset : parent.next;
+    const end = start + widths[at];
+    if (depth === 0) offset = end;
+    else parent.next = end;
+    above[depth] = { next: start };
+    if (end <= start) return;
+    while (rows.length <= depth) { rows.push({ label: rows.length ? String(rows.length) : "step", group: "" }); spans.push([]); }
+    const stage = found.stage[at] === null ? "" : `${say("stage", { stage: found.stage[at] })} · `;
+    const text = depth === 0 ? `${stage}${name}` : name;
+    spans[depth].push({
+      start, end, text: changed ? withChange(found, at, text) : text,
+      fill: changed ? changeColour(found, at, most) : PALETTE[hash(name) % PALETTE.length],
+      tip: () => moduleTip(found, at, `${stage}${name}`, changed),
+    });
+  });
+  return { rows: rows.length ? rows : [{ label: "", group: "" }], spans: spans.length ? spans : [[]], unit: inTime };
+}
+
+// Of each box: what it takes or, where CPU and GPU time come together, what those in it do.
+function widthsOf(found, metric, changed) {
+  const widths = found.name.map((name, at) => name === "?" ? 0 : Math.max(
+    found.experiment[metric][at] || 0, changed ? found.baseline[metric][at] || 0 : 0));
+  const inside = []; // of each depth: the boxes behind this one that lie in one box
+  for (let at = widths.length - 1; at >= 0; at--) {
+    const depth = found.depth[at];
+    widths[at] = Math.max(widths[at], inside[depth + 1] || 0);
+    inside[depth + 1] = 0;
+    inside[depth] = (inside[depth] || 0) + widths[at];
+  }
+  return widths;
+}
+
+const PALETTE = ["#9ecae1", "#fdd0a2", "#a1d99b", "#dadaeb", "#fcbba1", "#c7e9c0", "#d9d9d9", "#bcbddc", "#fee391", "#99d8c9"];
+const hash = (text) => [...text].reduce((sum, letter) => (sum * 31 + letter.codePointAt(0)) >>> 0, 7);
+
+function withChange(found, at, text) {
+  if (found.status[at] !== "both") return `${found.status[at] === "new" ? "✚" : "✖"} ${text} (${found.status[at]})`;
+  const delta = found.delta_self[at];
+  return delta && found.is_clear[at] ? `${delta > 0 ? "▲" : "▼"} ${text} ${delta > 0 ? "+" : "−"}${inTime(Math.abs(delta))}` : text;
+}
+
+function changeColour(found, at, most) {
+  if (found.status[at] === "new") return "#f4a582";
+  if (found.status[at] === "gone") return "#92c5de";
+  const delta = found.delta_self[at] || 0;
+  if (!found.is_clear[at]) return "#dfe3e8";
+  const share = Math.min(1, 0.25 + 0.75 * Math.abs(delta) / most);
+  const [red, green, blue] = delta > 0 ? [214, 96, 77] : [67, 147, 195];
+  const mixed = (part) => Math.round(235 + (part - 235) * share);
+  return `rgb(${mixed(red)}, ${mixed(green)}, ${mixed(blue)})`;
+}
+
+function moduleTip(found, at, name, changed) {
+  const line = (term, key) => {
+    const [one, other] = [found.baseline[key][at], found.experiment[key][at]];
+    return changed ? `${nameOf(term)}: ${inTime(one)} → ${inTime(other)}` : `${nameOf(term)}: ${inTime(other)}`;
+  };
+  return [name, line("module_time", "time"), line("module_self", "self"), line("module_cpu", "cpu"), line("module_gpu", "gpu"),
+    `${nameOf("calls")}: ${(found.experiment.calls[at] ?? found.baseline.calls[at] ?? 0).toFixed(1)}`].join("\n");
+}

@@ -1,0 +1,39 @@
+"use strict";
+// Draws every chart once it comes into sight, and again when light and dark change.
+const drawers = { chart: drawChart, heat: drawHeat, memory: drawMemory, lanes: drawLanes, tree: drawTree };
+const drawn = new Map();
+
+function draw(figure) {
+  const { chart, drawnBy } = figure.dataset;
+  if (!data[chart]) return;
+  if (drawn.has(figure)) drawn.get(figure).dispose();
+  drawn.set(figure, drawers[drawnBy](figure, data[chart], chart));
+  figure.dataset.drawn = "yes";
+}
+
+const seen = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target } of entries) {
+    if (isIntersecting && !drawn.has(target)) draw(target);
+  }
+}, { rootMargin: "400px" });
+for (const figure of document.querySelectorAll("figure.chart")) seen.observe(figure);
+
+let width = innerWidth;
+addEventListener("resize", () => {
+  if (innerWidth === width) return; // a phone's address bar comes and goes
+  width = innerWidth;
+  for (const chart of drawn.values()) chart.resize();
+});
+addEventListener("beforeprint", () => document.querySelectorAll("figure.chart").forEach((at) => drawn.has(at) || draw(at)));
+
+function setTheme(dark) {
+  document.documentElement.dataset.theme = dark ? "dark" : "light";
+  document.getElementById("theme").setAttribute("aria-pressed", String(dark));
+  for (const figure of [...drawn.keys()]) draw(figure);
+}
+const prefersDark = matchMedia("(prefers-color-scheme: dark)");
+prefersDark.addEventListener("change", (event) => setTheme(event.matches));
+document.getElementById("theme").addEventListener("click", () =>
+  setTheme(document.documentElement.dataset.theme !== "dark"));
+setTheme(prefersDark.matches);
+document.documentElement.dataset.ready = "yes";

@@ -1,0 +1,191 @@
+"""`picture`: a run read once, for everything that a report shows.
+
+The library behind ``ppprof report``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import polars as pl
+
+from ppprof.analysis.cluster import Cluster
+from ppprof.analysis.diff import Diff, Side
+from ppprof.analysis.matching import on_reference
+from ppprof.analysis.picture import Picture
+from ppprof.analysis.portrait import Details, Portrait, portray
+from ppprof.analysis.profile import PHASES
+from ppprof.analysis.steps import Steps
+from ppprof.compare import measured, side_of
+from ppprof.errors import InputError, UsageError
+from ppprof.reading import Worked
+from ppprof.recordings import Recording
+from ppprof.run import Run
+from ppprof.topology import RankSelector
+
+_MOST_DRAWN = 16
+"""Ranks with a timeline and a memory curve of their own: more do not fit on a screen."""
+
+_SPANS = 48_000
+"""Of all timelines together: some 2 MB of the page, redrawn within a frame."""
+
+
+def picture(
+    run: Run,
+    *,
+    baseline: Run | None = None,
+    ranks: RankSelector = "all",
+    window: int | None = None,
+    steps: str | None = None,
+    executor: Executor | None = None,
+) -> Picture:
+    """Everything that a report of a window shows.
+
+        found = ppprof.picture(ppprof.open("profiler_log"), baseline=ppprof.open("base"))
+        Path("report.html").write_text(found.html(), "utf-8")
+
+    Args:
+        run: the run.
+        baseline: what it is compared with.
+        ranks: which ranks; see `Run.select_ranks`.
+        window: which window; None: the last.
+        steps: only steps A to B-1, as ``"A:B"``.
+        executor: where to read several ranks at once, any of ``concurrent.futures``'s kind.
+
+    Raises:
+        UsageError: no such ranks, window or steps; says what there is.
+        InputError: nothing of a run can be read, or it has no steps.
+    """
+    wanted = None if steps is None else Steps.parse(steps)
+    with _listening(run) as unread:
+        chosen = run.select_ranks(ranks, window)
+        shown = max(at.window for at in chosen) if window is None else window
+        chosen = [at for at in chosen if at.window == shown]
+        made = _portraits(run, chosen, wanted, executor)
+        cluster = run.cluster_of([_part(at, at.made.examined) for at in made])
+        side = side_of(run, [_quietly(at, at.made.costs) for at in made], ranks, shown)
+    diff = None
+    if baseline is not None:
+        with _listening(baseline) as more:
+            diff = Diff(_baseline(baseline, ranks, executor), side)
+        unread += more
+    return Picture(
+        what=str(run),
+        window=shown,
+        windows=run.windows(),
+        manifest=run.manifest,
+        cluster=cluster,
+        side=side,
+        step_times=run.step_times,
+        devices={at.recording.rank: at.made.costs.device for at in made},
+        phases=_phases(made),
+        details=_on_one_clock(made, cluster),
+        sources={at.recording.rank: str(at.source) for at in made},
+        unread=unread,
+        diff=diff,
+    )
+
+
+@contextmanager
+def _listening(run: Run) -> Iterator[list[str]]:
+    """What the run tells meanwhile; it is told as before, too."""
+    heard: list[str] = []
+    tell = run.tell
+
+    def hear(message: str) -> None:
+        heard.append(message)
+        tell(message)
+
+    run.tell = hear
+    try:
+        yield heard
+    finally:
+        run.tell = tell
+
+
+def _portraits(
+    run: Run, chosen: Sequence[Recording], steps: Steps | None, executor: Executor | None
+) -> list[Worked[Portrait]]:
+    """Every window that can be read, by rank; some with what is drawn of them alone."""
+    drawn = set(_drawn(run, [at.rank for at in chosen]))
+    budget = _SPANS // max(len(drawn), 1)
+    errors, made = [], []
+    for work, recordings in (
+        (partial(portray, steps=steps, budget=budget), [at for at in chosen if at.rank in drawn]),
+        (partial(portray, steps=steps), [at for at in chosen if at.rank not in drawn]),
+    ):
+        try:
+            made += list(run.each(work, recordings, executor)) if recordings else []
+        except InputError as error:
+            errors.append(str(error))
+    if not made:
+        raise InputError("\n".join(errors))
+    for message in errors:
+        run.tell(message)
+    if steps is not None and all(at.made.examined.breakdown.parts.is_empty() for at in made):
+        raise UsageError(f"{run}: no step of {steps}")
+    return sorted(made, key=lambda at: at.recording.rank)
+
+
+def _drawn(run: Run, ranks: Sequence[int]) -> list[int]:
+    """All ranks or, of many, one each pipeline stage of as many replicas as there is room for."""
+    if len(ranks) <= _MOST_DRAWN:
+        return list(ranks)
+    grid = run.topology
+    if grid is None:
+        return list(ranks[:_MOST_DRAWN])
+    firsts = [
+        rank
+        for rank in ranks
+        if rank < grid.world_size
+        and all(at == 0 for axis, at in grid.coordinate(rank).items() if axis in ("mp", "sep"))
+    ]
+    return (firsts or list(ranks))[:_MOST_DRAWN]
+
+
+def _part(at: Worked[Portrait], made: Any) -> Worked[Any]:
+    return dataclasses.replace(at, made=made)
+
+
+def _quietly(at: Worked[Portrait], made: Any) -> Worked[Any]:
+    """The same, where it has been told what was lost."""
+    return dataclasses.replace(at, made=made, lost={})
+
+
+def _baseline(run: Run, ranks: RankSelector, executor: Executor | None) -> Side:
+    """The last window of a run to compare with; all of it where it has no such ranks."""
+    window = max(run.windows(), default=None) if run.recordings else None
+    return measured(run, ranks, window, executor=executor)
+
+
+def _phases(made: Sequence[Worked[Portrait]]) -> pl.DataFrame:
+    """What each phase takes in a step of each rank."""
+    schema = {"rank": pl.Int64, "name": pl.String, "cpu_ns": pl.Float64, "gpu_ns": pl.Float64}
+    parts = [pl.DataFrame(schema=schema)]
+    for at in made:
+        num_steps = at.made.examined.breakdown.parts["step"].n_unique()
+        parts.append(
+            at.made.phases.filter(pl.col("name").is_in(PHASES)).select(
+                pl.lit(at.recording.rank, pl.Int64).alias("rank"),
+                pl.col("name").cast(pl.String),
+                cpu_ns=pl.col("cpu_total_ns") / max(num_steps, 1),
+                gpu_ns=pl.col("gpu_total_ns") / max(num_steps, 1),
+            )
+        )
+    return pl.concat(parts)
+
+
+def _on_one_clock(made: Sequence[Worked[Portrait]], cluster: Cluster) -> Mapping[int, Details]:
+    """What is drawn of each rank, its lanes on the reference clock."""
+    found = {}
+    for at in made:
+        rank, details = at.recording.rank, at.made.details
+        if details is not None:
+            lanes = details.lanes.with_columns(rank=pl.lit(rank, pl.Int64))
+            found[rank] = details._replace(lanes=on_reference(lanes, cluster.clocks).drop("rank"))
+    return found
