@@ -96,8 +96,9 @@ def _outermost(tree: Tree, events: pl.DataFrame) -> pl.DataFrame:
 def _thinned(spans: pl.DataFrame, budget: int) -> pl.DataFrame:
     """At most about ``budget`` spans; see `lanes`."""
     start, end = spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy()
-    resolution = 100
-    while (group := _grouped(start, end, resolution))[-1] > budget:
+    group, resolution = np.arange(1, len(start) + 1), 100
+    while group[-1] > budget:
+        group = _grouped(start, end, resolution)
         resolution += resolution // 2
     dur = pl.col("end_ns") - pl.col("start_ns")
     return (

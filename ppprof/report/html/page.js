@@ -1,5 +1,5 @@
 "use strict";
-// Draws every chart once it comes into sight, and again when light and dark change.
+// Draws every chart once it comes into sight or there is time, and again when light and dark change.
 const drawers = { chart: drawChart, heat: drawHeat, memory: drawMemory, lanes: drawLanes, tree: drawTree };
 const drawn = new Map();
 
@@ -17,6 +17,14 @@ const seen = new IntersectionObserver((entries) => {
   }
 }, { rootMargin: "400px" });
 for (const figure of document.querySelectorAll("figure.chart")) seen.observe(figure);
+
+// Also what nobody has looked at yet: a keyboard gets there before a glance does.
+function drawNext() {
+  const next = [...document.querySelectorAll("figure.chart")].find((at) => data[at.dataset.chart] && !drawn.has(at));
+  if (!next) return;
+  draw(next);
+  requestIdleCallback(drawNext);
+}
 
 let width = innerWidth;
 addEventListener("resize", () => {
@@ -37,3 +45,4 @@ document.getElementById("theme").addEventListener("click", () =>
   setTheme(document.documentElement.dataset.theme !== "dark"));
 setTheme(prefersDark.matches);
 document.documentElement.dataset.ready = "yes";
+if (window.requestIdleCallback) requestIdleCallback(drawNext);

@@ -212,7 +212,7 @@ def _name_change(table: pl.DataFrame, label: str, values: Sequence[str]) -> Tabl
 
 
 def _steps(picture: Picture, words: Words) -> Made:
-    of_ranks = listed(words("page.rank"), picture.ranks)
+    of_ranks = listed("rank", picture.ranks)
     blocks: list[Block] = [Chart("steps", words.term("steps_recorded"))]
     if picture.step_times.height:
         first = picture.step_times["rank"][0]
@@ -279,7 +279,7 @@ def label(picture: Picture, rank: int) -> str:
 def _communication(picture: Picture, words: Words) -> Made:
     if not any(name.startswith("communication_") for name in picture.cluster.steps.columns):
         return nothing(words, "one_rank" if len(picture.ranks) == 1 else "no_communication")
-    of_ranks = listed(words("page.rank"), picture.ranks)
+    of_ranks = listed("rank", picture.ranks)
     blocks: list[Block] = [Chart("communication", words("sections.communication"), height=220)]
     groups = picture.cluster.groups
     if groups.height:
@@ -444,7 +444,7 @@ def _timeline(picture: Picture, words: Words) -> Made:
         f"ppprof merge {picture.what} -o timeline.json.gz    # {words('about.perfetto')}",
         f"visualdl --logdir {picture.what}",
     ]
-    of_ranks = listed(words("page.rank"), picture.details)
+    of_ranks = listed("rank", picture.details)
     return words("about.timeline", ranks=of_ranks), [
         Chart("timeline", words("sections.timeline"), drawn_by="lanes"),
         Note(words("about.full_timeline"), commands),

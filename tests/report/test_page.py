@@ -1,0 +1,458 @@
+"""``ppprof report``: what the page holds, and what it does in a real Chromium without a network."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from datetime import datetime
+from html.parser import HTMLParser
+from importlib.resources import files
+
+import pytest
+import yaml
+
+import ppprof
+from ppprof.cli import main
+from ppprof.config import ProfilerConfig
+from ppprof.errors import InputError, UsageError
+from ppprof.report.html import LANGUAGES, render
+from ppprof.reporting import picture
+from ppprof.rundir import TraceName, claim, write_manifest
+from ppprof.topology import Topology
+from tests.fixtures.gpu_traces import training
+from tests.fixtures.pipelines import one_f_one_b
+from tests.fixtures.timeline import Thread, alloc, free, kernel, launch, span, write
+from tests.oracles.chromium import EXECUTABLE, SKIPPED, Opened, browser
+
+GRID = Topology.of(dp=2, pp=2)
+EVIL = "<img src=x onerror=alert(1)>"
+
+in_browser = [
+    pytest.mark.browser,
+    pytest.mark.skipif(EXECUTABLE is None, reason=SKIPPED),
+]
+
+
+def pipeline(folder, *, forward=30_000_000):
+    """Two replicas of a pipeline of two stages, three steps each, on two hosts."""
+    path = claim(folder)
+    block = ProfilerConfig.from_mapping({"enable": True}).to_mapping()
+    at = [
+        {"rank": rank, "host": f"host-{rank // 2}", "coordinate": GRID.coordinate(rank)}
+        for rank in range(4)
+    ]
+    axes = {"order": GRID.order, "degrees": GRID.degrees}
+    write_manifest(path, {"profiler": block, "axes": axes, "ranks": at})
+    for rank in range(4):
+        stage = GRID.coordinate(rank)["pp"]
+        thread = one_f_one_b(2, 4, meets=True, steps=3, forward=forward, backward=50_000_000)[stage]
+        name = TraceName(rank, GRID.label(rank), datetime(2026, 11, 20, 20, 15, 30), 0)
+        write(path / name.raw, thread)
+        steps = path / "steps"
+        steps.mkdir(exist_ok=True)
+        (steps / f"rank_{rank:05d}.jsonl").write_text(
+            "".join(
+                json.dumps(
+                    {"step": step, "batch_cost_ns": 400_000_000 + step, "reader_cost_ns": 1_000_000,
+                     "num_samples": 8, "num_tokens": 512, "window": 0 if step < 3 else None}
+                ) + "\n"
+                for step in range(8)
+            )
+        )  # fmt: skip
+    return path
+
+
+def gpu(folder):
+    """One rank on a GPU: modules, memory, and a kernel whose name would be an image."""
+    folder.mkdir()
+    us = 1000
+
+    def at(number, time):
+        return (100 * number + time) * us
+
+    steps = [
+        span("ProfileStep", f"ProfileStep#{n}", at(n, 0), at(n, 90),
+            span("Forward", "GPT", at(n, 5), at(n, 40),
+                span("Forward", "Block", at(n, 6), at(n, 30),
+                    span("Operator", "matmul", at(n, 8), at(n, 20),
+                        alloc(at(n, 9), 3 << 20),
+                        launch(at(n, 10), at(n, 12), kernel(EVIL, at(n, 15), at(n, 45)))))),
+            span("Backward", "Backward", at(n, 50), at(n, 80),
+                span("Operator", "matmul_grad", at(n, 52), at(n, 78),
+                    free(at(n, 77), 3 << 20),
+                    launch(at(n, 55), at(n, 56), kernel("gemm_grad", at(n, 60), at(n, 79))))))
+        for n in range(3)
+    ]  # fmt: skip
+    return write(folder / "rank_0.pb", Thread(1, "main", tuple(steps)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("pages")
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    return {
+        "base": pipeline(folder / "base"),
+        "run": pipeline(folder / "run", forward=36_000_000),
+        "gpu": gpu(folder / "gpu"),
+    }
+
+
+def page_of(folder, name, *arguments):
+    path = folder / f"{name}.html"
+    if not path.exists():
+        assert main(["report", *map(str, arguments), "-o", str(path)]) == 0
+    return path
+
+
+@pytest.fixture(scope="module")
+def pages(folder, runs):
+    return {
+        "run": page_of(folder, "run", runs["run"], "--baseline", runs["base"]),
+        "zh": page_of(folder, "zh", runs["run"], "--baseline", runs["base"], "--language", "zh"),
+        "gpu": page_of(folder, "gpu", runs["gpu"]),
+    }
+
+
+# What is in the page, read without a browser.
+
+
+class Tags(HTMLParser):
+    """Tags with their attributes, and the text outside scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.text, self._inside = [], "", ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, data):
+        if self._inside not in ("script", "style"):
+            self.text += data
+
+
+@pytest.mark.parametrize("name", ["run", "zh", "gpu"])
+def test_nothing_in_the_page_is_fetched(pages, name):
+    found = Tags(pages[name].read_text("utf-8"))
+    fetched = [
+        (tag, key, value)
+        for tag, attributes in found.tags
+        for key, value in attributes.items()
+        if key in ("src", "href", "data", "poster", "srcset", "action")
+        and not value.startswith(("#", "data:,"))
+    ]
+    assert fetched == []
+    policy = next(at["content"] for tag, at in found.tags if "http-equiv" in at)
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-eval" not in policy
+
+
+def test_a_kernel_named_like_an_image_stays_text(pages):
+    found = Tags(pages["gpu"].read_text("utf-8"))
+    assert not [tag for tag, _ in found.tags if tag in ("img", "iframe", "object")]
+    assert EVIL in found.text
+
+
+def cells(page, section, first):
+    """The rows of a section's tables that begin so."""
+    text = (
+        page.read_text("utf-8").partition(f'<section id="{section}"')[2].partition("</section>")[0]
+    )
+    rows = (re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", text))
+    return [row for row in rows if row and re.fullmatch(first, row[0])]
+
+
+def test_tables_hold_the_numbers(pages):
+    """Of the pipeline: a step is 4 x 86 ms of passes, 86 of bubble and 7 ns of adamw; 80 before."""
+    assert [row[:5] for row in cells(pages["run"], "ranks", r"\d · dp\d pp\d")] == [
+        [f"{rank} · dp{rank // 2} pp{rank % 2}", f"host-{rank // 2}", "430.000", "344.000", "0.000"]
+        for rank in range(4)
+    ]
+    assert cells(pages["run"], "operators", "matmul") == [
+        ["matmul", "8", "344.000", "344.000", "100.0%"]
+    ]
+    assert cells(pages["run"], "change", "matmul") == [
+        ["matmul", "", "320.000", "344.000", "▲ +24.000", "▲ +7.5%", "0.000", "0"]
+    ]
+    assert cells(pages["run"], "change", "Tokens/s") == [
+        ["Tokens/s", "2,560", "2,560", "0", "0.0%"]
+    ]
+
+
+def test_tables_of_a_gpu_hold_the_numbers(pages):
+    """In each step a matmul of 12 us and its gradient of 26, with kernels of 30 and 19."""
+    assert cells(pages["gpu"], "operators", "matmul.*") == [
+        ["matmul", "1", "0.012", "0.012", "0.030", "0.030", "61.2%"],
+        ["matmul_grad", "1", "0.026", "0.026", "0.019", "0.019", "38.8%"],
+    ]
+    assert cells(pages["gpu"], "kernels", ".*") == [
+        ["&lt;img src=x onerror=alert(1)&gt;", "1", "0.030", "0.030", "61.2%"],
+        ["gemm_grad", "1", "0.019", "0.019", "38.8%"],
+    ]
+    assert cells(pages["gpu"], "memory", "matmul") == [["matmul", "3", "9.00 MB", "3.00 MB"]]
+    assert cells(pages["gpu"], "memory", "0") == [
+        ["0", "Place(gpu:0)", "3.00 MB", "ProfileStep#0 › Forward › matmul"]
+    ]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_languages_say_the_same(language):
+    texts = {
+        name: yaml.safe_load(
+            files("ppprof.report.html").joinpath(f"{name}.yaml").read_text("utf-8")
+        )
+        for name in ("en", language)
+    }
+
+    def fields(text):
+        return sorted(name for _, name, _, _ in string.Formatter().parse(text) if name)
+
+    one, other = texts["en"], texts[language]
+    assert {group: set(of) for group, of in one.items()} == {
+        group: set(of) for group, of in other.items()
+    }
+    for group in ("page", "about", "sections", "reasons", "verdicts"):
+        assert {key: fields(text) for key, text in one[group].items()} == {
+            key: fields(text) for key, text in other[group].items()
+        }
+    assert all(
+        len(pair) == 2 and all(pair) for of in texts.values() for pair in of["terms"].values()
+    )
+
+
+def test_an_unknown_language_is_refused(runs):
+    with pytest.raises(UsageError, match="language 'fr': expected one of en, zh"):
+        render(picture(ppprof.open(runs["gpu"])), "fr")
+
+
+def test_problems_of_the_command_line_come_together(runs, capsys, tmp_path):
+    taken = tmp_path / "taken.html"
+    taken.write_text("mine")
+    asked = ["report", str(runs["gpu"]), "--window", "x", "--steps", "y", "--workers", "0"]
+    assert main([*asked, "-o", str(taken)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "--window: 'x': expected a whole number from 0",
+        "--steps: steps 'y': expected A:B (steps A to B-1), A:, :B or one number, from 0",
+        "--workers: '0': expected a whole number from 1",
+        f"-o {taken}: exists; --force replaces it",
+    ]
+    assert taken.read_text() == "mine"
+    assert main(["report", str(runs["gpu"])]) == 2
+    assert capsys.readouterr().err == "-o: expected the page to write, -o report.html\n"
+
+
+def test_a_trace_that_cannot_be_read_is_told_in_the_page(runs, tmp_path, capsys):
+    path = pipeline(tmp_path / "run")
+    broken = next(path.glob("raw/rank_00002*"))
+    broken.write_bytes(b"nothing of the kind")
+    page = page_of(tmp_path, "broken", path)
+    said = capsys.readouterr().err
+    assert broken.name in said
+    unread = page.read_text("utf-8").partition('<section id="unread"')[2]
+    assert broken.name in unread.partition("</section>")[0]
+    for other in path.glob("raw/*"):
+        other.write_bytes(b"")
+    with pytest.raises(InputError):
+        picture(ppprof.open(path))
+
+
+def test_ranks_and_steps_can_be_chosen(runs):
+    found = picture(ppprof.open(runs["run"]), ranks={"pp": 1}, steps="1:")
+    assert (found.ranks, found.steps, sorted(found.details)) == ([1, 3], [1, 2], [1, 3])
+    with pytest.raises(UsageError, match="no step of 7"):
+        picture(ppprof.open(runs["run"]), steps="7")
+
+
+def test_training_on_two_gpus_is_drawn_stream_by_stream(tmp_path):
+    tmp_path.joinpath("a").mkdir()
+    found = picture(ppprof.open(write(tmp_path / "a" / "rank_0.pb", *training())))
+    lanes = found.details[0].lanes["lane"].unique(maintain_order=True).to_list()
+    assert lanes[:3] == ["steps", "phases", "operators"]
+    assert {"GPU 0 stream 7", "GPU 1 stream 20"} <= set(lanes)
+
+
+# What the page does, in Chromium.
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    if EXECUTABLE is None:
+        pytest.skip(SKIPPED)
+    with browser() as started:
+        yield started
+
+
+@pytest.fixture
+def opened(chromium, pages):
+    """Opens pages; at the end, none of them has asked for anything or complained."""
+    all_of_them = []
+
+    def open_page(name, **options):
+        found = Opened(chromium, pages[name], **options)
+        all_of_them.append((found, pages[name].as_uri()))
+        return found
+
+    yield open_page
+    for found, address in all_of_them:
+        assert found.complaints == []
+        assert [url for url in found.requests if url != address and url != "data:,"] == []
+        found.close()
+
+
+class TestInChromium:
+    pytestmark = in_browser
+
+    @pytest.mark.parametrize("scheme", ["light", "dark"])
+    @pytest.mark.parametrize("name", ["run", "zh", "gpu"])
+    def test_every_chart_is_drawn(self, opened, name, scheme):
+        found = opened(name, color_scheme=scheme)
+        found.draw_all()
+        colours = found.colours()
+        assert colours
+        assert min(colours.values()) > 4, colours
+        assert found.page.evaluate("document.documentElement.dataset.theme") == scheme
+
+    def test_every_section_has_something(self, opened):
+        found = opened("run")
+        empty = found.page.evaluate(
+            """[...document.querySelectorAll("main > section")]
+                .filter(at => !at.querySelector("table, figure, dl, p")).map(at => at.id)"""
+        )
+        assert empty == []
+        titles = found.page.eval_on_selector_all("h2", "all => all.map(at => at.textContent)")
+        assert titles == [
+            "What to do", "Change from the baseline", "Steps", "Ranks", "Communication", "Pipeline",
+            "Operators", "Kernels", "Modules", "Memory", "Timeline", "What could not be read",
+            "Definitions",
+        ]  # fmt: skip
+
+    def test_a_press_on_a_heading_sorts(self, opened):
+        page = opened("run").page
+        ranks = page.locator("#ranks figure.table")
+        head = ranks.locator("th", has_text="Rank").first
+        first = ranks.locator("tbody tr td:first-child")
+        head.get_by_role("button").click()
+        assert head.get_attribute("aria-sort") == "ascending"
+        assert [text[0] for text in first.all_inner_texts()] == ["0", "1", "2", "3"]
+        head.get_by_role("button").press("Enter")
+        assert head.get_attribute("aria-sort") == "descending"
+        assert [text[0] for text in first.all_inner_texts()] == ["3", "2", "1", "0"]
+
+    def test_numbers_sort_by_their_value_largest_first(self, opened):
+        page = opened("gpu").page
+        kernels = page.locator("#kernels figure.table")
+        kernels.get_by_role("button", name="GPU total").click()
+        names = kernels.locator("tbody tr td:first-child").all_inner_texts()
+        assert names == [EVIL, "gemm_grad"]
+        kernels.get_by_role("button", name="GPU total").click()
+        names = kernels.locator("tbody tr td:first-child").all_inner_texts()
+        assert names == ["gemm_grad", EVIL]
+
+    def test_a_search_leaves_what_matches(self, opened):
+        page = opened("run").page
+        table = page.locator("#change figure.table", has=page.locator("input[type=search]")).first
+        table.locator("input").fill("step")
+        shown = table.locator("tbody tr:visible td:first-child").all_inner_texts()
+        assert shown == ["Step time", "Median step"]
+        assert re.fullmatch(r"2 of \d+ rows", table.locator("output").inner_text())
+        table.locator("input").fill("")
+        assert table.locator("tbody tr:visible").count() > 2
+
+    def test_a_number_tells_what_it_means(self, opened):
+        page = opened("run").page
+        tip = page.locator("#tip")
+        page.locator("#headline .term", has_text="Bubble").focus()
+        assert "A pipeline stage waits for others" in tip.inner_text()
+        page.keyboard.press("Escape")
+        assert not tip.is_visible()
+        page.locator("#ranks tbody td").nth(3).hover()
+        assert "while it waits for nobody" in tip.inner_text()
+
+    def test_tab_goes_through_the_page_in_order(self, opened):
+        found = opened("gpu")
+        found.draw_all()
+        page, seen = found.page, []
+        page.evaluate("scrollTo(0, 0)")
+        for _ in range(400):
+            page.keyboard.press("Tab")
+            at = page.evaluate(
+                """() => { const at = document.activeElement;
+                    if (at === document.body) return null;
+                    const all = [...document.querySelectorAll("*")];
+                    return [all.indexOf(at), at.tagName, at.className || at.id, at.tabIndex]; }"""
+            )
+            if at is None:
+                break
+            seen.append(at)
+        order = [at[0] for at in seen]
+        assert order == sorted(set(order))
+        assert seen[0][2] == "skip"
+        assert {"BUTTON", "A", "CANVAS", "SPAN", "SELECT"} <= {at[1] for at in seen}
+        assert max(at[3] for at in seen) == 0
+
+    def test_spans_can_be_walked_with_the_keyboard(self, opened):
+        found = opened("gpu")
+        found.draw_all()
+        figure = found.page.locator('figure[data-chart="timeline"]')
+        canvas, live = figure.locator("canvas"), figure.locator(".live")
+        canvas.focus()
+        said = []
+        for key in (">", ">", "ArrowDown", "ArrowDown", "ArrowDown", "<"):
+            found.page.keyboard.press(key)
+            said.append(live.inner_text().split(": ", 1)[1].split(" · ")[0])
+        # A row down: what had begun last at the middle of the span, 145, 122 and 114 us. Then back.
+        assert said == ["ProfileStep#0", "ProfileStep#1", "GPT", "matmul", "gemm_grad", EVIL]
+        before = found.page.evaluate("f => [f.lanes.from, f.lanes.to]", figure.element_handle())
+        found.page.keyboard.press("+")
+        after = found.page.evaluate("f => [f.lanes.from, f.lanes.to]", figure.element_handle())
+        assert after[1] - after[0] < before[1] - before[0]
+        found.page.keyboard.press("Home")
+        assert found.page.evaluate("f => f.lanes.from", figure.element_handle()) == 0
+
+    def test_a_span_tells_its_name_and_length_under_the_mouse(self, opened):
+        found = opened("run")
+        found.draw_all()
+        canvas = found.page.locator('figure[data-chart="pipeline"] canvas')
+        canvas.hover(position={"x": 160, "y": 24 + 9})
+        assert found.page.locator("#tip").inner_text() == "F0\nForward · 36.0 ms"
+
+    def test_ranks_are_grouped_by_an_axis(self, opened):
+        found = opened("run")
+        found.draw_all()
+        figure = found.page.locator('figure[data-chart="heat"]')
+        figure.locator("select").nth(1).select_option("pp")
+        found.page.wait_for_timeout(100)
+        labels = found.page.evaluate(
+            """f => echarts.getInstanceByDom(f.querySelector(".drawing")).getOption().yAxis[0].data""",
+            figure.element_handle(),
+        )
+        assert labels == ["pp0", "pp1"]
+
+    def test_light_and_dark_are_a_press_away(self, opened):
+        page = opened("run", color_scheme="light").page
+        page.locator("#theme").press("Enter")
+        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        assert page.locator("#theme").get_attribute("aria-pressed") == "true"
+
+    def test_an_intruding_script_does_not_run(self, opened, folder, pages):
+        """Were a name to become markup all the same, the page's policy would stop it."""
+        text = (
+            pages["gpu"].read_text("utf-8").replace("<main", "<img src=x onerror=alert(1)><main", 1)
+        )
+        path = folder / "intruded.html"
+        path.write_text(text, "utf-8")
+        pages["intruded"] = path
+        found = opened("intruded")
+        assert not [said for said in found.complaints if said.startswith("dialog")]
+        assert any("Content Security Policy" in said for said in found.complaints)
+        found.complaints.clear()
+        found.requests.clear()
