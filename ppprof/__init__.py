@@ -9,9 +9,10 @@ if TYPE_CHECKING:
     from ppprof.capture.attach import attach
     from ppprof.capture.spans import span
     from ppprof.compare import diff
+    from ppprof.reporting import picture
     from ppprof.run import open
 
-__all__ = ["attach", "diff", "open", "remote", "span"]
+__all__ = ["attach", "diff", "open", "picture", "remote", "span"]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,6 +29,10 @@ def __getattr__(name: str) -> Any:
         from ppprof.compare import diff
 
         return diff
+    if name == "picture":
+        from ppprof.reporting import picture
+
+        return picture
     if name == "open":
         from ppprof.run import open
 

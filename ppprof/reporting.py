@@ -47,7 +47,7 @@ def picture(
     """Everything that a report of a window shows.
 
         found = ppprof.picture(ppprof.open("profiler_log"), baseline=ppprof.open("base"))
-        Path("report.html").write_text(found.html(), "utf-8")
+        Path("report.html").write_text(ppprof.report.html.render(found), "utf-8")
 
     Args:
         run: the run.

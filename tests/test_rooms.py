@@ -79,7 +79,16 @@ def test_imports_follow_the_table(path: Path) -> None:
         assert not {name for name in names if name.partition(".")[0] == "paddle"}
     rooms = {name.split(".")[1] for name in names if name.startswith("ppprof.")}
     if room in ("__init__", "__main__"):
-        assert rooms <= {"capture", "config", "topology", "cli", "run", "compare", "remote"} | {
+        assert rooms <= {
+            "capture",
+            "config",
+            "topology",
+            "cli",
+            "run",
+            "compare",
+            "reporting",
+            "remote",
+        } | {
             "attach",
             "main",
         }
