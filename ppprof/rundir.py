@@ -9,6 +9,8 @@
       raw/rank_00000_..._000.calls/   its remote calls (ppprof/calls.py)
       summary/rank_00000_w0.json
       steps/rank_00000.jsonl
+      vdlrecords.rank_00000.log       scalars of the first rank that prints, for VisualDL
+      scalars/rank_00001/             and of each further one: VisualDL shows one log a directory
       nodes/00000.node7               rank 0 ran on the machine of that name
       clocks/rank_00000.jsonl         a rank's clock against rank 0's (ppprof/clocks.py)
       alive/, failed/                 ranks in their session, and those that failed (capture/roster)
@@ -122,6 +124,20 @@ def steps_path(rank: int) -> str:
     'steps/rank_00003.jsonl'
     """
     return f"steps/rank_{rank:05d}.jsonl"
+
+
+def scalars_path(rank: int, *, is_first: bool) -> str:
+    """Path of a rank's scalars for VisualDL inside the run directory.
+
+    VisualDL shows one log a directory: the first rank's stands where the traces are.
+
+    >>> scalars_path(0, is_first=True)
+    'vdlrecords.rank_00000.log'
+    >>> scalars_path(1, is_first=False)
+    'scalars/rank_00001/vdlrecords.rank_00001.log'
+    """
+    name = f"vdlrecords.rank_{rank:05d}.log"
+    return name if is_first else f"scalars/rank_{rank:05d}/{name}"
 
 
 def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:

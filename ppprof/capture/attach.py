@@ -14,6 +14,7 @@ from ppprof.capture.clock_exchange import Asker, ClockExchange, Reference
 from ppprof.capture.finisher import Finisher
 from ppprof.capture.job import Job, agreement, job_store
 from ppprof.capture.roster import Roster
+from ppprof.capture.scalars import Scalars
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import Off, Session
 from ppprof.capture.steps import StepLog
@@ -75,8 +76,8 @@ def attach(
             Kept in the manifest.
 
     Returns:
-        A context manager with ``step(num_samples, num_tokens, num_micro_batches, num_flops)``,
-        ``paused()``, ``should_stop`` and ``close()``.
+        A context manager with ``step(num_samples, num_tokens, num_micro_batches, num_flops,
+        loss)``, ``paused()``, ``should_stop`` and ``close()``.
 
     Raises:
         ConfigError: the mapping is no valid ``Profiler`` block.
@@ -132,6 +133,7 @@ def attach(
         windows=windows,
         finisher=finisher,
         steps=StepLog(run / rundir.steps_path(job.rank)) if run is not None else None,
+        scalars=_scalars(job, run, printing) if profiler.visualdl_scalars else None,
         timer=timer,
         device_peak_bytes=_device_peak_bytes(),
         device_peak_flops=device_peak_flops,
@@ -184,6 +186,14 @@ def _windows(
     except Exception as error:
         tell(f"rank {job.rank}: cannot record: {error}; the training goes on without")
         return None
+
+
+def _scalars(job: Job, run: Path | None, printing: Collection[int]) -> Scalars | None:
+    # A page can show some ranks and not thousands, and those that print are the ones looked at.
+    if run is None or job.rank not in printing:
+        return None
+    is_first = job.rank == min(printing)
+    return Scalars(run / rundir.scalars_path(job.rank, is_first=is_first))
 
 
 def _device_peak_bytes() -> Callable[[], int] | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ppprof.capture.clock_exchange import described
 from ppprof.capture.perf_summary import PerfSummary
+from ppprof.capture.scalars import Loss, Scalars
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.sigterm import SigtermGuard
 from ppprof.capture.steps import StepLog, StepRecord
@@ -48,6 +49,7 @@ class Off:
         num_tokens: int | None = None,
         num_micro_batches: int | None = None,
         num_flops: int | None = None,
+        loss: Loss = None,
     ) -> None:
         """Does nothing."""
 
@@ -89,6 +91,7 @@ class Session(Off):
         windows: Windows | None = None,
         finisher: Finisher | None = None,
         steps: StepLog | None = None,
+        scalars: Scalars | None = None,
         timer: StepTimer | None = None,
         device_peak_bytes: Callable[[], int] | None = None,
         device_peak_flops: float | None = None,
@@ -106,6 +109,7 @@ class Session(Off):
         self._windows = windows
         self._finisher = finisher
         self._steps = steps
+        self._scalars = scalars
         self._timer = timer or StepTimer()
         self._device_peak_bytes = device_peak_bytes
         self._stop_training = stop_training
@@ -160,6 +164,7 @@ class Session(Off):
         num_tokens: int | None = None,
         num_micro_batches: int | None = None,
         num_flops: int | None = None,
+        loss: Loss = None,
     ) -> None:
         """Ends a step: to be called after each optimizer step. Never raises.
 
@@ -172,6 +177,10 @@ class Session(Off):
             num_micro_batches: forward and backward passes that the step is made of.
             num_flops: model FLOPs of the step on this rank alone, for MFU: its share where mp and
                 pp split the model, and without those of recomputation.
+            loss: for ``visualdl_scalars``: a number, at the steps where the loop has read it anyway,
+                to log it. Also a tensor on the CPU, or a callable that gives either, which is
+                called only where scalars are written. A tensor on a device is not read, since that
+                would wait for the device at every step.
         """
         with self._lock:
             if self._closed:
@@ -184,6 +193,7 @@ class Session(Off):
                     num_tokens=num_tokens,
                     num_micro_batches=num_micro_batches,
                     num_flops=num_flops,
+                    loss=loss,
                 )
             self._step += 1
             self._turn(before)
@@ -210,7 +220,7 @@ class Session(Off):
     ) -> None:
         self._close(error)
 
-    def _record_step(self, state: State, **given: int | None) -> None:
+    def _record_step(self, state: State, loss: Loss, **given: int | None) -> None:
         took = self._timer.step()
         # A numpy or Paddle scalar is a number too.
         counts = {name: None if count is None else int(count) for name, count in given.items()}
@@ -236,6 +246,8 @@ class Session(Off):
             window=self._window if state.records and not self._timer_only else None,
         )
         self._steps.add(record)
+        if self._scalars is not None:
+            self._scalars.add(record, loss)
 
     def _turn(self, before: State) -> None:
         """From a step in state ``before`` to the step that comes now."""
@@ -258,9 +270,15 @@ class Session(Off):
             self._clock.turn(before, self._step)
         if self._excluded and self._finisher is not None:
             self._stall_ns = time.perf_counter_ns() - start
-        if before is State.LAST and self._steps is not None:
+        if before is State.LAST:
             with self._harmless("step times"):
-                self._steps.flush()
+                self._flush_steps()
+
+    def _flush_steps(self) -> None:
+        if self._steps is not None:
+            self._steps.flush()
+        if self._scalars is not None:
+            self._scalars.flush()
 
     def _close(self, error: BaseException | None) -> None:
         if os.getpid() != self._pid:  # a forked child has no part in this
@@ -284,8 +302,7 @@ class Session(Off):
                     windows.close(keep_empty=failed or self._schedule.record is None)
             with self._harmless("step times"):
                 self._timer.close()
-                if self._steps is not None:
-                    self._steps.flush()
+                self._flush_steps()
             self._tell_lost(lost, windows)
             if self._guard is not None:
                 self._guard.take_off()
@@ -312,8 +329,7 @@ class Session(Off):
                 self._windows.rescue()
         except Exception as error:  # not `_harmless`, which lets go of the profiler
             tell(f"rank {self._rank}: saving a window failed: {error}")
-        if self._steps is not None:
-            self._steps.flush()
+        self._flush_steps()
         self._tell_lost(lost, self._windows)
         if self._finisher is not None:
             self._finisher.leave()

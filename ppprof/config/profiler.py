@@ -118,6 +118,9 @@ class ProfilerConfig:
     """What to trace; auto is all that this build and machine have."""
     stop_training: bool = False
     """End the training cleanly once the last window has closed."""
+    visualdl_scalars: bool = False
+    """Loss, ips, tokens/s, reader cost and memory of every step in VisualDL's log format, for the
+    page that shows the traces; of the ranks that print. Needs ``pip install 'ppprof[view]'``."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> ProfilerConfig:

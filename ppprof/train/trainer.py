@@ -95,6 +95,9 @@ class Trainer:
             loss = self._engine.train(micro_batches)
             self._step += 1
             self._taken += world.global_batch_size or 1
+            is_logged = self._step % engine.logging_freq == 0 or self._step == last
+            # Here the device is waited for anyway, and as part of the step that is logged.
+            mean = self._engine.mean(loss) if is_logged else None
             length = micro_batches[0][0].shape[1]
             local = world.local_batch_size or 1
             profiler.step(
@@ -102,11 +105,12 @@ class Trainer:
                 num_tokens=local * length,
                 num_micro_batches=len(micro_batches),
                 num_flops=self._engine.flops(local * length, length),
+                loss=mean,
             )
             clock.step(tokens=local * length)
-            if self._step % engine.logging_freq == 0 or self._step == last:
+            if is_logged:
                 self._log(
-                    f"{self._at(last)} loss {self._engine.mean(loss):.6f}"
+                    f"{self._at(last)} loss {mean:.6f}"
                     f"{self._engine.norm_text()} lr {rate:.3e} {clock}"
                 )
                 clock.reset()

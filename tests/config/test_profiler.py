@@ -39,6 +39,7 @@ DEFAULTS = {
     "emit_nvtx": False,
     "targets": "auto",
     "stop_training": False,
+    "visualdl_scalars": False,
 }
 
 

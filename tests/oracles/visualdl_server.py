@@ -33,11 +33,11 @@ class VisualDL:
     """Answers of a running server."""
 
     def __init__(self, port: int) -> None:
-        self._base = f"http://127.0.0.1:{port}/app/api/profiler/"
+        self._base = f"http://127.0.0.1:{port}/app/api/"
 
-    def get(self, route: str, **args: object) -> Any:
+    def get(self, route: str, page: str = "profiler", **args: object) -> Any:
         """The data of one route; raises AssertionError with VisualDL's words if it has an error."""
-        url = self._base + route + "?" + urllib.parse.urlencode(args)
+        url = f"{self._base}{page}/{route}?" + urllib.parse.urlencode(args)
         with _opener.open(url, timeout=30) as answer:
             raw = answer.read()
         if raw[:2] == b"\x1f\x8b":
@@ -66,6 +66,19 @@ class VisualDL:
             lambda: num_read() >= num_files, f"{num_workers} workers, {num_files} windows in {run}"
         )
         return Run(self, run)
+
+    def scalars(self) -> dict[str, dict[str, list[tuple[int, float]]]]:
+        """Run -> tag -> steps and values, as the page of scalars draws them."""
+        tags = self._wait(lambda: self.get("tags", page="scalar"), "scalars")
+        return {
+            run: {
+                tag: [
+                    (step, value) for _, step, value in self.get("list", "scalar", run=run, tag=tag)
+                ]
+                for tag in names
+            }
+            for run, names in tags.items()
+        }
 
     @staticmethod
     def _wait(ready: Callable[[], T], what: str) -> T:

@@ -1,0 +1,313 @@
+"""Scalars for VisualDL's page: what its own reader and its own server make of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ppprof.capture.scalars import Scalars
+from ppprof.capture.schedule import Schedule
+from ppprof.capture.session import Session
+from ppprof.capture.steps import StepLog, StepRecord
+from ppprof.capture.timer import StepTimer
+from tests.launcher import launch
+
+MS = 1_000_000
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def visualdl() -> Any:
+    return pytest.importorskip("visualdl", reason="needs the visualdl wheel")
+
+
+def record(step: int, **changes: Any) -> StepRecord:
+    values: dict[str, Any] = {
+        "step": step, "batch_cost_ns": 32 * MS, "reader_cost_ns": 4 * MS, "num_samples": 8,
+        "num_tokens": 1024, "num_micro_batches": 2, "num_flops": 10**9, "device_peak_bytes": None,
+        "host_peak_bytes": 400 << 20, "stall_ns": 0, "excluded": False, "window": None,
+    }  # fmt: skip
+    return StepRecord(**{**values, **changes})
+
+
+def read(path: Path) -> dict[str, list[tuple[int, float]]]:
+    """Step and value by tag, as VisualDL's reader has them; a float has 24 bits there."""
+    from visualdl import LogReader
+
+    reader = LogReader(file_path=str(path))
+    tags = reader.get_tags()["scalar"]
+    return {tag: [(item.id, item.value) for item in reader.get_data("scalar", tag)] for tag in tags}
+
+
+def expected(lines: list[dict[str, Any]]) -> dict[str, list[tuple[int, Any]]]:
+    """What lines of ``steps/*.jsonl`` say, without the loss."""
+    told: dict[str, list[tuple[int, Any]]] = {}
+
+    def tell(tag: str, step: int, value: float | None) -> None:
+        if value is not None:
+            told.setdefault(tag, []).append((step, pytest.approx(value, rel=1e-6)))
+
+    for line in lines:
+        step, took = line["step"], line["batch_cost_ns"]
+        if not line["excluded"]:
+            reader = line["reader_cost_ns"]
+            tell("time/batch_cost_ms", step, took / 1e6)
+            tell("time/reader_cost_ms", step, None if reader is None else reader / 1e6)
+            tell("speed/ips", step, line["num_samples"] and line["num_samples"] / took * 1e9)
+            tell("speed/tokens_per_s", step, line["num_tokens"] and line["num_tokens"] / took * 1e9)
+        device = line["device_peak_bytes"]
+        tell("memory/device_peak_mib", step, None if device is None else device / 2**20)
+        tell("memory/host_peak_mib", step, line["host_peak_bytes"] / 2**20)
+    return told
+
+
+def test_visualdls_reader_has_the_values_of_each_step(tmp_path: Path, visualdl: Any) -> None:
+    scalars = Scalars(tmp_path / "vdlrecords.a.log")
+    records = [
+        record(0),
+        record(1, excluded=True),
+        record(2, device_peak_bytes=3 << 20, reader_cost_ns=None, num_tokens=None),
+    ]
+    for at, loss in zip(records, (5.5, None, 4)):
+        scalars.add(at, loss)
+    scalars.flush()
+    assert read(tmp_path / "vdlrecords.a.log") == {
+        "train/loss": [(0, 5.5), (2, 4.0)],
+        "time/batch_cost_ms": [(0, 32.0), (2, 32.0)],
+        "time/reader_cost_ms": [(0, 4.0)],
+        "speed/ips": [(0, 250.0), (2, 250.0)],
+        "speed/tokens_per_s": [(0, 32000.0)],
+        "memory/device_peak_mib": [(2, 3.0)],
+        "memory/host_peak_mib": [(0, 400.0), (1, 400.0), (2, 400.0)],
+    }
+
+
+def test_the_file_is_there_at_once_and_grows_every_ten_seconds(
+    tmp_path: Path, visualdl: Any
+) -> None:
+    now, path = [0], tmp_path / "scalars/rank_00001/vdlrecords.a.log"
+    scalars = Scalars(path, clock=lambda: now[0])
+    begun = path.stat().st_size
+    assert begun > 0
+    scalars.add(record(0))
+    assert path.stat().st_size == begun
+    now[0] += 10_000_000_000
+    scalars.add(record(1))
+    assert read(path)["memory/host_peak_mib"] == [(0, 400.0), (1, 400.0)]
+
+
+def test_a_session_writes_what_its_step_log_has(tmp_path: Path, visualdl: Any) -> None:
+    now, lines = [0], tmp_path / "steps.jsonl"
+    path = tmp_path / "vdlrecords.a.log"
+    scalars, steps = Scalars(path), StepLog(lines)
+    with Session(
+        Schedule.of((2, 4)), timer=StepTimer(lambda: now[0]), steps=steps, scalars=scalars
+    ) as prof:
+        for step in range(6):
+            now[0] += (step + 1) * MS
+            prof.step(num_samples=4, num_tokens=64, loss=0.25 * step if step % 2 else None)
+    seen = read(path)
+    assert seen.pop("train/loss") == [(1, 0.25), (3, 0.75), (5, 1.25)]
+    assert seen == expected([json.loads(line) for line in lines.read_text().splitlines()])
+    assert [step for step, _ in seen["speed/ips"]] == [0, 3, 5]
+
+
+class Tensor:
+    """As much of a Paddle tensor as tells where it is."""
+
+    def __init__(self, value: float, on_cpu: bool) -> None:
+        self.place = SimpleNamespace(is_cpu_place=lambda: on_cpu)
+        self.value, self.reads = value, 0
+
+    def item(self) -> float:
+        self.reads += 1
+        return self.value
+
+
+def test_a_loss_on_a_device_is_not_waited_for(
+    tmp_path: Path, visualdl: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "vdlrecords.a.log"
+    scalars = Scalars(path)
+    far, near = Tensor(1.5, on_cpu=False), Tensor(2.5, on_cpu=True)
+    for step, loss in enumerate((far, near, lambda: 3.5, lambda: near, far)):
+        scalars.add(record(step), loss)
+    scalars.flush()
+    assert read(path)["train/loss"] == [(1, 2.5), (2, 3.5), (3, 2.5)]
+    assert far.reads == 0
+    assert capsys.readouterr().err == (
+        "ppprof: step(loss=...) is a tensor on a device and is not read, which would wait for the "
+        "device at every step: give a number where you read it anyway, to log it\n"
+    )
+
+
+def test_without_scalars_a_callable_is_not_called() -> None:
+    with Session(Schedule.of((2, 4))) as prof:
+        prof.step(loss=lambda: 1 / 0)
+
+
+class TestFailures:
+    """Each is one line, and no exception."""
+
+    GOES_ON = "no scalars are written from here on, the training goes on\n"
+
+    def log(self, path: Path) -> None:
+        scalars = Scalars(path)
+        for step in range(3):
+            scalars.add(record(step), 1.0)
+            scalars.flush()
+
+    def test_no_visualdl(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "visualdl"]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "visualdl", None)
+        self.log(tmp_path / "vdlrecords.a.log")
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith("ppprof: visualdl_scalars: VisualDL cannot be imported (")
+        assert said.err.endswith(f"): pip install 'ppprof[view]'; {self.GOES_ON}")
+        assert said.err.count("\n") == 1
+
+    def test_a_home_that_visualdl_cannot_write_to(self, tmp_path: Path, visualdl: Any) -> None:
+        """It makes ``~/.visualdl`` when it is imported."""
+        (tmp_path / "home").write_text("a file")
+        code = "import pathlib, ppprof.capture.scalars as s; s.Scalars(pathlib.Path('a.log'))"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path / "home")},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert "ppprof: visualdl_scalars: VisualDL cannot be imported: [Errno 20]" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+    def test_a_directory_that_cannot_be_written(
+        self, tmp_path: Path, visualdl: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "run").write_text("a file, which refuses root as well")
+        self.log(tmp_path / "run/vdlrecords.a.log")
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith(f"ppprof: {tmp_path}/run/vdlrecords.a.log: ")
+        assert said.err.endswith(f"; {self.GOES_ON}")
+        assert said.err.count("\n") == 1
+
+    def test_a_directory_that_is_removed(
+        self, tmp_path: Path, visualdl: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "run/vdlrecords.a.log"
+        scalars = Scalars(path)
+        path.unlink()
+        path.parent.rmdir()
+        for step in range(3):
+            scalars.add(record(step))
+            scalars.flush()
+        said = capsys.readouterr()
+        assert said.err == f"ppprof: {path}: No such file or directory; {self.GOES_ON}"
+        assert said.out == ""
+        assert not path.parent.exists()  # VisualDL's own would make it again
+
+    def test_a_full_disk_leaves_whole_records(
+        self, tmp_path: Path, visualdl: Any, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        """A limit on the size of files cuts a write short, as a full disk does."""
+        path = tmp_path / "vdlrecords.a.log"
+        code = (
+            "import resource, signal, sys; from pathlib import Path; from tests.capture.test_scalars import *;"
+            "scalars = Scalars(Path(sys.argv[1])); scalars.add(record(0)); scalars.flush();"
+            "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+            "room = Path(sys.argv[1]).stat().st_size + 50;"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (room, room));"
+            "[scalars.add(record(step)) for step in range(1, 9)]; scalars.flush(); scalars.flush()"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, str(path)], cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert done.stderr.splitlines()[-1] == (
+            f"ppprof: {path}: the disk is full; {self.GOES_ON.strip()}"
+        )
+        assert done.stderr.count("no scalars") == 1
+        assert read(path)["memory/host_peak_mib"] == [(0, 400.0)]
+
+    def test_a_writer_that_raises_in_the_middle(
+        self, tmp_path: Path, visualdl: Any, monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:  # fmt: skip
+        path, lines = tmp_path / "vdlrecords.a.log", tmp_path / "steps.jsonl"
+        scalars = Scalars(path)
+        with Session(Schedule.of((2, 4)), steps=StepLog(lines), scalars=scalars) as prof:
+            prof.step(loss=1.0)
+            prof.step(loss="no number")
+            prof.step(loss="no number")
+        said = capsys.readouterr().err
+        assert said == (
+            f"ppprof: {path}: ValueError(\"could not convert string to float: 'no number'\"); "
+            + self.GOES_ON
+        )
+        assert len(lines.read_text().splitlines()) == 3
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``profiler_log`` of a real job of two ranks, both of which print."""
+    pytest.importorskip("visualdl", reason="needs the visualdl wheel")
+    folder = tmp_path_factory.mktemp("job")
+    output = launch(
+        folder, "pretrain_gpt_tiny_cpu_dp2", 2, "Profiler.visualdl_scalars=True",
+        "Profiler.print_ranks=all", "Engine.max_steps=12", "Engine.eval_freq=-1",
+    )  # fmt: skip
+    (folder / "output").write_text(output)
+    return folder / "profiler_log"
+
+
+@pytest.mark.paddle
+@pytest.mark.launch
+@pytest.mark.visualdl
+class TestOnVisualDLsPage:
+    """A real server on what the job left."""
+
+    def test_scalars_and_trace_are_one_run(self, log: Path) -> None:
+        from tests.oracles import visualdl_server
+
+        workers = ["rank_00000_dp0_pp0_sharding0_mp0", "rank_00001_dp1_pp0_sharding0_mp0"]
+        with visualdl_server.serve(log) as server:
+            run = visualdl_server.check_run(server, log, workers)
+            shown = server.scalars()
+            assert set(shown) == {run.name, str(log / "scalars/rank_00001")}
+            for rank, name in enumerate((run.name, str(log / "scalars/rank_00001"))):
+                lines = (log / f"steps/rank_{rank:05d}.jsonl").read_text().splitlines()
+                seen = shown[name]
+                # The mean over both replicas, as it is logged.
+                logged = (log.parent / "output").read_text().partition("step 5/12 loss ")[2][:8]
+                (_, first), *_ = seen.pop("train/loss")
+                assert first == pytest.approx(float(logged), abs=1e-6)
+                assert seen == expected([json.loads(line) for line in lines])
+
+    def test_ppprof_reads_the_run_as_before(self, log: Path) -> None:
+        import ppprof
+
+        assert ppprof.open(log).ranks == [0, 1]
+
+
+@pytest.mark.paddle
+def test_a_baseline_has_them_too(tmp_path: Path, visualdl: Any) -> None:
+    import ppprof
+
+    log = tmp_path / "log"
+    block = {"enable": True, "timer_only": True, "visualdl_scalars": True, "profiler_log": str(log)}
+    with ppprof.attach(block) as prof:
+        for _ in range(4):
+            prof.step(num_samples=2)
+    lines = (log / "steps/rank_00000.jsonl").read_text().splitlines()
+    seen = read(log / "vdlrecords.rank_00000.log")
+    assert seen == expected([json.loads(line) for line in lines])
