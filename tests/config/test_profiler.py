@@ -92,6 +92,7 @@ def test_every_key_at_once(profiler):
         "emit_nvtx": True,
         "targets": ["cpu", "gpu"],
         "stop_training": True,
+        "visualdl_scalars": True,
     }
     config = profiler(written)
     assert config.to_mapping() == written

@@ -69,15 +69,15 @@ class VisualDL:
 
     def scalars(self) -> dict[str, dict[str, list[tuple[int, float]]]]:
         """Run -> tag -> steps and values, as the page of scalars draws them."""
-        tags = self._wait(lambda: self.get("tags", page="scalar"), "scalars")
+        found = self._wait(
+            lambda: (tags := self.get("tags", page="scalar"))["runs"] and tags, "scalars"
+        )
         return {
             run: {
-                tag: [
-                    (step, value) for _, step, value in self.get("list", "scalar", run=run, tag=tag)
-                ]
-                for tag in names
+                tag: [tuple(row[1:]) for row in self.get("list", page="scalar", run=run, tag=tag)]
+                for tag in tags
             }
-            for run, names in tags.items()
+            for run, tags in zip(found["runs"], found["tags"])
         }
 
     @staticmethod
