@@ -152,6 +152,7 @@ def test_every_rank_tells_what_its_steps_consist_of(
     assert table.select("rank", "step").rows() == list(itertools.product(range(8), STEPS))
     parts = ["computation_ns", "data_loading_ns", "bubble_ns", "rest_ns"]
     exposed = [f"exposed_{axis}_ns" for axis in ("mp", "dp", "pp", "pp+mp")]
+    exposed.append("exposed_dp+pp+mp_ns")  # the loss, where it is logged
     assert table.select(*parts, *exposed).sum_horizontal().equals(table["step_ns"])
     assert table.select(pl.col(*parts, "exposed_mp_ns", "exposed_dp_ns").min()).row(0) > (0,) * 6
     # Each stage's wait in its trace alone; with the other's, the transfer is told from it.

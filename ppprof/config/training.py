@@ -166,7 +166,9 @@ class DatasetConfig:
     )  # fmt: skip
 
     name: str = "GPTDataset"
-    """FleetX's name for its token files; the harness reads bytes of text."""
+    """GPTDataset, FleetX's name for its token files, and any other but one: every byte of the text
+    is a token. TokenizedText: the text is packed, and unpacked and tokenised (byte pairs)
+    whenever a sample is read."""
     input: Optional[str] = None
     """A text file, directory or glob; blank for the Python standard library's own source."""
     split: Union[tuple[float, ...], str] = (969.0, 30.0, 1.0)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import itertools
 import os
 import shutil
 import sysconfig
 import uuid
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from ppprof.train.errors import DataError
 NUM_TOKENS = 256
 """Distinct bytes."""
 
+_SHARD_BYTES = 512 << 10
 _SEPARATOR = b"\x00"  # between files: no text holds it
 _NOT_LIBRARY = frozenset(["test", "tests", "site-packages", "idlelib", "lib2to3", "__pycache__"])
 
@@ -88,6 +91,33 @@ def token_file(files: Sequence[Path], cache: Path | None = None) -> Path:
         raise DataError(
             f"cannot make one file of the text: {error} (XDG_CACHE_HOME says where it goes)"
         ) from error
+    return target
+
+
+def packed_file(tokens: Path) -> Path:
+    """The same text in shards, each compressed: a zip file beside it, made on first use.
+
+    Args:
+        tokens: what `token_file` gave.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    target = tokens.with_suffix(".zip")
+    if target.exists():
+        return target
+    hidden = tokens.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    try:
+        with zipfile.ZipFile(hidden, "x", zipfile.ZIP_BZIP2) as packed, tokens.open("rb") as text:
+            for number in itertools.count():
+                shard = text.read(_SHARD_BYTES)
+                if not shard:
+                    break
+                packed.writestr(f"{number:05d}.txt", shard)
+        hidden.replace(target)
+    except OSError as error:
+        hidden.unlink(missing_ok=True)
+        raise DataError(f"cannot pack the text: {error}") from error
     return target
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy.typing as npt
 from paddle.io import BatchSampler, Dataset
 
 from ppprof.train.errors import DataError
+from ppprof.train.tokenizer import NUM_BYTES, BytePairs
 
 
 class TextSamples(Dataset):
@@ -50,6 +53,60 @@ class TextSamples(Dataset):
         """Tokens and the tokens that follow them, each int64 of shape (length,)."""
         start = index * self._length
         run = self._tokens[start : start + self._length + 1].astype(np.int64)
+        return run[:-1], run[1:]
+
+
+class TokenizedText(Dataset):
+    """Samples of a share of a packed text, unpacked and tokenised whenever one is asked for.
+
+    Sample i is the beginning of the i-th passage. To read it its whole shard is unpacked: the simple
+    way, and much more work than the sample itself.
+
+    Args:
+        path: a file of `ppprof.train.corpus.packed_file`.
+        length: tokens of a sample.
+        vocab_size: distinct tokens at the most: bytes, and merges of them that are learned from the
+            beginning of the text.
+        share: start and end of the part to use, as ratios of the shards.
+        limit: samples at the most.
+
+    Raises:
+        DataError: the part is too short for one sample.
+    """
+
+    def __init__(
+        self, path: Path, length: int, vocab_size: int, share: tuple[float, float] = (0.0, 1.0),
+        limit: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        # In memory, since loading processes would share one position in an open file.
+        self._shards = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
+        names = self._shards.infolist()
+        beginning = self._shards.read(names[0])[: 64 << 10]
+        self._pairs = BytePairs.learn(beginning, min(vocab_size, 4096) - NUM_BYTES)
+        first, last = (int(len(names) * ratio) for ratio in share)
+        self._length = length
+        self._passage = 4 * length
+        self._passages = [
+            (shard, at)
+            for shard in names[first:last]
+            for at in range(0, shard.file_size - self._passage + 1, self._passage)
+        ][:limit]
+        if not self._passages:
+            raise DataError(
+                f"{last - first} shards of text make no sample of max_seq_len {length} tokens"
+            )
+
+    def __len__(self) -> int:
+        return len(self._passages)
+
+    def __getitem__(self, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Tokens and the tokens that follow them, each int64 of shape (length,)."""
+        shard, at = self._passages[index]
+        tokens = self._pairs.encode(self._shards.read(shard)[at : at + self._passage])
+        while len(tokens) <= self._length:  # where a row of one sign is few tokens
+            tokens += tokens
+        run = np.array(tokens[: self._length + 1], np.int64)
         return run[:-1], run[1:]
 
 

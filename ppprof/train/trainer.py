@@ -17,8 +17,8 @@ import ppprof
 from ppprof.config import Config
 from ppprof.errors import ConfigError
 from ppprof.train import checkpoint
-from ppprof.train.corpus import find_files, token_file
-from ppprof.train.data import Share, StepBatches, TextSamples
+from ppprof.train.corpus import find_files, packed_file, token_file
+from ppprof.train.data import Share, StepBatches, TextSamples, TokenizedText
 from ppprof.train.engine import make_engine
 from ppprof.train.errors import DataError
 from ppprof.train.grid import make_grid
@@ -54,7 +54,7 @@ class Trainer:
     def __init__(self, config: Config) -> None:
         self._config = config
         # Too little text ends the job here, before a process group is made.
-        self._samples: dict[str, TextSamples] = {}
+        self._samples: dict[str, TextSamples | TokenizedText] = {}
         for purpose in ("Train", "Eval") if config.Engine.eval_freq > 0 else ("Train",):
             try:
                 self._samples[purpose] = _samples(config, purpose)
@@ -179,7 +179,7 @@ class Trainer:
             print(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {message}", flush=True)
 
 
-def _samples(config: Config, purpose: str) -> TextSamples:
+def _samples(config: Config, purpose: str) -> TextSamples | TokenizedText:
     """The text of one purpose ("Train" or "Eval").
 
     Raises:
@@ -188,12 +188,11 @@ def _samples(config: Config, purpose: str) -> TextSamples:
     dataset = getattr(config.Data, purpose).dataset
     shares = np.cumsum([0.0, *dataset.split]) / sum(dataset.split)
     at = {"Train": 0, "Eval": 1}[purpose]
-    return TextSamples(
-        token_file(find_files(dataset.input)),
-        dataset.max_seq_len,
-        (float(shares[at]), float(shares[at + 1])),
-        dataset.num_samples,
-    )
+    path, length = token_file(find_files(dataset.input)), dataset.max_seq_len
+    share, limit = (float(shares[at]), float(shares[at + 1])), dataset.num_samples
+    if dataset.name == "TokenizedText":
+        return TokenizedText(packed_file(path), length, config.Model.vocab_size, share, limit)
+    return TextSamples(path, length, share, limit)
 
 
 class _Clock:
