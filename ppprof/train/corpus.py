@@ -22,7 +22,7 @@ from ppprof.train.errors import DataError
 NUM_TOKENS = 256
 """Distinct bytes."""
 
-_SHARD_BYTES = 512 << 10
+_SHARD_BYTES = 384 << 10
 _SEPARATOR = b"\x00"  # between files: no text holds it
 _NOT_LIBRARY = frozenset(["test", "tests", "site-packages", "idlelib", "lib2to3", "__pycache__"])
 

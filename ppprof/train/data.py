@@ -16,6 +16,10 @@ from ppprof.train.errors import DataError
 from ppprof.train.tokenizer import NUM_BYTES, BytePairs
 
 
+_MOST_TOKENS = 4096
+"""Learned by `TokenizedText`; more takes longer than a tiny training."""
+
+
 class TextSamples(Dataset):
     """Samples of a share of a token file: sample i is the i-th run of ``length`` tokens.
 
@@ -65,9 +69,9 @@ class TokenizedText(Dataset):
     Args:
         path: a file of `ppprof.train.corpus.packed_file`.
         length: tokens of a sample.
-        vocab_size: distinct tokens at the most: bytes, and merges of them that are learned from the
-            beginning of the text.
-        share: start and end of the part to use, as ratios of the shards.
+        vocab_size: distinct tokens at the most: bytes, and merges of them, 3840 at the most, that
+            are learned from the beginning of the text.
+        share: start and end of the part to use, as ratios of the text.
         limit: samples at the most.
 
     Raises:
@@ -81,20 +85,22 @@ class TokenizedText(Dataset):
         super().__init__()
         # In memory, since loading processes would share one position in an open file.
         self._shards = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
-        names = self._shards.infolist()
-        beginning = self._shards.read(names[0])[: 64 << 10]
-        self._pairs = BytePairs.learn(beginning, min(vocab_size, 4096) - NUM_BYTES)
-        first, last = (int(len(names) * ratio) for ratio in share)
+        shards = self._shards.infolist()
+        beginning = self._shards.read(shards[0])[: 64 << 10]
+        self._pairs = BytePairs.learn(beginning, min(vocab_size, _MOST_TOKENS) - NUM_BYTES)
         self._length = length
         self._passage = 4 * length
-        self._passages = [
+        passages = [
             (shard, at)
-            for shard in names[first:last]
+            for shard in shards
             for at in range(0, shard.file_size - self._passage + 1, self._passage)
-        ][:limit]
+        ]
+        first, last = (int(len(passages) * ratio) for ratio in share)
+        self._passages = passages[first:last][:limit]
         if not self._passages:
             raise DataError(
-                f"{last - first} shards of text make no sample of max_seq_len {length} tokens"
+                f"{last - first} of {len(passages)} passages of text make no sample of "
+                f"max_seq_len {length} tokens"
             )
 
     def __len__(self) -> int:

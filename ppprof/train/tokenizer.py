@@ -30,12 +30,13 @@ class BytePairs:
     """
 
     def __init__(self, merges: Sequence[tuple[int, int]]) -> None:
+        self.merges = list(merges)
         self._ranks = {pair: rank for rank, pair in enumerate(merges)}
 
     @classmethod
     def learn(cls, text: bytes, num_merges: int) -> BytePairs:
         """Merges the commonest pair of tokens in ``text``, so many times or as long as one repeats."""
-        words = Counter(_words(text))
+        words = Counter(cls.words(text))
         parts = {word: list(word) for word in words}
         counts: Counter[tuple[int, int]] = Counter()
         holders: defaultdict[tuple[int, int], set[bytes]] = defaultdict(set)
@@ -59,10 +60,18 @@ class BytePairs:
             merges.append(best)
         return cls(merges)
 
+    @staticmethod
+    def words(text: bytes) -> Iterator[bytes]:
+        """The pieces of a text within which pairs are merged; together they are all of it."""
+        for match in _WORDS.finditer(text):
+            word = match[0]
+            for first in range(0, len(word), _LONGEST):
+                yield word[first : first + _LONGEST]
+
     def encode(self, text: bytes) -> list[int]:
         """The tokens of a text."""
         found = []
-        for word in _words(text):
+        for word in self.words(text):
             found += self._encode_word(word)
         return found
 
@@ -75,13 +84,6 @@ class BytePairs:
                 break
             _merge(tokens, pair, NUM_BYTES + rank)
         return tokens
-
-
-def _words(text: bytes) -> Iterator[bytes]:
-    for match in _WORDS.finditer(text):
-        word = match[0]
-        for first in range(0, len(word), _LONGEST):
-            yield word[first : first + _LONGEST]
 
 
 def _merge(tokens: list[int], pair: tuple[int, int], merged: int) -> None:
