@@ -1,0 +1,127 @@
+"""docs/tutorial.md as a newcomer follows it: its commands, in order, in an empty directory."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launcher import ROOT
+
+PAGES = ("tutorial.md", "tutorial.zh-CN.md")
+TRIES = 3
+"""Two busy cores may hide what workers gain: then the measuring is done again, as the page says."""
+
+pytestmark = [pytest.mark.paddle, pytest.mark.launch]
+
+
+def commands(page: str) -> list[str]:
+    """What the page tells to run: its blocks marked bash."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S)
+
+
+class Reader:
+    """Types commands in a directory with the repository's entry points, and keeps what they say."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in ("tools", "configs"):
+            (folder / name).symlink_to(ROOT / name)
+        programs = folder / "bin"
+        programs.mkdir()
+        for name, what in {"python": "", "ppprof": "-m ppprof"}.items():
+            program = programs / name
+            program.write_text(f'#!/bin/sh\nexec {sys.executable} {what} "$@"\n')
+            program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        self._env = {
+            **{key: os.environ[key] for key in os.environ if not key.startswith("PADDLE_")},
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+        }
+
+    def types(self, command: str) -> subprocess.CompletedProcess[str]:
+        if match := re.fullmatch(r"export (\w+)=(\S+)\n", command):  # lasts, as in a shell
+            self._env[match[1]] = match[2]
+        return subprocess.run(
+            ["bash", "-e", "-c", command], cwd=self.folder, env=self._env,
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def followed(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, subprocess.CompletedProcess[str]]:
+    """What each step's command left, by the step; measured again where it came out otherwise."""
+    names = ("threads", "before", "profile", "advise", "after", "diff")
+    written = dict(zip(names, commands(PAGES[0])))
+    assert len(written) == len(commands(PAGES[0])) == len(names)
+    reader = Reader(tmp_path_factory.mktemp("tutorial"))
+    done = {name: reader.types(command) for name, command in written.items()}
+    for _ in range(TRIES - 1):
+        if "Step time: faster" in done["diff"].stdout:
+            break
+        reader = Reader(tmp_path_factory.mktemp("again"))
+        for name in ("threads", "before", "after", "diff"):
+            done[name] = reader.types(written[name])
+    return done
+
+
+def seen(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def number(pattern: str, text: str) -> float:
+    match = re.search(pattern, text, re.M)
+    assert match, (pattern, text)
+    return float(match[1])
+
+
+IPS = r"^\| +ips +\| +([\d.]+) "
+
+
+def test_the_baseline_has_ips_and_waits_for_data(
+    followed: dict[str, subprocess.CompletedProcess[str]],
+) -> None:
+    said = seen(followed["before"])
+    assert number(IPS, said) > 0
+    assert number(r"^Reader Ratio: ([\d.]+)%", said) > 25
+
+
+def test_the_recording_has_data_loading_first(
+    followed: dict[str, subprocess.CompletedProcess[str]],
+) -> None:
+    said = seen(followed["profile"])
+    _, _, table = said.partition("Model Summary")
+    ratios = re.findall(r"^  (\w+) +\d+ .*? / ([\d.]+)  ", table, re.M)[:4]
+    phases = {name: float(ratio) for name, ratio in ratios}
+    assert phases.keys() == {"Dataloader", "Forward", "Backward", "Optimization"}
+    assert max(phases, key=phases.__getitem__) == "Dataloader"
+
+
+def test_the_advice_is_about_the_input(
+    followed: dict[str, subprocess.CompletedProcess[str]],
+) -> None:
+    said = seen(followed["advise"])
+    assert re.search(r"^1\. .* \[input-bound\]$", said, re.M), said
+    assert "Data.Train.loader.num_workers" in said
+
+
+def test_workers_make_it_faster(followed: dict[str, subprocess.CompletedProcess[str]]) -> None:
+    assert number(IPS, seen(followed["after"])) > number(IPS, seen(followed["before"]))
+    said = seen(followed["diff"])
+    pattern = r"^Step time: faster: -[\d.]+% \(95% interval -[\d.]+% to -[\d.]+%\)"
+    assert re.search(pattern, said, re.M), said
+    assert "Data.Train.loader.num_workers: 0 -> 2" in said
+
+
+def test_both_languages_tell_the_same_commands() -> None:
+    assert commands(PAGES[1]) == commands(PAGES[0])
