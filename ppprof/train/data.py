@@ -15,7 +15,6 @@ from paddle.io import BatchSampler, Dataset
 from ppprof.train.errors import DataError
 from ppprof.train.tokenizer import NUM_BYTES, BytePairs
 
-
 _MOST_TOKENS = 4096
 """Learned by `TokenizedText`; more takes longer than a tiny training."""
 
