@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from tests.launcher import ROOT
 PAGES = ("tutorial.md", "tutorial.zh-CN.md")
 TRIES = 3
 """Two busy cores may hide what workers gain: then the measuring is done again, as the page says."""
+QUIET = 0.15
+"""Of the machine's time, used by others at the most, for it to be the tutorial's fault."""
 
 pytestmark = [pytest.mark.paddle, pytest.mark.launch]
 
@@ -26,8 +30,23 @@ def commands(page: str) -> list[str]:
     return re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S)
 
 
+def busy_seconds() -> float:
+    """CPU time of the whole machine since it started, but for waiting."""
+    line = Path("/proc/stat").read_text().splitlines()[0]
+    user, nice, system, _, _, *others = map(int, line.split()[1:9])
+    return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
+
+
+def own_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 class Reader:
-    """Types commands in a directory with the repository's entry points, and keeps what they say."""
+    """Types commands in a directory with the repository's entry points."""
+
+    others = 0.0
+    """Of the machine's time, what others used at the most during a command."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -49,10 +68,23 @@ class Reader:
     def types(self, command: str) -> subprocess.CompletedProcess[str]:
         if match := re.fullmatch(r"export (\w+)=(\S+)\n", command):  # lasts, as in a shell
             self._env[match[1]] = match[2]
-        return subprocess.run(
+        start, busy, own = time.monotonic(), busy_seconds(), own_seconds()
+        done = subprocess.run(
             ["bash", "-e", "-c", command], cwd=self.folder, env=self._env,
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
+        took = time.monotonic() - start
+        if took > 3:
+            used = busy_seconds() - busy - (own_seconds() - own)
+            Reader.others = max(Reader.others, used / took / (os.cpu_count() or 1))
+        return done
+
+
+MEASURED = ("before", "after", "diff")
+
+
+def is_faster(done: dict[str, subprocess.CompletedProcess[str]]) -> bool:
+    return "Step time: faster" in done["diff"].stdout
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +98,10 @@ def followed(
     reader = Reader(tmp_path_factory.mktemp("tutorial"))
     done = {name: reader.types(command) for name, command in written.items()}
     for _ in range(TRIES - 1):
-        if "Step time: faster" in done["diff"].stdout:
+        if is_faster(done):
             break
         reader = Reader(tmp_path_factory.mktemp("again"))
-        for name in ("threads", "before", "after", "diff"):
-            done[name] = reader.types(written[name])
+        done.update({name: reader.types(written[name]) for name in ("threads", *MEASURED)})
     return done
 
 
@@ -116,6 +147,8 @@ def test_the_advice_is_about_the_input(
 
 
 def test_workers_make_it_faster(followed: dict[str, subprocess.CompletedProcess[str]]) -> None:
+    if not is_faster(followed) and Reader.others > QUIET:
+        pytest.skip(f"needs two cores for itself: others used {Reader.others:.0%} of this machine")
     assert number(IPS, seen(followed["after"])) > number(IPS, seen(followed["before"]))
     said = seen(followed["diff"])
     pattern = r"^Step time: faster: -[\d.]+% \(95% interval -[\d.]+% to -[\d.]+%\)"
