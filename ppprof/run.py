@@ -189,7 +189,7 @@ class Run:
 
         Returns:
             rank and window (int64), then the columns of `ppprof.trace.schema.EVENTS`. ``parent``
-            counts the rows of its own rank and window, from 0, which
+            and ``forward`` count the rows of their own rank and window, from 0, which
             ``pl.int_range(pl.len()).over("rank", "window")`` numbers. What cannot be read is left
             out, and told.
 

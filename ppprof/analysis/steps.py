@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,7 +75,7 @@ def select_steps(trace: Trace, steps: Steps) -> Trace:
         stream                       k..
 
     Row numbers in ``parent`` and ``event`` are those of the new tables; where what they pointed at
-    is gone, its nearest ancestor that is left, else null. The CPU utilisations, which Paddle
+    is gone, its nearest ancestor that is left, else null; in ``forward``, null. The CPU utilisations, which Paddle
     measures over the whole window, are unknown for a part of it and left out. Peaks of memory stay
     the process's own, "so far".
     """
@@ -113,6 +114,7 @@ def select_events(
         events=events.with_columns(
             parent=_nullable(parent),
             depth=pl.when(pl.col("depth").is_not_null()).then(pl.Series(depth)),
+            **_forwards(events["forward"], row, keep),
         ),
         memory=_renumbered(trace.memory.filter(keep_memory), row),
         kernels=_renumbered(trace.kernels.filter(keep[trace.kernels["event"].to_numpy()]), row),
@@ -136,6 +138,16 @@ def _new_rows(parent: Int64, keep: npt.NDArray[np.bool_]) -> Int64:
         nearest = further
     rows: Int64 = np.append(np.where(keep, np.cumsum(keep) - 1, -1), -1)[nearest]
     return rows
+
+
+def _forwards(
+    forward: pl.Series, row: Int64, keep: npt.NDArray[np.bool_]
+) -> Mapping[str, pl.Series]:
+    """The column ``forward`` of the events that are kept, where any tells one."""
+    if forward.null_count() == len(forward):
+        return {}
+    at = forward.fill_null(-1).to_numpy()
+    return {"forward": _nullable(np.where(np.append(keep, False)[at], row[at], -1))}
 
 
 def _renumbered(table: pl.DataFrame, row: Int64) -> pl.DataFrame:

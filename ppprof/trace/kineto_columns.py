@@ -40,6 +40,8 @@ class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
     num_in: Scalar = msgspec.field(default=None, name="In msg nelems")
     num_out: Scalar = msgspec.field(default=None, name="Out msg nelems")
     dtype: Scalar = None
+    sequence: Scalar = msgspec.field(default=None, name="Sequence number")
+    forward_thread: Scalar = msgspec.field(default=None, name="Fwd thread id")
     addr: Scalar = msgspec.field(default=None, name="Addr")
     size: Scalar = msgspec.field(default=None, name="Bytes")
     allocated: Scalar = msgspec.field(default=None, name="Total Allocated")
@@ -87,6 +89,7 @@ _COLLECTIVE_ARGS: Mapping[str, Any] = {
     **{"group": pl.Int64, "group_id": pl.Int64, "num_in": pl.Int64, "num_out": pl.Int64},
     **{"source": pl.String, "destination": pl.String, "ranks": pl.String, "dtype": pl.String},
 }
+_HOST_ARGS: Mapping[str, Any] = {"sequence": pl.Int64, "forward_thread": pl.Int64}
 _DEVICE_ARGS: Mapping[str, Any] = {
     **{"correlation": pl.Int64, "device": pl.Int64, "context": pl.Int64, "stream": pl.Int64},
     **{"bytes": pl.Int64, "grid": pl.String, "block": pl.String},
@@ -138,7 +141,7 @@ class KinetoColumns:
         memory = [event for event in batch if event.name == "[memory]" and event.ph == "i"]
         self._facts["hosts"].append(_facts(hosts, self._num["hosts"]))
         self._facts["devices"].append(_facts(devices, self._num["devices"]))
-        self._keep("hosts", hosts, {})
+        self._keep("hosts", hosts, _HOST_ARGS)
         self._keep("launches", launches, {"correlation": pl.Int64})
         self._keep("devices", devices, _DEVICE_ARGS)
         self._keep("memory", memory, _MEMORY_ARGS)

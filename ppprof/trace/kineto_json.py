@@ -21,9 +21,12 @@ the innermost one launches: aten::linear launches nothing, the aten::addmm in it
 the only child of another of its name is that other's layer, and left out, as ``key_averages()`` has
 it.
 
+An operator tells the number that the next node of the backward pass gets from its thread, a node
+the number that it got and the thread: so what ran the forward of each node is known (`_forwards`).
+
 Left out: other python_function events (frames of the interpreter, ten for each operator, which no
 table counts), gpu_user_annotation (the host's annotations over again), cuda_sync and overhead (no
-work of the model), flows (correlation ids say the same), Trace.
+work of the model), flows (correlation ids and sequence numbers say the same), Trace.
 """
 
 from __future__ import annotations
@@ -111,6 +114,7 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
     backward = _backward(hosts, slack_ns)
     calls = _calls(backward, hosts)
     hosts = pl.concat([backward, hosts], how="diagonal")
+    hosts = hosts.with_columns(counter="key")
     hosts, launches, memory = (_with_caller(table, calls) for table in (hosts, launches, memory))
     hosts = _nested(hosts, host_facts, slack_ns)
     launches, memory = _inside(hosts, launches), _inside(hosts, memory)
@@ -208,7 +212,55 @@ def _nested(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.DataF
         .then(pl.lit("OperatorInner"))
         .otherwise("category"),
     )
-    return _with_facts(hosts, facts, slack_ns)
+    return _with_facts(hosts.with_columns(forward=_forwards(hosts)), facts, slack_ns)
+
+
+def _forwards(hosts: pl.DataFrame) -> pl.Series:
+    """The row of the operator that made each node of the backward pass; null where none is known.
+
+    Each thread counts the nodes it makes. Until one is made, all operators tell its number, so the
+    last that does made it::
+
+        aten::linear 7                      evaluate_function: AddmmBackward0 8
+          aten::t 7      makes node 7         AddmmBackward0 8
+          aten::addmm 8  makes node 8       evaluate_function: TBackward0 7
+
+    Nodes that sum up gradients (AccumulateGrad) have no number. A node calls the thread that
+    counted by a number of torch's own: it is the one that told most of the numbers of such nodes,
+    if one alone did.
+
+    Args:
+        hosts: N rows; reads sequence, forward_thread (0 for no node), counter (the thread that
+            counts) and start_ns.
+
+    Returns:
+        int64, shape (N,).
+
+    Source: generateForwardBackwardLink in torch/csrc/profiler/collection.cpp.
+    """
+    numbered = hosts.select(
+        "counter", "forward_thread", "start_ns", "sequence", row=pl.int_range(pl.len())
+    ).drop_nulls("sequence")
+    is_node = (pl.col("forward_thread") > 0).fill_null(False)
+    made = (
+        numbered.filter(~is_node)
+        .sort("start_ns", maintain_order=True)
+        .unique(["counter", "sequence"], keep="last")
+        .select("counter", "sequence", forward="row", begun_ns="start_ns")
+    )
+    found = (
+        numbered.filter(is_node)
+        .select("forward_thread", "sequence", "row", "start_ns")
+        .join(made, on="sequence")
+        .filter(pl.col("begun_ns") < pl.col("start_ns"))
+    )
+    counters = found.group_by("forward_thread", "counter").len()
+    most = pl.col("len") == pl.col("len").max().over("forward_thread")
+    counters = counters.filter(most).filter(pl.len().over("forward_thread") == 1)
+    found = found.join(counters, on=["forward_thread", "counter"], how="semi")
+    forward = np.full(hosts.height, -1, np.int64)
+    forward[found["row"].to_numpy()] = found["forward"].to_numpy()
+    return nullable(forward)
 
 
 def _told_twice(hosts: pl.DataFrame, parent: Int64) -> pl.Series:

@@ -220,6 +220,7 @@ def _part(at: _Placed, recorded: Trace | None, numbers: _Numbers) -> Trace:
         parent=pl.when(is_below & pl.col("parent").is_null())
         .then(1)
         .otherwise(pl.col("parent") + 2),
+        forward=pl.col("forward") + 2,
         depth=pl.col("depth") + pl.when(is_below).then(2).otherwise(0),
         process=pl.when(pl.col("process").is_not_null()).then(numbers.process),
         thread=pl.col("thread").replace(threads),
@@ -252,7 +253,7 @@ def _together(parts: list[Trace]) -> Trace:
     """The first trace with the events of all of them, in the order of `EVENTS`."""
     first = list(accumulate((part.events.height for part in parts), initial=0))
     events = pl.concat(
-        part.events.with_columns(pl.col("parent") + at) for part, at in zip(parts, first)
+        part.events.with_columns(pl.col("parent", "forward") + at) for part, at in zip(parts, first)
     )
     is_device = pl.col("device").is_not_null()
     kind = pl.when(pl.col("depth").is_not_null()).then(0).when(is_device).then(2).otherwise(1)
@@ -275,7 +276,7 @@ def _together(parts: list[Trace]) -> Trace:
         )
         return renumbered(pl.concat(tables), "event")
 
-    events = renumbered(events[order], "parent")
+    events = renumbered(renumbered(events[order], "parent"), "forward")
     return dataclasses.replace(
         parts[0],
         events=events.with_columns(

@@ -2,7 +2,7 @@
 
 One `Trace` is one rank's window. Time is int64 nanoseconds of the clock that Paddle used (the
 system's wall clock), rounded once, in the reader. Row numbers of ``events`` are the identity of an
-event: ``parent`` and every ``event`` column of the side tables hold them.
+event: ``parent``, ``forward`` and every ``event`` column of the side tables hold them.
 """
 
 from __future__ import annotations
@@ -77,6 +77,10 @@ EVENTS: Mapping[str, tuple[pl.DataType, str]] = {
     "correlation_id": (
         pl.Int64(),
         "joins a launch with what it started; null for other host events",
+    ),
+    "forward": (
+        pl.Int64(),
+        "row of the host event whose gradient this one computes; null where the trace tells none",
     ),
     "bytes": (pl.Int64(), "of a Memcpy, Memset or collective; null otherwise"),
     "axis": (
