@@ -76,17 +76,31 @@ def diff(
         raise UsageError("exact: names stay as they were recorded, so names has no effect")
     same = {} if names is None else read_names(names)
 
-    def both(naming: Naming) -> list[Side]:
+    def both(naming: Naming, *, by_forward: bool) -> list[Side]:
         parts = zip((baseline, experiment), of_ranks, of_windows, of_steps)
         return [
-            measured(run, rank, window, steps=wanted, naming=naming, executor=executor)
+            measured(
+                run,
+                rank,
+                window,
+                steps=wanted,
+                naming=naming,
+                by_forward=by_forward,
+                executor=executor,
+            )
             for run, rank, window, wanted in parts
         ]
 
-    sides = both(Naming(exact, same))
-    frameworks = {side.frameworks for side in sides if side.frameworks}
-    if len(frameworks) > 1 and not exact:
-        sides = both(Naming(same={**_known_names(), **same}))
+    naming = Naming(exact, same)
+    sides = both(naming, by_forward=True)
+    recorded = [side for side in sides if side.frameworks]
+    is_across = len({side.frameworks for side in recorded}) > 1 and not exact
+    # Where but one of them tells more of its gradients, that would be all that is seen of a Backward.
+    is_even = len({side.tells_forwards for side in recorded}) <= 1
+    if is_across:
+        naming = Naming(same={**_known_names(), **same})
+    if is_across or not is_even:
+        sides = both(naming, by_forward=is_even)
     return Diff(*sides)
 
 
@@ -101,9 +115,10 @@ def measured(
     *,
     steps: str | None = None,
     naming: Naming | None = None,
+    by_forward: bool = True,
     executor: Executor | None = None,
 ) -> Side:
-    """One side of a `Diff`: see `diff` for what is chosen.
+    """One side of a `Diff`: see `diff` for what is chosen, `costs` for ``by_forward``.
 
     Raises:
         UsageError: no such ranks, window or steps; says what there is.
@@ -112,7 +127,7 @@ def measured(
     wanted = None if steps is None else Steps.parse(steps)
     made: Iterator[Worked[Costs]] = iter(())
     if run.recordings:
-        work = partial(costs, naming=naming or Naming())
+        work = partial(costs, naming=naming or Naming(), by_forward=by_forward)
         made = run.each(work, run.select_ranks(ranks, window), executor)
     return side_of(run, made, ranks, window, wanted)
 
@@ -204,6 +219,7 @@ class _Tables:
         }
         self._devices: list[Device] = []
         self._frameworks: set[str] = set()
+        self._tells_forwards = False
 
     def add(self, made: Costs, stage: int | None, window: int, wanted: Steps | None) -> None:
         """One window's."""
@@ -228,6 +244,7 @@ class _Tables:
         device = made.device if wanted is None else Device(*made.device[:2], *[None] * 4)
         self._devices.append(device)
         self._frameworks.add(made.framework)
+        self._tells_forwards |= made.tells_forwards
 
     def _folded(self, name: str) -> pl.DataFrame:
         return _added_up(pl.concat(self._parts[name]))
@@ -245,6 +262,7 @@ class _Tables:
             times,
             devices=self._devices,
             frameworks=frozenset(self._frameworks),
+            tells_forwards=self._tells_forwards,
             facts=_facts(run.manifest),
             num_replicas=replicas,
             coordinates=_coordinates(run),

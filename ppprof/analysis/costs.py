@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.breakdown import Breakdown, breakdown
-from ppprof.analysis.modules import modules
+from ppprof.analysis.modules import modules, tells_forwards
 from ppprof.analysis.naming import Naming
 from ppprof.analysis.overview import device
 from ppprof.analysis.profile import Profile
@@ -60,14 +60,22 @@ class Costs(NamedTuple):
     device: Device
     framework: str
     """``paddle`` or ``torch``."""
+    tells_forwards: bool
+    """Whether it tells of gradients whose forward made them (`ppprof.analysis.modules`)."""
 
 
-def costs(trace: Trace, naming: Naming) -> Costs:
-    """What a window costs; events outside of steps are left out, where there are steps at all."""
-    return costs_of(Profile(trace), naming)
+def costs(trace: Trace, naming: Naming, *, by_forward: bool = True) -> Costs:
+    """What a window costs; events outside of steps are left out, where there are steps at all.
+
+    Args:
+        trace: a window.
+        naming: what operators and kernels are called.
+        by_forward: see `ppprof.analysis.modules.modules`.
+    """
+    return costs_of(Profile(trace), naming, by_forward=by_forward)
 
 
-def costs_of(profile: Profile, naming: Naming) -> Costs:
+def costs_of(profile: Profile, naming: Naming, *, by_forward: bool = True) -> Costs:
     """The same of a profile that others read too."""
     step = profile.trace.events["step"]  # without what ran in remote calls, as its tree
     if not profile.steps:
@@ -76,9 +84,10 @@ def costs_of(profile: Profile, naming: Naming) -> Costs:
         breakdown(profile),
         operator_costs(profile, step, naming),
         _kernel_costs(profile, step, naming),
-        modules(profile, step),
+        modules(profile, step, by_forward=by_forward),
         _device(profile),
         _framework(profile.trace),
+        tells_forwards(profile),
     )
 
 

@@ -7,7 +7,8 @@ torch/csrc/distributed/c10d/ParamCommsUtils.hpp of pytorch/pytorch.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
 from typing import Any, Optional
 
 import msgspec
@@ -89,7 +90,7 @@ _COLLECTIVE_ARGS: Mapping[str, Any] = {
     **{"group": pl.Int64, "group_id": pl.Int64, "num_in": pl.Int64, "num_out": pl.Int64},
     **{"source": pl.String, "destination": pl.String, "ranks": pl.String, "dtype": pl.String},
 }
-_HOST_ARGS: Mapping[str, Any] = {"sequence": pl.Int64, "forward_thread": pl.Int64}
+_SEQUENCE_ARGS: Mapping[str, Any] = {"sequence": pl.Int64, "forward_thread": pl.Int64}
 _DEVICE_ARGS: Mapping[str, Any] = {
     **{"correlation": pl.Int64, "device": pl.Int64, "context": pl.Int64, "stream": pl.Int64},
     **{"bytes": pl.Int64, "grid": pl.String, "block": pl.String},
@@ -113,6 +114,7 @@ class KinetoColumns:
         """Thread id -> name; streams of devices are among them."""
         self._parts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._facts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
+        self._sequences: list[pl.DataFrame] = []
         self._num: Counter[str] = Counter()
 
     @classmethod
@@ -139,9 +141,14 @@ class KinetoColumns:
         devices = [event for event in spans if event.cat in DEVICES]
         launches = [event for event in spans if event.cat in LAUNCHES]
         memory = [event for event in batch if event.name == "[memory]" and event.ph == "i"]
-        self._facts["hosts"].append(_facts(hosts, self._num["hosts"]))
-        self._facts["devices"].append(_facts(devices, self._num["devices"]))
-        self._keep("hosts", hosts, _HOST_ARGS)
+        for kind, events in (("hosts", hosts), ("devices", devices)):
+            self._facts[kind].append(
+                _told(events, self._num[kind], attrgetter("num_in"), _COLLECTIVE_ARGS)
+            )
+        self._sequences.append(
+            _told(hosts, self._num["hosts"], attrgetter("sequence"), _SEQUENCE_ARGS)
+        )
+        self._keep("hosts", hosts, {})
         self._keep("launches", launches, {"correlation": pl.Int64})
         self._keep("devices", devices, _DEVICE_ARGS)
         self._keep("memory", memory, _MEMORY_ARGS)
@@ -179,17 +186,27 @@ class KinetoColumns:
         """What is told of collectives: ``at``, and the columns of `_COLLECTIVE_ARGS`."""
         return pl.concat(self._facts[kind])
 
+    def sequences(self) -> pl.DataFrame:
+        """Of host events that tell a number of an autograd node: ``at``, sequence, forward_thread."""
+        return pl.concat(self._sequences)
 
-def _facts(events: list[KinetoEvent], first: int) -> pl.DataFrame:
+
+def _told(
+    events: list[KinetoEvent],
+    first: int,
+    key: Callable[[KinetoArgs], Scalar],
+    args: Mapping[str, Any],
+) -> pl.DataFrame:
+    """``at`` and these args of the events that have the key; the first one's place is ``first``."""
     told = [
         (at, event.args)
         for at, event in enumerate(events, first)
-        if event.args is not None and event.args.num_in is not None
+        if event.args is not None and key(event.args) is not None
     ]
     return pl.DataFrame(
         [
             pl.Series("at", [at for at, _ in told], pl.Int64),
-            *attributes([args for _, args in told], _COLLECTIVE_ARGS),
+            *attributes([of for _, of in told], args),
         ]
     )
 

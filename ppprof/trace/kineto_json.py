@@ -116,7 +116,9 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
     hosts = pl.concat([backward, hosts], how="diagonal")
     hosts = hosts.with_columns(counter="key")
     hosts, launches, memory = (_with_caller(table, calls) for table in (hosts, launches, memory))
-    hosts = _nested(hosts, host_facts, slack_ns)
+    hosts = _nested(hosts, slack_ns)
+    hosts = hosts.with_columns(forward=_forwards(hosts, columns.sequences()))
+    hosts = _with_facts(hosts, host_facts, slack_ns)
     launches, memory = _inside(hosts, launches), _inside(hosts, memory)
     launches = (
         launches.sort("parent", "at")
@@ -198,24 +200,23 @@ def _with_threads(*tables: pl.DataFrame) -> Iterator[pl.DataFrame]:
         yield table.join(keys, on=["thread", "process"], maintain_order="left")
 
 
-def _nested(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
-    """Host events in pre-order, with parent, depth and the facts of collectives."""
+def _nested(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
+    """Host events in pre-order, with parent and depth."""
     hosts = hosts.sort("key", "start_ns", -pl.col("dur_ns"), "at", maintain_order=True)
     hosts = hosts.filter(~_told_twice(hosts, _nest(hosts, slack_ns)))
     parent = _nest(hosts, slack_ns)
     _, depth = pre_order(parent)
     above = hosts["name"].gather(nullable(parent))
-    hosts = hosts.with_columns(
+    return hosts.with_columns(
         parent=nullable(parent),
         depth=pl.Series(depth.astype(np.int32)),
         category=pl.when(pl.lit(above) == _EVALUATE + pl.col("name"))
         .then(pl.lit("OperatorInner"))
         .otherwise("category"),
     )
-    return _with_facts(hosts.with_columns(forward=_forwards(hosts)), facts, slack_ns)
 
 
-def _forwards(hosts: pl.DataFrame) -> pl.Series:
+def _forwards(hosts: pl.DataFrame, sequences: pl.DataFrame) -> pl.Series:
     """The row of the operator that made each node of the backward pass; null where none is known.
 
     Each thread counts the nodes it makes. Until one is made, all operators tell its number, so the
@@ -230,17 +231,19 @@ def _forwards(hosts: pl.DataFrame) -> pl.Series:
     if one alone did.
 
     Args:
-        hosts: N rows; reads sequence, forward_thread (0 for no node), counter (the thread that
-            counts) and start_ns.
+        hosts: N rows; reads at, counter (the thread that counts) and start_ns.
+        sequences: at, sequence and forward_thread, 0 of what is no node.
 
     Returns:
         int64, shape (N,).
 
     Source: generateForwardBackwardLink in torch/csrc/profiler/collection.cpp.
     """
-    numbered = hosts.select(
-        "counter", "forward_thread", "start_ns", "sequence", row=pl.int_range(pl.len())
-    ).drop_nulls("sequence")
+    numbered = (
+        hosts.select("at", "counter", "start_ns", row=pl.int_range(pl.len()))
+        .join(sequences, on="at", maintain_order="left")
+        .drop_nulls("sequence")
+    )
     is_node = (pl.col("forward_thread") > 0).fill_null(False)
     made = (
         numbered.filter(~is_node)
@@ -395,12 +398,15 @@ def _with_caller(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 def _with_facts(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
     """Facts on the outermost event of each collective; those in it are inner."""
     is_collective = hosts["category"] == "Communication"
-    is_outer = is_collective & pl.Series(_nest(hosts, slack_ns, holds=is_collective) < 0)
-    row = np.arange(hosts.height)
-    owner = np.where(is_outer.to_numpy(), row, _nest(hosts, slack_ns, holds=is_outer))
+    # What is neither, and that is most, is in nobody's way.
+    rows = np.flatnonzero(is_collective | hosts["at"].is_in(facts["at"].implode()))
+    some, is_collective = hosts[rows], is_collective.gather(rows)
+    is_inner = is_collective & pl.Series(_nest(some, slack_ns, holds=is_collective) >= 0)
+    is_outer = is_collective & ~is_inner
+    owner = np.where(is_outer, np.arange(len(rows)), _nest(some, slack_ns, holds=is_outer))
     num_bytes = pl.col("bytes")
     told = (
-        hosts.select("at", row=owner)
+        some.select("at", row=np.where(owner < 0, -1, np.append(rows, -1)[owner]))
         .join(facts, on="at", maintain_order="left")
         .group_by("row")
         .agg(
@@ -408,10 +414,11 @@ def _with_facts(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.D
             pl.col("group", "dtype", "peers").drop_nulls().first(),
         )
     )
+    row = pl.int_range(pl.len())
     return (
         hosts.with_columns(
             row=row,
-            category=pl.when(is_collective & ~is_outer)
+            category=pl.when(row.is_in(rows[is_inner]))
             .then(pl.lit("OperatorInner"))
             .otherwise("category"),
         )

@@ -182,6 +182,10 @@ def _ours() -> tuple[Layout, ...]:
             ),
         ),
         Layout("device", complete(stream, f'{device},"bytes":%d{{bytes}},"value":%d{{value}}')),
+        *(
+            Layout("host", complete(cpp, f'{depth},"{key}":%d{{{key}}}'))
+            for key in ("sequence", "forward")
+        ),
         *(Layout("host", complete(cpp, f"{depth}{args}")) for args in collectives),
         *(Layout("host", complete(python, f"{depth}{args}")) for args in pipeline),
     )

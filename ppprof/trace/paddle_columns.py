@@ -35,7 +35,7 @@ _CONFIG = (
 )
 _TRACKED = ("at", "name", "cat", "pid", "tid", *_TIMES)
 COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "host": (*_TRACKED, "depth", *FACTS),
+    "host": (*_TRACKED, "depth", "sequence", "forward", *FACTS),
     "launch": (*_TRACKED, "correlation_id"),
     "device": (
         *("at", "name", "cat", *_TIMES, "device", "context", "stream", "correlation_id"),
@@ -47,7 +47,9 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 
-OPTIONAL = frozenset(("depth", *FACTS, "context", "bandwidth", "value", *_CONFIG))
+OPTIONAL = frozenset(
+    ("depth", "sequence", "forward", *FACTS, "context", "bandwidth", "value", *_CONFIG)
+)
 """Columns that some writers, or some events, do not have."""
 
 
@@ -58,6 +60,8 @@ class PaddleArgs(msgspec.Struct, gc=False, frozen=True):
     start_time: Scalar = None
     end_time: Scalar = None
     depth: Scalar = None
+    sequence: Scalar = None
+    forward: Scalar = None
     axis: Scalar = None
     group: Scalar = None
     bytes: Scalar = None
@@ -105,7 +109,7 @@ class PaddleEvent(msgspec.Struct, gc=False):
 _NO_ARGS = PaddleArgs()
 _INTEGERS = dict.fromkeys(
     (
-        *("depth", "group", "bytes", "stage", "chunk", "micro_batch"),
+        *("depth", "sequence", "forward", "group", "bytes", "stage", "chunk", "micro_batch"),
         *("correlation_id", "device", "context", "stream", "value"),
         *("registers", "shared_bytes", "increase_bytes"),
         *("current_allocated", "current_reserved", "peak_allocated", "peak_reserved"),

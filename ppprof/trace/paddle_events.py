@@ -78,6 +78,16 @@ def _settle(table: Columns, clock: Clock | None) -> None:
         table["start"], table["slack"] = clock.starts(ts, table["dur"], begin, finish)
 
 
+def _rows_of(wanted: Int64, number: Int64) -> Int64:
+    """The first row of each number that is wanted, `MISSING` where there is none; shapes (N,)."""
+    rows = np.flatnonzero(number != MISSING)
+    if not len(rows):
+        return np.full(len(wanted), MISSING)
+    rows = rows[np.argsort(number[rows], kind="stable")]
+    at = np.minimum(np.searchsorted(number[rows], wanted), len(rows) - 1)
+    return np.where((wanted != MISSING) & (number[rows[at]] == wanted), rows[at], MISSING)
+
+
 def _settle_moments(memory: Columns, is_exact: bool) -> None:
     """The same of what has no length."""
     memory["start"] = memory.pop("ts")
@@ -125,6 +135,9 @@ class _Hosts:
         del table["at"], table["slack"]
         _reorder(table, self._order)
         table["parent"], table["depth"] = self._parent, self.depth
+        sequence, forward = table.pop("sequence", None), table.pop("forward", None)
+        if sequence is not None and forward is not None:
+            table["forward"] = _rows_of(forward, sequence)
         return table
 
     def around(self, inner: Columns) -> tuple[Int64, Int64]:
@@ -232,6 +245,7 @@ def _events(texts: pl.Series, host: Columns, launch: Columns, device: Columns) -
         {
             **{"name": "name", "cat": "category", "start": "start_ns", "dur": "dur_ns"},
             **{"parent": "parent", "depth": "depth", "pid": "process", "tid": "thread"},
+            "forward": "forward",
             **{key: key for key in FACTS},
         },
     )

@@ -5,7 +5,8 @@ escaped and never empty; nothing is ever ``inf`` or ``nan``; times are exact to 
 ``ts`` included; host events come in pre-order and carry their ``depth``, so that a reader has the
 tree and need not guess it; an event a line and no white space; ``span_indx``, which VisualDL 2.5.3
 asks for, stands beside ``span_index``; ``traceEvents`` does not end in an empty object; host events
-have their facts in ``args``. Control characters in names become visible escapes, because
+have their facts in ``args``, and what computes a gradient has the number of what it is the gradient
+of, ``forward``, which that one has as ``sequence``. Control characters in names become visible escapes, because
 VisualDL loses a file over a line break in a name.
 """
 
@@ -105,6 +106,8 @@ def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
     is_device = pl.col("device").is_not_null()
     is_launch = is_device.not_() & pl.col("correlation_id").is_not_null()
     hosts = with_facts(events.filter(is_device.not_() & is_launch.not_()))
+    has_gradient = pl.col("event").is_in(hosts["forward"].drop_nulls().unique().implode())
+    hosts = hosts.with_columns(sequence=pl.when(has_gradient).then("event"))
     firsts = hosts.group_by("thread").agg(first=pl.col("event").min())
 
     def placed(table: pl.DataFrame, host: str, part: int) -> pl.DataFrame:
@@ -178,6 +181,8 @@ def _host_parts() -> Parts:
     return [
         *_name_and_time(_thread_track(), "thread_state_runnable"),
         maybe("depth", pl.col("depth")),
+        maybe("sequence", pl.col("sequence")),
+        maybe("forward", pl.col("forward")),
         pl.col("facts").fill_null(""),
         "}}",
     ]

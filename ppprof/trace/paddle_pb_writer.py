@@ -36,7 +36,8 @@ def write_paddle_pb(trace: Trace, path: str | Path) -> Mapping[str, int]:
 
     Returns:
         What the format has no place for, kind -> how many: device events of which no launch is
-        known, as it hangs them under it; facts, where a name cannot carry them.
+        known, as it hangs them under it; facts, where a name cannot carry them; of what events are
+        the gradients.
     """
     told = told_in_names(trace.events)
     with writing(located(path)) as file:
@@ -48,6 +49,7 @@ def write_paddle_pb(trace: Trace, path: str | Path) -> Mapping[str, int]:
         .sum()
         .alias("device events that no launch is known of"),
         (has_facts().sum() - told.height).alias("events whose facts are not told"),
+        pl.col("forward").count().alias("gradients whose forward is not told"),
     ).row(0, named=True)
     return {what: count for what, count in counts.items() if count}
 

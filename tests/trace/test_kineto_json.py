@@ -456,6 +456,94 @@ def test_each_backward_pass_of_a_step_is_one() -> None:
     ]
 
 
+# Whose gradient
+
+
+def _numbered(name: str, ts: float, number: int, tid: int = MAIN, dur: float = 2) -> Any:
+    """An operator that runs while its thread is about to make node ``number``."""
+    return _x(name, ts, dur, tid, Sequence__number=number, Fwd__thread__id=0)
+
+
+def _gradient(name: str, ts: float, number: int, thread: int = 1, tid: int = ENGINE) -> list[Any]:
+    """A node with that number, of what torch calls a thread of its own; and the one in it."""
+    args = {"Sequence__number": number, "Fwd__thread__id": thread}
+    outer = f"autograd::engine::evaluate_function: {name}"
+    return [_x(outer, ts, 4, tid, **args), _x(name, ts + 1, 2, tid, **args)]
+
+
+def _forwards(trace: Trace) -> list[tuple[str, str | None]]:
+    """Name of each node of a backward pass, and of the operator whose gradient it is."""
+    names = trace.events["name"].cast(pl.String)
+    nodes = trace.events.with_columns(name=names, of=names.gather(trace.events["forward"]))
+    is_node = pl.col("name").str.starts_with("autograd::engine::evaluate_function: ")
+    return nodes.filter(is_node).select(pl.col("name").str.split(": ").list.last(), "of").rows()
+
+
+@pytest.mark.parametrize(
+    ("name", "num_links"), [("cpu_small_net.json.gz", 123), ("cpu_ddp_rank1.json.gz", 28)]
+)
+def test_gradients_are_of_what_torchs_own_arrows_begin_at(name: str, num_links: int) -> None:
+    ends: dict[Any, dict[str, Any]] = defaultdict(dict)
+    for event in _document(name)["traceEvents"]:
+        if event.get("cat") == "fwdbwd":
+            ends[event["id"]][event["ph"]] = event["ts"]
+    base_ns = _document(name)["baseTimeNanoseconds"]
+    arrows = {tuple(int(at[ph] * 1000) + base_ns for ph in "sf") for at in ends.values()}
+    events = _read(name).events
+    nodes = events.filter(pl.col("forward").is_not_null())
+    begun = events["start_ns"].gather(nodes["forward"]).alias("begun")
+    # An arrow ends at the inner of the two events that each node has.
+    is_inner = events["forward"].gather(nodes["parent"]).eq_missing(nodes["forward"])
+    links = nodes.with_columns(begun).filter(is_inner).select("begun", "start_ns").rows()
+    assert len(links) == len(arrows) == num_links
+    assert set(links) == arrows
+
+
+def test_the_last_operator_that_tells_a_number_made_the_node() -> None:
+    #   main    linear 7                         mse 8
+    #             t 7     addmm 8                       (engine)  Addmm 8   Sum   T 7   Loss 9
+    trace = _step(
+        _x("aten::linear", 5, 10, Sequence__number=7),
+        _numbered("aten::t", 6, 7),
+        _numbered("aten::addmm", 9, 8),
+        *_gradient("AddmmBackward0", 30, 8),
+        _node("torch::autograd::AccumulateGrad", 36, 2),
+        *_gradient("TBackward0", 40, 7),
+        *_gradient("LossBackward0", 50, 9),
+    )
+    assert _forwards(trace) == [
+        ("AddmmBackward0", "aten::addmm"),
+        ("torch::autograd::AccumulateGrad", None),
+        ("TBackward0", "aten::t"),
+        ("LossBackward0", None),
+    ]
+    assert [row for (row,) in _rows(trace, "forward", name="AddmmBackward0")] == [3]
+
+
+def test_each_thread_counts_its_own_nodes() -> None:
+    #   main    a 1  b 2  c 3
+    #   43      d 1  e 2                        engine: of 1: 1 2 3, of 2: 1 2
+    forward = [_numbered("aten::a", 5, 1), _numbered("aten::b", 8, 2), _numbered("aten::c", 11, 3)]
+    other = [_numbered("aten::d", 5, 1, 43), _numbered("aten::e", 8, 2, 43)]
+    of_one = [
+        event for number, at in ((3, 30), (2, 36), (1, 42)) for event in _gradient("X", at, number)
+    ]
+    of_other = [
+        event for number, at in ((2, 50), (1, 56)) for event in _gradient("Y", at, number, 2)
+    ]
+    # Nothing tells whether the other is 43: a and b are as good.
+    unsure = [("X", "aten::c"), ("X", "aten::b"), ("X", "aten::a"), ("Y", None), ("Y", None)]
+    assert _forwards(_step(*forward, *other, *of_one, *of_other)) == unsure
+    surely = [_numbered("aten::f", 12, 77, 43), *_gradient("Z", 62, 77, 2)]
+    of_43 = [("Y", "aten::e"), ("Y", "aten::d"), ("Z", "aten::f")]
+    assert _forwards(_step(*forward, *other, *of_one, *of_other, *surely)) == unsure[:3] + of_43
+
+
+def test_what_begins_later_is_not_what_a_gradient_is_of() -> None:
+    trace = _step(*_gradient("X", 20, 5), _numbered("aten::a", 40, 5))
+    assert _forwards(trace) == [("X", None)]
+
+
 # Categories
 
 
