@@ -46,7 +46,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.grouping import intervals_of
+from ppprof.analysis.grouping import intervals_of, matching
 from ppprof.analysis.intervals import (
     Int64,
     Intervals,
@@ -108,8 +108,9 @@ def breakdown(profile: Profile) -> Breakdown:
     start, end = intervals_of(steps)
     communication = _communication(profile)
     computation = _computation(profile)
-    waiting = _waiting(profile) if on_device else None
-    communication, bubble = _bubble(communication, _passes(profile), waiting)
+    threads = steps["thread"].unique()
+    waiting = _waiting(profile, threads) if on_device else None
+    communication, bubble = _bubble(communication, _passes(profile, threads), waiting)
     by_axis = {
         axis: communication.filter(pl.col("axis") == axis)
         for axis in sorted(communication["axis"].unique(), key=axis_position)
@@ -129,7 +130,7 @@ def breakdown(profile: Profile) -> Breakdown:
         of_stages = intervals_of(events.filter("of_stages"))
         others = intervals_of(events.filter(~pl.col("of_stages")))
         take("exposed", axis, together(others, difference(of_stages, bubble)))
-    take("data_loading", None, _stepping(profile, "Dataloader"))
+    take("data_loading", None, _stepping(profile, "Dataloader", threads))
     bubble = difference(bubble, taken)
     take("bubble", None, bubble)
     if waiting is not None:
@@ -186,21 +187,20 @@ def _steps(profile: Profile) -> pl.DataFrame:
     return steps.select("thread", "start_ns", "end_ns", step=step).drop_nulls("step")
 
 
-def _stepping(profile: Profile, category: str) -> Intervals:
-    """When the thread that steps is in an event of a category."""
-    threads = _steps(profile)["thread"].unique()
+def _stepping(profile: Profile, category: str, threads: pl.Series) -> Intervals:
+    """When the threads that step are in an event of a category."""
     events = profile.tree.hosts.filter(
         (pl.col("category") == category) & pl.col("thread").is_in(threads.implode())
     )
     return intervals_of(events)
 
 
-def _waiting(profile: Profile) -> Intervals:
-    """When the thread that steps communicates, or waits for the device."""
-    threads = _steps(profile)["thread"].unique()
+def _waiting(profile: Profile, threads: pl.Series) -> Intervals:
+    """When the threads that step communicate, or wait for the device."""
     launches = profile.tree.launches
-    calls = launches.filter(_named(_SYNCHRONISING) & pl.col("thread").is_in(threads.implode()))
-    return together(_stepping(profile, "Communication"), intervals_of(calls))
+    calls = launches.filter(matching(launches["name"], _SYNCHRONISING))
+    calls = calls.filter(pl.col("thread").is_in(threads.implode()))
+    return together(_stepping(profile, "Communication", threads), intervals_of(calls))
 
 
 def _computation(profile: Profile) -> Intervals:
@@ -224,36 +224,32 @@ def _communication(profile: Profile) -> pl.DataFrame:
         launched), start_ns, end_ns.
     """
     found, tree = profile.communication, profile.tree
-    facts = profile.trace.events.select(
-        "step", "axis", "category", row=pl.int_range(pl.len()), told=pl.col("name")
-    )
-    tellers = facts.filter(pl.col("category") == "Communication").drop("step", "category")
+    facts = profile.trace.events
+    tellers = np.flatnonzero((facts["category"] == "Communication").to_numpy())
     if tree.devices.is_empty():
-        rows = found.host_rows if tellers.is_empty() else tellers["row"].to_numpy()
-        events = tree.hosts[rows].with_columns(launcher="row", teller="row")
+        rows = tellers if len(tellers) else found.host_rows
+        events = tree.hosts[rows]
+        launcher = events["row"]
+        teller = launcher if len(tellers) else nullable(np.full(len(rows), -1))
     else:
-        kernels = tree.devices.with_columns(
-            is_found=pl.int_range(pl.len()).is_in(found.device_rows)
-        )
-        unseen = pl.col("host").is_null() & _named(_NCCL) & (pl.col("category") == "Kernel")
-        events = kernels.filter(pl.col("is_found") | unseen)
-        around = np.append(tree.innermost(tellers["row"].to_numpy()), -1)
-        teller = around[events["host"].fill_null(-1).to_numpy()]
-        events = events.with_columns(launcher="host", teller=nullable(teller))
-    return (
-        events.select("name", "launcher", "teller", "start_ns", "end_ns")
-        .join(facts.select("step", launcher="row"), on="launcher", how="left")
-        .join(tellers.rename({"row": "teller"}), on="teller", how="left")
-        .select(
-            pl.coalesce("told", "name").cast(pl.String).alias("name"),
-            pl.col("axis").cast(pl.String).fill_null(UNKNOWN),
-            *("step", "start_ns", "end_ns"),
-        )
+        is_found = np.zeros(tree.devices.height, bool)
+        is_found[found.device_rows] = True
+        unseen = pl.col("host").is_null() & (pl.col("category") == "Kernel")
+        unseen &= matching(tree.devices["name"], _NCCL)
+        events = tree.devices.filter(pl.Series(is_found) | unseen)
+        launcher = events["host"]
+        around = np.append(tree.innermost(tellers), -1)
+        teller = nullable(around[launcher.fill_null(-1).to_numpy()])
+    return events.select(
+        pl.coalesce(facts["name"].gather(teller), "name").cast(pl.String).alias("name"),
+        facts["axis"].gather(teller).cast(pl.String).fill_null(UNKNOWN),
+        facts["step"].gather(launcher),
+        *("start_ns", "end_ns"),
     )
 
 
-def _passes(profile: Profile) -> pl.DataFrame:
-    """The outermost Forward and Backward events of the thread that steps, where they computed.
+def _passes(profile: Profile, threads: pl.Series) -> pl.DataFrame:
+    """The outermost Forward and Backward events of the threads that step, where they computed.
 
     Those of a stage alone, if any is of a stage.
 
@@ -262,16 +258,12 @@ def _passes(profile: Profile) -> pl.DataFrame:
         the event or, in a trace with device events, of what was launched in it.
     """
     tree = profile.tree
-    threads = _steps(profile)["thread"].unique()
-    facts = profile.trace.events.select("step", "stage", row=pl.int_range(pl.len()))
-    passes = (
-        profile.outermost.filter(
-            pl.col("category").is_in(["Forward", "Backward"])
-            & pl.col("thread").is_in(threads.implode())
-        )
-        .select("row", "start_ns", "end_ns")
-        .join(facts, on="row", how="left")
-    )
+    passes = profile.outermost.filter(
+        pl.col("category").is_in(["Forward", "Backward"])
+        & pl.col("thread").is_in(threads.implode())
+    ).select("row", "start_ns", "end_ns")
+    facts = profile.trace.events
+    passes = passes.with_columns(facts[fact].gather(passes["row"]) for fact in ("step", "stage"))
     if passes["stage"].count():
         passes = passes.drop_nulls("stage")
     if not tree.devices.is_empty():

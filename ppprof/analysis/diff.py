@@ -176,19 +176,23 @@ class Diff:
             sorted by is 5 of these at the least. By the absolute delta of GPU self time where
             either run has device events, else of CPU self time.
         """
-        return self.operators_by(f"{self.clock}_self_ns")
+        return self._by_name("operators", OPERATOR_VALUES, f"{self.clock}_self_ns")
 
     def operators_by(self, value: str) -> pl.DataFrame:
         """`operators` by the absolute delta of one of `OPERATOR_VALUES`."""
+        if value == f"{self.clock}_self_ns":
+            return self.operators
         return self._by_name("operators", OPERATOR_VALUES, value)
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
         """Kernels by name: as `operators`, with `KERNEL_VALUES`, by GPU total."""
-        return self.kernels_by("gpu_total_ns")
+        return self._by_name("kernels", KERNEL_VALUES, "gpu_total_ns")
 
     def kernels_by(self, value: str) -> pl.DataFrame:
         """`kernels` by the absolute delta of one of `KERNEL_VALUES`."""
+        if value == "gpu_total_ns":
+            return self.kernels
         return self._by_name("kernels", KERNEL_VALUES, value)
 
     @cached_property

@@ -84,8 +84,11 @@ class Tree:
         """The nearest chosen host event above each, -1 for none, shape (hosts,)."""
         parent = self.hosts["parent"].fill_null(-1).to_numpy()
         above: Int64 = parent.copy()
-        while len(on := np.flatnonzero((above >= 0) & ~chosen[above])):
-            above[on] = parent[above[on]]
+        climbing = np.flatnonzero((above >= 0) & ~chosen[above])
+        while len(climbing):
+            higher = parent[above[climbing]]
+            above[climbing] = higher
+            climbing = climbing[(higher >= 0) & ~chosen[higher]]
         return above
 
     def innermost(self, rows: Int64) -> Int64:
