@@ -163,7 +163,8 @@ def _is_within_its_own(above: Int64, code: Int64, rows: Int64) -> npt.NDArray[np
 
 
 def _kernel_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.DataFrame:
-    devices = profile.trace.events.with_columns(step=step).filter(pl.col("category") == "Kernel")
+    events = profile.trace.events.select("name", "category", "dur_ns").with_columns(step=step)
+    devices = events.filter(pl.col("category") == "Kernel")
     return (
         devices.select(name=naming.applied(devices["name"]), step="step", gpu_total_ns="dur_ns")
         .drop_nulls("step")

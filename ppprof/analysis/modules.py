@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.gradients import modules_of_gradients
+from ppprof.analysis.grouping import matching
 from ppprof.analysis.profile import Profile
 from ppprof.trace.forest import subtree_sums
 
@@ -78,8 +79,8 @@ def modules(profile: Profile, step: pl.Series, *, by_forward: bool = True) -> pl
     tree, hosts = profile.tree, profile.tree.hosts
     step_of = step.slice(0, hosts.height).to_numpy()
     is_step = (hosts["category"] == "ProfileStep").to_numpy()
-    has_name = hosts["name"].cast(pl.String).str.contains("#remote_op: ", literal=True).not_()
-    is_piece = hosts["category"].is_in(_PIECES).to_numpy() & has_name.to_numpy()
+    is_piece = hosts["category"].is_in(_PIECES).to_numpy()
+    is_piece &= ~matching(hosts["name"], "#remote_op: ").to_numpy()
     known = ~np.isnan(step_of.astype(float))
     is_node = (is_piece | is_step) & known
     is_node &= _depths(np.flatnonzero(is_node), tree.size) < _DEEPEST
@@ -92,11 +93,6 @@ def modules(profile: Profile, step: pl.Series, *, by_forward: bool = True) -> pl
     rows = np.flatnonzero(is_node)
     if not len(rows):
         return pl.DataFrame(schema=MODULES)
-    # Paddle calls its loader by the class, which depends on the number of workers.
-    category = hosts["category"].cast(pl.String)
-    names = pl.select(
-        pl.when(category.is_in(_PHASES)).then(category).otherwise(hosts["name"].cast(pl.String))
-    ).to_series()
     at = pl.DataFrame(
         {
             "row": rows,
@@ -104,14 +100,20 @@ def modules(profile: Profile, step: pl.Series, *, by_forward: bool = True) -> pl
             "of_module": of_module[rows],
             "step": step_of[rows].astype(np.int64),
             "is_step": is_step[rows],
-            "is_backward": (hosts["category"].gather(rows) == "Backward"),
-            "name": names.gather(rows),
+            "category": hosts["category"].gather(rows).cast(pl.String),
+            "name": hosts["name"].gather(rows).cast(pl.String),
             "start_ns": hosts["start_ns"].gather(rows),
             "cpu_ns": hosts["cpu_ns"].gather(rows),
             "gpu_ns": hosts["device_ns"].gather(rows),
             "own_cpu_ns": tree.own("cpu_ns", is_node, above)[rows],
             "own_gpu_ns": tree.own("device_ns", is_node, above)[rows],
         }
+    )
+    # Paddle calls its loader by the class, which depends on the number of workers.
+    is_phase = pl.col("category").is_in(_PHASES)
+    at = at.with_columns(
+        name=pl.when(is_phase).then("category").otherwise("name"),
+        is_backward=pl.col("category") == "Backward",
     )
     begun = at.filter("is_step").group_by("step").agg(begin_ns=pl.col("start_ns").min())
     at = at.join(begun, on="step", how="left", maintain_order="left").with_columns(

@@ -144,6 +144,6 @@ def _visited(table: pl.DataFrame, visit: Int64) -> pl.DataFrame:
     """The table in Paddle's order of visiting; a thread's root comes before its host events."""
     host = table["host"].fill_null(-1).to_numpy()
     numbers = np.append(visit, -1)[host] if len(host) else host
-    return table.with_columns(visit=pl.Series(numbers, dtype=pl.Int64)).sort(
-        "thread", "visit", maintain_order=True
-    )
+    thread = table["thread"].fill_null(np.iinfo(np.int64).min).to_numpy()
+    order = np.lexsort((numbers, thread))
+    return table.with_columns(visit=pl.Series(numbers, dtype=pl.Int64))[order]
