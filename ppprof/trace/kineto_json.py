@@ -114,10 +114,11 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
     backward = _backward(hosts, slack_ns)
     calls = _calls(backward, hosts)
     hosts = pl.concat([backward, hosts], how="diagonal")
-    hosts = hosts.with_columns(counter="key")
+    # Before what an engine's thread did is its caller's: each thread counts nodes of its own.
+    numbered = columns.sequences().join(hosts.select("at", counter="key"), on="at")
     hosts, launches, memory = (_with_caller(table, calls) for table in (hosts, launches, memory))
     hosts = _nested(hosts, slack_ns)
-    hosts = hosts.with_columns(forward=_forwards(hosts, columns.sequences()))
+    forward = _forwards(hosts, numbered)
     hosts = _with_facts(hosts, host_facts, slack_ns)
     launches, memory = _inside(hosts, launches), _inside(hosts, memory)
     launches = (
@@ -126,13 +127,14 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
         .with_columns(pl.col("row").cast(pl.Int64), category=pl.lit("CudaRuntime"))
     )
     devices = _launched(tables["devices"], launches, device_facts)
+    forward = forward.extend_constant(None, launches.height + devices.height)
     # A correlation id tells a launch from a host event.
     launches = launches.with_columns(correlation_id=pl.col("correlation").fill_null(0))
     events = pl.concat([hosts, launches, devices], how="diagonal_relaxed").with_columns(
         end_ns=pl.col("start_ns") + pl.col("dur_ns")
     )
     return Trace(
-        events=conform(events.with_columns(step=steps_of(events)), EVENTS),
+        events=conform(events.with_columns(step=steps_of(events), forward=forward), EVENTS),
         memory=_memory(memory),
         kernels=_kernels(devices, first_device=hosts.height + launches.height),
         memsets=empty(MEMSETS),
@@ -216,7 +218,7 @@ def _nested(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
     )
 
 
-def _forwards(hosts: pl.DataFrame, sequences: pl.DataFrame) -> pl.Series:
+def _forwards(hosts: pl.DataFrame, numbered: pl.DataFrame) -> pl.Series:
     """The row of the operator that made each node of the backward pass; null where none is known.
 
     Each thread counts the nodes it makes. Until one is made, all operators tell its number, so the
@@ -231,8 +233,9 @@ def _forwards(hosts: pl.DataFrame, sequences: pl.DataFrame) -> pl.Series:
     if one alone did.
 
     Args:
-        hosts: N rows; reads at, counter (the thread that counts) and start_ns.
-        sequences: at, sequence and forward_thread, 0 of what is no node.
+        hosts: N rows; reads at and start_ns.
+        numbered: at, sequence, forward_thread (0 of what is no node) and counter, the thread that
+            counts what runs in it.
 
     Returns:
         int64, shape (N,).
@@ -240,8 +243,8 @@ def _forwards(hosts: pl.DataFrame, sequences: pl.DataFrame) -> pl.Series:
     Source: generateForwardBackwardLink in torch/csrc/profiler/collection.cpp.
     """
     numbered = (
-        hosts.select("at", "counter", "start_ns", row=pl.int_range(pl.len()))
-        .join(sequences, on="at", maintain_order="left")
+        hosts.select("at", "start_ns", row=pl.int_range(pl.len()))
+        .join(numbered, on="at", maintain_order="left")
         .drop_nulls("sequence")
     )
     is_node = (pl.col("forward_thread") > 0).fill_null(False)
