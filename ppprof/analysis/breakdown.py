@@ -104,12 +104,12 @@ def breakdown(profile: Profile) -> Breakdown:
     """
     tree = profile.tree
     on_device = not tree.devices.is_empty()
-    steps = _steps(profile)
+    steps = numbered_steps(profile)
     start, end = intervals_of(steps)
     communication = _communication(profile)
     computation = _computation(profile)
     threads = steps["thread"].unique()
-    waiting = _waiting(profile, threads) if on_device else None
+    waiting = waiting_of(profile, threads) if on_device else None
     communication, bubble = _bubble(communication, _passes(profile, threads), waiting)
     by_axis = {
         axis: communication.filter(pl.col("axis") == axis)
@@ -130,7 +130,7 @@ def breakdown(profile: Profile) -> Breakdown:
         of_stages = intervals_of(events.filter("of_stages"))
         others = intervals_of(events.filter(~pl.col("of_stages")))
         take("exposed", axis, together(others, difference(of_stages, bubble)))
-    take("data_loading", None, _stepping(profile, "Dataloader", threads))
+    take("data_loading", None, stepping(profile, "Dataloader", threads))
     bubble = difference(bubble, taken)
     take("bubble", None, bubble)
     if waiting is not None:
@@ -180,14 +180,14 @@ def _added_up(steps: pl.Series, times: Sequence[tuple[str, str | None, Int64]]) 
     return table.group_by(keys).agg(pl.col("time_ns").sum()).sort(keys).drop("order")
 
 
-def _steps(profile: Profile) -> pl.DataFrame:
+def numbered_steps(profile: Profile) -> pl.DataFrame:
     """step, thread, start_ns, end_ns of each ProfileStep that has a number."""
     step = pl.col("name").cast(pl.String).str.extract(r"#(\d+)$").cast(pl.Int64, strict=False)
     steps = profile.tree.of_category("ProfileStep")
     return steps.select("thread", "start_ns", "end_ns", step=step).drop_nulls("step")
 
 
-def _stepping(profile: Profile, category: str, threads: pl.Series) -> Intervals:
+def stepping(profile: Profile, category: str, threads: pl.Series) -> Intervals:
     """When the threads that step are in an event of a category."""
     events = profile.tree.hosts.filter(
         (pl.col("category") == category) & pl.col("thread").is_in(threads.implode())
@@ -195,12 +195,12 @@ def _stepping(profile: Profile, category: str, threads: pl.Series) -> Intervals:
     return intervals_of(events)
 
 
-def _waiting(profile: Profile, threads: pl.Series) -> Intervals:
+def waiting_of(profile: Profile, threads: pl.Series) -> Intervals:
     """When the threads that step communicate, or wait for the device."""
     launches = profile.tree.launches
     calls = launches.filter(matching(launches["name"], _SYNCHRONISING))
     calls = calls.filter(pl.col("thread").is_in(threads.implode()))
-    return together(_stepping(profile, "Communication", threads), intervals_of(calls))
+    return together(stepping(profile, "Communication", threads), intervals_of(calls))
 
 
 def _computation(profile: Profile) -> Intervals:

@@ -1,0 +1,74 @@
+"""Rules about data."""
+
+from __future__ import annotations
+
+import math
+
+import polars as pl
+
+from ppprof.analysis.advice.case import Case
+from ppprof.analysis.findings import Finding
+
+MOST_WORKERS = 16
+"""Proposed for a rank: a machine of 8 devices rarely has more than 16 cores for each."""
+
+_KEY = "Data.Train.loader.num_workers"
+
+
+def loading(case: Case) -> pl.DataFrame:
+    """rank, window, step, loading_ns and step_ns; of step times where there are no traces."""
+    if case.steps.is_empty():
+        return case.timed.drop_nulls("reader_cost_ns").select(
+            "rank", pl.lit(0).alias("window"), "step",
+            loading_ns="reader_cost_ns", step_ns="batch_cost_ns",
+        )  # fmt: skip
+    return case.steps.select(
+        "rank", "window", "step", pl.col("data_loading_ns").fill_null(0).alias("loading_ns"), "step_ns"
+    )  # fmt: skip
+
+
+def input_bound(case: Case) -> list[Finding]:
+    """The thread that trains waits for batches.
+
+    ::
+
+        rank 0   LLLL########      costs 4 a step: who waits longest holds up the others
+        rank 1   L####___####
+    """
+    table = loading(case)
+    if table.is_empty():
+        return []
+    longest = table.group_by("window", "step").agg(pl.col("loading_ns").max())
+    cost_ns = float(longest["loading_ns"].to_numpy().mean())
+    ranks = (
+        table.group_by("rank")
+        .agg(pl.col("loading_ns", "step_ns").mean())
+        .with_columns(loading_ratio=pl.col("loading_ns") / pl.col("step_ns"))
+        .sort("loading_ns", "rank", descending=[True, False])
+    )
+    present = case.number(_KEY)
+    facts = {
+        "rank": ranks["rank"][0],
+        "loading_ns": cost_ns,
+        "loading_ratio": min(1.0, cost_ns / case.step_ns) if case.step_ns else None,
+        "num_workers": present,
+        "proposed_workers": proposed_workers(present or 0, case.step_ns, cost_ns),
+    }
+    return case.costing("input-bound", cost_ns, "sure", facts, ranks)
+
+
+def proposed_workers(present: int, step_ns: float, loading_ns: float) -> int:
+    """As many as load a batch in the time that the rest of a step takes.
+
+    A step that waits for its data takes as long as the present workers (0: the process itself) need
+    for a batch:
+
+        1 worker    LLLLLLLLL           a batch in 9
+        step        wwwwww###           6 of waiting, 3 of training: 3 workers load as fast
+
+    >>> proposed_workers(1, 9, 6), proposed_workers(0, 100, 48), proposed_workers(4, 10, 1)
+    (3, 2, 5)
+    """
+    training_ns = max(step_ns - loading_ns, step_ns / MOST_WORKERS, 1.0)
+    needed = math.ceil(max(present, 1) * step_ns / training_ns)
+    return min(max(present + 1, needed), max(MOST_WORKERS, present + 1))

@@ -1,0 +1,100 @@
+"""Rules about devices that wait for the host, and about the optimizer's many launches.
+
+The time in which no device has anything to do is told once: what follows a blocking copy, lies in the
+optimizer or between two tiny kernels is that rule's, the rest is host-bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ppprof.analysis.advice.case import Case
+from ppprof.analysis.findings import LEAST_RATIO, Finding
+from ppprof.analysis.symptoms import TINY_NS
+
+LEAST_UPDATES = 16
+"""Of parameters in a step: with fewer there is nothing to fuse."""
+
+FUSED_UPDATES = 2
+"""What a fused optimizer is left with: parameters with weight decay, and those without."""
+
+
+def idle_costs(case: Case) -> Mapping[str, float]:
+    """Time in which devices wait for the host, by rule; the parts of one that costs little are
+    host-bound's."""
+    parts = {
+        "blocking-copies": case.typical("idle_after_copies_ns"),
+        "optimizer-unfused": _fusible(case, "idle_in_optimizer_ns"),
+        "tiny-kernels": case.typical("idle_between_tiny_ns"),
+    }
+    told = {rule: ns for rule, ns in parts.items() if ns >= LEAST_RATIO * case.step_ns}
+    return {**told, "host-bound": case.typical("idle_ns") - sum(told.values())}
+
+
+def host_bound(case: Case) -> list[Finding]:
+    """No device has anything to do, and the host waits for nothing: it does not launch fast enough."""
+    cost_ns = idle_costs(case)["host-bound"]
+    ranks = case.symptom_means.select("rank", "idle_ns", "num_kernels")
+    facts = {
+        "idle_ns": case.typical("idle_ns"),
+        "other_idle_ns": case.typical("idle_ns") - cost_ns,
+        "num_kernels": case.typical("num_kernels"),
+    }
+    confidence = "likely"
+    return case.costing("host-bound", cost_ns, confidence, facts, _most(ranks, "idle_ns"))
+
+
+def tiny_kernels(case: Case) -> list[Finding]:
+    """Kernels that are over before the next is launched. Costs what devices idle between them."""
+    cost_ns = idle_costs(case).get("tiny-kernels", 0.0)
+    num, tiny = case.typical("num_kernels"), case.typical("num_tiny_kernels")
+    facts = {
+        "num_kernels": num,
+        "num_tiny_kernels": tiny,
+        "tiny_ratio": tiny / num if num else None,
+        "tiny_ns": TINY_NS,
+        "idle_ns": cost_ns,
+    }
+    return case.costing("tiny-kernels", cost_ns, "likely", facts, case.names("kernel", "calls"))
+
+
+def blocking_copies(case: Case) -> list[Finding]:
+    """Copies that the host waits for: then it has launched nothing ahead. Costs the idling behind."""
+    cost_ns = idle_costs(case).get("blocking-copies", 0.0)
+    copies = case.names("copy", "calls")
+    facts = {
+        "num_copies": case.typical("num_blocking_copies"),
+        "copies_ns": case.typical("blocking_copies_ns"),
+        "idle_ns": cost_ns,
+        "caller": copies["name"][0] if copies.height else None,
+        "logging_freq": case.number("Engine.logging_freq"),
+    }
+    return case.costing("blocking-copies", cost_ns, "likely", facts, copies)
+
+
+def optimizer_unfused(case: Case) -> list[Finding]:
+    """An update for each parameter. Costs what of the optimizer is not computation.
+
+    On a device the idling inside it; on a CPU its time outside of kernels. Of that `FUSED_UPDATES` of
+    the updates keep their part.
+    """
+    cost_ns = idle_costs(case).get("optimizer-unfused") or _fusible(case, "optimizer_overhead_ns")
+    facts = {
+        "num_updates": case.typical("num_updates"),
+        "optimizer_ns": case.typical("optimizer_ns"),
+        "overhead_ns": cost_ns,
+        "name": case.setting("Optimizer.name"),
+        "use_multi_tensor": str(case.setting("Optimizer.use_multi_tensor") or False),
+    }
+    return case.costing("optimizer-unfused", cost_ns, "likely", facts, case.names("optimizer"))
+
+
+def _fusible(case: Case, column: str) -> float:
+    updates = case.typical("num_updates")
+    if updates < LEAST_UPDATES:
+        return 0.0
+    return case.typical(column) * (1 - FUSED_UPDATES / updates)
+
+
+def _most(table, column):  # type: ignore[no-untyped-def]
+    return table.sort(column, "rank", descending=[True, False])

@@ -1,0 +1,122 @@
+"""Rules about whether the other numbers can be trusted. They cost no time."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from ppprof.analysis.advice.case import Case
+from ppprof.analysis.findings import Finding
+from ppprof.analysis.significance import LEAST_STEPS, step_change
+
+WARM_UP_RATIO = 1.5
+"""Times the median of the others: compiling, autotuning and growing pools make a first step several
+times as long; noise hardly ever this much."""
+
+LEAST_OTHERS = 3
+"""Steps behind the first, to know what is usual."""
+
+SHIFT_MAJOR, SHIFT_MODERATE = 0.25, 0.10
+"""What a first step adds to the mean step."""
+
+OVERHEAD_MAJOR, OVERHEAD_MODERATE, OVERHEAD_MINOR = 0.50, 0.25, 0.10
+"""What recording adds to a step: some 10% is usual with memory events (Paddle on CPU), and shares of
+a step are still right within that; beyond half, operators that are many and short look dear."""
+
+FEW_STEPS = 3
+"""Fewer show nothing that would be there step after step (`ppprof.analysis.stragglers`)."""
+
+_MOST_STEPS = 200
+"""Outside of windows that are compared, the latest."""
+
+
+def warm_up(case: Case) -> list[Finding]:
+    """A window whose first step is no step like the others."""
+    if case.steps.is_empty():
+        return []
+    first = pl.col("step_ns").first()
+    others = pl.col("step_ns").slice(1)
+    windows = case.step_lengths.group_by("window", maintain_order=True).agg(
+        pl.col("step").first(),
+        first_ns=first,
+        typical_ns=others.median(),
+        mean_ratio=pl.col("step_ns").mean() / others.mean() - 1,
+        num_others=pl.len() - 1,
+    )
+    odd = windows.filter(
+        (pl.col("num_others") >= LEAST_OTHERS)
+        & (pl.col("first_ns") >= WARM_UP_RATIO * pl.col("typical_ns"))
+    ).sort("mean_ratio", descending=True)
+    if odd.is_empty():
+        return []
+    row = odd.row(0, named=True)
+    shift = row["mean_ratio"]
+    severity = (
+        "major" if shift >= SHIFT_MAJOR else "moderate" if shift >= SHIFT_MODERATE else "minor"
+    )
+    facts = {
+        "step": row["step"],
+        "first_ns": row["first_ns"],
+        "typical_ns": row["typical_ns"],
+        "mean_ratio": shift,
+        "next_step": row["step"] + 1,
+        "scheduler": _text(case.setting("Profiler.scheduler")),
+    }
+    evidence = odd.select("window", "step", "first_ns", "typical_ns", "mean_ratio")
+    return case.warning("warm-up", severity, facts, evidence)
+
+
+def profiler_overhead(case: Case) -> list[Finding]:
+    """Steps that take clearly longer while they are recorded."""
+    times = case.timed.select("rank", "step", "window", step_ns="batch_cost_ns")
+    outside = times.filter(pl.col("window").is_null())
+    inside = times.filter(pl.col("window").is_not_null())
+    if outside.is_empty() or inside.is_empty() or case.steps.is_empty():
+        return []
+    latest = outside["step"].unique().sort().tail(_MOST_STEPS)
+    outside = outside.filter(pl.col("step").is_in(latest.implode()))
+    change = step_change(outside, inside)
+    if change.ratio is None or change.low is None or change.low <= 0:
+        return []
+    if change.ratio < OVERHEAD_MINOR:
+        return []
+    severity = (
+        "major" if change.ratio >= OVERHEAD_MAJOR
+        else "moderate" if change.ratio >= OVERHEAD_MODERATE else "minor"
+    )  # fmt: skip
+    means = {name: float(table["step_ns"].to_numpy().mean())
+             for name, table in (("outside", outside), ("inside", inside))}  # fmt: skip
+    facts = {
+        "overhead_ratio": change.ratio,
+        "low_ratio": change.low,
+        "high_ratio": change.high,
+        "inside_ns": means["inside"],
+        "outside_ns": means["outside"],
+        "profile_memory": _text(case.setting("Profiler.profile_memory")),
+        "record_shapes": _text(case.setting("Profiler.record_shapes")),
+    }
+    evidence = pl.DataFrame(
+        {
+            "steps": list(means),
+            "num_steps": [outside["step"].n_unique(), inside["step"].n_unique()],
+            "mean_step_ns": list(means.values()),
+        }
+    )
+    return case.warning("profiler-overhead", severity, facts, evidence)
+
+
+def short_window(case: Case) -> list[Finding]:
+    """Too few steps to tell what is usual from what is chance."""
+    num = case.step_lengths.height
+    if case.steps.is_empty() or num >= LEAST_STEPS:
+        return []
+    facts = {
+        "num_steps": num,
+        "least_steps": LEAST_STEPS,
+        "scheduler": _text(case.setting("Profiler.scheduler")),
+    }
+    severity = "moderate" if num < FEW_STEPS else "minor"
+    return case.warning("short-window", severity, facts, case.step_lengths)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
