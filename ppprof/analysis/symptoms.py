@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -55,10 +56,10 @@ STEPS = {
 }
 """A row a step. ``num_micro_batches`` are Backward phases. ``idle``: no device has anything to do and
 the host does not wait (`ppprof.analysis.breakdown`'s host_bound), of which disjoint parts follow a
-blocking copy, lie in Optimization, and lie between two tiny kernels; null without device events.
+blocking copy, lie among the updates of parameters, and lie between two tiny kernels; null without device events.
 ``accumulation``: Global minus Local of gradient nodes; ``recompute``: Forward in Backward; of devices
-where there are some. ``optimizer_overhead``: of the optimizer, outside of kernels (on a device:
-idle); null where nothing tells. ``num_updates``: operators that update parameters."""
+where there are some. ``optimizer_overhead``: from the first to the last update of parameters, outside
+of kernels; null where nothing tells, and with device events. ``num_updates``: operators that update parameters."""
 
 NAMES = {"step": pl.Int64, "what": pl.String, "name": pl.String, "calls": pl.Int64, "time_ns": pl.Int64}  # fmt: skip
 """``what``: kernel (a tiny one), copy (by the operator or layer around it), accumulation (a gradient
@@ -176,6 +177,26 @@ class _Window:
         chosen = rows.filter(pl.col("name").is_in(largest.implode())).sort("step", "name")
         self.names.append(chosen.select(pl.lit(what).alias("what"), pl.all()).select(*NAMES))
 
+    @cached_property
+    def updating(self) -> Intervals:
+        """From the first to the last update of parameters, in each Optimization.
+
+            Optimization   ##############
+            operators      norm scale  u u u u       u: adamw
+            out                        =======
+        """
+        spans = self.phase("Optimization").sort("start_ns")
+        hosts = self.tree.hosts
+        below = self.tree.below(spans["row"].to_numpy())
+        updates = hosts.filter(
+            pl.Series(below) & (pl.col("category") == "Operator") & matching(hosts["name"], _UPDATES)
+        )
+        at = np.searchsorted(spans["start_ns"].to_numpy(), updates["start_ns"].to_numpy(), "right")
+        extents = updates.group_by(at=pl.Series(at)).agg(
+            pl.col("start_ns").min(), pl.col("end_ns").max()
+        )
+        return together(intervals_of(extents))
+
     def device_columns(self) -> dict[str, Int64 | None]:
         """Kernels, copies, and why no device has anything to do."""
         if not self.on_device:
@@ -194,7 +215,7 @@ class _Window:
         idle = difference(self.extents, busy)
         after = _holding(idle, np.sort(copies["end_ns"].to_numpy()))
         rest = difference(idle, after)
-        in_optimizer = intersection(rest, intervals_of(self.phase("Optimization")))
+        in_optimizer = intersection(rest, self.updating)
         between = difference(_between_tiny(rest, self.tree.devices), in_optimizer)
         ones = np.ones(kernels.height, np.int64)
         return {
@@ -282,7 +303,7 @@ class _Window:
         overhead = None
         if not self.on_device and launched.height:
             kernels = together(intervals_of(launched))
-            overhead = whole - self.within(intersection(kernels, together(intervals_of(spans))))
+            overhead = self.within(difference(self.updating, kernels))
         return {
             "optimizer_ns": whole,
             "optimizer_overhead_ns": overhead,

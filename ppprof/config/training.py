@@ -269,6 +269,8 @@ class OptimizerConfig:
 
     name: str = "AdamW"
     """AdamW; FusedAdamW, FleetX's own kernel, is trained as AdamW."""
+    use_multi_tensor: bool = False
+    """Update all parameters in one operator rather than each in one of its own."""
     weight_decay: float = knob(0.01, minimum=0)
     """Of all weights but biases and norms."""
     beta1: float = knob(0.9, minimum=0, maximum=1)

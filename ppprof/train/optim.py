@@ -102,6 +102,59 @@ class SlicedClip(Clip):
         return params_grads
 
 
+class MultiTensorAdamW(paddle.optimizer.AdamW):
+    """AdamW whose updates are one operator for the parameters that decay, one for those that do not.
+
+    Paddle 3.3 has ``use_multi_tensor`` for Adam and Momentum alone; its operator ``fused_adam_`` knows
+    AdamW too. Parameters in a short type, with float32 copies, are a pair of operators more.
+    """
+
+    _CHUNK = 32 * 2048
+    """Elements that a thread block updates, as in Paddle's own tests of the operator."""
+
+    _kept: list[Any] | None = None
+    _groups: dict[tuple[int, ...], list[Any]] | None = None
+    """What stays the same from step to step, by the parameters that have gradients."""
+
+    def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
+        """Keeps a parameter for `_finish_update`."""
+        if self._kept is None:
+            self._kept = []
+        self._kept.append(param_and_grad)
+
+    def _finish_update(self, block: Any, parameters_and_grads: Any) -> None:
+        kept, self._kept = self._kept or [], None
+        if not kept:
+            return
+        known = tuple(id(param) for param, _ in kept)
+        if self._groups is None or known not in self._groups:
+            self._groups = {known: self._grouped(kept)}
+        rate = self._create_param_lr(kept[0])
+        for places, params, state, masters, weight_decay in self._groups[known]:
+            paddle._C_ops.fused_adam_(
+                params, [kept[at][1] for at in places], rate, *state[:2], None, *state[2:],
+                masters, None, self._beta1, self._beta2, self._epsilon, self._CHUNK,
+                weight_decay, True, masters is not None, False, False,
+            )  # fmt: skip
+
+    def _grouped(self, kept: list[Any]) -> list[Any]:
+        """Parameters with the same treatment: where they are, they, their state, and the decay."""
+        groups: dict[tuple[bool, bool], list[int]] = {}
+        for at, (param, _) in enumerate(kept):
+            decays = self._apply_decay_param_fun is None or self._apply_decay_param_fun(param.name)
+            is_short = self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
+            groups.setdefault((decays, is_short), []).append(at)
+        state = (self._moment1_acc_str, self._moment2_acc_str,
+                 self._beta1_pow_acc_str, self._beta2_pow_acc_str)  # fmt: skip
+        found = []
+        for (decays, is_short), places in groups.items():
+            params = [kept[at][0] for at in places]
+            of_state = [[self._get_accumulator_master(name, at) for at in params] for name in state]
+            masters = [self._master_weights[at.name] for at in params] if is_short else None
+            found.append((places, params, of_state, masters, self._weight_decay if decays else 0.0))
+        return found
+
+
 def observe_norm(optimizer: Any) -> None:
     """Has `Clip.norm` set by Fleet's clip, which computes the norm over the grid."""
     clip = optimizer._grad_clip
@@ -131,7 +184,8 @@ def make_optimizer(
     """
     decaying = {param.name for name, param in parameters(model) if _decays(name)}
     clip = config.grad_clip
-    return paddle.optimizer.AdamW(
+    adamw = MultiTensorAdamW if config.use_multi_tensor else paddle.optimizer.AdamW
+    return adamw(
         learning_rate=schedule,
         beta1=config.beta1,
         beta2=config.beta2,

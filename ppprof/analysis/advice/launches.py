@@ -73,10 +73,12 @@ def blocking_copies(case: Case) -> list[Finding]:
 
 
 def optimizer_unfused(case: Case) -> list[Finding]:
-    """An update for each parameter. Costs what of the optimizer is not computation.
+    """An update for each parameter. Costs what of the updates is not computation.
 
-    On a device the idling inside it; on a CPU its time outside of kernels. Of that `FUSED_UPDATES` of
-    the updates keep their part.
+    On a device that is the idling from the first to the last of them, on a CPU their time outside of
+    kernels; less the part of the `FUSED_UPDATES` that are left. Clipping is no update.
+
+        optimizer   norm norm norm  u##_u##_u##_      # kernels, the rest of the updates is won
     """
     cost_ns = idle_costs(case).get("optimizer-unfused") or _fusible(case, "optimizer_overhead_ns")
     facts = {
