@@ -6,8 +6,11 @@ The library behind ``ppprof advise``.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from concurrent.futures import Executor
+from types import ModuleType
+from typing import Any
 
 import polars as pl
 
@@ -81,9 +84,7 @@ def both(trace: Trace) -> tuple[Examined, Symptoms]:
     return examined_of(profile, breakdown(profile)), symptoms(profile)
 
 
-def case_of(
-    cluster: Cluster | None, symptoms_by_rank: Mapping[int, Symptoms], run: Run
-) -> Case:
+def case_of(cluster: Cluster | None, symptoms_by_rank: Mapping[int, Symptoms], run: Run) -> Case:
     """A case of what was made of the traces already.
 
     Args:
@@ -103,9 +104,7 @@ def case_of(
     return Case(cluster, kept, run.step_times, config, run.topology)
 
 
-def _timed_only(
-    run: Run, ranks: RankSelector, window: int | None, steps: str | int | None
-) -> Case:
+def _timed_only(run: Run, ranks: RankSelector, window: int | None, steps: str | int | None) -> Case:
     """A case of step times alone."""
     for what, given in (("window", window), ("steps", steps)):
         if given is not None:
@@ -118,3 +117,14 @@ def _timed_only(
         grid = case.grid or Topology.of(dp=int(times["rank"].to_numpy().max()) + 1)
         times = times.filter(pl.col("rank").is_in(grid.select(ranks)))
     return dataclasses.replace(case, step_times=times)
+
+
+class _Callable(ModuleType):
+    """This module, which is `advise` as well: both go by the name of ``ppprof.advise``."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Finding]:
+        return advise(*args, **kwargs)
+
+
+# Loading a submodule puts it into its package, in the place of a function of the same name.
+sys.modules[__name__].__class__ = _Callable

@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "run": LEAVES | {"trace", "analysis", "report", "reading", "window_tables"},
     "compare": LEAVES | {"analysis", "reading", "run"},
     "reporting": LEAVES | {"analysis", "report", "reading", "run", "compare"},
+    "advise": LEAVES | {"trace", "analysis", "run"},
     "train": LEAVES | {"config", "capture"},
     "integrations": LEAVES | {"config", "capture"},
     "remote": LEAVES | {"config", "capture"},
@@ -47,6 +48,7 @@ MAY_IMPORT = {
         "run",
         "compare",
         "reporting",
+        "advise",
         "integrations",
     },
 }
@@ -87,6 +89,7 @@ def test_imports_follow_the_table(path: Path) -> None:
             "run",
             "compare",
             "reporting",
+            "advise",
             "remote",
         } | {
             "attach",

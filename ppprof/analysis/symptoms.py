@@ -117,10 +117,9 @@ def symptoms(profile: Profile) -> Symptoms:
 
 def joined(parts: Sequence[Symptoms]) -> Symptoms:
     """Several windows of a rank."""
-    steps, names, memory = (
-        pl.concat([pl.DataFrame(schema=schema), *(part[at] for part in parts)])
-        for at, schema in enumerate((STEPS, NAMES, MEMORY))
-    )
+    steps = pl.concat([pl.DataFrame(schema=STEPS), *(part.steps for part in parts)])
+    names = pl.concat([pl.DataFrame(schema=NAMES), *(part.names for part in parts)])
+    memory = pl.concat([pl.DataFrame(schema=MEMORY), *(part.memory for part in parts)])
     peaks = [pl.col(name).max() for name in list(MEMORY)[1:]]
     return Symptoms(steps, names, memory.group_by("place", maintain_order=True).agg(peaks))
 
@@ -181,15 +180,17 @@ class _Window:
     def updating(self) -> Intervals:
         """From the first to the last update of parameters, in each Optimization.
 
-            Optimization   ##############
-            operators      norm scale  u u u u       u: adamw
-            out                        =======
+        Optimization   ##############
+        operators      norm scale  u u u u       u: adamw
+        out                        =======
         """
         spans = self.phase("Optimization").sort("start_ns")
         hosts = self.tree.hosts
         below = self.tree.below(spans["row"].to_numpy())
         updates = hosts.filter(
-            pl.Series(below) & (pl.col("category") == "Operator") & matching(hosts["name"], _UPDATES)
+            pl.Series(below)
+            & (pl.col("category") == "Operator")
+            & matching(hosts["name"], _UPDATES)
         )
         at = np.searchsorted(spans["start_ns"].to_numpy(), updates["start_ns"].to_numpy(), "right")
         extents = updates.group_by(at=pl.Series(at)).agg(
@@ -201,7 +202,12 @@ class _Window:
         """Kernels, copies, and why no device has anything to do."""
         if not self.on_device:
             nothing = dict.fromkeys(name for name in STEPS if name.startswith("idle_"))
-            counts = ("num_kernels", "num_tiny_kernels", "num_blocking_copies", "blocking_copies_ns")
+            counts = (
+                "num_kernels",
+                "num_tiny_kernels",
+                "num_blocking_copies",
+                "blocking_copies_ns",
+            )
             return {**nothing, **dict.fromkeys(counts)}
         events = self.profile.trace.events
         kernels = events.filter(pl.col("category") == "Kernel")
@@ -225,9 +231,7 @@ class _Window:
             "idle_after_copies_ns": self.within(after),
             "idle_in_optimizer_ns": self.within(in_optimizer),
             "idle_between_tiny_ns": self.within(between),
-            "num_blocking_copies": self.at_steps(
-                copies["step"], np.ones(copies.height, np.int64)
-            ),
+            "num_blocking_copies": self.at_steps(copies["step"], np.ones(copies.height, np.int64)),
             "blocking_copies_ns": self.at_steps(copies["step"], copies["time_ns"].to_numpy()),
         }
 
@@ -321,8 +325,8 @@ def _holding(gaps: Intervals, instants: Int64) -> Intervals:
 def _between_tiny(gaps: Intervals, devices: pl.DataFrame) -> Intervals:
     """The intervals of a union before and after which a tiny kernel runs.
 
-        kernels   ##__####____##      of tiny kernels alone
-        gaps        ==
+    kernels   ##__####____##      of tiny kernels alone
+    gaps        ==
     """
     start, end = gaps
     first, last = intervals_of(devices)
@@ -337,7 +341,9 @@ def _between_tiny(gaps: Intervals, devices: pl.DataFrame) -> Intervals:
 
 
 def _memory(profile: Profile) -> pl.DataFrame:
-    totals = {f"Place(gpu:{at.get('id')})": at.get("totalGlobalMem") for at in profile.trace.devices}
+    totals = {
+        f"Place(gpu:{at.get('id')})": at.get("totalGlobalMem") for at in profile.trace.devices
+    }
     peaks = profile.trace.memory.group_by("place", maintain_order=True).agg(
         peak_allocated_bytes=pl.col("peak_allocated").max(),
         peak_reserved_bytes=pl.col("peak_reserved").max(),

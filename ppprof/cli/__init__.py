@@ -16,7 +16,7 @@ from importlib import import_module
 
 from ppprof.errors import PpprofError
 
-COMMANDS = ("config", "summary", "ranks", "merge", "diff", "report", "convert", "finish")
+COMMANDS = ("config", "summary", "ranks", "merge", "diff", "advise", "report", "convert", "finish")
 """Modules of this package, in the order of the help."""
 
 _INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import polars as pl
+
 from ppprof.analysis.advice.case import Case
 from ppprof.analysis.findings import LEAST_RATIO, Finding
 from ppprof.analysis.symptoms import TINY_NS
@@ -20,8 +22,10 @@ FUSED_UPDATES = 2
 
 
 def idle_costs(case: Case) -> Mapping[str, float]:
-    """Time in which devices wait for the host, by rule; the parts of one that costs little are
-    host-bound's."""
+    """Time in which devices wait for the host, by rule.
+
+    What costs too little for a rule of its own is host-bound's.
+    """
     parts = {
         "blocking-copies": case.typical("idle_after_copies_ns"),
         "optimizer-unfused": _fusible(case, "idle_in_optimizer_ns"),
@@ -40,8 +44,7 @@ def host_bound(case: Case) -> list[Finding]:
         "other_idle_ns": case.typical("idle_ns") - cost_ns,
         "num_kernels": case.typical("num_kernels"),
     }
-    confidence = "likely"
-    return case.costing("host-bound", cost_ns, confidence, facts, _most(ranks, "idle_ns"))
+    return case.costing("host-bound", cost_ns, "likely", facts, _most(ranks, "idle_ns"))
 
 
 def tiny_kernels(case: Case) -> list[Finding]:
@@ -98,5 +101,5 @@ def _fusible(case: Case, column: str) -> float:
     return case.typical(column) * (1 - FUSED_UPDATES / updates)
 
 
-def _most(table, column):  # type: ignore[no-untyped-def]
+def _most(table: pl.DataFrame, column: str) -> pl.DataFrame:
     return table.sort(column, "rank", descending=[True, False])

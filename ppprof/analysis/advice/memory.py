@@ -28,7 +28,7 @@ FILLED_RATIO = 0.75
 
 
 def held(case: Case) -> pl.DataFrame:
-    """rank and the columns of `ppprof.analysis.symptoms.MEMORY`, of devices whose size is known."""
+    """A row a rank and device of known size: rank, `ppprof.analysis.symptoms.MEMORY` and more."""
     parts = [
         of.memory.select(pl.lit(rank, pl.Int64).alias("rank"), pl.all())
         for rank, of in sorted(case.symptoms.items())

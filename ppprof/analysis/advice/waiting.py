@@ -8,7 +8,7 @@ import polars as pl
 
 from ppprof.analysis.advice.case import Case
 from ppprof.analysis.advice.inputs import loading
-from ppprof.analysis.findings import Finding
+from ppprof.analysis.findings import Fact, Finding
 
 ALL_OF_IT = 0.5
 """From this part of a slow rank's excess on, data that it waits for is what makes it slow."""
@@ -39,7 +39,7 @@ def _exposed(case: Case, axis: str) -> list[Finding]:
     slow_ns = float(slow["excess_ns"].max() or 0.0)  # type: ignore[arg-type]
     cost_ns = each_ns * (1.0 if ratio is None else ratio) - slow_ns
     on_axis = axis if axis in _AXES else "other"
-    facts = {
+    facts: dict[str, Fact] = {
         "axis": axis,
         "exposed_ns": each_ns,
         "communication_ns": float(ranks[whole].median() or 0.0),  # type: ignore[arg-type]
@@ -160,9 +160,7 @@ def pipeline_bubble(case: Case) -> list[Finding]:
     if proposed == batches:  # the samples cannot be cut finer
         proposed = proposed_micro_batches(stages, batches, chunks, None)
         remedy = f"{remedy}-more-samples"
-    ratio, then = (
-        (stages - 1) / (chunks * number + stages - 1) for number in (batches, proposed)
-    )
+    ratio, then = ((stages - 1) / (chunks * number + stages - 1) for number in (batches, proposed))
     facts = {
         "bubble_ns": bubble,
         "stages": stages,

@@ -1,0 +1,111 @@
+"""``ppprof advise``: what is slow in a run, what it costs, and what to change."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ppprof.advise import advise as findings_of
+from ppprof.analysis.findings import Finding
+from ppprof.analysis.steps import Steps
+from ppprof.cli import executors
+from ppprof.cli.options import add_cache, add_part, opened
+from ppprof.errors import UsageError
+from ppprof.report.data import dumps
+from ppprof.report.findings import (
+    LANGUAGES,
+    draw_findings,
+    findings_document,
+    findings_markdown,
+    findings_table,
+)
+from ppprof.run import Run
+from ppprof.topology import parse_selector
+
+_FORMATS = ("table", "json", "csv", "md")
+
+
+def register(subparsers: Any) -> None:
+    """Adds the command's parser."""
+    parser = subparsers.add_parser(
+        "advise",
+        help="print what is slow, what that costs a step, and what to change",
+        description=(
+            "Prints what a run loses its time to, most costly first: each finding with what would be "
+            "won per step, how sure that is, the rows that show it, and the config key or code to "
+            "change. Says so where nothing stands out."
+        ),
+    )
+    add = parser.add_argument
+    add(
+        "paths",
+        metavar="RUN",
+        nargs="+",
+        help="run directory, or those of a run's nodes; or traces",
+    )
+    add("--rank", metavar="R", help="only these: 3, 0,8-15, or coordinates such as pp=0,mp=1")
+    add_part(parser)
+    add("--workers", metavar="N", default="1", help="read the traces in N processes")
+    add("--language", choices=LANGUAGES, default="en", help="of the texts: en or zh")
+    add("--limit", metavar="N", help="findings at the most")
+    add(
+        "--format",
+        choices=_FORMATS,
+        default="table",
+        help="json: everything, in nanoseconds; csv: a row a finding; md: for a comment",
+    )
+    add_cache(parser)
+    parser.set_defaults(run_command=advise)
+
+
+def advise(args: argparse.Namespace) -> int:
+    """0 when it was shown, whatever was found."""
+    ranks, window, workers, limit = _checked(args)
+    run = opened(*args.paths, cache=not args.no_cache)
+    with executors.processes(workers) as executor:
+        found = findings_of(run, ranks, window, steps=args.steps, executor=executor)
+    print(_text(args, run, found, limit), end="")
+    return 0
+
+
+def _checked(args: argparse.Namespace) -> tuple[Any, int | None, int, int | None]:
+    """Ranks, window, workers and limit of the command line.
+
+    Raises:
+        UsageError: with all that is wrong with it, one a line.
+    """
+    problems: list[str] = []
+
+    def checked(flag: str, text: str | None, check: Callable[[str], Any], default: Any) -> Any:
+        try:
+            return default if text is None else check(text)
+        except UsageError as error:
+            problems.append(f"{flag}: {error}")
+            return default
+
+    ranks = checked("--rank", args.rank, parse_selector, "all")
+    window = checked("--window", args.window, lambda text: _number(text, 0), None)
+    checked("--steps", args.steps, Steps.parse, None)
+    workers = checked("--workers", args.workers, lambda text: _number(text, 1), 1)
+    limit = checked("--limit", args.limit, lambda text: _number(text, 1), None)
+    if args.limit is not None and args.format in ("json", "csv"):
+        problems.append(f"--limit: has no effect on {args.format}, which holds every finding")
+    if problems:
+        raise UsageError("\n".join(problems))
+    return ranks, window, workers, limit
+
+
+def _number(text: str, least: int) -> int:
+    if text.isdecimal() and int(text) >= least:
+        return int(text)
+    raise UsageError(f"{text!r}: expected a whole number from {least}")
+
+
+def _text(args: argparse.Namespace, run: Run, found: Sequence[Finding], limit: int | None) -> str:
+    if args.format == "json":
+        return f"{dumps(findings_document(found, args.language, run=str(run)))}\n"
+    if args.format == "csv":
+        return findings_table(found, args.language).write_csv()
+    draw = findings_markdown if args.format == "md" else draw_findings
+    return draw(found, args.language, limit)
