@@ -50,6 +50,11 @@ class Case:
         value = self.setting(key)
         return value if type(value) is int else None
 
+    def text(self, key: str) -> str | None:
+        """A value of the config as it would be written; None where it is not there."""
+        value = self.setting(key)
+        return None if value is None else str(value)
+
     @property
     def remedy(self) -> str:
         """``config`` where the job's keys are known, else ``code``."""

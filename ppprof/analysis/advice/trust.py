@@ -59,7 +59,7 @@ def warm_up(case: Case) -> list[Finding]:
         "typical_ns": row["typical_ns"],
         "mean_ratio": shift,
         "next_step": row["step"] + 1,
-        "scheduler": _text(case.setting("Profiler.scheduler")),
+        "scheduler": case.text("Profiler.scheduler"),
     }
     evidence = odd.select("window", "step", "first_ns", "typical_ns", "mean_ratio")
     return case.warning("warm-up", severity, facts, evidence)
@@ -91,8 +91,8 @@ def profiler_overhead(case: Case) -> list[Finding]:
         "high_ratio": change.high,
         "inside_ns": means["inside"],
         "outside_ns": means["outside"],
-        "profile_memory": _text(case.setting("Profiler.profile_memory")),
-        "record_shapes": _text(case.setting("Profiler.record_shapes")),
+        "profile_memory": case.text("Profiler.profile_memory"),
+        "record_shapes": case.text("Profiler.record_shapes"),
     }
     evidence = pl.DataFrame(
         {
@@ -112,11 +112,8 @@ def short_window(case: Case) -> list[Finding]:
     facts = {
         "num_steps": num,
         "least_steps": LEAST_STEPS,
-        "scheduler": _text(case.setting("Profiler.scheduler")),
+        "scheduler": case.text("Profiler.scheduler"),
     }
     severity = "moderate" if num < FEW_STEPS else "minor"
     return case.warning("short-window", severity, facts, case.step_lengths)
 
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)

@@ -33,7 +33,8 @@ def _exposed(case: Case, axis: str) -> list[Finding]:
     ranks = case.of_ranks.filter(pl.col(whole) > 0).select("rank", exposed, whole)
     if ranks.is_empty() or case.cluster is None:
         return []
-    ratio = _transfer_ratio(case, axis)
+    # Of a pipeline's transfers the wait for the other side is bubble, and taken off already.
+    ratio = 1.0 if axis == "pp" else _transfer_ratio(case, axis)
     each_ns = float(ranks[exposed].median() or 0.0)  # type: ignore[arg-type]
     slow = case.cluster.slow_groups.filter(pl.col("is_slow") & (pl.col("axis") == axis))
     slow_ns = float(slow["excess_ns"].max() or 0.0)  # type: ignore[arg-type]
@@ -46,7 +47,7 @@ def _exposed(case: Case, axis: str) -> list[Finding]:
         "transfer_ratio": ratio,
         "degree": case.degree(axis) if axis in _AXES else None,
         "remedy": f"{case.remedy}-{on_axis}",
-        "present": str(case.setting(_KEYS[axis])) if axis in _KEYS else None,
+        "present": case.text(_KEYS[axis]) if axis in _KEYS else None,
     }
     groups = case.cluster.groups.filter(pl.col("axis") == axis)
     evidence = groups.select("members", "axis", "calls", "wait_ns", "transfer_ns")
@@ -65,13 +66,28 @@ _KEYS = {
 
 
 def _transfer_ratio(case: Case, axis: str) -> float | None:
-    """Of the time in an axis' collectives what goes on after all have come; None: nobody tells."""
-    met = case.cluster.arrivals if case.cluster else pl.DataFrame()
-    of_axis = met.filter(pl.col("axis") == axis) if met.height else met
-    if of_axis.is_empty():
+    """Of the time in an axis' collectives what goes on after all have come; None: nobody tells.
+
+    Whoever comes last waits for nobody, so the shortest of the members' times is the transfer, on
+    whatever clocks:
+
+        rank 0   [ wait | transfer ]
+        rank 1          [ transfer ]
+    """
+    parts = case.cluster.collectives if case.cluster else ()
+    if not parts:
         return None
-    transfer, wait = of_axis.select(pl.col("transfer_ns").sum(), pl.col("wait_ns").sum()).row(0)
-    return transfer / (transfer + wait) if transfer + wait else None
+    met = pl.concat(parts).filter(
+        (pl.col("axis") == axis) & pl.col("step").is_in(case.steps["step"].unique().implode())
+    )
+    lengths = (
+        met.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns"))
+        .group_by("members", "op", "step", "index")
+        .agg(pl.len(), least=pl.col("time_ns").min(), mean=pl.col("time_ns").mean())
+        .filter(pl.col("len") > 1)
+    )
+    transfer, whole = lengths.select(pl.col("least").sum(), pl.col("mean").sum()).row(0)
+    return transfer / whole if whole else None
 
 
 def slow_rank(case: Case) -> list[Finding]:
