@@ -116,4 +116,3 @@ def short_window(case: Case) -> list[Finding]:
     }
     severity = "moderate" if num < FEW_STEPS else "minor"
     return case.warning("short-window", severity, facts, case.step_lengths)
-

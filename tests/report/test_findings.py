@@ -1,0 +1,137 @@
+"""Findings in words: both languages say the same, of every rule, with every number filled in."""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import ppprof
+from ppprof.analysis.advice import RULES
+from ppprof.analysis.findings import CONFIDENCES, SEVERITIES, Finding
+from ppprof.errors import UsageError
+from ppprof.report.findings import (
+    LANGUAGES,
+    draw_findings,
+    findings_document,
+    findings_markdown,
+    findings_table,
+    headline,
+    read_catalogue,
+    rows,
+    rules_markdown,
+)
+from tests.analysis.test_advice import TRIGGERS, run
+
+PAGE = Path(__file__).parents[2] / "docs/advice.md"
+
+
+def placeholders(text):
+    return {name for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+
+
+def shape(texts):
+    """Every key, down to the texts, with the placeholders of each."""
+    if isinstance(texts, str):
+        return placeholders(texts)
+    return {name: shape(inner) for name, inner in texts.items()}
+
+
+@pytest.fixture(scope="module")
+def triggered(tmp_path_factory):
+    """A finding of each rule."""
+    found = {}
+    for rule, (told, *_) in TRIGGERS.items():
+        path = run(tmp_path_factory.mktemp(rule) / "log", **told)
+        found[rule] = next(at for at in ppprof.advise(ppprof.open(path)) if at.rule == rule)
+    return found
+
+
+def test_languages_have_the_same_texts_with_the_same_placeholders():
+    of_each = [shape(read_catalogue(language)) for language in LANGUAGES]
+    assert of_each[0] == of_each[1]
+    assert list(of_each[0]["rules"]) == sorted(
+        of_each[0]["rules"], key=list(read_catalogue("zh")["rules"]).index
+    )
+    assert set(of_each[0]["rules"]) == {rule.name for rule in RULES}
+    assert set(of_each[0]["words"]["severity"]) == set(SEVERITIES)
+    assert set(of_each[0]["words"]["confidence"]) == set(CONFIDENCES)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_every_placeholder_is_a_fact_and_every_remedy_has_a_text(rule, triggered):
+    texts = read_catalogue("en")["rules"][rule.name]
+    facts = set(triggered[rule.name].facts)
+    assert placeholders(texts["what"]) <= facts
+    assert triggered[rule.name].facts["remedy"] in texts["do"]
+    for text in texts["do"].values():
+        assert placeholders(text) <= facts
+    assert placeholders(texts["how"]) == set(rule.thresholds)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_finding_is_said(language, triggered):
+    for finding, row in zip(triggered.values(), rows(list(triggered.values()), language)):
+        assert "{" not in f"{row.title}{row.what}{row.do}{row.how}"
+        headers, cells = row.evidence_cells
+        assert len(headers) == finding.evidence.width
+        assert len(cells) == finding.evidence.height
+    assert json.dumps(findings_document(list(triggered.values()), language), allow_nan=False)
+
+
+def test_a_finding_as_text(triggered):
+    assert draw_findings([triggered["input-bound"]]) == (
+        "Findings: 1. First, major: The training waits for data, 480 us of a 1 ms step (48.0%).\n"
+        "\n"
+        "1. The training waits for data [input-bound]\n"
+        "   major, sure; costs 480 us a step (48.0%)\n"
+        "   What: Rank 0 waits 480 us of a 1 ms step (48.0%) for its DataLoader.\n"
+        "   Do: Raise Data.Train.loader.num_workers from 0 to 2; if that does not help, make a sample "
+        "cheaper to read (preprocess once, faster storage).\n"
+        "   Evidence:\n"
+        "     rank  loading  step  loading ratio\n"
+        "     0     480 us   1 ms  48.0%\n"
+    )
+
+
+def test_a_finding_in_chinese(triggered):
+    text = draw_findings([triggered["input-bound"]], "zh")
+    assert text.splitlines()[2:5] == [
+        "1. 训练在等待数据 [input-bound]",
+        "   严重，确定；每个 step 损失 480 us（48.0%）",
+        "   现象：rank 0 在 1 ms 的 step 中有 480 us（48.0%）在等待 DataLoader。",
+    ]
+    with pytest.raises(UsageError, match="language 'de': expected one of en, zh"):
+        rows([], "de")
+
+
+def test_headlines(triggered):
+    assert headline([triggered["memory-limit"]]) == (
+        "Findings: 1. First, moderate: The device is nearly full."
+    )
+    assert headline([triggered["memory-fragmented"]]) == "Nothing above minor (small findings: 1)."
+    assert headline([], "zh") == "没有高于轻微的问题：没有规则触发。"
+
+
+def test_findings_that_are_not_shown_are_counted(triggered):
+    two = [triggered["input-bound"], triggered["recompute"]]
+    assert draw_findings(two, limit=1).endswith("\n\nNot shown: 1 (--limit is 1)\n")
+    assert findings_markdown(two, limit=1).endswith("\n\nNot shown: 1 (--limit is 1)\n")
+
+
+def test_names_do_not_break_a_table():
+    evidence = pl.DataFrame({"name": ["void k<int*>(a|b)"], "calls": [2.5]})
+    facts = {"remedy": "config", "num_kernels": 9, "num_tiny_kernels": 8, "tiny_ratio": 0.9,
+             "tiny_ns": 1, "idle_ns": 1}  # fmt: skip
+    finding = Finding("tiny-kernels", "major", 2.0, 0.5, "likely", facts, evidence)
+    assert "| `void k<int*>(a\\|b)` | 2.5 |" in findings_markdown([finding])
+    assert findings_table([finding]).row(0)[:5] == ("tiny-kernels", "major", 2.0, 0.5, "likely")
+
+
+def test_the_page_has_the_rules_as_they_are():
+    assert rules_markdown() in PAGE.read_text("utf-8"), (
+        "docs/advice.md: its table is made by ppprof.report.findings.rules_markdown(): paste it"
+    )

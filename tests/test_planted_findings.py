@@ -1,0 +1,85 @@
+"""What is planted in real trainings is the first finding; where nothing is, none is above minor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ppprof
+from ppprof.analysis.findings import Finding
+
+ROOT = Path(__file__).resolve().parents[1]
+MS = 1_000_000
+pytestmark = [pytest.mark.paddle, pytest.mark.launch]
+
+PLAIN = ("Profiler.record_shapes=False", "Profiler.profile_memory=False")
+SMALL_PARAMETERS = (
+    "Model.num_layers=12", "Model.hidden_size=32", "Data.Train.dataset.max_seq_len=16",
+    "Global.local_batch_size=1", "Global.micro_batch_size=1",
+)  # fmt: skip
+"""148 parameters, and hardly anything to compute."""
+
+
+def advised(folder: Path, planted: str, *overrides: str, processes: int = 0) -> list[Finding]:
+    """Eight recorded steps of a tiny GPT with that planted in it."""
+    launcher = ["-m", "paddle.distributed.launch", "--nproc_per_node", str(processes)]
+    flags = ["Profiler.enable=True", "Profiler.scheduler=[12, 20]", "Profiler.formats=[pb]",
+             "Engine.max_steps=32", "Engine.eval_freq=-1", *PLAIN, *overrides]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *(launcher if processes else []), ROOT / "tests/planted_job.py", planted]
+        + ["-c", ROOT / "configs/gpt/pretrain_gpt_tiny_cpu.yaml"]
+        + [part for flag in flags for part in ("-o", flag)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache"),
+             "OMP_NUM_THREADS": "1"},
+        capture_output=True, text=True, timeout=400, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return ppprof.advise(ppprof.open(folder / "profiler_log"))
+
+
+def test_a_slow_dataset(tmp_path: Path) -> None:
+    first, *_ = advised(tmp_path, "data:0:0.01")
+    assert (first.rule, first.severity) == ("input-bound", "major")
+    assert (first.facts["num_workers"], first.facts["remedy"]) == (0, "config")
+    # 8 samples of 10 ms a step, of which a thread of Paddle's hides some.
+    assert first.cost_ns is not None
+    assert 0.1 * 80 * MS < first.cost_ns < 80 * MS
+
+
+def test_a_slow_rank(tmp_path: Path) -> None:
+    found = advised(tmp_path, "rank:1:0.03", "Distributed.dp_degree=2", processes=2)
+    assert (found[0].rule, found[0].severity) == ("slow-rank", "major")
+    assert found[0].facts["rank"] == 1
+    assert found[0].cost_ns == pytest.approx(2 * 30 * MS, rel=0.25)
+
+
+def test_one_micro_batch_for_two_stages(tmp_path: Path) -> None:
+    first, *_ = advised(tmp_path, "nothing", "Distributed.pp_degree=2", processes=2)
+    assert (first.rule, first.severity) == ("pipeline-bubble", "major")
+    assert first.facts["micro_batches"] == 1
+    assert first.facts["proposed_micro_batches"] == 8
+    assert first.facts["proposed_micro_batch_size"] == 1
+
+
+def test_an_unfused_optimizer(tmp_path: Path) -> None:
+    for name in ("unfused", "fused"):
+        (tmp_path / name).mkdir()
+    first, *_ = advised(tmp_path / "unfused", "nothing", *SMALL_PARAMETERS)
+    assert first.rule == "optimizer-unfused"
+    assert first.severity != "minor"
+    assert first.facts["num_updates"] == 148
+    # What it proposes is done.
+    found = advised(
+        tmp_path / "fused", "nothing", *SMALL_PARAMETERS, "Optimizer.use_multi_tensor=True"
+    )
+    assert "optimizer-unfused" not in [at.rule for at in found]
+
+
+def test_nothing(tmp_path: Path) -> None:
+    found = advised(tmp_path, "nothing")
+    assert {at.severity for at in found} <= {"minor"}, [(at.rule, at.facts) for at in found]
