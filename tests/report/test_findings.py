@@ -101,7 +101,7 @@ def test_a_finding_in_chinese(triggered):
     text = draw_findings([triggered["input-bound"]], "zh")
     assert text.splitlines()[2:5] == [
         "1. 训练在等待数据 [input-bound]",
-        "   严重，确定；每个 step 损失 480 us（48.0%）",
+        "   严重，确定；每步损失 480 us（48.0%）",
         "   现象：rank 0 在 1 ms 的 step 中有 480 us（48.0%）在等待 DataLoader。",
     ]
     with pytest.raises(UsageError, match="language 'de': expected one of en, zh"):
