@@ -55,7 +55,9 @@ def test_a_slow_rank(tmp_path: Path) -> None:
     found = advised(tmp_path, "rank:1:0.03", "Distributed.dp_degree=2", processes=2)
     assert (found[0].rule, found[0].severity) == ("slow-rank", "major")
     assert found[0].facts["rank"] == 1
-    assert found[0].cost_ns == pytest.approx(2 * 30 * MS, rel=0.25)
+    # 2 blocks of 30 ms; on a busy machine what keeps the sleeper from waking in time as well.
+    assert found[0].cost_ns is not None
+    assert 0.75 * 60 * MS < found[0].cost_ns < 2 * 60 * MS
 
 
 def test_one_micro_batch_for_two_stages(tmp_path: Path) -> None:

@@ -39,12 +39,14 @@ def warm_up(case: Case) -> list[Finding]:
         pl.col("step").first(),
         first_ns=first,
         typical_ns=others.median(),
+        longest_ns=others.max(),
         mean_ratio=pl.col("step_ns").mean() / others.mean() - 1,
         num_others=pl.len() - 1,
     )
     odd = windows.filter(
         (pl.col("num_others") >= LEAST_OTHERS)
         & (pl.col("first_ns") >= WARM_UP_RATIO * pl.col("typical_ns"))
+        & (pl.col("first_ns") > pl.col("longest_ns"))
     ).sort("mean_ratio", descending=True)
     if odd.is_empty():
         return []
