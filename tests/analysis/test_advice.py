@@ -361,6 +361,34 @@ def test_one_ranks_slow_data_is_told_once(tmp_path):
     assert found[0].facts["rank"] == 1
 
 
+def test_an_optimizer_on_a_device_costs_its_idling(tmp_path):
+    """u__u__u__: an update's kernel runs for 10 of each 30."""
+
+    def make(at):
+        updates = [
+            op(at, 300 + 30 * i, 320 + 30 * i, "adamw_ dygraph",
+               *on_device(at, (310 + 30 * i, 320 + 30 * i)))
+            for i in range(20)
+        ]  # fmt: skip
+        yield from on_device(at, (0, 300), (900, 1000))
+        yield op(at, 300, 895, "Optimization Step", *updates, category="Optimization")
+
+    found = findings(tmp_path, [thread(make)])
+    # 10 before the first kernel and 19 gaps of 20; behind the last one no update idles.
+    assert [(at.rule, at.cost_ns) for at in found] == [
+        ("optimizer-unfused", pytest.approx(390 * 0.9 * US)),
+        ("host-bound", pytest.approx(410 * US - 351 * US)),
+    ]
+
+
+def test_the_function_and_its_module_go_by_one_name(tmp_path):
+    import ppprof.advise as module
+
+    path = run(tmp_path / "log", [loading(480)])
+    assert module.advise is not module
+    assert [at.rule for at in ppprof.advise(ppprof.open(path))] == ["input-bound"]
+
+
 def test_samples_that_cannot_be_cut_finer(tmp_path):
     (found,) = (
         at for at in findings(tmp_path, **batches(1, samples=1)) if at.rule == "pipeline-bubble"
