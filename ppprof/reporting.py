@@ -14,6 +14,8 @@ from typing import Any
 
 import polars as pl
 
+from ppprof.advising import case_of
+from ppprof.analysis.advice import advise
 from ppprof.analysis.cluster import Cluster
 from ppprof.analysis.diff import Diff, Side
 from ppprof.analysis.matching import on_reference
@@ -21,7 +23,7 @@ from ppprof.analysis.picture import Picture
 from ppprof.analysis.portrait import Details, Portrait, portray
 from ppprof.analysis.profile import PHASES
 from ppprof.analysis.steps import Steps
-from ppprof.compare import measured, side_of
+from ppprof.compare import diff, measured, side_of
 from ppprof.errors import InputError, UsageError
 from ppprof.reading import Worked
 from ppprof.recordings import Recording
@@ -69,10 +71,10 @@ def picture(
         made = _portraits(run, chosen, wanted, executor)
         cluster = run.cluster_of([_part(at, at.made.examined) for at in made])
         side = side_of(run, [_quietly(at, at.made.costs) for at in made], ranks, shown)
-    diff = None
+    found = None
     if baseline is not None:
         with _listening(baseline) as more:
-            diff = Diff(_baseline(baseline, ranks, executor), side)
+            found = _compared(baseline, run, side, (ranks, shown, steps), executor)
         unread += more
     return Picture(
         what=str(run),
@@ -85,9 +87,12 @@ def picture(
         devices={at.recording.rank: at.made.costs.device for at in made},
         phases=_phases(made),
         details=_on_one_clock(made, cluster),
+        findings=advise(
+            case_of(cluster, {at.recording.rank: at.made.symptoms for at in made}, run)
+        ),
         sources={at.recording.rank: str(at.source) for at in made},
         unread=unread,
-        diff=diff,
+        diff=found,
     )
 
 
@@ -157,10 +162,23 @@ def _quietly(at: Worked[Portrait], made: Any) -> Worked[Any]:
     return dataclasses.replace(at, made=made, lost={})
 
 
-def _baseline(run: Run, ranks: RankSelector, executor: Executor | None) -> Side:
-    """The last window of a run to compare with; all of it where it has no such ranks."""
-    window = max(run.windows(), default=None) if run.recordings else None
-    return measured(run, ranks, window, executor=executor)
+def _compared(
+    baseline: Run,
+    run: Run,
+    side: Side,
+    part: tuple[RankSelector, int, str | None],
+    executor: Executor | None,
+) -> Diff:
+    """The run against the last window of another."""
+    ranks, shown, steps = part
+    window = max(baseline.windows(), default=None) if baseline.recordings else None
+    other = measured(baseline, ranks, window, executor=executor)
+    alike = [(of.frameworks, of.tells_forwards) for of in (other, side)]
+    if not other.frameworks or alike[0] == alike[1]:
+        return Diff(other, side)
+    # Names, and whose gradients are whose, are to be told alike on both sides.
+    windows = (window, shown)
+    return diff(baseline, run, ranks=ranks, windows=windows, steps=(None, steps), executor=executor)
 
 
 def _phases(made: Sequence[Worked[Portrait]]) -> pl.DataFrame:

@@ -12,6 +12,7 @@ import polars as pl
 from ppprof.analysis.cluster import Cluster
 from ppprof.analysis.costs import Device
 from ppprof.analysis.diff import Diff, Side
+from ppprof.analysis.findings import Finding
 from ppprof.analysis.portrait import Details
 
 
@@ -38,6 +39,8 @@ class Picture:
     """rank, name, cpu_ns and gpu_ns per step, float64: Dataloader, Forward, Backward..."""
     details: Mapping[int, Details]
     """Timelines, on the reference clock, and memory, by rank: of some ranks."""
+    findings: Sequence[Finding]
+    """What to change, most costly first."""
     sources: Mapping[int, str]
     """The file that was read of each rank."""
     unread: Sequence[str] = ()

@@ -14,6 +14,7 @@ from ppprof.analysis.naming import Naming
 from ppprof.analysis.overview import model
 from ppprof.analysis.profile import Profile
 from ppprof.analysis.steps import Steps, select_steps
+from ppprof.analysis.symptoms import Symptoms, symptoms
 from ppprof.trace.schema import Trace
 
 _PIECES = 400
@@ -33,6 +34,7 @@ class Portrait(NamedTuple):
 
     examined: Examined
     costs: Costs
+    symptoms: Symptoms
     phases: pl.DataFrame
     """`ppprof.analysis.overview.model`."""
     details: Details | None
@@ -52,6 +54,7 @@ def portray(trace: Trace, steps: Steps | None = None, budget: int = 0) -> Portra
     return Portrait(
         examined_of(profile, cost.breakdown),
         cost,
+        symptoms(profile),
         model(profile),
         _details(profile, budget) if budget else None,
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from ppprof.advise import advise as findings_of
+from ppprof.advising import advise as findings_of
 from ppprof.analysis.findings import Finding
 from ppprof.analysis.steps import Steps
 from ppprof.cli import executors
-from ppprof.cli.options import add_cache, add_part, opened
+from ppprof.cli.options import add_cache, add_part, opened, whole_number
 from ppprof.errors import UsageError
 from ppprof.report.data import dumps
 from ppprof.report.findings import (
@@ -85,21 +86,15 @@ def _checked(args: argparse.Namespace) -> tuple[Any, int | None, int, int | None
             return default
 
     ranks = checked("--rank", args.rank, parse_selector, "all")
-    window = checked("--window", args.window, lambda text: _number(text, 0), None)
+    window = checked("--window", args.window, whole_number, None)
     checked("--steps", args.steps, Steps.parse, None)
-    workers = checked("--workers", args.workers, lambda text: _number(text, 1), 1)
-    limit = checked("--limit", args.limit, lambda text: _number(text, 1), None)
+    workers = checked("--workers", args.workers, partial(whole_number, least=1), 1)
+    limit = checked("--limit", args.limit, partial(whole_number, least=1), None)
     if args.limit is not None and args.format in ("json", "csv"):
         problems.append(f"--limit: has no effect on {args.format}, which holds every finding")
     if problems:
         raise UsageError("\n".join(problems))
     return ranks, window, workers, limit
-
-
-def _number(text: str, least: int) -> int:
-    if text.isdecimal() and int(text) >= least:
-        return int(text)
-    raise UsageError(f"{text!r}: expected a whole number from {least}")
 
 
 def _text(args: argparse.Namespace, run: Run, found: Sequence[Finding], limit: int | None) -> str:

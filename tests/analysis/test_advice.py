@@ -381,14 +381,6 @@ def test_an_optimizer_on_a_device_costs_its_idling(tmp_path):
     ]
 
 
-def test_the_function_and_its_module_go_by_one_name(tmp_path):
-    import ppprof.advise as module
-
-    path = run(tmp_path / "log", [loading(480)])
-    assert module.advise is not module
-    assert [at.rule for at in ppprof.advise(ppprof.open(path))] == ["input-bound"]
-
-
 def test_samples_that_cannot_be_cut_finer(tmp_path):
     (found,) = (
         at for at in findings(tmp_path, **batches(1, samples=1)) if at.rule == "pipeline-bubble"

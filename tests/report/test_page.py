@@ -198,9 +198,9 @@ def test_tables_of_a_gpu_hold_the_numbers(pages):
         ["&lt;img src=x onerror=alert(1)&gt;", "1", "0.030", "0.030", "61.2%"],
         ["gemm_grad", "1", "0.019", "0.019", "38.8%"],
     ]
-    assert cells(pages["gpu"], "memory", "matmul") == [["matmul", "3", "9.00 MB", "3.00 MB"]]
+    assert cells(pages["gpu"], "memory", "matmul") == [["matmul", "3", "9 MiB", "3 MiB"]]
     assert cells(pages["gpu"], "memory", "0") == [
-        ["0", "Place(gpu:0)", "3.00 MB", "ProfileStep#0 › Forward › matmul"]
+        ["0", "Place(gpu:0)", "3 MiB", "ProfileStep#0 › Forward › matmul"]
     ]
 
 

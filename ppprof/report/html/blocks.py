@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
-from ppprof.report.html.words import duration, milliseconds, number, percent, signed, size
+from ppprof.report.findings import FindingRow
+from ppprof.report.html.words import milliseconds, number, signed
+from ppprof.units import bytes_text, ratio_text, time_text
 
 
 @dataclass(frozen=True)
@@ -101,22 +103,16 @@ class Note:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Advice:
     """Something to change."""
 
-    severity: str
-    title: str
-    what: str
-    do: str
-    how: str
-    cost: str
-    share: str
-    confidence: str
+    row: FindingRow
     evidence: Table | None
-    kind: str = "finding"
+    """None where the finding has no rows."""
+    kind: str = "advice"
 
 
-Block = Union[Table, Tiles, Chart, Note, Finding]
+Block = Union[Table, Tiles, Chart, Note, Advice]
 
 
 @dataclass(frozen=True)
@@ -129,21 +125,24 @@ class Section:
     blocks: Sequence[Block]
 
 
-Format = Callable[[Any], str]
-
-FORMATS: Mapping[str, Format] = {
+FORMATS: Mapping[str, Callable[[Any], str]] = {
     "ns": milliseconds,
-    "duration": duration,
-    "bytes": size,
-    "ratio": percent,
+    "duration": time_text,
+    "bytes": bytes_text,
+    "ratio": ratio_text,
     "number": number,
-    "text": lambda value: "-" if value is None else str(value),
+    "text": str,
 }
+
+
+def written(value: Any, unit: str) -> str:
+    """A value as a unit writes it; ``-`` where it is not known."""
+    return "-" if value is None else FORMATS[unit](value)
 
 
 def cell(value: Any, unit: str, mark: str = "") -> Cell:
     """A value as a unit writes it; sorted by the value itself."""
-    return Cell(FORMATS[unit](value), value, mark)
+    return Cell(written(value, unit), value, mark)
 
 
 def change(value: float | None, unit: str, more_is_better: bool = False) -> Cell:

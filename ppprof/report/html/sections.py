@@ -9,11 +9,14 @@ import polars as pl
 from ppprof.analysis.module_changes import UNKNOWN
 from ppprof.analysis.picture import Picture
 from ppprof.analysis.significance import Change
+from ppprof.report import findings
 from ppprof.report.diff import Shown, tables
 from ppprof.report.html.blocks import (
+    Advice,
     Block,
     Cell,
     Chart,
+    Column,
     Note,
     Section,
     Table,
@@ -24,8 +27,10 @@ from ppprof.report.html.blocks import (
     number_columns,
     rows_of,
     text_columns,
+    written,
 )
-from ppprof.report.html.words import Words, duration, number, percent, size
+from ppprof.report.html.words import Words
+from ppprof.units import ratio_text
 from ppprof.wording import listed
 
 _MOST_ROWS = 300
@@ -79,7 +84,7 @@ def headline(picture: Picture, words: Words) -> Tiles:
     rows = {row["metric"]: row for row in picture.itself.overview.rows(named=True)}
     tiles = []
     step_ns = (rows.get("step_time") or {}).get("baseline") or picture.step_ns
-    texts = {"ns": duration, "bytes": size, "ratio": percent, "per_s": number}
+    units = {"ns": "duration", "per_s": "number"}
     for metric in (
         "step_time", "step_time_median", "step_time_p95", "tokens_per_s", "ips", *_PARTS,
         "gpu_utilization", "cpu_utilization", "peak_memory", "device",
@@ -91,15 +96,23 @@ def headline(picture: Picture, words: Words) -> Tiles:
             tiles.append(Tile(metric, row["baseline_text"]))
             continue
         value = row["baseline"]
-        detail = percent(value / picture.step_ns) if metric in _PARTS and picture.step_ns else ""
+        detail = ratio_text(value / picture.step_ns) if metric in _PARTS and picture.step_ns else ""
         if metric == "step_time_p95" and step_ns:
             detail = f"{value / step_ns - 1:+.1%}"
-        tiles.append(Tile(metric, texts[row["unit"]](value), detail))
+        tiles.append(Tile(metric, written(value, units.get(row["unit"], row["unit"])), detail))
     return Tiles(tiles)
 
 
 def _findings(picture: Picture, words: Words) -> Made:
-    return words("about.no_findings"), []
+    blocks: list[Block] = []
+    for row in findings.rows(picture.findings, words.language):
+        headers, cells = row.evidence_cells
+        evidence = None
+        if cells:
+            columns = [Column(header, is_number=at > 0) for at, header in enumerate(headers)]
+            evidence = Table(words("page.evidence"), columns, [list(map(Cell, at)) for at in cells])
+        blocks.append(Advice(row, evidence))
+    return findings.headline(picture.findings, words.language), blocks
 
 
 def _change(picture: Picture, words: Words) -> Made | None:
@@ -112,7 +125,7 @@ def _change(picture: Picture, words: Words) -> Made | None:
         Tiles(
             [
                 Tile("verdict", _verdict(diff.change, words)),
-                Tile("alike", percent(diff.comparability.score)),
+                Tile("alike", ratio_text(diff.comparability.score)),
             ]
         )
     ]

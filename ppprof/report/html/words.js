@@ -16,7 +16,7 @@ function withUnit(value, units) {
   return `${scaled.toFixed(digits)} ${unit}`;
 }
 const inTime = (ms) => withUnit(ms, [["s", 1e3], ["ms", 1], ["us", 1e-3], ["ns", 1e-6]]);
-const inBytes = (bytes) => withUnit(bytes, [["GB", 2 ** 30], ["MB", 2 ** 20], ["KB", 2 ** 10], ["B", 1]]);
+const inBytes = (bytes) => withUnit(bytes, [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]]);
 const inPercent = (ratio) => `${ratio > 0 ? "+" : ""}${(ratio * 100).toFixed(1)}%`;
 
 // One tooltip for all that has a definition, by mouse and by keyboard; Escape takes it away.

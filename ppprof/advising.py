@@ -6,11 +6,8 @@ The library behind ``ppprof advise``.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from types import ModuleType
-from typing import Any
 
 import polars as pl
 
@@ -117,14 +114,3 @@ def _timed_only(run: Run, ranks: RankSelector, window: int | None, steps: str | 
         grid = case.grid or Topology.of(dp=int(times["rank"].to_numpy().max()) + 1)
         times = times.filter(pl.col("rank").is_in(grid.select(ranks)))
     return dataclasses.replace(case, step_times=times)
-
-
-class _Callable(ModuleType):
-    """This module, which is `advise` as well: both go by the name of ``ppprof.advise``."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> list[Finding]:
-        return advise(*args, **kwargs)
-
-
-# Loading a submodule puts it into its package, in the place of a function of the same name.
-sys.modules[__name__].__class__ = _Callable
