@@ -29,6 +29,7 @@ def main(page: Path, folder: Path) -> None:
                     const kept = parts.map(part => document.querySelector(part)).filter(at => at);
                     const all = document.querySelectorAll("header, nav, main > *, footer");
                     for (const at of all) if (!kept.includes(at)) at.hidden = true;
+                    for (const at of document.querySelectorAll("#ranks .table")) at.hidden = true;
                     document.querySelector("nav").style.display = "none";
                     scrollTo(0, 0);
                 }""",

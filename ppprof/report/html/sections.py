@@ -269,6 +269,9 @@ def _ranks(picture: Picture, words: Words) -> Made:
         *number_columns("step_time", "own", "excess", "noise", unit="ms"),
         *number_columns("gpu_utilization", "cpu_utilization", "peak_memory"),
     ]
+    known = [at for at in range(len(columns)) if any(row[at].order is not None for row in rows)]
+    columns = [columns[at] for at in known]
+    rows = [[row[at] for at in known] for row in rows]
     left_out = max(0, len(rows) - _MOST_ROWS)
     table = Table(words("sections.ranks"), columns, rows[:_MOST_ROWS], left_out)
     tall = min(640, 130 + 18 * len(rows))
