@@ -115,12 +115,12 @@ def modules(profile: Profile, step: pl.Series, *, by_forward: bool = True) -> pl
         name=pl.when(is_phase).then("category").otherwise("name"),
         is_backward=pl.col("category") == "Backward",
     )
+    is_inside = (of_module >= 0) | tree.below(np.flatnonzero(of_module >= 0))
+    at = _with_paths(at, is_inside[rows])
     begun = at.filter("is_step").group_by("step").agg(begin_ns=pl.col("start_ns").min())
     at = at.join(begun, on="step", how="left", maintain_order="left").with_columns(
         start_ns=pl.col("start_ns") - pl.coalesce("begin_ns", "start_ns")
     )
-    is_inside = (of_module >= 0) | tree.below(np.flatnonzero(of_module >= 0))
-    at = _with_paths(at, is_inside[rows])
     gradients = _gradients(at.drop_nulls("backward"))
     own_ns = np.zeros(hosts.height, np.int64)
     own_ns[rows] = np.where(_launches(at, gradients), at["own_gpu_ns"], at["own_cpu_ns"])

@@ -221,6 +221,25 @@ def test_what_is_computed_again_in_a_backward_lies_in_the_gradient_that_needs_it
     ]
 
 
+def test_what_was_computed_again_may_have_its_gradient_in_the_next_step(tmp_path):
+    """In step 0 the Block begins 21 us behind the step, in step 1 its gradient 2."""
+    events = (
+        *(step(0, 0, 30), module("Net", 1, 12), op("Checkpoint", 2, 5, 1)),
+        *(node("CheckpointBackward", 20, 28, 1), module("Block", 21, 24), op("aten::addmm", 22, 23, 11)),
+        *(step(1, 30, 60), node("AddmmBackward0", 32, 36, 11)),
+    )  # fmt: skip
+    found = table(read(written(tmp_path, *events)))
+    found = found.filter(pl.col("path").str.contains("Backward"))
+    assert found.select("step", "path", "start_ns", "time_ns", "self_ns").rows() == [
+        (0, "Backward#0", 20, 8, 0),
+        (0, "Backward#0/Net#0", 20, 8, 5),
+        (0, "Backward#0/Net#0/Block#0", 21, 3, 3),
+        (1, "Backward#0", 2, 4, 0),
+        (1, "Backward#0/Net#0", 2, 4, 0),
+        (1, "Backward#0/Net#0/Block#0", 2, 4, 4),
+    ]
+
+
 def test_the_gradient_of_a_gradient_is_of_the_same_module(tmp_path):
     events = (
         *(step(0, 0, 60), module("Net", 1, 6), op("aten::addmm", 2, 4, 1)),
