@@ -6,7 +6,7 @@ import polars as pl
 
 from ppprof.analysis.advice.case import Case
 from ppprof.analysis.advice.memory import fullest
-from ppprof.analysis.advice.waiting import num_chunks, num_micro_batches, scheduled_bubble
+from ppprof.analysis.advice.waiting import num_micro_batches, scheduled_bubble
 from ppprof.analysis.findings import Finding
 
 ROOM_RATIO = 0.5
@@ -19,8 +19,7 @@ def gradient_accumulation(case: Case) -> list[Finding]:
     Costs what half as many micro-batches of twice the size would win: half of it, less the bubble
     that fewer micro-batches have more of.
     """
-    batches = round(case.typical("num_micro_batches")) // num_chunks(case)
-    batches = num_micro_batches(case) or batches
+    batches = num_micro_batches(case)
     if batches < 2:
         return []
     accumulation_ns = case.typical("accumulation_ns")
