@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,7 @@ from ppprof.advising import advise as findings_of
 from ppprof.analysis.findings import Finding
 from ppprof.analysis.steps import Steps
 from ppprof.cli import executors
-from ppprof.cli.options import add_cache, add_part, opened, whole_number
-from ppprof.errors import UsageError
+from ppprof.cli.options import Checks, add_cache, add_part, opened, whole_number
 from ppprof.report.data import dumps
 from ppprof.report.findings import (
     LANGUAGES,
@@ -76,24 +75,17 @@ def _checked(args: argparse.Namespace) -> tuple[Any, int | None, int, int | None
     Raises:
         UsageError: with all that is wrong with it, one a line.
     """
-    problems: list[str] = []
-
-    def checked(flag: str, text: str | None, check: Callable[[str], Any], default: Any) -> Any:
-        try:
-            return default if text is None else check(text)
-        except UsageError as error:
-            problems.append(f"{flag}: {error}")
-            return default
-
-    ranks = checked("--rank", args.rank, parse_selector, "all")
-    window = checked("--window", args.window, whole_number, None)
-    checked("--steps", args.steps, Steps.parse, None)
-    workers = checked("--workers", args.workers, partial(whole_number, least=1), 1)
-    limit = checked("--limit", args.limit, partial(whole_number, least=1), None)
+    checks = Checks()
+    ranks = checks.of("--rank", args.rank, parse_selector, "all")
+    window = checks.of("--window", args.window, whole_number, None)
+    checks.of("--steps", args.steps, Steps.parse, None)
+    workers = checks.of("--workers", args.workers, partial(whole_number, least=1), 1)
+    limit = checks.of("--limit", args.limit, partial(whole_number, least=1), None)
     if args.limit is not None and args.format in ("json", "csv"):
-        problems.append(f"--limit: has no effect on {args.format}, which holds every finding")
-    if problems:
-        raise UsageError("\n".join(problems))
+        checks.problems.append(
+            f"--limit: has no effect on {args.format}, which holds every finding"
+        )
+    checks.done()
     return ranks, window, workers, limit
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from typing import TypeVar
 
 from ppprof.cli.terminal import Progress, problem_of_output, tell
 from ppprof.errors import UsageError
@@ -10,6 +12,9 @@ from ppprof.paths import located
 from ppprof.run import Run
 from ppprof.run import open as open_run
 from ppprof.rundir import write_atomically
+
+T = TypeVar("T")
+U = TypeVar("U")
 
 
 def add_part(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +35,26 @@ def whole_number(text: str, least: int = 0, word: str | None = None) -> int:
         return int(text)
     or_word = f", or {word}" if word else ""
     raise UsageError(f"{text!r}: expected a whole number from {least}{or_word}")
+
+
+class Checks:
+    """What is wrong with a command line, all of it at once."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def of(self, flag: str, text: str | None, make: Callable[[str], T], default: U) -> T | U:
+        """What ``make`` makes of an option; the default where it was not given, or is wrong."""
+        try:
+            return default if text is None else make(text)
+        except UsageError as error:
+            self.problems.append(f"{flag}: {error}")
+            return default
+
+    def done(self) -> None:
+        """Raises UsageError: with all that is wrong, one a line; if anything is."""
+        if self.problems:
+            raise UsageError("\n".join(self.problems))
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

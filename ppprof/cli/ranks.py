@@ -15,7 +15,7 @@ from ppprof.analysis.matching import offsets_by_starts
 from ppprof.analysis.ranks import GROUPS, group_steps, slowest
 from ppprof.analysis.steps import Steps
 from ppprof.cli import executors
-from ppprof.cli.options import add_cache, add_part, opened, whole_number
+from ppprof.cli.options import Checks, add_cache, add_part, opened, whole_number
 from ppprof.cli.terminal import tell
 from ppprof.errors import UsageError
 from ppprof.paths import located
@@ -109,27 +109,20 @@ class _Request:
         Raises:
             UsageError: with all that is wrong with it, one a line.
         """
-        problems: list[str] = []
-
-        def checked(flag: str, text: str | None, check: Callable[[str], Any], default: Any) -> Any:
-            try:
-                return default if text is None else check(text)
-            except UsageError as error:
-                problems.append(f"{flag}: {error}")
-                return default
-
-        by = checked("--by", args.by, _groups, ())
-        ranks = checked("--rank", args.rank, parse_selector, "all")
-        window = checked("--window", args.window, whole_number, None)
-        checked("--steps", args.steps, Steps.parse, None)
-        workers = checked("--workers", args.workers, partial(whole_number, least=1), 1)
-        layout = checked("--time-unit", args.time_unit, Layout, Layout())
+        checks = Checks()
+        by = checks.of("--by", args.by, _groups, ())
+        ranks = checks.of("--rank", args.rank, parse_selector, "all")
+        window = checks.of("--window", args.window, whole_number, None)
+        checks.of("--steps", args.steps, Steps.parse, None)
+        workers = checks.of("--workers", args.workers, partial(whole_number, least=1), 1)
+        layout = checks.of("--time-unit", args.time_unit, Layout, Layout())
         if args.workers is not None and args.dask is not None:
-            problems.append("--workers, --dask: both say where to read; give one of them")
+            checks.problems.append("--workers, --dask: both say where to read; give one of them")
         if args.time_unit is not None and args.format != "table":
-            problems.append(f"--time-unit: has no effect on {args.format}, which is in nanoseconds")
-        if problems:
-            raise UsageError("\n".join(problems))
+            checks.problems.append(
+                f"--time-unit: has no effect on {args.format}, which is in nanoseconds"
+            )
+        checks.done()
         return cls(by, ranks, window, workers, args.dask, args.what_if, layout)
 
     def executor(self) -> AbstractContextManager[Executor | None]:

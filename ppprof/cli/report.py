@@ -9,6 +9,7 @@ from typing import Any
 from ppprof.analysis.steps import Steps
 from ppprof.cli import executors
 from ppprof.cli.options import (
+    Checks,
     add_cache,
     add_output,
     add_part,
@@ -18,7 +19,6 @@ from ppprof.cli.options import (
     write_output,
 )
 from ppprof.cli.terminal import tell
-from ppprof.errors import UsageError
 from ppprof.report.html import LANGUAGES
 from ppprof.topology import parse_selector
 
@@ -48,25 +48,16 @@ def register(subparsers: Any) -> None:
 
 def report(args: argparse.Namespace) -> int:
     """0 when it was written."""
-    problems: list[str] = []
-
-    def checked(flag: str, make: Any, text: str | None, default: Any) -> Any:
-        try:
-            return default if text is None else make(text)
-        except UsageError as error:
-            problems.append(f"{flag}: {error}")
-            return default
-
-    ranks = checked("--rank", parse_selector, args.rank, "all")
-    window = checked("--window", whole_number, args.window, None)
-    steps = checked("--steps", lambda text: str(Steps.parse(text)), args.steps, None)
-    workers = checked("--workers", partial(whole_number, least=1), args.workers, 1)
+    checks = Checks()
+    ranks = checks.of("--rank", args.rank, parse_selector, "all")
+    window = checks.of("--window", args.window, whole_number, None)
+    checks.of("--steps", args.steps, Steps.parse, None)
+    workers = checks.of("--workers", args.workers, partial(whole_number, least=1), 1)
     sources = [path for path in (args.path, args.baseline) if path is not None]
-    problems += problems_of_output(args, sources)
+    checks.problems += problems_of_output(args, sources)
     if args.output is None:
-        problems.append("-o: expected the page to write, -o report.html")
-    if problems:
-        raise UsageError("\n".join(problems))
+        checks.problems.append("-o: expected the page to write, -o report.html")
+    checks.done()
 
     from ppprof.report.html import render
     from ppprof.reporting import picture
@@ -76,7 +67,7 @@ def report(args: argparse.Namespace) -> int:
     baseline = None if args.baseline is None else opened(args.baseline, cache=cache)
     with executors.processes(workers) as executor:
         found = picture(
-            run, baseline=baseline, ranks=ranks, window=window, steps=steps, executor=executor
+            run, baseline=baseline, ranks=ranks, window=window, steps=args.steps, executor=executor
         )
     write_output(args, render(found, args.language))
     tell(f"{args.output}: open it in a browser")

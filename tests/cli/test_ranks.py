@@ -6,22 +6,17 @@ import csv
 import io
 import json
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 
 import pytest
 from polars.testing import assert_frame_equal
 
 import ppprof
 from ppprof.cli import main
-from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
-from ppprof.rundir import TraceName, claim, write_manifest
-from ppprof.topology import Topology
 from tests.fixtures.gpu_traces import no_step, training
-from tests.fixtures.pipelines import OPTIMIZER_NS, one_f_one_b
+from tests.fixtures.pipelines import OPTIMIZER_NS, one_f_one_b, pipeline_run, raw
 from tests.fixtures.timeline import write
 
-GRID = Topology.of(dp=2, pp=2)
 STEP_NS = 5 * 80 + OPTIMIZER_NS
 """1F1B of 2 stages with 4 micro-batches of 30 + 50: one in five is bubble."""
 
@@ -29,23 +24,7 @@ STEP_NS = 5 * 80 + OPTIMIZER_NS
 @pytest.fixture
 def run(tmp_path):
     """Two replicas of a pipeline on two hosts, two steps each."""
-    path = claim(tmp_path / "log")
-    block = ProfilerConfig.from_mapping({"enable": True}).to_mapping()
-    at = [
-        {"rank": rank, "host": f"host-{rank // 2}", "coordinate": GRID.coordinate(rank)}
-        for rank in range(4)
-    ]
-    axes = {"order": GRID.order, "degrees": GRID.degrees}
-    write_manifest(path, {"profiler": block, "axes": axes, "ranks": at})
-    for rank in range(4):
-        stage = GRID.coordinate(rank)["pp"]
-        thread = one_f_one_b(2, 4, meets=True, steps=2)[stage]
-        write(path / raw(rank), thread)
-    return path
-
-
-def raw(rank):
-    return TraceName(rank, GRID.label(rank), datetime(2026, 11, 20, 20, 15, 30), 0).raw
+    return pipeline_run(tmp_path / "log", steps=2)
 
 
 def printed(capsys, *arguments):

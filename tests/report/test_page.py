@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import string
-from datetime import datetime
 from html.parser import HTMLParser
 from importlib.resources import files
 
@@ -14,18 +13,14 @@ import yaml
 
 import ppprof
 from ppprof.cli import main
-from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
 from ppprof.report.html import LANGUAGES, render
 from ppprof.reporting import picture
-from ppprof.rundir import TraceName, claim, write_manifest
-from ppprof.topology import Topology
 from tests.fixtures.gpu_traces import training
-from tests.fixtures.pipelines import one_f_one_b
+from tests.fixtures.pipelines import pipeline_run
 from tests.fixtures.timeline import Thread, alloc, free, kernel, launch, span, write
 from tests.oracles.chromium import EXECUTABLE, SKIPPED, Opened, browser
 
-GRID = Topology.of(dp=2, pp=2)
 EVIL = "<img src=x onerror=alert(1)>"
 
 in_browser = [
@@ -36,19 +31,8 @@ in_browser = [
 
 def pipeline(folder, *, forward=30_000_000):
     """Two replicas of a pipeline of two stages, three steps each, on two hosts."""
-    path = claim(folder)
-    block = ProfilerConfig.from_mapping({"enable": True}).to_mapping()
-    at = [
-        {"rank": rank, "host": f"host-{rank // 2}", "coordinate": GRID.coordinate(rank)}
-        for rank in range(4)
-    ]
-    axes = {"order": GRID.order, "degrees": GRID.degrees}
-    write_manifest(path, {"profiler": block, "axes": axes, "ranks": at})
+    path = pipeline_run(folder, steps=3, forward=forward, backward=50_000_000)
     for rank in range(4):
-        stage = GRID.coordinate(rank)["pp"]
-        thread = one_f_one_b(2, 4, meets=True, steps=3, forward=forward, backward=50_000_000)[stage]
-        name = TraceName(rank, GRID.label(rank), datetime(2026, 11, 20, 20, 15, 30), 0)
-        write(path / name.raw, thread)
         steps = path / "steps"
         steps.mkdir(exist_ok=True)
         (steps / f"rank_{rank:05d}.jsonl").write_text(

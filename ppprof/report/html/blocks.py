@@ -2,13 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
+import polars as pl
+
 from ppprof.report.findings import FindingRow
-from ppprof.report.html.words import milliseconds, number, signed
 from ppprof.units import bytes_text, ratio_text, time_text
+
+MOST_ROWS = 300
+"""Of a table: behind these nobody looks, and each costs the browser."""
+
+_SEEN_AT_ONCE = 12
+"""Rows of a table that needs no search."""
+
+
+def milliseconds(time_ns: float) -> str:
+    """``12.346``, of nanoseconds: a column's, whose heading has the unit."""
+    return f"{time_ns / 1e6:,.3f}"
+
+
+def number(value: float) -> str:
+    """``1,234`` or ``12.5``."""
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.3g}"
+
+
+FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "text": str,
+    "number": number,
+    "ms": milliseconds,
+    "GB/s": lambda value: f"{value / 1e9:,.2f}",
+    "time": time_text,
+    "bytes": bytes_text,
+    "ratio": ratio_text,
+}
+"""How values of a kind are written. ms and GB/s: of nanoseconds and of bytes a second, without the
+unit, which the heading has."""
+
+
+def written(value: Any, kind: str) -> str:
+    """A value as its kind is written; ``-`` where it is not known."""
+    return "-" if value is None else FORMATS[kind](value)
 
 
 @dataclass(frozen=True)
@@ -22,24 +57,38 @@ class Cell:
     """A class of the style sheet: ``worse`` and ``better`` of a change, ``slow`` of a rank."""
 
 
+def cell(value: Any, kind: str) -> Cell:
+    """A value; sorted by itself."""
+    return Cell(written(value, kind), value)
+
+
+def change(value: float | None, kind: str, more_is_better: bool = False) -> Cell:
+    """A change, with its sign, an arrow and a mark: ``worse`` or ``better``."""
+    if not value:
+        return cell(value, kind)
+    arrow, sign = ("▲", "+") if value > 0 else ("▼", "")
+    mark = "better" if (value > 0) == more_is_better else "worse"
+    return Cell(f"{arrow} {sign}{FORMATS[kind](value)}", value, mark)
+
+
 @dataclass(frozen=True)
 class Column:
     """One column of a table."""
 
     term: str
     """Key of its name and definition."""
-    is_number: bool = True
-    unit: str = ""
+    kind: str = "text"
+    """One of `FORMATS`."""
 
+    @property
+    def is_number(self) -> bool:
+        """Whether it stands to the right."""
+        return self.kind != "text"
 
-def text_columns(*terms: str) -> list[Column]:
-    """Columns of names."""
-    return [Column(term, is_number=False) for term in terms]
-
-
-def number_columns(*terms: str, unit: str = "") -> list[Column]:
-    """Columns of numbers, all in one unit, or each with its own."""
-    return [Column(term, unit=unit) for term in terms]
+    @property
+    def unit(self) -> str:
+        """What its heading says beside the name."""
+        return self.kind if self.kind in ("ms", "GB/s") else ""
 
 
 @dataclass(frozen=True)
@@ -47,12 +96,12 @@ class Table:
     """Rows that can be sorted and, where there are many, searched."""
 
     label: str
-    """What it is a table of, for readers of screens."""
+    """What it is a table of."""
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     left_out: int = 0
     """Rows that it does not show."""
-    kind: str = "table"
+    block: str = "table"
 
     @property
     def can_search(self) -> bool:
@@ -60,7 +109,19 @@ class Table:
         return len(self.rows) > _SEEN_AT_ONCE
 
 
-_SEEN_AT_ONCE = 12
+Spec = Sequence[tuple[str, str, Union[str, Callable[[Mapping[str, Any]], Cell]]]]
+"""Of each column its term, its kind, and the key of its values or what makes a cell of a row."""
+
+
+def table_of(label: str, table: pl.DataFrame, spec: Spec) -> Table:
+    """The first `MOST_ROWS` rows of a table, some of its columns."""
+    rows = []
+    for row in table.head(MOST_ROWS).rows(named=True):
+        rows.append(
+            [cell(row[at], kind) if isinstance(at, str) else at(row) for _, kind, at in spec]
+        )
+    columns = [Column(term, kind) for term, kind, _ in spec]
+    return Table(label, columns, rows, max(0, table.height - MOST_ROWS))
 
 
 @dataclass(frozen=True)
@@ -77,19 +138,19 @@ class Tiles:
     """A row of them."""
 
     tiles: Sequence[Tile]
-    kind: str = "tiles"
+    block: str = "tiles"
 
 
 @dataclass(frozen=True)
 class Chart:
-    """What the scripts draw of ``data`` of this name."""
+    """What a script draws of ``data`` of this name."""
 
     name: str
     label: str
     drawn_by: str = "chart"
-    """``chart`` (`charts.js`) or ``lanes`` (`lanes.js`)."""
+    """Key of ``drawers`` in page.js."""
     height: int = 320
-    kind: str = "chart"
+    block: str = "chart"
 
 
 @dataclass(frozen=True)
@@ -99,7 +160,7 @@ class Note:
     text: str
     code: Sequence[str] = ()
     """Commands behind it."""
-    kind: str = "note"
+    block: str = "note"
 
 
 @dataclass(frozen=True)
@@ -107,9 +168,9 @@ class Advice:
     """Something to change."""
 
     row: FindingRow
-    evidence: Table | None
-    """None where the finding has no rows."""
-    kind: str = "advice"
+    evidence: tuple[Sequence[str], Sequence[Sequence[str]]]
+    """Headers and cells."""
+    block: str = "advice"
 
 
 Block = Union[Table, Tiles, Chart, Note, Advice]
@@ -123,39 +184,3 @@ class Section:
     """Of its title."""
     about: str
     blocks: Sequence[Block]
-
-
-FORMATS: Mapping[str, Callable[[Any], str]] = {
-    "ns": milliseconds,
-    "duration": time_text,
-    "bytes": bytes_text,
-    "ratio": ratio_text,
-    "number": number,
-    "text": str,
-}
-
-
-def written(value: Any, unit: str) -> str:
-    """A value as a unit writes it; ``-`` where it is not known."""
-    return "-" if value is None else FORMATS[unit](value)
-
-
-def cell(value: Any, unit: str, mark: str = "") -> Cell:
-    """A value as a unit writes it; sorted by the value itself."""
-    return Cell(written(value, unit), value, mark)
-
-
-def change(value: float | None, unit: str, more_is_better: bool = False) -> Cell:
-    """A change, with its sign, an arrow and a mark: ``worse`` or ``better``."""
-    if not value:
-        return cell(value, unit)
-    arrow = "▲" if value > 0 else "▼"
-    mark = "better" if (value > 0) == more_is_better else "worse"
-    return Cell(f"{arrow} {signed(FORMATS[unit](value), value)}", value, mark)
-
-
-def rows_of(
-    table: Iterable[Mapping[str, Any]], columns: Sequence[tuple[str, str]]
-) -> list[list[Cell]]:
-    """Cells of some keys of rows, each with the unit it is written in."""
-    return [[cell(row[key], unit) for key, unit in columns] for row in table]

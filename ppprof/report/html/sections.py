@@ -2,55 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import polars as pl
 
 from ppprof.analysis.module_changes import UNKNOWN
 from ppprof.analysis.picture import Picture
-from ppprof.analysis.significance import Change
 from ppprof.report import findings
-from ppprof.report.diff import Shown, tables
 from ppprof.report.html.blocks import (
     Advice,
     Block,
     Cell,
     Chart,
-    Column,
     Note,
     Section,
-    Table,
     Tile,
     Tiles,
-    cell,
-    change,
-    number_columns,
-    rows_of,
-    text_columns,
+    table_of,
     written,
 )
+from ppprof.report.html.change import OVERVIEW_KINDS, change_section
 from ppprof.report.html.words import Words
 from ppprof.units import ratio_text
 from ppprof.wording import listed
 
-_MOST_ROWS = 300
-"""Of a table: behind these nobody looks, and each costs the browser."""
-
 _PARTS = (
-    "computation",
-    "exposed_communication",
-    "data_loading",
-    "bubble",
-    "host_bound",
-    "rest",
-)
+    "computation", "exposed_communication", "data_loading", "bubble", "host_bound", "rest",
+)  # fmt: skip
+
+_HEADLINE = (
+    "step_time", "step_time_median", "step_time_p95", "tokens_per_s", "ips", *_PARTS,
+    "gpu_utilization", "cpu_utilization", "peak_memory", "device",
+)  # fmt: skip
+
+Made = tuple[str, Sequence[Block]]
+"""What stands below a heading, and the blocks behind it."""
 
 
 def sections(picture: Picture, words: Words) -> list[Section]:
     """All of the page's sections; one without anything to show says why."""
     makers = {
         "findings": _findings,
-        "change": _change,
+        "change": change_section,
         "steps": _steps,
         "ranks": _ranks,
         "communication": _communication,
@@ -62,20 +56,11 @@ def sections(picture: Picture, words: Words) -> list[Section]:
         "timeline": _timeline,
         "unread": _unread,
     }
-    found = []
-    for key, make in makers.items():
-        made = make(picture, words)
-        if made is not None:
-            about, blocks = made
-            found.append(Section(key, about, list(blocks)))
-    return found
+    made = {key: make(picture, words) for key, make in makers.items()}
+    return [Section(key, *of) for key, of in made.items() if of is not None]
 
 
-Made = tuple[str, Sequence[Block]]
-
-
-def nothing(words: Words, reason: str) -> Made:
-    """A section that has nothing to show."""
+def _nothing(words: Words, reason: str) -> Made:
     return words("page.nothing", reason=words(f"reasons.{reason}")), []
 
 
@@ -83,145 +68,26 @@ def headline(picture: Picture, words: Words) -> Tiles:
     """The numbers that matter most."""
     rows = {row["metric"]: row for row in picture.itself.overview.rows(named=True)}
     tiles = []
-    step_ns = (rows.get("step_time") or {}).get("baseline") or picture.step_ns
-    units = {"ns": "duration", "per_s": "number"}
-    for metric in (
-        "step_time", "step_time_median", "step_time_p95", "tokens_per_s", "ips", *_PARTS,
-        "gpu_utilization", "cpu_utilization", "peak_memory", "device",
-    ):  # fmt: skip
-        row = rows.get(metric)
-        if row is None or (row["baseline"] is None and row["unit"] != "text"):
+    for metric in _HEADLINE:
+        row = rows.get(metric, {})
+        value = row.get("baseline")
+        if value is None:
+            if row.get("baseline_text"):
+                tiles.append(Tile(metric, row["baseline_text"]))
             continue
-        if row["unit"] == "text":
-            tiles.append(Tile(metric, row["baseline_text"]))
-            continue
-        value = row["baseline"]
-        detail = ratio_text(value / picture.step_ns) if metric in _PARTS and picture.step_ns else ""
-        if metric == "step_time_p95" and step_ns:
-            detail = f"{value / step_ns - 1:+.1%}"
-        tiles.append(Tile(metric, written(value, units.get(row["unit"], row["unit"])), detail))
+        detail = ""
+        if metric in _PARTS and picture.step_ns:
+            detail = ratio_text(value / picture.step_ns)
+        if metric == "step_time_p95" and rows["step_time"]["baseline"]:
+            detail = f"{value / rows['step_time']['baseline'] - 1:+.1%}"
+        tiles.append(Tile(metric, written(value, OVERVIEW_KINDS[row["unit"]]), detail))
     return Tiles(tiles)
 
 
 def _findings(picture: Picture, words: Words) -> Made:
-    blocks: list[Block] = []
-    for row in findings.rows(picture.findings, words.language):
-        headers, cells = row.evidence_cells
-        evidence = None
-        if cells:
-            columns = [Column(header, is_number=at > 0) for at, header in enumerate(headers)]
-            evidence = Table(words("page.evidence"), columns, [list(map(Cell, at)) for at in cells])
-        blocks.append(Advice(row, evidence))
+    rows = findings.rows(picture.findings, words.language)
+    blocks = [Advice(row, row.evidence_cells) for row in rows]
     return findings.headline(picture.findings, words.language), blocks
-
-
-def _change(picture: Picture, words: Words) -> Made | None:
-    diff = picture.diff
-    if diff is None:
-        return None
-    shown = Shown(limit=_MOST_ROWS)
-    found = tables(diff, shown)
-    blocks: list[Block] = [
-        Tiles(
-            [
-                Tile("verdict", _verdict(diff.change, words)),
-                Tile("alike", ratio_text(diff.comparability.score)),
-            ]
-        )
-    ]
-    blocks += [
-        Note(difference) for difference in diff.comparability.differences[:_MOST_DIFFERENCES]
-    ]
-    blocks.append(_overview_change(found["overview"], words))
-    blocks.append(
-        Chart("change_steps", words("about.change_steps", words=diff.step_times[1][1]), height=300)
-    )
-    for view, title, values in (
-        ("op", "operators", ("calls", "cpu_self_ns", "gpu_self_ns")),
-        ("kernel", "kernels", ("calls", "gpu_total_ns")),
-    ):
-        if found[view].height:
-            blocks.append(_name_change(found[view], words("sections." + title), values))
-        elif not (diff.operators if view == "op" else diff.kernels).is_empty():
-            reason = words("reasons.nothing_changed")
-            text = words("page.nothing", reason=reason)
-            blocks.append(Note(f"{words('sections.' + title)}: {text}"))
-    if diff.modules.height > 1:
-        blocks.append(
-            Chart("change_modules", words("about.change_modules"), drawn_by="tree", height=360)
-        )
-        blocks.append(Chart("trend", words("about.trend"), height=300))
-    return words("about.change", baseline=diff.baseline.what), blocks
-
-
-_MOST_DIFFERENCES = 12
-
-
-def _verdict(change: Change, words: Words) -> str:
-    verdict = words(f"verdicts.{change.verdict}")
-    if change.ratio is None:
-        return f"{verdict}: {change.reason}"
-    if change.low is None or change.high is None:
-        return f"{verdict}: {change.ratio:+.1%}; {change.reason}"
-    return words(
-        "verdicts.interval", verdict=verdict, ratio=f"{change.ratio:+.1%}",
-        low=f"{change.low:+.1%}", high=f"{change.high:+.1%}",
-    )  # fmt: skip
-
-
-def _overview_change(table: pl.DataFrame, words: Words) -> Table:
-    rows = []
-    for row in table.rows(named=True):
-        name = Cell(words.term(row["metric"]), row["metric"])
-        if row["unit"] == "text":
-            texts = [row["baseline_text"] or "-", row["experiment_text"] or "-", "", ""]
-            rows.append([name, *(Cell(text) for text in texts)])
-            continue
-        unit = {"ns": "duration", "per_s": "number"}.get(row["unit"], row["unit"])
-        better = row["metric"] in _MORE_IS_BETTER
-        rows.append(
-            [
-                name,
-                cell(row["baseline"], unit),
-                cell(row["experiment"], unit),
-                change(row["delta"], unit, better),
-                change(row["delta_ratio"], "ratio", better),
-            ]
-        )
-    columns = [
-        *text_columns("name"),
-        *number_columns("baseline", "experiment", "delta", "delta_ratio"),
-    ]
-    return Table(words("sections.change"), columns, rows)
-
-
-_MORE_IS_BETTER = ("ips", "tokens_per_s", "gpu_utilization")
-
-
-def _name_change(table: pl.DataFrame, label: str, values: Sequence[str]) -> Table:
-    rows = []
-    clock = values[-1] if table[f"delta_{values[-1]}"].abs().sum() else values[1]
-    for row in table.head(_MOST_ROWS).rows(named=True):
-        rows.append(
-            [
-                Cell(row["name"], row["name"]),
-                Cell("" if row["status"] == "both" else row["status"], row["status"]),
-                cell(row[f"baseline_{clock}"], "ns"),
-                cell(row[f"experiment_{clock}"], "ns"),
-                change(row[f"delta_{clock}"], "ns"),
-                change(row[f"delta_ratio_{clock.removesuffix('_ns')}"], "ratio"),
-                cell(row[f"noise_{clock}"], "ns"),
-                change(row["delta_calls"], "number"),
-            ]
-        )
-    columns = [
-        *text_columns("name", "status"),
-        *number_columns("baseline", "experiment", "delta", unit="ms"),
-        *number_columns("delta_ratio"),
-        *number_columns("delta_noise", unit="ms"),
-        *number_columns("delta_calls"),
-    ]
-    return Table(label, columns, rows, max(0, table.height - _MOST_ROWS))
 
 
 def _steps(picture: Picture, words: Words) -> Made:
@@ -235,52 +101,6 @@ def _steps(picture: Picture, words: Words) -> Made:
     return words("about.steps", ranks=of_ranks), blocks
 
 
-def _ranks(picture: Picture, words: Words) -> Made:
-    slow = {row["rank"]: row for row in picture.cluster.slow_ranks.rows(named=True)}
-    of_ranks = (
-        picture.cluster.steps.group_by("rank", maintain_order=True)
-        .agg(
-            pl.col("host").first(),
-            pl.col("step_ns").mean(),
-            own_ns=(pl.col("step_ns") - pl.sum_horizontal("^exposed_.*_ns$", "bubble_ns")).mean(),
-        )
-        .rows(named=True)
-    )
-    rows = []
-    for row in of_ranks:
-        rank = row["rank"]
-        judged, device = slow.get(rank, {}), picture.devices.get(rank)
-        is_slow = bool(judged.get("is_slow"))
-        rows.append(
-            [
-                Cell(f"{'▲ ' if is_slow else ''}{label(picture, rank)}", rank, "slow" * is_slow),
-                cell(row["host"], "text"),
-                cell(row["step_ns"], "ns"),
-                cell(row["own_ns"], "ns"),
-                cell(judged.get("excess_ns"), "ns"),
-                cell(judged.get("noise_ns"), "ns"),
-                cell(device and device.gpu_utilization, "ratio"),
-                cell(device and device.cpu_utilization, "ratio"),
-                cell(device and device.peak_bytes, "bytes"),
-            ]
-        )
-    columns = [
-        *text_columns("rank", "host"),
-        *number_columns("step_time", "own", "excess", "noise", unit="ms"),
-        *number_columns("gpu_utilization", "cpu_utilization", "peak_memory"),
-    ]
-    known = [at for at in range(len(columns)) if any(row[at].order is not None for row in rows)]
-    columns = [columns[at] for at in known]
-    rows = [[row[at] for at in known] for row in rows]
-    left_out = max(0, len(rows) - _MOST_ROWS)
-    table = Table(words("sections.ranks"), columns, rows[:_MOST_ROWS], left_out)
-    tall = min(640, 130 + 18 * len(rows))
-    return words("about.ranks"), [
-        Chart("heat", words("about.heat"), drawn_by="heat", height=tall),
-        table,
-    ]
-
-
 def label(picture: Picture, rank: int) -> str:
     """``3 · dp0 pp1 mp1``: the axes that have several ranks."""
     grid = picture.cluster.grid
@@ -292,40 +112,71 @@ def label(picture: Picture, rank: int) -> str:
     return f"{rank} · {where}" if where else str(rank)
 
 
+def _ranks(picture: Picture, words: Words) -> Made:
+    waits = pl.sum_horizontal("^exposed_.*_ns$", "bubble_ns")
+    devices = [
+        (rank, of.gpu_utilization, of.cpu_utilization, of.peak_bytes)
+        for rank, of in picture.devices.items()
+    ]
+    known = {"rank": pl.Int64, "gpu": pl.Float64, "cpu": pl.Float64, "peak_bytes": pl.Int64}
+    table = (
+        picture.cluster.steps.group_by("rank", maintain_order=True)
+        .agg(
+            pl.col("host").first(),
+            pl.col("step_ns").mean(),
+            own_ns=(pl.col("step_ns") - waits).mean(),
+        )
+        .join(picture.cluster.slow_ranks, on="rank", how="left", maintain_order="left")
+        .join(pl.DataFrame(devices, known, orient="row"), on="rank", how="left")
+        .sort("rank")
+    )
+
+    def rank_of(row: Mapping[str, Any]) -> Cell:
+        slow = bool(row["is_slow"])
+        text = f"{'▲ ' if slow else ''}{label(picture, row['rank'])}"
+        return Cell(text, row["rank"], "slow" if slow else "")
+
+    spec = [
+        ("host", "text", "host"),
+        ("step_time", "ms", "step_ns"),
+        ("own", "ms", "own_ns"),
+        ("excess", "ms", "excess_ns"),
+        ("noise", "ms", "noise_ns"),
+        ("gpu_utilization", "ratio", "gpu"),
+        ("cpu_utilization", "ratio", "cpu"),
+        ("peak_memory", "bytes", "peak_bytes"),
+    ]
+    told = [column for column in spec if table[column[2]].count()]
+    tall = min(640, 130 + 18 * table.height)
+    return words("about.ranks"), [
+        Chart("heat", words("about.heat"), "heat", tall),
+        table_of(words("sections.ranks"), table, [("rank", "text", rank_of), *told]),
+    ]
+
+
 def _communication(picture: Picture, words: Words) -> Made:
     if not any(name.startswith("communication_") for name in picture.cluster.steps.columns):
-        return nothing(words, "one_rank" if len(picture.ranks) == 1 else "no_communication")
-    of_ranks = listed("rank", picture.ranks)
+        return _nothing(words, "one_rank" if len(picture.ranks) == 1 else "no_communication")
     blocks: list[Block] = [Chart("communication", words("sections.communication"), height=220)]
-    groups = picture.cluster.groups
+    groups = picture.cluster.groups.with_columns(pl.col("axis").cast(pl.String).fill_null("?"))
     if groups.height:
-        blocks.append(_groups(groups, words))
-    return words("about.communication", ranks=of_ranks), blocks
-
-
-def _groups(groups: pl.DataFrame, words: Words) -> Table:
-    rows = []
-    for row in groups.head(_MOST_ROWS).rows(named=True):
-        bandwidth = row["bus_bytes_per_s"]
-        rows.append(
-            [
-                Cell(_members(row["members"]), row["members"]),
-                cell(row["axis"] or "?", "text"),
-                cell(row["calls"], "number"),
-                Cell(f"{row['transfer']} / {row['skew']} / {row['mixed']}", row["skew"]),
-                Cell(f"{row['last_rank']} ({row['last_ratio']:.0%})", row["last_ratio"]),
-                cell(row["wait_ns"], "ns"),
-                cell(row["transfer_ns"], "ns"),
-                Cell("-" if bandwidth is None else f"{bandwidth / 1e9:,.2f}", bandwidth),
-            ]
+        blocks.append(
+            table_of(
+                words("about.groups"),
+                groups,
+                [
+                    ("group", "text", lambda row: Cell(_members(row["members"]), row["members"])),
+                    ("axis", "text", "axis"),
+                    ("group_calls", "number", "calls"),
+                    ("verdicts", "number", _verdicts),
+                    ("last_rank", "number", _last),
+                    ("wait", "ms", "wait_ns"),
+                    ("transfer", "ms", "transfer_ns"),
+                    ("bandwidth", "GB/s", "bus_bytes_per_s"),
+                ],
+            )
         )
-    columns = [
-        *text_columns("group", "axis"),
-        *number_columns("group_calls", "verdicts", "last_rank"),
-        *number_columns("wait", "transfer", unit="ms"),
-        *number_columns("bandwidth", unit="GB/s"),
-    ]
-    return Table(words("about.groups"), columns, rows, max(0, groups.height - _MOST_ROWS))
+    return words("about.communication", ranks=listed("rank", picture.ranks)), blocks
 
 
 def _members(members: str) -> str:
@@ -333,10 +184,18 @@ def _members(members: str) -> str:
     return members if len(numbers) <= 8 else f"{', '.join(numbers[:6])} … {numbers[-1]}"
 
 
+def _verdicts(row: Mapping[str, Any]) -> Cell:
+    return Cell(f"{row['transfer']} / {row['skew']} / {row['mixed']}", row["skew"])
+
+
+def _last(row: Mapping[str, Any]) -> Cell:
+    return Cell(f"{row['last_rank']} ({row['last_ratio']:.0%})", row["last_ratio"])
+
+
 def _pipeline(picture: Picture, words: Words) -> Made | None:
     if not has_pipeline(picture):
         return None
-    chart = Chart("pipeline", words("sections.pipeline"), drawn_by="lanes")
+    chart = Chart("pipeline", words("sections.pipeline"), "lanes")
     return words("about.pipeline", step=typical_step(picture)), [chart]
 
 
@@ -357,100 +216,95 @@ def typical_step(picture: Picture) -> int:
 
 
 def _operators(picture: Picture, words: Words) -> Made:
-    table = picture.itself.operators
-    if table.is_empty():
-        return nothing(words, "no_operators")
     clock = picture.itself.clock
-    by = f"baseline_{clock}_self_ns"
-    whole = table[by].sum()
-    table = table.sort(by, descending=True).with_columns(share=pl.col(by) / (whole or 1))
     values = ["cpu_total", "cpu_self", *(["gpu_total", "gpu_self"] if clock == "gpu" else [])]
-    units = [
-        ("name", "text"),
-        ("baseline_calls", "number"),
-        *((f"baseline_{value}_ns", "ns") for value in values),
-        ("share", "ratio"),
+    table = _shares(picture.itself.operators, f"baseline_{clock}_self_ns")
+    if table.is_empty():
+        return _nothing(words, "no_operators")
+    spec = [
+        ("name", "text", "name"),
+        ("calls", "number", "baseline_calls"),
+        *((value, "ms", f"baseline_{value}_ns") for value in values),
+        (f"{clock}_ratio", "ratio", "share"),
     ]
-    columns = [
-        *text_columns("name"),
-        *number_columns("calls"),
-        *number_columns(*values, unit="ms"),
-        *number_columns(f"{clock}_ratio"),
-    ]
-    rows = rows_of(table.head(_MOST_ROWS).rows(named=True), units)
-    left_out = max(0, table.height - _MOST_ROWS)
-    return words("about.operators"), [Table(words("sections.operators"), columns, rows, left_out)]
+    return words("about.operators"), [table_of(words("sections.operators"), table, spec)]
 
 
 def _kernels(picture: Picture, words: Words) -> Made:
-    table = picture.itself.kernels
+    total = "baseline_gpu_total_ns"
+    table = _shares(picture.itself.kernels, total)
     if table.is_empty():
-        return nothing(words, "no_kernels")
-    by = "baseline_gpu_total_ns"
-    table = table.sort(by, descending=True).with_columns(
-        share=pl.col(by) / (table[by].sum() or 1), mean=pl.col(by) / pl.col("baseline_calls")
-    )
-    units = [("name", "text"), ("baseline_calls", "number"), (by, "ns"), ("mean", "ns"),
-             ("share", "ratio")]  # fmt: skip
-    columns = [
-        *text_columns("name"),
-        *number_columns("calls"),
-        *number_columns("gpu_total", "mean_dur", unit="ms"),
-        *number_columns("gpu_ratio"),
+        return _nothing(words, "no_kernels")
+    spec = [
+        ("name", "text", "name"),
+        ("calls", "number", "baseline_calls"),
+        ("gpu_total", "ms", total),
+        ("mean_dur", "ms", "mean"),
+        ("gpu_ratio", "ratio", "share"),
     ]
-    rows = rows_of(table.head(_MOST_ROWS).rows(named=True), units)
-    left_out = max(0, table.height - _MOST_ROWS)
-    return words("about.kernels"), [Table(words("sections.kernels"), columns, rows, left_out)]
+    table = table.with_columns(mean=pl.col(total) / pl.col("baseline_calls"))
+    return words("about.kernels"), [table_of(words("sections.kernels"), table, spec)]
+
+
+def _shares(table: pl.DataFrame, by: str) -> pl.DataFrame:
+    """The largest first, with each one's share."""
+    return table.sort(by, descending=True).with_columns(share=pl.col(by) / (table[by].sum() or 1))
 
 
 def _modules(picture: Picture, words: Words) -> Made:
     table = picture.itself.modules
     if table.filter((pl.col("depth") > 0) & (pl.col("name") != UNKNOWN)).is_empty():
-        return nothing(words, "no_modules")
-    chart = Chart("modules", words("sections.modules"), drawn_by="tree", height=420)
-    return words("about.modules"), [chart]
+        return _nothing(words, "no_modules")
+    return words("about.modules"), [Chart("modules", words("sections.modules"), "tree")]
 
 
 def _memory(picture: Picture, words: Words) -> Made:
-    full = [rank for rank, of in picture.details.items() if of.memory.peaks]
+    full = {rank: of.memory for rank, of in picture.details.items() if of.memory.peaks}
     if not full:
-        return nothing(words, "no_memory")
-    fullest = max(full, key=lambda rank: picture.details[rank].memory.peaks[0].allocated_bytes)
-    rows = []
-    for rank in full:
-        for peak in picture.details[rank].memory.peaks:
-            when = [
-                "" if peak.step is None else f"ProfileStep#{peak.step}",
-                peak.phase or "",
-                peak.event or "",
-            ]
-            rows.append(
-                [
-                    Cell(label(picture, rank), rank),
-                    cell(peak.place, "text"),
-                    cell(peak.allocated_bytes, "bytes"),
-                    Cell(" › ".join(part for part in when if part)),
-                ]
-            )
-    columns = [
-        *text_columns("rank", "place"),
-        *number_columns("allocated"),
-        *text_columns("peak"),
-    ]
-    details = picture.details[fullest]
-    place = details.memory.peaks[0].place
-    units = [("name", "text"), ("allocations", "number"), ("allocated_bytes", "bytes"),
-             ("largest_bytes", "bytes")]  # fmt: skip
-    allocators = details.memory.allocators.filter(pl.col("place") == place)
-    terms = ("allocations", "allocation_bytes", "largest_bytes")
+        return _nothing(words, "no_memory")
+    peaks = pl.DataFrame(
+        [
+            {
+                "rank": label(picture, rank),
+                "place": peak.place,
+                "allocated_bytes": peak.allocated_bytes,
+                "when": " › ".join(
+                    str(part)
+                    for part in (
+                        None if peak.step is None else f"ProfileStep#{peak.step}",
+                        peak.phase,
+                        peak.event,
+                    )
+                    if part
+                ),
+            }
+            for rank, memory in full.items()
+            for peak in memory.peaks
+        ]
+    )
+    fullest = max(full, key=lambda rank: full[rank].peaks[0].allocated_bytes)
+    place = full[fullest].peaks[0].place
     return words("about.memory"), [
-        Chart("memory", words("sections.memory"), drawn_by="memory", height=300),
-        Table(words.term("peak"), columns, rows),
-        Table(
+        Chart("memory", words("sections.memory"), "memory", 300),
+        table_of(
+            words.term("peak"),
+            peaks,
+            [
+                ("rank", "text", "rank"),
+                ("place", "text", "place"),
+                ("allocated", "bytes", "allocated_bytes"),
+                ("peak", "text", "when"),
+            ],
+        ),
+        table_of(
             words("about.allocators", rank=fullest, place=place),
-            [*text_columns("name"), *number_columns(*terms)],
-            rows_of(allocators.head(_MOST_ROWS).rows(named=True), units),
-            max(0, allocators.height - _MOST_ROWS),
+            full[fullest].allocators.filter(place=place),
+            [
+                ("name", "text", "name"),
+                ("allocations", "number", "allocations"),
+                ("allocation_bytes", "bytes", "allocated_bytes"),
+                ("largest_bytes", "bytes", "largest_bytes"),
+            ],
         ),
     ]
 
@@ -460,14 +314,11 @@ def _timeline(picture: Picture, words: Words) -> Made:
         f"ppprof merge {picture.what} -o timeline.json.gz    # {words('about.perfetto')}",
         f"visualdl --logdir {picture.what}",
     ]
-    of_ranks = listed("rank", picture.details)
-    return words("about.timeline", ranks=of_ranks), [
-        Chart("timeline", words("sections.timeline"), drawn_by="lanes"),
+    return words("about.timeline", ranks=listed("rank", picture.details)), [
+        Chart("timeline", words("sections.timeline"), "lanes"),
         Note(words("about.full_timeline"), commands),
     ]
 
 
 def _unread(picture: Picture, words: Words) -> Made:
-    if not picture.unread:
-        return words("about.unread"), []
-    return "", [Note(message) for message in picture.unread]
+    return "" if picture.unread else words("about.unread"), list(map(Note, picture.unread))

@@ -39,18 +39,3 @@ class Words:
             "page": self.texts["page"],
             "terms": self.texts["terms"],
         }
-
-
-def milliseconds(time_ns: float) -> str:
-    """``12.346``, of nanoseconds: a column's, whose heading has the unit."""
-    return f"{time_ns / 1e6:,.3f}"
-
-
-def signed(text: str, value: float) -> str:
-    """With a plus where it is above 0."""
-    return f"+{text}" if value > 0 else text
-
-
-def number(value: float) -> str:
-    """``1,234`` or ``12.5``."""
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.3g}"

@@ -1,0 +1,128 @@
+"""The section that says what changed from the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from ppprof.analysis.diff import Diff
+from ppprof.analysis.picture import Picture
+from ppprof.analysis.significance import Change
+from ppprof.report.diff import Shown, tables
+from ppprof.report.html.blocks import (
+    MOST_ROWS,
+    Block,
+    Cell,
+    Chart,
+    Column,
+    Note,
+    Table,
+    Tile,
+    Tiles,
+    cell,
+    change,
+    table_of,
+)
+from ppprof.report.html.words import Words
+from ppprof.units import ratio_text
+
+_MORE_IS_BETTER = ("ips", "tokens_per_s", "gpu_utilization")
+
+_MOST_DIFFERENCES = 12
+"""Of the runs' configs and versions."""
+
+OVERVIEW_KINDS = {"ns": "time", "per_s": "number", "bytes": "bytes", "ratio": "ratio"}
+"""How the overview's numbers are written, by their unit."""
+
+
+def change_section(picture: Picture, words: Words) -> tuple[str, Sequence[Block]] | None:
+    """What stands below its heading; None without a baseline."""
+    diff = picture.diff
+    if diff is None:
+        return None
+    found = tables(diff, Shown(limit=MOST_ROWS))
+    in_words = words("about.change_steps", words=diff.step_times[1][1])
+    blocks: list[Block] = [
+        Tiles(
+            [
+                Tile("verdict", _verdict(diff.change, words)),
+                Tile("alike", ratio_text(diff.comparability.score)),
+            ]
+        ),
+        *map(Note, diff.comparability.differences[:_MOST_DIFFERENCES]),
+        _overview(found["overview"], words),
+        Chart("change_steps", in_words, height=300),
+        *_by_name(diff, "operators", found["op"], words),
+        *_by_name(diff, "kernels", found["kernel"], words),
+    ]
+    if diff.modules.height > 1:
+        blocks += [
+            Chart("change_modules", words("about.change_modules"), "tree"),
+            Chart("trend", words("about.trend"), height=300),
+        ]
+    return words("about.change", baseline=diff.baseline.what), blocks
+
+
+def _verdict(change: Change, words: Words) -> str:
+    verdict = words(f"verdicts.{change.verdict}")
+    if change.ratio is None:
+        return f"{verdict}: {change.reason}"
+    if change.low is None or change.high is None:
+        return f"{verdict}: {change.ratio:+.1%}; {change.reason}"
+    return words(
+        "verdicts.interval", verdict=verdict, ratio=f"{change.ratio:+.1%}",
+        low=f"{change.low:+.1%}", high=f"{change.high:+.1%}",
+    )  # fmt: skip
+
+
+def _overview(table: pl.DataFrame, words: Words) -> Table:
+    rows = []
+    for row in table.rows(named=True):
+        name = words.term(row["metric"])
+        if row["unit"] == "text":
+            texts = [name, row["baseline_text"] or "-", row["experiment_text"] or "-", "", ""]
+            rows.append(list(map(Cell, texts)))
+            continue
+        kind, better = OVERVIEW_KINDS[row["unit"]], row["metric"] in _MORE_IS_BETTER
+        rows.append(
+            [
+                Cell(name, name),
+                cell(row["baseline"], kind),
+                cell(row["experiment"], kind),
+                change(row["delta"], kind, better),
+                change(row["delta_ratio"], "ratio", better),
+            ]
+        )
+    terms = ("baseline", "experiment", "delta", "delta_ratio")
+    columns = [Column("name"), *(Column(term, "number") for term in terms)]
+    return Table(words("sections.change"), columns, rows)
+
+
+def _by_name(diff: Diff, what: str, table: pl.DataFrame, words: Words) -> list[Block]:
+    title = words(f"sections.{what}")
+    if table.is_empty():
+        if (diff.operators if what == "operators" else diff.kernels).is_empty():
+            return []
+        nothing = words("page.nothing", reason=words("reasons.nothing_changed"))
+        return [Note(f"{title}: {nothing}")]
+    value = "gpu_total" if what == "kernels" else f"{diff.clock}_self"
+    return [
+        table_of(
+            title,
+            table,
+            [
+                ("name", "text", "name"),
+                ("status", "text", lambda row: Cell(_STATUS[row["status"]], row["status"])),
+                ("baseline", "ms", f"baseline_{value}_ns"),
+                ("experiment", "ms", f"experiment_{value}_ns"),
+                ("delta", "ms", lambda row: change(row[f"delta_{value}_ns"], "ms")),
+                ("delta_ratio", "ratio", lambda row: change(row[f"delta_ratio_{value}"], "ratio")),
+                ("delta_noise", "ms", f"noise_{value}_ns"),
+                ("delta_calls", "number", lambda row: change(row["delta_calls"], "number")),
+            ],
+        )
+    ]
+
+
+_STATUS = {"both": "", "new": "new", "gone": "gone"}
