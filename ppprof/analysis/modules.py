@@ -172,8 +172,8 @@ def _with_paths(at: pl.DataFrame, is_inside: npt.NDArray[np.bool_]) -> pl.DataFr
     ).iter_rows():
         outer, origin = paths.get(above, ""), origins.get(above, "")
         backwards[row] = row if is_backward and not inside else backwards.get(above, -1)
-        if is_step:
-            outer = origin = ""
+        if is_step:  # a damaged trace may have one in a gradient, where it is part of that
+            outer, origin = (outer, origin) if inside else ("", "")
         elif module >= 0:
             outer, around = paths[backwards[row]], origins[backwards[row]]
             origin = origins[module]
@@ -211,7 +211,7 @@ def _gradients(inside: pl.DataFrame) -> pl.DataFrame:
 
     def add(step: int, path: str, backward: str, start_ns: int, **values: int) -> None:
         """To the module and those that it lies in."""
-        while path != backward:
+        while len(path) > len(backward):
             empty = {**dict.fromkeys(MODULES, 0), "start_ns": start_ns, "step": step, "path": path}
             row = found.setdefault((step, path), empty)
             row["start_ns"] = min(row["start_ns"], start_ns)
