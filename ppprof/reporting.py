@@ -77,7 +77,7 @@ def picture(
             found = _compared(baseline, run, side, (ranks, shown, steps), executor)
         unread += more
     return Picture(
-        what=str(run),
+        paths=[str(path) for path in run.paths],
         window=shown,
         windows=run.windows(),
         manifest=run.manifest,

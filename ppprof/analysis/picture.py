@@ -20,8 +20,8 @@ from ppprof.analysis.portrait import Details
 class Picture:
     """One window of a run."""
 
-    what: str
-    """Where the run is."""
+    paths: Sequence[str]
+    """Where the run is: directories, one of each node that left its own, or a file."""
     window: int
     windows: Sequence[int]
     """All that there are."""
@@ -47,6 +47,11 @@ class Picture:
     """What could not be read, or not be told for certain, in words."""
     diff: Diff | None = None
     """Against a baseline; None without one."""
+
+    @property
+    def what(self) -> str:
+        """Where it is, for messages."""
+        return ", ".join(self.paths)
 
     @cached_property
     def itself(self) -> Diff:

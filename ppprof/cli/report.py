@@ -35,7 +35,12 @@ def register(subparsers: Any) -> None:
         ),
     )
     add = parser.add_argument
-    add("path", metavar="RUN", help="run directory, or any directory of traces or trace file")
+    add(
+        "paths",
+        metavar="RUN",
+        nargs="+",
+        help="run directory, or those of a run's nodes; or a directory of traces, or a trace file",
+    )
     add("--baseline", metavar="BASE", help="a run to compare with")
     add("--rank", metavar="R", help="only these: 3, 0,8-15, or coordinates such as pp=0,mp=1")
     add_part(parser)
@@ -53,7 +58,7 @@ def report(args: argparse.Namespace) -> int:
     window = checks.of("--window", args.window, whole_number, None)
     checks.of("--steps", args.steps, Steps.parse, None)
     workers = checks.of("--workers", args.workers, partial(whole_number, least=1), 1)
-    sources = [path for path in (args.path, args.baseline) if path is not None]
+    sources = [path for path in (*args.paths, args.baseline) if path is not None]
     checks.problems += problems_of_output(args, sources)
     if args.output is None:
         checks.problems.append("-o: expected the page to write, -o report.html")
@@ -63,7 +68,7 @@ def report(args: argparse.Namespace) -> int:
     from ppprof.reporting import picture
 
     cache = not args.no_cache
-    run = opened(args.path, cache=cache)
+    run = opened(*args.paths, cache=cache)
     baseline = None if args.baseline is None else opened(args.baseline, cache=cache)
     with executors.processes(workers) as executor:
         found = picture(

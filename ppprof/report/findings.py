@@ -75,6 +75,10 @@ def rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
     for finding in findings:
         texts = catalogue["rules"][finding.rule]
         facts = {name: named_text(name, value) for name, value in finding.facts.items()}
+        settings = {
+            name: words["not_set"] if value is None else facts[name]
+            for name, value in finding.facts.items()
+        }
         of_rule = _formatted(thresholds[finding.rule])
         found.append(
             FindingRow(
@@ -88,7 +92,7 @@ def rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
                 finding.confidence,
                 words["confidence"][finding.confidence],
                 texts["what"].format_map(facts),
-                texts["do"][finding.facts["remedy"]].format_map(facts),
+                texts["do"][finding.facts["remedy"]].format_map(settings),
                 texts["how"].format_map(of_rule),
                 finding.evidence,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -311,8 +312,9 @@ def _memory(picture: Picture, words: Words) -> Made:
 
 def _timeline(picture: Picture, words: Words) -> Made:
     commands = [
-        f"ppprof merge {picture.what} -o timeline.json.gz    # {words('about.perfetto')}",
-        f"visualdl --logdir {picture.what}",
+        f"ppprof merge {shlex.join(picture.paths)} -o timeline.json.gz"
+        f"    # {words('about.perfetto')}",
+        *(f"visualdl --logdir {shlex.quote(path)}" for path in picture.paths),
     ]
     return words("about.timeline", ranks=listed("rank", picture.details)), [
         Chart("timeline", words("sections.timeline"), "lanes"),
