@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import polars as pl
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import ppprof
 from ppprof.analysis.modules import OCCURRENCE, SEPARATOR, modules
@@ -14,6 +17,8 @@ from ppprof.analysis.profile import Profile
 from ppprof.analysis.steps import Steps, select_steps
 from ppprof.trace import files, read
 from tests.fixtures import small_net
+from tests.fixtures.random_traces import traces
+from tests.fixtures.timeline import write
 
 KINETO = Path(__file__).parent.parent / "fixtures/kineto"
 MAIN, ENGINE = 41, 42
@@ -316,3 +321,21 @@ def test_a_real_backward_has_the_modules_of_its_forward():
     assert sorted(backward) == [f"Backward#0/{path}" for path in sorted(net)]
     blocks = [path for path in backward if path.endswith(("Block#0", "Block#1", "Block#2"))]
     assert [path[-1] for path in blocks] == ["2", "1", "0"]
+
+
+@given(traces(), st.randoms(use_true_random=False))
+@settings(max_examples=60)
+def test_whoever_made_what_no_time_is_lost_or_counted_twice(tmp_path_factory, threads, random):
+    """Links of any kind, such as damaged files have: to what lies inside, around, or in no step."""
+    trace = read(write(tmp_path_factory.mktemp("a") / "a.pb", *threads))
+    hosts = trace.events.filter(pl.col("depth").is_not_null())
+    forward = [random.randrange(-1, hosts.height) for _ in range(hosts.height)]
+    forward = pl.Series(forward, dtype=pl.Int64)
+    linked = hosts.with_columns(forward=forward.set(forward < 0, None))
+    profile = Profile(dataclasses.replace(trace, events=linked))
+    told, plain = (
+        modules(profile, profile.trace.events["step"], by_forward=by_forward)
+        for by_forward in (True, False)
+    )
+    sums = [of.group_by("step").agg(pl.col("self_ns").sum()).sort("step") for of in (told, plain)]
+    assert sums[0].rows() == sums[1].rows()
