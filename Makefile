@@ -15,7 +15,7 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --editable ".[paddle,view]" --group dev
+	$(BIN)/python -m pip install --quiet --editable ".[train,view]" --group dev
 	touch $@
 
 profile: install

@@ -13,10 +13,22 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import Any
 
 from ppprof.errors import PpprofError
 
-COMMANDS = ("config", "summary", "ranks", "merge", "diff", "advise", "report", "convert", "finish")
+COMMANDS = (
+    "config",
+    "summary",
+    "ranks",
+    "merge",
+    "diff",
+    "advise",
+    "report",
+    "convert",
+    "finish",
+    "completion",
+)
 """Modules of this package, in the order of the help."""
 
 _INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
@@ -43,20 +55,36 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="ppprof", description="What is slow in a Paddle training job, from its run directory."
-    )
-    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    # The imports of the other commands would take longer than many a command itself.
-    chosen = argv[:1] if argv and argv[0] in COMMANDS else COMMANDS
-    if chosen is COMMANDS:
-        from importlib.metadata import version
+class _Version(argparse.Action):
+    """Prints the versions and ends the program; nothing is looked up before it is asked for."""
 
-        parser.add_argument("--version", action="version", version=version("ppprof"))
-    for command in chosen:
-        import_module(f"ppprof.cli.{command}").register(subparsers)
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from ppprof.cli.version import versions
+
+        print(versions())
+        parser.exit()
+
+
+def _run(argv: Sequence[str]) -> int:
+    # The imports of the other commands would take longer than many a command itself.
+    first = argv[:1]
+    chosen = () if first == ["--version"] else first if set(first) & set(COMMANDS) else COMMANDS
+    parser = parser_of(chosen)
     gc.freeze()  # modules stay until the end: to look for garbage in them takes 20 ms each time
     args = parser.parse_args(argv)
     code: int = args.run_command(args)
     return code
+
+
+def parser_of(commands: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of some of `COMMANDS`."""
+    parser = argparse.ArgumentParser(
+        prog="ppprof", description="What is slow in a Paddle training job, from its run directory."
+    )
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="print the versions that matter in a bug report"
+    )
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in commands:
+        import_module(f"ppprof.cli.{command}").register(subparsers)
+    return parser

@@ -1,0 +1,133 @@
+"""What a release holds, and what it does where nothing else is: no checkout, no Paddle."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import BytesParser
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import ppprof
+from tests.fixtures import gpu_traces
+from tests.fixtures.timeline import write
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = Path(ppprof.__file__).parent
+DATA = {
+    "py.typed",
+    "analysis/operator_names.yaml",
+    "report/html/echarts.min.js",
+    "report/html/en.yaml",
+    "report/html/zh.yaml",
+    "report/html/template.html",
+    "report/html/licenses/echarts.LICENSE",
+    "report/html/licenses/echarts.NOTICE",
+    "report/html/licenses/zrender.LICENSE",
+    "report/html/licenses/d3.LICENSE",
+}
+# dist/echarts.min.js of https://registry.npmjs.org/echarts/-/echarts-6.1.0.tgz, a file that npm
+# publishes with integrity sha512-q0yaFPggC9FUdsWH4blavRWFmxdrIodbkoKNAjJudAI6CA9gNPxHtV2RcZNEepZVl
+# k4yvBYkOkbk6HIVpIyHZA==
+ECHARTS_SHA256 = "b66b25aeb4df84e33199dc21694014d336d222cbd9deb0e5a7c14bd6aa0d0fd0"
+
+
+def test_the_charts_are_drawn_by_what_apache_published():
+    script = files("ppprof.report.html").joinpath("echarts.min.js").read_bytes()
+    assert hashlib.sha256(script).hexdigest() == ECHARTS_SHA256
+
+
+def test_foreign_code_comes_with_its_licences():
+    """A page holds the script, and the script begins with its own notice."""
+    html = files("ppprof.report.html")
+    script = html.joinpath("echarts.min.js").read_text("utf-8")
+    assert "Licensed to the Apache Software Foundation" in script[:300]
+    for name, owner in {
+        "echarts.LICENSE": "Apache License",
+        "echarts.NOTICE": "Copyright 2017-2026 The Apache Software Foundation",
+        "zrender.LICENSE": "Copyright (c) 2017, Baidu Inc.",
+        "d3.LICENSE": "Copyright 2010-2016 Mike Bostock",
+    }.items():
+        assert owner in html.joinpath("licenses", name).read_text("utf-8")
+
+
+def run(*command: object, **more: object) -> str:
+    """What a command prints that ends well; the caller's modules are out of its sight."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(part) for part in command],
+        env=environment, capture_output=True, text=True, check=False, timeout=300, **more,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def release(tmp_path_factory) -> tuple[Path, Path]:
+    """Source distribution, and the wheel made from that."""
+    out = tmp_path_factory.mktemp("release")
+    run(sys.executable, "-m", "build", "--outdir", out, ROOT)
+    (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
+    return sdist, wheel
+
+
+@pytest.mark.install
+def test_what_is_in_the_wheel(release):
+    with zipfile.ZipFile(release[1]) as wheel:
+        names = set(wheel.namelist())
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        about = BytesParser().parsebytes(wheel.read(metadata))
+    packaged = {name for name in names if ".dist-info/" not in name}
+    code = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")}
+    assert {f"ppprof/{name}" for name in code | DATA} <= packaged
+    assert {name.partition("/")[0] for name in packaged} == {"ppprof"}  # no tests, no tools
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    assert about["Requires-Python"] == ">=3.9,<3.14" or about["Requires-Python"] == "<3.14,>=3.9"
+    needed = [need for need in about.get_all("Requires-Dist") if "extra ==" not in need]
+    assert not [need for need in needed if re.match("paddle|visualdl|distributed", need)]
+    assert {"train", "report", "paddle", "view", "dask"} <= set(about.get_all("Provides-Extra"))
+
+
+@pytest.mark.install
+def test_what_is_in_the_source_distribution(release):
+    """All that a packager needs to test what he builds."""
+    with tarfile.open(release[0]) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {"LICENSE", "README.md", "pyproject.toml", "tools/train.py", "Makefile"} <= names
+    assert {
+        path.relative_to(ROOT).as_posix() for path in Path(__file__).parent.glob("*.py")
+    } <= names
+
+
+@pytest.mark.install
+def test_the_wheel_reads_a_run_where_nothing_else_is_installed(release, tmp_path):
+    """In an environment of its own, without Paddle: every command that reads a trace."""
+    for name in ("base", "run"):
+        (tmp_path / name).mkdir()
+        write(tmp_path / name / "a.pb", *gpu_traces.training(3))
+    run(sys.executable, "-m", "venv", tmp_path / "venv")
+    python, command = tmp_path / "venv/bin/python", tmp_path / "venv/bin/ppprof"
+    run(python, "-m", "pip", "install", "--quiet", "--no-compile", f"{release[1]}[report]")
+    run(python, "-m", "pip", "check")
+    found = "import importlib.util as u; print(u.find_spec('paddle'), u.find_spec('tests'))"
+    assert run(python, "-c", found, cwd=tmp_path) == "None None\n"
+
+    def does(*arguments: str) -> str:
+        return run(command, *arguments, cwd=tmp_path)
+
+    assert "Model Summary" in does("summary", "run")
+    assert "Step Breakdown" in does("ranks", "run")
+    assert "Step time" in does("diff", "base", "run")
+    does("merge", "run", "-o", "all.json")
+    does("convert", "run/a.pb", "a.json")
+    does("report", "run", "--baseline", "base", "-o", "page.html")
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert "echarts" in page
+    assert does("--version").startswith("ppprof ")
