@@ -19,7 +19,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ppprof.clocks import Reading
+from ppprof.paths import read_small
 from ppprof.rundir import write_atomically
+
+_MOST_BYTES = 1 << 20  # of a call; one has some 400
 
 REMOTE = "#remote_op: "
 """In a name, between a call and what was recorded in it on the other side."""
@@ -123,8 +126,8 @@ def read_calls(folder: Path) -> tuple[list[RemoteCall], int]:
     calls, num_lost = [], 0
     for path in folder.glob("*.json"):
         try:
-            call = _checked(RemoteCall(**json.loads(path.read_bytes())), path.stem)
-        except (OSError, ValueError, TypeError):
+            call = _checked(RemoteCall(**json.loads(read_small(path, _MOST_BYTES))), path.stem)
+        except (OSError, ValueError, TypeError, RecursionError):
             num_lost += 1
         else:
             calls.append(call)

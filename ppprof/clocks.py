@@ -21,10 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ppprof.errors import InputError
-from ppprof.paths import PathLike, located, reaching
+from ppprof.paths import PathLike, reaching, read_small
+from ppprof.rundir import line_files
 
 Int64 = npt.NDArray[np.int64]
 
+_MOST_BYTES = 16 << 20  # of a rank's readings: one a window and some 100 bytes each
 _FOREVER_NS = 2**62  # 146 years: sums of two stay in an int64
 
 
@@ -124,16 +126,15 @@ def read_clocks(run: PathLike) -> dict[int, Clock]:
         InputError: a file is there and cannot be read.
     """
     clocks = {}
-    for path in sorted(located(run).glob("clocks/rank_*.jsonl")):
+    for rank, path in line_files(run, "clocks"):
         try:
             with reaching(path):
-                readings = list(_readings(path.read_text("utf-8", "replace").splitlines()))
+                text = read_small(path, _MOST_BYTES).decode("utf-8", "replace")
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from error
-        rank = path.stem.rpartition("_")[2]
-        if readings and rank.isdigit():
-            by_time = tuple(sorted(readings, key=lambda reading: reading.at_ns))
-            clocks[int(rank)] = Clock(int(rank), by_time)
+        readings = sorted(_readings(text.splitlines()), key=lambda reading: reading.at_ns)
+        if readings:
+            clocks[rank] = Clock(rank, tuple(readings))
     return clocks
 
 

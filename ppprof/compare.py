@@ -21,7 +21,7 @@ from ppprof.analysis.naming import Naming, normalized
 from ppprof.analysis.ranks import join_ranks
 from ppprof.analysis.steps import Steps
 from ppprof.errors import InputError, UsageError
-from ppprof.paths import located
+from ppprof.paths import located, read_small
 from ppprof.reading import Worked
 from ppprof.run import Run
 from ppprof.topology import RankSelector, Topology
@@ -324,8 +324,13 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:
         add("versions", manifest["versions"])
     axes = manifest.get("axes")
     if isinstance(axes, Mapping) and isinstance(axes.get("order"), (list, tuple)):
-        add("grid", dict(zip(map(str, axes["order"]), axes.get("degrees") or ())))
+        degrees = axes.get("degrees")
+        if isinstance(degrees, (list, tuple)):
+            add("grid", dict(zip(map(str, axes["order"]), degrees)))
     return facts
+
+
+_MOST_NAMES_BYTES = 1 << 20
 
 
 def read_names(path: str | Path) -> dict[str, str]:
@@ -336,7 +341,7 @@ def read_names(path: str | Path) -> dict[str, str]:
     """
     at = located(path)
     try:
-        text = at.read_text("utf-8")
+        text = read_small(at, _MOST_NAMES_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     return _names(text, str(path))
@@ -345,9 +350,11 @@ def read_names(path: str | Path) -> dict[str, str]:
 def _names(text: str, where: str) -> dict[str, str]:
     import yaml
 
+    from ppprof.bounded_yaml import safe_load
+
     expected = "expected lines such as 'matmul: [matmul, \"aten::mm\"]'"
     try:
-        groups = yaml.safe_load(text) or {}
+        groups = safe_load(text) or {}
     except yaml.YAMLError as error:
         raise InputError(f"{where}: {' '.join(str(error).split())}; {expected}") from error
     if not isinstance(groups, Mapping):

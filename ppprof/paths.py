@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,6 +48,33 @@ def is_remote(path: PathLike) -> bool:
     (True, False)
     """
     return "://" in str(path)
+
+
+def check_regular(path: Path) -> None:
+    """Lets nothing pass that is there and no file: a pipe or a device may have no end.
+
+    Raises:
+        OSError: it is one.
+    """
+    if not is_remote(path):
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a directory has its own error
+            raise OSError(errno.EINVAL, "neither a file nor a directory", str(path))
+
+
+def read_small(path: Path, most_bytes: int) -> bytes:
+    """The bytes of a file that is held in memory whole.
+
+    Raises:
+        OSError: it cannot be read, is no file, or is larger.
+    """
+    check_regular(path)
+    with path.open("rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        expected = f"larger than the {most_bytes >> 20} MiB that such a file may have"
+        raise OSError(errno.EFBIG, expected, str(path))
+    return content
 
 
 @contextmanager

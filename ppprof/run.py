@@ -39,7 +39,7 @@ from ppprof.trace.merge import Window, write_merged
 from ppprof.window_tables import AcrossRanks, WindowTables, saved_tables
 from ppprof.wording import listed, lost_text
 
-_COORDINATE = re.compile(r"([a-z]+)(\d+)")
+_COORDINATE = re.compile(r"([a-z]+)([0-9]{1,6})")
 
 
 def open(
@@ -467,7 +467,7 @@ class Run:
         """
         listed = self.manifest.get("ranks")
         told = [at for at in listed if isinstance(at, Mapping)] if isinstance(listed, list) else []
-        hosts = {at.get("rank"): at.get("host") for at in told}
+        hosts = {at["rank"]: at.get("host") for at in told if isinstance(at.get("rank"), int)}
         rows = []
         for rank in self.ranks:
             if self.topology is not None and rank < self.topology.world_size:

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from ppprof.errors import InputError, Problem
-from ppprof.paths import PathLike, is_remote, located, reaching
+from ppprof.paths import PathLike, is_remote, located, reaching, read_small
 
 SCHEMA_VERSION = 1
 """Of the manifest and of the layout; goes up when an older reader would misread a directory."""
@@ -48,9 +48,13 @@ TRACE_SUFFIXES = {"json": ".json", "json.gz": ".json.gz", "pb": ".pb"}
 """File suffix of each entry of ``Profiler.formats``."""
 
 _MANIFEST = "manifest.json"
-_STEM = re.compile(r"rank_(\d{5,})_(\w+)_time_(\d{8}T\d{6})_(\d{3,})")
-_SUMMARY = re.compile(r"rank_(\d{5,})_w(\d+)\.json")
-_RUN = re.compile(r"run_(\d{3,})")
+_MOST_BYTES = 64 << 20
+"""Of a manifest: 10,000 ranks and their groups take some 3 MB."""
+# Numbers have an end: a name is anybody's, and ranks up to the highest are counted out.
+_STEM = re.compile(r"rank_([0-9]{5,6})_(\w+)_time_([0-9]{8}T[0-9]{6})_([0-9]{3,6})")
+_SUMMARY = re.compile(r"rank_([0-9]{5,6})_w([0-9]{1,6})\.json")
+_LINES = re.compile(r"rank_([0-9]{5,6})\.jsonl")
+_RUN = re.compile(r"run_([0-9]{3,6})")
 _CLAIM_SECONDS = 10.0
 """How long a directory is taken to be somebody's who claimed it and has yet to say which run's."""
 
@@ -140,6 +144,12 @@ def scalars_path(rank: int, *, is_first: bool) -> str:
     return name if is_first else f"scalars/rank_{rank:05d}/{name}"
 
 
+def line_files(run: PathLike, folder: str) -> list[tuple[int, Path]]:
+    """Rank and path of what is in ``steps`` or ``clocks``: lines that each rank has left."""
+    found = ((_LINES.fullmatch(path.name), path) for path in located(run).glob(f"{folder}/*.jsonl"))
+    return sorted((int(match[1]), path) for match, path in found if match)
+
+
 def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:
     """Windows that were saved and not yet finished, by rank, then window."""
     named = ((TraceName.parse(path), path) for path in located(run).glob("raw/*.pb"))
@@ -222,6 +232,17 @@ def _runs(log: PathLike) -> list[tuple[int, Path]]:
 def _number(name: str) -> int:
     match = _RUN.fullmatch(name)
     return int(match[1]) if match else 1
+
+
+def check_inside(run: Path) -> None:
+    """Lets no run pass whose folders are links: what is written there would be somewhere else.
+
+    Raises:
+        InputError: one of them is.
+    """
+    for folder in ("raw", "summary"):
+        if (run / folder).is_symlink():
+            raise InputError(f"{run / folder}: a link; expected a folder of the run")
 
 
 def newest(path: PathLike) -> Path:
@@ -312,10 +333,10 @@ def read_manifest(run: PathLike) -> dict[str, Any]:
     path = located(run) / _MANIFEST
     try:
         with reaching(path):
-            manifest = json.loads(path.read_bytes())
+            manifest = json.loads(read_small(path, _MOST_BYTES))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not a manifest: {error}") from error
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if not isinstance(version, int):
@@ -356,9 +377,10 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
                 path.fs.put_file(whole.name, path.path)  # type: ignore[attr-defined]
         return
     name = path.name.replace("paddle_trace", "")
-    hidden = path.with_name(f".writing_{name}.{os.getpid()}")
+    # Not to be guessed, and never one that is there: a link, perhaps, in a directory of others.
+    hidden = path.with_name(f".writing_{name}.{uuid.uuid4().hex}")
     try:
-        with hidden.open("wb") as file:
+        with hidden.open("xb") as file:
             yield file
         publish(hidden, path)
     finally:

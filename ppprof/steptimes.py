@@ -9,7 +9,8 @@ from typing import Any
 import polars as pl
 
 from ppprof.errors import InputError
-from ppprof.paths import PathLike, located, reaching
+from ppprof.paths import PathLike, check_regular, reaching
+from ppprof.rundir import line_files
 
 STEP_TIMES = {
     "rank": pl.Int64,
@@ -27,6 +28,8 @@ STEP_TIMES = {
 
 _MOST_BYTES = 4 << 20
 """Read of a file, from its end: some 16,000 steps, which tell as much as all of them."""
+_MOST_LINES = 16_000
+"""Read one by one, where they cannot be read at once."""
 
 
 def read_step_times(run: PathLike) -> pl.DataFrame:
@@ -40,18 +43,18 @@ def read_step_times(run: PathLike) -> pl.DataFrame:
         InputError: a file is there and cannot be read.
     """
     parts = [pl.DataFrame(schema=STEP_TIMES)]
-    for path in sorted(located(run).glob("steps/rank_*.jsonl")):
-        rank = path.stem.rpartition("_")[2]
-        if not rank.isdigit():
-            continue
+    for rank, path in line_files(run, "steps"):
         try:
-            with reaching(path), path.open("rb") as file:
+            with reaching(path):
+                check_regular(path)
+                file = path.open("rb")
+            with file:
                 size = file.seek(0, 2)
                 file.seek(max(0, size - _MOST_BYTES))
                 text = file.read()
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from error
-        parts.append(_table(text, is_whole=size <= _MOST_BYTES).with_columns(rank=int(rank)))
+        parts.append(_table(text, is_whole=size <= _MOST_BYTES).with_columns(rank=rank))
     columns = [pl.col(name).cast(dtype) for name, dtype in STEP_TIMES.items()]
     return pl.concat([part.select(columns) for part in parts]).sort("rank", "step")
 
@@ -67,7 +70,7 @@ def _table(text: bytes, *, is_whole: bool) -> pl.DataFrame:
     try:
         table = pl.read_ndjson(io.BytesIO(b"\n".join(sound)), schema=schema)
     except pl.exceptions.PolarsError:  # one line is enough
-        table = pl.DataFrame([row for row in map(_row, sound) if row], schema)
+        table = pl.DataFrame([row for row in map(_row, sound[-_MOST_LINES:]) if row], schema)
     return table.drop_nulls(["step", "batch_cost_ns"]).with_columns(rank=pl.lit(0, pl.Int64))
 
 

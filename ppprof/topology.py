@@ -21,6 +21,9 @@ from ppprof.errors import UsageError
 AXES = ("dp", "pp", "sharding", "sep", "mp")
 """Fleet's default ``hybrid_parallel_order``, outermost (slowest to change) first."""
 
+MOST_RANKS = 1_000_000
+"""Of a grid: ranks are counted out, and a manifest may tell any number."""
+
 RankSelector = Union[str, int, Sequence[int], Mapping[str, Union[int, str]]]
 """``"all"``, ``3``, ``"0,8-15"``, ``[0, 8]`` or coordinates such as ``{"dp": 0, "pp": "all"}``."""
 
@@ -44,8 +47,10 @@ class Topology:
     def __post_init__(self) -> None:
         if sorted(self.order) != sorted(AXES) or len(self.degrees) != len(self.order):
             raise UsageError(f"axis order {self.order!r}: expected a permutation of {AXES!r}")
-        if any(degree < 1 for degree in self.degrees):
-            raise UsageError(f"degrees {self.degrees!r}: each must be at least 1")
+        if any(not isinstance(degree, int) or degree < 1 for degree in self.degrees):
+            raise UsageError(f"degrees {self.degrees!r}: each must be a number, at least 1")
+        if self.world_size > MOST_RANKS:
+            raise UsageError(f"degrees {self.degrees!r}: more than {MOST_RANKS} ranks")
 
     @classmethod
     def of(cls, order: Sequence[str] = AXES, **degrees: int) -> Topology:

@@ -2,7 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+
+_UNPRINTABLE = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # a terminal obeys them
+    "\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"  # they change the order of what is shown
+)
+
+
+def printable(text: str) -> str:
+    r"""The text with what a terminal would obey written out; lines and tabs stay.
+
+    Names in traces, of files and of hosts are anybody's.
+
+    >>> printable("evil\x1b[2Jkernel\n")
+    'evil\\x1b[2Jkernel\n'
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def one_line(text: str) -> str:
+    r"""`printable`, without lines and tabs: a cell of a table.
+
+    >>> one_line("a\tb\nc")
+    'a\\tb\\nc'
+    """
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def listed(what: str, numbers: Iterable[int]) -> str:

@@ -11,6 +11,7 @@ import ppprof
 
 PACKAGE = Path(ppprof.__file__).parent
 LEAVES = {
+    "bounded_yaml",
     "errors",
     "paths",
     "units",

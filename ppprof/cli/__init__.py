@@ -7,14 +7,16 @@ One module a command, each with ``register(subparsers)`` that adds its parser an
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import io
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO, cast
 
+from ppprof.cli.terminal import Terminal, is_data, tell
 from ppprof.errors import PpprofError
 
 COMMANDS = (
@@ -45,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
     except PpprofError as error:
-        print(error, file=sys.stderr)
+        tell(error)
         return error.exit_code
     except KeyboardInterrupt:
         return _INTERRUPTED
@@ -72,7 +74,10 @@ def _run(argv: Sequence[str]) -> int:
     parser = parser_of(chosen)
     gc.freeze()  # modules stay until the end: to look for garbage in them takes 20 ms each time
     args = parser.parse_args(argv)
-    code: int = args.run_command(args)
+    with contextlib.ExitStack() as stack:
+        if sys.stdout.isatty() or not is_data(args):
+            stack.enter_context(contextlib.redirect_stdout(cast(TextIO, Terminal(sys.stdout))))
+        code: int = args.run_command(args)
     return code
 
 

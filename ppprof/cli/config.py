@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 import yaml
 
+from ppprof.cli.terminal import tell
 from ppprof.config import load_config
 from ppprof.errors import UsageError
 
@@ -43,7 +43,7 @@ def config(args: argparse.Namespace) -> int:
         raise UsageError(f"--world-size: {args.world_size}: expected at least 1")
     loaded = load_config(args.config, args.override, args.world_size)
     for warning in loaded.warnings:
-        print(warning, file=sys.stderr)
+        tell(warning)
     values = loaded.to_mapping()
     if args.format == "json":
         print(json.dumps(values, indent=2, ensure_ascii=False))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ppprof import rundir
 from ppprof.analysis.profile import Options, Profile
+from ppprof.cli.terminal import tell
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError, UsageError
 from ppprof.paths import is_remote
@@ -50,15 +51,16 @@ def finish(args: argparse.Namespace) -> int:
         for name, path in raw_files(run)
         if args.rank in (None, name.rank) and args.window in (None, name.window)
     ]
+    rundir.check_inside(run)
     if not chosen:
-        print(f"{run}: nothing left to finish; tables as data: {run}/summary", file=sys.stderr)
+        tell(f"{run}: nothing left to finish; tables as data: {run}/summary")
     failed = 0
     for name, path in chosen:
         try:
             _finish_window(run, name, path, profiler)
         except (TraceError, OSError) as error:
             failed += 1
-            print(error, file=sys.stderr)
+            tell(error)
     if failed and failed == len(chosen):
         raise InputError(f"{run}: no raw capture could be finished")
     return 0
@@ -88,7 +90,7 @@ def _finish_window(run: Path, name: TraceName, raw: Path, profiler: ProfilerConf
     if trace.events.is_empty():
         losses.append("no event was found")
     if losses:
-        print(f"{raw}: kept, for not all of it was read: {', '.join(losses)}", file=sys.stderr)
+        tell(f"{raw}: kept, for not all of it was read: {', '.join(losses)}")
     elif "pb" not in profiler.formats:
         raw.unlink(missing_ok=True)
         shutil.rmtree(run / name.calls, ignore_errors=True)

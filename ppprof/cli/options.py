@@ -6,12 +6,13 @@ import argparse
 from collections.abc import Callable
 from typing import TypeVar
 
-from ppprof.cli.terminal import Progress, problem_of_output, tell
+from ppprof.cli.terminal import Progress, is_data, problem_of_output, tell
 from ppprof.errors import UsageError
 from ppprof.paths import located
 from ppprof.run import Run
 from ppprof.run import open as open_run
 from ppprof.rundir import write_atomically
+from ppprof.wording import printable
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -81,13 +82,14 @@ def problems_of_output(args: argparse.Namespace, sources: list[str]) -> list[str
 
 
 def write_output(args: argparse.Namespace, text: str) -> None:
-    """Writes ``-o``'s file, whole or not at all.
+    """Writes ``-o``'s file, whole or not at all; tables without what a terminal would obey.
 
     Raises:
         UsageError: it cannot be written.
     """
     try:
-        write_atomically(args.output, text.encode())
+        is_text = hasattr(args, "format") and not is_data(args)
+        write_atomically(args.output, (printable(text) if is_text else text).encode())
     except OSError as error:
         raise UsageError(f"-o {args.output}: {error.strerror or error}") from error
 

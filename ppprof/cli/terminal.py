@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ppprof.paths import is_remote, located, reaching
-from ppprof.wording import lost_text
+from ppprof.wording import lost_text, one_line, printable
 
 
 class Progress:
@@ -28,7 +29,12 @@ class Progress:
             from tqdm import tqdm
 
             self._bar = tqdm(
-                desc=path.name, total=total, unit="B", unit_scale=True, leave=False, delay=0.5
+                desc=one_line(path.name),
+                total=total,
+                unit="B",
+                unit_scale=True,
+                leave=False,
+                delay=0.5,
             )
         if self._bar is not None:
             self._bar.update(done - self._bar.n)
@@ -37,9 +43,30 @@ class Progress:
                 self._bar = None
 
 
+class Terminal:
+    """Shows what is written to a stream, and lets none of it move the cursor or ring the bell."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """As a stream's."""
+        self._stream.write(printable(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the stream's."""
+        return getattr(self._stream, name)
+
+
+def is_data(args: argparse.Namespace) -> bool:
+    """Whether a command's output is for programs, which get every name as it is."""
+    return getattr(args, "format", "") in ("csv", "json")
+
+
 def tell(message: object) -> None:
-    """One line."""
-    print(message, file=sys.stderr)
+    """One line, or several."""
+    print(printable(str(message)), file=sys.stderr)
 
 
 def tell_lost(path: object, lost: Mapping[str, int]) -> None:

@@ -17,7 +17,9 @@ from typing import Any
 
 import yaml
 
+from ppprof.bounded_yaml import check_size
 from ppprof.errors import ConfigError, Problem
+from ppprof.paths import read_small
 
 Key = tuple[str, ...]
 """A path into the tree: ``("Profiler", "scheduler")``."""
@@ -26,6 +28,10 @@ Key = tuple[str, ...]
 _HIDE = str.maketrans("$?", "\ue000\ue001")
 _SHOW = str.maketrans("\ue000\ue001", "$?")
 
+_MOST_BYTES = 1 << 20
+"""Of a file; FleetX's largest config has 5 KB."""
+_MOST_FILES = 100
+"""Based on one another."""
 _SWITCH = "_inherited_"
 _PLAIN_TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 _NOT_PLAIN = object()
@@ -120,6 +126,7 @@ def scalar(text: str) -> Any:
             whole = node.value == text  # no comment, quotes, tag or document mark
         else:
             whole = text[0] in "[{" and node.end_mark.index == len(text)
+        check_size(node)
         return _plain(loader, node, (), Source({}), ()) if whole else text
     except (yaml.YAMLError, RecursionError):
         return text
@@ -140,6 +147,9 @@ def _read_chain(path: Path, chain: tuple[Path, ...], asked_at: str = "") -> Sour
     if resolved in chain:
         names = " -> ".join(str(link) for link in (*chain, resolved))
         raise ConfigError([Problem(asked_at, "_base_", f"files are based on each other: {names}")])
+    if len(chain) >= _MOST_FILES:
+        message = f"more than {_MOST_FILES} files are based on one another"
+        raise ConfigError([Problem(asked_at, "_base_", message)])
     source = _read_file(path, asked_at)
     base_name = source.values.pop("_base_", None)
     if base_name is None:
@@ -155,7 +165,7 @@ def _read_chain(path: Path, chain: tuple[Path, ...], asked_at: str = "") -> Sour
 
 def _read_file(path: Path, asked_at: str) -> Source:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_small(path, _MOST_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
         key = "_base_" if asked_at else ""
@@ -166,6 +176,7 @@ def _read_file(path: Path, asked_at: str) -> Source:
         loader = _Loader(text)
         node = loader.get_single_node()
         if node is not None:
+            check_size(node)
             source.values = _plain(loader, node, (), source, ())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

@@ -12,11 +12,13 @@ import polars as pl
 from ppprof.analysis.profile import Options, Profile
 from ppprof.analysis.summary import VIEWS, summarize
 from ppprof.errors import InputError
-from ppprof.paths import reaching
+from ppprof.paths import reaching, read_small
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, empty
 
 SCHEMA_VERSION = 1
 """Goes up when a reader of the older form would misread a file."""
+
+_MOST_BYTES = 64 << 20
 
 _MALFORMED = (
     *(ValueError, KeyError, TypeError, AttributeError, RecursionError),
@@ -52,7 +54,7 @@ def read_document(path: Path) -> tuple[dict[str, Any], dict[str, pl.DataFrame]]:
     """
     try:
         with reaching(path):
-            identity = json.loads(path.read_bytes())
+            identity = json.loads(read_small(path, _MOST_BYTES))
         version = identity.pop("schema_version")
         rows = identity.pop("tables")
         if version > SCHEMA_VERSION:

@@ -12,6 +12,7 @@ import dataclasses
 import io
 import json
 import os
+import uuid
 import zipfile
 import zlib
 from pathlib import Path
@@ -20,13 +21,13 @@ from typing import Any
 import polars as pl
 
 from ppprof.paths import located
-from ppprof.trace.schema import Trace
+from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace
 
 SMALLEST_BYTES = 4 << 20
 """A smaller file is parsed in no time."""
 
 _END_BYTES = 1 << 16  # looked at on either side of a file, besides its size and time
-_TABLES = ("events", "memory", "kernels", "memsets")
+_TABLES = {"events": EVENTS, "memory": MEMORY, "kernels": KERNELS, "memsets": MEMSETS}
 _WHAT = "trace.json"
 
 Fingerprint = dict[str, int]
@@ -56,11 +57,14 @@ def load(path: str | Path, of: Fingerprint) -> Trace | None:
     """What was kept of this content of the file; None where nothing usable was."""
     try:
         with zipfile.ZipFile(_beside(path)) as archive:
+            _check(archive)
             kept: dict[str, Any] = json.loads(archive.read(_WHAT))
             if kept.pop("of") != of:
                 return None
             for name in _TABLES:
                 kept[name] = pl.read_ipc(io.BytesIO(archive.read(name)))
+                if kept[name].schema != {at: dtype for at, (dtype, _) in _TABLES[name].items()}:
+                    return None
         return Trace(**{**kept, "devices": tuple(kept["devices"])})
     except (
         OSError,
@@ -69,14 +73,27 @@ def load(path: str | Path, of: Fingerprint) -> Trace | None:
         TypeError,
         zipfile.BadZipFile,
         pl.exceptions.PolarsError,
+        pl.exceptions.PanicException,  # of Arrow's reader: no Exception
+        RuntimeError,
     ):
         return None  # then it is parsed again, and what was kept replaced
+
+
+def _check(archive: zipfile.ZipFile) -> None:
+    """Lets no archive pass that unpacks to more than it is: ours are not compressed.
+
+    Raises:
+        zipfile.BadZipFile: it is not one of ours.
+    """
+    for part in archive.infolist():
+        if part.compress_type != zipfile.ZIP_STORED or part.file_size != part.compress_size:
+            raise zipfile.BadZipFile(part.filename)
 
 
 def keep(path: str | Path, trace: Trace, of: Fingerprint) -> None:
     """Keeps a trace, if the directory lets it and the file is still what it was read from."""
     target = _beside(path)
-    hidden = target.with_name(f"{target.name}.{os.getpid()}")
+    hidden = target.with_name(f"{target.name}.{uuid.uuid4().hex}")
     kept = {
         field.name: getattr(trace, field.name)
         for field in dataclasses.fields(trace)
@@ -84,7 +101,7 @@ def keep(path: str | Path, trace: Trace, of: Fingerprint) -> None:
     }
     with contextlib.suppress(OSError, TypeError, ValueError):
         try:
-            with zipfile.ZipFile(hidden, "w", zipfile.ZIP_STORED) as archive:
+            with zipfile.ZipFile(hidden, "x", zipfile.ZIP_STORED) as archive:
                 archive.writestr(_WHAT, json.dumps({**kept, "of": of}))
                 for name in _TABLES:
                     buffer = io.BytesIO()

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import IO, NamedTuple
 
 from ppprof.errors import TraceError
-from ppprof.paths import located, reaching
+from ppprof.paths import check_regular, located, reaching
 
 BLOCK_BYTES = 4 << 20
 """Read at a time: a block and what is computed from it stay in the processor's cache."""
@@ -120,6 +120,7 @@ class Source:
         self._unpacked: _Unpacked | None = None
         try:
             with reaching(path):
+                check_regular(located(path))
                 self._file = located(path).open("rb", buffering=0)
             is_gzip = self._file.read(2) == _GZIP
             self.size = self._file.seek(0, 2)
