@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,21 @@ def test_imports_follow_the_table(path: Path) -> None:
 def test_every_module_has_a_room() -> None:
     rooms = {_room(path) for path in FILES}
     assert rooms <= set(MAY_IMPORT) | LEAVES | {"__init__", "__main__"}
+
+
+def _mapped() -> list[str]:
+    """Paths in the first column of the map."""
+    text = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*?) \|", text[text.index("## The map") :], re.MULTILINE)
+    return [path for row in rows for path in re.findall(r"`([^`]+)`", row)]
+
+
+def test_what_is_on_the_map_is_there() -> None:
+    paths = [PACKAGE.parent / path for path in _mapped()]
+    assert [path for path in paths if not path.exists()] == []
+
+
+def test_every_room_is_on_the_map() -> None:
+    rooms = {_room(path) for path in FILES} - {"__init__", "__main__"}
+    mapped = {_room(PACKAGE.parent / path) for path in _mapped() if path.startswith("ppprof/")}
+    assert mapped == rooms
