@@ -1,7 +1,7 @@
 """YAML and overrides to typed configs, or every problem in them at once."""
 
 from ppprof.config.profiler import VIEWS, ProfilerConfig, SummaryToggles, WindowSchedule
-from ppprof.config.schema import Config, load_config
+from ppprof.config.schema import Config, Loaded, load_config, load_profiler
 from ppprof.config.training import (
     DataConfig,
     DistributedConfig,
@@ -18,10 +18,12 @@ __all__ = [
     "DistributedConfig",
     "EngineConfig",
     "GlobalConfig",
+    "Loaded",
     "ModelConfig",
     "OptimizerConfig",
     "ProfilerConfig",
     "SummaryToggles",
     "WindowSchedule",
     "load_config",
+    "load_profiler",
 ]

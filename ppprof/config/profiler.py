@@ -6,8 +6,9 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Union, get_args
+from typing import Any, ClassVar, Literal, Optional, Union, get_args
 
+from ppprof.config.profiler_options import read_options
 from ppprof.config.reading import Report, knob, read_block
 from ppprof.config.source import Key, Source
 from ppprof.errors import ConfigError, UsageError
@@ -121,6 +122,9 @@ class ProfilerConfig:
     visualdl_scalars: bool = False
     """Loss, ips, tokens/s, reader cost and memory of every step in VisualDL's log format, for the
     page that shows the traces; of the ranks that print. Needs ``pip install 'ppprof[view]'``."""
+    profiler_options: Optional[str] = None
+    """All of this as PaddleClas, PaddleDetection and PaddleOCR say it: ``batch_range=[50, 60];
+    profile_path=log``. Turns the profiler on; keys that stand beside it count more."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> ProfilerConfig:
@@ -153,7 +157,7 @@ class ProfilerConfig:
 def read_profiler(values: Any, key: Key, report: Report) -> ProfilerConfig:
     """The block, with what its types alone cannot say checked as well."""
     if isinstance(values, Mapping):
-        values = dict(values)
+        values = _with_options(values, key, report)
         schedule = values.pop("scheduler", None)
         sort_key = values.get("sorted_by")
         if isinstance(sort_key, str):
@@ -178,13 +182,38 @@ def read_profiler(values: Any, key: Key, report: Report) -> ProfilerConfig:
     return read_block(ProfilerConfig, values, key, report)
 
 
+def _with_options(values: Mapping[str, Any], key: Key, report: Report) -> dict[str, Any]:
+    """The block with the keys that its ``profiler_options`` stand for."""
+    options = values.get("profiler_options")
+    if options is None:
+        return dict(values)
+    meant, problems = read_options(options)
+    for problem in problems:
+        report.problem((*key, "profiler_options"), problem)
+    if values.get("enable") is False:
+        report.warn((*key, "profiler_options"), "has no effect, because enable is False")
+    given = {name: value for name, value in values.items() if value is not None}
+    return {**meant, **given, "profiler_options": str(options)}
+
+
 def check_ranks(config: ProfilerConfig, topology: Topology, report: Report) -> None:
     """Notes rank selectors that name no rank of the grid."""
     for name in ("ranks", "print_ranks"):
-        try:
-            topology.select(getattr(config, name))
-        except UsageError as error:
-            report.problem(("Profiler", name), str(error))
+        _check_ranks_of(config, name, topology, report)
+
+
+def check_rank_numbers(config: ProfilerConfig, world_size: int, report: Report) -> None:
+    """The same where only the number of ranks is known: says nothing of coordinates."""
+    for name in ("ranks", "print_ranks"):
+        if not isinstance(getattr(config, name), Mapping):
+            _check_ranks_of(config, name, Topology.of(dp=world_size), report)
+
+
+def _check_ranks_of(config: ProfilerConfig, name: str, topology: Topology, report: Report) -> None:
+    try:
+        topology.select(getattr(config, name))
+    except UsageError as error:
+        report.problem(("Profiler", name), str(error))
 
 
 _RANGES = re.compile(r"\s*\d+(-\d+)?\s*(,\s*\d+(-\d+)?\s*)*")
@@ -249,7 +278,8 @@ def _warn_of_no_effect(
         plain = ProfilerConfig()  # what says the same as its default asks for nothing
         names = ("summary", "detailed", "formats", "with_flops")
         idle = [name for name in names if getattr(config, name) != getattr(plain, name)]
-        idle += ["scheduler"] if schedule is not None else []
+        # With stop_training it says when the training ends.
+        idle += ["scheduler"] if schedule is not None and not config.stop_training else []
         because = "timer_only is True"
     elif config.detailed and "summary" in values:
         idle, because = ["summary"], "detailed is True"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ppprof.config.profiler import ProfilerConfig, check_ranks, read_profiler
+from ppprof.config.profiler import ProfilerConfig, check_rank_numbers, check_ranks, read_profiler
 from ppprof.config.reading import Report, did_you_mean, read_block
 from ppprof.config.source import Source, read_source
 from ppprof.config.training import (
@@ -112,6 +112,56 @@ def load_config(
         warnings=tuple(report.warnings),
         source=source,
     )
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A ``Profiler`` block that a program reads which knows no other block."""
+
+    profiler: ProfilerConfig
+    resolved: Mapping[str, Any]
+    """Everything the file and the overrides say, as plain values."""
+    warnings: tuple[str, ...]
+    """What is odd but does not stop anything."""
+
+
+def load_profiler(
+    path: str | Path | None, overrides: Iterable[str] = (), world_size: int | None = None
+) -> Loaded:
+    """The ``Profiler`` block of a config; the other blocks are not looked at.
+
+    Args:
+        path: a YAML file with a ``Profiler`` block, or with the keys of one at its top level; None
+            for the overrides alone.
+        overrides: ``Profiler.KEY=VALUE`` each, as after ``-o``.
+        world_size: number of processes, to check rank numbers against; coordinates cannot be.
+
+    Raises:
+        ConfigError: with every problem, each with where it was set.
+    """
+    source = Source({}) if path is None else read_source(path)
+    if set(source.values) & {item.name for item in dataclasses.fields(ProfilerConfig)}:
+        source.values = {"Profiler": source.values}
+        source.marks = {("Profiler", *key): mark for key, mark in source.marks.items()}
+    report = Report(source)
+    overrides = list(overrides)
+    if overrides:
+        from ppprof.config.overrides import apply_overrides
+
+        report.problems += apply_overrides(source, overrides)
+        for text in overrides:
+            name = text.partition("=")[0].strip()
+            if name.partition(".")[0] != "Profiler":
+                message = "no block but Profiler is looked at; expected Profiler.KEY=VALUE"
+                report.problems.append(Problem(f"-o {text}", name, message))
+    if path is not None and "Profiler" not in source.values:
+        report.problem((), "expected a Profiler block, or its keys at the top level")
+    profiler = read_profiler(source.values.get("Profiler"), ("Profiler",), report)
+    if world_size is not None and not report.problems:
+        check_rank_numbers(profiler, world_size, report)
+    if report.problems:
+        raise ConfigError(sorted(report.problems, key=_by_place))
+    return Loaded(profiler, source.values, tuple(report.warnings))
 
 
 def _filled(given: Any, typed: Any) -> Any:

@@ -40,6 +40,7 @@ DEFAULTS = {
     "targets": "auto",
     "stop_training": False,
     "visualdl_scalars": False,
+    "profiler_options": None,
 }
 
 
@@ -93,6 +94,7 @@ def test_every_key_at_once(profiler):
         "targets": ["cpu", "gpu"],
         "stop_training": True,
         "visualdl_scalars": True,
+        "profiler_options": "batch_range=[3, 4]; profile_path=elsewhere",
     }
     config = profiler(written)
     assert config.to_mapping() == written

@@ -1,0 +1,203 @@
+"""An unmodified script under a ``Profiler`` block: what ``tools/attach.py`` does.
+
+The script finds the interpreter as ``python train.py its args`` would have left it: ``__main__``,
+``sys.argv``, ``sys.path[0]``, the exit code, and a traceback that begins in its own code. Its
+optimizers say where steps end (`optimizer_steps`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import functools
+import importlib.util
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, NamedTuple
+
+from ppprof.capture import attach
+from ppprof.capture.session import Off
+from ppprof.capture.talk import tell
+from ppprof.config import ProfilerConfig, load_profiler
+from ppprof.errors import PpprofError, UsageError
+from ppprof.integrations.optimizer_steps import OptimizerSteps
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the script; returns 0, or 2 when the block or the command line cannot be used."""
+    args = _parser().parse_args(argv)
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    speaks = os.environ.get("PADDLE_LOCAL_RANK", "0") == "0"
+    overrides = list(args.override)
+    if args.profiler_options is not None:
+        overrides.append(f"Profiler.profiler_options={args.profiler_options}")
+    try:
+        if not command or command == ["-m"]:
+            raise UsageError("no script to run; expected -- SCRIPT ARGUMENTS behind the options")
+        if args.optimizer < 1:
+            raise UsageError(f"--optimizer: {args.optimizer}: expected 1 or more")
+        world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+        loaded = load_profiler(args.config, overrides, world_size)
+        is_module = command[0] == "-m"
+        program = _module(command[1]) if is_module else _script(command[0])
+    except PpprofError as error:
+        if speaks:
+            print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+    if os.environ.get("PADDLE_TRAINER_ID", "0") == "0":
+        for warning in loaded.warnings:
+            print(warning, file=sys.stderr)
+        if not loaded.profiler.enable:
+            tell("Profiler.enable is False: the script runs as if by itself")
+    sys.argv[:] = [program.argv0, *command[1 + is_module :]]
+    if getattr(sys.flags, "safe_path", False):
+        del sys.path[0]
+    else:
+        sys.path[0] = program.path0
+    sys.modules["__main__"] = program.module
+    watched = _Watched(loaded.profiler, loaded.resolved, args.optimizer)
+    try:
+        exec(program.code(), vars(program.module))  # noqa: S102 (we are asked to)
+    except BaseException as error:
+        watched.close(error)
+        _hide_frames(vars(program.module))
+        raise
+    watched.close(None)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description="Run an unmodified training script under a Profiler block.",
+        usage="%(prog)s [-c CFG] [-o K=V] [--profiler-options TEXT] [--optimizer N] -- SCRIPT ...",
+    )
+    parser.add_argument("-c", "--config", metavar="CFG", help="YAML with the block")
+    parser.add_argument(
+        *("-o", "--override"), action="append", default=[], metavar="K=V",
+        help="set a key, such as Profiler.enable=True; may be given again",
+    )  # fmt: skip
+    parser.add_argument(
+        "--profiler-options", metavar="TEXT",
+        help='as of PaddleClas, PaddleOCR and PaddleDetection: "batch_range=[50, 60]; ..."',
+    )  # fmt: skip
+    parser.add_argument(
+        "--optimizer", type=int, default=1, metavar="N",
+        help="of several optimizers the one whose step ends a step: the N-th that steps (1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "command", nargs=argparse.REMAINDER, metavar="SCRIPT ...",
+        help="the script and its arguments; -m MODULE for a module",
+    )  # fmt: skip
+    return parser
+
+
+class _Watched:
+    """The session of a script, from its first optimizer to its end."""
+
+    def __init__(self, profiler: ProfilerConfig, config: Mapping[str, Any], optimizer: int) -> None:
+        self._profiler = profiler
+        self._config = config
+        self._pid = os.getpid()
+        self._session = Off()
+        self._num_steps = 0
+        self._optimizer = optimizer
+        self._steps: OptimizerSteps | None = None
+        if profiler.enable:
+            self._steps = OptimizerSteps(self._begin, self._end_step, optimizer, tell)
+
+    def close(self, error: BaseException | None) -> None:
+        """Ends the session as the script has ended."""
+        if self._steps is None or os.getpid() != self._pid:
+            return
+        self._steps.close()
+        self._session.__exit__(type(error) if error is not None else None, error, None)
+        if error is None and not self._num_steps:
+            seen = self._steps.num_optimizers
+            stepped = f"{seen} optimizers stepped" if seen else "no optimizer stepped"
+            tell(
+                f"no step was seen: {stepped} in this process, and number {self._optimizer} ends a step"
+            )
+
+    def _begin(self) -> bool:
+        import paddle.distributed as dist
+
+        if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1 and not dist.is_initialized():
+            return False
+        try:
+            self._session = attach(self._profiler, config=self._config)
+        except Exception as error:
+            tell(f"{error}; the training goes on without")
+        return True
+
+    def _end_step(self) -> None:
+        self._num_steps += 1
+        self._session.step()
+        if self._session.should_stop:
+            raise SystemExit(0)  # the one clean end that a script knows which did not ask
+
+
+class _Program(NamedTuple):
+    """What Python would run as ``__main__``."""
+
+    code: Callable[[], CodeType]
+    module: ModuleType
+    argv0: str
+    path0: str
+
+
+def _script(path: str) -> _Program:
+    try:
+        with io.open_code(str(Path(path).absolute())) as file:
+            source = file.read()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; expected a Python script") from None
+    full = str(Path(path).absolute())
+    module = _main_module(full, SourceFileLoader("__main__", full))
+
+    def code() -> CodeType:
+        return compile(source, full, "exec", dont_inherit=True)
+
+    return _Program(code, module, path, str(Path(path).resolve().parent))
+
+
+def _module(name: str) -> _Program:
+    here = sys.path[0] = str(Path.cwd())  # a package beside us would not be found otherwise
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError:
+        spec = None
+    loader: Any = spec.loader if spec is not None else None
+    if spec is None or spec.origin is None or not hasattr(loader, "get_code"):
+        raise UsageError(f"-m {name}: expected a module, or a package with a __main__")
+    module = _main_module(spec.origin, loader)
+    vars(module).update(__package__=spec.parent, __spec__=spec, __cached__=spec.cached)
+    return _Program(functools.partial(loader.get_code, spec.name), module, spec.origin, here)
+
+
+def _main_module(path: str, loader: Any) -> ModuleType:
+    module = ModuleType("__main__")
+    vars(module).update(
+        __file__=path, __loader__=loader, __cached__=None, __annotations__={}, __builtins__=builtins
+    )
+    return module
+
+
+def _hide_frames(script: Mapping[str, Any]) -> None:
+    """Has whoever prints the exception that is on its way out see it begin in the script."""
+    show = sys.excepthook
+
+    def excepthook(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        while traceback is not None and traceback.tb_frame.f_globals is not script:
+            traceback = traceback.tb_next
+        show(kind, error.with_traceback(traceback), traceback)
+
+    sys.excepthook = excepthook
