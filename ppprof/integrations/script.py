@@ -115,6 +115,8 @@ class _Watched:
         if self._steps is None or os.getpid() != self._pid:
             return
         self._steps.close()
+        if isinstance(error, SystemExit) and not error.code:
+            error = None  # sys.exit(main()), as most scripts end
         self._session.__exit__(type(error) if error is not None else None, error, None)
         if error is None and not self._num_steps:
             seen = self._steps.num_optimizers

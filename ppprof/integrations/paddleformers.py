@@ -1,0 +1,11 @@
+"""PaddleFormers: ``Trainer(..., callbacks=[PpprofCallback(block)])``."""
+
+from __future__ import annotations
+
+from paddleformers.trainer import TrainerCallback
+
+from ppprof.integrations.trainer import TrainerHooks
+
+
+class PpprofCallback(TrainerHooks, TrainerCallback):  # type: ignore[misc]
+    """`TrainerHooks` as PaddleFormers takes them."""
