@@ -3,6 +3,7 @@
 # make test      every test            make check   lint, format, types
 # make test-paddle26   captures, and trains data parallel, with Paddle 2.6.2 in .venv-26
 # make lock      pins anew what development installs; LOCK=requirements/dev.lock installs that
+# make integrations   the Trainers of PaddleNLP and PaddleFormers, in environments of their own
 # make bench     the numbers of the README, measured again
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +13,9 @@ LOCK ?=
 PYTHON26 ?= $(PYTHON)
 LAUNCH := $(BIN)/python -m paddle.distributed.launch --nproc_per_node
 
-.PHONY: profile profile-hybrid test test-paddle26 check lock bench install clean
+TRAINERS := .venv-paddlenlp/.installed .venv-paddleformers/.installed
+
+.PHONY: profile profile-hybrid test test-paddle26 check lock integrations trainers bench install clean
 
 install: $(VENV)/.installed
 
@@ -52,8 +55,19 @@ $(VENV)-26/.installed: pyproject.toml
 test-paddle26: install $(VENV)-26/.installed
 	PPPROF_PADDLE26_PYTHON=$(VENV)-26/bin/python $(BIN)/python -m pytest tests/test_paddle_26.py
 
+trainers: $(TRAINERS)
+
+$(TRAINERS): .venv-%/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-$*/bin/python -m pip install --quiet --editable . --group $*
+	touch $@
+
+integrations: install trainers
+	$(BIN)/python -m pytest tests/integrations
+
 bench: install
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) $(VENV)-26 profiler_log output log
+	rm -rf $(VENV) $(VENV)-26 .venv-paddlenlp .venv-paddleformers profiler_log output log

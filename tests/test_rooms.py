@@ -55,6 +55,7 @@ MAY_IMPORT = {
     },
 }
 MAY_IMPORT_PADDLE = {"capture", "train", "integrations"}
+TRAINERS = {"paddlenlp", "paddleformers"}
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 
@@ -81,6 +82,8 @@ def test_imports_follow_the_table(path: Path) -> None:
     names = _imported(path)
     if room not in MAY_IMPORT_PADDLE:
         assert not {name for name in names if name.partition(".")[0] == "paddle"}
+    frameworks = {name.partition(".")[0] for name in names} & TRAINERS
+    assert frameworks <= ({path.stem} if room == "integrations" else set())
     rooms = {name.split(".")[1] for name in names if name.startswith("ppprof.")}
     if room in ("__init__", "__main__"):
         assert rooms <= {

@@ -34,7 +34,9 @@ class Tokens(paddle.io.Dataset):
 class Watch(trainer.TrainerCallback):
     """Keeps losses; makes evaluations slow; raises where it is asked to."""
 
-    losses = []
+    def __init__(self):
+        super().__init__()
+        self.losses = []
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         if "loss" in logs:
@@ -80,7 +82,8 @@ arguments = trainer.TrainingArguments(
     report_to=[],
     **CPU,
 )
-callbacks = [Watch]
+watch = Watch()
+callbacks = [watch]
 if MODE != "off":
     PpprofCallback = import_module(f"ppprof.integrations.{PACKAGE}").PpprofCallback
     block = {
@@ -97,4 +100,4 @@ trainer.Trainer(
     eval_dataset=Tokens(),
     callbacks=callbacks,
 ).train()
-(FOLDER / "losses").write_text("\n".join(Watch.losses))
+(FOLDER / "losses").write_text("\n".join(watch.losses))
