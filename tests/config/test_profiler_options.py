@@ -70,9 +70,7 @@ def test_everything_that_is_wrong_is_told_at_once():
         "schedule: unknown option; expected one of batch_range, state, sorted_key, tracer_option, "
         "profile_path, exit_on_finished, timer_only",
     ]
-    assert read_options(7)[1] == [
-        "7: expected text such as batch_range=[50, 60]; profile_path=log"
-    ]
+    assert read_options(7)[1] == ["7: expected text such as batch_range=[50, 60]; profile_path=log"]
 
 
 def test_in_a_block_it_turns_the_profiler_on_and_keys_beside_it_count_more(load):

@@ -136,6 +136,10 @@ def test_a_signal_ends_it_as_by_itself(folder: Path) -> None:
         (["-c", "on.yaml", "--optimizer", "0", "x.py"], "--optimizer: 0: expected 1 or more"),
         (["-c", "no.yaml", "x.py"], "no.yaml: No such file or directory"),
         (
+            ["-c", "other.yaml", "x.py"],
+            "other.yaml: expected a Profiler block, or its keys at the top level",
+        ),
+        (
             ["-c", "on.yaml", "-o", "Profiler.formats=[xml]", "-o", "Profiler.ranks=3", "x.py"],
             "-o Profiler.formats=[xml]: Profiler.formats: ['xml']: expected a list, each item json, "
             "json.gz or pb",
@@ -164,6 +168,7 @@ def test_what_cannot_be_used_ends_it_before_the_script(
     folder: Path, arguments: Sequence[str], said: str
 ) -> None:
     (folder / "x.py").write_text("print('ran')")
+    (folder / "other.yaml").write_text("Model: {hidden_size: 8}\n")
     done = python(folder, ATTACH, *arguments)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"{said}\n")
 
