@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ppprof import rundir
+from tests.integrations.arrival import arrived
 
 ROOT = Path(__file__).parents[2]
 JOB = ROOT / "tests/integrations/trainer_job.py"
@@ -58,8 +59,9 @@ def steps(folder: Path) -> list[dict[str, Any]]:
 
 
 def model_rows(folder: Path) -> dict[str, int]:
-    summary = json.loads((folder / "log/summary/rank_00000_w0.json").read_text())
-    return {row["name"]: row["calls"] for row in summary["tables"]["model"]}
+    (summary,) = arrived(folder, "log/summary/rank_00000_w0.json")
+    rows = json.loads(summary.read_text())["tables"]["model"]
+    return {row["name"]: row["calls"] for row in rows}
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +85,8 @@ def test_global_steps_are_steps_and_the_losses_stay_the_same(
     lines = steps(tmp_path)
     assert [line["step"] for line in lines] == list(range(10))
     assert {(line["num_samples"], line["num_micro_batches"]) for line in lines} == {(2, 1)}
-    # Twenty batches of evaluation take 2 s after the 4th and 8th; no step has them.
-    assert max(line["batch_cost_ns"] for line in lines[1:]) < 1_500_000_000
+    # Twenty batches of evaluation take 4 s after the 4th and 8th; no step has them.
+    assert max(line["batch_cost_ns"] for line in lines[1:]) < 3_000_000_000
     rows = model_rows(tmp_path)
     assert {phase: rows[phase] for phase in PHASES} == {
         "ProfileStep": 2,

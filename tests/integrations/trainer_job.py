@@ -43,7 +43,7 @@ class Watch(trainer.TrainerCallback):
             self.losses.append(f"{state.global_step} {logs['loss']}")
 
     def on_prediction_step(self, args, state, control, **kwargs):
-        time.sleep(0.1)
+        time.sleep(0.2)
 
     def on_step_begin(self, args, state, control, **kwargs):
         if MODE == "fail" and state.global_step == 5:
