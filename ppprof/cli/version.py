@@ -16,11 +16,11 @@ def versions() -> str:
     Nothing is imported for it, Paddle least of all: a Paddle that cannot be loaded has a version.
     """
     found = {
-        "ppprof": version("ppprof"),
+        "ppprof": _version("ppprof") or "not installed: run from a checkout",
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "platform": platform.platform(),
-        "polars": _version("polars"),
-        "numpy": _version("numpy"),
+        "polars": _version("polars") or "not installed",
+        "numpy": _version("numpy") or "not installed",
         "paddle": _paddle(),
         "visualdl": _version("visualdl") or "not installed",
     }

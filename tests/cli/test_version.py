@@ -59,7 +59,9 @@ def test_which_paddle(monkeypatch, installed, there, told):
             return installed[name]
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(version, "version", lambda name: "1" if name == "ppprof" else of(name))
+    monkeypatch.setattr(
+        version, "version", lambda name: "1" if name in ("ppprof", "polars", "numpy") else of(name)
+    )
     monkeypatch.setattr(version, "find_spec", lambda name: object() if there else None)
     assert f"\npaddle {told}\n" in version.versions()
 
