@@ -32,7 +32,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -358,8 +358,11 @@ def write_atomically(path: Path, data: bytes) -> None:
             path.write_bytes(data)
         return
     hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # others may write it at once
-    hidden.write_bytes(data)
-    publish(hidden, path)
+    try:
+        hidden.write_bytes(data)
+        publish(hidden, path)
+    finally:
+        discard(hidden)
 
 
 @contextmanager
@@ -384,7 +387,25 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
             yield file
         publish(hidden, path)
     finally:
-        hidden.unlink(missing_ok=True)
+        discard(hidden)
+
+
+def discard(hidden: Path) -> None:
+    """Removes what is left of a file that `publish` did not come to; never raises.
+
+    Whoever writes would otherwise hear of the file that cannot be removed, not of why.
+    """
+    with suppress(OSError):
+        hidden.unlink()
+
+
+def unpublished(run: Path, name: TraceName) -> list[Path]:
+    """What was made of a window and never published: half a file, if nobody is writing it."""
+    summary = Path(name.summary)
+    return [
+        *run.glob(f".writing_{name.stem}.*"),
+        *run.glob(f"{summary.parent}/.{summary.name}.*.tmp"),
+    ]
 
 
 def publish(hidden: Path, path: Path) -> None:

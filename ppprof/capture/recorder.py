@@ -23,7 +23,7 @@ from paddle.profiler import utils as paddle_profiler
 from paddle.profiler.profiler_statistic import gen_layer_flops
 
 from ppprof import rundir
-from ppprof.capture.talk import tell
+from ppprof.capture.talk import show, tell
 
 if TYPE_CHECKING:
     from ppprof.config import ProfilerConfig
@@ -94,9 +94,12 @@ class Recorder:
         self._recording = False
         result = self._profiler.stop()
         hidden = raw.with_name(f".{raw.stem}.tmp")
-        result.save(str(hidden), "pb")
-        _check_space(hidden.parent)  # a full disk truncates the file, and Paddle does not say so
-        rundir.publish(hidden, raw)
+        try:
+            result.save(str(hidden), "pb")
+            _check_space(hidden.parent)  # a full disk truncates it, and Paddle does not say so
+            rundir.publish(hidden, raw)
+        finally:
+            rundir.discard(hidden)
         if self._flops and not brief:
             _print_flops(result)
 
@@ -130,9 +133,11 @@ def _print_flops(result: Any) -> None:
     if not table.strip():
         tell("no FLOPs: Paddle recorded no operator shapes, as is usual in dynamic graphs")
         return
-    print(" Flops Profiler Begin ".center(100, "-"))
-    print(table)
-    print("- Flops Profiler End -".center(100, "-"))
+    begin, end = (
+        " Flops Profiler Begin ".center(100, "-"),
+        "- Flops Profiler End -".center(100, "-"),
+    )
+    show(f"{begin}\n{table}\n{end}\n")
 
 
 def span(name: str, category: str) -> Any:

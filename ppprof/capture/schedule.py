@@ -76,6 +76,19 @@ class Schedule:
             return State.READY
         return State.LAST if at == period - 1 else State.RECORD
 
+    def num_recorded(self, step: int) -> int:
+        """Steps before ``step`` that the window around it holds; 0 outside a window.
+
+        >>> [Schedule(closed=1, ready=1, record=3, repeat=1).num_recorded(step) for step in range(7)]
+        [0, 0, 0, 1, 2, 0, 0]
+        """
+        if not self.state(step).records:
+            return 0
+        if self.record is None:
+            return step
+        at = (step - self.skip_first) % (self.closed + self.ready + self.record)
+        return at - self.closed - self.ready
+
     def is_over(self, step: int) -> bool:
         """Whether no window is open at ``step`` and none will open any more."""
         if self.record is None or not self.repeat:

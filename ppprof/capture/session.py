@@ -20,7 +20,7 @@ from ppprof.capture.scalars import Loss, Scalars
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.sigterm import SigtermGuard
 from ppprof.capture.steps import StepLog, StepRecord
-from ppprof.capture.talk import tell
+from ppprof.capture.talk import show, tell
 from ppprof.capture.timer import StepTimer
 from ppprof.clocks import read_clocks
 
@@ -315,6 +315,7 @@ class Session(Off):
                 self._finisher.wait(0 if failed else _FINISH_SECONDS)
         if self._prints:
             with self._harmless("printing"):
+                self._tell_missing(failed, windows)
                 self._print_results(windows)
 
     def _rescue(self) -> None:
@@ -328,7 +329,7 @@ class Session(Off):
             if self._windows is not None:
                 self._windows.rescue()
         except Exception as error:  # not `_harmless`, which lets go of the profiler
-            tell(f"rank {self._rank}: saving a window failed: {error}")
+            tell(f"rank {self._rank}: saving a window failed: {str(error) or type(error).__name__}")
         self._flush_steps()
         self._tell_lost(lost, self._windows)
         if self._finisher is not None:
@@ -343,13 +344,23 @@ class Session(Off):
     def _at_exit(self) -> None:
         self._close(getattr(sys, "last_value", None))  # set when an exception ends the program
 
+    def _tell_missing(self, failed: bool, windows: Windows | None) -> None:
+        """What of its schedule the training has not come to; its own failure explains itself."""
+        wanted, found = self._schedule.record, self._schedule.num_recorded(self._step)
+        saved = [name.window for name in windows.saved] if windows is not None and found else []
+        if not self._step and not failed:
+            tell("step() was never called: nothing is known of any step")
+        elif wanted is not None and self._window in saved:
+            steps = f"{found} of {wanted} steps, the last of them {self._step - 1}"
+            tell(f"window {self._window} was cut short by the end of the training: it has {steps}")
+
     def _print_results(self, windows: Windows | None) -> None:
         if self._timer_only or self._summary.has_table:
-            print(self._summary.text(), flush=True)
+            show(f"{self._summary.text()}\n")
         if self._clock is not None and self._run is not None:
             line = described(read_clocks(self._run))
             if line is not None:
-                print(line, flush=True)
+                show(f"{line}\n")
         if self._timer_only or windows is None or self._shown is None:
             return
         if not windows.saved:
@@ -361,8 +372,8 @@ class Session(Off):
             return
         traces = [str(self._shown / name.trace(self._viewed)) for name in windows.saved]
         if self._viewed == "json":  # it does not look into gzip
-            print(f"VisualDL: visualdl --logdir {self._shown}")
-        print(f"chrome://tracing or https://ui.perfetto.dev: {' '.join(traces)}", flush=True)
+            show(f"VisualDL: visualdl --logdir {self._shown}\n")
+        show(f"chrome://tracing or https://ui.perfetto.dev: {' '.join(traces)}\n")
 
     @contextmanager
     def _harmless(self, doing: str) -> Iterator[None]:
@@ -373,7 +384,8 @@ class Session(Off):
             windows, self._windows = self._windows, None
             if doing not in self._failed:  # once: a step that fails, fails every time
                 self._failed.add(doing)
-                tell(f"rank {self._rank}: {doing} failed: {error}; the training goes on without")
+                why = str(error) or type(error).__name__
+                tell(f"rank {self._rank}: {doing} failed: {why}; the training goes on without")
             if windows is not None:
                 with self._harmless("ending the recording"):
                     windows.close(keep_empty=False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import suppress
+from typing import TextIO
 
 from ppprof.wording import printable
 
@@ -11,4 +13,44 @@ from ppprof.wording import printable
 def tell(message: str) -> None:
     """One line to stderr that says who speaks."""
     with suppress(OSError, ValueError):  # a full disk may hold the log as well
-        print(f"ppprof: {printable(message)}", file=sys.stderr, flush=True)
+        _write(f"ppprof: {printable(message)}\n", sys.stderr)
+
+
+def show(text: str) -> None:
+    """Text to stdout.
+
+    Raises:
+        OSError: whoever reads it has left, or it is a file on a full disk.
+    """
+    _write(text, sys.stdout)
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, in one line: MemoryError and others have no words of their own.
+
+    >>> reason(OSError(28, "No space left on device", "/data/log"))
+    'No space left on device'
+    >>> reason(MemoryError())
+    'MemoryError'
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\t")]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def _write(text: str, stream: TextIO | None) -> None:
+    if stream is None:  # a daemon's
+        return
+    stream.flush()
+    try:
+        fd = stream.fileno()
+    except (OSError, ValueError, AttributeError):  # somebody collects what is printed
+        stream.write(text)
+        stream.flush()
+        return
+    # Not through the stream: Python would try what could not be written again as the program
+    # ends, and end it with exit code 120.
+    data = text.encode(stream.encoding or "utf-8", "backslashreplace")
+    while data:
+        data = data[os.write(fd, data) :]

@@ -11,6 +11,7 @@ from ppprof.capture.finisher import Finisher
 from ppprof.capture.fleet import FleetSpans
 from ppprof.capture.recorder import Recorder
 from ppprof.capture.schedule import State
+from ppprof.capture.talk import reason
 from ppprof.topology import Topology
 
 
@@ -47,7 +48,7 @@ class Windows:
             window: number of the window that it is in, or that comes next.
 
         Raises:
-            OSError: the window could not be saved.
+            RuntimeError: the window could not be saved.
         """
         self._recorder.end_step()
         self._num_steps += before.records
@@ -72,7 +73,7 @@ class Windows:
             keep_empty: also a window in which no step has ended.
 
         Raises:
-            OSError: the window could not be saved.
+            RuntimeError: the window could not be saved.
         """
         try:
             if self._open is not None and (keep_empty or self._num_steps):
@@ -90,7 +91,7 @@ class Windows:
         shows no phases where one of the steps is on another thread than the model.
 
         Raises:
-            OSError: the window could not be saved.
+            RuntimeError: the window could not be saved.
         """
         self._save(brief=True)
 
@@ -99,7 +100,11 @@ class Windows:
         if name is not None:
             self._take_off()
             raw = self._run / name.raw
-            self._recorder.stop(raw, brief)
+            try:
+                self._recorder.stop(raw, brief)
+            except Exception as error:
+                lost = f"window {name.window} is lost, steps recorded: {self._num_steps}"
+                raise RuntimeError(f"{raw}: {reason(error)}; {lost}") from error
             self.saved.append(name)
             self._finisher.add(name.window, raw)
 
