@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import shutil
-from collections.abc import Mapping
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,14 @@ from ppprof.errors import InputError, TraceError, UsageError
 from ppprof.paths import is_remote
 from ppprof.report.data import to_json
 from ppprof.report.text import Layout, render, title
-from ppprof.rundir import TraceName, raw_files, read_manifest, write_atomically
+from ppprof.rundir import (
+    TraceName,
+    discard,
+    raw_files,
+    read_manifest,
+    unpublished,
+    write_atomically,
+)
 from ppprof.trace import read_window, write_paddle_json
 
 
@@ -34,6 +45,12 @@ def register(subparsers: Any) -> None:
     parser.add_argument("run", metavar="RUN", help="run directory (profiler_log)")
     parser.add_argument("--rank", type=int, help="only this rank's captures")
     parser.add_argument("--window", type=int, help="only this window, counted from 0")
+    parser.add_argument(
+        "--seconds",
+        type=int,
+        metavar="N",
+        help="end by SIGALRM after N seconds; what is not finished by then stays raw",
+    )
     parser.set_defaults(run_command=finish)
 
 
@@ -41,6 +58,18 @@ def finish(args: argparse.Namespace) -> int:
     """0 when every capture asked for was finished, or there was none left; 3 when none could be."""
     if is_remote(args.run):
         raise UsageError(f"{args.run}: finish writes beside what it reads; copy the run to a disk")
+    if args.seconds is None:
+        return _finish(args)
+    if args.seconds < 1:
+        raise UsageError(f"--seconds {args.seconds}: expected a whole number from 1")
+    signal.alarm(args.seconds)
+    try:
+        return _finish(args)
+    finally:
+        signal.alarm(0)
+
+
+def _finish(args: argparse.Namespace) -> int:
     run = Path(args.run)
     manifest = read_manifest(run)
     if not isinstance(manifest.get("profiler"), Mapping):
@@ -57,13 +86,44 @@ def finish(args: argparse.Namespace) -> int:
     failed = 0
     for name, path in chosen:
         try:
-            _finish_window(run, name, path, profiler)
+            with _alone(run, name, path) as free:
+                if free:
+                    _finish_window(run, name, path, profiler)
         except (TraceError, OSError) as error:
             failed += 1
             tell(error)
     if failed and failed == len(chosen):
         raise InputError(f"{run}: no raw capture could be finished")
     return 0
+
+
+@contextmanager
+def _alone(run: Path, name: TraceName, raw: Path) -> Iterator[bool]:
+    """Whether no other process is at this capture: the training's own may be, or have been killed.
+
+    What one that was killed left half-written is removed.
+    """
+    try:
+        file = raw.open("rb+")
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError):
+            raise
+        print(f"{raw}: another process has just finished it", file=sys.stderr)
+        yield False
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"{raw}: another process is finishing it; leaving it to that", file=sys.stderr)
+            yield False
+            return
+        except OSError:  # a file system without locks: who else is there is not known
+            yield True
+            return
+        for half in unpublished(run, name):
+            discard(half)
+        yield True
 
 
 def _finish_window(run: Path, name: TraceName, raw: Path, profiler: ProfilerConfig) -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
+import os
+import signal
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -141,3 +146,53 @@ def test_remote_calls_are_finished_with_their_window(
     assert list(run.glob("raw/*")) == []
     summary = json.loads((run / name(0).summary).read_text())
     assert {row["node"] for row in summary["tables"]["op"]} == {"w0", "w1"}
+
+
+def test_what_a_killed_one_left_half_written_is_removed(tmp_path: Path) -> None:
+    run = killed_run(tmp_path, ranks=1)
+    halves = [
+        run / f".writing_{name(0).stem}..json.4711",
+        run / f"summary/.{Path(name(0).summary).name}.0123.tmp",
+    ]
+    for half in halves:
+        half.write_text("{")
+    assert main(["finish", str(run)]) == 0
+    assert not [half for half in halves if half.exists()]
+
+
+def test_a_capture_that_another_process_is_at_is_left_to_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = killed_run(tmp_path)
+    raw = run / name(0).raw
+    half = run / f".writing_{name(0).stem}..json.4711"
+    half.touch()
+    with raw.open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert main(["finish", str(run)]) == 0
+    assert capsys.readouterr().err == (
+        f"{raw}: another process is finishing it; leaving it to that\n"
+    )
+    assert raw.exists()
+    assert half.exists()
+    assert (run / name(1).summary).exists()
+    assert main(["finish", str(run)]) == 0
+    assert (run / name(0).summary).exists()
+
+
+def test_a_limit_of_time_ends_it_and_leaves_the_capture(tmp_path: Path) -> None:
+    run = killed_run(tmp_path, ranks=1)
+    (run / "manifest.json").unlink()
+    os.mkfifo(run / "manifest.json")  # which nobody writes to
+    command = [sys.executable, "-m", "ppprof", "finish", str(run), "--seconds", "1"]
+    done = subprocess.run(command, capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGALRM
+    assert (run / name(0).raw).exists()
+
+
+def test_a_limit_is_at_least_a_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = killed_run(tmp_path, ranks=1)
+    assert main(["finish", str(run), "--seconds", "0"]) == 2
+    assert capsys.readouterr().err == "--seconds 0: expected a whole number from 1\n"
+    assert main(["finish", str(run), "--seconds", "99"]) == 0
+    assert signal.alarm(0) == 0
