@@ -118,7 +118,9 @@ def attach(
     if run is not None and not profiler.timer_only:
         clock = _clock(job, run, key, recorded)
     if run is not None and job.rank in recorded and not profiler.timer_only:
-        finisher = Finisher(run, job.rank, prints=job.rank in printing)
+        finisher = Finisher(
+            run, job.rank, prints=job.rank in printing, background=profiler.background
+        )
         windows = _windows(profiler, job, run, finisher, prints=job.rank in printing)
     timer = StepTimer()
     timer.watch_readers()

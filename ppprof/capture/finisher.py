@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from ppprof.capture.talk import tell
+from ppprof.capture.memory import available_bytes
+from ppprof.capture.talk import reason, show, tell
 
 _COMMAND = (sys.executable, "-m", "ppprof", "finish")
+
+_LIMIT_SECONDS = 1800
+"""After which a child ends. A gigabyte takes it half a minute of a free core, and it gets few."""
+
+_BASE_BYTES, _BYTES_A_RAW_BYTE = 200 << 20, 10
+"""Bound of a child's memory: it took 180, 280 and 660 MiB for raw captures of 3, 16 and 65 MiB. It
+is not enforced, for polars reserves far more than it uses, and a limit would fail good captures."""
 
 _LAUNCHER = ("PADDLE_", "FLAGS_", "MASTER_", "POD_", "TRAINING_ROLE")
 """Prefixes of what the launcher tells a rank; a child that took itself for one would be wrong."""
@@ -26,25 +38,49 @@ _LAUNCHER = ("PADDLE_", "FLAGS_", "MASTER_", "POD_", "TRAINING_ROLE")
 class Finisher:
     """Runs ``ppprof finish`` for one window after another, one child at a time.
 
+    ::
+
+        training   | window 0 | steps ...                        | window 1 | ... | wait
+        child 0               | at lowest priority ... tables |                   |
+        child 1                                                             | ... | at the usual one
+
     A child starts as soon as its window is saved: at the lowest priority, so that it takes what
-    the training leaves and the rest once that waits for it in `wait`; in a session of its own, so
-    that what ends the training does not end it. What it prints is passed on when it has ended.
+    the training leaves; as the first that the kernel ends where memory runs out, for the training
+    is worth more; in a session of its own, so that what ends the training does not end it; and for
+    half an hour at the most. What it prints is passed on when it has ended. Where it fails, the raw
+    capture stays, and a line says so.
+
+    Args:
+        run: the run directory.
+        rank: of this process.
+        prints: whether to print the tables.
+        command: stands in for ``ppprof finish``.
+        background: as above; else in this process, while the training waits: for debugging.
     """
 
     def __init__(
-        self, run: Path, rank: int, prints: bool, command: Sequence[str] | None = None
+        self,
+        run: Path,
+        rank: int,
+        prints: bool,
+        command: Sequence[str] | None = None,
+        background: bool = True,
     ) -> None:
         self._run = run
         self._rank = rank
         self._prints = prints
         self._command = _COMMAND if command is None else command
+        self._background = background
         self._waiting: deque[tuple[int, Path]] = deque()
         self._child: _Child | None = None
 
     def add(self, window: int, raw: Path) -> None:
         """Finishes a window as soon as the ones before it are."""
-        self._waiting.append((window, raw))
-        self.poll()
+        if self._background:
+            self._waiting.append((window, raw))
+            self.poll()
+        else:
+            self._finish_here(window, raw)
 
     @property
     def has_news(self) -> bool:
@@ -58,29 +94,37 @@ class Finisher:
             child.report(self._prints)
         while self._child is None and self._waiting:
             window, raw = self._waiting.popleft()
-            arguments = [str(self._run), "--rank", str(self._rank), "--window", str(window)]
-            self._child = _start([*self._command, *arguments], raw)
+            self._child = _start(self._command_for(window), raw)
         return self._child is not None
 
     def wait(self, seconds: float, patience: float = 3.0) -> None:
         """Waits until all is finished, or that long; says so when it takes ``patience``.
+
+        On a terminal it shows how far it is.
 
         Raises:
             KeyboardInterrupt: the user would not wait; the child goes on.
         """
         start = time.monotonic()
         told = False
+        bar = _Bar(total=len(self._waiting) + (self._child is not None), delay=patience)
         try:
             while self.poll() and time.monotonic() - start <= seconds:
-                if time.monotonic() - start > patience and not told:
-                    tell(f"rank {self._rank}: making tables and traces of the recorded steps...")
-                    told = True
+                if self._child is not None:
+                    self._child.hurry()
+                if not bar.draw(left=len(self._waiting) + 1) and not told:
+                    told = time.monotonic() - start > patience
+                    if told:
+                        tell(
+                            f"rank {self._rank}: making tables and traces of the recorded steps..."
+                        )
                 time.sleep(0.02)
         finally:
+            bar.close()
             self.leave()
 
     def leave(self) -> None:
-        """Waits no longer for what is not finished: says which command makes, or makes again, what is not there yet."""
+        """Waits no longer: says which command makes, or makes again, what is not there yet."""
         if self._child is not None:
             self._child.close()
             tell(
@@ -90,12 +134,33 @@ class Finisher:
         self._child = None
         self._waiting.clear()
 
+    def _command_for(self, window: int) -> list[str]:
+        rank = str(self._rank)
+        return [*self._command, str(self._run), "--rank", rank, "--window", str(window)]
+
+    def _finish_here(self, window: int, raw: Path) -> None:
+        # By name, as a child finds it: a capture knows nothing of how tables are made.
+        command = import_module("ppprof.cli.finish")
+        asked = Namespace(run=str(self._run), rank=self._rank, window=window, seconds=None)
+        printed = io.StringIO()
+        try:
+            with redirect_stdout(printed):
+                command.finish(asked)
+        except Exception as error:
+            _tell_failure(raw, self._command_for(window), reason(error))
+        if self._prints:
+            show(printed.getvalue())
+
 
 def _start(command: list[str], raw: Path) -> _Child | None:
+    short = _shortage(raw)
+    if short:
+        _tell_failure(raw, command, short)
+        return None
     out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (the child's)
     try:
         process = subprocess.Popen(
-            command,
+            [*command, "--seconds", str(_LIMIT_SECONDS)],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
@@ -107,7 +172,9 @@ def _start(command: list[str], raw: Path) -> _Child | None:
         err.close()
         _tell_failure(raw, command, str(error))
         return None
-    _lower_priority(process.pid)
+    _set_priority(process.pid, 19)
+    with suppress(OSError):
+        Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000")
     return _Child(command, raw, process, out, err)
 
 
@@ -118,15 +185,21 @@ class _Child:
     process: subprocess.Popen[bytes]
     out: IO[bytes]
     err: IO[bytes]
+    _hurries: bool = False
+
+    def hurry(self) -> None:
+        """Gives it the usual priority: the training only waits for it by now."""
+        if not self._hurries:
+            self._hurries = True
+            _set_priority(self.process.pid, 0)
 
     def report(self, prints: bool) -> None:
         out, err = _text(self.out), _text(self.err)
         if prints:
-            sys.stdout.write(out)
-            sys.stdout.flush()
+            show(out)
         sys.stderr.write(err)
         if self.process.returncode:
-            _tell_failure(self.raw, self.command, f"exit code {self.process.returncode}")
+            _tell_failure(self.raw, self.command, _cause(self.process.returncode))
         self.close()
 
     def close(self) -> None:
@@ -134,6 +207,26 @@ class _Child:
         self.err.close()
         # Popen complains about a child that it may leave behind; this one is meant to live on.
         self.process.returncode = self.process.returncode or 0
+
+
+def _shortage(raw: Path) -> str:
+    """Why there is too little memory for it and for those of this node's other ranks, or ""."""
+    left = available_bytes()
+    with suppress(OSError, ValueError):
+        ranks = int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
+        needed = ranks * (_BASE_BYTES + _BYTES_A_RAW_BYTE * raw.stat().st_size)
+        if left is not None and left < needed:
+            return f"{left >> 20} MiB of memory are left, and {needed >> 20} may be needed"
+    return ""
+
+
+def _cause(returncode: int) -> str:
+    """How a child ended, in words."""
+    if returncode == -signal.SIGALRM:
+        return f"it took longer than {_LIMIT_SECONDS} s"
+    if returncode == -signal.SIGKILL:
+        return "it was killed, perhaps for memory"
+    return f"exit code {returncode}"
 
 
 def _tell_failure(raw: Path, command: list[str], why: str) -> None:
@@ -155,8 +248,36 @@ def _environment() -> dict[str, str]:
     return {**environment, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
 
 
-def _lower_priority(pid: int) -> None:
-    """The lowest; also for the new session, which a desktop kernel would give a fair share."""
-    with suppress(OSError):  # it may have ended
-        os.setpriority(os.PRIO_PROCESS, pid, 19)
-        Path(f"/proc/{pid}/autogroup").write_text("19")
+def _set_priority(pid: int, nice: int) -> None:
+    """Also of its session, which a desktop kernel would give a fair share.
+
+    To raise it again takes a privilege; without, the child still gets what is free.
+    """
+    with suppress(OSError):  # it may have ended, too
+        os.setpriority(os.PRIO_PROCESS, pid, nice)
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+
+
+class _Bar:
+    """How many windows are finished, drawn on a terminal after a while, and nowhere else."""
+
+    def __init__(self, total: int, delay: float) -> None:
+        self._total = total
+        self._bar: Any = None
+        if total and sys.stderr is not None and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            words = "ppprof: making tables and traces"
+            self._bar = tqdm(desc=words, total=total, unit="window", leave=False, delay=delay)
+
+    def draw(self, left: int) -> bool:
+        """Draws it again, with the seconds since; False where there is no terminal."""
+        if self._bar is not None:
+            self._bar.update(self._total - left - self._bar.n)
+            self._bar.refresh()
+        return self._bar is not None
+
+    def close(self) -> None:
+        """Leaves nothing of it."""
+        if self._bar is not None:
+            self._bar.close()

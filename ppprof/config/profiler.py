@@ -119,6 +119,10 @@ class ProfilerConfig:
     """What to trace; auto is all that this build and machine have."""
     stop_training: bool = False
     """End the training cleanly once the last window has closed."""
+    background: bool = True
+    """Make tables and traces in a process of low priority while the training goes on; False: in the
+    training's own, which waits at the end of each window. For debugging: other ranks wait too, and
+    what uses up the memory or crashes there takes the training along."""
     visualdl_scalars: bool = False
     """Loss, ips, tokens/s, reader cost and memory of every step in VisualDL's log format, for the
     page that shows the traces; of the ranks that print. Needs ``pip install 'ppprof[view]'``."""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
+from ppprof import rundir
+from ppprof.capture import finisher as finisher_module
 from ppprof.capture.finisher import Finisher
+from ppprof.config import ProfilerConfig
+from tests.fixtures import gpu_traces
+from tests.fixtures.timeline import write
 
 
 def finisher(run: Path, program: str, prints: bool = True) -> Finisher:
@@ -19,7 +26,7 @@ def finisher(run: Path, program: str, prints: bool = True) -> Finisher:
 def test_windows_are_finished_in_order_and_their_tables_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = finisher(tmp_path, "import sys; print(*sys.argv[1:])")
+    made = finisher(tmp_path, "import sys; print(*sys.argv[1:6])")
     for window in (0, 1):
         made.add(window, tmp_path / f"{window}.pb")
     made.wait(30)
@@ -75,11 +82,122 @@ while os.getpriority(os.PRIO_PROCESS, 0) != 19:
     time.sleep(0.01)
 import ppprof
 print(os.getsid(0) == os.getpid(), [k for k in os.environ if k.startswith(("PADDLE", "FLAGS"))])
+while open("/proc/self/oom_score_adj").read() != "1000\\n":
+    time.sleep(0.01)
 """
     made = finisher(tmp_path, program)
     made.add(0, tmp_path / "0.pb")
-    made.wait(30)
+    deadline = time.monotonic() + 30
+    while not made.has_news and time.monotonic() < deadline:
+        time.sleep(0.01)
+    made.poll()
     assert capsys.readouterr().out == "True []\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may raise a priority")
+def test_a_child_that_is_waited_for_need_not_give_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = """
+import os, time
+while os.getpriority(os.PRIO_PROCESS, 0) != 19:
+    time.sleep(0.01)
+open("low", "w")
+while os.getpriority(os.PRIO_PROCESS, 0) != 0:
+    time.sleep(0.01)
+"""
+    made = finisher(tmp_path, f"import os; os.chdir({str(tmp_path)!r}){program}")
+    made.add(0, tmp_path / "0.pb")
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "low").exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    made.wait(30)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("import signal as s, sys, time; s.alarm(int(sys.argv[-1])); time.sleep(60)",
+         "it took longer than 1 s"),
+        ("import os; os.kill(os.getpid(), 9)", "it was killed, perhaps for memory"),
+    ],
+)  # fmt: skip
+def test_a_child_that_is_ended_is_a_warning_that_says_why(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    program: str,
+    why: str,
+) -> None:
+    monkeypatch.setattr(finisher_module, "_LIMIT_SECONDS", 1)
+    made = finisher(tmp_path, program)
+    made.add(5, tmp_path / "5.pb")
+    made.wait(30)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"5.pb: could not be made into tables and traces ({why}); to try again: " in line
+
+
+def test_where_memory_is_short_no_child_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finisher_module, "available_bytes", lambda: 2000 << 20)
+    monkeypatch.setenv("PADDLE_LOCAL_SIZE", "8")
+    made = finisher(tmp_path, "print('started')")
+    for size_mib in (4, 6):
+        with (tmp_path / f"{size_mib}.pb").open("wb") as file:
+            file.truncate(size_mib << 20)
+        made.add(size_mib, tmp_path / f"{size_mib}.pb")
+        made.wait(30)
+    seen = capsys.readouterr()
+    assert seen.out == "started\n"
+    assert (
+        "6.pb: could not be made into tables and traces (2000 MiB of memory are left, " in seen.err
+    )
+    assert "and 2080 may be needed); to try again: " in seen.err
+
+
+@pytest.mark.parametrize("prints", [True, False])
+def test_in_the_foreground_it_is_done_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prints: bool
+) -> None:
+    run = rundir.claim(tmp_path / "log")
+    config = ProfilerConfig.from_mapping({"enable": True, "background": False})
+    rundir.write_manifest(run, {"profiler": config.to_mapping()})
+    name = rundir.TraceName(3, "dp3", datetime(2026, 11, 20), 0)
+    write(run / name.raw, *gpu_traces.training())
+    made = Finisher(run, 3, prints=prints, background=False)
+    made.add(0, run / name.raw)
+    assert (run / name.summary).exists()
+    assert ("Overview Summary" in capsys.readouterr().out) == prints
+    assert not made.poll()
+
+    (run / name.raw).write_bytes(b"not a trace")
+    made.add(0, run / name.raw)
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ppprof")]
+    assert f"{name.raw}: could not be made into tables and traces (" in line
+    assert line.endswith(f"-m ppprof finish {run} --rank 3 --window 0")
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_terminal_shows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: bool
+) -> None:
+    class Stderr(io.StringIO):
+        def isatty(self) -> bool:
+            return seen
+
+    stderr = Stderr()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    made = finisher(tmp_path, "import time; time.sleep(0.3)")
+    for window in (0, 1):
+        made.add(window, tmp_path / f"{window}.pb")
+    made.wait(30, patience=0.05)
+    written = stderr.getvalue()
+    assert ("ppprof: making tables and traces:  50%" in written) == seen
+    assert (
+        "ppprof: rank 3: making tables and traces of the recorded steps...\n" in written
+    ) != seen
 
 
 def test_waiting_is_told_and_ends_and_the_child_lives_on(
