@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ppprof.capture.memory import available_bytes
-from ppprof.capture.talk import reason, show, tell
+from ppprof.capture.talk import pass_on, reason, show, tell
 
 _COMMAND = (sys.executable, "-m", "ppprof", "finish")
 
@@ -149,7 +149,7 @@ class Finisher:
         except Exception as error:
             _tell_failure(raw, self._command_for(window), reason(error))
         if self._prints:
-            show(printed.getvalue())
+            _show_tables(printed.getvalue(), raw)
 
 
 def _start(command: list[str], raw: Path) -> _Child | None:
@@ -196,8 +196,8 @@ class _Child:
     def report(self, prints: bool) -> None:
         out, err = _text(self.out), _text(self.err)
         if prints:
-            show(out)
-        sys.stderr.write(err)
+            _show_tables(out, self.raw)
+        pass_on(err)
         if self.process.returncode:
             _tell_failure(self.raw, self.command, _cause(self.process.returncode))
         self.close()
@@ -227,6 +227,14 @@ def _cause(returncode: int) -> str:
     if returncode == -signal.SIGKILL:
         return "it was killed, perhaps for memory"
     return f"exit code {returncode}"
+
+
+def _show_tables(text: str, raw: Path) -> None:
+    try:
+        show(text)
+    except (OSError, ValueError) as error:  # a reader who has left ends no recording
+        again = shlex.join(["ppprof", "summary", str(raw.parents[1])])
+        tell(f"tables were not printed: {reason(error)}; to see them: {again}")
 
 
 def _tell_failure(raw: Path, command: list[str], why: str) -> None:

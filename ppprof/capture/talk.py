@@ -12,8 +12,13 @@ from ppprof.wording import printable
 
 def tell(message: str) -> None:
     """One line to stderr that says who speaks."""
+    pass_on(f"ppprof: {printable(message)}\n")
+
+
+def pass_on(said: str) -> None:
+    """What a process of ours has said to stderr."""
     with suppress(OSError, ValueError):  # a full disk may hold the log as well
-        _write(f"ppprof: {printable(message)}\n", sys.stderr)
+        _write(said, sys.stderr)
 
 
 def show(text: str) -> None:

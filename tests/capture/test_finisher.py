@@ -247,3 +247,17 @@ def test_a_user_who_does_not_wait_is_told_what_goes_on(
     while not done.exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert done.exists()
+
+
+def test_tables_that_nobody_reads_are_a_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = finisher(tmp_path, "print('table')")
+    made.add(0, tmp_path / "raw/0.pb")
+    with Path("/dev/full").open("w") as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", full)
+        made.wait(30)
+    assert capfd.readouterr().err == (
+        "ppprof: tables were not printed: No space left on device; "
+        f"to see them: ppprof summary {tmp_path}\n"
+    )
