@@ -14,6 +14,7 @@ from paddle.io import DataLoader, Dataset
 
 import ppprof
 from tests.capture import toy
+from tests.capture.fault_job import Raw
 
 HAPPENS_AFTER = 5
 """Steps, of which the window misses the first."""
@@ -44,15 +45,20 @@ def happen(what: str) -> None:
         time.sleep(60)
 
 
-def main(what: str, log: str, enable: bool) -> None:
-    """Steps for ever, or until ``what`` happens on rank 1."""
+def main(what: str, log: str, profiler: str) -> None:
+    """Steps for ever, or until ``what`` happens on rank 1.
+
+    ``profiler`` is on, off, or raw for Paddle's own.
+    """
     dist.init_parallel_env()
     rank = dist.get_rank()
     step = toy.training()
     # Paddle's workers outlive a rank that is killed, with ppprof or without.
     loader = iter(DataLoader(Numbers(), num_workers=what not in ("kill", "term")))
-    block = {"enable": enable, "scheduler": [1, 100_000], "profiler_log": log}
-    with ppprof.attach(block) as prof:
+    block = {"enable": profiler == "on", "scheduler": [1, 100_000], "profiler_log": log}
+    raw = Raw((1, 100_000)) if profiler == "raw" else None
+    with ppprof.attach(block) as session:
+        prof = raw or session
         for number in range(100_000):
             if number == HAPPENS_AFTER:
                 Path(f"{rank}.ready").touch()
@@ -66,4 +72,4 @@ def main(what: str, log: str, enable: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3] == "on")
+    main(*sys.argv[1:])

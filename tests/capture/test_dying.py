@@ -21,6 +21,11 @@ pytestmark = [pytest.mark.paddle, pytest.mark.launch]
 
 from ppprof.trace import read  # noqa: E402
 from tests.capture.dying_job import HAPPENS_AFTER  # noqa: E402
+from tests.capture.remains import (  # noqa: E402
+    check_files,
+    left_by_paddle,
+    wait_until_all_have_ended,
+)
 from tests.oracles import visualdl_server  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -49,29 +54,11 @@ def workerlogs(folder: Path) -> dict[int, str]:
     return {rank: (folder / f"launch/workerlog.{rank}").read_text() for rank in range(3)}
 
 
-def processes(folder: Path) -> list[int]:
-    """Those that work in the folder: ranks, their DataLoaders' workers, and ``ppprof finish``."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if entry.joinpath("cwd").resolve() == folder.resolve():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
-
-
-def wait_until_all_have_ended(folder: Path) -> None:
-    deadline = time.monotonic() + 30
-    while processes(folder):
-        assert time.monotonic() < deadline, processes(folder)
-        time.sleep(0.1)
-
-
 def check_saved(folder: Path, ranks: list[int]) -> None:
     """Each of these ranks has one window with every step so far, finished, and its step times."""
     wait_until_all_have_ended(folder)
     log = folder / "log"
+    check_files(log)
     assert rundir.raw_files(log) == []  # finished, by children that outlived the ranks
     traces = {rundir.TraceName.parse(path).rank: path for path in log.glob("*.paddle_trace.json")}
     assert sorted(traces) == ranks
@@ -87,18 +74,27 @@ def check_saved(folder: Path, ranks: list[int]) -> None:
 @pytest.mark.parametrize(
     ("what", "named", "victim_saves"),
     [
-        ("kill", VICTIM + r", pid \d+\) is gone: killed, or it crashed", False),
-        ("raise", VICTIM + r"\) failed: RuntimeError: boom;", True),
-        ("exit", VICTIM + r"\) failed: SystemExit: 7;", True),
-        ("term", VICTIM + r"\) was ended by SIGTERM", True),
+        pytest.param(
+            "kill", VICTIM + r", pid \d+\) is gone: killed, or it crashed", False, id="kill"
+        ),
+        pytest.param("raise", VICTIM + r"\) failed: RuntimeError: boom;", True, id="raise"),
+        pytest.param("exit", VICTIM + r"\) failed: SystemExit: 7;", True, id="exit"),
+        pytest.param("term", VICTIM + r"\) was ended by SIGTERM", True, id="term"),
     ],
 )
 def test_a_rank_that_dies_is_named_and_the_others_save(
     tmp_path: Path, what: str, named: str, victim_saves: bool
 ) -> None:
-    job = start(tmp_path, what)
-    seen, _ = job.communicate(timeout=120)
-    assert job.returncode != 0
+    folders = {profiler: tmp_path / profiler for profiler in ("on", "off", "raw")}
+    jobs, seen = {}, ""
+    for profiler, folder in folders.items():  # one after the other: gloo has no patience
+        folder.mkdir()
+        jobs[profiler] = start(folder, what, profiler)
+        output, _ = jobs[profiler].communicate(timeout=120)
+        seen = seen or output
+    tmp_path = folders["on"]
+    assert 0 != jobs["on"].returncode == jobs["off"].returncode
+    assert left_by_paddle(folders["raw"] / "log") == "nothing"
     logs = workerlogs(tmp_path)
     saying = [
         rank for rank, text in logs.items() if re.search(f"ppprof: rank {rank}: {named}", text)

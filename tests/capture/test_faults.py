@@ -6,7 +6,6 @@ is to be there, every file whole or absent, and no process left. docs/reliabilit
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -22,8 +21,13 @@ import pytest
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = [pytest.mark.paddle, pytest.mark.launch]
 
+from ppprof import rundir  # noqa: E402
 from ppprof.trace import read  # noqa: E402
-from tests.capture.test_dying import wait_until_all_have_ended  # noqa: E402
+from tests.capture.remains import (  # noqa: E402
+    check_files,
+    left_by_paddle,
+    wait_until_all_have_ended,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,7 +116,7 @@ class Outcome(NamedTuple):
 
 def start(folder: Path, way: str, name: str, fault: Fault) -> subprocess.Popen[bytes]:
     """A job of fault_job.py, in a folder of its own."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     command = [sys.executable, "-W", "ignore", "-m", "tests.capture.fault_job", way, name]
     if fault.disk:
         (folder / "log").mkdir()
@@ -155,29 +159,6 @@ def _text(file: Path) -> str:
     return file.read_text() if file.exists() else ""
 
 
-def left_by_paddle(log: Path) -> str:
-    """Of the one trace that it may leave."""
-    traces = list(log.glob("*.paddle_trace.json"))
-    try:
-        [json.loads(trace.read_bytes()) for trace in traces]
-    except ValueError:
-        return "cut"
-    return "whole" if traces else "nothing"
-
-
-def check_files(log: Path) -> None:
-    """Every file of a run directory is whole."""
-    for file in log.rglob("*"):
-        assert not file.name.startswith("."), file
-        assert not file.name.endswith(".tmp"), file
-        if file.suffix == ".json":
-            json.loads(file.read_bytes())
-        if file.suffix == ".jsonl":
-            [json.loads(line) for line in file.read_text().splitlines()]
-        if file.suffix == ".pb":
-            read(file)
-
-
 def steps_left(log: Path) -> list[int] | None:
     """Steps of the window in a run directory, finished or raw."""
     found = [*log.glob("*.paddle_trace.json"), *log.glob("raw/*.pb")]
@@ -210,3 +191,24 @@ def test_a_fault_is_the_same_with_ppprof_and_costs_what_it_must(tmp_path: Path, 
     if steps is not None and fault.steps is not None:
         assert steps[: len(fault.steps)] == list(fault.steps)
         assert len(steps) <= len(fault.steps) + 1
+
+
+def test_two_jobs_into_one_directory_each_get_their_own(tmp_path: Path) -> None:
+    fault = Fault("whole", ALL)
+    for way in ("first", "second", "nothing"):
+        (tmp_path / way).mkdir()
+    (tmp_path / "log").mkdir()
+    for way in ("first", "second"):
+        (tmp_path / way / "log").symlink_to(tmp_path / "log")
+    jobs = {
+        way: start(tmp_path / way, "nothing" if way == "nothing" else "ppprof", "two_jobs", fault)
+        for way in ("first", "second", "nothing")
+    }
+    first, second, nothing = (end(tmp_path / way, job) for way, job in jobs.items())
+    assert [first[:3], second[:3]] == [nothing[:3]] * 2
+    (line,) = first.said + second.said
+    assert line == "log holds an earlier run; this one goes to log/run_002"
+    check_files(tmp_path / "log")
+    runs = [tmp_path / "log", tmp_path / "log/run_002"]
+    assert [steps_left(run) for run in runs] == [list(ALL)] * 2
+    assert len({rundir.read_run_id(run) for run in runs}) == 2
