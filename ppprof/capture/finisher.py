@@ -24,8 +24,9 @@ from ppprof.capture.talk import pass_on, reason, show, tell
 
 _COMMAND = (sys.executable, "-m", "ppprof", "finish")
 
-_LIMIT_SECONDS = 1800
-"""After which a child ends. A gigabyte takes it half a minute of a free core, and it gets few."""
+_LIMIT_SECONDS = 600
+"""Of computing, after which a child ends: enough for 30 GB of JSON. It may take hours, for beside a
+training that uses all cores the lowest priority gets a hundredth of one."""
 
 _BASE_BYTES, _BYTES_A_RAW_BYTE = 200 << 20, 10
 """Bound of a child's memory: it took 180, 280 and 660 MiB for raw captures of 3, 16 and 65 MiB. It
@@ -46,9 +47,9 @@ class Finisher:
 
     A child starts as soon as its window is saved: at the lowest priority, so that it takes what
     the training leaves; as the first that the kernel ends where memory runs out, for the training
-    is worth more; in a session of its own, so that what ends the training does not end it; and for
-    half an hour at the most. What it prints is passed on when it has ended. Where it fails, the raw
-    capture stays, and a line says so.
+    is worth more; in a session of its own, so that what ends the training does not end it; and not
+    without end. What it prints is passed on when it has ended. Where it fails, the raw capture
+    stays, and a line says so.
 
     Args:
         run: the run directory.
@@ -222,8 +223,8 @@ def _shortage(raw: Path) -> str:
 
 def _cause(returncode: int) -> str:
     """How a child ended, in words."""
-    if returncode == -signal.SIGALRM:
-        return f"it took longer than {_LIMIT_SECONDS} s"
+    if returncode in (-signal.SIGALRM, -signal.SIGPROF):
+        return f"it took too long: more than {_LIMIT_SECONDS} s of computing, or hours of waiting"
     if returncode == -signal.SIGKILL:
         return "it was killed, perhaps for memory"
     return f"exit code {returncode}"

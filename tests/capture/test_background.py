@@ -51,7 +51,7 @@ def test_steps_go_on_while_tables_are_made(tmp_path: Path) -> None:
     """
     launch = ("-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir", "launch")
     job = start(tmp_path, *launch, str(ROOT / "tests/capture/background_job.py"))
-    assert job.wait(120) == 0, (tmp_path / "out").read_text()
+    assert job.wait(240) == 0, (tmp_path / "out").read_text()
     wait_until_all_have_ended(tmp_path)
     log = tmp_path / "log"
     check_files(log)

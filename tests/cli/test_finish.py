@@ -180,13 +180,31 @@ def test_a_capture_that_another_process_is_at_is_left_to_it(
     assert (run / name(0).summary).exists()
 
 
-def test_a_limit_of_time_ends_it_and_leaves_the_capture(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("waits_for", "number"),
+    [("Path(sys.argv[2], 'fifo').open()", signal.SIGALRM), ("spin()", signal.SIGPROF)],
+    ids=["waiting", "computing"],
+)
+def test_a_limit_of_time_ends_it_and_leaves_the_capture(
+    tmp_path: Path, waits_for: str, number: int
+) -> None:
     run = killed_run(tmp_path, ranks=1)
-    (run / "manifest.json").unlink()
-    os.mkfifo(run / "manifest.json")  # which nobody writes to
-    command = [sys.executable, "-m", "ppprof", "finish", str(run), "--seconds", "1"]
-    done = subprocess.run(command, capture_output=True, timeout=60)
-    assert done.returncode == -signal.SIGALRM
+    os.mkfifo(run / "fifo")
+    program = f"""
+import sys
+from pathlib import Path
+from ppprof.cli import finish, main
+
+def spin():
+    while True: pass
+
+finish._WAITING = {1 if number == signal.SIGALRM else 60}
+finish.read_window = lambda raw: {waits_for}
+main(sys.argv[1:])
+"""
+    command = [sys.executable, "-c", program, "finish", str(run), "--seconds", "1"]
+    done = subprocess.run(command, capture_output=True, timeout=120)
+    assert done.returncode == -number, done.stderr
     assert (run / name(0).raw).exists()
 
 
@@ -196,3 +214,4 @@ def test_a_limit_is_at_least_a_second(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == "--seconds 0: expected a whole number from 1\n"
     assert main(["finish", str(run), "--seconds", "99"]) == 0
     assert signal.alarm(0) == 0
+    assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
