@@ -364,8 +364,9 @@ class Session(Off):
         if self._timer_only or windows is None or self._shown is None:
             return
         if not windows.saved:
-            steps = f"{self._step} steps were seen"
-            tell(f"no window was recorded: the schedule is {self._schedule}, and {steps}")
+            if not self._failed:  # else that is why
+                steps = f"{self._step} steps were seen"
+                tell(f"no window was recorded: the schedule is {self._schedule}, and {steps}")
             return
         if self._viewed is None:
             tell(f"{self._shown}: no viewer opens pb alone; add json to Profiler.formats")

@@ -95,6 +95,28 @@ def test_a_helper_that_is_killed_costs_a_warning_and_can_be_made_up_for(
     check_files(log)
 
 
+IN_THE_FOREGROUND = """
+import ppprof
+from tests.capture import toy
+step = toy.training()
+with ppprof.attach({"enable": True, "scheduler": [1, 3], "background": False}) as prof:
+    for number in range(5):
+        step()
+        prof.step()
+        print("after", number, flush=True)
+"""
+
+
+def test_in_the_foreground_the_training_waits_for_its_tables(tmp_path: Path) -> None:
+    job = start(tmp_path, "-c", IN_THE_FOREGROUND)
+    assert job.wait(120) == 0
+    printed = (tmp_path / "out").read_text()
+    lines = re.findall("^(?:rank 0 .*|after .|ppprof: .*)$", printed, re.M)
+    tables = "rank 0 (dp0 pp0 sharding0 mp0), window 0, steps 1 to 2"
+    assert lines == ["after 0", "after 1", tables, "after 2", "after 3", "after 4"]
+    check_files(tmp_path / "profiler_log")
+
+
 def is_helper(pid: int) -> bool:
     try:
         return b"\0finish\0" in Path(f"/proc/{pid}/cmdline").read_bytes()

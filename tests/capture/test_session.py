@@ -265,3 +265,83 @@ def test_a_forked_child_has_no_part_in_its_parents_window(
             child.setattr(os, "getpid", lambda: 1)
             assert prof.calls is None
     assert prof.calls is None
+
+
+def test_a_window_that_cannot_be_saved_at_the_end_is_one_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def close(keep_empty: bool) -> None:
+        raise MemoryError
+
+    windows = SimpleNamespace(calls=tmp_path, saved=[], turn=lambda *_: None, close=close)
+    with session(windows, Schedule.of((1, 5)), run=tmp_path) as prof:  # type: ignore[arg-type]
+        for _ in range(3):
+            prof.step()
+    assert capsys.readouterr().err == (
+        "ppprof: rank 0: saving a window failed: MemoryError; the training goes on without\n"
+    )
+
+
+def test_an_interrupt_while_a_window_is_saved_is_the_trainings() -> None:
+    windows = Windows()
+    turn = windows.turn
+
+    def interrupted(before: State, after: State, step: int, window: int) -> None:
+        turn(before, after, step, window)
+        if before is State.LAST:
+            raise KeyboardInterrupt
+
+    windows.turn = interrupted  # type: ignore[method-assign]
+    prof = session(windows, Schedule.of((1, 3)))
+    started: list[int] = []
+
+    def train() -> None:
+        with prof:
+            for step in range(10):
+                started.append(step)
+                prof.step()
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert started == [0, 1, 2]
+    assert windows.calls[-1] == "close(keep_empty=True)"
+    assert prof.closed
+
+
+@pytest.mark.parametrize(
+    ("schedule", "steps", "said"),
+    [
+        (Schedule.of((1, 9)), 4, "it has 3 of 8 steps, the last of them 3"),
+        (
+            Schedule(closed=0, ready=0, record=4, repeat=0),
+            6,
+            "it has 2 of 4 steps, the last of them 5",
+        ),
+        (Schedule.of(None), 6, None),
+        (Schedule.of((1, 3)), 6, None),
+    ],
+)
+def test_a_window_that_is_cut_short_is_said_to_be(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    schedule: Schedule,
+    steps: int,
+    said: str | None,
+) -> None:
+    windows = Windows()
+    window = schedule.num_recorded(steps) and steps // (schedule.record or steps + 1)
+    windows.saved = [TraceName(0, "dp0", datetime(2026, 11, 20), window)]
+    with session(windows, schedule, run=tmp_path) as prof:
+        for _ in range(steps):
+            prof.step()
+    err = capsys.readouterr().err
+    line = f"ppprof: window {window} was cut short by the end of the training: {said}\n"
+    assert err == (line if said else "")
+
+
+def test_a_loop_that_never_steps_is_told_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with session(None, TWICE, run=tmp_path):
+        pass
+    assert "step() was never called: nothing is known of any step" in capsys.readouterr().err
