@@ -1,8 +1,8 @@
-"""``python -m tests.capture.fault_job nothing|raw|ppprof FAULT``: a training to which one fault happens.
+"""``python -m tests.capture.fault_job nothing|raw|with|ppprof FAULT``: a training to which one fault happens.
 
 Trains in the working directory, which then holds ``losses``, one line a step, ``heard``, the signals
 that the training's own handlers got, and ``log/``. ``nothing`` trains without a profiler and ``raw``
-with Paddle's, used as its documentation does: three calls, and no thought of faults.
+with Paddle's, by its three calls, as FleetX does; ``with`` leaves the last one to a ``with``.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Numbers(Dataset):  # type: ignore[misc]
 def attach(way: str, fault: str) -> Any:
     """The profiler of the job, if it has one."""
     schedule = SCHEDULES.get(fault, WINDOW)
-    if way == "raw":
+    if way in ("raw", "with"):
         return Raw(schedule)
     block = {"enable": True, "scheduler": schedule, "profiler_log": str(LOG)}
     return ppprof.attach(block if way == "ppprof" else None)
@@ -192,12 +192,18 @@ def main(way: str, fault: str) -> None:
         minds_its_signals()
     if fault == "sigterm_handled":
         signal.signal(signal.SIGTERM, ends_on_sigterm)
+    if fault == "in_the_way":
+        LOG.write_text("a file")
     prof = attach(way, fault) if way != "nothing" else None
     if fault == "handlers_after":
         minds_its_signals()
     if fault == "attach_twice" and way != "nothing":
         again = attach(way, fault)
         again.step()
+    if way == "with":
+        with contextlib.closing(prof):
+            train(prof, fault)
+        return
     train(prof, fault)
     if prof is not None and fault != "never_closed":
         prof.close()

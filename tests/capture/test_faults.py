@@ -75,6 +75,9 @@ FAULTS = {
     "read_only": Fault(
         "nothing", None, [rf"rank 0: log: .*{READ_ONLY}.*; nothing is recorded, .*"], "ro"
     ),
+    "in_the_way": Fault(
+        "nothing", None, ["rank 0: log: .*File exists.*; nothing is recorded, the training goes on"]
+    ),
     "read_only_later": Fault(
         "nothing", None, [LOST.format(READ_ONLY), NO_STEP_TIMES.format(READ_ONLY)], "size=9m"
     ),
@@ -193,6 +196,14 @@ def test_a_fault_is_the_same_with_ppprof_and_costs_what_it_must(tmp_path: Path, 
         assert len(steps) <= len(fault.steps) + 1
 
 
+@pytest.mark.parametrize("name", ["exception", "sigint", "exit", "out_of_memory"])
+def test_a_with_around_paddles_profiler_saves_where_python_unwinds(
+    tmp_path: Path, name: str
+) -> None:
+    job = start(tmp_path / "with", "with", name, FAULTS[name])
+    assert left_by_paddle(end(tmp_path / "with", job).log) == "whole"
+
+
 def test_two_jobs_into_one_directory_each_get_their_own(tmp_path: Path) -> None:
     fault = Fault("whole", ALL)
     for way in ("first", "second", "nothing"):
@@ -212,3 +223,16 @@ def test_two_jobs_into_one_directory_each_get_their_own(tmp_path: Path) -> None:
     runs = [tmp_path / "log", tmp_path / "log/run_002"]
     assert [steps_left(run) for run in runs] == [list(ALL)] * 2
     assert len({rundir.read_run_id(run) for run in runs}) == 2
+
+
+def test_two_jobs_with_paddles_profiler_mix_their_files(tmp_path: Path) -> None:
+    fault = Fault("whole", ALL)
+    (tmp_path / "log").mkdir()
+    jobs = {}
+    for way in ("first", "second"):
+        (tmp_path / way).mkdir()
+        (tmp_path / way / "log").symlink_to(tmp_path / "log")
+        jobs[way] = start(tmp_path / way, "raw", "two_jobs", fault)
+    assert [end(tmp_path / way, job).code for way, job in jobs.items()] == [0, 0]
+    assert len(list((tmp_path / "log").iterdir())) == 2
+    assert left_by_paddle(tmp_path / "log") == "whole"

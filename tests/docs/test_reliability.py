@@ -1,0 +1,33 @@
+"""docs/reliability.md names tests that there are, and every fault that is tested."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.launcher import ROOT
+
+PAGE = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
+NAMED = re.findall(r"`(test_\w+)(?:::(test_\w+))?(?:\[(\w+)\])?`", PAGE)
+
+
+@pytest.mark.parametrize(("file", "function", "case"), NAMED)
+def test_a_test_that_is_named_is_there(file: str, function: str, case: str) -> None:
+    (path,) = (ROOT / "tests").rglob(f"{file}.py")
+    source = path.read_text(encoding="utf-8")
+    assert function or case
+    assert not function or re.search(rf"^def {function}\(", source, re.M)
+    assert not case or re.search(rf'^    "{case}": Fault\(|id="{case}"', source, re.M)
+
+
+def test_every_fault_has_a_row() -> None:
+    faults = ROOT / "tests/capture/test_faults.py"
+    tested = re.findall(r'^    "(\w+)": Fault\(', faults.read_text(encoding="utf-8"), re.M)
+    assert len(tested) > 20
+    assert set(tested) == {case for file, _, case in NAMED if file == "test_faults" and case}
+
+
+def test_every_row_names_a_test() -> None:
+    rows = [line for line in PAGE.splitlines() if line.startswith("| ")]
+    assert [row for row in rows if "test" not in row.rpartition(" | ")[2]] == []
