@@ -18,9 +18,9 @@ from ppprof.capture.scalars import Scalars
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import Off, Session
 from ppprof.capture.steps import StepLog
-from ppprof.capture.talk import tell
+from ppprof.capture.talk import reason, tell
 from ppprof.capture.timer import StepTimer
-from ppprof.errors import UsageError
+from ppprof.errors import PpprofError, UsageError
 
 if TYPE_CHECKING:
     from ppprof.capture.windows import Windows
@@ -84,7 +84,6 @@ def attach(
         UsageError: ``ranks`` or ``print_ranks`` name ranks that the job does not have, or
             ``device_peak_flops`` is no positive number.
     """
-    global _attached, _settings
     if profiler is None:
         return Off()
     if isinstance(profiler, Mapping):
@@ -103,6 +102,25 @@ def attach(
             f"device_peak_flops: {device_peak_flops!r}: expected FLOP/s, a number above 0 "
             "such as 312e12"
         )
+    try:
+        return _attach(profiler, topology, config, device_peak_flops)
+    except PpprofError:
+        raise
+    except Exception as error:  # an environment or a Paddle that we have not seen
+        tell(f"cannot attach: {reason(error)}; nothing is recorded, the training goes on")
+        # Not `Off`: the other ranks will stop where ``stop_training`` says, and so has this one.
+        return Session(
+            Schedule.of(profiler.scheduler), stop_training=profiler.stop_training, prints=False
+        )
+
+
+def _attach(
+    profiler: ProfilerConfig,
+    topology: Topology | None,
+    config: Mapping[str, Any] | None,
+    device_peak_flops: float | None,
+) -> Session:
+    global _attached, _settings
     job = Job.here(topology)
     recorded = job.topology.select(profiler.ranks)
     printing = job.topology.select(profiler.print_ranks)

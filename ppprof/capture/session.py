@@ -182,6 +182,8 @@ class Session(Off):
                 called only where scalars are written. A tensor on a device is not read, since that
                 would wait for the device at every step.
         """
+        if os.getpid() != self._pid:  # a forked child has no part in this
+            return
         with self._lock:
             if self._closed:
                 return

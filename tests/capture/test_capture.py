@@ -222,6 +222,26 @@ def test_a_second_run_goes_beside_the_first(
     assert f"{log} holds an earlier run; this one goes to {log}/run_002" in capsys.readouterr().err
 
 
+def test_whatever_keeps_it_from_attaching_is_a_warning(
+    tmp_path: Path,
+    block: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "first")
+    with ppprof.attach({**block, "stop_training": True}) as prof:
+        stops = []
+        for _ in range(5):
+            prof.step()
+            stops.append(prof.should_stop)
+    assert stops == [False] * 3 + [True] * 2  # as the other ranks will
+    assert capsys.readouterr().err == (
+        "ppprof: cannot attach: invalid literal for int() with base 10: 'first'; "
+        "nothing is recorded, the training goes on\n"
+    )
+    assert not (tmp_path / "log").exists()
+
+
 def test_attaching_twice_at_once_is_told_and_does_nothing(
     tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -259,12 +259,18 @@ def test_a_forked_child_has_no_part_in_its_parents_window(
     windows = SimpleNamespace(
         calls=tmp_path, saved=[], turn=lambda *_: None, close=lambda keep_empty: None
     )
-    with session(windows, TWICE) as prof:  # type: ignore[arg-type]
+    path = tmp_path / "steps.jsonl"
+    with session(windows, TWICE, steps=StepLog(path)) as prof:  # type: ignore[arg-type]
         assert prof.calls == tmp_path
         with monkeypatch.context() as child:
             child.setattr(os, "getpid", lambda: 1)
             assert prof.calls is None
+            prof.step()
+            prof.close()
+        assert not prof.closed
+        prof.step()
     assert prof.calls is None
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0]
 
 
 def test_a_window_that_cannot_be_saved_at_the_end_is_one_warning(
