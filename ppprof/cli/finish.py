@@ -6,7 +6,6 @@ import argparse
 import fcntl
 import shutil
 import signal
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -115,14 +114,14 @@ def _alone(run: Path, name: TraceName, raw: Path) -> Iterator[bool]:
     except OSError as error:
         if not isinstance(error, FileNotFoundError):
             raise
-        print(f"{raw}: another process has just finished it", file=sys.stderr)
+        tell(f"{raw}: another process has just finished it")
         yield False
         return
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"{raw}: another process is finishing it; leaving it to that", file=sys.stderr)
+            tell(f"{raw}: another process is finishing it; leaving it to that")
             yield False
             return
         except OSError:  # a file system without locks: who else is there is not known
