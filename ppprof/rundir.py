@@ -13,6 +13,7 @@
       scalars/rank_00001/             and of each further one: VisualDL shows one log a directory
       nodes/00000.node7               rank 0 ran on the machine of that name
       clocks/rank_00000.jsonl         a rank's clock against rank 0's (ppprof/clocks.py)
+      trigger/                        windows asked for while it runs (ppprof/window_requests.py)
       alive/, failed/                 ranks in their session, and those that failed (capture/roster)
       run_002/                        a later run, laid out the same way
 
@@ -155,6 +156,12 @@ def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:
     named = ((TraceName.parse(path), path) for path in located(run).glob("raw/*.pb"))
     found = [(name, path) for name, path in named if name is not None]
     return sorted(found, key=lambda item: (item[0].rank, item[0].window, item[0].started))
+
+
+def trace_bytes(run: PathLike, rank: int) -> int:
+    """What a rank's traces take in a run directory, raw ones included."""
+    named = (f"rank_{rank:05d}_*.paddle_trace.*", f"raw/rank_{rank:05d}_*.pb")
+    return sum(path.stat().st_size for name in named for path in located(run).glob(name))
 
 
 def summary_files(run: PathLike) -> list[tuple[int, int, Path]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+MEGABYTE = 1_000_000
+"""Of a setting that ends in ``_mb``."""
+
 _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 _BYTES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 

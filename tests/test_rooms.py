@@ -22,6 +22,7 @@ LEAVES = {
     "calls",
     "recordings",
     "steptimes",
+    "window_requests",
     "wording",
 }
 MAY_IMPORT = {

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from ppprof import rundir
 from ppprof.capture import peak_flops
+from ppprof.capture.budget import Budget
 from ppprof.capture.clock_exchange import Asker, ClockExchange, Reference
 from ppprof.capture.finisher import Finisher
 from ppprof.capture.job import Job, agreement, job_store
+from ppprof.capture.mail import Alone, Hub, Mail, Spoke
 from ppprof.capture.roster import Roster
 from ppprof.capture.scalars import Scalars
 from ppprof.capture.schedule import Schedule
@@ -20,6 +22,7 @@ from ppprof.capture.session import Off, Session
 from ppprof.capture.steps import StepLog
 from ppprof.capture.talk import reason, tell
 from ppprof.capture.timer import StepTimer
+from ppprof.capture.triggers import Triggers
 from ppprof.errors import PpprofError, UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +84,7 @@ def attach(
 
     Raises:
         ConfigError: the mapping is no valid ``Profiler`` block.
-        UsageError: ``ranks`` or ``print_ranks`` name ranks that the job does not have, or
+        UsageError: ``ranks``, ``print_ranks`` or ``trigger.ranks`` name ranks that the job does not have, or
             ``device_peak_flops`` is no positive number.
     """
     if profiler is None:
@@ -124,6 +127,8 @@ def _attach(
     job = Job.here(topology)
     recorded = job.topology.select(profiler.ranks)
     printing = job.topology.select(profiler.print_ranks)
+    if profiler.trigger is not None:
+        job.topology.select(profiler.trigger.ranks)
     manifest: dict[str, Any] = {
         "profiler": profiler.to_mapping(),
         "config": config,
@@ -132,19 +137,26 @@ def _attach(
     key = agreement()
     shown = _run_directory(job, Path(profiler.profiler_log), manifest, key)
     run = shown and shown.absolute()  # wherever the training changes to
-    clock = finisher = windows = None
+    clock = finisher = windows = triggers = None
+    on_demand = profiler.trigger is not None
+    schedule = Schedule.of(profiler.scheduler, on_demand)
     if run is not None and not profiler.timer_only:
         clock = _clock(job, run, key, recorded)
+        triggers = _triggers(profiler, schedule, job, run, key, recorded)
     if run is not None and job.rank in recorded and not profiler.timer_only:
         finisher = Finisher(
-            run, job.rank, prints=job.rank in printing, background=profiler.background
+            run,
+            job.rank,
+            prints=job.rank in printing,
+            background=profiler.background,
+            then=profiler.command,
         )
         windows = _windows(profiler, job, run, finisher, prints=job.rank in printing)
     timer = StepTimer()
     timer.watch_readers()
     _settings = manifest["profiler"]
     _attached = Session(
-        Schedule.of(profiler.scheduler),
+        schedule,
         rank=job.rank,
         run=run,
         shown=shown,
@@ -152,6 +164,7 @@ def _attach(
         clock=clock,
         windows=windows,
         finisher=finisher,
+        triggers=triggers,
         steps=StepLog(run / rundir.steps_path(job.rank)) if run is not None else None,
         scalars=_scalars(job, run, printing) if profiler.visualdl_scalars else None,
         timer=timer,
@@ -193,6 +206,28 @@ def _clock(job: Job, run: Path, key: str, recorded: Collection[int]) -> ClockExc
         return None
 
 
+def _triggers(
+    profiler: ProfilerConfig,
+    schedule: Schedule,
+    job: Job,
+    run: Path,
+    key: str,
+    recorded: Collection[int],
+) -> Triggers | None:
+    if profiler.trigger is None:
+        return None
+    try:
+        mail: Mail = Alone()
+        if job.topology.world_size > 1 and job.rank == 0:
+            mail = Hub(job.hosts[0], job.topology.world_size, job_store(), f"{key}/trigger")
+        elif job.topology.world_size > 1:
+            mail = Spoke(job.rank, job_store(), f"{key}/trigger")
+    except (OSError, RuntimeError) as error:
+        tell(f"rank {job.rank}: {error}; there are no triggered windows")
+        return None
+    return Triggers(profiler.trigger, schedule, job.rank, job.topology, recorded, run, mail)
+
+
 def _windows(
     profiler: ProfilerConfig, job: Job, run: Path, finisher: Finisher, prints: bool
 ) -> Windows | None:
@@ -202,7 +237,11 @@ def _windows(
         from ppprof.capture.recorder import Recorder
         from ppprof.capture.windows import Windows
 
-        return Windows(Recorder(profiler, prints), finisher, run, job.rank, job.topology)
+        most, budget = profiler.max_trace_mb, None
+        if most is not None:
+            budget = Budget(run, job.rank, most, profiler.formats)
+        recorder = Recorder(profiler, prints)
+        return Windows(recorder, finisher, run, job.rank, job.topology, budget)
     except Exception as error:
         tell(f"rank {job.rank}: cannot record: {error}; the training goes on without")
         return None

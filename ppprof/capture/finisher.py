@@ -66,12 +66,14 @@ class Finisher:
         prints: bool,
         command: Sequence[str] | None = None,
         background: bool = True,
+        then: Sequence[str] = (),
     ) -> None:
         self._run = run
         self._rank = rank
         self._prints = prints
         self._command = _COMMAND if command is None else command
         self._background = background
+        self._then = ["--then", shlex.join(then)] if then else []
         self._waiting: deque[tuple[int, Path]] = deque()
         self._child: _Child | None = None
 
@@ -137,12 +139,16 @@ class Finisher:
 
     def _command_for(self, window: int) -> list[str]:
         rank = str(self._rank)
-        return [*self._command, str(self._run), "--rank", rank, "--window", str(window)]
+        where = [str(self._run), "--rank", rank, "--window", str(window)]
+        return [*self._command, *where, *self._then]
 
     def _finish_here(self, window: int, raw: Path) -> None:
         # By name, as a child finds it: a capture knows nothing of how tables are made.
         command = import_module("ppprof.cli.finish")
-        asked = Namespace(run=str(self._run), rank=self._rank, window=window, seconds=None)
+        then = self._then[1] if self._then else None
+        asked = Namespace(
+            run=str(self._run), rank=self._rank, window=window, seconds=None, then=then
+        )
         printed = io.StringIO()
         try:
             with redirect_stdout(printed):

@@ -103,6 +103,20 @@ class Roster:
         return f"rank {rank} ({self._topology.label(rank)}{more})"
 
 
+def in_session(run: Path) -> set[int]:
+    """Ranks that are in their session, as far as can be seen from this machine.
+
+    One that was killed counts as long as it is of another machine.
+    """
+    entries = (_ENTRY.fullmatch(name) for name in _names(run / "alive"))
+    node = _node()
+    return {
+        int(entry["rank"])
+        for entry in entries
+        if entry and (entry["node"] != node or _is_alive(int(entry["pid"])))
+    }
+
+
 def _names(folder: Path) -> list[str]:
     with suppress(OSError):
         return sorted(path.name for path in folder.iterdir())

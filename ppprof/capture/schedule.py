@@ -40,16 +40,23 @@ class Schedule:
     closed: int
     ready: int
     record: int | None
-    """Steps of a window; None for one window without an end."""
+    """Steps of a window; None for one window without an end, 0 for no window."""
     repeat: int
     """How many windows; 0 for no end to them."""
     skip_first: int = 0
 
     @classmethod
-    def of(cls, scheduler: tuple[int, int] | WindowSchedule | None) -> Schedule:
-        """The schedule that a config's ``scheduler`` asks for; None records every step."""
+    def of(
+        cls, scheduler: tuple[int, int] | WindowSchedule | None, on_demand: bool = False
+    ) -> Schedule:
+        """The schedule that a config's ``scheduler`` asks for.
+
+        Args:
+            scheduler: None records every step.
+            on_demand: windows open on demand as well, and None schedules none.
+        """
         if scheduler is None:
-            return cls(closed=0, ready=0, record=None, repeat=1)
+            return cls(closed=0, ready=0, record=0 if on_demand else None, repeat=1)
         if isinstance(scheduler, tuple):
             start, stop = scheduler
             ready = min(start, 1)  # one step to warm up, where there is room
@@ -66,7 +73,7 @@ class Schedule:
         """The state of a step, counted from 0."""
         if self.record is None:
             return State.RECORD
-        if step < self.skip_first:
+        if not self.record or step < self.skip_first:
             return State.CLOSED
         period = self.closed + self.ready + self.record
         window, at = divmod(step - self.skip_first, period)
@@ -91,7 +98,7 @@ class Schedule:
 
     def is_over(self, step: int) -> bool:
         """Whether no window is open at ``step`` and none will open any more."""
-        if self.record is None or not self.repeat:
+        if not self.record or not self.repeat:
             return False
         return step >= self.skip_first + self.repeat * (self.closed + self.ready + self.record)
 
@@ -99,6 +106,8 @@ class Schedule:
         """The schedule in words, for messages about a window that was never reached."""
         if self.record is None:
             return "every step"
+        if not self.record:
+            return "no step"
         first = self.skip_first + self.closed + self.ready
         words = f"steps {first} to {first + self.record - 1}"
         if self.repeat == 1:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ppprof.capture.clock_exchange import ClockExchange
     from ppprof.capture.finisher import Finisher
     from ppprof.capture.roster import Roster
+    from ppprof.capture.triggers import Triggers
     from ppprof.capture.windows import Windows
 
 _FINISH_SECONDS = 60.0
@@ -90,6 +91,7 @@ class Session(Off):
         clock: ClockExchange | None = None,
         windows: Windows | None = None,
         finisher: Finisher | None = None,
+        triggers: Triggers | None = None,
         steps: StepLog | None = None,
         scalars: Scalars | None = None,
         timer: StepTimer | None = None,
@@ -108,6 +110,7 @@ class Session(Off):
         self._clock = clock
         self._windows = windows
         self._finisher = finisher
+        self._triggers = triggers
         self._steps = steps
         self._scalars = scalars
         self._timer = timer or StepTimer()
@@ -127,7 +130,8 @@ class Session(Off):
         self._lock = threading.RLock()  # between the training and a SIGTERM
         self._guard = SigtermGuard.put_on(self._rescue) if run is not None else None
         atexit.register(self._at_exit)
-        self._state = State.CLOSED
+        self._state = self._own_state = State.CLOSED
+        self._is_cut = False
         self._turn(State.CLOSED)
 
     @property
@@ -224,6 +228,10 @@ class Session(Off):
 
     def _record_step(self, state: State, loss: Loss, **given: int | None) -> None:
         took = self._timer.step()
+        if self._triggers is not None:
+            is_clean = not self._excluded and state is State.CLOSED
+            took_ns = took.batch_cost_ns - self._stall_ns
+            self._triggers.saw(self._step, took_ns, is_clean)
         # A numpy or Paddle scalar is a number too.
         counts = {name: None if count is None else int(count) for name, count in given.items()}
         self._summary.add(
@@ -253,13 +261,22 @@ class Session(Off):
 
     def _turn(self, before: State) -> None:
         """From a step in state ``before`` to the step that comes now."""
+        self._window += before is State.LAST
+        own_before, triggers = self._own_state, self._triggers
+        if triggers is not None:
+            triggers.turn(self._step, self._window)
+            self._window = max(self._window, triggers.first_free)
         self._state = after = self._schedule.state(self._step)
+        own_after, is_on_trial = after, False
+        if triggers is not None and after is State.CLOSED:
+            self._state = after = triggers.state(self._step)
+            own_after = after if triggers.is_member else State.CLOSED
+            is_on_trial = triggers.is_on_trial
         # Other ranks' stalls hold up this rank too, recording or not: its next step is not clean.
         self._excluded = not self._timer_only and (
             before is State.LAST or after is State.READY or after.records > before.records
         )
         self._stall_ns = 0
-        self._window += before is State.LAST
         start = time.perf_counter_ns()
         if self._finisher is not None and self._finisher.has_news:
             self._excluded = True
@@ -267,7 +284,11 @@ class Session(Off):
                 self._finisher.poll()
         if self._windows is not None and (self._excluded or after.records):
             with self._harmless("recording"):
-                self._windows.turn(before, after, self._step, self._window)
+                self._turn_windows(self._windows, own_before, own_after, before is State.LAST)
+                self._windows.holds = is_on_trial
+        if triggers is not None and triggers.verdicts:
+            with self._harmless("dropping a window"):
+                self._judge(triggers)
         if self._clock is not None:
             self._clock.turn(before, self._step)
         if self._excluded and self._finisher is not None:
@@ -275,6 +296,29 @@ class Session(Off):
         if before is State.LAST:
             with self._harmless("step times"):
                 self._flush_steps()
+
+    def _turn_windows(
+        self, windows: Windows, before: State, after: State, is_next_window: bool
+    ) -> None:
+        """The part of this rank alone, which may be in no window or leave it before the others."""
+        if is_next_window or not after.records:
+            self._is_cut = False
+        if self._is_cut:
+            after = State.CLOSED
+        elif not windows.fits(before, after, self._window):
+            self._is_cut, self._excluded = True, True
+            before = State.LAST if before.records else before
+            after = State.CLOSED
+        self._own_state = after
+        windows.turn(before, after, self._step, self._window)
+
+    def _judge(self, triggers: Triggers) -> None:
+        """Keeps or deletes windows that were recorded to see whether they are slow."""
+        verdicts, triggers.verdicts = triggers.verdicts, {}
+        windows = self._windows
+        for window, is_kept in verdicts.items():
+            if windows is not None:
+                (windows.release if is_kept else windows.drop)(window)
 
     def _flush_steps(self) -> None:
         if self._steps is not None:
@@ -298,6 +342,10 @@ class Session(Off):
                 else:
                     lost = self._roster.fail(error)
             windows = self._windows
+            if self._triggers is not None:
+                self._triggers.close(failed)
+                with self._harmless("dropping a window"):
+                    self._judge(self._triggers)
             if windows is not None:
                 with self._harmless("saving a window"):
                     self._windows = None
@@ -368,7 +416,14 @@ class Session(Off):
         if not windows.saved:
             if not self._failed:  # else that is why
                 steps = f"{self._step} steps were seen"
-                tell(f"no window was recorded: the schedule is {self._schedule}, and {steps}")
+                why = f"the schedule is {self._schedule}, and {steps}"
+                if self._triggers is not None:
+                    why += (
+                        "; what was recorded was not slow, and deleted"
+                        if windows.num_dropped
+                        else "; no window was asked for on this rank"
+                    )
+                tell(f"no window was recorded: {why}")
             return
         if self._viewed is None:
             tell(f"{self._shown}: no viewer opens pb alone; add json to Profiler.formats")

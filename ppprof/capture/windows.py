@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import shutil
 from datetime import datetime
 from pathlib import Path
 
 from ppprof import rundir
+from ppprof.capture.budget import Budget
 from ppprof.capture.collectives import Collectives
 from ppprof.capture.finisher import Finisher
 from ppprof.capture.fleet import FleetSpans
 from ppprof.capture.recorder import Recorder
 from ppprof.capture.schedule import State
-from ppprof.capture.talk import reason
+from ppprof.capture.talk import reason, tell
 from ppprof.topology import Topology
+from ppprof.units import MEGABYTE
 
 
 class Windows:
     """Turns the schedule's states into calls of the recorder, and windows into raw files."""
 
     def __init__(
-        self, recorder: Recorder, finisher: Finisher, run: Path, rank: int, topology: Topology
+        self,
+        recorder: Recorder,
+        finisher: Finisher,
+        run: Path,
+        rank: int,
+        topology: Topology,
+        budget: Budget | None = None,
     ) -> None:
         self._recorder = recorder
         self._wrappers = (Collectives(topology), FleetSpans())
@@ -29,6 +38,11 @@ class Windows:
         self._label = topology.label(rank)
         self._open: rundir.TraceName | None = None
         self._num_steps = 0
+        self._budget = budget
+        self._held: dict[int, rundir.TraceName] = {}
+        self.holds = False
+        """Whether a window that is saved from now on waits for `release` or `drop`."""
+        self.num_dropped = 0
         self.saved: list[rundir.TraceName] = []
         """Names of the windows on disk, in order."""
 
@@ -37,6 +51,32 @@ class Windows:
         """Where remote calls of the window that is open are kept; None while none is."""
         name = self._open
         return None if name is None else self._run / name.calls
+
+    def fits(self, before: State, after: State, window: int) -> bool:
+        """Whether there is room for a step in state ``after``; says so where there is none.
+
+        Args:
+            before: state of the step that ends.
+            after: state of the step that begins.
+            window: number of the window that it is in, or that comes next.
+
+        Raises:
+            OSError: the directory is gone.
+        """
+        if self._budget is None or after is State.CLOSED:
+            return True
+        if self._open is not None and before is not State.LAST:
+            if not self._budget.is_close(self._num_steps + before.records):
+                return True
+            steps = self._num_steps + before.records
+            what = f"ends after {steps} step{'s' * (steps != 1)} on this rank"
+        elif not self._budget.is_spent:
+            return True
+        else:
+            what = "is not recorded on this rank"
+        megabytes = self._budget.max_bytes / MEGABYTE
+        tell(f"rank {self._rank}: window {window} {what}: Profiler.max_trace_mb {megabytes:g}")
+        return False
 
     def turn(self, before: State, after: State, step: int, window: int) -> None:
         """What happens between a step in state ``before`` and the next one, number ``step``.
@@ -63,6 +103,8 @@ class Windows:
             for wrapper in self._wrappers:
                 wrapper.put_on()
             self._recorder.start()
+            if self._budget is not None:
+                self._budget.open()
         if after.records:
             self._recorder.begin_step(step)
 
@@ -75,13 +117,36 @@ class Windows:
         Raises:
             RuntimeError: the window could not be saved.
         """
+        self.holds = False  # there will be no verdict
         try:
+            for window in list(self._held):
+                self.release(window)
             if self._open is not None and (keep_empty or self._num_steps):
                 self._recorder.end_step()
                 self._save()
         finally:
             self._take_off()
             self._recorder.close()
+
+    def release(self, window: int) -> None:
+        """Finishes a window that was held."""
+        name = self._held.pop(window, None)
+        if name is not None:
+            self._finish(name)
+
+    def drop(self, window: int) -> None:
+        """Deletes a window that was held.
+
+        Raises:
+            OSError: it cannot be deleted.
+        """
+        name = self._held.pop(window, None)
+        if name is not None:
+            self.num_dropped += 1
+            if self._budget is not None:
+                self._budget.dropped(name)
+            shutil.rmtree(self._run / name.calls, ignore_errors=True)
+            (self._run / name.raw).unlink()
 
     def rescue(self) -> None:
         """Saves a window that is still open as the process ends; in any thread.
@@ -93,7 +158,10 @@ class Windows:
         Raises:
             RuntimeError: the window could not be saved.
         """
+        self.holds = False
         self._save(brief=True)
+        for window in list(self._held):
+            self.release(window)
 
     def _save(self, brief: bool = False) -> None:
         name, self._open = self._open, None
@@ -105,8 +173,16 @@ class Windows:
             except Exception as error:
                 lost = f"window {name.window} is lost, steps recorded: {self._num_steps}"
                 raise RuntimeError(f"{raw}: {reason(error)}; {lost}") from error
-            self.saved.append(name)
-            self._finisher.add(name.window, raw)
+            if self._budget is not None:
+                self._budget.saved(name, self._num_steps)
+            if self.holds:
+                self._held[name.window] = name
+            else:
+                self._finish(name)
+
+    def _finish(self, name: rundir.TraceName) -> None:
+        self.saved.append(name)
+        self._finisher.add(name.window, self._run / name.raw)
 
     def _take_off(self) -> None:
         for wrapper in self._wrappers:

@@ -20,16 +20,8 @@ from ppprof.cli.terminal import Terminal, is_data, tell
 from ppprof.errors import PpprofError
 
 COMMANDS = (
-    "config",
-    "summary",
-    "ranks",
-    "merge",
-    "diff",
-    "advise",
-    "report",
-    "convert",
-    "finish",
-    "completion",
+    *("config", "summary", "ranks", "merge", "diff", "advise", "report", "convert"),
+    *("trigger", "finish", "completion"),
 )
 """Modules of this package, in the order of the help."""
 

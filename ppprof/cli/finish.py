@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import os
+import shlex
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,10 +28,17 @@ from ppprof.rundir import (
     discard,
     raw_files,
     read_manifest,
+    trace_bytes,
     unpublished,
     write_atomically,
 )
-from ppprof.trace import read_window, write_paddle_json
+from ppprof.trace import Trace, read_window, write_paddle_json
+from ppprof.trace.paddle_json_writer import TooLargeError
+from ppprof.units import MEGABYTE, bytes_text
+from ppprof.window_requests import leave_files
+
+_THEN_SECONDS = 600.0
+"""How long a command of the user's may take."""
 
 _WAITING = 24
 """Times as long as it may compute, ``--seconds`` lets it run."""
@@ -53,6 +64,14 @@ def register(subparsers: Any) -> None:
         metavar="N",
         help="end after N seconds of computing, or 24 N in all; what is not finished stays raw",
     )
+    parser.add_argument(
+        "--then",
+        metavar="COMMAND",
+        help=(
+            "run this for each window, with the names of its files; a capture passes "
+            "Profiler.on_window_end, and the manifest's is never run"
+        ),
+    )
     parser.set_defaults(run_command=finish)
 
 
@@ -60,8 +79,12 @@ def finish(args: argparse.Namespace) -> int:
     """0 when every capture asked for was finished, or there was none left; 3 when none could be."""
     if is_remote(args.run):
         raise UsageError(f"{args.run}: finish writes beside what it reads; copy the run to a disk")
+    try:
+        then = shlex.split(args.then or "")
+    except ValueError as error:
+        raise UsageError(f"--then {args.then}: {str(error).lower()}") from error
     if args.seconds is None:
-        return _finish(args)
+        return _finish(args, then)
     if args.seconds < 1:
         raise UsageError(f"--seconds {args.seconds}: expected a whole number from 1")
     # Both signals end the process, whatever it does. Beside a training that leaves little of the
@@ -69,13 +92,13 @@ def finish(args: argparse.Namespace) -> int:
     signal.setitimer(signal.ITIMER_PROF, args.seconds)
     signal.alarm(_WAITING * args.seconds)
     try:
-        return _finish(args)
+        return _finish(args, then)
     finally:
         signal.alarm(0)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _finish(args: argparse.Namespace) -> int:
+def _finish(args: argparse.Namespace, then: Sequence[str]) -> int:
     run = Path(args.run)
     manifest = read_manifest(run)
     if not isinstance(manifest.get("profiler"), Mapping):
@@ -94,7 +117,9 @@ def _finish(args: argparse.Namespace) -> int:
         try:
             with _alone(run, name, path) as free:
                 if free:
-                    _finish_window(run, name, path, profiler)
+                    files = _finish_window(run, name, path, profiler)
+                    if then:
+                        _run_command(then, run, name, files)
         except (TraceError, OSError) as error:
             failed += 1
             tell(error)
@@ -132,8 +157,12 @@ def _alone(run: Path, name: TraceName, raw: Path) -> Iterator[bool]:
         yield True
 
 
-def _finish_window(run: Path, name: TraceName, raw: Path, profiler: ProfilerConfig) -> None:
-    """Prints the tables that the config selects, then writes what it asks for."""
+def _finish_window(run: Path, name: TraceName, raw: Path, profiler: ProfilerConfig) -> list[Path]:
+    """Prints the tables that the config selects, then writes what it asks for.
+
+    Returns:
+        The files of the window: its traces, then its tables.
+    """
     trace = read_window(raw)
     profile = Profile(trace, Options(profiler.sorted_by, profiler.thread_sep))
     layout = Layout(profiler.time_unit, profiler.op_detail, profiler.row_limit)
@@ -149,14 +178,77 @@ def _finish_window(run: Path, name: TraceName, raw: Path, profiler: ProfilerConf
         "lost": dict(trace.lost),
     }
     write_atomically(run / name.summary, to_json(profile, **identity).encode())
-    for fmt in profiler.formats:
-        if fmt != "pb":
-            write_paddle_json(trace, run / name.trace(fmt))
+    most_bytes = None if profiler.max_trace_mb is None else int(profiler.max_trace_mb * MEGABYTE)
+    traces, lost = _write_traces(trace, run, name, profiler, most_bytes)
+    if lost:
+        tell(f"{raw}: kept, for {lost}")
     losses = [f"{count} {what}" for what, count in trace.lost.items()]
     if trace.events.is_empty():
         losses.append("no event was found")
     if losses:
         tell(f"{raw}: kept, for not all of it was read: {', '.join(losses)}")
-    elif "pb" not in profiler.formats:
+    if losses or lost or "pb" in profiler.formats:
+        traces.append(raw)
+    else:
         raw.unlink(missing_ok=True)
         shutil.rmtree(run / name.calls, ignore_errors=True)
+    files = [*traces, run / name.summary]
+    leave_files(run, name.rank, name.window, files, lost)
+    return files
+
+
+def _write_traces(
+    trace: Trace, run: Path, name: TraceName, profiler: ProfilerConfig, most_bytes: int | None
+) -> tuple[list[Path], str | None]:
+    """The traces beside the raw file, and which of them were left out, if any.
+
+    Args:
+        trace: the window.
+        run: the run directory.
+        name: of the window.
+        profiler: says the formats.
+        most_bytes: what all traces of the rank may take; None for what they need.
+    """
+    written, lost = [], []
+    for fmt in profiler.formats:
+        if fmt == "pb":
+            continue
+        path, left = run / name.trace(fmt), None
+        if most_bytes is not None:
+            left = max(0, most_bytes - trace_bytes(run, name.rank))
+        try:
+            write_paddle_json(trace, path, left)
+            written.append(path)
+        except TooLargeError:
+            lost.append(f"no {fmt}, which would take more than {bytes_text(left or 0)}")
+    if not lost:
+        return written, None
+    of = f"the rest of Profiler.max_trace_mb {profiler.max_trace_mb:g}"
+    return written, f"{', '.join(lost)}, {of}; ppprof convert makes it elsewhere"
+
+
+def _run_command(command: Sequence[str], run: Path, name: TraceName, files: list[Path]) -> None:
+    """Runs a command of the user's with the files of a window; its failure is a warning."""
+    environment = {
+        **{key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"},
+        "PPPROF_RUN": str(run),
+        "PPPROF_RANK": str(name.rank),
+        "PPPROF_WINDOW": str(name.window),
+    }
+    try:
+        done = subprocess.run(
+            [*command, *map(str, files)],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),  # ours is for the tables
+            env=environment,
+            timeout=_THEN_SECONDS,
+            check=False,
+        )
+        why = f"exit code {done.returncode}" if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        why = f"ended after {_THEN_SECONDS:.0f} s"
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        who = f"rank {name.rank}, window {name.window}"
+        tell(f"ppprof: {who}: on_window_end {shlex.join(command)}: {why}")

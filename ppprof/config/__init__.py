@@ -1,6 +1,13 @@
 """YAML and overrides to typed configs, or every problem in them at once."""
 
-from ppprof.config.profiler import VIEWS, ProfilerConfig, SummaryToggles, WindowSchedule
+from ppprof.config.profiler import (
+    VIEWS,
+    ProfilerConfig,
+    SlowStep,
+    SummaryToggles,
+    TriggerConfig,
+    WindowSchedule,
+)
 from ppprof.config.schema import Config, Loaded, load_config, load_profiler
 from ppprof.config.training import (
     DataConfig,
@@ -22,7 +29,9 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "ProfilerConfig",
+    "SlowStep",
     "SummaryToggles",
+    "TriggerConfig",
     "WindowSchedule",
     "load_config",
     "load_profiler",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Optional, Union, get_args
@@ -13,7 +14,7 @@ from ppprof.config.reading import Report, knob, read_block
 from ppprof.config.source import Key, Source
 from ppprof.errors import ConfigError, UsageError
 from ppprof.paths import is_remote
-from ppprof.topology import AXES, Topology
+from ppprof.topology import AXES, RankSelector, Topology
 
 VIEWS = ("device", "overview", "model", "dist", "op", "kernel", "memcpy", "udf", "mem")
 """The nine tables, in the order in which they print."""
@@ -71,6 +72,40 @@ class SummaryToggles:
 
 
 @dataclass(frozen=True)
+class SlowStep:
+    """When a step is so slow that the next ones are recorded; one number is ``times``."""
+
+    STRICT: ClassVar[bool] = True
+
+    times: float = knob(2.0, above=1)
+    """A step is slow that takes more than so many times the running median."""
+    cool_down: int = knob(100, minimum=0)
+    """Steps after a triggered window in which a slow step opens none; the job's, not a rank's."""
+    max_windows: int = knob(5, minimum=1)
+    """Windows that slow steps may leave in a run."""
+    keep: Literal["slow", "all"] = "slow"
+    """``slow`` deletes a window whose own steps turned out not to be slow, ahead of its export;
+    all keeps every window."""
+
+
+@dataclass(frozen=True)
+class TriggerConfig:
+    """Windows that open on demand; True is all of it at its defaults."""
+
+    STRICT: ClassVar[bool] = True
+
+    file: bool = True
+    """Take requests of ``ppprof trigger RUN``, or of ``touch RUN/trigger/request``: looked for by
+    rank 0, in its own run directory."""
+    slow_step: Optional[SlowStep] = None
+    """Record what follows a slow step; a number is ``times``."""
+    steps: int = knob(4, minimum=1, maximum=10_000)
+    """Steps of a triggered window, where the request does not say."""
+    ranks: Any = "all"
+    """Which of the ranks that record take part, where the request does not say; as ``ranks``."""
+
+
+@dataclass(frozen=True)
 class ProfilerConfig:
     """The ``Profiler`` block."""
 
@@ -80,7 +115,10 @@ class ProfilerConfig:
     """Attach the profiler; everything else waits for this."""
     scheduler: Union[tuple[int, int], WindowSchedule, None] = None
     """``[start, stop]`` records steps start to stop-1; a mapping ``closed, ready, record, repeat,
-    skip_first`` records windows; null records everything."""
+    skip_first`` records windows; null records everything, or with a ``trigger`` only what that
+    opens."""
+    trigger: Optional[TriggerConfig] = None
+    """Windows that open on demand, beside those of the ``scheduler``."""
     profiler_log: str = "profiler_log"
     """Run directory."""
     detailed: bool = False
@@ -118,11 +156,17 @@ class ProfilerConfig:
     targets: Union[Literal["auto"], tuple[Target, ...]] = "auto"
     """What to trace; auto is all that this build and machine have."""
     stop_training: bool = False
-    """End the training cleanly once the last window has closed."""
+    """End the training cleanly once the last window of the ``scheduler`` has closed."""
     background: bool = True
     """Make tables and traces in a process of low priority while the training goes on; False: in the
     training's own, which waits at the end of each window. For debugging: other ranks wait too, and
     what uses up the memory or crashes there takes the training along."""
+    max_trace_mb: Optional[float] = knob(None, above=0)
+    """Most that a rank's traces of a run may take on the disk, in MB of 10^6 bytes: a window that
+    comes close is closed early on that rank, and what still does not fit stays unwritten."""
+    on_window_end: Union[str, tuple[str, ...], None] = None
+    """A command to run on each recording rank once the files of a window are complete, with their
+    names after its own arguments: a list, or text that is split as a shell would. Without a shell."""
     visualdl_scalars: bool = False
     """Loss, ips, tokens/s, reader cost and memory of every step in VisualDL's log format, for the
     page that shows the traces; of the ranks that print. Needs ``pip install 'ppprof[view]'``."""
@@ -151,7 +195,19 @@ class ProfilerConfig:
         values["formats"] = list(self.formats)
         if self.targets != "auto":
             values["targets"] = list(self.targets)
+        if isinstance(self.on_window_end, tuple):
+            values["on_window_end"] = list(self.on_window_end)
         return values
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """``on_window_end`` in words; none where there is no command.
+
+        >>> ProfilerConfig(on_window_end="cp --target '/mnt/my traces'").command
+        ('cp', '--target', '/mnt/my traces')
+        """
+        given = self.on_window_end
+        return tuple(shlex.split(given)) if isinstance(given, str) else given or ()
 
     def views(self) -> tuple[str, ...]:
         """The selected tables, in the order of `VIEWS`."""
@@ -163,13 +219,15 @@ def read_profiler(values: Any, key: Key, report: Report) -> ProfilerConfig:
     if isinstance(values, Mapping):
         values = _with_options(values, key, report)
         schedule = values.pop("scheduler", None)
+        trigger = _trigger(values.pop("trigger", None), (*key, "trigger"), report)
         sort_key = values.get("sorted_by")
         if isinstance(sort_key, str):
             values["sorted_by"] = _PADDLE_SORT_KEYS.get(sort_key, sort_key)
         config = read_block(ProfilerConfig, values, key, report)
         config = dataclasses.replace(
-            config, scheduler=_schedule(schedule, (*key, "scheduler"), report)
+            config, scheduler=_schedule(schedule, (*key, "scheduler"), report), trigger=trigger
         )
+        _check_command(config, (*key, "on_window_end"), report)
         if not config.formats:
             known = ", ".join(get_args(TraceFormat))
             report.problem((*key, "formats"), f"[]: expected at least one of {known}")
@@ -201,23 +259,38 @@ def _with_options(values: Mapping[str, Any], key: Key, report: Report) -> dict[s
 
 
 def check_ranks(config: ProfilerConfig, topology: Topology, report: Report) -> None:
-    """Notes rank selectors that name no rank of the grid."""
-    for name in ("ranks", "print_ranks"):
-        _check_ranks_of(config, name, topology, report)
+    """Notes rank selectors that name no rank of the grid, or none that records."""
+    for key, selector in _selectors(config):
+        _check_ranks_of(config, key, selector, topology, report)
 
 
 def check_rank_numbers(config: ProfilerConfig, world_size: int, report: Report) -> None:
     """The same where only the number of ranks is known: says nothing of coordinates."""
-    for name in ("ranks", "print_ranks"):
-        if not isinstance(getattr(config, name), Mapping):
-            _check_ranks_of(config, name, Topology.of(dp=world_size), report)
+    grid = Topology.of(dp=world_size)
+    for key, selector in _selectors(config):
+        if not isinstance(selector, Mapping) and not isinstance(config.ranks, Mapping):
+            _check_ranks_of(config, key, selector, grid, report)
 
 
-def _check_ranks_of(config: ProfilerConfig, name: str, topology: Topology, report: Report) -> None:
+def _selectors(config: ProfilerConfig) -> list[tuple[Key, RankSelector]]:
+    found: list[tuple[Key, RankSelector]] = [
+        (("ranks",), config.ranks),
+        (("print_ranks",), config.print_ranks),
+    ]
+    if config.trigger is not None:
+        found.append((("trigger", "ranks"), config.trigger.ranks))
+    return found
+
+
+def _check_ranks_of(
+    config: ProfilerConfig, key: Key, selector: RankSelector, topology: Topology, report: Report
+) -> None:
     try:
-        topology.select(getattr(config, name))
+        chosen = topology.select(selector)
+        if key[0] == "trigger" and not chosen & topology.select(config.ranks):
+            report.problem(("Profiler", *key), f"{selector!r}: none of them is in ranks")
     except UsageError as error:
-        report.problem(("Profiler", name), str(error))
+        report.problem(("Profiler", *key), str(error))
 
 
 _RANGES = re.compile(r"\s*\d+(-\d+)?\s*(,\s*\d+(-\d+)?\s*)*")
@@ -254,6 +327,41 @@ def _schedule(value: Any, key: Key, report: Report) -> tuple[int, int] | WindowS
     return start, stop
 
 
+def _trigger(value: Any, key: Key, report: Report) -> TriggerConfig | None:
+    if value is None or value is False:
+        return None
+    if value is True:
+        return TriggerConfig()
+    if not isinstance(value, Mapping):
+        expected = "expected True, or a mapping of file, slow_step, steps, ranks"
+        report.problem(key, f"{value!r}: {expected}")
+        return None
+    values = dict(value)
+    slow_step = values.get("slow_step")
+    if isinstance(slow_step, bool):
+        values["slow_step"] = {} if slow_step else None
+    elif isinstance(slow_step, (int, float)):
+        values["slow_step"] = {"times": slow_step}
+    trigger = read_block(TriggerConfig, values, key, report)
+    _check_selector(trigger.ranks, (*key, "ranks"), report)
+    if not trigger.file and trigger.slow_step is None:
+        message = "file is False and slow_step blank: nothing could open a window"
+        report.problem(key, f"{message}; expected one of them")
+    return trigger
+
+
+def _check_command(config: ProfilerConfig, key: Key, report: Report) -> None:
+    if config.on_window_end is None:
+        return
+    try:
+        command = config.command
+    except ValueError as error:  # a quote that is not closed
+        report.problem(key, f"{config.on_window_end!r}: {str(error).lower()}")
+        return
+    if not command or not command[0]:
+        report.problem(key, "empty; expected a command")
+
+
 def _check_selector(value: Any, key: Key, report: Report) -> None:
     """Notes what is no rank selector; whether the ranks exist depends on the grid."""
     if isinstance(value, Mapping):
@@ -280,7 +388,10 @@ def _warn_of_no_effect(
     idle = []
     if config.timer_only:
         plain = ProfilerConfig()  # what says the same as its default asks for nothing
-        names = ("summary", "detailed", "formats", "with_flops")
+        names = (
+            *("summary", "detailed", "formats", "with_flops"),
+            *("trigger", "max_trace_mb", "on_window_end"),
+        )
         idle = [name for name in names if getattr(config, name) != getattr(plain, name)]
         # With stop_training it says when the training ends.
         idle += ["scheduler"] if schedule is not None and not config.stop_training else []
@@ -290,5 +401,7 @@ def _warn_of_no_effect(
     for name in idle:
         report.warn((*key, name), f"has no effect, because {because}")
     if config.stop_training and config.scheduler is None:
-        message = "has no effect, because scheduler is null: the window ends with the training"
+        message = "has no effect, because scheduler is null: " + (
+            "the window ends with the training" if config.trigger is None else "no window is last"
+        )
         report.warn((*key, "stop_training"), message)

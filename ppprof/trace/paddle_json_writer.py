@@ -30,23 +30,38 @@ _ROWS = 1 << 15
 _DEVICE_SORT_BASE = 0x10000000  # Paddle sorts devices below every host process
 
 
-def write_paddle_json(trace: Trace, path: str | Path) -> Mapping[str, int]:
+class TooLargeError(Exception):
+    """A trace that would take more than it may; nothing of it was left."""
+
+
+def write_paddle_json(
+    trace: Trace, path: str | Path, most_bytes: int | None = None
+) -> Mapping[str, int]:
     """Writes one trace; gzip where the name ends in ``.gz``.
 
     The file appears under its name when it is complete and on disk, for VisualDL never looks
     again at one that it saw half-written.
 
+    Args:
+        trace: what to write.
+        path: the file.
+        most_bytes: what it may take, up to some megabytes; None for all that it needs.
+
     Returns:
         What the format has no place for, kind -> how many: facts of launches and device events.
+
+    Raises:
+        TooLargeError: it would take more.
     """
     with opened(located(path)) as file:
-        _write(trace, file)
+        _write(trace, file, most_bytes)
     is_host = pl.col("device").is_null() & pl.col("correlation_id").is_null()
     num_lost = trace.events.filter(is_host.not_() & has_facts()).height
     return {"events whose facts are not told": num_lost} if num_lost else {}
 
 
-def _write(trace: Trace, file: IO[bytes]) -> None:
+def _write(trace: Trace, file: IO[bytes], most_bytes: int | None) -> None:
+    on_disk = getattr(file, "fileobj", file)  # what gzip writes to
     head: dict[str, Any] = {
         "schemaVersion": trace.version,
         "displayTimeUnit": "ms",
@@ -63,6 +78,8 @@ def _write(trace: Trace, file: IO[bytes]) -> None:
     file.write(text[:-1].encode() + b',"traceEvents":[\n')
     for lines in _lines_in_order(trace):
         lines.write_csv(file, include_header=False, quote_style="never", line_terminator=",\n")
+        if most_bytes is not None and on_disk.tell() > most_bytes:
+            raise TooLargeError
     # Every event above has a comma after it and a track that is named here.
     file.write(",\n".join(_metadata(trace)).encode("utf-8", "replace"))
     file.write(b"\n]}\n")

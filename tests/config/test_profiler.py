@@ -11,6 +11,7 @@ from ppprof.errors import ConfigError
 DEFAULTS = {
     "enable": False,
     "scheduler": None,
+    "trigger": None,
     "profiler_log": "profiler_log",
     "detailed": False,
     "record_shapes": True,
@@ -39,6 +40,9 @@ DEFAULTS = {
     "emit_nvtx": False,
     "targets": "auto",
     "stop_training": False,
+    "background": True,
+    "max_trace_mb": None,
+    "on_window_end": None,
     "visualdl_scalars": False,
     "profiler_options": None,
 }
@@ -75,6 +79,14 @@ def test_every_key_at_once(profiler):
     written = {
         "enable": True,
         "scheduler": {"closed": 1, "ready": 2, "record": 3, "repeat": 4, "skip_first": 5},
+        "trigger": {
+            "file": False,
+            "slow_step": {"times": 3.0, "cool_down": 7, "max_windows": 8, "keep": "all"},
+            "steps": 9,
+            "ranks": {"dp": 0},
+        },
+        "max_trace_mb": 12.5,
+        "on_window_end": ["cp", "-t", "/mnt"],
         "profiler_log": "elsewhere",
         "detailed": True,
         "record_shapes": False,
@@ -93,6 +105,7 @@ def test_every_key_at_once(profiler):
         "emit_nvtx": True,
         "targets": ["cpu", "gpu"],
         "stop_training": True,
+        "background": False,
         "visualdl_scalars": True,
         "profiler_options": "batch_range=[3, 4]; profile_path=elsewhere",
     }
@@ -350,3 +363,92 @@ def test_from_mapping_has_every_problem():
         ("Profiler", "scheduler"),
         ("Profiler", "ranks"),
     ]
+
+
+TRIGGER = {
+    "file": True,
+    "slow_step": None,
+    "steps": 4,
+    "ranks": "all",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("trigger: ", None),
+        ("trigger: False", None),
+        ("trigger: True", TRIGGER),
+        ("trigger: {steps: 2, ranks: 0}", {**TRIGGER, "steps": 2, "ranks": 0}),
+        *[
+            (
+                f"trigger: {{file: False, slow_step: {written}}}",
+                {
+                    **TRIGGER,
+                    "file": False,
+                    "slow_step": {
+                        "times": times,
+                        "cool_down": 100,
+                        "max_windows": 5,
+                        "keep": keep,
+                    },
+                },
+            )
+            for written, times, keep in [
+                ("3", 3.0, "slow"),
+                ("True", 2.0, "slow"),
+                ("{}", 2.0, "slow"),
+                ("{times: 1.5, keep: all}", 1.5, "all"),
+            ]
+        ],
+    ],
+)
+def test_triggers(profiler, text, expected):
+    config = profiler(f"{{enable: True, {text}}}")
+    assert config.to_mapping()["trigger"] == expected
+    assert ProfilerConfig.from_mapping(config.to_mapping()) == config
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "trigger: 4",
+            "trigger: 4: expected True, or a mapping of file, slow_step, steps, ranks",
+        ),
+        ("trigger: {stpes: 4}", 'trigger.stpes: unknown key; did you mean "steps"?'),
+        ("trigger: {steps: 0}", "trigger.steps: 0: expected at least 1"),
+        ("trigger: {slow_step: 1}", "trigger.slow_step.times: 1: expected more than 1"),
+        (
+            "trigger: {slow_step: {keep: slwo}}",
+            "trigger.slow_step.keep: 'slwo': expected slow or all; did you mean \"slow\"?",
+        ),
+        (
+            "trigger: {file: False}",
+            "trigger: file is False and slow_step blank: nothing could open a window; "
+            "expected one of them",
+        ),
+        ("max_trace_mb: 0", "max_trace_mb: 0: expected more than 0"),
+        ("on_window_end: ' '", "on_window_end: empty; expected a command"),
+        ("on_window_end: []", "on_window_end: empty; expected a command"),
+        ("on_window_end: 'cp \"a'", "on_window_end: 'cp \"a': no closing quotation"),
+    ],
+)
+def test_what_is_wrong_with_a_trigger(wrong, line, expected):
+    assert wrong(line) == expected
+
+
+def test_every_problem_of_a_trigger_at_once(problems):
+    assert len(problems("Profiler: {trigger: {steps: 0, rank: 1, slow_step: {time: 2}}}")) == 3
+
+
+def test_triggers_on_ranks_that_do_not_record(problems):
+    text = "Profiler: {ranks: 0, trigger: {ranks: [1]}}\nDistributed: {dp_degree: 2}"
+    (problem,) = problems(text)
+    assert problem.endswith("Profiler.trigger.ranks: [1]: none of them is in ranks")
+
+
+def test_a_command_is_a_list_or_text_that_is_split(profiler):
+    assert profiler("{on_window_end: [cp, a b]}").command == ("cp", "a b")
+    assert profiler("{on_window_end: \"cp 'a b'\"}").command == ("cp", "a b")
+    assert profiler("{}").command == ()

@@ -7,7 +7,14 @@ import re
 
 import pytest
 
-from ppprof.config import ProfilerConfig, SummaryToggles, WindowSchedule, training
+from ppprof.config import (
+    ProfilerConfig,
+    SlowStep,
+    SummaryToggles,
+    TriggerConfig,
+    WindowSchedule,
+    training,
+)
 from tests.config.reference import MARKER, PAGE, tables
 
 
@@ -16,7 +23,7 @@ def test_the_page_is_up_to_date():
     assert written == f"\n{tables()}", "run python -m tests.config.reference"
 
 
-BLOCKS = [ProfilerConfig, SummaryToggles, WindowSchedule] + [
+BLOCKS = [ProfilerConfig, SummaryToggles, WindowSchedule, TriggerConfig, SlowStep] + [
     block
     for block in vars(training).values()
     if dataclasses.is_dataclass(block) and block.__module__ == training.__name__

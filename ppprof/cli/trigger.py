@@ -1,0 +1,187 @@
+"""``ppprof trigger``: a window of a job that runs, asked for while it does."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ppprof.capture.roster import in_session
+from ppprof.cli.options import whole_number
+from ppprof.cli.terminal import tell
+from ppprof.config import ProfilerConfig
+from ppprof.errors import InputError, UsageError
+from ppprof.paths import is_remote
+from ppprof.rundir import newest, nodes, read_manifest
+from ppprof.topology import Topology
+from ppprof.window_requests import MOST_STEPS, Answer, answer_to, files_of, leave_request
+from ppprof.wording import listed
+
+_POLL_SECONDS = 0.2
+_FINISH_SECONDS = 120.0
+"""How long the files of a window may take once the job has ended."""
+
+
+def register(subparsers: Any) -> None:
+    """Adds the command's parser."""
+    parser = subparsers.add_parser(
+        "trigger",
+        help="open a window in a job that runs, started with Profiler.trigger",
+        description=(
+            "Asks the job that writes RUN to record a few steps, from a step on that all ranks "
+            "agree on: 2 steps and half a second ahead, or more. Without --wait it says what will "
+            "happen and returns."
+        ),
+        epilog="Exit codes: 0 asked, or with --wait recorded; 1 with --wait: the job refused, or took longer; 2 bad usage; 3 no such run, or it has ended.",
+    )
+    parser.add_argument("run", metavar="RUN", help="run directory (profiler_log) of rank 0's node")
+    parser.add_argument("--steps", metavar="N", help="steps of the window (Profiler.trigger.steps)")
+    parser.add_argument(
+        "--rank",
+        metavar="R",
+        help='which ranks record: 0, "0,8-15" or all (Profiler.trigger.ranks)',
+    )
+    parser.add_argument(
+        "--wait", action="store_true", help="wait for the window's files and print their names"
+    )
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="how long to wait (for ever)"
+    )
+    parser.set_defaults(run_command=trigger)
+
+
+def trigger(args: argparse.Namespace) -> int:
+    """0 when it was asked, or with ``--wait`` recorded; 1 when the job refused or took too long."""
+    if is_remote(args.run):
+        raise UsageError(f"{args.run}: a job takes requests in the directory that it writes")
+    if args.timeout is not None and not args.wait:
+        raise UsageError("--timeout: has no effect without --wait")
+    steps = None if args.steps is None else whole_number(args.steps, 1)
+    if steps is not None and steps > MOST_STEPS:
+        raise UsageError(f"--steps {steps}: expected {MOST_STEPS} at the most")
+    run = Path(newest(args.run))
+    if run != Path(args.run):
+        tell(f"{args.run}: the newest run is {run}")
+    manifest = read_manifest(run)
+    profiler = _profiler(run, manifest)
+    members = _members(args.rank, profiler, manifest)
+    _check_alive(run, manifest)
+    try:
+        request = leave_request(run, steps, args.rank)
+    except OSError as error:
+        raise UsageError(f"{run}: cannot write a request: {error.strerror or error}") from error
+    assert profiler.trigger is not None
+    wanted = steps or profiler.trigger.steps
+    what = f"{wanted} step{'s' * (wanted != 1)} on {listed('rank', members)}"
+    if not args.wait:
+        tail = "rank 0 reads this within a quarter of a second and one step, and says on its stderr"
+        print(f"{run}: asked for {what}: {tail} and in {run}/trigger/answers.jsonl which steps")
+        return 0
+    tell(f"{run}: asked for {what}; waiting for rank 0")
+    return _wait(run, request, time.monotonic() + (args.timeout or math.inf))
+
+
+def _profiler(run: Path, manifest: Mapping[str, Any]) -> ProfilerConfig:
+    block = manifest.get("profiler")
+    if not isinstance(block, Mapping):
+        raise InputError(f"{run}/manifest.json: no profiler block; expected one of a ppprof run")
+    profiler = ProfilerConfig.from_mapping(block)
+    if profiler.trigger is None or not profiler.trigger.file:
+        now = "trigger is off" if profiler.trigger is None else "trigger.file is False"
+        raise UsageError(
+            f"{run}: this job takes no requests: Profiler.{now}; "
+            "start it with -o Profiler.trigger=True"
+        )
+    if profiler.timer_only:
+        raise UsageError(f"{run}: this job records nothing: Profiler.timer_only is True")
+    return profiler
+
+
+def _members(rank: str | None, profiler: ProfilerConfig, manifest: Mapping[str, Any]) -> set[int]:
+    """The ranks that will record."""
+    axes = manifest.get("axes")
+    try:
+        grid = Topology(tuple(axes["degrees"]), tuple(axes["order"]))  # type: ignore[index]
+    except (KeyError, TypeError) as error:
+        raise InputError("manifest.json: no axes; expected those of a ppprof run") from error
+    assert profiler.trigger is not None
+    recorded = grid.select(profiler.ranks)
+    members = grid.select(profiler.trigger.ranks if rank is None else rank) & recorded
+    if not members:
+        raise UsageError(f"--rank {rank}: the job records on {listed('rank', recorded)} only")
+    return set(members)
+
+
+def _check_alive(run: Path, manifest: Mapping[str, Any]) -> None:
+    """Whether rank 0 will read a request here.
+
+    Raises:
+        InputError: it will not.
+    """
+    ranks = in_session(run)
+    if 0 in ranks:
+        return
+    if not ranks or 0 in nodes(run):
+        raise InputError(f"{run}: the job has ended, or has not attached yet: rank 0 is not in it")
+    found = manifest.get("ranks") or [{}]
+    host = found[0].get("host", "another machine")
+    raise InputError(
+        f"{run}: rank 0 does not write here but on a disk of {host}: leave the request there"
+    )
+
+
+def _wait(run: Path, request: str, deadline: float) -> int:
+    """Until the files are there; prints them."""
+    answer = _answer(run, request, deadline)
+    if answer is None:
+        tell(f"{run}: no answer yet; the request stays")
+        return 1
+    if answer.refused or answer.window is None or answer.start is None or answer.steps is None:
+        tell(f"{run}: no window: {answer.refused}")
+        return 1
+    ranks = answer.ranks or []
+    last = answer.start + answer.steps - 1
+    tell(
+        f"window {answer.window}: steps {answer.start} to {last} on {listed('rank', ranks)}; "
+        "waiting for its files"
+    )
+    missing = set(ranks)
+    ended: float | None = None
+    while missing:
+        for rank in sorted(missing):
+            found = files_of(run, rank, answer.window)
+            if found is not None:
+                files, lost = found
+                missing.discard(rank)
+                print(*files, sep="\n", flush=True)
+                if lost:
+                    tell(f"rank {rank}: {lost}")
+        now = time.monotonic()
+        if missing and now > deadline:
+            tell(f"{run}: no files of {listed('rank', missing)} yet; the window goes on")
+            return 1
+        if ended is None and 0 not in in_session(run):
+            ended = now
+        if missing and ended is not None and now > ended + _FINISH_SECONDS:
+            raise InputError(
+                f"{run}: the job has ended and left no files of {listed('rank', missing)}; "
+                f"if raw ones are there: ppprof finish {run}"
+            )
+        if missing:
+            time.sleep(_POLL_SECONDS)
+    return 0
+
+
+def _answer(run: Path, request: str, deadline: float) -> Answer | None:
+    while time.monotonic() <= deadline:
+        is_there = 0 in in_session(run)  # first: it answers before it leaves
+        answer = answer_to(run, request)
+        if answer is not None:
+            return answer
+        if not is_there:
+            raise InputError(f"{run}: the job ended without reading the request")
+        time.sleep(_POLL_SECONDS)
+    return None
