@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import paddle
@@ -23,6 +24,8 @@ import paddle
 import ppprof
 from benchmarks.workload import Workload
 from ppprof.capture import finisher
+from ppprof.capture.mail import Hub, Spoke
+from ppprof.window_requests import request_path
 
 _FAR = 10**6
 """A window that is never reached."""
@@ -30,12 +33,18 @@ _FAR = 10**6
 _RATIOS = [
     ("in a window: ppprof / paddle.profiler", "ppprof", "paddle"),
     ("in a window: paddle.profiler / nothing", "paddle", "nothing"),
-    ("attached, outside a window: ppprof / nothing", "ppprof outside", "nothing"),
-    ("attached, outside a window: paddle.profiler / nothing", "paddle outside", "nothing"),
+    ("off (enable: False): ppprof / nothing", "ppprof off", "nothing"),
+    ("attached and idle: ppprof / nothing", "ppprof outside", "nothing"),
+    ("attached and idle: paddle.profiler / nothing", "paddle outside", "nothing"),
+    ("attached, a trigger armed: ppprof / nothing", "ppprof armed", "nothing"),
     ("timer_only: ppprof / nothing", "ppprof timer", "nothing"),
-    ("enable: False: ppprof / nothing", "ppprof off", "nothing"),
+    ("triggered, in the window: ppprof / nothing", "ppprof triggered", "nothing"),
+    ("recording, in a window: ppprof / nothing", "ppprof", "nothing"),
     ("nothing / nothing", "nothing again", "nothing"),
 ]
+
+_AHEAD = 10
+"""Steps before those that are timed: windows open in them, one that is asked for in the seventh."""
 
 
 @contextlib.contextmanager
@@ -49,6 +58,17 @@ def _ppprof(**block: Any) -> Iterator[Callable[[], object]]:
         block = {"enable": True, "profiler_log": log, **block}
         with ppprof.attach(block) as prof:
             yield prof.step
+
+
+@contextlib.contextmanager
+def _triggered() -> Iterator[Callable[[], object]]:
+    """In a window that was asked for, and is longer than what is timed."""
+    with tempfile.TemporaryDirectory() as log:
+        block = {"enable": True, "profiler_log": log, "trigger": {"steps": 10_000}}
+        with ppprof.attach(block) as prof:
+            request_path(Path(log)).touch()
+            yield prof.step
+            assert not request_path(Path(log)).exists()
 
 
 @contextlib.contextmanager
@@ -68,6 +88,8 @@ _CONTESTANTS: dict[str, Callable[[], Any]] = {
     "paddle": lambda: _paddle(None),
     "ppprof outside": lambda: _ppprof(scheduler=[_FAR, _FAR + 1]),
     "paddle outside": lambda: _paddle((_FAR, _FAR + 1)),
+    "ppprof armed": lambda: _ppprof(trigger={"slow_step": 1000}),
+    "ppprof triggered": _triggered,
     "ppprof timer": lambda: _ppprof(timer_only=True),
     "ppprof off": lambda: _ppprof(enable=False),
     "nothing": _nothing,
@@ -97,16 +119,50 @@ def main(rounds: int = 24, steps: int = 24) -> list[tuple[str, str]]:
         ratios = [a / b for a, b in zip(medians[over], medians[under])]
         low, middle, high = statistics.quantiles(ratios, n=4)
         rows.append((what, f"{middle:.3f}  ({low:.3f} to {high:.3f})"))
-    rows.append(("one call of step() outside a window", f"{_step_call_us():.1f} us"))
+    idle = _step_call_us(scheduler=[_FAR, _FAR + 1])
+    rows.append(("one call of step() outside a window", f"{idle:.1f} us"))
+    armed = _step_call_us(trigger={"slow_step": 10**6})
+    rows.append(("the same, a trigger armed", f"{armed:.1f} us"))
+    rows.append(("a look for rank 0's mail, of the other ranks", f"{_look_us():.1f} us"))
     return rows
 
 
-def _step_call_us(calls: int = 5000) -> float:
-    with _quiet(), _ppprof(scheduler=[_FAR, _FAR + 1]) as end_step:
+def _step_call_us(calls: int = 5000, **block: Any) -> float:
+    with _quiet(), _ppprof(**block) as end_step:
         start = time.perf_counter()
         for _ in range(calls):
             end_step()
         return (time.perf_counter() - start) / calls * 1e6
+
+
+class _Store(dict[str, Any]):
+    """As much of a job's store as mail needs."""
+
+    set = dict.__setitem__
+
+    def add(self, key: str, number: int) -> int:
+        """A counter."""
+        self[key] = self.get(key, 0) + number
+        return int(self[key])
+
+
+def _look_us(looks: int = 5000) -> float:
+    """Where there is none, and rank 0 is known."""
+    store = _Store()
+    hub = Hub("127.0.0.1", 2, store, "")
+    spoke = Spoke(1, store, "")
+    while hub.late() or not spoke._is_welcome:
+        spoke.read()
+        hub.read()
+        if not hub.late():
+            time.sleep(0.01)
+    start = time.perf_counter()
+    for _ in range(looks):
+        spoke.read()
+    took = time.perf_counter() - start
+    spoke.close()
+    hub.close()
+    return took / looks * 1e6
 
 
 @contextlib.contextmanager
@@ -116,16 +172,16 @@ def _quiet() -> Iterator[None]:
 
 
 def _median_step(workload: Workload, contestant: Callable[[], Any], steps: int) -> float:
-    """Seconds; two steps go ahead, for the first contains the opening of the window."""
+    """Seconds; some steps go ahead, for one of them contains the opening of the window."""
     gc.collect()
     took = []
     with contestant() as end_step:
-        for _ in range(steps + 2):
+        for _ in range(steps + _AHEAD):
             start = time.perf_counter()
             workload.step()
             end_step()
             took.append(time.perf_counter() - start)
-    return statistics.median(took[2:])
+    return statistics.median(took[_AHEAD:])
 
 
 if __name__ == "__main__":

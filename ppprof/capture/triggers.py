@@ -353,9 +353,9 @@ class Triggers:
         if self._plan is not None:
             return f"already recording: {self._plan}"
         if self._schedule.state(step).records:
-            return "already recording: a window of the scheduler is open"
+            return f"already recording: the schedule is {self._schedule}"
         if any(self._schedule.state(at) is not State.CLOSED for at in range(step, end)):
-            return f"already recording before {_steps(step, end)} are over: {self._schedule}"
+            return f"already recording before step {end}: the schedule is {self._schedule}"
         return None
 
     def _leave(self, answer: Answer) -> None:

@@ -28,6 +28,11 @@ class Windows:
         self.calls: list[object] = []
         self.saved: list[object] = []
         self.fail_at = fail_at
+        self.holds = False
+        self.num_dropped = 0
+
+    def fits(self, before: State, after: State, window: int) -> bool:
+        return True
 
     def turn(self, before: State, after: State, step: int, window: int) -> None:
         self.calls.append((f"{before.value}->{after.value}", step, window))
@@ -257,7 +262,11 @@ def test_a_forked_child_has_no_part_in_its_parents_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     windows = SimpleNamespace(
-        calls=tmp_path, saved=[], turn=lambda *_: None, close=lambda keep_empty: None
+        calls=tmp_path,
+        saved=[],
+        turn=lambda *_: None,
+        fits=lambda *_: True,
+        close=lambda keep_empty: None,
     )
     path = tmp_path / "steps.jsonl"
     with session(windows, TWICE, steps=StepLog(path)) as prof:  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import fcntl
 import gzip
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from ppprof.calls import RemoteCall, write_call
-from ppprof.cli import main
+from ppprof.cli import finish, main
 from ppprof.config import ProfilerConfig
 from ppprof.rundir import TraceName, claim, write_manifest
 from tests.fixtures import gpu_traces
@@ -215,3 +216,70 @@ def test_a_limit_is_at_least_a_second(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["finish", str(run), "--seconds", "99"]) == 0
     assert signal.alarm(0) == 0
     assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
+
+
+NOTE = """
+import os, sys
+with open(sys.argv[1], "a") as file:
+    print(os.environ["PPPROF_RANK"], os.environ["PPPROF_WINDOW"], *sys.argv[2:], file=file)
+print("copied")
+"""
+
+
+def test_a_command_runs_once_a_window_with_its_files(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = killed_run(tmp_path, formats=["json"])
+    command = shlex.join([sys.executable, "-c", NOTE, str(tmp_path / "notes")])
+    assert main(["finish", str(run), "--then", command]) == 0
+    assert (tmp_path / "notes").read_text().splitlines() == [
+        f"{rank} 0 {run / name(rank).trace('json')} {run / name(rank).summary}" for rank in (0, 1)
+    ]
+    out, err = capfd.readouterr()
+    assert "copied" not in out
+    assert err.count("copied") == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("false", "rank 0, window 0: on_window_end false: exit code 1"),
+        ("no-such-command", "on_window_end no-such-command: No such file or directory"),
+    ],
+)
+def test_a_command_that_fails_is_a_warning(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str, why: str
+) -> None:
+    run = killed_run(tmp_path, ranks=1)
+    assert main(["finish", str(run), "--then", command]) == 0
+    assert why in capfd.readouterr().err
+    assert (run / name(0).trace("json")).exists()
+
+
+def test_a_command_that_takes_too_long_is_ended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finish, "_THEN_SECONDS", 0.2)
+    run = killed_run(tmp_path, ranks=1)
+    assert main(["finish", str(run), "--then", "sh -c 'sleep 60'"]) == 0
+    assert "on_window_end sh -c 'sleep 60': ended after 0 s" in capfd.readouterr().err
+
+
+def test_the_manifests_command_is_not_run(tmp_path: Path) -> None:
+    run = killed_run(tmp_path, on_window_end=["touch", str(tmp_path / "ran")])
+    assert main(["finish", str(run)]) == 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_trace_that_is_too_large_is_not_written_and_the_raw_one_stays(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = killed_run(tmp_path, ranks=1, max_trace_mb=0.003, formats=["json"])
+    assert main(["finish", str(run)]) == 0
+    err = capsys.readouterr().err
+    assert f"{run / name(0).raw}: kept, for no json, which would take more than " in err
+    assert "the rest of Profiler.max_trace_mb 0.003; ppprof convert makes it elsewhere" in err
+    assert list(run.glob("*.paddle_trace.json")) == []
+    assert [path.name for path in run.glob("*") if path.name.startswith(".")] == []
+    assert (run / name(0).summary).exists()
+    assert main(["summary", str(run)]) == 0

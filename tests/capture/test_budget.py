@@ -1,0 +1,88 @@
+"""When a window ends for ``max_trace_mb``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+from ppprof.capture.budget import Budget
+from ppprof.rundir import TraceName
+
+MB = 1_000_000
+
+
+class Growing:
+    """Resident memory that is what a test says."""
+
+    def __init__(self) -> None:
+        self.size = 500 * MB
+
+    def __call__(self) -> int:
+        return self.size
+
+
+def window(run: Path, number: int, size_mb: float) -> TraceName:
+    """A raw window of that size."""
+    name = TraceName(0, "dp0", datetime(2026, 11, 20), number)
+    (run / "raw").mkdir(exist_ok=True)
+    (run / name.raw).write_bytes(bytes(int(size_mb * MB)))
+    return name
+
+
+def num_steps(budget: Budget, resident: Growing, step_mb: float) -> int:
+    """Steps of a window whose steps make memory grow by so much."""
+    budget.open()
+    for steps in range(1, 1000):
+        resident.size += int(step_mb * MB)
+        if budget.is_close(steps):
+            return steps
+    return 1000
+
+
+def test_a_first_window_is_judged_by_the_growth_of_memory(tmp_path: Path) -> None:
+    resident = Growing()
+    budget = Budget(tmp_path, 0, 10, ["pb"], resident)
+    # 6 MB of memory are 1 MB of a .pb: 10 steps fit, and one more might not.
+    assert not budget.is_spent
+    assert num_steps(budget, resident, 6) == 10
+    assert num_steps(Budget(tmp_path, 0, 11, ["json", "json.gz"], resident), resident, 12) == 1
+
+
+def test_later_windows_by_what_a_step_took_and_what_is_there(tmp_path: Path) -> None:
+    resident = Growing()
+    budget = Budget(tmp_path, 0, 10, ["pb"], resident)
+    budget.open()
+    budget.saved(window(tmp_path, 0, 4), 4)
+    assert not budget.is_spent
+    assert num_steps(budget, resident, 0) == 6
+    budget.saved(window(tmp_path, 1, 5.5), 6)
+    assert budget.is_spent
+    (tmp_path / "raw").joinpath("rank_00001_dp1_time_20261120T201530_000.pb").write_bytes(b"")
+
+
+def test_json_that_is_still_to_be_made_counts(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 0, 10, ["json"], Growing())
+    budget.open()
+    name = window(tmp_path, 0, 2)
+    budget.saved(name, 2)
+    assert budget.is_spent  # 2 MB, 9 of JSON to come
+    (tmp_path / name.raw).unlink()
+    (tmp_path / name.summary).parent.mkdir()
+    (tmp_path / name.summary).touch()
+    (tmp_path / name.trace("json")).write_bytes(bytes(4 * MB))
+    assert not budget.is_spent  # it took less
+
+
+def test_what_was_deleted_takes_nothing(tmp_path: Path) -> None:
+    budget = Budget(tmp_path, 0, 10, ["json"], Growing())
+    budget.open()
+    name = window(tmp_path, 0, 2)
+    budget.saved(name, 2)
+    (tmp_path / name.raw).unlink()
+    budget.dropped(name)
+    assert not budget.is_spent
+
+
+def test_resident_memory_is_read() -> None:
+    budget = Budget(Path(), 0, 10, ["pb"])
+    assert 10 * MB < budget._resident_bytes() < 100_000 * MB

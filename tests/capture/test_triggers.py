@@ -1,0 +1,305 @@
+"""What opens windows on demand, on ranks that hear of it by a fake mail, on a fake clock."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppprof.capture.mail import Mail, Message
+from ppprof.capture.schedule import Schedule, State
+from ppprof.capture.triggers import Triggers
+from ppprof.config import ProfilerConfig, TriggerConfig
+from ppprof.topology import Topology
+from ppprof.window_requests import answer_to, leave_request, request_path
+
+MS = 1_000_000
+LETTERS = {State.CLOSED: ".", State.READY: "r", State.RECORD: "R", State.LAST: "L"}
+
+
+class Post(Mail):
+    """Delivers at the next step, unless it is to lose or delay."""
+
+    def __init__(self, ranks: list[Post], rank: int) -> None:
+        self.ranks = ranks
+        self.rank = rank
+        self.box: list[Message] = []
+        self.delayed: list[Message] = []
+        self.delays = False
+
+    def read(self) -> list[Message]:
+        found, self.box = self.box, []
+        return found
+
+    def send(self, message: Message) -> None:
+        text = json.dumps({**message, "rank": self.rank})
+        for other in self.ranks[1:] if self.rank == 0 else self.ranks[:1]:
+            (other.delayed if other.delays else other.box).append(json.loads(text))
+
+    def late(self) -> list[int]:
+        return [other.rank for other in self.ranks[1:] if other.delays]
+
+    def deliver(self) -> None:
+        self.delays = False
+        self.box += self.delayed
+        self.delayed = []
+
+    def close(self, seconds: float = 0) -> None:
+        pass
+
+
+class Job:
+    """Ranks in lockstep; ``timeline`` has a letter a step: r ready, R recorded, L the last."""
+
+    def __init__(
+        self, run: Path, ranks: int = 2, schedule: Schedule | None = None, **config: Any
+    ) -> None:
+        self.run = run
+        self.now = 0.0
+        self.posts: list[Post] = []
+        self.posts += [Post(self.posts, rank) for rank in range(ranks)]
+        block = ProfilerConfig.from_mapping({"trigger": {"steps": 3, **config}}).trigger
+        assert isinstance(block, TriggerConfig)
+        self.schedule = schedule or Schedule.of(None, on_demand=True)
+        grid = Topology.of(dp=ranks)
+        self.ranks = [
+            Triggers(
+                block, self.schedule, rank, grid, range(ranks), run, self.posts[rank], self.clock
+            )
+            for rank in range(ranks)
+        ]
+        self.step = 0
+        self.windows = [0] * ranks
+        self.states = [self._turn(rank, State.CLOSED) for rank in range(ranks)]
+        self.timeline = [LETTERS[state] for state in self.states]
+        self.verdicts: list[dict[int, bool]] = [{} for _ in range(ranks)]
+
+    def clock(self) -> float:
+        return self.now
+
+    def _turn(self, rank: int, before: State) -> State:
+        triggers = self.ranks[rank]
+        self.windows[rank] += before is State.LAST
+        triggers.turn(self.step, self.windows[rank])
+        self.windows[rank] = max(self.windows[rank], triggers.first_free)
+        state = self.schedule.state(self.step)
+        if state is State.CLOSED:
+            state = triggers.state(self.step) if triggers.is_member else State.CLOSED
+        return state
+
+    def go(self, steps: int, took_ms: list[float] | float = 250) -> Job:
+        """Steps that take so long on each rank."""
+        for _ in range(steps):
+            each = took_ms if isinstance(took_ms, list) else [took_ms] * len(self.ranks)
+            self.now += max(each) / 1e3
+            for triggers, took, state in zip(self.ranks, each, self.states):
+                triggers.saw(self.step, int(took * MS), state is State.CLOSED)
+            self.step += 1
+            self.states = [self._turn(rank, was) for rank, was in enumerate(self.states)]
+            for rank, state in enumerate(self.states):
+                self.timeline[rank] += LETTERS[state]
+                self.verdicts[rank] |= self.ranks[rank].verdicts
+        return self
+
+
+def test_a_request_starts_at_the_same_step_on_all_ranks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(tmp_path, ranks=3).go(6)
+    request_id = leave_request(tmp_path, None, None)
+    job.go(12)
+    # Seen ahead of step 7, and 2 steps and half a second on: 11.
+    assert job.timeline == ["..........rRRL....."] * 3
+    assert job.windows == [1, 1, 1]
+    answer = answer_to(tmp_path, request_id)
+    assert answer is not None
+    assert (answer.window, answer.start, answer.steps, answer.ranks) == (0, 11, 3, [0, 1, 2])
+    assert not request_path(tmp_path).exists()
+    assert capsys.readouterr().err == (
+        "ppprof: rank 0: window 0, steps 11 to 13, on ranks 0-2: asked for by request\n"
+    )
+
+
+def test_a_request_says_how_long_and_where(tmp_path: Path) -> None:
+    job = Job(tmp_path, ranks=3).go(6)
+    leave_request(tmp_path, 1, "0,2")
+    job.go(8)
+    assert job.timeline == ["..........rL...", "...............", "..........rL..."]
+    assert job.windows == [1, 1, 1]  # the next one has the same number on all
+
+
+def test_an_empty_file_is_a_request(tmp_path: Path) -> None:
+    job = Job(tmp_path, ranks=1).go(6)
+    request_path(tmp_path).touch()
+    job.go(5)
+    assert job.timeline == [".......rRRL."]  # nobody else has to hear of it
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "no JSON"),
+        ("[]", "no JSON object"),
+        ('{"steps": 0}', "steps 0: expected a whole number from 1 to 10000"),
+        ('{"steps": "4"}', "steps '4': expected a whole number from 1 to 10000"),
+        ('{"ranks": 7}', "ranks 7: ranks [7]: expected 0 to 1"),
+        ('{"ranks": {"x": 0}}', "ranks {'x': 0}: "),
+        ('{"ranks": 1.5}', "ranks 1.5: "),
+    ],
+)
+def test_a_request_that_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, why: str
+) -> None:
+    job = Job(tmp_path).go(6)
+    request_path(tmp_path).write_text(text)
+    job.go(9)
+    assert set(job.timeline[0]) == {"."}
+    err = capsys.readouterr().err
+    assert err.startswith(f"ppprof: rank 0: no window, asked for by request: {why}")
+    assert err.count("\n") == 1
+    leave_request(tmp_path, 1, None)  # and the next one is taken
+    assert job.go(6).timeline[1].endswith("rL.")
+
+
+def test_a_request_while_one_is_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(tmp_path).go(6)
+    leave_request(tmp_path, 5, None)
+    job.go(2)
+    again = leave_request(tmp_path, 5, None)
+    job.go(12)
+    assert job.timeline == ["..........rRRRRL....."] * 2
+    answer = answer_to(tmp_path, again)
+    assert answer is not None
+    assert answer.refused == "already recording: window 0, steps 11 to 15"
+
+
+def test_windows_of_the_scheduler_go_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(tmp_path, schedule=Schedule.of((12, 14))).go(6)
+    ids = [leave_request(tmp_path, None, None)]
+    job.go(6)
+    ids.append(leave_request(tmp_path, None, None))
+    job.go(3)
+    ids.append(leave_request(tmp_path, None, None))
+    job.go(9)
+    assert job.timeline == ["...........rRL.....rRRL.."] * 2
+    assert job.windows == [2, 2]
+    assert [answer.refused for answer in (answer_to(tmp_path, at) for at in ids) if answer] == [
+        "already recording before step 14: the schedule is steps 12 to 13",
+        "already recording: the schedule is steps 12 to 13",
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("delivered_at", "timeline", "told"),
+    [
+        (10, "..........rRRL......", ""),
+        (12, "............RL......", "heard of it ahead of step 12, and records from there"),
+        (13, ".............L......", "heard of it ahead of step 13, and records from there"),
+        (
+            15,
+            "....................",
+            "missed window 0, steps 11 to 13: heard of it ahead of step 15",
+        ),
+    ],
+)
+def test_a_rank_that_hears_of_it_too_late_joins_or_says_that_it_missed_it(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    delivered_at: int,
+    timeline: str,
+    told: str,
+) -> None:
+    job = Job(tmp_path).go(6)
+    leave_request(tmp_path, None, None)
+    job.posts[1].delays = True
+    job.go(delivered_at - 7)
+    job.posts[1].deliver()
+    job.go(19 - job.step)
+    assert job.timeline == ["..........rRRL......", timeline]
+    assert job.windows == [1, 1]
+    err = capsys.readouterr().err
+    assert told in err
+    assert ("rank 1: " in err) is bool(told)
+    assert ("begins, and rank 1 did not confirm it" in err) is (delivered_at > 11)
+
+
+def slow_job(tmp_path: Path, **slow: Any) -> Job:
+    block = {"times": 2, "cool_down": 10, **slow}
+    return Job(tmp_path, file=False, slow_step=block).go(25)
+
+
+def test_a_slow_step_of_any_rank_opens_a_window_that_stays_if_it_has_slow_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = slow_job(tmp_path).go(1, [250, 501])
+    job.go(6).go(1, [250, 501]).go(8)
+    assert job.timeline == ["." * 29 + "rRRL" + "." * 9] * 2
+    assert job.verdicts == [{0: True}] * 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "ppprof: rank 0: window 0, steps 30 to 32, on ranks 0-1: "
+        "step 25 of rank 1 took 501.0 ms, 2.0 times the median"
+    )
+    assert not (tmp_path / "trigger").exists()
+
+
+def test_a_window_without_a_slow_step_is_deleted_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = slow_job(tmp_path).go(1, [600, 250]).go(15)
+    assert job.verdicts == [{0: False}] * 2
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "ppprof: rank 0: window 0 is deleted: none of its steps took 2 times the median"
+    ]
+
+
+def test_all_can_be_kept(tmp_path: Path) -> None:
+    job = slow_job(tmp_path, keep="all").go(1, [600, 250]).go(15)
+    assert "rRRL" in job.timeline[1]
+    assert job.verdicts == [{}, {}]
+
+
+def test_cool_down_and_number_are_the_jobs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = slow_job(tmp_path, max_windows=2)
+    for at in range(90):
+        is_slow = at % 3 == 0
+        job.go(1, [600.0 if is_slow and at % 2 else 250.0, 600.0 if is_slow else 250.0])
+    starts = [at for at, state in enumerate(job.timeline[0]) if state == "r"]
+    assert job.timeline[0] == job.timeline[1]
+    assert len(starts) == 2
+    assert starts[1] - starts[0] >= 3 + 10  # a window's steps and the cool-down
+    assert capsys.readouterr().err.count("there were max_windows 2") == 1
+
+
+def test_nothing_is_slow_before_there_is_a_median(tmp_path: Path) -> None:
+    job = Job(tmp_path, file=False, slow_step=2).go(1, 9000).go(10, 250).go(1, 9000).go(20)
+    assert set(job.timeline[0]) == {"."}
+
+
+def test_a_failure_ends_what_was_to_come(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(tmp_path).go(6)
+    request_path(tmp_path).mkdir()
+    job.go(9)
+    err = capsys.readouterr().err
+    assert err.count("rank 0: triggered windows failed: ") == 1
+    assert "there will be none" in err
+
+
+def test_closing_decides_and_takes_the_request_away(tmp_path: Path) -> None:
+    job = Job(tmp_path, slow_step={"times": 2, "cool_down": 10}).go(25).go(1, [600, 250]).go(7)
+    leave_request(tmp_path, None, None)
+    for triggers in job.ranks:
+        triggers.close(failed=False)
+    assert [triggers.verdicts for triggers in job.ranks] == [{0: False}] * 2
+    assert not request_path(tmp_path).exists()

@@ -1,0 +1,176 @@
+"""``ppprof trigger``: what it leaves, and when it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppprof import window_requests
+from ppprof.capture.job import Job
+from ppprof.capture.roster import Roster
+from ppprof.cli import main
+from ppprof.config import ProfilerConfig
+from ppprof.rundir import claim, leave_node, write_manifest
+from ppprof.topology import Topology
+from ppprof.window_requests import Answer, leave_answer, leave_files, request_path, take_request
+
+GRID = Topology.of(dp=2)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppprof.cli.trigger._POLL_SECONDS", 0.01)
+    monkeypatch.setattr("ppprof.cli.trigger._FINISH_SECONDS", 0.2)
+
+
+def job(folder: Path, attached: tuple[int, ...] = (0, 1), **profiler: Any) -> Path:
+    """A run directory that this process is in the session of, as these ranks."""
+    run = claim(folder / "profiler_log")
+    block = ProfilerConfig.from_mapping({"enable": True, "trigger": True, **profiler})
+    manifest = Job(0, GRID, ("node7", "node8")).manifest({"profiler": block.to_mapping()})
+    write_manifest(run, manifest)
+    request_path(run).parent.mkdir()
+    for rank in attached:
+        Roster(run, GRID, rank)
+        leave_node(run, rank)
+    return run
+
+
+def test_a_request_is_left_and_said_what_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = job(tmp_path)
+    assert main(["trigger", str(run), "--steps", "2", "--rank", "1"]) == 0
+    assert f"{run}: asked for 2 steps on rank 1: rank 0 reads this" in capsys.readouterr().out
+    request = take_request(run)
+    assert request is not None
+    assert (request.steps, request.ranks, request.problem) == (2, "1", None)
+    assert [path.name for path in (run / "trigger").iterdir()] == []
+    assert main(["trigger", str(run)]) == 0
+    assert "asked for 4 steps on ranks 0-1" in capsys.readouterr().out
+
+
+def test_a_second_request_does_not_replace_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = job(tmp_path)
+    assert [main(["trigger", str(run)]) for _ in range(2)] == [0, 2]
+    assert "another request waits for rank 0's next step" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("made", "arguments", "code", "why"),
+    [
+        ({"trigger": None}, [], 2, "takes no requests: Profiler.trigger is off; start it with -o"),
+        ({"trigger": {"file": False, "slow_step": 2}}, [], 2, "Profiler.trigger.file is False"),
+        ({"timer_only": True}, [], 2, "records nothing: Profiler.timer_only is True"),
+        ({}, ["--steps", "0"], 2, "'0': expected a whole number from 1"),
+        ({}, ["--steps", "10001"], 2, "--steps 10001: expected 10000 at the most"),
+        ({}, ["--rank", "2"], 2, 'ranks "2": expected 0 to 1'),
+        ({}, ["--timeout", "2"], 2, "--timeout: has no effect without --wait"),
+        ({"ranks": 0}, ["--rank", "1"], 2, "--rank 1: the job records on rank 0 only"),
+        ({"attached": ()}, [], 3, "the job has ended, or has not attached yet"),
+        ({"attached": (1,)}, [], 3, "rank 0 does not write here but on a disk of node7"),
+    ],
+)
+def test_what_is_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    made: dict[str, Any],
+    arguments: list[str],
+    code: int,
+    why: str,
+) -> None:
+    run = job(tmp_path, **made)
+    assert main(["trigger", str(run), *arguments]) == code
+    assert why in capsys.readouterr().err
+    assert not request_path(run).exists()
+
+
+def test_a_job_whose_rank_0_was_killed_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = job(tmp_path)
+    (entry,) = (run / "alive").glob("00000.*")
+    child = os.spawnlp(os.P_NOWAIT, "true", "true")
+    os.waitpid(child, 0)
+    entry.rename(entry.with_name(entry.name.replace(f".{os.getpid()}.", f".{child}.")))
+    assert main(["trigger", str(run)]) == 3
+    assert "the job has ended" in capsys.readouterr().err
+
+
+def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trigger", str(tmp_path)]) == 3
+    assert "no run here" in capsys.readouterr().err
+
+
+def answering(run: Path, answers: bool = True, files: bool = True, **answer: Any) -> None:
+    """Rank 0's part, in a thread."""
+
+    def rank_0() -> None:
+        while (request := take_request(run)) is None:
+            time.sleep(0.005)
+        if answers:
+            leave_answer(run, Answer("asked for by request", request.id, **answer))
+        if files:
+            for rank in (0, 1):
+                names = [run / f"rank_0000{rank}_json", run / f"summary/rank_0000{rank}_w3.json"]
+                leave_files(run, rank, 3, names, "no json, which is large" if rank else None)
+        else:
+            for entry in (run / "alive").iterdir():
+                entry.unlink()
+
+    threading.Thread(target=rank_0, daemon=True).start()
+
+
+def test_waiting_prints_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = job(tmp_path)
+    answering(run, window=3, start=70, steps=4, ranks=[0, 1])
+    assert main(["trigger", str(run), "--wait"]) == 0
+    out, err = capsys.readouterr()
+    assert sorted(out.splitlines()) == sorted(
+        str(run / name)
+        for rank in (0, 1)
+        for name in (f"rank_0000{rank}_json", f"summary/rank_0000{rank}_w3.json")
+    )
+    assert "window 3: steps 70 to 73 on ranks 0-1; waiting for its files" in err
+    assert "rank 1: no json, which is large" in err
+
+
+def test_waiting_says_when_there_will_be_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = job(tmp_path)
+    answering(run, refused="already recording")
+    assert main(["trigger", str(run), "--wait"]) == 1
+    assert "no window: already recording" in capsys.readouterr().err
+    assert main(["trigger", str(run), "--wait", "--timeout", "0.1"]) == 1
+    assert "no answer yet; the request stays" in capsys.readouterr().err
+    take_request(run)
+    answering(run, answers=False, files=False)
+    assert main(["trigger", str(run), "--wait"]) == 3
+    assert "the job ended without reading the request" in capsys.readouterr().err
+
+
+def test_waiting_for_a_job_that_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = job(tmp_path)
+    answering(run, files=False, window=3, start=70, steps=4, ranks=[0, 1])
+    assert main(["trigger", str(run), "--wait"]) == 3
+    assert f"left no files of ranks 0-1; if raw ones are there: ppprof finish {run}" in (
+        capsys.readouterr().err
+    )
+
+
+def test_answers_that_are_cut_off_are_none(tmp_path: Path) -> None:
+    run = job(tmp_path)
+    leave_answer(run, Answer("asked", "a", window=1))
+    with (run / "trigger/answers.jsonl").open("a") as file:
+        file.write(json.dumps({"why": "asked"})[:-4])
+    assert window_requests.answer_to(run, "b") is None
+    assert window_requests.answer_to(run, "a") == Answer("asked", "a", window=1)
