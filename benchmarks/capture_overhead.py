@@ -2,7 +2,8 @@
 
 All contestants train the same model in turn, in an order that changes every round; a ratio is of
 two contestants' median steps in the same round, and what is printed is the median over the rounds
-with its quartiles. "nothing / nothing" is the same loop twice: the noise.
+with its quartiles. "nothing / nothing" is the same loop twice: the noise. Behind it the same of the
+processor time that the training thread took, which others on the machine disturb less.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def main(rounds: int = 24, steps: int = 24) -> list[tuple[str, str]]:
     for _ in range(50):
         workload.step()
     names = list(_CONTESTANTS)
-    medians: dict[str, list[float]] = {name: [] for name in names}
+    medians: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for turn in range(rounds):
         random.Random(turn).shuffle(names)
         for name in names:
@@ -113,12 +114,16 @@ def main(rounds: int = 24, steps: int = 24) -> list[tuple[str, str]]:
                 contextlib.redirect_stderr(io.StringIO()),
             ):
                 medians[name].append(_median_step(workload, _CONTESTANTS[name], steps))
-    step_ms = statistics.median(medians["nothing"]) * 1e3
-    rows = [(f"a step without any profiler, of {rounds} rounds of {steps}", f"{step_ms:.2f} ms")]
+    wall_ms, busy_ms = (statistics.median(of) * 1e3 for of in zip(*medians["nothing"]))
+    title = f"a step without any profiler, of {rounds} rounds of {steps}"
+    rows = [(title, f"{wall_ms:.2f} ms, {busy_ms:.2f} of the processor")]
     for what, over, under in _RATIOS:
-        ratios = [a / b for a, b in zip(medians[over], medians[under])]
-        low, middle, high = statistics.quantiles(ratios, n=4)
-        rows.append((what, f"{middle:.3f}  ({low:.3f} to {high:.3f})"))
+        ratios = []
+        for clock in (0, 1):
+            pairs = zip(medians[over], medians[under])
+            of = statistics.quantiles([a[clock] / b[clock] for a, b in pairs], n=4)
+            ratios.append("{1:.3f} ({0:.3f} to {2:.3f})".format(*of))
+        rows.append((what, f"{ratios[0]}, processor {ratios[1]}"))
     idle = _step_call_us(scheduler=[_FAR, _FAR + 1])
     rows.append(("one call of step() outside a window", f"{idle:.1f} us"))
     armed = _step_call_us(trigger={"slow_step": 10**6})
@@ -171,19 +176,22 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _median_step(workload: Workload, contestant: Callable[[], Any], steps: int) -> float:
-    """Seconds; some steps go ahead, for one of them contains the opening of the window."""
+def _median_step(
+    workload: Workload, contestant: Callable[[], Any], steps: int
+) -> tuple[float, float]:
+    """Seconds, and seconds of the processor; some steps go ahead, for a window opens in them."""
     gc.collect()
-    took = []
+    took, busy = [], []
     with contestant() as end_step:
         for _ in range(steps + _AHEAD):
-            start = time.perf_counter()
+            start, start_busy = time.perf_counter(), time.thread_time()
             workload.step()
             end_step()
+            busy.append(time.thread_time() - start_busy)
             took.append(time.perf_counter() - start)
-    return statistics.median(took[_AHEAD:])
+    return statistics.median(took[_AHEAD:]), statistics.median(busy[_AHEAD:])
 
 
 if __name__ == "__main__":
     for what, how_much in main():
-        print(f"{what:<55}{how_much:>26}")
+        print(f"{what:<50}{how_much:>70}")
