@@ -1,7 +1,8 @@
-"""``python -m tests.capture.resident DIR window|always``: growth of resident memory, in MiB.
+"""``python -m tests.capture.resident DIR window|trigger|always``: growth of resident memory, in MiB.
 
-Over 100 steps, counted from the tenth on, with shapes and memory recorded: in a window of 4 that is
-over by then, or in all of them, which shows that growth would be seen.
+Over 200 steps, counted from the twentieth on, with shapes and memory recorded: in a window of 4 that
+is over by then, by the scheduler or on demand, or in all of them, which shows that growth would be
+seen.
 """
 
 from __future__ import annotations
@@ -12,24 +13,37 @@ from pathlib import Path
 
 import ppprof
 from ppprof.capture import finisher
+from ppprof.rundir import raw_files
+from ppprof.window_requests import request_path
 from tests.capture import toy
 
+STEPS = 200
 
-def growth_mib(directory: str, scheduler: list[int] | None) -> float:
+_WHEN = {
+    "window": {"scheduler": [5, 9]},
+    "trigger": {"trigger": {"slow_step": 1000, "steps": 4}},
+    "always": {},
+}
+
+
+def growth_mib(directory: str, when: str) -> float:
     """Trains with the profiler attached; by how much the process has grown at the last step."""
     block = {
         "enable": True,
-        "scheduler": scheduler,
+        **_WHEN[when],
         "profiler_log": directory,
         "record_shapes": True,
         "profile_memory": True,
     }
     step = toy.training(layers=4)
     with ppprof.attach(block) as prof:
-        for at in range(100):
+        for at in range(STEPS):
+            if at == 3 and when == "trigger":
+                request_path(Path(directory)).touch()
             step()
             prof.step()
-            if at == 10:
+            if at == 20:
+                assert when == "always" or len(raw_files(directory)) == 1
                 before = resident_bytes()
         return (resident_bytes() - before) / (1 << 20)
 
@@ -42,5 +56,5 @@ def resident_bytes() -> int:
 if __name__ == "__main__":
     finisher._COMMAND = (sys.executable, "-c", "")
     with contextlib.redirect_stdout(sys.stderr):
-        grown = growth_mib(sys.argv[1], [5, 9] if sys.argv[2] == "window" else None)
+        grown = growth_mib(sys.argv[1], sys.argv[2])
     print(f"{grown:.1f}")

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 import ppprof
-from ppprof import rundir
+from ppprof import rundir, window_requests
 from ppprof.errors import UsageError
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
@@ -376,7 +377,97 @@ def test_shapes_and_memory_cost_no_memory_outside_a_window(tmp_path: Path) -> No
         return float(done.stdout)
 
     assert growth_mib("window") < 4
+    assert growth_mib("trigger") < 4
     assert growth_mib("always") > 30
+
+
+def test_a_trigger_opens_windows_in_one_process(
+    tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = toy.training()
+    run = tmp_path / "log"
+    with ppprof.attach({**block, "trigger": {"steps": 2}}) as prof:
+        for at in range(30):
+            step()
+            time.sleep(0.03)
+            prof.step()
+            if at in (5, 17):
+                window_requests.request_path(run).touch()
+    steps = [
+        [int(name[12:]) for kind, name in toy.recorded(path) if kind == "ProfileStep"]
+        for path in raw(run)
+    ]
+    assert [len(of) for of in steps] == [2, 2, 2]
+    assert sorted(steps[0]) == [2, 3]  # the scheduler's
+    lines = [json.loads(line) for line in (run / rundir.steps_path(0)).read_text().splitlines()]
+    for window, of in enumerate(steps):
+        assert [line["step"] for line in lines if line["window"] == window] == sorted(of)
+    assert capsys.readouterr().err.count("asked for by request") == 2
+
+
+def test_an_exception_keeps_a_triggered_window(tmp_path: Path, block: dict[str, Any]) -> None:
+    step = toy.training()
+    trigger = {"slow_step": {"times": 3}, "steps": 500}
+
+    def train() -> None:
+        with ppprof.attach({**block, "scheduler": None, "trigger": trigger}) as prof:
+            for at in range(60):
+                step()
+                time.sleep(0.2 if at == 25 else 0.01)
+                prof.step()
+            raise KeyError("tokens")
+
+    with pytest.raises(KeyError, match="tokens"):
+        train()
+    (path,) = raw(tmp_path / "log")
+    assert ("ProfileStep", "ProfileStep#50") in toy.recorded(path)
+    assert not paddle.profiler.utils.in_profiler_mode()
+
+
+def test_sigterm_keeps_a_triggered_window(tmp_path: Path) -> None:
+    program = f"""
+import os, signal, sys, time
+import ppprof
+from ppprof.capture import finisher
+finisher._COMMAND = (sys.executable, "-c", "")
+from tests.capture import toy
+step = toy.training()
+trigger = {{"slow_step": {{"times": 3}}, "steps": 500}}
+block = {{"enable": True, "profiler_log": {str(tmp_path / "log")!r}, "trigger": trigger}}
+prof = ppprof.attach(block)
+for at in range(60):
+    step()
+    time.sleep(0.2 if at == 25 else 0.01)
+    prof.step()
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(30)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == -15, done.stderr
+    (path,) = raw(tmp_path / "log")
+    assert ("ProfileStep", "ProfileStep#50") in toy.recorded(path)
+
+
+def test_a_window_ends_where_the_disk_space_given_to_it_does(
+    tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    most = 3.0
+    step = toy.training(layers=4)
+    schedule = {"closed": 5, "ready": 1, "record": 200, "repeat": 2}
+    given = {"scheduler": schedule, "max_trace_mb": most, "formats": ["pb"]}
+    with ppprof.attach({**block, **given}) as prof:
+        for _ in range(410):
+            step()
+            prof.step()
+    run = tmp_path / "log"
+    assert 0 < rundir.trace_bytes(run, 0) <= most * 1e6
+    ended = re.findall(
+        r"rank 0: window (\d) ends after (\d+) steps? on this rank: Profiler.max_trace_mb 3",
+        capsys.readouterr().err,
+    )
+    assert ended[0][0] == "0"
+    steps = [name for kind, name in toy.recorded(raw(run)[0]) if kind == "ProfileStep"]
+    assert len(steps) == int(ended[0][1]) < 200
 
 
 def test_a_training_may_change_its_directory(
