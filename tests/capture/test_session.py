@@ -288,7 +288,9 @@ def test_a_window_that_cannot_be_saved_at_the_end_is_one_warning(
     def close(keep_empty: bool) -> None:
         raise MemoryError
 
-    windows = SimpleNamespace(calls=tmp_path, saved=[], turn=lambda *_: None, close=close)
+    windows = SimpleNamespace(
+        calls=tmp_path, saved=[], turn=lambda *_: None, fits=lambda *_: True, close=close
+    )
     with session(windows, Schedule.of((1, 5)), run=tmp_path) as prof:  # type: ignore[arg-type]
         for _ in range(3):
             prof.step()
