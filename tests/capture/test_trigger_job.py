@@ -20,6 +20,7 @@ pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = [pytest.mark.paddle, pytest.mark.launch]
 
 ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "configs/gpt/pretrain_gpt_tiny_cpu_dp2_mp2_pp2.yaml"
 PATHS = {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
@@ -180,3 +181,58 @@ def test_slow_windows_stay_until_there_are_enough(tmp_path: Path) -> None:
     assert all(ranks[0] == ranks[1] for ranks in windows.values())
     assert windows[1][0][0] > windows[0][0][-1] + 5
     assert job.logs().count("there were max_windows 2") == 1
+
+
+def test_a_stage_of_a_pipeline_is_asked_for_while_fleet_trains(tmp_path: Path) -> None:
+    """``tools/train.py`` as dp2 x pp2; the ranks that are not asked log the same window."""
+    overrides = {
+        "Profiler": {"enable": True, "scheduler": None, "trigger": True},
+        "Distributed": {"mp_degree": 1},
+        "Engine": {"max_steps": 100_000, "eval_freq": -1},
+    }
+    flags = [
+        f"{block}.{key}={value}" for block, of in overrides.items() for key, value in of.items()
+    ]
+    command = [
+        *(sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "4"),
+        *(str(ROOT / "tools/train.py"), "-c", str(CONFIG)),
+        *(part for flag in flags for part in ("-o", flag)),
+    ]
+    run = tmp_path / "profiler_log"
+    environment = {**os.environ, **PATHS, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    with (tmp_path / "said").open("w") as said:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=said, stderr=said)
+    try:
+        deadline = time.monotonic() + 200
+        while "step 5/" not in (tmp_path / "said").read_text():
+            assert process.poll() is None, (tmp_path / "said").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "said").read_text()
+            time.sleep(0.2)
+        asked = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "ppprof",
+                "trigger",
+                str(run),
+                "--rank",
+                "0,1",
+                "--wait",
+                "--timeout",
+                "150",
+            ],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert asked.returncode == 0, asked.stderr + (tmp_path / "said").read_text()
+    found = {
+        rank: json.loads(path.read_text())["steps"] for rank, _, path in rundir.summary_files(run)
+    }
+    assert list(found) == [0, 1]
+    assert found[0] == found[1]
+    assert len(found[0]) == 4
+    assert all(Path(line).is_file() for line in asked.stdout.splitlines())
