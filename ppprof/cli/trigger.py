@@ -148,7 +148,10 @@ def _wait(run: Path, request: str, deadline: float) -> int:
         f"window {answer.window}: steps {answer.start} to {last} on {listed('rank', ranks)}; "
         "waiting for its files"
     )
-    missing = set(ranks)
+    missing = set(ranks) & nodes(run).keys()
+    if missing != set(ranks):
+        elsewhere = listed("rank", set(ranks) - missing)
+        tell(f"files of {elsewhere} are on other disks: they are not waited for")
     ended: float | None = None
     while missing:
         for rank in sorted(missing):

@@ -143,6 +143,17 @@ def test_waiting_prints_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "rank 1: no json, which is large" in err
 
 
+def test_ranks_of_other_disks_are_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = job(tmp_path, attached=(0,))
+    answering(run, window=3, start=70, steps=4, ranks=[0, 1])
+    assert main(["trigger", str(run), "--wait"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    assert "files of rank 1 are on other disks: they are not waited for" in err
+
+
 def test_waiting_says_when_there_will_be_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
