@@ -28,6 +28,8 @@ _LIMIT_SECONDS = 600
 """Of computing, after which a child ends: enough for 30 GB of JSON. It may take hours, for beside a
 training that uses all cores the lowest priority gets a hundredth of one."""
 
+_REDRAW_SECONDS = 0.2
+
 _BASE_BYTES, _BYTES_A_RAW_BYTE = 200 << 20, 10
 """Bound of a child's memory: it took 180, 280 and 660 MiB for raw captures of 3, 16 and 65 MiB. It
 is not enforced, for polars reserves far more than it uses, and a limit would fail good captures."""
@@ -110,9 +112,13 @@ class Finisher:
         """
         start = time.monotonic()
         told = False
-        bar = _Bar(total=len(self._waiting) + (self._child is not None), delay=patience)
+        bar = _Bar(len(self._waiting) + (self._child is not None), patience)
         try:
-            while self.poll() and time.monotonic() - start <= seconds:
+            while True:
+                if self.has_news:
+                    bar.clear()
+                if not self.poll() or time.monotonic() - start > seconds:
+                    break
                 if self._child is not None:
                     self._child.hurry()
                 if not bar.draw(left=len(self._waiting) + 1) and not told:
@@ -276,21 +282,31 @@ def _set_priority(pid: int, nice: int) -> None:
 class _Bar:
     """How many windows are finished, drawn on a terminal after a while, and nowhere else."""
 
-    def __init__(self, total: int, delay: float) -> None:
+    def __init__(self, total: int, patience: float) -> None:
         self._total = total
+        self._next = time.monotonic() + patience
         self._bar: Any = None
-        if total and sys.stderr is not None and sys.stderr.isatty():
-            from tqdm import tqdm
-
-            words = "ppprof: making tables and traces"
-            self._bar = tqdm(desc=words, total=total, unit="window", leave=False, delay=delay)
 
     def draw(self, left: int) -> bool:
-        """Draws it again, with the seconds since; False where there is no terminal."""
-        if self._bar is not None:
+        """Draws it, or again, with the time that it has taken; False where there is no terminal."""
+        if sys.stderr is None or not sys.stderr.isatty():
+            return False
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + _REDRAW_SECONDS
+            if self._bar is None:
+                from tqdm import tqdm
+
+                words = "ppprof: making tables and traces"
+                layout = "{desc}: {n} of {total} windows {bar} {elapsed}"
+                self._bar = tqdm(desc=words, total=self._total, bar_format=layout, leave=False)
             self._bar.update(self._total - left - self._bar.n)
             self._bar.refresh()
-        return self._bar is not None
+        return True
+
+    def clear(self) -> None:
+        """Makes room for what is printed now."""
+        if self._bar is not None:
+            self._bar.clear()
 
     def close(self) -> None:
         """Leaves nothing of it."""

@@ -389,7 +389,7 @@ def _warn_of_no_effect(
     if config.timer_only:
         plain = ProfilerConfig()  # what says the same as its default asks for nothing
         names = (
-            *("summary", "detailed", "formats", "with_flops"),
+            *("summary", "detailed", "formats", "with_flops", "background"),
             *("trigger", "max_trace_mb", "on_window_end"),
         )
         idle = [name for name in names if getattr(config, name) != getattr(plain, name)]

@@ -199,7 +199,7 @@ def test_a_terminal_shows_how_far_it_is(
         made.add(window, tmp_path / f"{window}.pb")
     made.wait(30, patience=0.05)
     written = stderr.getvalue()
-    assert ("ppprof: making tables and traces:  50%" in written) == seen
+    assert ("ppprof: making tables and traces: 1 of 2 windows" in written) == seen
     assert (
         "ppprof: rank 3: making tables and traces of the recorded steps...\n" in written
     ) != seen
