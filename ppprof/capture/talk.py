@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from contextlib import suppress
@@ -48,9 +49,9 @@ def _write(text: str, stream: TextIO | None) -> None:
     if stream is None:  # a daemon's
         return
     stream.flush()
-    try:
-        fd = stream.fileno()
-    except (OSError, ValueError, AttributeError):  # somebody collects what is printed
+    # Somebody may collect what is printed; a notebook's stream has a file, and shows another.
+    fd = _file_of(stream) if isinstance(stream, io.TextIOWrapper) else None
+    if fd is None:
         stream.write(text)
         stream.flush()
         return
@@ -59,3 +60,10 @@ def _write(text: str, stream: TextIO | None) -> None:
     data = text.encode(stream.encoding or "utf-8", "backslashreplace")
     while data:
         data = data[os.write(fd, data) :]
+
+
+def _file_of(stream: TextIO) -> int | None:
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):
+        return None
