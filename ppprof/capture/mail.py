@@ -6,7 +6,7 @@
     rank 0   knows rank 3         7: "window 2 starts at step 120"   sent again until confirmed
 
 Datagrams, as with the clocks (`clock_exchange`): to look for one that is not there takes 2 us, where a
-question to the job's store takes 47 ms (two packets each way, and the kernel delays the second).
+question to the job's store took 47 ms with Paddle 3.3.1, between two ranks of one machine.
 What rank 0 sends is confirmed by each rank; what they send to it may be lost.
 """
 
