@@ -78,12 +78,21 @@ class Finisher:
         self._then = ["--then", shlex.join(then)] if then else []
         self._waiting: deque[tuple[int, Path]] = deque()
         self._child: _Child | None = None
+        self._is_left = False
 
-    def add(self, window: int, raw: Path) -> None:
-        """Finishes a window as soon as the ones before it are."""
+    def add(self, window: int, raw: Path, brief: bool = False) -> None:
+        """Finishes a window as soon as the ones before it are.
+
+        Args:
+            window: its number.
+            raw: the capture.
+            brief: the process is about to end: it stays raw where this process would finish it.
+        """
         if self._background:
             self._waiting.append((window, raw))
             self.poll()
+        elif brief:
+            self._is_left = True
         else:
             self._finish_here(window, raw)
 
@@ -134,8 +143,9 @@ class Finisher:
 
     def leave(self) -> None:
         """Waits no longer: says which command makes, or makes again, what is not there yet."""
-        if self._child is not None:
-            self._child.close()
+        if self._child is not None or self._is_left:
+            if self._child is not None:
+                self._child.close()
             tell(
                 f"rank {self._rank}: not waiting for the tables of {self._run}; "
                 f"if they stay away: ppprof finish {shlex.quote(str(self._run))}"

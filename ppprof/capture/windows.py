@@ -128,11 +128,11 @@ class Windows:
             self._take_off()
             self._recorder.close()
 
-    def release(self, window: int) -> None:
-        """Finishes a window that was held."""
+    def release(self, window: int, brief: bool = False) -> None:
+        """Finishes a window that was held; ``brief`` where the process is about to end."""
         name = self._held.pop(window, None)
         if name is not None:
-            self._finish(name)
+            self._finish(name, brief)
 
     def drop(self, window: int) -> None:
         """Deletes a window that was held.
@@ -161,7 +161,7 @@ class Windows:
         self.holds = False
         self._save(brief=True)
         for window in list(self._held):
-            self.release(window)
+            self.release(window, brief=True)
 
     def _save(self, brief: bool = False) -> None:
         name, self._open = self._open, None
@@ -178,11 +178,11 @@ class Windows:
             if self.holds:
                 self._held[name.window] = name
             else:
-                self._finish(name)
+                self._finish(name, brief)
 
-    def _finish(self, name: rundir.TraceName) -> None:
+    def _finish(self, name: rundir.TraceName, brief: bool) -> None:
         self.saved.append(name)
-        self._finisher.add(name.window, self._run / name.raw)
+        self._finisher.add(name.window, self._run / name.raw, brief)
 
     def _take_off(self) -> None:
         for wrapper in self._wrappers:

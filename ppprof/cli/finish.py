@@ -135,10 +135,9 @@ def _alone(run: Path, name: TraceName, raw: Path) -> Iterator[bool]:
     What one that was killed left half-written is removed.
     """
     try:
-        file = raw.open("rb+")
-    except OSError as error:
-        if not isinstance(error, FileNotFoundError):
-            raise
+        # A network's file system locks for writing only what is open for it.
+        file = raw.open("rb+" if os.access(raw, os.W_OK) else "rb")
+    except FileNotFoundError:
         tell(f"{raw}: another process has just finished it")
         yield False
         return

@@ -266,3 +266,15 @@ def test_tables_that_nobody_reads_are_a_warning(
         "ppprof: tables were not printed: No space left on device; "
         f"to see them: ppprof summary {tmp_path}\n"
     )
+
+
+def test_in_the_foreground_nothing_is_finished_as_the_process_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = Finisher(tmp_path, 3, prints=True, background=False)
+    made.add(0, tmp_path / "0.pb", brief=True)
+    made.leave()
+    assert capsys.readouterr().err == (
+        f"ppprof: rank 3: not waiting for the tables of {tmp_path}; "
+        f"if they stay away: ppprof finish {tmp_path}\n"
+    )
