@@ -11,7 +11,10 @@ import hypothesis
 import pytest
 
 pytest.register_assert_rewrite("tests.oracles")
-collect_ignore = ["oracles/capture_torch.py"]  # needs torch, which no test does
+collect_ignore = [  # programs of other environments
+    "oracles/capture_torch.py",
+    "integrations/trainer_job.py",
+]
 # Time says nothing about an example here: a busy machine is no failure.
 hypothesis.settings.register_profile(
     "ppprof",
