@@ -35,6 +35,10 @@ _FINISH_SECONDS = 60.0
 """How long `Session.close` waits for tables and traces, a gigabyte of which takes a few seconds:
 their process outlives it, and a cluster should not be held for them."""
 
+_END_SECONDS = 3.0
+"""Given to a training that fails and gets SIGTERM while its window is saved: its exit code is that
+of its failure, which a launcher passes on."""
+
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 
@@ -124,7 +128,7 @@ class Session(Off):
         self._window = 0
         self._stall_ns = 0
         self._excluded = False
-        self._closed = False
+        self._closed = self._ends_itself = False
         self._failed: set[str] = set()
         self._pid = os.getpid()
         self._lock = threading.RLock()  # between the training and a SIGTERM
@@ -334,6 +338,7 @@ class Session(Off):
             if self._closed:
                 return
             self._closed = True
+            self._ends_itself = failed
             atexit.unregister(self._at_exit)
             lost = ""
             if self._roster is not None:
@@ -372,6 +377,9 @@ class Session(Off):
         """Saves what there is, as SIGTERM is about to end the process; in the guard's thread."""
         self._lock.acquire()  # for good: whatever the training does now, it waits for the end
         if self._closed:
+            self._lock.release()
+            if self._ends_itself:  # by an exception; without us it would have ended before this
+                time.sleep(_END_SECONDS)
             return
         self._closed = True
         lost = self._roster.fail(None) if self._roster is not None else ""

@@ -22,6 +22,7 @@ import paddle
 from paddle.io import DataLoader, Dataset
 
 import ppprof
+from ppprof.capture.windows import Windows
 from tests.capture import toy
 
 STEPS = 8
@@ -157,6 +158,7 @@ HAPPENINGS: dict[str, Callable[[], None]] = {
     "exception": fail,
     "sigterm": send(signal.SIGTERM),
     "sigint": send(signal.SIGINT),
+    "sigterm_while_saving": fail,
     "sigterm_handled": send(signal.SIGTERM),
     "sigkill": send(signal.SIGKILL),
     "out_of_memory": run_out_of_memory,
@@ -194,6 +196,15 @@ def main(way: str, fault: str) -> None:
         signal.signal(signal.SIGTERM, ends_on_sigterm)
     if fault == "in_the_way":
         LOG.write_text("a file")
+    if fault == "sigterm_while_saving" and way == "ppprof":
+        save = Windows.close
+
+        def saves_slowly(self: Windows, keep_empty: bool) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+            save(self, keep_empty)
+
+        Windows.close = saves_slowly  # type: ignore[method-assign]
     prof = attach(way, fault) if way != "nothing" else None
     if fault == "handlers_after":
         minds_its_signals()
@@ -204,6 +215,9 @@ def main(way: str, fault: str) -> None:
         with contextlib.closing(prof):
             train(prof, fault)
         return
+    if fault == "sigterm_while_saving" and way == "ppprof":
+        with prof:
+            train(prof, fault)
     train(prof, fault)
     if prof is not None and fault != "never_closed":
         prof.close()

@@ -59,6 +59,7 @@ FAULTS = {
     "exception": Fault("nothing", MISSED, [NOT_WAITING, CUT]),
     "sigint": Fault("nothing", MISSED, [NOT_WAITING, CUT]),
     "sigterm": Fault("nothing", MISSED, [NOT_WAITING]),
+    "sigterm_while_saving": Fault("nothing", MISSED, [NOT_WAITING, CUT]),
     "sigterm_handled": Fault("nothing", MISSED, [CUT]),
     "sigkill": Fault("nothing", None),
     "out_of_memory": Fault("nothing", MISSED, [NOT_WAITING, CUT]),
