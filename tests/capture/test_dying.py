@@ -93,7 +93,9 @@ def test_a_rank_that_dies_is_named_and_the_others_save(
         output, _ = jobs[profiler].communicate(timeout=120)
         seen = seen or output
     tmp_path = folders["on"]
-    assert 0 != jobs["on"].returncode == jobs["off"].returncode
+    # Which code it is depends, without a profiler too, on whether rank 0 ends of gloo's error or of
+    # the launcher's SIGTERM: 1 or 241, now one and now the other.
+    assert jobs["on"].returncode != 0 != jobs["off"].returncode
     assert left_by_paddle(folders["raw"] / "log") == "nothing"
     logs = workerlogs(tmp_path)
     saying = [
