@@ -10,9 +10,9 @@ from pathlib import Path
 from ppprof import rundir
 from ppprof.units import MEGABYTE
 
-_PB_OF_RESIDENT = 1 / 4
+_PB_OF_RESIDENT = 2 / 5
 """Size of a ``.pb`` by the growth of resident memory in a first window, on the safe side: 1/5.9 to
-1/8.4 with Paddle 3.3 on a CPU, but more where memory was free before. Later windows get the memory of
+1/8.4 with Paddle 3.3 on a CPU, but more where memory was free before (1/3 with 2.6.2). Later windows get the memory of
 earlier ones, and do not make it grow."""
 _OF_PB = {"json": 4.5, "json.gz": 0.5, "pb": 0.0}
 """Size of a trace by that of the ``.pb``: 4.1 and 0.42 there. The ``.pb`` itself is on the disk
