@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import ppprof
 from ppprof import rundir
 from tests.integrations.arrival import arrived
 
@@ -126,7 +127,7 @@ callback = PpprofCallback({**block, "scheduler": [1, 90]})
 
 def test_an_exception_ends_the_program_with_the_window_saved(tmp_path: Path) -> None:
     run(tmp_path, FAILS + "fit([callback, Fails()])", code=1)
-    assert len(rundir.raw_files(tmp_path / "log")) == 1
+    assert len(ppprof.open(tmp_path / "log").recordings) == 1
     assert len(steps(tmp_path / "log")) == 3
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import ppprof
 from ppprof import rundir
 from tests.integrations.arrival import arrived
 
@@ -228,7 +229,7 @@ class TestTraining:
         assert done.returncode == 1
         (traceback,) = re.findall(r"^Traceback .*?^\w+Error: .*?$", done.stderr, re.M | re.S)
         assert re.findall(r'File "(.*?)"', traceback) == [JOB, JOB]
-        assert len(rundir.raw_files(folder / "profiler_log")) == 1
+        assert len(ppprof.open(folder / "profiler_log").recordings) == 1
         assert steps_of(folder / "profiler_log", 0) == [0, 1, 2, 3, 4]
 
     def test_the_string_of_other_suites_is_a_block(self, folder: Path) -> None:

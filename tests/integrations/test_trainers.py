@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import ppprof
 from ppprof import rundir
 from tests.integrations.arrival import arrived
 
@@ -109,7 +110,7 @@ def test_an_exception_ends_the_program_with_the_window_saved(
 ) -> None:
     said = train(interpreter, package, tmp_path, "fail", code=1)
     assert "ValueError: the training's own" in said
-    assert len(rundir.raw_files(tmp_path / "log")) == 1
+    assert len(ppprof.open(tmp_path / "log").recordings) == 1
     assert len(steps(tmp_path)) == 5
 
 
