@@ -163,7 +163,8 @@ class ProfilerConfig:
     what uses up the memory or crashes there takes the training along."""
     max_trace_mb: Optional[float] = knob(None, above=0)
     """Most that a rank's traces of a run may take on the disk, in MB of 10^6 bytes: a window that
-    comes close is closed early on that rank, and what still does not fit stays unwritten."""
+    comes close is closed early on that rank, and what still does not fit stays unwritten. How
+    large a first window gets is estimated by the memory that it takes: it may go over a little."""
     on_window_end: Union[str, tuple[str, ...], None] = None
     """A command to run on each recording rank once the files of a window are complete, with their
     names after its own arguments: a list, or text that is split as a shell would. Without a shell."""
