@@ -11,7 +11,7 @@ from ppprof.advising import advise as findings_of
 from ppprof.analysis.findings import Finding
 from ppprof.analysis.steps import Steps
 from ppprof.cli import executors
-from ppprof.cli.options import Checks, add_cache, add_part, opened, whole_number
+from ppprof.cli.options import Checks, add_cache, add_part, add_ranks, opened, whole_number
 from ppprof.report.data import dumps
 from ppprof.report.findings import (
     LANGUAGES,
@@ -44,7 +44,7 @@ def register(subparsers: Any) -> None:
         nargs="+",
         help="run directory, or those of a run's nodes; or traces",
     )
-    add("--rank", metavar="R", help="only these: 3, 0,8-15, or coordinates such as pp=0,mp=1")
+    add_ranks(parser)
     add_part(parser)
     add("--workers", metavar="N", default="1", help="read the traces in N processes")
     add("--language", choices=LANGUAGES, default="en", help="of the texts: en or zh")

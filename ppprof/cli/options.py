@@ -18,6 +18,13 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
+def add_ranks(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--rank``, which takes several."""
+    parser.add_argument(
+        "--rank", metavar="R", help="only these: 3, 0,8-15, or coordinates such as pp=0,mp=1"
+    )
+
+
 def add_part(parser: argparse.ArgumentParser) -> None:
     """Adds ``--window`` and ``--steps``."""
     parser.add_argument("--window", metavar="W", help="only this window, counted from 0")

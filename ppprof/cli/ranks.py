@@ -15,7 +15,7 @@ from ppprof.analysis.matching import offsets_by_starts
 from ppprof.analysis.ranks import GROUPS, group_steps, slowest
 from ppprof.analysis.steps import Steps
 from ppprof.cli import executors
-from ppprof.cli.options import Checks, add_cache, add_part, opened, whole_number
+from ppprof.cli.options import Checks, add_cache, add_part, add_ranks, opened, whole_number
 from ppprof.cli.terminal import tell
 from ppprof.errors import UsageError
 from ppprof.paths import located
@@ -48,7 +48,7 @@ def register(subparsers: Any) -> None:
         metavar="KEY,...",
         help=f"a row for each {', '.join(GROUPS[:-1])} or {GROUPS[-1]}, or combination (rank,step)",
     )
-    add("--rank", metavar="R", help="only these: 3, 0,8-15, or coordinates such as pp=0,mp=1")
+    add_ranks(parser)
     add_part(parser)
     add("--workers", metavar="N", help="read the traces in N processes; default: in this one")
     add(

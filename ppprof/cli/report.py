@@ -13,6 +13,7 @@ from ppprof.cli.options import (
     add_cache,
     add_output,
     add_part,
+    add_ranks,
     opened,
     problems_of_output,
     whole_number,
@@ -42,7 +43,7 @@ def register(subparsers: Any) -> None:
         help="run directory, or those of a run's nodes; or a directory of traces, or a trace file",
     )
     add("--baseline", metavar="BASE", help="a run to compare with")
-    add("--rank", metavar="R", help="only these: 3, 0,8-15, or coordinates such as pp=0,mp=1")
+    add_ranks(parser)
     add_part(parser)
     add("--language", choices=LANGUAGES, default="en", help="of the page: English or Chinese")
     add("--workers", metavar="N", help="read the traces in N processes; default: in this one")

@@ -78,7 +78,7 @@ class Lanes {
       Home: () => this.look(0, this.end),
       ArrowDown: () => this.step(1, 0), ArrowUp: () => this.step(-1, 0),
       ">": () => this.step(0, 1), ".": () => this.step(0, 1), "<": () => this.step(0, -1), ",": () => this.step(0, -1),
-      Enter: () => this.chosen && this.choose(this.chosen.span, true),
+      Enter: () => this.chosen && this.choose(this.chosen.span),
     };
     const act = actions[event.key];
     if (!act || event.ctrlKey || event.metaKey) return;
@@ -105,11 +105,11 @@ class Lanes {
     this.paint();
   }
 
-  choose(span, entered = false) {
+  choose(span) {
     const row = this.model.spans.findIndex((spans) => spans.includes(span));
     this.chosen = { row, at: this.model.spans[row].indexOf(span), span };
     this.announce(span);
-    if (this.onPick && (entered || true)) this.onPick(this, span);
+    if (this.onPick) this.onPick(this, span);
     this.paint();
   }
 
@@ -168,7 +168,7 @@ class Lanes {
 
   paintNow() {
     const { pen, rowHeight } = this;
-    const [text, soft, line, back] = ["text", "soft", "line", "back"].map(colour);
+    const [text, soft, line] = ["text", "soft", "line"].map(colour);
     pen.clearRect(0, 0, this.width, this.height);
     pen.font = "11px system-ui, sans-serif";
     pen.textBaseline = "middle";
@@ -186,11 +186,11 @@ class Lanes {
       pen.fillText(shortened(pen, label, this.gutter - 12), group ? 14 : 6, y + rowHeight / 2);
       pen.fillStyle = line;
       pen.fillRect(this.gutter, y + rowHeight - 1, this.width - this.gutter, 0.5);
-      this.paintRow(this.model.spans[row], y, back);
+      this.paintRow(this.model.spans[row], y);
     });
   }
 
-  paintRow(spans, y, back) {
+  paintRow(spans, y) {
     const { pen, gutter, rowHeight } = this;
     const perTime = 1 / this.perPixel;
     let painted = -1; // the last pixel that a narrow span has taken

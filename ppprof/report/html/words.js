@@ -17,7 +17,6 @@ function withUnit(value, units) {
 }
 const inTime = (ms) => withUnit(ms, [["s", 1e3], ["ms", 1], ["us", 1e-3], ["ns", 1e-6]]);
 const inBytes = (bytes) => withUnit(bytes, [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]]);
-const inPercent = (ratio) => `${ratio > 0 ? "+" : ""}${(ratio * 100).toFixed(1)}%`;
 
 // One tooltip for all that has a definition, by mouse and by keyboard; Escape takes it away.
 const tip = {
