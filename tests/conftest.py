@@ -3,39 +3,104 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
 import pytest
+from filelock import FileLock
 
-pytest.register_assert_rewrite("tests.oracles")
+pytest.register_assert_rewrite("tests.oracles", "tests.jobs")
+
+from tests.jobs.launching import CONFIGS, run, train  # noqa: E402
+
 collect_ignore = [  # programs of other environments
     "oracles/capture_torch.py",
-    "integrations/trainer_job.py",
+    "jobs/trainer_job.py",
 ]
-# Time says nothing about an example here: a busy machine is no failure.
-hypothesis.settings.register_profile(
-    "ppprof",
-    deadline=None,
-    derandomize="CI" in os.environ,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+
+_HEALTHY = [
+    hypothesis.HealthCheck.too_slow,  # a busy machine is no failure
+    hypothesis.HealthCheck.function_scoped_fixture,  # tmp_path: every example writes its files anew
+]
+# `dev` draws other examples at each run. `ci` draws the same ones each time, so that a commit is
+# judged by what it changes. `full`, of `make test-all`, draws fifty times as many.
+for _name, _examples in {"dev": 20, "ci": 20, "full": 1000}.items():
+    hypothesis.settings.register_profile(
+        _name,
+        max_examples=_examples,
+        deadline=None,
+        derandomize=_name == "ci",
+        print_blob=True,
+        suppress_health_check=_HEALTHY,
+    )
+hypothesis.settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if "CI" in os.environ else "dev")
 )
-hypothesis.settings.load_profile("ppprof")
+
+Make = Callable[[Path], None]
 
 
 @pytest.fixture(scope="session")
-def cpu_capture(tmp_path_factory):
-    """Directory of a real CPU capture and of Paddle's tables for it (oracles/capture_cpu.py)."""
-    directory = tmp_path_factory.mktemp("cpu_capture")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.oracles.capture_cpu", str(directory)],
-        cwd=Path(__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Make], Path]:
+    """``once(name, make)``: a folder that ``make`` fills once in the whole test run.
+
+    Every worker of pytest-xdist has session fixtures of its own; whichever needs the folder first
+    makes it, and the others wait for that.
+    """
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+
+    def made(name: str, make: Make) -> Path:
+        folder, is_made = base / f"shared_{name}", base / f"shared_{name}.made"
+        with FileLock(base / f"shared_{name}.lock"):
+            if not is_made.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed in the middle
+                folder.mkdir()
+                make(folder)
+                is_made.touch()
+        return folder
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def two_rank_job(once: Callable[[str, Make], Path]) -> tuple[Path, str]:
+    """Run directory and output of a data parallel training: two windows, every table."""
+    schedule = "{skip_first: 1, closed: 0, ready: 1, record: 3, repeat: 2}"
+    settings = (
+        *("Profiler.enable=True", f"Profiler.scheduler={schedule}", "Profiler.detailed=True"),
+        *("Profiler.formats=[json, json.gz, pb]", "Profiler.time_unit=us"),
     )
-    assert done.returncode == 0, done.stderr
-    return directory
+    return _trained(once, "two_rank_job", "pretrain_gpt_tiny_cpu_dp2", 2, *settings)
+
+
+@pytest.fixture(scope="session")
+def hybrid_job(once: Callable[[str, Make], Path]) -> tuple[Path, str]:
+    """Run directory and output of ``make profile-hybrid``: dp2 x mp2 x pp2 on eight ranks."""
+    config = "pretrain_gpt_tiny_cpu_dp2_mp2_pp2"
+    return _trained(once, "hybrid_job", config, 8, "Profiler.enable=True")
+
+
+def _trained(
+    once: Callable[[str, Make], Path], name: str, config: str, processes: int, *settings: str
+) -> tuple[Path, str]:
+    def make(folder: Path) -> None:
+        path = CONFIGS / f"{config}.yaml"
+        done = train(folder, *settings, config=path, processes=processes, code=0)
+        (folder / "printed").write_text(done.stdout + done.stderr)
+
+    folder = once(name, make)
+    return folder / "profiler_log", (folder / "printed").read_text()
+
+
+@pytest.fixture(scope="session")
+def cpu_capture(once: Callable[[str, Make], Path]) -> Path:
+    """Directory of a real CPU capture and of Paddle's tables for it (oracles/capture_cpu.py)."""
+
+    def make(folder: Path) -> None:
+        run(folder, "-m", "tests.oracles.capture_cpu", folder)
+
+    return once("cpu_capture", make)

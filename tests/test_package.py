@@ -78,6 +78,7 @@ def release(tmp_path_factory) -> tuple[Path, Path]:
     return sdist, wheel
 
 
+@pytest.mark.all
 @pytest.mark.install
 def test_what_is_in_the_wheel(release):
     with zipfile.ZipFile(release[1]) as wheel:
@@ -95,6 +96,7 @@ def test_what_is_in_the_wheel(release):
     assert {"train", "report", "paddle", "view", "dask"} <= set(about.get_all("Provides-Extra"))
 
 
+@pytest.mark.all
 @pytest.mark.install
 def test_what_is_in_the_source_distribution(release):
     """All that a packager needs to test what he builds."""
@@ -106,6 +108,7 @@ def test_what_is_in_the_source_distribution(release):
     } <= names
 
 
+@pytest.mark.jobs
 @pytest.mark.install
 def test_the_wheel_reads_a_run_where_nothing_else_is_installed(release, tmp_path):
     """In an environment of its own, without Paddle: every command that reads a trace."""

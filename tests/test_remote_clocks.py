@@ -39,6 +39,7 @@ def shifted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("shifted")
+@pytest.mark.all
 def test_events_are_where_they_happened_within_the_stated_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

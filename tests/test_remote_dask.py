@@ -17,6 +17,7 @@ pytestmark = pytest.mark.paddle
 from tests import remote_functions  # noqa: E402
 
 
+@pytest.mark.jobs
 def test_dask_workers_are_nodes_of_the_callers_table(tmp_path: Path) -> None:
     log = tmp_path / "log"
     block = {"enable": True, "profiler_log": str(log), "scheduler": [0, 1]}

@@ -44,11 +44,11 @@ def modules_of_gradients(tree: Tree, forward: pl.Series, is_module: Bool) -> Int
     is_backward = (category == "Backward").to_numpy() & is_module
     start = tree.hosts["start_ns"].to_numpy()
     parent = tree.hosts["parent"].fill_null(-1).to_numpy()
-    backward = tree.innermost(np.flatnonzero(is_backward))
+    backward = tree.enclosing(is_backward)  # a Backward with a link is no gradient of its own
     # What is inside a gradient and says so of itself, too, is a part of it.
-    is_gradient = (
-        (of >= 0) & (of < len(size)) & (backward >= 0) & ((parent < 0) | (of[parent] != of))
-    )
+    is_gradient = (of >= 0) & (of < len(size)) & (backward >= 0)
+    is_gradient &= (parent < 0) | (of[parent] != of)
+    is_gradient &= (category != "ProfileStep").to_numpy()  # damaged traces link steps as well
     rows = np.flatnonzero(is_gradient)
     rows = rows[start[of[rows]] < start[rows]]
     is_gradient = np.zeros(len(size), bool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from polars.testing import assert_frame_equal
 
 from ppprof.analysis.across import (
@@ -220,7 +220,6 @@ def test_tables_that_a_capture_left_say_nothing_of_self_time(tmp_path):
 
 
 @given(threads=random_traces.traces())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_self_times_add_up_to_the_time_in_operators(threads, tmp_path):
     profile = profile_of(tmp_path, *threads)
     operators = profile.tree.of_category("Operator")

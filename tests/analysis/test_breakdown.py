@@ -7,7 +7,7 @@ import textwrap
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.analysis.breakdown import PARTS, breakdown
@@ -18,7 +18,6 @@ from tests.fixtures.random_traces import traces
 from tests.fixtures.timeline import Thread, kernel, launch, memcpy, span, write
 
 OPS = {"a": "all_reduce", "b": "broadcast", "s": "isend", "r": "irecv", "w": "irecv.wait"}
-on_files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def drawn(text):
@@ -426,14 +425,12 @@ def counted(rows):
 
 
 @given(rows=drawings())
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_drawings_against_counting(rows, tmp_path):
     text = "\n".join(f"{label} {row}" for label, row in rows.items())
     assert table(tmp_path / "a.pb", *drawn(text)) == counted(rows)
 
 
 @given(threads=traces(newer_types=True))
-@on_files
 def test_parts_of_random_traces_add_up(threads, tmp_path):
     rows = breakdown(Profile(read(write(tmp_path / "a.pb", *threads)))).parts
     whole = rows.filter(part="step").select("step", "time_ns")

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections import defaultdict
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from ppprof.analysis.profile import Options, Profile
 from ppprof.analysis.summary import summarize
@@ -133,7 +133,6 @@ def test_tables_of_older_runs_keep_paddles_note(tmp_path):
 
 
 @given(threads=traces(newer_types=True))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_traces_against_counting(threads, tmp_path):
     """Between two neighbouring instants of a trace nothing changes: each such stretch is a tick."""
     threads = [_without_launches(thread) for thread in threads]

@@ -18,7 +18,7 @@ import re
 from itertools import product
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from ppprof.analysis.profile import Options, Profile
 from ppprof.report.text import Layout, render
@@ -93,6 +93,7 @@ def test_views_print_in_paddles_order(tmp_path):
     assert ours(read(path), views) == paddle_tables.load(path).text(views).split("\n")
 
 
+@pytest.mark.jobs
 def test_a_real_cpu_capture(cpu_capture):
     trace = read(cpu_capture / "capture.pb")
     assert "DygraphKernelLaunch" in trace.events["category"].unique()
@@ -101,16 +102,6 @@ def test_a_real_cpu_capture(cpu_capture):
         assert_equal(trace, theirs, chosen)
 
 
-random_examples = settings(
-    max_examples=150,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-
-
-@random_examples
 @given(threads=traces())
 def test_random_traces(threads, tmp_path):
     path = write(tmp_path / "a.pb", *threads)
@@ -123,7 +114,6 @@ def test_random_traces(threads, tmp_path):
         assert_equal(trace, theirs.text(**chosen), chosen)
 
 
-@random_examples
 @given(threads=traces(newer_types=True))
 def test_random_traces_with_newer_types(threads, tmp_path):
     path = write(tmp_path / "a.pb", *threads)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import ppprof
@@ -18,7 +18,7 @@ from ppprof.analysis.steps import Steps, select_steps
 from ppprof.trace import files, read
 from tests.fixtures import small_net
 from tests.fixtures.random_traces import traces
-from tests.fixtures.timeline import write
+from tests.fixtures.timeline import Thread, span, write
 
 KINETO = Path(__file__).parent.parent / "fixtures/kineto"
 MAIN, ENGINE = 41, 42
@@ -323,8 +323,36 @@ def test_a_real_backward_has_the_modules_of_its_forward():
     assert [path[-1] for path in blocks] == ["2", "1", "0"]
 
 
+@pytest.mark.parametrize("linked", ["Backward", "ProfileStep"])
+def test_a_link_of_a_backward_or_of_a_step_is_ignored(tmp_path, linked):
+    """
+    ::
+
+        ProfileStep   ########
+          Dataloader   #            what the second line's event is said to be the gradient of
+          Backward       #####      Backward: itself; ProfileStep: the one inside it
+            ProfileStep   ###
+    """
+    inner = span("ProfileStep", "ProfileStep#1", 4, 7)
+    backward = span("Backward", "b", 3, 8, inner)
+    loader = span("Dataloader", "d", 1, 2)
+    thread = Thread(31, "main", (span("ProfileStep", "ProfileStep#0", 0, 9, loader, backward),))
+    trace = read(write(tmp_path / "a.pb", thread))
+    categories = trace.events["category"].cast(pl.String).to_list()
+    row = len(categories) - 1 - categories[::-1].index(linked)
+    forward = [
+        categories.index("Dataloader") if at == row else None for at in range(len(categories))
+    ]
+    events = trace.events.with_columns(forward=pl.Series(forward, dtype=pl.Int64))
+    profile = Profile(dataclasses.replace(trace, events=events))
+    found, plain = (
+        modules(profile, profile.trace.events["step"], by_forward=by_forward).sort("path", "step")
+        for by_forward in (True, False)
+    )
+    assert found.equals(plain)
+
+
 @given(traces(), st.randoms(use_true_random=False))
-@settings(max_examples=60)
 def test_whoever_made_what_no_time_is_lost_or_counted_twice(tmp_path_factory, threads, random):
     """Links of any kind, such as damaged files have: to what lies inside, around, or in no step."""
     trace = read(write(tmp_path_factory.mktemp("a") / "a.pb", *threads))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import polars as pl
 import pytest
@@ -24,9 +26,18 @@ def run(seed, *, mean=100e6, steps=40, noise=0.03, of_ranks=0.01, drift=0.0, fir
     return pl.DataFrame(rows, schema, orient="row")
 
 
-@pytest.mark.parametrize("noise", [0.005, 0.03, 0.15])
-@pytest.mark.parametrize("steps", [5, 12, 40])
-def test_the_same_thing_twice_differs_once_in_twenty_at_the_most(noise, steps):
+@pytest.mark.parametrize(
+    ("steps", "noise"),
+    [
+        (12, 0.03),
+        *(
+            pytest.param(steps, noise, marks=pytest.mark.all)
+            for steps, noise in itertools.product((5, 12, 40), (0.005, 0.03, 0.15))
+            if (steps, noise) != (12, 0.03)
+        ),
+    ],
+)
+def test_the_same_thing_twice_differs_once_in_twenty_at_the_most(steps, noise):
     seen = [
         step_change(run(seed, noise=noise, steps=steps), run(seed + 1000, noise=noise, steps=steps))
         for seed in range(100)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import polars as pl
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ppprof.analysis.profile import Profile
@@ -256,7 +256,6 @@ def jobs(draw):
     return grid, orders, lambda *of: known.setdefault(of, seed.randint(1, 9))
 
 
-@settings(max_examples=60, deadline=None)
 @given(jobs(), st.integers(1, 2))
 def test_the_replay_takes_as_long_as_what_was_recorded(job, steps):
     grid, orders, duration = job
@@ -266,7 +265,6 @@ def test_the_replay_takes_as_long_as_what_was_recorded(job, steps):
     assert set(found["step_ns"][:2]) == {sum(lengths) / steps}
 
 
-@settings(max_examples=60, deadline=None)
 @given(jobs(), st.data())
 def test_where_some_are_slower_than_usual_no_repair_does_harm(job, data):
     """All passes of a kind are the same but for those of one worker."""

@@ -37,6 +37,7 @@ def job(tmp_path_factory):
     return ppprof.open(path)
 
 
+@pytest.mark.all
 def test_every_collective_is_met_by_its_whole_group(job):
     main_thread, *_ = gpu_job.threads(cluster_job.NUM_STEPS, cluster_job.NUM_LAYERS)
     counts = collectives_of(main_thread.inside)
@@ -51,6 +52,7 @@ def test_every_collective_is_met_by_its_whole_group(job):
     }
 
 
+@pytest.mark.all
 def test_clocks_are_bound_and_nobody_is_to_blame(job):
     made = job.cluster()
     assert {rank: at.method for rank, at in made.clocks.items()} == {
@@ -60,6 +62,7 @@ def test_clocks_are_bound_and_nobody_is_to_blame(job):
     assert not made.slow_groups["is_slow"].any()
 
 
+@pytest.mark.all
 def test_ranks_are_where_the_manifest_says(job):
     assert job.places.select("mp", "dp").rows() == [(rank % 8, rank // 8) for rank in range(16)]
     steps = job.cluster().steps

@@ -23,7 +23,7 @@ paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
 
 from ppprof.capture import finisher  # noqa: E402
-from tests.capture import toy  # noqa: E402
+from tests.jobs import toy  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -351,13 +351,14 @@ def test_a_read_only_directory_ends_the_recording_only(
     assert "Permission denied" in capsys.readouterr().err
 
 
+@pytest.mark.all
 def test_a_session_that_is_never_closed_closes_itself(tmp_path: Path) -> None:
     program = f"""
 import ppprof
 from ppprof.capture import finisher
 import sys
 finisher._COMMAND = (sys.executable, "-c", "")
-from tests.capture import toy
+from tests.jobs import toy
 step = toy.training()
 prof = ppprof.attach({{"enable": True, "profiler_log": {str(tmp_path / "log")!r}}})
 step(); prof.step()
@@ -369,9 +370,10 @@ raise SystemExit(7)
     assert ("ProfileStep", "ProfileStep#0") in toy.recorded(path)
 
 
+@pytest.mark.all
 def test_shapes_and_memory_cost_no_memory_outside_a_window(tmp_path: Path) -> None:
     def growth_mib(mode: str) -> float:
-        command = [sys.executable, "-m", "tests.capture.resident", str(tmp_path / mode), mode]
+        command = [sys.executable, "-m", "tests.jobs.resident", str(tmp_path / mode), mode]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return float(done.stdout)
@@ -424,13 +426,14 @@ def test_an_exception_keeps_a_triggered_window(tmp_path: Path, block: dict[str, 
     assert not paddle.profiler.utils.in_profiler_mode()
 
 
+@pytest.mark.all
 def test_sigterm_keeps_a_triggered_window(tmp_path: Path) -> None:
     program = f"""
 import os, signal, sys, time
 import ppprof
 from ppprof.capture import finisher
 finisher._COMMAND = (sys.executable, "-c", "")
-from tests.capture import toy
+from tests.jobs import toy
 step = toy.training()
 trigger = {{"slow_step": {{"times": 3}}, "steps": 500}}
 block = {{"enable": True, "profiler_log": {str(tmp_path / "log")!r}, "trigger": trigger}}
@@ -448,6 +451,7 @@ time.sleep(30)
     assert ("ProfileStep", "ProfileStep#50") in toy.recorded(path)
 
 
+@pytest.mark.jobs
 def test_a_window_ends_where_the_disk_space_given_to_it_does(
     tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,6 @@ from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import Session
 from ppprof.capture.steps import StepLog, StepRecord
 from ppprof.capture.timer import StepTimer
-from tests.launcher import launch
 
 MS = 1_000_000
 ROOT = Path(__file__).parents[2]
@@ -255,48 +254,6 @@ class TestFailures:
             + self.GOES_ON
         )
         assert len(lines.read_text().splitlines()) == 3
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``profiler_log`` of a real job of two ranks, both of which print."""
-    pytest.importorskip("visualdl", reason="needs the visualdl wheel")
-    folder = tmp_path_factory.mktemp("job")
-    output = launch(
-        folder, "pretrain_gpt_tiny_cpu_dp2", 2, "Profiler.visualdl_scalars=True",
-        "Profiler.print_ranks=all", "Engine.max_steps=12", "Engine.eval_freq=-1",
-    )  # fmt: skip
-    (folder / "output").write_text(output)
-    return folder / "profiler_log"
-
-
-@pytest.mark.paddle
-@pytest.mark.launch
-@pytest.mark.visualdl
-class TestOnVisualDLsPage:
-    """A real server on what the job left."""
-
-    def test_scalars_and_trace_are_one_run(self, log: Path) -> None:
-        from tests.oracles import visualdl_server
-
-        workers = ["rank_00000_dp0_pp0_sharding0_mp0", "rank_00001_dp1_pp0_sharding0_mp0"]
-        with visualdl_server.serve(log) as server:
-            run = visualdl_server.check_run(server, log, workers)
-            shown = server.scalars()
-            assert set(shown) == {run.name, str(log / "scalars/rank_00001")}
-            for rank, name in enumerate((run.name, str(log / "scalars/rank_00001"))):
-                lines = (log / f"steps/rank_{rank:05d}.jsonl").read_text().splitlines()
-                seen = shown[name]
-                # The mean over both replicas, as it is logged.
-                logged = (log.parent / "output").read_text().partition("step 5/12 loss ")[2][:8]
-                (_, first), *_ = seen.pop("train/loss")
-                assert first == pytest.approx(float(logged), abs=1e-6)
-                assert seen == expected([json.loads(line) for line in lines])
-
-    def test_ppprof_reads_the_run_as_before(self, log: Path) -> None:
-        import ppprof
-
-        assert ppprof.open(log).ranks == [0, 1]
 
 
 @pytest.mark.paddle

@@ -10,7 +10,7 @@ import ppprof
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
 
-from tests.capture import toy  # noqa: E402
+from tests.jobs import toy  # noqa: E402
 
 
 def recorded(log: Path, times: int) -> ppprof.Run:

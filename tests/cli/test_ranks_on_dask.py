@@ -115,6 +115,7 @@ def dying(trace, marker=None):
     return worker(trace)
 
 
+@pytest.mark.jobs
 def test_a_cluster_finds_the_same(run, address, capsys, monkeypatch):
     """Though its workers have another working directory."""
     monkeypatch.chdir(run.parent)
@@ -128,6 +129,7 @@ def test_a_cluster_finds_the_same(run, address, capsys, monkeypatch):
     assert len(alone.splitlines()) == 1 + 1 + 2 + 3 + 4
 
 
+@pytest.mark.all
 def test_two_workers_share_the_ranks(run, address):
     with executors.dask(address) as executor:
         made = [at.made for at in ppprof.open(run).each(slowly, executor=executor)]
@@ -137,6 +139,7 @@ def test_two_workers_share_the_ranks(run, address):
     assert os.getpid() not in processes
 
 
+@pytest.mark.all
 def test_a_broken_trace_is_named_and_left_out(run, address, tmp_path, capsys):
     for path in run.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -148,6 +151,7 @@ def test_a_broken_trace_is_named_and_left_out(run, address, tmp_path, capsys):
     assert str(broken) in err
 
 
+@pytest.mark.all
 def test_a_rank_whose_worker_dies_is_tried_again(run, address, tmp_path):
     work = partial(dying, marker=tmp_path / "died")
     with executors.dask(address) as executor:
@@ -156,6 +160,7 @@ def test_a_rank_whose_worker_dies_is_tried_again(run, address, tmp_path):
     assert (tmp_path / "died").exists()
 
 
+@pytest.mark.all
 def test_a_rank_that_costs_every_worker_is_named_and_left_out(run, address):
     told = []
     with executors.dask(address) as executor:
@@ -181,6 +186,7 @@ def test_what_a_process_pool_loses_is_named(run):
     assert left_out == {2, 3}
 
 
+@pytest.mark.all
 def test_what_is_left_when_all_workers_are_gone_for_good(run, tmp_path, monkeypatch):
     monkeypatch.setattr(executors, "_ABSENT_S", 0.5)
     monkeypatch.setattr(executors, "_LOOK_S", 0.1)
@@ -193,6 +199,7 @@ def test_what_is_left_when_all_workers_are_gone_for_good(run, tmp_path, monkeypa
     assert len(found) + len(told) == NUM_RANKS
 
 
+@pytest.mark.all
 def test_a_scheduler_without_workers(run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(executors, "ANSWER_S", 1)
     with cluster(tmp_path, 0) as address:
@@ -200,6 +207,7 @@ def test_a_scheduler_without_workers(run, tmp_path, capsys, monkeypatch):
     assert f"no worker for 1 s; start some: dask worker {address}" in capsys.readouterr().err
 
 
+@pytest.mark.all
 def test_a_cluster_without_ppprof(run, tmp_path, capsys):
     with cluster(tmp_path, 1, has_ppprof=False) as address:
         assert main(["ranks", str(run), "--dask", address]) == 2

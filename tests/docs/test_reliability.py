@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.launcher import ROOT
+from tests.jobs.launching import ROOT
 
 PAGE = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
 NAMED = re.findall(r"`(test_\w+)(?:::(test_\w+))?(?:\[(\w+)\])?`", PAGE)
@@ -22,7 +22,7 @@ def test_a_test_that_is_named_is_there(file: str, function: str, case: str) -> N
 
 
 def test_every_fault_has_a_row() -> None:
-    faults = ROOT / "tests/capture/test_faults.py"
+    faults = ROOT / "tests/jobs/test_faults.py"
     tested = re.findall(r'^    "(\w+)": Fault\(', faults.read_text(encoding="utf-8"), re.M)
     assert len(tested) > 20
     assert set(tested) == {case for file, _, case in NAMED if file == "test_faults" and case}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,13 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import ppprof
-from ppprof import rundir
-from tests.integrations.arrival import arrived
-
 ROOT = Path(__file__).parents[2]
 ATTACH = str(ROOT / "tools/attach.py")
-JOB = str(ROOT / "tests/integrations/script_job.py")
 BLOCK = "Profiler:\n  enable: True\n  scheduler: [2, 5]\n"
 
 
@@ -181,78 +174,3 @@ def test_without_enable_the_script_runs_by_itself(folder: Path) -> None:
     done = python(folder, ATTACH, "-c", "off.yaml", "x.py")
     assert (done.returncode, done.stdout) == (0, "False\n")
     assert done.stderr == "ppprof: Profiler.enable is False: the script runs as if by itself\n"
-
-
-def steps_of(run: Path, rank: int) -> list[int]:
-    lines = (run / rundir.steps_path(rank)).read_text().splitlines()
-    return [json.loads(line)["step"] for line in lines]
-
-
-def model_rows(run: Path, rank: int = 0) -> dict[str, int]:
-    (summary,) = arrived(run, f"summary/rank_{rank:05d}_w0.json")
-    tables = json.loads(summary.read_text())["tables"]
-    return {row["name"]: row["calls"] for row in tables["model"]}
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Losses of the job by itself."""
-    pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
-    folder = tmp_path_factory.mktemp("alone")
-    assert python(folder, JOB, "losses").returncode == 0
-    return (folder / "losses.0").read_text().splitlines()
-
-
-@pytest.mark.paddle
-@pytest.mark.launch
-class TestTraining:
-    def test_its_losses_are_its_own_and_a_window_is_recorded(
-        self, folder: Path, alone: list[str]
-    ) -> None:
-        done = python(folder, ATTACH, "-c", "on.yaml", "--", JOB, "losses")
-        assert done.returncode == 0, done.stderr
-        assert (folder / "losses.0").read_text().splitlines() == alone
-        run = folder / "profiler_log"
-        assert steps_of(run, 0) == list(range(12))
-        rows = model_rows(run)
-        assert {name: rows[name] for name in ("ProfileStep", "Backward", "Optimization")} == {
-            "ProfileStep": 3, "Backward": 3, "Optimization": 3,
-        }  # fmt: skip
-        assert rows["Dataloader"] >= 3
-        assert "IPS Unit: steps/s" in done.stdout
-        # One session, although the DataLoader's workers are forks of this process.
-        assert len(list(folder.glob("profiler_log/run_*"))) == 0
-
-    def test_an_exception_is_its_own_and_what_was_recorded_is_saved(self, folder: Path) -> None:
-        wide = ["-o", "Profiler.scheduler=[1, 90]"]
-        done = python(folder, ATTACH, "-c", "on.yaml", *wide, "--", JOB, "losses", "fail")
-        assert done.returncode == 1
-        (traceback,) = re.findall(r"^Traceback .*?^\w+Error: .*?$", done.stderr, re.M | re.S)
-        assert re.findall(r'File "(.*?)"', traceback) == [JOB, JOB]
-        assert len(ppprof.open(folder / "profiler_log").recordings) == 1
-        assert steps_of(folder / "profiler_log", 0) == [0, 1, 2, 3, 4]
-
-    def test_the_string_of_other_suites_is_a_block(self, folder: Path) -> None:
-        text = "batch_range=[2, 4]; profile_path=theirs; state=CPU"
-        done = python(folder, ATTACH, "--profiler-options", text, "--", JOB, "losses")
-        assert done.returncode == 0, done.stderr
-        assert steps_of(folder / "theirs", 0) == [0, 1, 2, 3]  # exit_on_finished
-        assert not (folder / "losses.0").exists()
-        assert model_rows(folder / "theirs")["ProfileStep"] == 2
-
-    def test_on_two_ranks_too(self, folder: Path) -> None:
-        launcher = ["-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--log_dir"]
-        by_itself = python(folder, *launcher, "log_alone", JOB, "alone")
-        assert by_itself.returncode == 0, by_itself.stdout + by_itself.stderr
-        script = [ATTACH, "-c", "on.yaml", "--", JOB, "attached"]
-        done = python(folder, *launcher, "log_attached", *script)
-        logs = "".join(path.read_text() for path in sorted(folder.glob("log_attached/workerlog.*")))
-        assert done.returncode == 0, logs
-        run = folder / "profiler_log"
-        for rank in (0, 1):
-            expected = (folder / f"alone.{rank}").read_text()
-            assert (folder / f"attached.{rank}").read_text() == expected
-            assert steps_of(run, rank) == list(range(12))
-            assert model_rows(run, rank)["ProfileStep"] == 3
-        assert rundir.read_manifest(run)["axes"]["degrees"][0] == 2
-        assert len(arrived(run, "*.paddle_trace.json", 2)) == 2

@@ -24,6 +24,7 @@ from tests.oracles.chromium import EXECUTABLE, SKIPPED, Opened, browser
 EVIL = "<img src=x onerror=alert(1)>"
 
 in_browser = [
+    pytest.mark.all,
     pytest.mark.browser,
     pytest.mark.skipif(EXECUTABLE is None, reason=SKIPPED),
 ]
@@ -295,8 +296,13 @@ def opened(chromium, pages):
 class TestInChromium:
     pytestmark = in_browser
 
-    @pytest.mark.parametrize("scheme", ["light", "dark"])
-    @pytest.mark.parametrize("name", ["run", "zh", "gpu"])
+    @pytest.mark.parametrize(
+        ("name", "scheme"),
+        [
+            pytest.param("run", "light", marks=pytest.mark.jobs),
+            *[("run", "dark"), ("zh", "light"), ("zh", "dark"), ("gpu", "light"), ("gpu", "dark")],
+        ],
+    )
     def test_every_chart_is_drawn(self, opened, name, scheme):
         found = opened(name, color_scheme=scheme)
         found.draw_all()

@@ -10,7 +10,7 @@ from ppprof.trace import read, write_paddle_json
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
 
-pytestmark = [pytest.mark.visualdl, pytest.mark.paddle]
+pytestmark = [pytest.mark.all, pytest.mark.visualdl, pytest.mark.paddle]
 pytest.importorskip("visualdl", reason="needs the visualdl wheel")
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 
@@ -122,6 +122,7 @@ def test_device_properties_are_shown(gpu_run):
     assert (gpu["name"], gpu["compute_capability"]) == ("Imaginary GPU 0", "9.0")
 
 
+@pytest.mark.jobs
 def test_a_real_cpu_capture_opens(cpu_capture, tmp_path):
     """Newer event types included, which VisualDL passes over."""
     trace = read(cpu_capture / "capture.pb")

@@ -11,7 +11,7 @@ from ppprof.trace import read_window, write_paddle_json
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import EPOCH_NS, write
 
-pytestmark = [pytest.mark.visualdl, pytest.mark.paddle]
+pytestmark = [pytest.mark.all, pytest.mark.visualdl, pytest.mark.paddle]
 pytest.importorskip("visualdl", reason="needs the visualdl wheel")
 
 from tests.oracles import visualdl_server  # noqa: E402

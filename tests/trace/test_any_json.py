@@ -6,19 +6,12 @@ import json
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.trace import read
 from ppprof.trace import source as source_module
 
-SETTINGS = settings(
-    max_examples=200,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 KEYS = ("name", "id", "ts", "args", "of", "traceEvents")
 texts = st.one_of(
     st.text(max_size=9), st.sampled_from(["}]", '},{"name":', '],"a":1}', "[{", "\\"])
@@ -45,7 +38,6 @@ def event(at: int, of: object, is_kineto: bool) -> dict[str, object]:
     }
 
 
-@SETTINGS
 @given(
     st.lists(values, min_size=1, max_size=12),
     st.dictionaries(st.sampled_from(("a", "b", "c")), values),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.trace.clock import MISSING, Clock
@@ -27,7 +27,6 @@ def arrays(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
     return start + ZERO_NS, dur
 
 
-@settings(deadline=None, derandomize=True, database=None)
 @given(st.lists(st.tuples(st.integers(0, 30 * 10**9), st.integers(0, 10**7)), min_size=1))
 def test_starts_are_within_the_slack(spans):
     start, dur = arrays([(0, 1), *spans])

@@ -15,7 +15,7 @@ from ppprof.trace import Trace, json_file, read, write_paddle_json, write_paddle
 from ppprof.trace.facts import FACTS, has_facts, put_together, taken_apart
 from ppprof.trace.schema import EVENTS
 from tests.fixtures.timeline import Thread, span, write
-from tests.trace.test_paddle_json import assert_same, random_traces
+from tests.trace.test_paddle_json import assert_same
 
 ALL = (
     "x[op=y axis=dp+sharding group=-3 bytes=64 dtype=float32 peers=0,4 "
@@ -214,7 +214,6 @@ def with_facts(trace: Trace, rows) -> Trace:
     return dataclasses.replace(trace, events=pl.DataFrame(table, schema, infer_schema_length=None))
 
 
-@random_traces
 @given(
     rows=st.lists(st.tuples(names, any_facts), max_size=4),
     category=st.sampled_from(["Forward", "Operator"]),
@@ -226,7 +225,6 @@ def test_json_carries_any_facts_of_host_events(rows, category, tmp_path):
     assert_same(read(tmp_path / "a.json"), trace)
 
 
-@random_traces
 @given(rows=st.lists(st.tuples(names, facts_of_events), max_size=4))
 def test_a_pb_carries_all_that_a_name_can(rows, tmp_path):
     trace = with_facts(spans(tmp_path, *("x" for _ in rows), category="Communication"), rows)
@@ -234,7 +232,6 @@ def test_a_pb_carries_all_that_a_name_can(rows, tmp_path):
     assert_same(read(tmp_path / "a.pb"), trace)
 
 
-@random_traces
 @given(
     rows=st.lists(st.tuples(names, any_facts), max_size=4),
     category=st.sampled_from(["Communication", "Backward", "Operator"]),

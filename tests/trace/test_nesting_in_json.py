@@ -42,6 +42,7 @@ def _events(path: Path) -> list[dict[str, Any]]:
     return events
 
 
+@pytest.mark.jobs
 def test_no_event_crosses_the_end_of_another(cpu_capture: Path, tmp_path: Path) -> None:
     write_paddle_json(read(cpu_capture / "capture.pb"), tmp_path / "ours.json")
     ours = _events(tmp_path / "ours.json")

@@ -30,7 +30,7 @@ import numpy as np
 import polars as pl
 import polars.selectors as cs
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from polars.testing import assert_frame_equal
 
 from ppprof.analysis.profile import Profile
@@ -45,14 +45,6 @@ from tests.trace.test_paddle_json_against_paddle import repaired
 TABLES = ("events", "memory", "kernels", "memsets")
 EXACT_NS = 16_000_000
 """Below it a float32 of microseconds is exact to the nanosecond."""
-
-random_traces = settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 def assert_same(one: Trace, other: Trace) -> None:
@@ -112,7 +104,12 @@ def _memory_in_microseconds(trace: Trace) -> pl.DataFrame:
     return table.with_columns(time_ns=pl.col("time_ns") // 1000).sort(pl.all())
 
 
-@pytest.fixture(params=[*sorted(gpu_traces.SOUND.keys() - {"ties"}), "cpu_capture"])
+@pytest.fixture(
+    params=[
+        *sorted(gpu_traces.SOUND.keys() - {"ties"}),
+        pytest.param("cpu_capture", marks=pytest.mark.jobs),
+    ]
+)
 def both(request, tmp_path):
     """One trace as Paddle's .pb and as Paddle's own JSON."""
     from tests.oracles import paddle_tables
@@ -145,7 +142,6 @@ def test_the_tables_from_paddles_json(both):
 
 
 @pytest.mark.paddle
-@random_traces
 @given(threads=traces(ties=False))
 def test_random_traces_in_paddles_json(threads, tmp_path):
     from tests.oracles import paddle_tables
@@ -183,7 +179,6 @@ def test_our_json_loses_nothing(name, tmp_path):
     assert_same(read(path), _with_visible_names(exact))
 
 
-@random_traces
 @given(threads=traces(newer_types=True))
 def test_random_traces_in_our_json(threads, tmp_path):
     exact, path = ours(tmp_path, *threads)

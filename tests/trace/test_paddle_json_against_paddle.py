@@ -23,7 +23,7 @@ from collections import Counter
 from decimal import Decimal
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from ppprof.trace import read, write_paddle_json
 from tests.fixtures import gpu_traces
@@ -77,13 +77,6 @@ def test_strict_and_exact(name, tmp_path):
     assert_exact(content, trees)
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 @given(threads=traces(newer_types=True))
 def test_random_traces_are_strict_and_exact(threads, tmp_path):
     assert_exact(*written(tmp_path, *threads))
@@ -178,7 +171,14 @@ def repaired(text: str, **options):
     return json.loads(escaped, **options)
 
 
-@pytest.fixture(params=["training", "ties", "one_step", "a real CPU capture"])
+@pytest.fixture(
+    params=[
+        "training",
+        "ties",
+        "one_step",
+        pytest.param("a real CPU capture", marks=pytest.mark.jobs),
+    ]
+)
 def both(request, tmp_path):
     """(our content, Paddle's content) of one trace; the capture is written twice by Paddle."""
     pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")

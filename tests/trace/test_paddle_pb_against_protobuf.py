@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.errors import TraceError
@@ -17,14 +17,6 @@ from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, to_p
 
 EVENT_NAMES = {number: name for name, number in EVENT_TYPES.items()}
 MEMORY_NAMES = {number: name for name, number in MEMORY_TYPES.items()}
-
-quick = settings(
-    max_examples=80,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 
 
 class Walk:
@@ -146,14 +138,12 @@ def test_fixed_traces(name, tmp_path):
     assert_read_as(read_bytes(tmp_path, trees.SerializeToString()), trees)
 
 
-@quick
 @given(threads=traces(newer_types=True))
 def test_random_traces(threads, tmp_path):
     trees = to_proto(threads)
     assert_read_as(read_bytes(tmp_path, trees.SerializeToString()), trees)
 
 
-@quick
 @given(threads=traces(), seed=st.integers(0, 2**32))
 def test_the_order_in_the_file_does_not_matter(threads, seed, tmp_path):
     """Siblings go by id, threads by theirs; ids need not be dense."""
@@ -256,7 +246,6 @@ def test_a_file_cut_short_is_refused_or_read(kept, tmp_path):
 TRAINING = to_proto(gpu_traces.training(1)).SerializeToString()
 
 
-@settings(quick, max_examples=300)
 @given(
     changes=st.lists(
         st.tuples(st.integers(0, len(TRAINING) - 1), st.integers(0, 255)), min_size=1, max_size=4

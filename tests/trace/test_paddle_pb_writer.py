@@ -6,7 +6,7 @@ import dataclasses
 
 import polars as pl
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from polars.testing import assert_frame_equal
 
 from ppprof.trace import read, write_paddle_pb
@@ -79,13 +79,6 @@ def _told(message) -> str:
     return "\n".join(line for line in lines if line.split(":")[0].strip() not in NOT_IN_A_TRACE)
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
 @given(threads=traces(newer_types=True))
 def test_random_traces_come_back(threads, tmp_path):
     exact = read(write(tmp_path / "a.pb", *threads))

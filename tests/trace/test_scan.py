@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.trace.fixed_layout import Scanner
@@ -42,7 +42,6 @@ def block_of(text: str) -> Block:
     return Block(bytearray(MARGIN) + data + bytes(MARGIN), len(data), 0, True)
 
 
-@settings(deadline=None, derandomize=True, database=None)
 @given(st.lists(events, min_size=1, max_size=12))
 def test_what_was_printed_is_read(values):
     text = Text(block_of("".join(printed(*value) for value in values)))
@@ -65,7 +64,6 @@ def test_what_was_printed_is_read(values):
     assert columns.keys() == {"name", "name_end", "n", "f", "g", "w", "w_end", "d"}
 
 
-@settings(deadline=None, derandomize=True, database=None)
 @given(events, st.integers(0, 10**6), st.integers(1, 255))
 def test_one_byte_that_differs_is_no_match_or_another_value(value, place, change):
     """A literal that is not there is never taken for one that is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ppprof.config import load_config
 from ppprof.train.command import notes, preflight
-from tests.train.job import CONFIG
+from tests.jobs.launching import CONFIG
 
 SHARDING = "Distributed.sharding"
 

@@ -15,7 +15,7 @@ from ppprof.topology import Topology  # noqa: E402
 from ppprof.train import engine as engines  # noqa: E402
 from ppprof.train.engine import Sharded  # noqa: E402
 from ppprof.train.grid import Grid  # noqa: E402
-from tests.train.job import CONFIG  # noqa: E402
+from tests.jobs.launching import CONFIG  # noqa: E402
 
 pytestmark = pytest.mark.paddle
 

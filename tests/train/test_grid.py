@@ -8,7 +8,7 @@ paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 
 from ppprof.config import load_config  # noqa: E402
 from ppprof.train.grid import _strategy  # noqa: E402
-from tests.train.job import CONFIG  # noqa: E402
+from tests.jobs.launching import CONFIG  # noqa: E402
 
 pytestmark = pytest.mark.paddle
 

@@ -1,0 +1,199 @@
+"""Where steps end, by real optimizers of Paddle; each program in a process of its own."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.launching import run
+
+pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+pytestmark = [pytest.mark.paddle, pytest.mark.all]
+
+BEFORE = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+from ppprof.integrations.optimizer_steps import OptimizerSteps
+
+def begin():
+    print("begin", end=" ")
+    return len(sys.argv) < 3 or bool(begun)
+
+begun = []
+watched = OptimizerSteps(
+    begin, lambda: print("step", end=" "), int(sys.argv[1]), lambda line: print(f"[{line}]", end=" ")
+)
+import paddle
+net = paddle.nn.Linear(2, 2)
+parameters = net.parameters()
+
+def backward():
+    loss = net(paddle.ones([1, 2])).sum()
+    loss.backward()
+    return loss
+
+def say(word):
+    print(word, end=" ")
+"""
+
+
+def seen(folder: Path, program: str, boundary: int = 1, *more: str) -> str:
+    """What a program and the steps seen in it print, in their order."""
+    program = BEFORE + textwrap.dedent(program)
+    return run(folder, "-c", program, str(boundary), *more).stdout.strip()
+
+
+def test_a_step_ends_after_each_step_of_the_optimizer_however_many_backwards_it_takes(
+    tmp_path: Path,
+) -> None:
+    program = """
+    optimizer = paddle.optimizer.AdamW(parameters=parameters)
+    for _ in range(2):
+        backward()
+        say("backward")
+        backward()
+        optimizer.step()
+        say("clear")
+        optimizer.clear_grad()
+    """
+    assert seen(tmp_path, program) == "begin backward step clear backward step clear"
+
+
+def test_minimize_is_a_step_too_and_so_are_the_steps_of_somebodys_own_class(tmp_path: Path) -> None:
+    program = """
+    sgd = paddle.optimizer.SGD(parameters=parameters)
+    sgd.minimize(backward())
+    say("own")
+    del sgd
+    class Own(paddle.optimizer.Momentum):
+        def step(self):
+            super().step()
+            say("inside")
+    own = Own(parameters=parameters)
+    backward()
+    own.step()
+    """
+    assert seen(tmp_path, program) == "begin step own inside step"
+
+
+@pytest.mark.jobs
+def test_a_scaler_and_its_optimizer_are_one_step_and_a_skipped_update_is_one(
+    tmp_path: Path,
+) -> None:
+    program = """
+    scaler = paddle.amp.GradScaler()
+    taken = paddle.amp.GradScaler.step
+    def step(self, optimizer):
+        if not skips:
+            taken(self, optimizer)
+    paddle.amp.GradScaler.step = step  # on a CPU a scaler never skips
+    optimizer = paddle.optimizer.Adam(parameters=parameters)
+    for skips in (True, False):
+        backward()
+        scaler.step(optimizer)
+        scaler.update()
+        say("updated")
+    scaler.step(optimizer=optimizer)
+    scaler.minimize(optimizer, backward())
+    """
+    assert seen(tmp_path, program) == "begin step updated step updated step step"
+
+
+def test_optimizers_in_optimizers_are_one_step(tmp_path: Path) -> None:
+    program = """
+    inner = paddle.optimizer.SGD(parameters=parameters)
+    outer = paddle.incubate.LookAhead(inner, k=2)
+    for _ in range(2):
+        backward()
+        outer.step()
+        say("next")
+    """
+    assert seen(tmp_path, program) == "begin step next step next"
+
+
+GAN = """
+discriminator = paddle.optimizer.SGD(parameters=parameters)
+generator = paddle.optimizer.Adam(parameters=parameters)
+for _ in range(2):
+    for optimizer in (discriminator, generator):
+        backward()
+        optimizer.step()
+        say(type(optimizer).__name__)
+"""
+
+
+@pytest.mark.jobs
+@pytest.mark.parametrize(
+    ("boundary", "printed"),
+    [(1, "begin step SGD {} Adam step SGD Adam"), (2, "begin SGD {} step Adam SGD step Adam")],
+)
+def test_of_several_optimizers_one_ends_the_steps(
+    tmp_path: Path, boundary: int, printed: str
+) -> None:
+    line = (
+        f"[several optimizers step, SGD (1) and Adam (2): a step ends with number {boundary}; "
+        "--optimizer N takes another]"
+    )
+    assert seen(tmp_path, GAN, boundary) == printed.format(line)
+
+
+def test_an_optimizer_that_follows_one_that_is_gone_takes_its_place(tmp_path: Path) -> None:
+    program = """
+    for kind in (paddle.optimizer.SGD, paddle.optimizer.Adam):
+        optimizer = kind(parameters=parameters)
+        backward()
+        optimizer.step()
+        say(kind.__name__)
+        del optimizer
+    """
+    assert seen(tmp_path, program) == "begin step SGD step Adam"
+
+
+def test_what_cannot_begin_yet_begins_with_the_first_step(tmp_path: Path) -> None:
+    program = """
+    optimizer = paddle.optimizer.SGD(parameters=parameters)
+    say("made")
+    begun.append(True)
+    for _ in range(2):
+        backward()
+        say("backward")
+        optimizer.step()
+    """
+    # Asked twice in making: by SGD and by the class that it inherits from.
+    assert (
+        seen(tmp_path, program, 1, "late") == "begin begin made backward begin step backward step"
+    )
+
+
+@pytest.mark.jobs
+def test_a_forked_child_a_static_program_and_a_step_that_raises_end_no_step(tmp_path: Path) -> None:
+    program = """
+    optimizer = paddle.optimizer.SGD(parameters=parameters)
+    sys.stdout.flush()
+    if not os.fork():
+        optimizer.step()
+        os._exit(0)
+    os.wait()
+    def fails(*_, **__):
+        raise ValueError("not now")
+    optimizer._apply_optimize = fails
+    backward()
+    try:
+        optimizer.step()
+    except ValueError as error:
+        say(error)
+    del optimizer._apply_optimize
+    optimizer.step()
+    paddle.enable_static()
+    x = paddle.static.data("x", [1, 2])
+    paddle.optimizer.SGD().minimize(paddle.static.nn.fc(x, 2).mean())
+    """
+    assert seen(tmp_path, program) == "begin not now step"
+
+
+def test_paddle_is_imported_by_the_program_alone(tmp_path: Path) -> None:
+    program = "from ppprof.integrations import script; import sys; print('paddle' in sys.modules)"
+    done = run(tmp_path, "-c", program)
+    assert done.stdout == "False\n"

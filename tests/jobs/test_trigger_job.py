@@ -1,0 +1,201 @@
+"""Windows on demand in real jobs: the same steps on all ranks, and nothing else kept."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ppprof import rundir
+
+pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+pytestmark = [pytest.mark.paddle, pytest.mark.all]
+
+from tests.jobs.launching import (  # noqa: E402
+    CONFIGS,
+    JOBS,
+    TRAIN,
+    output,
+    overrides,
+    run,
+    start,
+    wait_for,
+    workerlogs,
+)
+
+CONFIG = CONFIGS / "pretrain_gpt_tiny_cpu_dp2_mp2_pp2.yaml"
+
+
+class Job:
+    """A job that runs until `stop`."""
+
+    def __init__(self, folder: Path, num_ranks: int, block: dict[str, Any], *planted: int) -> None:
+        self.folder = folder
+        self.run = folder / "log"
+        program = (JOBS / "trigger_job.py", self.run, json.dumps(block), *map(str, planted))
+        self.process = start(folder, *program, processes=num_ranks)
+
+    def stop(self) -> None:
+        """Ends it, and checks that it ends well."""
+        (self.folder / "stop").touch()
+        assert self.process.wait(120) == 0, self.logs()
+
+    def logs(self) -> str:
+        """What all ranks say."""
+        return "".join(workerlogs(self.folder).values())
+
+    def wait_for(self, what: str) -> None:
+        """Until a file is in the folder."""
+        wait_for((self.folder / what).exists, self.process)
+
+    def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """``ppprof trigger``."""
+        return run(self.folder, "-m", "ppprof", "trigger", self.run, *arguments, code=None)
+
+    def windows(self) -> dict[int, dict[int, list[int]]]:
+        """Steps by window and rank, of the tables."""
+        found: dict[int, dict[int, list[int]]] = {}
+        for rank, window, path in rundir.summary_files(self.run):
+            found.setdefault(window, {})[rank] = json.loads(path.read_text())["steps"]
+        return found
+
+    def logged(self, rank: int) -> list[dict[str, Any]]:
+        """Step times."""
+        lines = (self.run / rundir.steps_path(rank)).read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@contextmanager
+def running(*args: Any) -> Iterator[Job]:
+    job = Job(*args)
+    try:
+        yield job
+    finally:
+        job.process.kill()
+        job.process.wait()
+
+
+def test_a_request_opens_the_same_steps_on_all_ranks(tmp_path: Path) -> None:
+    hook = [sys.executable, "-c", _NOTE, str(tmp_path / "notes")]
+    block = {"trigger": True, "scheduler": [4, 6], "on_window_end": hook}
+    with running(tmp_path, 2, block) as job:
+        job.wait_for("ready")
+        waited = job.ask("--steps", "3", "--wait")
+        assert waited.returncode == 0, waited.stderr
+        busy = job.ask("--steps", "9000")
+        refused = job.ask("--wait")
+        one = job.ask("--rank", "7")
+        (job.run / "trigger/request").touch()
+        time.sleep(1)
+        job.stop()
+        logs = job.logs()
+        late = job.ask()
+
+    files = [Path(line) for line in waited.stdout.splitlines()]
+    assert {path.name.split("_time_")[0] for path in files} == {
+        *(f"rank_0000{rank}_dp{rank}_pp0_sharding0_mp0" for rank in (0, 1)),
+        *("rank_00000_w1.json", "rank_00001_w1.json"),
+    }
+    windows = job.windows()
+    assert windows[0] == {0: [4, 5], 1: [4, 5]}
+    assert windows[1][0] == windows[1][1]
+    assert len(windows[1][0]) == 3
+    assert (
+        f"window 1: steps {windows[1][0][0]} to {windows[1][0][-1]} on ranks 0-1" in waited.stderr
+    )
+    for rank in (0, 1):
+        logged = [line["step"] for line in job.logged(rank) if line["window"] == 1]
+        assert logged == windows[1][0]
+    assert "heard of it" not in logs
+    assert "did not confirm" not in logs
+    assert busy.returncode == 0
+    assert "asked for 9000 steps on ranks 0-1" in busy.stdout
+    assert refused.returncode == 1
+    assert "no window: already recording: window 2, steps" in refused.stderr
+    assert logs.count("already recording: window 2, steps") == 2
+    assert one.returncode == 2
+    assert late.returncode == 3
+    assert "the job has ended" in late.stderr
+    notes = [json.loads(line) for line in (tmp_path / "notes").read_text().splitlines()]
+    assert sorted((note["rank"], note["window"]) for note in notes) == [
+        (rank, window) for rank in "01" for window in "012"
+    ]
+    assert all(len(note["files"]) == 2 and note["are_there"] for note in notes)
+
+
+_NOTE = """
+import json, os, pathlib, sys
+note = {"rank": os.environ["PPPROF_RANK"], "window": os.environ["PPPROF_WINDOW"], "files": sys.argv[2:]}
+note["are_there"] = all(pathlib.Path(path).is_file() for path in sys.argv[2:])
+with open(sys.argv[1], "a") as file:
+    print(json.dumps(note), file=file)
+"""
+
+
+def test_a_slow_step_of_any_rank_opens_a_window_and_only_slow_ones_stay(tmp_path: Path) -> None:
+    slow = {"times": 6, "cool_down": 1000}
+    block = {"trigger": {"file": False, "slow_step": slow, "steps": 3}}
+    with running(tmp_path, 2, block, 30, 1) as job:
+        deadline = time.monotonic() + 120
+        while "is deleted" not in job.logs() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        job.stop()
+    assert "step 30 of rank" in job.logs()
+    assert "window 0 is deleted: none of its steps took 6 times the median" in job.logs()
+    assert "what was recorded was not slow, and deleted" in job.logs()
+    assert job.windows() == {}
+    assert list(job.run.glob("raw/*")) == []
+    assert not (job.run / "trigger").exists()
+
+
+def test_slow_windows_stay_until_there_are_enough(tmp_path: Path) -> None:
+    slow = {"times": 6, "cool_down": 5, "max_windows": 2}
+    block = {"trigger": {"slow_step": slow, "steps": 4}, "formats": ["pb"]}
+    with running(tmp_path, 2, block, 30, 1, 4) as job:
+        job.wait_for("ready")
+        deadline = time.monotonic() + 120
+        while "there were max_windows 2" not in job.logs() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        job.stop()
+    windows = job.windows()
+    assert list(windows) == [0, 1], job.logs()
+    assert all(ranks[0] == ranks[1] for ranks in windows.values())
+    assert windows[1][0][0] > windows[0][0][-1] + 5
+    assert job.logs().count("there were max_windows 2") == 1
+
+
+def test_a_stage_of_a_pipeline_is_asked_for_while_fleet_trains(tmp_path: Path) -> None:
+    """``tools/train.py`` as dp2 x pp2; the ranks that are not asked log the same window."""
+    blocks = {
+        "Profiler": {"enable": True, "scheduler": None, "trigger": True},
+        "Distributed": {"mp_degree": 1},
+        "Engine": {"max_steps": 100_000, "eval_freq": -1},
+    }
+    settings = [
+        f"{block}.{key}={value}" for block, of in blocks.items() for key, value in of.items()
+    ]
+    program = (TRAIN, "-c", CONFIG, *overrides(*settings))
+    log = tmp_path / "profiler_log"
+    process = start(tmp_path, *program, processes=4)
+    try:
+        wait_for(lambda: "step 5/" in output(tmp_path), process, 200)
+        words = ("trigger", log, "--rank", "0,1", "--wait", "--timeout", "150")
+        asked = run(tmp_path, "-m", "ppprof", *words, code=None)
+    finally:
+        process.terminate()
+        process.wait(60)
+    assert asked.returncode == 0, asked.stderr + output(tmp_path)
+    found = {
+        rank: json.loads(path.read_text())["steps"] for rank, _, path in rundir.summary_files(log)
+    }
+    assert list(found) == [0, 1]
+    assert found[0] == found[1]
+    assert len(found[0]) == 4
+    assert all(Path(line).is_file() for line in asked.stdout.splitlines())
