@@ -1,6 +1,9 @@
 # make profile   train a tiny GPT on 2 CPU processes with the profiler on, and print the tables
 # make profile-hybrid   the same on 8, data, tensor and pipeline parallel
-# make test      every test            make check   lint, format, types
+# make check     lint, format, types
+# make test      everything that needs no training but one: run it after each change
+# make test-jobs real launches, a page in a browser, a server, an install: one case a feature
+# make test-all  both, every other launch, and many more random examples: before a release
 # make test-paddle26   captures, and trains data parallel, with Paddle 2.6.2 in .venv-26
 # make lock      pins anew what development installs; LOCK=requirements/dev.lock installs that
 # make integrations   the Trainers of PaddleNLP and PaddleFormers, in environments of their own
@@ -11,11 +14,13 @@ BIN := $(VENV)/bin
 LOCK ?=
 # Paddle 2.6.2 has wheels for Python 3.8 to 3.12.
 PYTHON26 ?= $(PYTHON)
+PYTEST := $(BIN)/python -m pytest
+ARGS ?=
 LAUNCH := $(BIN)/python -m paddle.distributed.launch --nproc_per_node
 
 TRAINERS := .venv-paddlenlp/.installed .venv-paddleformers/.installed
 
-.PHONY: profile profile-hybrid test test-paddle26 check lock integrations trainers bench install clean
+.PHONY: profile profile-hybrid test test-jobs test-all test-paddle26 check lock integrations trainers bench install clean
 
 install: $(VENV)/.installed
 
@@ -32,8 +37,17 @@ profile: install
 profile-hybrid: install
 	$(LAUNCH) 8 tools/train.py -c configs/gpt/pretrain_gpt_tiny_cpu_dp2_mp2_pp2.yaml -o Profiler.enable=True
 
+# A worker a core. The same random examples each time, so that a change is judged by what it changes.
 test: install
-	$(BIN)/python -m pytest
+	HYPOTHESIS_PROFILE=ci $(PYTEST) -n auto --dist worksteal -m "not jobs and not all" $(ARGS)
+
+test-jobs: install
+	HYPOTHESIS_PROFILE=ci $(PYTEST) -n 2 --dist loadscope -m jobs $(ARGS)
+
+# Launches one after the other: some measure times, and gloo gives up after 30 s.
+test-all: install
+	HYPOTHESIS_PROFILE=full $(PYTEST) -n auto --dist worksteal -m "not jobs and not all" $(ARGS)
+	HYPOTHESIS_PROFILE=full $(PYTEST) -m "jobs or all" $(ARGS)
 
 check: install
 	$(BIN)/ruff check .
@@ -53,7 +67,7 @@ $(VENV)-26/.installed: pyproject.toml
 	touch $@
 
 test-paddle26: install $(VENV)-26/.installed
-	PPPROF_PADDLE26_PYTHON=$(VENV)-26/bin/python $(BIN)/python -m pytest tests/test_paddle_26.py
+	PPPROF_PADDLE26_PYTHON=$(VENV)-26/bin/python $(PYTEST) tests/jobs/test_paddle_26.py
 
 trainers: $(TRAINERS)
 
@@ -64,7 +78,7 @@ $(TRAINERS): .venv-%/.installed: pyproject.toml
 	touch $@
 
 integrations: install trainers
-	$(BIN)/python -m pytest tests/integrations
+	$(PYTEST) tests/jobs/test_trainers.py tests/jobs/test_documented_integrations.py
 
 bench: install
 	$(BIN)/python -m benchmarks

@@ -361,9 +361,9 @@ def test_whoever_made_what_no_time_is_lost_or_counted_twice(tmp_path_factory, th
     forward = pl.Series(forward, dtype=pl.Int64)
     linked = hosts.with_columns(forward=forward.set(forward < 0, None))
     profile = Profile(dataclasses.replace(trace, events=linked))
-    told, plain = (
+    linked, plain = (
         modules(profile, profile.trace.events["step"], by_forward=by_forward)
         for by_forward in (True, False)
     )
-    sums = [of.group_by("step").agg(pl.col("self_ns").sum()).sort("step") for of in (told, plain)]
-    assert sums[0].rows() == sums[1].rows()
+    # A gradient that begins in another step than its Backward takes its time along to that step.
+    assert linked["self_ns"].sum() == plain["self_ns"].sum()

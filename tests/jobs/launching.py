@@ -12,6 +12,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = ROOT / "tools/train.py"
@@ -159,6 +162,11 @@ def norms(done: subprocess.CompletedProcess[str]) -> dict[int, float]:
     """Return the gradient norms that `train` printed, by step."""
     found = re.findall(r"step (\d+)/\d+ .* grad_norm ([\d.]+)", done.stdout + done.stderr)
     return {int(step): float(norm) for step, norm in found}
+
+
+def covering(case: str, *cases: str) -> Any:
+    """Return a case as a parameter, marked for ``make test-jobs`` if it is one of ``cases``."""
+    return pytest.param(case, marks=pytest.mark.jobs) if case in cases else case
 
 
 def wait_for(

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.paddle, pytest.mark.all]
 
 from ppprof import rundir  # noqa: E402
 from ppprof.trace import read  # noqa: E402
-from tests.jobs.launching import command, environment  # noqa: E402
+from tests.jobs.launching import command, covering, environment  # noqa: E402
 from tests.jobs.remains import (  # noqa: E402
     check_files,
     left_by_paddle,
@@ -170,17 +170,17 @@ def steps_left(log: Path) -> list[int] | None:
     return sorted(int(name.partition("#")[2]) for name in names)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+COVERING = ("exception", "sigterm", "sigkill", "disk_full", "never_closed")
+
+
+@pytest.mark.parametrize("name", [covering(name, *COVERING) for name in FAULTS])
 def test_a_fault_is_the_same_with_ppprof_and_costs_what_it_must(tmp_path: Path, name: str) -> None:
     fault = FAULTS[name]
-    if fault.disk and os.geteuid() != 0:
-        pytest.skip("needs root, to mount a small disk")
-    ways = ("nothing", "raw", "ppprof")
-    jobs = {way: start(tmp_path / way, way, name, fault) for way in ways}
-    nothing, raw, ours = (end(tmp_path / way, job) for way, job in jobs.items())
+    check_disk(fault)
+    jobs = {way: start(tmp_path / way, way, name, fault) for way in ("nothing", "ppprof")}
+    nothing, ours = (end(tmp_path / way, job) for way, job in jobs.items())
 
     assert (ours.code, ours.losses, ours.heard) == (nothing.code, nothing.losses, nothing.heard)
-    assert left_by_paddle(raw.log) == fault.raw
     assert len(ours.said) == len(fault.says), ours.said
     for line, expected in zip(ours.said, fault.says):
         assert re.fullmatch(expected, line), line
@@ -191,6 +191,20 @@ def test_a_fault_is_the_same_with_ppprof_and_costs_what_it_must(tmp_path: Path, 
     if steps is not None and fault.steps is not None:
         assert steps[: len(fault.steps)] == list(fault.steps)
         assert len(steps) <= len(fault.steps) + 1
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_paddles_own_profiler_leaves(tmp_path: Path, name: str) -> None:
+    fault = FAULTS[name]
+    check_disk(fault)
+    job = start(tmp_path / "raw", "raw", name, fault)
+    assert left_by_paddle(end(tmp_path / "raw", job).log) == fault.raw
+
+
+def check_disk(fault: Fault) -> None:
+    """Skip where a small disk cannot be mounted."""
+    if fault.disk and os.geteuid() != 0:
+        pytest.skip("needs root, to mount a small disk")
 
 
 @pytest.mark.parametrize("name", ["exception", "sigint", "exit", "out_of_memory"])

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs.launching import NO_DROPOUT, SMALL, losses, norms, train, workerlogs
+from tests.jobs.launching import (
+    NO_DROPOUT,
+    SMALL,
+    covering,
+    losses,
+    norms,
+    train,
+    workerlogs,
+)
 
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
 
@@ -51,10 +59,21 @@ GRIDS = {
     "sharding2 mp2, stage 2": (4, grid(stage=2, sharding=2, mp=2)),
     "sharding2 mp2, stage 3": (4, grid(stage=3, sharding=2, mp=2)),
     "dp2 mp2 pp2": (8, grid(dp=2, mp=2, pp=2)),
+    "sharding2 mp2, stage 3, sequence parallel, recompute": (
+        4,
+        [
+            *grid(stage=3, sharding=2, mp=2),
+            *("Model.sequence_parallel=True", "Model.use_recompute=True"),
+            "Model.recompute_granularity=full",
+        ],
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", GRIDS)
+COVERING = ("dp2 mp2 pp2", "sharding2 mp2, stage 3, sequence parallel, recompute")
+
+
+@pytest.mark.parametrize("name", [covering(name, *COVERING) for name in GRIDS])
 def test_a_grid_trains_what_one_process_does(
     name: str, alone: tuple[dict[int, float], dict[int, float]], tmp_path: Path
 ) -> None:
@@ -68,10 +87,11 @@ def test_a_grid_trains_what_one_process_does(
 @pytest.mark.parametrize(
     ("processes", "of_the_grid", "of_both"),
     [
-        (
+        pytest.param(
             3,
             [*grid(pp=3), "Model.virtual_pp_degree=2"],
             ["Model.num_layers=6", "Global.micro_batch_size=1", "Global.global_batch_size=6"],
+            marks=pytest.mark.jobs,
         ),
         (2, grid(mp=2), ["Model.fuse_attn_qkv=False"]),
         (  # norms above the size from which stage 3 divides parameters
@@ -98,7 +118,7 @@ def test_a_model_of_another_form_too(
     [
         (4, grid(mp=2, pp=2)),
         (4, grid(stage=1, sharding=2, pp=2)),
-        (2, grid(stage=2, sharding=2)),
+        pytest.param(2, grid(stage=2, sharding=2), marks=pytest.mark.jobs),
         (4, grid(stage=3, sharding=2, dp=2)),
     ],
     ids=["mp2 pp2", "sharding2 pp2", "sharding2, stage 2", "sharding2 dp2, stage 3"],
@@ -145,7 +165,7 @@ MISFITS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", MISFITS)
+@pytest.mark.parametrize("name", [covering(name, "degrees") for name in MISFITS])
 def test_what_does_not_divide_ends_the_job_with_one_message(name: str, tmp_path: Path) -> None:
     overrides, message = MISFITS[name]
     done = train(tmp_path, *overrides, processes=2)

@@ -10,7 +10,7 @@ import pytest
 from ppprof import rundir
 
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
-pytestmark = [pytest.mark.paddle, pytest.mark.all]
+pytestmark = [pytest.mark.paddle, pytest.mark.jobs]
 
 from tests.jobs import toy  # noqa: E402
 from tests.jobs.launching import JOBS, run  # noqa: E402

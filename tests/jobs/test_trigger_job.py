@@ -82,6 +82,7 @@ def running(*args: Any) -> Iterator[Job]:
         job.process.wait()
 
 
+@pytest.mark.jobs
 def test_a_request_opens_the_same_steps_on_all_ranks(tmp_path: Path) -> None:
     hook = [sys.executable, "-c", _NOTE, str(tmp_path / "notes")]
     block = {"trigger": True, "scheduler": [4, 6], "on_window_end": hook}

@@ -25,7 +25,9 @@ PROFILER = ("Profiler.enable=True", "Profiler.scheduler=[2,4]")
 GRID = ("Distributed.mp_degree=2", "Distributed.pp_degree=2")
 
 
-@pytest.fixture(scope="module", params=["namespaces", "loopback"])
+@pytest.fixture(
+    scope="module", params=["namespaces", pytest.param("loopback", marks=pytest.mark.jobs)]
+)
 def two(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Node, Node]]:
