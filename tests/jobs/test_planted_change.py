@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import polars as pl
 import pytest
 
 import ppprof
 from ppprof.report.diff import Shown, tables
-from tests.jobs.launching import CONFIG, JOBS, overrides, run
+from tests.jobs.planted import SLEEP_MS
 
 MS = 1_000_000
-SLEEP_MS = 40
-pytestmark = [pytest.mark.paddle, pytest.mark.all]
-
-
-def recorded(folder: Path, planted: str, *more: str) -> ppprof.Run:
-    """Eight recorded steps of a tiny GPT with that planted in it."""
-    settings = ["Profiler.enable=True", "Profiler.scheduler=[12, 20]", "Profiler.formats=[pb]",
-             "Engine.max_steps=60", "Engine.eval_freq=-1", *more]  # fmt: skip
-    folder.mkdir()
-    program = (JOBS / "planted_job.py", planted, "-c", CONFIG, *overrides(*settings))
-    run(folder, *program)
-    return ppprof.open(folder / "profiler_log")
-
-
-@pytest.fixture(scope="module")
-def baseline(tmp_path_factory):
-    return recorded(tmp_path_factory.mktemp("base") / "run", "nothing")
 
 
 def own_changes(diff):
@@ -37,9 +18,8 @@ def own_changes(diff):
     return diff.modules.filter(pl.col("depth") > 0).sort(by, descending=True).rows(named=True)
 
 
-def test_a_slow_layer(baseline, tmp_path):
-    slow = recorded(tmp_path / "run", f"layer:1:{SLEEP_MS / 1000}")
-    diff = ppprof.diff(baseline, slow)
+def test_a_slow_layer(planted_run):
+    diff = ppprof.diff(planted_run("nothing"), planted_run("slow_layer"))
     first, second, *_ = own_changes(diff)
     assert (first["name"], first["is_clear"]) == ("Block", True)
     assert first["delta_self_ns"] == pytest.approx(SLEEP_MS * MS, rel=0.1)
@@ -52,8 +32,8 @@ def test_a_slow_layer(baseline, tmp_path):
     assert shown["op"].is_empty()
 
 
-def test_a_swapped_operator(baseline, tmp_path):
-    diff = ppprof.diff(baseline, recorded(tmp_path / "run", "operator:relu"))
+def test_a_swapped_operator(planted_run):
+    diff = ppprof.diff(planted_run("nothing"), planted_run("other_operator"))
     changed = diff.operators.filter(pl.col("status") != "both")
     assert dict(changed.select("name", "status").rows()) == {
         "gelu": "gone", "Global_GeluGradNode": "gone",
@@ -65,8 +45,8 @@ def test_a_swapped_operator(baseline, tmp_path):
     assert "gelu" in tables(diff, Shown(views=("op",)))["op"]["name"]
 
 
-def test_an_added_layer(baseline, tmp_path):
-    diff = ppprof.diff(baseline, recorded(tmp_path / "run", "nothing", "Model.num_layers=3"))
+def test_an_added_layer(planted_run):
+    diff = ppprof.diff(planted_run("nothing"), planted_run("added_layer"))
     new = diff.modules.filter(status="new")
     assert new["name"].to_list()[0] == "Block"
     assert new["depth"].to_list().count(new["depth"][0]) == 1
@@ -76,12 +56,10 @@ def test_an_added_layer(baseline, tmp_path):
     assert diff.change.ratio > 0
 
 
-def test_workers_for_a_slow_dataset(tmp_path):
+def test_workers_for_a_slow_dataset(planted_run):
     """8 samples of 10 ms: without workers 80 ms a step, of which a thread of Paddle's hides some."""
-    slow = "data:0:0.01"
-    none = recorded(tmp_path / "none", slow, "Data.Train.loader.num_workers=0")
-    two = recorded(tmp_path / "two", slow, "Data.Train.loader.num_workers=2")
-    diff = ppprof.diff(none, two)
+    names = ("dataset_without_workers", "dataset_with_workers")
+    diff = ppprof.diff(*map(planted_run, names))
     first = own_changes(diff)[0]
     assert (first["name"], first["status"]) == ("Dataloader", "both")
     assert first["delta_self_ns"] < 0
@@ -92,10 +70,10 @@ def test_workers_for_a_slow_dataset(tmp_path):
     assert diff.change.verdict == "faster"
 
 
-def test_the_same_again(baseline, tmp_path):
+def test_the_same_again(planted_run):
     # One pair in twenty may differ by chance; two in a row, one in four hundred.
-    again = (recorded(tmp_path / name, "nothing") for name in ("once", "twice"))
-    diffs = (ppprof.diff(baseline, run) for run in again)
+    again = map(planted_run, ("nothing_again", "nothing_once_more"))
+    diffs = (ppprof.diff(planted_run("nothing"), run) for run in again)
     diff = next((diff for diff in diffs if diff.change.verdict == "no difference seen"), None)
     assert diff is not None
     assert diff.comparability.score == 1

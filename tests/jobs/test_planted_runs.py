@@ -1,0 +1,50 @@
+"""The committed runs are those that today's code records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import ppprof
+from ppprof import rundir
+from tests.jobs import planted
+
+
+def test_each_run_is_committed_and_nothing_else() -> None:
+    assert {path.name for path in planted.COMMITTED.iterdir()} == planted.RUNS.keys()
+
+
+def shape(run: ppprof.Run) -> dict[str, object]:
+    """Return what does not depend on how fast a machine is."""
+    manifest = rundir.read_manifest(run.paths[0])
+    return {
+        "manifest": sorted(manifest),
+        "axes": manifest["axes"],
+        "groups": manifest["groups"],
+        "profiler": manifest["profiler"] | {"profiler_log": ""},
+        "config": manifest["config"],
+        "calls": {
+            rank: run.summary("op", rank=rank).select("name", "calls").sort("name").rows()
+            for rank in run.ranks
+        },
+        "collectives": run.events()
+        .filter(category="Communication")
+        .group_by("rank", "step", pl.col("name", "axis", "peers").cast(pl.String), "bytes")
+        .len()
+        .sort(pl.all())
+        .rows(),
+    }
+
+
+@pytest.mark.paddle
+@pytest.mark.all
+@pytest.mark.parametrize("name", planted.RUNS)
+def test_a_run_recorded_anew_is_like_the_committed_one(
+    name: str, once: Callable[[str, Callable[[Path], object]], Path]
+) -> None:
+    folder = once(f"planted_{name}", lambda folder: planted.record(name, folder))
+    anew = ppprof.open(folder / "profiler_log")
+    assert shape(anew) == shape(ppprof.open(planted.COMMITTED / name))
