@@ -234,6 +234,8 @@ def _windows(
     # Here is where Paddle's private parts are touched first, and a Paddle that we have not seen
     # may have moved them.
     try:
+        from ppprof.capture.collectives import Collectives
+        from ppprof.capture.fleet import FleetSpans
         from ppprof.capture.recorder import Recorder
         from ppprof.capture.windows import Windows
 
@@ -241,7 +243,8 @@ def _windows(
         if most is not None:
             budget = Budget(run, job.rank, most, profiler.formats)
         recorder = Recorder(profiler, prints)
-        return Windows(recorder, finisher, run, job.rank, job.topology, budget)
+        wrappers = (Collectives(job.topology), FleetSpans())
+        return Windows(recorder, finisher, run, job.rank, job.topology, budget, wrappers)
     except Exception as error:
         tell(f"rank {job.rank}: cannot record: {error}; the training goes on without")
         return None

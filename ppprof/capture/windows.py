@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from ppprof import rundir
 from ppprof.capture.budget import Budget
-from ppprof.capture.collectives import Collectives
 from ppprof.capture.finisher import Finisher
-from ppprof.capture.fleet import FleetSpans
-from ppprof.capture.recorder import Recorder
 from ppprof.capture.schedule import State
 from ppprof.capture.talk import reason, tell
 from ppprof.topology import Topology
 from ppprof.units import MEGABYTE
+
+if TYPE_CHECKING:  # it imports Paddle, which this module does without
+    from ppprof.capture.recorder import Recorder
+
+
+class Wrapper(Protocol):
+    """Something that records more than Paddle does, by wrapping functions during a window."""
+
+    def put_on(self) -> None:
+        """Wrap them."""
+
+    def take_off(self) -> None:
+        """Restore them."""
 
 
 class Windows:
@@ -29,9 +41,10 @@ class Windows:
         rank: int,
         topology: Topology,
         budget: Budget | None = None,
+        wrappers: Sequence[Wrapper] = (),
     ) -> None:
         self._recorder = recorder
-        self._wrappers = (Collectives(topology), FleetSpans())
+        self._wrappers = wrappers
         self._finisher = finisher
         self._run = run
         self._rank = rank
