@@ -233,14 +233,16 @@ def trace_or_reason(tmp_path, raw: bytes):
 SMALL = to_proto(gpu_traces.one_step()).SerializeToString()
 
 
-@pytest.mark.parametrize("kept", range(1, len(SMALL), 7))
-def test_a_file_cut_short_is_refused_or_read(kept, tmp_path):
+def test_a_file_cut_short_is_refused_or_read(tmp_path):
     """Never another error; a cut between two top-level messages leaves a sound, smaller file."""
-    outcome = trace_or_reason(tmp_path, SMALL[:kept])
-    if isinstance(outcome, str):
-        assert str(tmp_path) in outcome
-    else:
-        assert outcome.events.height in (0, 4)
+
+    def is_sound(kept):
+        outcome = trace_or_reason(tmp_path, SMALL[:kept])
+        if isinstance(outcome, str):
+            return str(tmp_path) in outcome
+        return outcome.events.height in (0, 4)
+
+    assert [kept for kept in range(1, len(SMALL), 7) if not is_sound(kept)] == []
 
 
 TRAINING = to_proto(gpu_traces.training(1)).SerializeToString()
