@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
 from ppprof.config import load_config
-from ppprof.train.command import notes, preflight
+from ppprof.train.command import main, notes, preflight
 from tests.jobs.launching import CONFIG
 
 SHARDING = "Distributed.sharding"
@@ -27,3 +32,80 @@ def test_what_a_cpu_has_no_use_for_is_said() -> None:
     assert told == [not_offloaded, *on_a_cpu]
     on_gpu = load_config(CONFIG, [*overrides, "Global.device=gpu"], world_size=2)
     assert [note.partition(": ")[2] for note in notes(on_gpu)] == [not_offloaded]
+
+
+@pytest.fixture
+def refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """``refusal("K=V", processes=2)``: what ``tools/train.py`` prints before it exits with 2."""
+
+    monkeypatch.chdir(tmp_path)
+
+    def refused(*overrides: str, processes: int = 1) -> str:
+        monkeypatch.setenv("PADDLE_TRAINERS_NUM", str(processes))
+        options = [part for override in overrides for part in ("-o", override)]
+        assert main(["-c", str(CONFIG), *options]) == 2
+        return capsys.readouterr().err
+
+    return refused
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["Engine.max_step=3", "Model.hidden_size=0"], "Model.hidden_size: 0: expected at least 1"),
+        (["Data.Train.dataset.input=/nowhere"], "/nowhere: no text there; expected a file"),
+        (["Distributed.mp_degree=2", "Distributed.dp_degree=1"], "but 1 processes were launched"),
+        (["Model.vocab_size=100"], "Model.vocab_size: 100: bytes need 256 at least"),
+        (["Profiler.enable=True", "Profiler.profiler_log=file/log"], "is a file; expected a dir"),
+        (["Data.Train.dataset.max_seq_len=65"], "65: more than Model.max_position_embeddings 64"),
+        (["Data.Train.dataset.split=[0, 0, 0]"], "(0.0, 0.0, 0.0): expected three shares: train"),
+        (["Data.Eval.dataset.split=[9, -1, 0]"], "(9.0, -1.0, 0.0): expected three shares: train"),
+        (["Engine.save_load.ckpt_dir=gone"], "gone: no such directory; expected a checkpoint"),
+        (
+            ["Optimizer.name=Lamb", "Model.module=MoEModule"],
+            "Model.module: MoEModule: expected GPTModule\n"
+            "-o Optimizer.name=Lamb: Optimizer.name: Lamb: expected AdamW or FusedAdamW",
+        ),
+        (
+            ["Optimizer.lr.name=Linear", "Optimizer.grad_clip.name=ByValue"],
+            "Optimizer.lr.name: Linear: expected CosineAnnealingWithWarmupDecay\n"
+            "-o Optimizer.grad_clip.name=ByValue: Optimizer.grad_clip.name: ByValue: "
+            "expected ClipGradByGlobalNorm",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(
+    refusal: Callable[..., str], overrides: list[str], message: str
+) -> None:
+    Path("file").write_text("")
+    assert message in refusal(*overrides)
+
+
+MISFITS = {
+    "degrees": (["Distributed.dp_degree=1", "Distributed.mp_degree=3"], "dp 1 x mp 3 x pp 1 x sharding 1 = 3, but 2 processes were"),
+    "stages": (
+        ["Distributed.pp_degree=2", "Model.num_layers=3"], "Model.num_layers: 3: expected a multiple of pp_degree 2",
+    ),
+    "heads": (
+        ["Distributed.mp_degree=2", "Model.num_attention_heads=1"],
+        "Model.num_attention_heads: 1 heads: expected a multiple of mp_degree 2",
+    ),
+    "vocabulary": (
+        ["Distributed.mp_degree=2", "Model.vocab_size=257"],
+        "Model.vocab_size: 257 tokens: expected a multiple of mp_degree 2",
+    ),
+    "batch": (
+        ["Distributed.dp_degree=2", "Global.global_batch_size=7", "Global.local_batch_size=null"],
+        "Global.global_batch_size: 7 samples over dp x sharding = 2 ranks: expected a multiple",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_does_not_divide_is_one_message(name: str, refusal: Callable[..., str]) -> None:
+    overrides, message = MISFITS[name]
+    printed = refusal(*overrides, processes=2)
+    assert printed.count(message) == 1
+    assert printed.count("\n") == 1
