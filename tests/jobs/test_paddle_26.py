@@ -16,8 +16,11 @@ from ppprof import open as open_run
 from tests.jobs.launching import CONFIGS, ROOT, TRAIN, run
 
 PYTHON = os.environ.get("PPPROF_PADDLE26_PYTHON", "")
-ESSENTIALS = ("capture", "session", "collectives", "launch", "timer", "spans", "steps")
-"""Of tests/capture: what a window holds and that it equals Paddle's own, at home and on two ranks."""
+ESSENTIALS = (
+    *("capture/test_capture", "capture/test_session", "capture/test_collectives"),
+    *("capture/test_timer", "capture/test_spans", "capture/test_steps", "jobs/test_launch"),
+)
+"""what a window holds and that it equals Paddle's own, at home and on two ranks."""
 
 pytestmark = [
     pytest.mark.paddle,
@@ -41,7 +44,7 @@ def test_it_is_paddle_26(tmp_path):
 
 
 def test_a_capture_there_is_paddles_own(tmp_path):
-    files = [ROOT / f"tests/capture/test_{name}.py" for name in ESSENTIALS]
+    files = [ROOT / f"tests/{name}.py" for name in ESSENTIALS]
     told = printed(ROOT, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
     assert re.search(r"\d+ passed", told)
 
