@@ -24,6 +24,7 @@ from ppprof.errors import UsageError
 from ppprof.trace import read
 from tests.fixtures import gpu_traces, random_traces
 from tests.fixtures.timeline import Thread, kernel, launch, memcpy, span, write
+from tests.fixtures.words import words
 
 PLACES = {0: "dp0_mp0", 1: "dp0_mp1", 2: None}
 
@@ -41,8 +42,9 @@ RANKS = {
     # relu           [10              50]                    with compute, which calls add
     # add                 [25   35]            [60   70]
     0: step(
-        span("Operator", "relu", 10, 50,
-            span("OperatorInner", "compute", 20, 40, span("Operator", "add", 25, 35))),
+        span("Operator", "relu", 10, 50).around(
+            span("OperatorInner", "compute", 20, 40, span("Operator", "add", 25, 35))
+        ),
         span("Operator", "add", 60, 70),
     ),
     # relu           [10  20]
@@ -50,7 +52,7 @@ RANKS = {
     1: step(span("Operator", "relu", 10, 20), span("Operator", "embed", 30, 90)),
     # nothing but a span of its own
     2: step(span("PythonUserDefined", "wait", 5, 195)),
-}  # fmt: skip
+}
 
 
 def tables_of(view, directory, threads=RANKS):
@@ -63,12 +65,12 @@ def tables_of(view, directory, threads=RANKS):
 def test_a_row_an_operator_and_rank(tmp_path):
     table = by_rank("op", tables_of("op", tmp_path), PLACES, "cpu_total")
     assert table.schema["rank"] == pl.Int64
-    assert table.columns == [
-        "rank", "coordinate", "name", "calls",
-        "cpu_total_ns", "cpu_avg_ns", "cpu_max_ns", "cpu_min_ns",
-        "gpu_total_ns", "gpu_avg_ns", "gpu_max_ns", "gpu_min_ns",
-        "cpu_ratio", "gpu_ratio", "node", "cpu_self_ns", "cpu_self_ratio",
-    ]  # fmt: skip
+    assert table.columns == words(
+        "rank coordinate name calls",
+        "cpu_total_ns cpu_avg_ns cpu_max_ns cpu_min_ns",
+        "gpu_total_ns gpu_avg_ns gpu_max_ns gpu_min_ns",
+        "cpu_ratio gpu_ratio node cpu_self_ns cpu_self_ratio",
+    )
     assert table.drop(pl.selectors.starts_with("gpu_"), "node").rows() == [
         (1, "dp0_mp1", "embed", 1, 60, 60.0, 60, 60, 60 / 70, 60, 60 / 70),
         (0, "dp0_mp0", "relu", 1, 40, 40.0, 40, 40, 40 / 60, 30, 30 / 50),
@@ -81,10 +83,10 @@ def test_a_row_an_operator_with_what_differs_most_on_top(tmp_path):
     table = by_name("op", tables_of("op", tmp_path), PLACES, "cpu_total")
     assert table.schema["median_ns"] == pl.Float64
     assert table.schema["spread_ns"] == table.schema["max_rank"] == pl.Int64
-    assert table.columns == [
-        "name", "num_ranks", "calls", "total_ns", "compared",
-        "min_ns", "median_ns", "max_ns", "spread_ns", "max_rank", "max_coordinate",
-    ]  # fmt: skip
+    assert table.columns == words(
+        "name num_ranks calls total_ns compared",
+        "min_ns median_ns max_ns spread_ns max_rank max_coordinate",
+    )
     assert table.rows() == [
         ("embed", 1, 1, 60, "cpu_total", 0, 0.0, 60, 60, 1, "dp0_mp1"),
         ("relu", 2, 2, 50, "cpu_total", 0, 10.0, 40, 40, 0, "dp0_mp0"),
@@ -105,8 +107,11 @@ def test_a_rank_without_a_call_has_no_average_and_nobody_stands_out_alone(tmp_pa
 def test_the_smallest_first_where_minima_are_asked_for(tmp_path):
     table = by_rank("op", tables_of("op", tmp_path), PLACES, "cpu_min")
     assert table.select("name", "rank", "cpu_min_ns").rows() == [
-        ("relu", 0, 40), ("relu", 1, 10), ("add", 0, 10), ("embed", 1, 60)
-    ]  # fmt: skip
+        ("relu", 0, 40),
+        ("relu", 1, 10),
+        ("add", 0, 10),
+        ("embed", 1, 60),
+    ]
 
 
 def test_of_several_ranks_with_the_maximum_the_first_is_named(tmp_path):
@@ -168,25 +173,28 @@ def test_phases_and_communication_keep_their_order(tmp_path):
     }
     phases = by_rank("model", tables_of("model", tmp_path, threads), {}, "cpu_total")
     assert phases.select("name", "rank", "calls", "cpu_total_ns").rows() == [
-        ("ProfileStep", 0, 1, 200), ("ProfileStep", 1, 1, 200),
-        ("Forward", 0, 1, 40), ("Forward", 1, 1, 20),
+        ("ProfileStep", 0, 1, 200),
+        ("ProfileStep", 1, 1, 200),
+        ("Forward", 0, 1, 40),
+        ("Forward", 1, 1, 20),
         ("Backward", 1, 1, 10),
-        ("Others", 0, None, 160), ("Others", 1, None, 170),
-    ]  # fmt: skip
+        ("Others", 0, None, 160),
+        ("Others", 1, None, 170),
+    ]
     differ = by_name("model", tables_of("model", tmp_path, threads), {}, "cpu_total")
     assert differ.select("name", "calls", "min_ns", "max_ns", "max_rank").rows() == [
-        ("Forward", 2, 20, 40, 0), ("Others", None, 160, 170, 1), ("Backward", 1, 0, 10, 1),
+        ("Forward", 2, 20, 40, 0),
+        ("Others", None, 160, 170, 1),
+        ("Backward", 1, 0, 10, 1),
         ("ProfileStep", 2, 200, 200, None),
-    ]  # fmt: skip
+    ]
     communication = tables_of("dist", tmp_path, threads)
     assert by_rank("dist", communication, {}, "cpu_total").rows()[2:4] == [
         (0, None, "Communication", 10, 10 / 200, None),
         (1, None, "Communication", 40, 40 / 200, None),
     ]
     differ = by_name("dist", communication, {}, "gpu_avg")
-    assert differ.rows()[0] == (
-        "Communication", 2, None, 50, "time", 10, 25.0, 40, 30, 1, None
-    )  # fmt: skip
+    assert differ.rows()[0] == ("Communication", 2, None, 50, "time", 10, 25.0, 40, 30, 1, None)
 
 
 def test_nothing_anywhere_is_a_table_without_rows(tmp_path):
@@ -215,8 +223,9 @@ def test_rows_are_those_of_the_rank(tmp_path):
 def test_tables_that_a_capture_left_say_nothing_of_self_time(tmp_path):
     table = comparable("op", summarize(profile_of(tmp_path, RANKS[0]), "op"))
     assert table.select("name", "cpu_self_ns", "cpu_self_ratio").rows() == [
-        ("relu", None, None), ("add", None, None)
-    ]  # fmt: skip
+        ("relu", None, None),
+        ("add", None, None),
+    ]
 
 
 @given(threads=random_traces.traces())
@@ -233,11 +242,14 @@ def test_self_times_add_up_to_the_time_in_operators(threads, tmp_path):
     ("views", "by", "message"),
     [
         (["op"], "node", "by 'node': expected rank or name"),
-        (["op", "mem", "device"], "name",
-         "'mem', 'device': expected some of model, dist, op, kernel, memcpy, udf, "
-         "whose rows are names that ranks share"),
+        (
+            ["op", "mem", "device"],
+            "name",
+            "'mem', 'device': expected some of model, dist, op, kernel, memcpy, udf, "
+            "whose rows are names that ranks share",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_had_across_ranks(views, by, message):
     with pytest.raises(UsageError) as told:
         check_across(views, by)

@@ -18,6 +18,7 @@ from ppprof.topology import Topology
 from tests.analysis.test_diff import run, step_lines
 from tests.fixtures.pipelines import one_f_one_b
 from tests.fixtures.timeline import Thread, alloc, kernel, launch, memcpy, reserve, span
+from tests.fixtures.words import words
 
 US = 1000
 GIB = 1 << 30
@@ -57,9 +58,10 @@ def computing(until, *, reduced=1000, peers="0,1"):
     facts = f"all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers={peers}]"
     return thread(
         lambda at: (
-            op(at, 0, until), span("Communication", facts, at + until * US, at + reduced * US)
+            op(at, 0, until),
+            span("Communication", facts, at + until * US, at + reduced * US),
         )
-    )  # fmt: skip
+    )
 
 
 def updating(num):
@@ -67,11 +69,11 @@ def updating(num):
 
     def make(at):
         updates = [
-            op(at, 300 + 30 * i, 320 + 30 * i, "adamw_ dygraph",
-               op(at, 305 + 30 * i, 315 + 30 * i, "adamw kernel launch",
-                  category="DygraphKernelLaunch"))
-            for i in range(num)
-        ]  # fmt: skip
+            op(at, start, start + 20, "adamw_ dygraph").around(
+                op(at, start + 5, start + 15, "adamw kernel launch", category="DygraphKernelLaunch")
+            )
+            for start in range(300, 300 + 30 * num, 30)
+        ]
         yield op(at, 0, 300)
         yield op(at, 300, 950, "Optimization Step", *updates, category="Optimization")
 
@@ -88,8 +90,9 @@ def copying(goes_on):
     """####c____###: a copy that returns at 420; a kernel behind it begins when told."""
 
     def make(at):
-        copy = launch(at + 101 * US, at + 102 * US, memcpy(at + 400 * US, at + 410 * US, 4),
-                      name="cudaMemcpyAsync")  # fmt: skip
+        copy = launch(at + 101 * US, at + 102 * US, name="cudaMemcpyAsync").around(
+            memcpy(at + 400 * US, at + 410 * US, 4)
+        )
         sync = op(at, 100, 420, "GpuMemcpySync:GPU->CPU", copy, category="UserDefined")
         return [
             *on_device(at, (0, 400), (goes_on, 1000)),
@@ -192,14 +195,25 @@ TRIGGERS = {
     "pipeline-bubble": (
         batches(8),
         ("major", 70 * US, pytest.approx(70 / 160, abs=1e-4), "likely"),
-        {"micro_batches": 1, "proposed_micro_batches": 8, "bubble_ns": 80 * US,
-         "bubble_ratio": 0.5, "proposed_bubble_ratio": 1 / 9, "proposed_micro_batch_size": 1},
+        {
+            "micro_batches": 1,
+            "proposed_micro_batches": 8,
+            "bubble_ns": 80 * US,
+            "bubble_ratio": 0.5,
+            "proposed_bubble_ratio": 1 / 9,
+            "proposed_micro_batch_size": 1,
+        },
     ),
     "exposed-communication": (
         {"threads": [computing(800), computing(800)]},
         ("major", 200 * US, 0.2, "possible"),
-        {"axis": "dp", "exposed_ns": 200 * US, "transfer_ratio": 1.0, "degree": 2,
-         "remedy": "code-dp"},
+        {
+            "axis": "dp",
+            "exposed_ns": 200 * US,
+            "transfer_ratio": 1.0,
+            "degree": 2,
+            "remedy": "code-dp",
+        },
     ),
     # The copy's device event ends at 410; the host is back at 420, in time for a kernel at 610.
     "blocking-copies": (
@@ -250,8 +264,13 @@ TRIGGERS = {
     "warm-up": (
         {"threads": [thread(lambda at: (op(at, 0, 900),), lengths=[2000, *[1000] * 5])]},
         ("moderate", None, None, "sure"),
-        {"step": 0, "first_ns": 2000 * US, "typical_ns": 1000 * US, "next_step": 1,
-         "mean_ratio": pytest.approx(1 / 6)},
+        {
+            "step": 0,
+            "first_ns": 2000 * US,
+            "typical_ns": 1000 * US,
+            "next_step": 1,
+            "mean_ratio": pytest.approx(1 / 6),
+        },
     ),
     "profiler-overhead": (
         {"threads": [loading(1)], "step_lines": recorded((1000 * US, 1300 * US))},
@@ -263,7 +282,7 @@ TRIGGERS = {
         ("moderate", None, None, "sure"),
         {"num_steps": 2, "least_steps": 5},
     ),
-}  # fmt: skip
+}
 """Rule -> run, (severity, cost, share, confidence), and facts."""
 
 NEARLY = {
@@ -271,13 +290,16 @@ NEARLY = {
     "slow-rank": {"threads": [computing(500), computing(540)]},
     "slow-link": {
         "threads": [
-            computing(500, reduced=at, peers=peers) for at, peers in [(600, "0,2"), (690, "1,3")] * 2
+            computing(500, reduced=at, peers=peers)
+            for at, peers in [(600, "0,2"), (690, "1,3")] * 2
         ],
         "grid": FOUR,
     },
     "pipeline-bubble": batches(1, samples=9, of=9),  # a tenth is bubble: good enough
     # Who comes first waits 200 for 5 of transfer.
-    "exposed-communication": {"threads": [computing(600, reduced=805), computing(800, reduced=805)]},
+    "exposed-communication": {
+        "threads": [computing(600, reduced=805), computing(800, reduced=805)]
+    },
     "blocking-copies": {"threads": [copying(418)]},  # before the copy returns
     "optimizer-unfused": {"threads": [updating(15)]},
     "tiny-kernels": {"threads": [tiny(12)]},
@@ -286,14 +308,13 @@ NEARLY = {
     "recompute": {"threads": [recomputing(40)]},
     "memory-limit": {"threads": [holding(71, 70)]},
     "memory-fragmented": {"threads": [holding(70, 57)]},
-    "warm-up": {
-        "threads": [thread(lambda at: (op(at, 0, 900),), lengths=[1499, *[1000] * 5])]
-    },
+    "warm-up": {"threads": [thread(lambda at: (op(at, 0, 900),), lengths=[1499, *[1000] * 5])]},
     "profiler-overhead": {
-        "threads": [loading(1)], "step_lines": recorded((1000 * US, 1090 * US)),
+        "threads": [loading(1)],
+        "step_lines": recorded((1000 * US, 1090 * US)),
     },
     "short-window": {"threads": [thread(lambda at: (op(at, 0, 900),), num=5)]},
-}  # fmt: skip
+}
 """Rule -> a run of which it says nothing."""
 
 
@@ -322,8 +343,12 @@ def test_what_nearly_triggers_a_rule(rule, tmp_path):
     assert rule not in [at.rule for at in findings(tmp_path, **NEARLY[rule])]
 
 
-@pytest.mark.parametrize("rule", ["input-bound", "slow-rank", "pipeline-bubble",
-                                  "blocking-copies", "optimizer-unfused", "tiny-kernels"])  # fmt: skip
+@pytest.mark.parametrize(
+    "rule",
+    words(
+        "input-bound slow-rank pipeline-bubble blocking-copies optimizer-unfused tiny-kernels",
+    ),
+)
 def test_the_cause_is_first(rule, tmp_path):
     assert findings(tmp_path, **TRIGGERS[rule][0])[0].rule == rule
 
@@ -366,10 +391,9 @@ def test_an_optimizer_on_a_device_costs_its_idling(tmp_path):
 
     def make(at):
         updates = [
-            op(at, 300 + 30 * i, 320 + 30 * i, "adamw_ dygraph",
-               *on_device(at, (310 + 30 * i, 320 + 30 * i)))
-            for i in range(20)
-        ]  # fmt: skip
+            op(at, start, start + 20, "adamw_ dygraph", *on_device(at, (start + 10, start + 20)))
+            for start in range(300, 900, 30)
+        ]
         yield from on_device(at, (0, 300), (900, 1000))
         yield op(at, 300, 895, "Optimization Step", *updates, category="Optimization")
 
@@ -424,20 +448,27 @@ def test_doubt_comes_first_only_where_it_is_major():
     def made(rule, severity, cost_ns=None):
         return Finding(rule, severity, cost_ns, None, "sure", {}, pl.DataFrame())
 
-    told = [made("warm-up", "major"), made("short-window", "minor"), made("input-bound", "major", 3),
-            made("slow-rank", "major", 9), made("host-bound", "minor", 1)]  # fmt: skip
+    told = [
+        made("warm-up", "major"),
+        made("short-window", "minor"),
+        made("input-bound", "major", 3),
+        made("slow-rank", "major", 9),
+        made("host-bound", "minor", 1),
+    ]
     from ppprof.analysis import advice
 
     rules = tuple(
-        dataclasses.replace(rule, find=lambda case, name=rule.name: [at for at in told if at.rule == name])
+        dataclasses.replace(
+            rule, find=lambda case, name=rule.name: [at for at in told if at.rule == name]
+        )
         for rule in RULES
-    )  # fmt: skip
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(advice, "RULES", rules)
         found = advise(Case(None))
-    assert [at.rule for at in found] == [
-        "warm-up", "slow-rank", "input-bound", "host-bound", "short-window",
-    ]  # fmt: skip
+    assert [at.rule for at in found] == words(
+        "warm-up slow-rank input-bound host-bound short-window"
+    )
 
 
 def test_a_case_without_anything_says_nothing():

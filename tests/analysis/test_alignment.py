@@ -57,8 +57,16 @@ def test_a_lost_one_too_and_gaps_of_both_stand_side_by_side():
 
 def test_of_siblings_with_one_name_those_that_are_most_alike_match():
     assert shown("b(x y z) b(u v)", "b(n) b(x y) b(u v)") == [
-        "- b", "  - n", "b b", "  x x", "  y y", "  z -", "b b", "  u u", "  v v",
-    ]  # fmt: skip
+        "- b",
+        "  - n",
+        "b b",
+        "  x x",
+        "  y y",
+        "  z -",
+        "b b",
+        "  u u",
+        "  v v",
+    ]
 
 
 def test_order_counts():

@@ -36,11 +36,12 @@ def test_gradient_accumulation_is_global_minus_local(tmp_path):
         span("OperatorInner", "Local_X", 20, 24, launch(21, 22, kernel("mul", 50, 57))),
     ]
     add = span("Operator", "add dygraph", 8, 9, launch(8, 9, kernel("add", 60, 72)))
-    threads = Thread(1, "t", (
-        span("ProfileStep", "ProfileStep#0", 0, 100,
+    threads = Thread(1, "t").around(
+        span("ProfileStep", "ProfileStep#0", 0, 100).around(
             span("Operator", "Global_X", 0, 10, local[0], add),
-            span("Operator", "Global_X", 20, 25, local[1], launch(24, 25, kernel("copy", 70, 70)))),
-    ))  # fmt: skip
+            span("Operator", "Global_X", 20, 25, local[1], launch(24, 25, kernel("copy", 70, 70))),
+        ),
+    )
     rows = summarize(profile_of(tmp_path, threads), "op").rows(named=True)
 
     assert [(row["kind"], row["name"]) for row in rows[:5]] == [

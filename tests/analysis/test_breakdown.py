@@ -168,10 +168,12 @@ def test_sends_to_nobody_knows_whom_are_to_a_stage_where_there_are_stages(tmp_pa
 
 def test_passes_without_stages_are_no_pipeline(tmp_path):
     """Gradient accumulation: what lies between two micro-batches waits for nobody."""
-    steps = span("ProfileStep", "ProfileStep#0", 0, 100,
-        span("Forward", "GPT", 0, 20), span("Backward", "Gradient Backward", 25, 60),
+    steps = span("ProfileStep", "ProfileStep#0", 0, 100).around(
+        span("Forward", "GPT", 0, 20),
+        span("Backward", "Gradient Backward", 25, 60),
         span("Communication", "isend[group=1]", 60, 70),
-        span("Forward", "GPT", 70, 90))  # fmt: skip
+        span("Forward", "GPT", 70, 90),
+    )
     assert table(tmp_path / "a.pb", Thread(1, "main", (steps,))) == {
         "step": [100],
         "computation": [0],
@@ -198,8 +200,11 @@ def test_without_steps_there_are_no_rows(tmp_path):
     rows = breakdown(Profile(read(write(tmp_path / "a.pb", *drawn("op oooo"))))).parts
     assert rows.is_empty()
     assert rows.schema == {
-        "step": pl.Int64, "part": pl.String, "axis": pl.String, "time_ns": pl.Int64
-    }  # fmt: skip
+        "step": pl.Int64,
+        "part": pl.String,
+        "axis": pl.String,
+        "time_ns": pl.Int64,
+    }
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
@@ -237,20 +242,24 @@ def test_kernels_count_when_they_ran_and_launches_stand_apart(tmp_path):
         host-bound     ____###_________#######______##__##_____
     """
 
-    def step(number, start, end, *inside):
-        return span("ProfileStep", f"ProfileStep#{number}", start, end, *inside)
+    def step(number, start, end):
+        return span("ProfileStep", f"ProfileStep#{number}", start, end)
 
-    thread = Thread(1, "main", (
-        step(0, 0, 20,
+    thread = Thread(1, "main").around(
+        step(0, 0, 20).around(
             span("Dataloader", "DataLoader", 0, 4),
-            span("Operator", "matmul dygraph", 4, 9,
-                launch(4, 6, kernel("gemm", 7, 12)), launch(7, 9, kernel("gemm", 23, 29))),
-            span("Communication", "all_reduce[axis=dp group=1]", 10, 12,
-                launch(10, 12, kernel("ncclDevKernel_AllReduce", 11, 16, stream=20)))),
-        step(1, 20, 40,
+            span("Operator", "matmul dygraph", 4, 9).around(
+                launch(4, 6, kernel("gemm", 7, 12)), launch(7, 9, kernel("gemm", 23, 29))
+            ),
+            span("Communication", "all_reduce[axis=dp group=1]", 10, 12).around(
+                launch(10, 12, kernel("ncclDevKernel_AllReduce", 11, 16, stream=20))
+            ),
+        ),
+        step(1, 20, 40).around(
             launch(22, 24, memcpy(31, 33, 64), name="cudaMemcpyAsync"),
-            launch(35, 40, name="cudaDeviceSynchronize")),
-    ))  # fmt: skip
+            launch(35, 40, name="cudaDeviceSynchronize"),
+        ),
+    )
     assert table(tmp_path / "a.pb", thread) == {
         "step": [20, 20],
         "computation": [5, 6],
@@ -286,20 +295,24 @@ def test_a_device_waits_for_other_stages_in_its_receives(tmp_path):
     def sends(at, name, *devices):
         return span("Communication", f"{name}[axis=pp group=2]", at, at, *devices)
 
-    thread = Thread(1, "main", (
-        span("ProfileStep", "ProfileStep#0", 0, 40,
+    thread = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#0", 0, 40).around(
             sends(0, "recv", launched(0, "ncclDevKernel_SendRecv", 0, 5, 20)),
-            span("Forward", "forward[stage=0 micro_batch=0]", 0, 1,
+            span("Forward", "forward[stage=0 micro_batch=0]", 0, 1).around(
                 launched(0, "gemm", 4, 7),
-                span("Communication", "all_reduce[axis=mp group=1]", 0, 0,
-                    launched(0, "ncclDevKernel_AllReduce", 7, 9, 20)),
-                launched(1, "gemm", 9, 12)),
+                span("Communication", "all_reduce[axis=mp group=1]", 0, 0).around(
+                    launched(0, "ncclDevKernel_AllReduce", 7, 9, 20)
+                ),
+                launched(1, "gemm", 9, 12),
+            ),
             sends(1, "send", launched(1, "ncclDevKernel_SendRecv", 12, 13, 20)),
             launch(13, 14, name="cudaStreamSynchronize"),
             sends(15, "recv", launched(15, "ncclDevKernel_SendRecv", 16, 25, 20)),
-            span("Backward", "backward[stage=0 micro_batch=0]", 15, 29,
-                launched(15, "gemm", 24, 27), launched(29, "gemm", 31, 34))),
-    ))  # fmt: skip
+            span("Backward", "backward[stage=0 micro_batch=0]", 15, 29).around(
+                launched(15, "gemm", 24, 27), launched(29, "gemm", 31, 34)
+            ),
+        ),
+    )
     assert table(tmp_path / "a.pb", thread) == {
         "step": [40],
         "computation": [3 + 3 + 3 + 3],
@@ -392,9 +405,11 @@ def counted(rows):
             (start, axis, (letter, start, end))
             for axis, found in exposed.items()
             for letter, start, end in found
-            if "pp" in axis and letter == "a" and step_of.get(start) == step
+            if "pp" in axis
+            and letter == "a"
+            and step_of.get(start) == step
             and start >= max(end for _, end in own)
-        ]  # fmt: skip
+        ]
         if meetings:
             _, axis, meeting = min(meetings)
             exposed[axis].remove(meeting)

@@ -78,8 +78,11 @@ def test_more_data_loading(tmp_path):
     assert modules(diff, "delta_self_ns") == [("Dataloader", 9 * MS)]
     row = diff.overview.filter(metric="data_loading").row(0, named=True)
     assert (row["baseline"], row["experiment"], row["delta"], row["delta_ratio"]) == (
-        0.2 * MS, 9.2 * MS, 9 * MS, 45,
-    )  # fmt: skip
+        0.2 * MS,
+        9.2 * MS,
+        9 * MS,
+        45,
+    )
 
 
 def test_a_run_against_itself_has_no_row_and_raises_no_alarm(tmp_path):
@@ -129,38 +132,52 @@ def test_the_trend_is_all_own_time_so_far(tmp_path):
 
 def test_one_operator_under_several_names_counts_once(tmp_path):
     """torch's linear calls addmm: one matmul of 10, as in Paddle."""
-    step = span("ProfileStep", "ProfileStep#0", 0, 20,
-        span("Operator", "aten::linear", 2, 12, span("Operator", "aten::addmm", 3, 11)))  # fmt: skip
+    step = span("ProfileStep", "ProfileStep#0", 0, 20).around(
+        span("Operator", "aten::linear", 2, 12, span("Operator", "aten::addmm", 3, 11))
+    )
     paddle = span("ProfileStep", "ProfileStep#0", 0, 20, span("Operator", "matmul dygraph", 2, 14))
     diff = compared(tmp_path, Thread(1, "main", (step,)), Thread(1, "main", (paddle,)))
-    columns = [f"{of}_{what}" for what in ("calls", "cpu_total_ns", "cpu_self_ns")
-               for of in ("baseline", "experiment")]  # fmt: skip
+    columns = [
+        f"{of}_{what}"
+        for what in ("calls", "cpu_total_ns", "cpu_self_ns")
+        for of in ("baseline", "experiment")
+    ]
     assert diff.operators.select("name", "status", *columns).rows() == [
         ("matmul", "both", 1, 1, 10, 12, 10, 12)
     ]
     assert "framework: torch -> paddle" in diff.comparability.differences
     exact = compared(tmp_path, Thread(1, "main", (step,)), Thread(1, "main", (paddle,)), exact=True)
     assert exact.operators["name"].sort().to_list() == [
-        "aten::addmm", "aten::linear", "matmul dygraph",
-    ]  # fmt: skip
+        "aten::addmm",
+        "aten::linear",
+        "matmul dygraph",
+    ]
 
 
 def test_a_gradient_of_torchs_is_one_operator_as_it_is_in_paddle(tmp_path):
     evaluate = "autograd::engine::evaluate_function: AddmmBackward0"
-    torch = span("ProfileStep", "ProfileStep#0", 0, 30,
-        span("Backward", "Backward", 0, 20, span("Operator", evaluate, 2, 18,
-            span("OperatorInner", "AddmmBackward0", 3, 17,
-                span("Operator", "aten::mm", 4, 8), span("Operator", "aten::t", 9, 10)))),
-        span("Operator", "aten::mm", 22, 27))  # fmt: skip
-    paddle = span("ProfileStep", "ProfileStep#0", 0, 30,
-        span("Backward", "Gradient Backward", 0, 20,
-            span("Operator", "Global_MatmulGradNode", 2, 17)),
-        span("Operator", "matmul dygraph", 22, 28))  # fmt: skip
+    torch = span("ProfileStep", "ProfileStep#0", 0, 30).around(
+        span("Backward", "Backward", 0, 20).around(
+            span("Operator", evaluate, 2, 18).around(
+                span("OperatorInner", "AddmmBackward0", 3, 17).around(
+                    span("Operator", "aten::mm", 4, 8), span("Operator", "aten::t", 9, 10)
+                )
+            )
+        ),
+        span("Operator", "aten::mm", 22, 27),
+    )
+    paddle = span("ProfileStep", "ProfileStep#0", 0, 30).around(
+        span("Backward", "Gradient Backward", 0, 20).around(
+            span("Operator", "Global_MatmulGradNode", 2, 17)
+        ),
+        span("Operator", "matmul dygraph", 22, 28),
+    )
     diff = compared(tmp_path, Thread(1, "main", (torch,)), Thread(1, "main", (paddle,)))
     columns = ("baseline_calls", "baseline_cpu_self_ns", "experiment_cpu_self_ns")
     assert diff.operators.sort("name").select("name", "status", *columns).rows() == [
-        ("matmul", "both", 1, 5, 6), ("matmul grad", "both", 1, 16, 15),
-    ]  # fmt: skip
+        ("matmul", "both", 1, 5, 6),
+        ("matmul grad", "both", 1, 16, 15),
+    ]
     assert diff.modules.filter(depth=1)["status"].unique().to_list() == ["both"]
 
 
@@ -219,12 +236,18 @@ def run(folder, threads, *, config=None, grid=None, step_lines=()):
 def step_lines(batch_cost_ns, *, steps=40, samples=8, noise=0.02):
     return [
         {
-            "step": step, "batch_cost_ns": int(batch_cost_ns * (1 + noise * (step % 3 - 1))),
-            "reader_cost_ns": 1000, "num_samples": samples, "num_tokens": samples * 64,
-            "device_peak_bytes": None, "host_peak_bytes": 1, "excluded": False, "window": None,
+            "step": step,
+            "batch_cost_ns": int(batch_cost_ns * (1 + noise * (step % 3 - 1))),
+            "reader_cost_ns": 1000,
+            "num_samples": samples,
+            "num_tokens": samples * 64,
+            "device_peak_bytes": None,
+            "host_peak_bytes": 1,
+            "excluded": False,
+            "window": None,
         }
         for step in range(steps)
-    ]  # fmt: skip
+    ]
 
 
 def test_the_guides_benchmark(tmp_path):
@@ -254,10 +277,13 @@ def test_ips_of_a_job_are_those_of_all_replicas(tmp_path):
 
 def test_what_else_is_different(tmp_path):
     configs = [
-        {"Model": {"num_layers": layers, "hidden_size": 8}, "Profiler": {"enable": True},
-         "Engine": {"save_load": {"output_dir": str(layers)}}}
+        {
+            "Model": {"num_layers": layers, "hidden_size": 8},
+            "Profiler": {"enable": True},
+            "Engine": {"save_load": {"output_dir": str(layers)}},
+        }
         for layers in (4, 5)
-    ]  # fmt: skip
+    ]
     runs = [
         run(tmp_path / str(at), [training(gpt())], config=config, grid=Topology.of(dp=1, pp=1))
         for at, config in enumerate(configs)
@@ -344,10 +370,12 @@ def side(**overview):
     empty = {
         "steps": pl.DataFrame(schema={"rank": pl.Int64, "step": pl.Int64, "step_ns": pl.Int64}),
         "times": pl.DataFrame(schema=STEP_TIMES),
-        "operators": pl.DataFrame(schema={"name": pl.String, "step": pl.Int64, "gpu_total_ns": pl.Int64}),
+        "operators": pl.DataFrame(
+            schema={"name": pl.String, "step": pl.Int64, "gpu_total_ns": pl.Int64}
+        ),
         "kernels": pl.DataFrame(),
         "modules": pl.DataFrame(schema={"stage": pl.Int64, **MODULES, "calls": pl.Int64}),
-    }  # fmt: skip
+    }
     return Side("run", **{**empty, **overview})
 
 
@@ -417,9 +445,21 @@ def test_a_new_operator_breaks_any_ratio(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "rule", ["", "cpu > 5%", "calls > 1", "device > 5%", "step_time", "step_time > x", "speed > 5%", "op.matmul > 5%", "op.matmul.tpu > 1%",
-             "module. > 5%", "step_time >= 5%"],
-)  # fmt: skip
+    "rule",
+    [
+        "",
+        "cpu > 5%",
+        "calls > 1",
+        "device > 5%",
+        "step_time",
+        "step_time > x",
+        "speed > 5%",
+        "op.matmul > 5%",
+        "op.matmul.tpu > 1%",
+        "module. > 5%",
+        "step_time >= 5%",
+    ],
+)
 def test_rules_that_are_none(rule):
     with pytest.raises(UsageError, match="expected METRIC > NUMBER%"):
         Rule.parse(rule)
@@ -447,9 +487,12 @@ def test_what_ran_in_remote_calls_is_not_the_callers(tmp_path):
     def steps(length):
         spans, at = [], 0
         for step in range(3):
-            spans.append(span("ProfileStep", f"ProfileStep#{step}", at, at + 100,
-                span("Operator", "rpc#f(w0 -> w1)#remote_op: relu", at + 1, at + 20),
-                span("Operator", "add", at + 30, at + 30 + length)))  # fmt: skip
+            spans.append(
+                span("ProfileStep", f"ProfileStep#{step}", at, at + 100).around(
+                    span("Operator", "rpc#f(w0 -> w1)#remote_op: relu", at + 1, at + 20),
+                    span("Operator", "add", at + 30, at + 30 + length),
+                )
+            )
             at += 100
         return Thread(1, "main", tuple(spans))
 
@@ -534,19 +577,24 @@ def test_ranks_of_a_job_with_more_replicas(tmp_path):
     other = run(tmp_path / "b", threads * 2, grid=Topology.of(dp=2, mp=2))
     table = ppprof.diff(ppprof.open(one), ppprof.open(other)).ranks
     assert table.select("baseline_rank", "experiment_rank", "coordinate", "status").rows() == [
-        (0, 0, "dp0 mp0", "both"), (1, 1, "dp0 mp1", "both"),
-        (None, 2, "dp1 mp0", "new"), (None, 3, "dp1 mp1", "new"),
-    ]  # fmt: skip
+        (0, 0, "dp0 mp0", "both"),
+        (1, 1, "dp0 mp1", "both"),
+        (None, 2, "dp1 mp0", "new"),
+        (None, 3, "dp1 mp1", "new"),
+    ]
 
 
 def test_a_module_in_one_of_its_name_counts_once(tmp_path):
     def steps(length):
-        return Thread(1, "main", tuple(
-            span("ProfileStep", f"ProfileStep#{step}", at, at + 90,
-                span("Forward", "Seq", at + 1, at + 11 + length,
-                    span("Forward", "Seq", at + 2, at + 10 + length)))
+        spans = (
+            span("ProfileStep", f"ProfileStep#{step}", at, at + 90).around(
+                span("Forward", "Seq", at + 1, at + 11 + length).around(
+                    span("Forward", "Seq", at + 2, at + 10 + length)
+                )
+            )
             for step, at in enumerate(range(0, 600, 100))
-        ))  # fmt: skip
+        )
+        return Thread(1, "main", tuple(spans))
 
     diff = compared(tmp_path, steps(0), steps(10))
     outcome = Rule.parse("module.Seq > 12ns").check(diff)

@@ -46,24 +46,26 @@ def two_threads(*devices):
     The second operator, 10 to 21, is named after a collective.
     """
     return (
-        Thread(1, "main", (
-            span("ProfileStep", "ProfileStep#0", 0, 60,
+        Thread(1, "main").around(
+            span("ProfileStep", "ProfileStep#0", 0, 60).around(
                 span("Operator", "matmul dygraph", 0, 9, *devices),
-                span("Operator", "c_allreduce_sum", 10, 21,
-                    span("OperatorInner", "c_allreduce_sum compute", 11, 20)),
-                span("Operator", "fused", 22, 36,
-                    span("Communication", "all_reduce", 25, 36,
-                        span("Operator", "scale", 28, 32))),
+                span("Operator", "c_allreduce_sum", 10, 21).around(
+                    span("OperatorInner", "c_allreduce_sum compute", 11, 20)
+                ),
+                span("Operator", "fused", 22, 36).around(
+                    span("Communication", "all_reduce", 25, 36, span("Operator", "scale", 28, 32))
+                ),
                 span("UserDefined", "neither", 38, 44),
-                span("Communication", "barrier", 45, 51)),
-        )),
-        Thread(2, "sender", (
+                span("Communication", "barrier", 45, 51),
+            ),
+        ),
+        Thread(2, "sender").around(
             span("Communication", "isend", 4, 12),
             span("Communication", "isend.wait", 25, 30),
             span("OperatorInner", "copy", 30, 35),
             span("DygraphKernelLaunch", "add", 46, 49),
-        )),
-    )  # fmt: skip
+        ),
+    )
 
 
 def test_operators_stand_for_kernels(tmp_path):
@@ -90,9 +92,9 @@ def test_one_kernel_and_only_kernels_compute(tmp_path):
 
 
 def test_a_rank_that_only_communicates_hides_nothing(tmp_path):
-    thread = Thread(1, "main", (
+    thread = Thread(1, "main").around(
         span("ProfileStep", "ProfileStep#0", 0, 20, span("Communication", "recv", 3, 17)),
-    ))  # fmt: skip
+    )
     assert times_of(profile_of(tmp_path / "a.pb", thread)) == {
         "ProfileStep": 20,
         "Communication": 14,

@@ -27,8 +27,16 @@ NODE = "autograd::engine::evaluate_function: "
 
 def event(name, begin, end, cat, tid=MAIN, **args):
     """Times are microseconds."""
-    return {"ph": "X", "cat": cat, "name": name, "pid": 40, "tid": tid, "ts": begin,
-            "dur": end - begin, "args": args}  # fmt: skip
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "pid": 40,
+        "tid": tid,
+        "ts": begin,
+        "dur": end - begin,
+        "args": args,
+    }
 
 
 def step(number, begin, end):
@@ -41,21 +49,28 @@ def module(name, begin, end, tid=MAIN):
 
 def op(name, begin, end, number, tid=MAIN):
     """An operator that makes a node with this number."""
-    return event(name, begin, end, "cpu_op", tid,
-                 **{"Sequence number": number, "Fwd thread id": 0})  # fmt: skip
+    return event(name, begin, end, "cpu_op", tid, **{"Sequence number": number, "Fwd thread id": 0})
 
 
 def node(name, begin, end, number, tid=MAIN, thread=1):
     """A node made under this number on what torch calls ``thread``."""
-    return event(f"{NODE}{name}", begin, end, "cpu_op", tid,
-                 **{"Sequence number": number, "Fwd thread id": thread})  # fmt: skip
+    return event(
+        f"{NODE}{name}",
+        begin,
+        end,
+        "cpu_op",
+        tid,
+        **{"Sequence number": number, "Fwd thread id": thread},
+    )
 
 
 def launch(name, at, begin, end, tid=MAIN):
     """A runtime call of 1 us and its kernel."""
     ids = {"correlation": at}
-    return [event("cudaLaunchKernel", at, at + 1, "cuda_runtime", tid, **ids),
-            event(name, begin, end, "kernel", 7, device=0, context=1, stream=7, **ids)]  # fmt: skip
+    return [
+        event("cudaLaunchKernel", at, at + 1, "cuda_runtime", tid, **ids),
+        event(name, begin, end, "kernel", 7, device=0, context=1, stream=7, **ids),
+    ]
 
 
 def written(tmp_path, *events, name="a.json"):
@@ -82,10 +97,12 @@ LINEARS = (
     *(module("Linear", 6, 9), op("aten::addmm", 7, 9, 2)),
     *(op("aten::relu", 10, 12, 3), op("aten::mse_loss", 14, 16, 4)),
     *(node("MseLossBackward0", 20, 22, 4), node("ReluBackward0", 23, 25, 3)),
-    *(node("AddmmBackward0", 26, 29, 2),
-      event(f"{NODE}torch::autograd::AccumulateGrad", 30, 31, "cpu_op")),
+    *(
+        node("AddmmBackward0", 26, 29, 2),
+        event(f"{NODE}torch::autograd::AccumulateGrad", 30, 31, "cpu_op"),
+    ),
     node("AddmmBackward0", 32, 36, 1),
-)  # fmt: skip
+)
 
 
 def test_a_gradient_is_of_the_module_whose_forward_made_it(tmp_path):
@@ -129,11 +146,12 @@ def test_gradients_of_an_engines_thread_count_by_what_they_launch(tmp_path):
         stream                                                                       =======    ====
     """
     forward = (
-        step(5, 0, 60), module("Net", 1, 20),
+        step(5, 0, 60),
+        module("Net", 1, 20),
         *(module("Linear", 2, 6), op("aten::addmm", 3, 5, 1)),
         *(module("Linear", 7, 11), op("aten::addmm", 8, 10, 2)),
         *(module("Tokens", 12, 16), op("aten::view", 13, 15, 3)),
-    )  # fmt: skip
+    )
     backward = (
         node("ViewBackward0", 30, 33, 3, ENGINE),
         *(node("AddmmBackward0", 34, 38, 2, ENGINE), *launch("gemm", 35, 36, 46, ENGINE)),
@@ -161,8 +179,9 @@ def test_a_forward_may_be_of_the_step_before(tmp_path):
     trace = read(written(tmp_path, *events))
     found = table(trace).filter(pl.col("path").str.contains("Backward"))
     assert found.select("step", "path", "time_ns", "self_ns").rows() == [
-        (1, "Backward#0", 3, 0), (1, "Backward#0/Net#0", 3, 3)
-    ]  # fmt: skip
+        (1, "Backward#0", 3, 0),
+        (1, "Backward#0/Net#0", 3, 3),
+    ]
     alone = select_steps(trace, Steps(1, 2))
     assert alone.events["forward"].to_list() == [None] * 3
     assert table(alone)["path"].to_list() == ["", "Backward#0"]
@@ -211,11 +230,19 @@ def test_what_is_computed_again_in_a_backward_lies_in_the_gradient_that_needs_it
         *(step(0, 0, 60), module("Net", 1, 12)),
         *(op("Checkpoint", 2, 5, 1), module("Block", 3, 5)),
         *(op("Checkpoint", 6, 9, 2), module("Block", 7, 9)),
-        *(node("CheckpointBackward", 20, 28, 2), module("Block", 21, 23), op("aten::addmm", 21, 22, 11)),
+        *(
+            node("CheckpointBackward", 20, 28, 2),
+            module("Block", 21, 23),
+            op("aten::addmm", 21, 22, 11),
+        ),
         node("AddmmBackward0", 25, 27, 11),
-        *(node("CheckpointBackward", 30, 38, 1), module("Block", 31, 34), op("aten::addmm", 31, 32, 12)),
+        *(
+            node("CheckpointBackward", 30, 38, 1),
+            module("Block", 31, 34),
+            op("aten::addmm", 31, 32, 12),
+        ),
         node("AddmmBackward0", 35, 37, 12),
-    )  # fmt: skip
+    )
     found = table(read(written(tmp_path, *events)))
     found = found.filter(pl.col("path").str.contains("Backward"))
     assert found.select("path", "time_ns", "self_ns", "cpu_ns").rows() == [
@@ -230,9 +257,13 @@ def test_what_was_computed_again_may_have_its_gradient_in_the_next_step(tmp_path
     """In step 0 the Block begins 21 us behind the step, in step 1 its gradient 2."""
     events = (
         *(step(0, 0, 30), module("Net", 1, 12), op("Checkpoint", 2, 5, 1)),
-        *(node("CheckpointBackward", 20, 28, 1), module("Block", 21, 24), op("aten::addmm", 22, 23, 11)),
+        *(
+            node("CheckpointBackward", 20, 28, 1),
+            module("Block", 21, 24),
+            op("aten::addmm", 22, 23, 11),
+        ),
         *(step(1, 30, 60), node("AddmmBackward0", 32, 36, 11)),
-    )  # fmt: skip
+    )
     found = table(read(written(tmp_path, *events)))
     found = found.filter(pl.col("path").str.contains("Backward"))
     assert found.select("step", "path", "start_ns", "time_ns", "self_ns").rows() == [

@@ -44,14 +44,18 @@ def test_every_lane_of_a_step(tmp_path):
         stream 7 gemm                ######                      6 to 12
         stream 9 nccl                      #####                 13 to 18
     """
-    main = Thread(1, "main", (
-        span("ProfileStep", "ProfileStep#0", 0, 30,
-            span("Forward", "GPT", 1, 9,
-                span("Operator", "linear", 2, 8,
-                    span("Operator", "matmul", 3, 7, launch(4, 5, kernel("gemm", 6, 12))))),
-            span("Communication", "all_reduce", 12, 15,
-                launch(13, 14, kernel("ncclAllReduce", 13, 18, stream=9)))),
-    ))  # fmt: skip
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#0", 0, 30).around(
+            span("Forward", "GPT", 1, 9).around(
+                span("Operator", "linear", 2, 8).around(
+                    span("Operator", "matmul", 3, 7, launch(4, 5, kernel("gemm", 6, 12)))
+                )
+            ),
+            span("Communication", "all_reduce", 12, 15).around(
+                launch(13, 14, kernel("ncclAllReduce", 13, 18, stream=9))
+            ),
+        ),
+    )
     loader = Thread(2, "loader", (span("Operator", "read", 0, 5),))
     found = lanes(profile_of(tmp_path, main, loader), 100).with_columns(
         pl.col("start_ns", "end_ns") - EPOCH_NS
@@ -131,16 +135,22 @@ def test_memory_over_time_its_peak_and_who_allocated(tmp_path):
           Backward                 ########   linear_grad allocates 200 at 23, frees 100 at 25
         outside every span: 10 at 60
     """
-    main = Thread(1, "main", (
-        span("ProfileStep", "ProfileStep#3", 0, 50,
-            span("Forward", "GPT", 1, 12,
-                span("Operator", "linear", 2, 10,
-                    alloc(3, 100), reserve(3, 512),
-                    span("OperatorInner", "linear compute", 4, 8, alloc(5, 50)))),
-            span("Backward", "Backward", 20, 40,
-                span("Operator", "linear_grad", 21, 30, alloc(23, 200), free(25, 100)))),
-        alloc(60, 10), alloc(61, 5, CPU),
-    ))  # fmt: skip
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#3", 0, 50).around(
+            span("Forward", "GPT", 1, 12).around(
+                span("Operator", "linear", 2, 10).around(
+                    alloc(3, 100),
+                    reserve(3, 512),
+                    span("OperatorInner", "linear compute", 4, 8, alloc(5, 50)),
+                )
+            ),
+            span("Backward", "Backward", 20, 40).around(
+                span("Operator", "linear_grad", 21, 30, alloc(23, 200), free(25, 100))
+            ),
+        ),
+        alloc(60, 10),
+        alloc(61, 5, CPU),
+    )
     found = memory_levels(profile_of(tmp_path, main), 3)
     on_gpu = found.levels.filter(place=GPU0)
     # Thirds of 3 to 61: from 3, from 22.3 and from 41.7.

@@ -46,18 +46,22 @@ def test_what_a_rank_takes_part_in(tmp_path):
         sender                 send
         receiver      recv
     """
-    trace = read(write(tmp_path / "a.pb",
-        Thread(1, "main", (
-            span("ProfileStep", "ProfileStep#4", 0, 100,
-                told("all_reduce", 10, 20), told("isend", 30, 31, "3"), told("all_reduce", 40, 50),
-                span("Communication", "wait[op=all_reduce group=3 peers=0,1]", 50, 60)),
-            span("ProfileStep", "ProfileStep#5", 100, 200,
-                told("all_reduce", 110, 120), told("barrier", 130, 140, "0,1,2"),
-                span("Communication", "all_reduce", 150, 160)),
-        )),
-        Thread(2, "sender", (told("send", 31, 70, "3"),)),
-        Thread(3, "receiver", (told("recv", 5, 9, "3"),)),
-    ))  # fmt: skip
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#4", 0, 100).around(
+            told("all_reduce", 10, 20),
+            told("isend", 30, 31, "3"),
+            told("all_reduce", 40, 50),
+            span("Communication", "wait[op=all_reduce group=3 peers=0,1]", 50, 60),
+        ),
+        span("ProfileStep", "ProfileStep#5", 100, 200).around(
+            told("all_reduce", 110, 120),
+            told("barrier", 130, 140, "0,1,2"),
+            span("Communication", "all_reduce", 150, 160),
+        ),
+    )
+    sender = Thread(2, "sender", (told("send", 31, 70, "3"),))
+    receiver = Thread(3, "receiver", (told("recv", 5, 9, "3"),))
+    trace = read(write(tmp_path / "a.pb", main, sender, receiver))
     found = collectives(trace, 1)
     assert found.columns == list(COLLECTIVES)
     assert found.select(
@@ -82,9 +86,8 @@ def test_kernels_tell_when(tmp_path):
     reduces = launch(11, 12, kernel("nccl_a", 30, 40), kernel("nccl_b", 42, 50))
     name = "all_reduce[axis=dp group=3 bytes=64 dtype=float32 peers=0,1]"
     other = span("Operator", "relu", 20, 25, launch(21, 22, kernel("relu", 60, 70)))
-    trace = read(write(tmp_path / "a.pb", Thread(1, "main", (
-        span("Communication", name, 10, 14, span("Operator", "inner", 11, 13, reduces)), other,
-    ))))  # fmt: skip
+    reduce = span("Communication", name, 10, 14, span("Operator", "inner", 11, 13, reduces))
+    trace = read(write(tmp_path / "a.pb", Thread(1, "main", (reduce, other))))
     (row,) = collectives(trace, 0).rows(named=True)
     assert (row["start_ns"] - EPOCH_NS, row["end_ns"] - EPOCH_NS) == (30, 50)
 
@@ -94,8 +97,9 @@ def test_only_what_all_members_have_is_matched():
     second = parts_of(("0,1", "all_reduce", 1, 0, 4, 9), ("0,1", "all_reduce", 1, 1, 5, 9), rank=1)
     clocks = {1: Clock(1, (Reading(0, 100, 1),))}
     assert matched([first, second], clocks).select("rank", "start_ns", "end_ns").rows() == [
-        (0, 0, 9), (1, 104, 109),
-    ]  # fmt: skip
+        (0, 0, 9),
+        (1, 104, 109),
+    ]
 
 
 def test_a_rank_that_is_no_member_is_none():
@@ -149,12 +153,14 @@ def test_a_verdict_is_no_better_than_the_clocks(starts, end, error, verdict):
 def test_groups_tell_who_is_late_and_how_fast_the_link_is():
     parts = [
         parts_of(
-            *(("0,1,2", "all_reduce", step, 0, 1000 * step + late, 1000 * step + 100)
-              for step, late in enumerate(lates)),
+            *(
+                ("0,1,2", "all_reduce", step, 0, 1000 * step + late, 1000 * step + 100)
+                for step, late in enumerate(lates)
+            ),
             rank=rank,
         )
         for rank, lates in enumerate([(0, 0, 0, 0), (0, 10, 20, 0), (90, 80, 60, 40)])
-    ]  # fmt: skip
+    ]
     (row,) = by_group(arrivals(matched(parts, {}), {}), num_steps=4).rows(named=True)
     assert (row["last_rank"], row["last_ratio"], row["calls"]) == (2, 1.0, 4)
     assert row["cost_ns"] == (90 + 70 + 40 + 40) / 4
@@ -186,8 +192,11 @@ def test_clocks_are_found_from_what_had_to_happen_before_what(offsets, seed):
     parts = [parts_of(*rows[rank], rank=rank) for rank in rows]
     clocks = align(parts)
     assert {rank: clock.method for rank, clock in clocks.items()} == {
-        0: "same", 1: "collectives", 2: "collectives", 3: "collectives",
-    }  # fmt: skip
+        0: "same",
+        1: "collectives",
+        2: "collectives",
+        3: "collectives",
+    }
     for rank, clock in clocks.items():
         assert abs(clock.offset_ns - true[rank]) <= clock.error_ns < 3 * MS
 
@@ -207,17 +216,23 @@ def test_ranks_that_are_known_as_well_are_bound_all_the_same():
     """Of the two ways to rank 3, at different times, none is better."""
     starts = {"0,1": 100, "0,2": 100, "1,3": 200, "2,3": 300}
     parts = [
-        parts_of(*(
-            (members, "barrier", 0, 0, start, start + 10)
-            for members, start in starts.items()
-            if str(rank) in members
-        ), rank=rank)
+        parts_of(
+            *(
+                (members, "barrier", 0, 0, start, start + 10)
+                for members, start in starts.items()
+                if str(rank) in members
+            ),
+            rank=rank,
+        )
         for rank in range(4)
-    ]  # fmt: skip
+    ]
     clocks = align(parts)
     assert {rank: (at.offset_ns, at.error_ns) for rank, at in clocks.items()} == {
-        0: (0, 0), 1: (0, 10), 2: (0, 10), 3: (0, 20)
-    }  # fmt: skip
+        0: (0, 0),
+        1: (0, 10),
+        2: (0, 10),
+        3: (0, 20),
+    }
 
 
 def test_a_rank_that_met_nobody_has_no_clock():

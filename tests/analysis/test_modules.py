@@ -26,11 +26,13 @@ def test_times_of_modules_on_a_cpu(tmp_path):
             Block               #####                  7 to 12
           Backward                       ####          17 to 21
     """
-    step = span("ProfileStep", "ProfileStep#0", 0, 24,
-        span("Forward", "GPT", 1, 15,
+    step = span("ProfileStep", "ProfileStep#0", 0, 24).around(
+        span("Forward", "GPT", 1, 15).around(
             span("Forward", "Block", 2, 6, span("Operator", "matmul", 3, 5)),
-            span("Forward", "Block", 7, 12)),
-        span("Backward", "Backward", 17, 21))  # fmt: skip
+            span("Forward", "Block", 7, 12),
+        ),
+        span("Backward", "Backward", 17, 21),
+    )
     found = table(tmp_path, Thread(1, "main", (step,)))
     assert found.select("path", "start_ns", "time_ns", "self_ns", "cpu_ns", "gpu_ns").rows() == [
         ("", 0, 24, 6, 24, 0),
@@ -50,11 +52,13 @@ def test_what_launches_onto_a_device_takes_the_time_there(tmp_path):
           Tokens            ##      works on the CPU: 2
         (GPT itself)                launches a kernel of 3
     """
-    step = span("ProfileStep", "ProfileStep#0", 0, 30,
-        span("Forward", "GPT", 0, 10,
+    step = span("ProfileStep", "ProfileStep#0", 0, 30).around(
+        span("Forward", "GPT", 0, 10).around(
             span("Forward", "Linear", 2, 5, launch(3, 4, kernel("gemm", 5, 25))),
             span("Forward", "Tokens", 6, 8),
-            span("Operator", "add", 8, 9, launch(8, 9, kernel("add", 25, 28)))))  # fmt: skip
+            span("Operator", "add", 8, 9, launch(8, 9, kernel("add", 25, 28))),
+        )
+    )
     found = table(tmp_path, Thread(1, "main", (step,)))
     assert found.select("path", "time_ns", "self_ns", "cpu_ns", "gpu_ns").rows() == [
         ("", 25, 0, 30, 23),
@@ -66,15 +70,20 @@ def test_what_launches_onto_a_device_takes_the_time_there(tmp_path):
 
 def test_steps_lie_over_one_another(tmp_path):
     steps = [
-        span("ProfileStep", f"ProfileStep#{step}", at, at + 10,
-            span("Forward", "A", at + 1, at + 3), span("Forward", "A", at + 4, at + 5 + step))
+        span("ProfileStep", f"ProfileStep#{step}", at, at + 10).around(
+            span("Forward", "A", at + 1, at + 3), span("Forward", "A", at + 4, at + 5 + step)
+        )
         for step, at in enumerate((0, 10))
-    ]  # fmt: skip
+    ]
     found = table(tmp_path, Thread(1, "main", tuple(steps)))
     assert found.select("step", "path", "start_ns", "time_ns").rows() == [
-        (0, "", 0, 10), (0, "A#0", 1, 2), (0, "A#1", 4, 1),
-        (1, "", 0, 10), (1, "A#0", 1, 2), (1, "A#1", 4, 2),
-    ]  # fmt: skip
+        (0, "", 0, 10),
+        (0, "A#0", 1, 2),
+        (0, "A#1", 4, 1),
+        (1, "", 0, 10),
+        (1, "A#0", 1, 2),
+        (1, "A#1", 4, 2),
+    ]
 
 
 def test_no_modules_no_rows(tmp_path):

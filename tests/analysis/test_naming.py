@@ -26,7 +26,10 @@ def test_builds_of_one_kernel_have_one_name(one, other):
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("void elementwise<float, AddFunctor<float>>(int)", "void elementwise<float, MulFunctor>(int)"),
+        (
+            "void elementwise<float, AddFunctor<float>>(int)",
+            "void elementwise<float, MulFunctor>(int)",
+        ),
         ("ampere_sgemm_128x64_tn", "ampere_sgemm_128x128_tn"),
         (
             "void cutlass::Kernel<cutlass_80_tensorop_gemm_64x64>(P)",
@@ -40,7 +43,7 @@ def test_builds_of_one_kernel_have_one_name(one, other):
         ("rpc#f(worker0 -> worker1)", "rpc#g(worker0 -> worker1)"),
         ("Optimizer.step#SGD.step", "Optimizer.step#Adam.step"),
     ],
-)  # fmt: skip
+)
 def test_kernels_that_do_something_else_do_not(one, other):
     assert normalized(one) != normalized(other)
 

@@ -55,10 +55,12 @@ def _task(kind, start, end, *, recompute):
 
 
 def _block(at):
-    return span("Forward", "Block", at, at + 30,
-        span("Forward", "Linear", at + 1, at + 15,
-            span("Operator", "matmul dygraph", at + 2, at + 9)),
-        span("Forward", "Linear", at + 15, at + 29))  # fmt: skip
+    return span("Forward", "Block", at, at + 30).around(
+        span("Forward", "Linear", at + 1, at + 15).around(
+            span("Operator", "matmul dygraph", at + 2, at + 9)
+        ),
+        span("Forward", "Linear", at + 15, at + 29),
+    )
 
 
 def profile_of(path):

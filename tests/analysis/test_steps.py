@@ -36,26 +36,33 @@ def across_steps(tmp_path):
                       short 50-60         late 130-140(inner 131-139(launch 132 memset))
         between                        free 100 (no step's time is 100 to 104)
     """
-    return read(write(tmp_path / "a.pb",
-        Thread(1, "main", (
-            span("ProfileStep", "ProfileStep#1", 0, 100,
-                span("Operator", "op", 10, 20, launch(11, 12, kernel("k1", 15, 30)),
-                    alloc(13, 8))),
-            free(100, 8),
-            span("ProfileStep", "ProfileStep#2", 104, 200,
-                span("Operator", "op", 110, 120, launch(111, 112, kernel("k2", 150, 260)),
-                    alloc(113, 16))),
-        )),
-        Thread(2, "loader", (
-            span("UserDefined", "long", 40, 170,
-                span("UserDefined", "short", 50, 60),
-                span("UserDefined", "late", 130, 140,
-                    span("OperatorInner", "inner", 131, 139,
-                        launch(132, 133, memset(134, 135, 4, value=9), name="cudaMemset"),
-                        alloc(134, 32))),
-                alloc(150, 64), alloc(205, 128)),
-        )),
-    ))  # fmt: skip
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#1", 0, 100).around(
+            span("Operator", "op", 10, 20).around(
+                launch(11, 12, kernel("k1", 15, 30)), alloc(13, 8)
+            )
+        ),
+        free(100, 8),
+        span("ProfileStep", "ProfileStep#2", 104, 200).around(
+            span("Operator", "op", 110, 120).around(
+                launch(111, 112, kernel("k2", 150, 260)), alloc(113, 16)
+            )
+        ),
+    )
+    loader = Thread(2, "loader").around(
+        span("UserDefined", "long", 40, 170).around(
+            span("UserDefined", "short", 50, 60),
+            span("UserDefined", "late", 130, 140).around(
+                span("OperatorInner", "inner", 131, 139).around(
+                    launch(132, 133, memset(134, 135, 4, value=9), name="cudaMemset"),
+                    alloc(134, 32),
+                )
+            ),
+            alloc(150, 64),
+            alloc(205, 128),
+        ),
+    )
+    return read(write(tmp_path / "a.pb", main, loader))
 
 
 def test_rows_point_at_what_is_left(tmp_path):
@@ -87,8 +94,10 @@ def test_everything_derived_is_of_those_steps(tmp_path):
 
     assert profile.steps == [1]
     assert summarize(profile, "device").rows() == [
-        ("CPU(Process)", None), ("CPU(System)", None), ("GPU0", 15 / 100)
-    ]  # fmt: skip
+        ("CPU(Process)", None),
+        ("CPU(System)", None),
+        ("GPU0", 15 / 100),
+    ]
     assert summarize(profile, "overview").rows() == [
         ("cpu", "UserDefined", 2, 130, 1.3),
         ("cpu", "ProfileStep", 1, 100, 1.0),
@@ -104,11 +113,14 @@ def loop(first: int, last: int) -> tuple[Thread, ...]:
     """Steps of `gpu_traces.training` and a loader beside them, with nothing outside of a step."""
 
     def loader(at: int) -> Span:
-        return span("PythonUserDefined", "collate", at + 5_000, at + 4_000_000,
-            span("Operator", "broadcast", at + 1_000_000, at + 3_000_000,
-                launch(at + 1_100_000, at + 1_200_000,
-                       kernel("copy", at + 1_500_000, at + 9_900_000, device=1, stream=9)),
-                alloc(at + 1_000_000, 512)))  # fmt: skip
+        return span("PythonUserDefined", "collate", at + 5_000, at + 4_000_000).around(
+            span("Operator", "broadcast", at + 1_000_000, at + 3_000_000).around(
+                launch(at + 1_100_000, at + 1_200_000).around(
+                    kernel("copy", at + 1_500_000, at + 9_900_000, device=1, stream=9)
+                ),
+                alloc(at + 1_000_000, 512),
+            )
+        )
 
     starts = {step: step * gpu_traces.STEP_NS for step in range(first, last)}
     steps = tuple(gpu_traces._step(step, at, skew=step) for step, at in starts.items())

@@ -31,13 +31,16 @@ def own_times(slow=None, by=0, *, steps=10, noise=5, seed=0):
 def transfers(slow=None, by=0, *, steps=10, noise=0.5, seed=0):
     """Four dp groups that reduce three times a step, for 3 ms, more or less."""
     rng = np.random.default_rng(seed)
+
+    def transfer_ns(members):
+        return int((3 + noise * rng.random() + by * (members == slow)) * MS)
+
     rows = [
-        (members, "dp", "all_reduce", step, index, 64,
-         int((3 + noise * rng.random() + by * (members == slow)) * MS))
+        (members, "dp", "all_reduce", step, index, 64, transfer_ns(members))
         for members in ("0,4", "1,5", "2,6", "3,7")
         for step in range(steps)
         for index in range(3)
-    ]  # fmt: skip
+    ]
     names = ["members", "axis", "op", "step", "index", "bytes", "transfer_ns"]
     return pl.DataFrame(rows, names, orient="row")
 

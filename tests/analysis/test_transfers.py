@@ -20,8 +20,9 @@ def sent(name, start, end, peer):
 
 
 def forward(stage, start, end):
-    return span("Forward", f"forward[stage={stage} micro_batch=0]", start, end,
-        span("Operator", "matmul dygraph", start, end))  # fmt: skip
+    return span("Forward", f"forward[stage={stage} micro_batch=0]", start, end).around(
+        span("Operator", "matmul dygraph", start, end)
+    )
 
 
 def cluster(tmp_path, *ranks, clocks=None):

@@ -158,8 +158,10 @@ def test_two_slow_workers_hide_each_other():
     """On the last of 3 stages, replica 0 is late by 4 x 20 and replica 1 by 4 x 15."""
     grid = Topology.of(dp=2, pp=3)
     slow = forward_and_backward(
-        100, 100, lambda replica, stage, of, _: (20, 15)[replica] * (of[0] == "forward") * (stage == 2)
-    )  # fmt: skip
+        100,
+        100,
+        lambda replica, stage, of, _: (20, 15)[replica] * (of[0] == "forward") * (stage == 2),
+    )
     parts, _ = recorded(grid, schedule(3, 4), slow)
     found = what_if(parts, grid)
     ideal = HEAD + 6 * 200 + TAIL
@@ -305,8 +307,10 @@ def test_a_pass_is_as_long_as_the_longest_of_its_mp_ranks():
         rank 1   .....FF.....
     """
     grid = Topology.of(mp=2)
-    rows = [[(0, 0, "step", None, None, 0, 100), (0, 0, "forward", 0, 0, 30, 70)],
-            [(1, 0, "step", None, None, 0, 100), (1, 0, "forward", 0, 0, 50, 70)]]  # fmt: skip
+    rows = [
+        [(0, 0, "step", None, None, 0, 100), (0, 0, "forward", 0, 0, 30, 70)],
+        [(1, 0, "step", None, None, 0, 100), (1, 0, "forward", 0, 0, 50, 70)],
+    ]
     found = what_if([pl.DataFrame(part, PASSES, orient="row") for part in rows], grid)
     assert row(found, "nothing")["step_ns"] == 100
     assert row(found, "worker")["ranks"] == "0,1"
@@ -367,13 +371,14 @@ def told(op, start, end, axis):
 def stepping(tmp_path, rank, late):
     """A data parallel rank that sums gradients when it has done its own work of 60 + ``late``."""
     done = 60 + late
-    return passes(Profile(read(write(tmp_path / f"{rank}.pb",
-        Thread(1, "main", (
-            span("ProfileStep", "ProfileStep#4", 0, 110,
-                told("all_reduce", 10, 20, "mp"), told("all_reduce", done, 100, "dp"),
-                told("broadcast", 100, 105, "dp+pp")),
-        )),
-    ))), rank)  # fmt: skip
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#4", 0, 110).around(
+            told("all_reduce", 10, 20, "mp"),
+            told("all_reduce", done, 100, "dp"),
+            told("broadcast", 100, 105, "dp+pp"),
+        ),
+    )
+    return passes(Profile(read(write(tmp_path / f"{rank}.pb", main))), rank)
 
 
 def test_without_a_pipeline_replicas_meet_once_a_step(tmp_path):
@@ -393,16 +398,20 @@ def test_without_a_pipeline_replicas_meet_once_a_step(tmp_path):
 def test_what_a_rank_does_in_a_pipeline(tmp_path):
     """A pass that launches kernels is as long as they run; what is in no step, or is no
     micro-batch's, is none."""
-    trace = read(write(tmp_path / "a.pb", Thread(1, "main", (
+    main = Thread(1, "main").around(
         span("Forward", "forward[stage=1 micro_batch=0 phase=steady]", 0, 5),
-        span("ProfileStep", "ProfileStep#4", 10, 100,
-            span("Forward", "forward[stage=1 micro_batch=0 phase=steady]", 12, 20,
-                span("Forward", "Linear", 13, 19,
-                    launch(14, 15, kernel("gemm", 30, 40)), launch(16, 17, kernel("gelu", 45, 55)))),
+        span("ProfileStep", "ProfileStep#4", 10, 100).around(
+            span("Forward", "forward[stage=1 micro_batch=0 phase=steady]", 12, 20).around(
+                span("Forward", "Linear", 13, 19).around(
+                    launch(14, 15, kernel("gemm", 30, 40)),
+                    launch(16, 17, kernel("gelu", 45, 55)),
+                )
+            ),
             span("Backward", "backward[stage=1 chunk=1 micro_batch=2 phase=steady]", 60, 80),
-            span("Forward", "forward[stage=1]", 81, 85)),
-    ))))  # fmt: skip
-    found = passes(Profile(trace), 3)
+            span("Forward", "forward[stage=1]", 81, 85),
+        ),
+    )
+    found = passes(Profile(read(write(tmp_path / "a.pb", main))), 3)
     assert found.schema == pl.DataFrame(schema=PASSES).schema
     assert found.with_columns(pl.col("start_ns", "end_ns") - EPOCH_NS).rows() == [
         (3, 4, "step", None, None, 10, 100),
@@ -418,11 +427,15 @@ def test_what_computation_hides_is_no_waiting(tmp_path):
         compute   __####__
         dp        ____####       two of four exposed, of a step of 10
     """
-    trace = read(write(tmp_path / "a.pb", Thread(1, "main", (
-        span("ProfileStep", "ProfileStep#4", 0, 100,
+    reduced = "all_reduce[axis=dp group=3 bytes=4 dtype=float32 peers=0,1]"
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#4", 0, 100).around(
             span("Operator", "matmul", 0, 10, launch(1, 2, kernel("gemm", 20, 60))),
-            span("Communication", "all_reduce[axis=dp group=3 bytes=4 dtype=float32 peers=0,1]",
-                 11, 15, launch(12, 13, kernel("ncclAllReduce", 40, 80, stream=8)))),
-    ))))  # fmt: skip
+            span("Communication", reduced, 11, 15).around(
+                launch(12, 13, kernel("ncclAllReduce", 40, 80, stream=8))
+            ),
+        ),
+    )
+    trace = read(write(tmp_path / "a.pb", main))
     found = passes(Profile(trace), 0).filter(kind="own")
     assert (found["end_ns"] - found["start_ns"]).to_list() == [80]
