@@ -210,8 +210,18 @@ def test_no_events_at_all(reads, content):
 
 
 def test_one_event_that_is_beyond_mending_costs_only_itself(reads):
-    events = [{"name": f"e{at}", "ph": "X", "cat": "Operator", "pid": 1, "tid": "1(C++)",
-               "ts": 10 * at, "dur": 5} for at in range(100)]  # fmt: skip
+    events = [
+        {
+            "name": f"e{at}",
+            "ph": "X",
+            "cat": "Operator",
+            "pid": 1,
+            "tid": "1(C++)",
+            "ts": 10 * at,
+            "dur": 5,
+        }
+        for at in range(100)
+    ]
     texts = [json.dumps(event) for event in events]
     texts[40] = texts[40].replace('"dur": 5', '"dur": 5 5')
     trace = reads('{"schemaVersion": "1.0.2", "traceEvents": [' + ", ".join(texts) + "]}")
@@ -220,8 +230,16 @@ def test_one_event_that_is_beyond_mending_costs_only_itself(reads):
 
 
 def test_values_of_other_types_cost_only_themselves(reads):
-    event = {"name": ["a"], "ph": "X", "cat": "Operator", "pid": 1, "tid": "1(C++)", "ts": 1,
-             "dur": 5, "args": {"start_time": {"a": 1}, "depth": "x"}}  # fmt: skip
+    event = {
+        "name": ["a"],
+        "ph": "X",
+        "cat": "Operator",
+        "pid": 1,
+        "tid": "1(C++)",
+        "ts": 1,
+        "dur": 5,
+        "args": {"start_time": {"a": 1}, "depth": "x"},
+    }
     whole = {**event, "name": "b", "ts": 10, "args": {}}
     trace = reads(json.dumps({"schemaVersion": "1.0.2", "traceEvents": [event, whole]}))
     assert names(trace) == ["", "b"]
@@ -238,8 +256,17 @@ def test_events_without_time_or_thread_are_counted(reads):
         "ts": 1,
         "dur": 5,
     }
-    broken = [{**event, key: value} for key, value in
-              (("ts", "soon"), ("dur", -1), ("dur", None), ("tid", "main"), ("pid", None), ("pid", -(2**63)))]  # fmt: skip
+    broken = [
+        {**event, key: value}
+        for key, value in (
+            ("ts", "soon"),
+            ("dur", -1),
+            ("dur", None),
+            ("tid", "main"),
+            ("pid", None),
+            ("pid", -(2**63)),
+        )
+    ]
     trace = reads(json.dumps({"schemaVersion": "1.0.2", "traceEvents": [*broken, event]}))
     assert trace.events.height == 1
     assert trace.lost == {"events without time, process or thread": 6}
@@ -382,15 +409,16 @@ def test_where_no_event_begins_for_long_it_is_refused(tmp_path, monkeypatch):
 def test_values_that_no_other_format_holds_can_be_written(tmp_path):
     """A memory event without a place, numbers beyond 64 and 32 bits."""
     device = '"deviceProperties": [{"id": 0, "name": "X", "totalGlobalMem": 1e400, "smCount": 99999999999999999999}],'
-    text = json.dumps({"schemaVersion": "1.0.2", "traceEvents": [
+    events = """[
         {"name": "k", "cat": "Kernel", "ph": "X", "pid": 0, "tid": 7, "ts": 1, "dur": 1,
          "args": {"correlation id": 3, "warps per SM": 1e300}},
         {"name": "l", "cat": "CudaRuntime", "ph": "X", "pid": 1, "tid": "1(C++)", "ts": 0, "dur": 1,
          "args": {"correlation id": 3}},
         {"name": "[memory]", "cat": "Allocate", "ph": "i", "pid": 1, "tid": "1(C++)", "ts": 1,
          "args": {"addr": "7", "increase_bytes": 8}},
-        {"name": "op", "cat": "Operator", "ph": "X", "pid": 1, "tid": "1(C++)", "ts": 0, "dur": 9},
-    ]})  # fmt: skip
+        {"name": "op", "cat": "Operator", "ph": "X", "pid": 1, "tid": "1(C++)", "ts": 0, "dur": 9}
+    ]"""
+    text = json.dumps({"schemaVersion": "1.0.2", "traceEvents": json.loads(events)})
     path = tmp_path / "odd.json"
     path.write_text(text.replace("{", "{" + device, 1))
     trace = read(path)

@@ -86,8 +86,12 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 def assert_sound(trace: Trace) -> None:
     """What any table may rely on."""
-    tables = ((trace.events, EVENTS), (trace.memory, MEMORY), (trace.kernels, KERNELS),
-              (trace.memsets, MEMSETS))  # fmt: skip
+    tables = (
+        (trace.events, EVENTS),
+        (trace.memory, MEMORY),
+        (trace.kernels, KERNELS),
+        (trace.memsets, MEMSETS),
+    )
     for table, schema in tables:
         assert table.schema == {name: dtype for name, (dtype, _) in schema.items()}
     row = np.arange(trace.events.height)

@@ -76,11 +76,14 @@ def test_a_whole_document(tmp_path):
         rank 1 (its clock: -1000)  all_reduce 450────610
     """
     first = main(
-        span("ProfileStep", "ProfileStep#3", 0, 900,
+        span("ProfileStep", "ProfileStep#3", 0, 900).around(
             span("Forward", "forward[stage=0 micro_batch=1 phase=steady]", 100, 300),
-            span("Operator", 'relu "x"', 310, 390,
-                launch(320, 330, kernel("relu_kernel", 350, 500))),
-            called("all_reduce", 400, 600, "0,1")))  # fmt: skip
+            span("Operator", 'relu "x"', 310, 390).around(
+                launch(320, 330, kernel("relu_kernel", 350, 500))
+            ),
+            called("all_reduce", 400, 600, "0,1"),
+        )
+    )
     second = main(
         span("ProfileStep", "ProfileStep#3", -1000, -100, called("all_reduce", -550, -390, "0,1"))
     )
@@ -97,10 +100,12 @@ def test_a_whole_document(tmp_path):
         lines = [
             {"name": "process_name", "tid": first, "args": {"name": name}, **process},
             {
-                "name": "process_sort_index", "tid": first,
-                "args": {"sort_index": rank}, **process,
+                "name": "process_sort_index",
+                "tid": first,
+                "args": {"sort_index": rank},
+                **process,
             },
-        ]  # fmt: skip
+        ]
         if clock:
             labels = {"labels": clock}
             lines.append({"name": "process_labels", "tid": first, "args": labels, **process})
@@ -108,38 +113,50 @@ def test_a_whole_document(tmp_path):
             lines += [
                 {"name": "thread_name", "tid": number, "args": {"name": track}, **process},
                 {
-                    "name": "thread_sort_index", "tid": number,
-                    "args": {"sort_index": number}, **process,
+                    "name": "thread_sort_index",
+                    "tid": number,
+                    "args": {"sort_index": number},
+                    **process,
                 },
-            ]  # fmt: skip
+            ]
         return lines
 
     def event(rank: int, track: int, name: str, cat: str, start: int, dur: int, more=(), **args):
         return {
-            "name": name, "cat": cat, "ph": "X", "pid": 100_000 + rank,
-            "tid": (100_000 + rank) * 1000 + track, "ts": EPOCH_US + Decimal(start) / 1000,
-            "dur": Decimal(dur) / 1000, **dict(more), "args": {"rank": rank, "step": 3, **args},
-        }  # fmt: skip
+            "name": name,
+            "cat": cat,
+            "ph": "X",
+            "pid": 100_000 + rank,
+            "tid": (100_000 + rank) * 1000 + track,
+            "ts": EPOCH_US + Decimal(start) / 1000,
+            "dur": Decimal(dur) / 1000,
+            **dict(more),
+            "args": {"rank": rank, "step": 3, **args},
+        }
 
     def arrow(rank: int, track: int, name: str, phase: str, at: int, **more):
         return {
-            "name": name, "cat": name, "id": more.pop("id"), "ph": phase, "pid": 100_000 + rank,
-            "tid": (100_000 + rank) * 1000 + track, "ts": EPOCH_US + Decimal(at) / 1000, **more,
-        }  # fmt: skip
+            "name": name,
+            "cat": name,
+            "id": more.pop("id"),
+            "ph": phase,
+            "pid": 100_000 + rank,
+            "tid": (100_000 + rank) * 1000 + track,
+            "ts": EPOCH_US + Decimal(at) / 1000,
+            **more,
+        }
 
     (link,) = {
         event["id"] for event in document["traceEvents"] if event.get("cat") == "communication"
     } - {"X"}
+    forward = {"stage": 0, "micro_batch": 1, "phase": "steady"}
     facts = {"axis": "dp", "group": 0, "bytes": 8, "dtype": "float32", "peers": "0,1"}
     launched = "0000" + "00000004"  # rank 0, window 000, row 4: behind the four host events
     assert document == {
         "displayTimeUnit": "ms",
         "traceEvents": [
             event(0, 1, "ProfileStep#3", "ProfileStep", 0, 900),
-            event(
-                0, 1, "forward 1 (b)", "Forward", 100, 200, {"cname": COLOURS[1]},
-                stage=0, micro_batch=1, phase="steady",
-            ),
+            event(0, 1, "forward 1 (b)", "Forward", 100, 200, {"cname": COLOURS[1]}, **forward),
             event(0, 1, 'relu "x"', "Operator", 310, 80),
             event(0, 1, "all_reduce", "Communication", 400, 200, **facts),
             arrow(0, 1, "communication", "s", 400, id=link),
@@ -147,19 +164,19 @@ def test_a_whole_document(tmp_path):
             arrow(0, 1, "launch", "s", 320, id=launched),
             event(0, 2, "relu_kernel", "Kernel", 350, 150, correlation_id=1),
             arrow(0, 2, "launch", "f", 350, id=launched, bp="e"),
-            *metadata(
-                0, "rank 0 · dp0 · host-a", "MainThread (thread 7)", "device 0, stream 7"
-            ),
+            *metadata(0, "rank 0 · dp0 · host-a", "MainThread (thread 7)", "device 0, stream 7"),
             event(1, 1, "ProfileStep#3", "ProfileStep", 0, 900),
             event(1, 1, "all_reduce", "Communication", 450, 160, **facts),
             arrow(1, 1, "communication", "f", 609, id=link, bp="e"),
             *metadata(
-                1, "rank 1 · dp1 · host-b", "MainThread (thread 7)",
+                1,
+                "rank 1 · dp1 · host-b",
+                "MainThread (thread 7)",
                 clock="clock within 0.01 us of rank 0's (exchange)",
             ),
         ],
         "otherData": {"clock": "of rank 0", "origin_unix_ns": str(EPOCH_NS - int(EPOCH_US * 1000))},
-    }  # fmt: skip
+    }
     assert linked(document) == [
         ["s cudaLaunchKernel of 0", "f relu_kernel of 0"],
         ["s all_reduce of 0", "f all_reduce of 1"],
@@ -228,14 +245,17 @@ def test_collectives_are_linked_by_group_step_and_count(tmp_path):
     """Two groups over the same ranks, and rank 1 recorded nothing of step 1."""
 
     def steps(rank: int) -> Thread:
-        return main(*(
-            span("ProfileStep", f"ProfileStep#{step}", 1000 * step, 1000 * step + 900,
-                called("all_reduce", 1000 * step + 100, 1000 * step + 200 + rank, "0,1,2"),
-                called("all_reduce", 1000 * step + 300, 1000 * step + 400 + rank, "0,1,2", 5),
-                called("all_reduce", 1000 * step + 500, 1000 * step + 600 + rank, "0,1,2"),
-                called("broadcast", 1000 * step + 700, 1000 * step + 800 + rank, "0,2"))
-            for step in range(1 + (rank == 1), 3)
-        ))  # fmt: skip
+        return main(
+            *(
+                span("ProfileStep", f"ProfileStep#{step}", 1000 * step, 1000 * step + 900).around(
+                    called("all_reduce", 1000 * step + 100, 1000 * step + 200 + rank, "0,1,2"),
+                    called("all_reduce", 1000 * step + 300, 1000 * step + 400 + rank, "0,1,2", 5),
+                    called("all_reduce", 1000 * step + 500, 1000 * step + 600 + rank, "0,1,2"),
+                    called("broadcast", 1000 * step + 700, 1000 * step + 800 + rank, "0,2"),
+                )
+                for step in range(1 + (rank == 1), 3)
+            )
+        )
 
     document = merged(tmp_path, *(window(tmp_path, rank, steps(rank)) for rank in range(3)))
     check(document)
@@ -254,12 +274,14 @@ def test_collectives_are_linked_by_group_step_and_count(tmp_path):
 def test_windows_do_not_mix(tmp_path):
     events = [
         main(called("all_reduce", at, at + 100 + rank, "0,1"))
-        for rank in range(2) for at in (0, 5000)
-    ]  # fmt: skip
+        for rank in range(2)
+        for at in (0, 5000)
+    ]
     windows = [
         window(tmp_path, rank, events[2 * rank + number], number=number)
-        for rank in range(2) for number in range(2)
-    ]  # fmt: skip
+        for rank in range(2)
+        for number in range(2)
+    ]
     document = merged(tmp_path, *windows)
     assert linked(document) == [["s all_reduce of 0", "f all_reduce of 1"]] * 2
 
@@ -348,16 +370,22 @@ def test_every_micro_batch_has_a_colour(tmp_path):
 
 def test_short_events_are_left_out_but_for_what_tells_of_ranks(tmp_path):
     events = main(
-        span("ProfileStep", "ProfileStep#1", 0, 40,
+        span("ProfileStep", "ProfileStep#1", 0, 40).around(
             span("Operator", "long", 0, 30, span("Operator", "short", 1, 20)),
             called("all_reduce", 30, 31, "0,1"),
             span("Forward", "forward[stage=0 micro_batch=0]", 32, 33),
             span("Operator", "relu", 34, 38, launch(34, 35, kernel("relu_kernel", 36, 90))),
-            span("Operator", "copy", 38, 39, launch(38, 39, memcpy(95, 96, 64, kind="DtoH")))))  # fmt: skip
+            span("Operator", "copy", 38, 39, launch(38, 39, memcpy(95, 96, 64, kind="DtoH"))),
+        )
+    )
     document = merged(tmp_path, window(tmp_path, 0, events), ranks={0, 1}, min_dur_ns=30)
     assert list(slices(document)) == [
-        "ProfileStep#1", "long", "all_reduce", "forward 0 (a)", "relu_kernel"
-    ]  # fmt: skip
+        "ProfileStep#1",
+        "long",
+        "all_reduce",
+        "forward 0 (a)",
+        "relu_kernel",
+    ]
     assert [arrow[0][0] for arrow in check(document).values()] == ["s"]  # none from a lost launch
 
 
@@ -374,11 +402,17 @@ def test_what_rounding_made_cross_no_longer_does(tmp_path):
     told = [("outer", 0, 5.9), ("a", 1, 2.7), ("b", 3, 3.2)]
     lines = [
         {
-            "name": name, "pid": 1, "tid": "5(C++)", "ts": 1_700_000_000_000_000 + at, "dur": dur,
-            "ph": "X", "cat": "Operator", "args": {"depth": int(name != "outer")},
+            "name": name,
+            "pid": 1,
+            "tid": "5(C++)",
+            "ts": 1_700_000_000_000_000 + at,
+            "dur": dur,
+            "ph": "X",
+            "cat": "Operator",
+            "args": {"depth": int(name != "outer")},
         }
         for name, at, dur in told
-    ]  # fmt: skip
+    ]
     path = tmp_path / "paddle.json"
     path.write_text(json.dumps({**head, "traceEvents": lines, "ExtraInfo": {}}))
     trace = read(path)
@@ -410,8 +444,11 @@ def test_gzip_by_suffix(tmp_path):
 
 
 def test_an_empty_trace_is_a_process(tmp_path):
-    document = merged(tmp_path, window(tmp_path, 0, main()), window(tmp_path, 1, main(
-        span("Operator", "a", 0, 10))))  # fmt: skip
+    document = merged(
+        tmp_path,
+        window(tmp_path, 0, main()),
+        window(tmp_path, 1, main(span("Operator", "a", 0, 10))),
+    )
     check(document)
     assert slices(document) == {"a": (1, 0, 10)}
     names = [e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"]

@@ -226,8 +226,16 @@ def test_the_same_arguments(both):
     for found, content in zip((ours, theirs), both):
         for event in [*of_phase(content, "X"), *of_phase(content, "i")]:
             args = event["args"]
-            key = (bare(event["name"]), event["cat"], track(event), int(event["ts"]),
-                   str(args.get("addr", "")), args.get("place"), args.get("correlation id"), length(event))  # fmt: skip
+            key = (
+                bare(event["name"]),
+                event["cat"],
+                track(event),
+                int(event["ts"]),
+                str(args.get("addr", "")),
+                args.get("place"),
+                args.get("correlation id"),
+                length(event),
+            )
             found.setdefault(key, []).append(args)
     assert len(ours) == len(theirs)
     for key, all_args in theirs.items():

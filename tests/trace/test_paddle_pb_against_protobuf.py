@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from operator import attrgetter
 
 import pytest
 from hypothesis import given
@@ -14,9 +15,24 @@ from tests.fixtures import gpu_traces
 from tests.fixtures.paddle_proto import EVENT_TYPES, MEMORY_TYPES, NodeTrees
 from tests.fixtures.random_traces import traces
 from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, to_proto
+from tests.fixtures.words import words
 
 EVENT_NAMES = {number: name for name, number in EVENT_TYPES.items()}
 MEMORY_NAMES = {number: name for name, number in MEMORY_TYPES.items()}
+
+
+_PLACE = attrgetter("process_id", "thread_id")
+_STREAM = attrgetter("device_id", "context_id", "stream_id")
+_GRID = attrgetter(*words("grid_x grid_y grid_z block_x block_y block_z registers_per_thread"))
+_LOAD = attrgetter("blocks_per_sm", "warps_per_sm", "occupancy")
+_MEMORY = attrgetter(
+    *("place", "addr", "increase_bytes"),
+    *("current_allocated", "current_reserved", "peak_allocated", "peak_reserved"),
+)
+
+
+def _time(event) -> tuple[int, int]:
+    return event.start_ns, event.end_ns - event.start_ns
 
 
 class Walk:
@@ -40,48 +56,36 @@ class Walk:
         row = None
         if depth >= 0:
             row = len(self.hosts)
-            self.hosts.append((
-                event.name, EVENT_NAMES[event.type], event.start_ns, event.end_ns - event.start_ns,
-                parent, depth, event.process_id, event.thread_id,
-            ))  # fmt: skip
+            kind = EVENT_NAMES[event.type]
+            self.hosts.append((event.name, kind, *_time(event), parent, depth, *_PLACE(event)))
         for runtime in node.runtime_nodes:
             self._add_launch(runtime, row)
         for item in node.mem_nodes:
             event = item.mem_event
-            self.memory.append((
-                event.timestamp_ns, MEMORY_NAMES[event.type], row, event.process_id,
-                event.thread_id, event.place, event.addr, event.increase_bytes,
-                event.current_allocated, event.current_reserved, event.peak_allocated,
-                event.peak_reserved,
-            ))  # fmt: skip
+            kind = MEMORY_NAMES[event.type]
+            self.memory.append((event.timestamp_ns, kind, row, *_PLACE(event), *_MEMORY(event)))
         for child in children.get(node.id, []):
             self._add(child, row, depth + 1, children)
 
     def _add_launch(self, runtime, row) -> None:
         event = runtime.runtime_trace_event
-        self.launches.append((
-            event.name, "CudaRuntime", event.start_ns, event.end_ns - event.start_ns, row,
-            event.process_id, event.thread_id, event.correlation_id,
-        ))  # fmt: skip
+        at = (*_PLACE(event), event.correlation_id)
+        self.launches.append((event.name, "CudaRuntime", *_time(event), row, *at))
         for item in runtime.device_nodes:
             device = item.device_event
             num_bytes = None
             for info in ("memcpy_info", "memset_info"):
                 if device.HasField(info):
                     num_bytes = getattr(device, info).num_bytes
-            self.devices.append((
-                device.name, EVENT_NAMES[device.type], device.start_ns,
-                device.end_ns - device.start_ns, event.correlation_id, device.device_id,
-                device.context_id, device.stream_id, device.correlation_id, num_bytes,
-            ))  # fmt: skip
+            kind, parent = EVENT_NAMES[device.type], event.correlation_id
+            at = (*_STREAM(device), device.correlation_id)
+            self.devices.append((device.name, kind, *_time(device), parent, *at, num_bytes))
             if device.HasField("kernel_info"):
                 info = device.kernel_info
-                self.kernels.append((
-                    device.start_ns, device.name, info.grid_x, info.grid_y, info.grid_z,
-                    info.block_x, info.block_y, info.block_z, info.registers_per_thread,
-                    info.dynamic_shared_memory + info.static_shared_memory, info.blocks_per_sm,
-                    info.warps_per_sm, info.occupancy,
-                ))  # fmt: skip
+                shared = info.dynamic_shared_memory + info.static_shared_memory
+                self.kernels.append(
+                    (device.start_ns, device.name, *_GRID(info), shared, *_LOAD(info))
+                )
             if device.HasField("memset_info"):
                 self.memsets.append((device.start_ns, device.memset_info.value))
 
@@ -105,10 +109,11 @@ def assert_read_as(trace, trees) -> None:
     devices = [
         values(
             {**row, "parent": events[row["parent"]]["correlation_id"]},
-            *first, "device", "context", "stream", "correlation_id", "bytes",
+            *first,
+            *("device", "context", "stream", "correlation_id", "bytes"),
         )
         for row in events[num_hosts + num_launches :]
-    ]  # fmt: skip
+    ]
     assert sorted(devices, key=repr) == sorted(walk.devices, key=repr)
 
     assert sorted(trace.memory.rows(), key=repr) == sorted(walk.memory, key=repr)

@@ -26,16 +26,11 @@ from tests.fixtures.timeline import (
 SKEW_NS = 800_000_000
 """The worker's clock is ahead by this."""
 
-OWN = Thread(
-    100,
-    "MainThread",
-    (
-        span(
-            "ProfileStep", "ProfileStep#3", 0, 1000,
-            span("Operator", "relu", 10, 40, launch(12, 15, kernel("relu_kernel", 20, 60))),
-        ),
+OWN = Thread(100, "MainThread").around(
+    span("ProfileStep", "ProfileStep#3", 0, 1000).around(
+        span("Operator", "relu", 10, 40, launch(12, 15, kernel("relu_kernel", 20, 60))),
     ),
-)  # fmt: skip
+)
 
 F = "rpc#f(w0 -> w1)"
 G = "rpc#g(w1 -> w2)"
@@ -45,10 +40,20 @@ def call(id: str, sent: int, began: int, ended: int, received: int, **other: obj
     """Under way for 20 ns in each direction."""
     ahead = EPOCH_NS + SKEW_NS
     made = RemoteCall(
-        id=id, parent=None, name="f", caller="w0", worker="w1", process="host:7", thread=100,
-        sent_ns=EPOCH_NS + sent, arrived_ns=ahead + sent + 20, began_ns=ahead + began,
-        ended_ns=ahead + ended, left_ns=ahead + received - 20, received_ns=EPOCH_NS + received,
-    )  # fmt: skip
+        id=id,
+        parent=None,
+        name="f",
+        caller="w0",
+        worker="w1",
+        process="host:7",
+        thread=100,
+        sent_ns=EPOCH_NS + sent,
+        arrived_ns=ahead + sent + 20,
+        began_ns=ahead + began,
+        ended_ns=ahead + ended,
+        left_ns=ahead + received - 20,
+        received_ns=EPOCH_NS + received,
+    )
     return replace(made, **other)  # type: ignore[arg-type]
 
 
@@ -70,9 +75,11 @@ def rows(trace: Trace) -> list[tuple[object, ...]]:
         trace.events.with_columns(
             pl.col("start_ns") - EPOCH_NS, pl.col("name", "category").cast(pl.String)
         )
-        .select("name", "category", "start_ns", "dur_ns", "parent", "depth", "thread", "device", "step")
+        .select(
+            "name", "category", "start_ns", "dur_ns", "parent", "depth", "thread", "device", "step"
+        )
         .rows()
-    )  # fmt: skip
+    )
 
 
 def skewed(start: int) -> int:
@@ -94,16 +101,17 @@ def test_a_call_and_what_ran_in_it(tmp_path: Path) -> None:
     ahead = SKEW_NS
     there = (
         far(
-            span(
-                "Forward", "Linear", ahead + 140, ahead + 180,
-                span("Operator", "gemm", ahead + 150, ahead + 170,
-                    launch(ahead + 151, ahead + 152, kernel("gemm_kernel", ahead + 155, ahead + 165)),
+            span("Forward", "Linear", ahead + 140, ahead + 180).around(
+                span("Operator", "gemm", ahead + 150, ahead + 170).around(
+                    launch(ahead + 151, ahead + 152).around(
+                        kernel("gemm_kernel", ahead + 155, ahead + 165)
+                    ),
                     alloc(ahead + 160, 512),
                 ),
             ),
         ),
         far(span("UserDefined", "load", ahead + 145, ahead + 155), thread=7),
-    )  # fmt: skip
+    )
     trace = read_window(window(tmp_path, (call("a", 100, 130, 190, 230), there)))
     inside = f"{F}#remote_op: "
     assert rows(trace) == [
@@ -170,11 +178,21 @@ def test_calls_that_overlap_get_tracks_of_their_own_and_others_share(tmp_path: P
 def test_a_call_in_a_call_goes_over_both_clocks(tmp_path: Path) -> None:
     inner_skew = -5_000_000
     outer = call("outer", 100, 130, 390, 430)
-    inner = call("inner", 0, 0, 0, 0, parent="outer", name="g", caller="w1", worker="w2",
-                 process="host:8", sent_ns=EPOCH_NS + SKEW_NS + 200,
-                 received_ns=EPOCH_NS + SKEW_NS + 300,
-                 arrived_ns=EPOCH_NS + inner_skew + 210, left_ns=EPOCH_NS + inner_skew + 290,
-                 began_ns=EPOCH_NS + inner_skew + 220, ended_ns=EPOCH_NS + inner_skew + 280)  # fmt: skip
+    inner = call(
+        "inner",
+        *(0, 0, 0, 0),
+        parent="outer",
+        name="g",
+        caller="w1",
+        worker="w2",
+        process="host:8",
+        sent_ns=EPOCH_NS + SKEW_NS + 200,
+        received_ns=EPOCH_NS + SKEW_NS + 300,
+        arrived_ns=EPOCH_NS + inner_skew + 210,
+        left_ns=EPOCH_NS + inner_skew + 290,
+        began_ns=EPOCH_NS + inner_skew + 220,
+        ended_ns=EPOCH_NS + inner_skew + 280,
+    )
     there = (far(span("Operator", "relu", inner_skew + 230, inner_skew + 270)),)
     found = rows(read_window(window(tmp_path, (outer, ()), (inner, there))))
     chain = f"{F}#remote_op: {G}"
@@ -206,8 +224,14 @@ def test_what_is_broken_costs_itself(tmp_path: Path) -> None:
 @pytest.mark.parametrize("back", [0, 15, 5_000])
 def test_the_true_offset_is_within_the_error(out: int, back: int) -> None:
     sent, ran = 1_000, 50
-    one = call("a", 0, 0, 0, 0, sent_ns=sent, arrived_ns=sent + out - 300,
-               left_ns=sent + out + ran - 300, received_ns=sent + out + ran + back)  # fmt: skip
+    one = call(
+        "a",
+        *(0, 0, 0, 0),
+        sent_ns=sent,
+        arrived_ns=sent + out - 300,
+        left_ns=sent + out + ran - 300,
+        received_ns=sent + out + ran + back,
+    )
     reading = one.reading
     assert abs(reading.offset_ns - 300) <= reading.error_ns
     assert reading.error_ns == -(-(out + back) // 2)
