@@ -11,6 +11,7 @@ import pytest
 from ppprof.cli import main
 from tests.analysis.test_advice import TRIGGERS, computing, loading, op, thread
 from tests.analysis.test_diff import run, step_lines
+from tests.fixtures.words import words
 
 
 @pytest.fixture
@@ -66,9 +67,8 @@ def test_parts_of_a_run(tmp_path, capsys):
     out = printed(capsys, path).out
     assert "1. A rank is slower than its peers [slow-rank]" in out
     assert "slow-rank" not in printed(capsys, path, "--rank", "0").out
-    assert "Not shown: 1 (--limit is 1)" in printed(
-        capsys, path, "--limit", "1", "--steps", "0:5", "--window", "0"
-    ).out  # fmt: skip
+    limited = printed(capsys, path, "--limit", "1", "--steps", "0:5", "--window", "0").out
+    assert "Not shown: 1 (--limit is 1)" in limited
     assert printed(capsys, path, "--workers", "2").out == out
 
 
@@ -82,12 +82,14 @@ def test_step_times_alone(tmp_path, capsys):
 
 def test_all_that_is_wrong_at_once(slow_data, capsys):
     _, err = printed(
-        capsys, slow_data, "--window", "a", "--steps", "3:1", "--workers", "0",
-        "--limit", "0", "--format", "csv", code=2,
-    )  # fmt: skip
-    assert [line.partition(":")[0] for line in err.splitlines()] == [
-        "--window", "--steps", "--workers", "--limit", "--limit",
-    ]  # fmt: skip
+        capsys,
+        slow_data,
+        *words("--window a --steps 3:1 --workers 0 --limit 0 --format csv"),
+        code=2,
+    )
+    assert [line.partition(":")[0] for line in err.splitlines()] == words(
+        "--window --steps --workers --limit --limit"
+    )
     assert "--limit: has no effect on csv, which holds every finding" in err
     assert "--workers: '0': expected a whole number from 1" in err
 

@@ -12,6 +12,7 @@ from ppprof.cli import main
 from tests.analysis.test_diff import run, step_lines
 from tests.fixtures.models import Layer, gpt, training
 from tests.fixtures.timeline import write
+from tests.fixtures.words import words
 
 
 @pytest.fixture
@@ -146,15 +147,17 @@ def test_two_parts_of_one_run(tmp_path, capsys):
 
 def test_all_that_is_wrong_at_once(traces, capsys):
     _, err = printed(
-        capsys, *traces, "--steps", "3:1", "--window", "a", "--views", "gpu",
-        "--limit", "-", "--min-delta", "3", "--filter", "(", "--fail-if", "slow", "--workers", "0",
-        "--time-unit", "h", "--format", "csv", "--force", "--all", code=2,
-    )  # fmt: skip
+        capsys,
+        *traces,
+        *words("--steps 3:1 --window a --views gpu --limit - --min-delta 3 --filter ("),
+        *words("--fail-if slow --workers 0 --time-unit h --format csv --force --all"),
+        code=2,
+    )
     flags = [line.partition(":")[0] for line in err.splitlines()]
     assert flags == [
-        "--window", "--steps", "--views", "--time-unit", "--limit", "--all", "--min-delta",
-        "--filter", "--fail-if", "--workers", "--format csv", "--force",
-    ]  # fmt: skip
+        *words("--window --steps --views --time-unit --limit --all --min-delta --filter"),
+        *("--fail-if", "--workers", "--format csv", "--force"),
+    ]
 
 
 def test_what_cannot_be_read(traces, tmp_path, capsys):

@@ -111,8 +111,9 @@ def test_nothing_left_to_do_is_done(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["finish", str(run)]) == 0
     seen = capsys.readouterr()
     assert (seen.out, seen.err) == (
-        "", f"{run}: nothing left to finish; tables as data: {run}/summary\n"
-    )  # fmt: skip
+        "",
+        f"{run}: nothing left to finish; tables as data: {run}/summary\n",
+    )
 
 
 def test_what_could_not_be_read_is_not_removed(

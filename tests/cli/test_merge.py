@@ -24,12 +24,14 @@ UNKNOWN = (
 def training(first_step: int = 1) -> Thread:
     """Two steps, each with an all_reduce over dp and a short operator."""
     peers = "axis=dp group=0 bytes=8 dtype=float32 peers=0,2"
-    return Thread(7, "MainThread", tuple(
-        span("ProfileStep", f"ProfileStep#{step}", 1000 * step, 1000 * step + 900,
+    steps = (
+        span("ProfileStep", f"ProfileStep#{step}", 1000 * step, 1000 * step + 900).around(
             span("Operator", "relu", 1000 * step + 100, 1000 * step + 110),
-            span("Communication", f"all_reduce[{peers}]", 1000 * step + 300, 1000 * step + 600))
+            span("Communication", f"all_reduce[{peers}]", 1000 * step + 300, 1000 * step + 600),
+        )
         for step in range(first_step, first_step + 2)
-    ))  # fmt: skip
+    )
+    return Thread(7, "MainThread", tuple(steps))
 
 
 def make_run(
@@ -204,8 +206,9 @@ def test_where_no_rank_can_be_read_nothing_is_written(tmp_path, capsys):
         path.write_bytes(b"")
     assert merge(run, "-o", out) == 3
     assert [line[:21] for line in capsys.readouterr().err.splitlines()] == [
-        "rank 0 is left out: /", "rank 1 is left out: /"
-    ]  # fmt: skip
+        "rank 0 is left out: /",
+        "rank 1 is left out: /",
+    ]
     assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 

@@ -16,6 +16,7 @@ from ppprof.errors import InputError, UsageError
 from tests.fixtures.gpu_traces import no_step, training
 from tests.fixtures.pipelines import OPTIMIZER_NS, one_f_one_b, pipeline_run, raw
 from tests.fixtures.timeline import write
+from tests.fixtures.words import words
 
 STEP_NS = 5 * 80 + OPTIMIZER_NS
 """1F1B of 2 stages with 4 micro-batches of 30 + 50: one in five is bubble."""
@@ -41,13 +42,19 @@ def test_a_row_a_rank_and_below_them_the_spread(run, capsys):
     assert lines[0] == f"{run}: ranks 0-3, steps 0-1"
     assert "rank host dp pp Step Time Computation Bubble Rest" in " ".join(out.split())
     assert rows == [
-        [str(rank), f"host-{rank // 2}", str(rank // 2), str(rank % 2), step,
-         *share(4 * 80 + OPTIMIZER_NS), *share(80), *share(0)]
+        [
+            *(str(rank), f"host-{rank // 2}", str(rank // 2), str(rank % 2), step),
+            *share(4 * 80 + OPTIMIZER_NS),
+            *share(80),
+            *share(0),
+        ]
         for rank in range(4)
-    ]  # fmt: skip
+    ]
     assert [line.split()[:2] for line in lines if line.startswith(("min", "median", "max"))] == [
-        ["min", step], ["median", step], ["max", step]
-    ]  # fmt: skip
+        ["min", step],
+        ["median", step],
+        ["max", step],
+    ]
     assert lines[-1].endswith("of 2 steps: rank 0 in 2")
     assert err == ""
 
@@ -123,9 +130,9 @@ def test_all_that_is_wrong_with_a_command_is_told_at_once(run, capsys):
     assert main(["ranks", str(run), *arguments.split()]) == 2
     out, err = capsys.readouterr()
     assert out == ""
-    assert [line.partition(":")[0] for line in err.splitlines()] == [
-        "--by", "--window", "--steps", "--workers", "--time-unit", "--time-unit"
-    ]  # fmt: skip
+    assert [line.partition(":")[0] for line in err.splitlines()] == words(
+        "--by --window --steps --workers --time-unit --time-unit"
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from ppprof.config import ProfilerConfig
 from ppprof.rundir import TraceName, claim, write_manifest
 from ppprof.topology import Topology
 from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
+from tests.fixtures.words import words
 
 GRID = Topology.of(dp=4)
 MS = 1_000_000
@@ -31,11 +32,12 @@ def steps(work):
     """Six steps: work, then an all-reduce that ends 5 ms after the last rank has come."""
     done = WORK + LATE + REDUCE
     return [
-        span("ProfileStep", f"ProfileStep#{number}", at, at + STEP,
+        span("ProfileStep", f"ProfileStep#{number}", at, at + STEP).around(
             span("Forward", "GPT", at, at + work, span("Operator", "matmul", at, at + work)),
-            told(at + work, at + done))
+            told(at + work, at + done),
+        )
         for number, at in enumerate(range(0, 6 * STEP, STEP))
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture
@@ -65,8 +67,7 @@ def test_who_comes_last_is_named_with_what_it_costs(run, capsys):
     out = printed(capsys, run)
     (row,) = [line.split() for line in out.splitlines() if line.startswith("0,1,2,3")]
     # Three ranks wait 20 ms: 15 on average; the ring moves 1.5 x 30 MB in 5 ms.
-    assert row == ["0,1,2,3", "dp", "6", "15.00", "20.00", "5.00", "9", "0%", "100%", "0%", "0%",
-                   "2", "(100%)"]  # fmt: skip
+    assert row == words("0,1,2,3 dp 6 15.00 20.00 5.00 9 0% 100% 0% 0% 2 (100%)")
     assert (
         "Slow computation: rank 2 (dp2): 20.00 ms a step (+- 0.00) more of its own than the other "
         "3 of stage 0\n" in out

@@ -22,6 +22,7 @@ from ppprof.report.text import Layout, render
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
+from tests.fixtures.words import words
 from tests.test_run import make_run, only_tables, trace_name
 
 
@@ -54,9 +55,11 @@ def test_a_file_prints_what_the_block_switches_on_by_default(trace, capsys):
 
 def test_options_shape_the_tables(trace, capsys):
     text = printed(
-        capsys, "a.pb", "--views", "op,udf", "--sorted-by", "cpu_min", "--thread-sep",
-        "--time-unit", "us", "--no-op-detail", "--row-limit", "2",
-    )  # fmt: skip
+        capsys,
+        "a.pb",
+        *words("--views op,udf --sorted-by cpu_min --thread-sep"),
+        *words("--time-unit us --no-op-detail --row-limit 2"),
+    )
     profile = Profile(trace, Options("cpu_min", thread_sep=True))
     layout = Layout("us", op_detail=False, row_limit=2)
     assert text.partition("\n\n")[2] == render(profile, ["op", "udf"], layout)
@@ -70,10 +73,15 @@ def test_options_shape_the_tables(trace, capsys):
 
 def test_a_run_prints_what_its_config_says(tmp_path, capsys):
     run = make_run(
-        tmp_path, {0: 1},
+        tmp_path,
+        {0: 1},
         summary={"overview": False, "kernel": False, "dist": True},
-        time_unit="us", sorted_by="cpu_avg", op_detail=False, thread_sep=True, row_limit=3,
-    )  # fmt: skip
+        time_unit="us",
+        sorted_by="cpu_avg",
+        op_detail=False,
+        thread_sep=True,
+        row_limit=3,
+    )
     profile = Profile(read(run / trace_name(0).raw), Options("cpu_avg", thread_sep=True))
     text = printed(capsys, run)
     assert text == (
@@ -95,10 +103,16 @@ def test_the_command_line_wins_over_the_config(tmp_path, capsys):
 
 def test_all_views(trace, capsys):
     assert set(titles(printed(capsys, "a.pb", "--views", "all"))) == {
-        "Device Summary", "Overview Summary", "Model Summary", "Distribution Summary",
-        "Operator Summary", "Kernel Summary", "Memory Manipulation Summary",
-        "UserDefined Summary", "Memory Summary",
-    }  # fmt: skip
+        "Device Summary",
+        "Overview Summary",
+        "Model Summary",
+        "Distribution Summary",
+        "Operator Summary",
+        "Kernel Summary",
+        "Memory Manipulation Summary",
+        "UserDefined Summary",
+        "Memory Summary",
+    }
 
 
 def test_a_table_without_rows_is_said(tmp_path, capsys):
@@ -241,9 +255,11 @@ def test_csv_is_one_table(tmp_path, capsys):
     assert len(rows) == sum(table.height for table in tables)
     last = tables[1].row(-1, named=True)
     assert rows[-1] == {
-        "path": str(run), "rank": "1", "window": "0",
+        "path": str(run),
+        "rank": "1",
+        "window": "0",
         **{key: "" if value is None else str(value) for key, value in last.items()},
-    }  # fmt: skip
+    }
 
 
 def test_markdown_is_what_github_renders(trace, capsys):
@@ -292,8 +308,11 @@ def test_only_tables_left_are_printed(tmp_path, capsys):
     text = printed(capsys, run)
     assert text.startswith("rank 0 (dp0 pp0 sharding0 mp0), window 0, steps 0 to 2\n")
     assert titles(text) == [
-        "Overview Summary", "Model Summary", "Operator Summary", "Kernel Summary"
-    ]  # fmt: skip
+        "Overview Summary",
+        "Model Summary",
+        "Operator Summary",
+        "Kernel Summary",
+    ]
     assert main(["summary", str(run), "--steps", "1"]) == 3
     assert "no trace is left of this window" in capsys.readouterr().err
 
@@ -308,10 +327,10 @@ def test_an_option_without_effect_is_reported(trace, capsys):
 
 
 def test_every_problem_of_the_command_line_at_once(trace, capsys):
-    arguments = [
-        "--views", "op,ops", "--rank", "x", "--window", "-1", "--steps", "5:5", "--sorted-by", "gpu",
-        "--time-unit", "h", "--row-limit", "0", "--no-op-detail", "--format", "csv", "--force",
-    ]  # fmt: skip
+    arguments = words(
+        "--views op,ops --rank x --window -1 --steps 5:5 --sorted-by gpu",
+        "--time-unit h --row-limit 0 --no-op-detail --format csv --force",
+    )
     assert main(["summary", "a.pb", *arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""

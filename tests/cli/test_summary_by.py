@@ -17,6 +17,7 @@ from ppprof.cli import main
 from ppprof.report.across import node_ids
 from ppprof.rundir import TraceName, claim
 from tests.fixtures.timeline import Thread, kernel, launch, span, write
+from tests.fixtures.words import cells, words
 from tests.test_run import make_run, trace_name
 
 MS = 1_000_000
@@ -37,10 +38,12 @@ def op(name: str, start: int, end: int, *inside):
 def run(tmp_path):
     """Two ranks on CPU: rank 1 is slow in matmul; only rank 0 embeds."""
     run = claim(tmp_path / "log")
-    rank_of(
-        run, 0, "dp0_pp0_mp0",
-        op("embedding", 0, 5), op("matmul", 10, 20, op("reshape", 12, 14)), op("matmul", 30, 40),
-    )  # fmt: skip
+    operators = (
+        op("embedding", 0, 5),
+        op("matmul", 10, 20, op("reshape", 12, 14)),
+        op("matmul", 30, 40),
+    )
+    rank_of(run, 0, "dp0_pp0_mp0", *operators)
     rank_of(run, 1, "dp0_pp0_mp1", op("matmul", 10, 40, op("reshape", 12, 14)))
     return run
 
@@ -68,14 +71,16 @@ def test_an_operator_and_rank_a_row_with_node_id(run, capsys):
     assert "-Operator Summary by rank-" in out
     assert "\nTime unit: ms\n" in out
     assert printed_rows(out) == [
-        ["Name", "Self CPU total %", "Self CPU total", "CPU total %", "CPU total", "CPU time avg",
-         "Number of Calls", "Node ID"],
+        cells(
+            "Name | Self CPU total % | Self CPU total | CPU total % | CPU total | CPU time avg",
+            "Number of Calls | Node ID",
+        ),
         ["matmul", "72.00", "18.00", "74.07", "20.00", "10.00", "2", "0 (mp0)"],
         ["matmul", "93.33", "28.00", "93.75", "30.00", "30.00", "1", "1 (mp1)"],
         ["embedding", "20.00", "5.00", "18.52", "5.00", "5.00", "1", "0 (mp0)"],
         ["reshape", "8.00", "2.00", "7.41", "2.00", "2.00", "1", "0 (mp0)"],
         ["reshape", "6.67", "2.00", "6.25", "2.00", "2.00", "1", "1 (mp1)"],
-    ]  # fmt: skip
+    ]
     assert "Self CPU is the time in an operator without that in the operators it calls.\n" in out
 
 
@@ -85,11 +90,12 @@ def test_an_operator_a_row_with_what_differs_most_on_top(run, capsys):
     assert "\nTime unit: us\n" in out
     *rows, (cut,) = printed_rows(out)
     assert rows == [
-        ["Name", "Number of Calls", "Ranks", "Total", "Min", "Median", "Max", "Spread",
-         "Node ID of max"],
+        cells(
+            "Name | Number of Calls | Ranks | Total | Min | Median | Max | Spread | Node ID of max"
+        ),
         ["matmul", "3", "2", "50000.00", "20000.00", "25000.00", "30000.00", "10000.00", "1 (mp1)"],
         ["embedding", "1", "1", "5000.00", "0.00", "2500.00", "5000.00", "5000.00", "0 (mp0)"],
-    ]  # fmt: skip
+    ]
     assert cut.strip("-") == "1 more names: row_limit is 2"
     assert "What waits for other ranks is longest where the rank came first" in out
 
@@ -108,9 +114,9 @@ def test_gpu_times_where_there_are_any(tmp_path, capsys):
     kernels = printed(capsys, run, "--by", "name", "--views", "kernel")
     assert "Kernel Summary by name: GPU total of 2 ranks" in kernels
     (row,) = [line for line in kernels.splitlines() if line.startswith("void gemm")]
-    assert re.split(r"  +", row.strip()) == [
-        "void gemm<int>", "2", "2", "5.00", "2.00", "2.50", "3.00", "1.00", "1 (dp1)"
-    ]  # fmt: skip
+    assert re.split(r"  +", row.strip()) == cells(
+        "void gemm<int> | 2 | 2 | 5.00 | 2.00 | 2.50 | 3.00 | 1.00 | 1 (dp1)"
+    )
 
 
 def test_every_view_that_ranks_share(tmp_path, capsys):
@@ -132,8 +138,9 @@ def test_a_table_for_each_window(tmp_path, capsys):
     run = make_run(tmp_path, {0: 2, 1: 2})
     out = printed(capsys, run, "--by", "rank", "--views", "dist")
     assert [line for line in out.splitlines() if line.startswith("ranks")] == [
-        "ranks 0-1, window 0, steps 0 to 2", "ranks 0-1, window 1, steps 10 to 12",
-    ]  # fmt: skip
+        "ranks 0-1, window 0, steps 0 to 2",
+        "ranks 0-1, window 1, steps 10 to 12",
+    ]
     out = printed(capsys, run, "--by", "rank", "--views", "dist", "--window", 1, "--steps", 11)
     assert out.startswith("ranks 0-1, window 1, steps 11 to 11\n")
     assert out.count("Distribution Summary by rank") == 1
@@ -169,14 +176,15 @@ def test_csv_and_markdown(run, capsys):
     rows = list(csv.DictReader(io.StringIO(text)))
     assert list(rows[0])[:5] == ["path", "window", "rank", "coordinate", "name"]
     assert [(row["rank"], row["name"], row["cpu_self_ns"]) for row in rows][:2] == [
-        ("0", "matmul", "18000000"), ("1", "matmul", "28000000")
-    ]  # fmt: skip
+        ("0", "matmul", "18000000"),
+        ("1", "matmul", "28000000"),
+    ]
     lines = printed(capsys, run, "--by", "name", "--format", "md").splitlines()
     assert lines[:3] == ["## ranks 0-1, window 0, steps 3 to 3", "", "### op"]
-    assert [cell.strip() for cell in lines[6].strip("|").split("|")] == [
-        "`matmul`", "2", "3", "50000000", "cpu_total", "20000000", "25000000.0", "30000000",
-        "10000000", "1", "dp0_pp0_mp1",
-    ]  # fmt: skip
+    assert [cell.strip() for cell in lines[6].strip("|").split("|")] == words(
+        "`matmul` 2 3 50000000 cpu_total",
+        "20000000 25000000.0 30000000 10000000 1 dp0_pp0_mp1",
+    )
 
 
 def test_a_broken_rank_is_told_and_the_others_are_shown(tmp_path, capsys):

@@ -73,8 +73,10 @@ def scripts(tmp_path_factory):
     for shell in SHELLS:
         done = subprocess.run(
             [sys.executable, "-m", "ppprof", "completion", shell],
-            capture_output=True, check=True, text=True,
-        )  # fmt: skip
+            capture_output=True,
+            check=True,
+            text=True,
+        )
         (folder / shell).write_text(done.stdout)
     return folder
 
@@ -95,8 +97,12 @@ def completed(scripts, tmp_path):
         )
         done = subprocess.run(
             [bash, "--norc", "-c", code],
-            cwd=tmp_path, capture_output=True, check=True, text=True, env={**os.environ, "LC_ALL": "C"},
-        )  # fmt: skip
+            cwd=tmp_path,
+            capture_output=True,
+            check=True,
+            text=True,
+            env={**os.environ, "LC_ALL": "C"},
+        )
         return sorted(set(done.stdout.split()))
 
     return of

@@ -124,8 +124,14 @@ def test_findings_that_are_not_shown_are_counted(triggered):
 
 def test_names_do_not_break_a_table():
     evidence = pl.DataFrame({"name": ["void k<int*>(a|b)"], "calls": [2.5]})
-    facts = {"remedy": "config", "num_kernels": 9, "num_tiny_kernels": 8, "tiny_ratio": 0.9,
-             "tiny_ns": 1, "idle_ns": 1}  # fmt: skip
+    facts = {
+        "remedy": "config",
+        "num_kernels": 9,
+        "num_tiny_kernels": 8,
+        "tiny_ratio": 0.9,
+        "tiny_ns": 1,
+        "idle_ns": 1,
+    }
     finding = Finding("tiny-kernels", "major", 2.0, 0.5, "likely", facts, evidence)
     assert "| `void k<int*>(a\\|b)` | 2.5 |" in findings_markdown([finding])
     assert findings_table([finding]).row(0)[:5] == ("tiny-kernels", "major", 2.0, 0.5, "likely")

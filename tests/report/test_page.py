@@ -19,6 +19,7 @@ from ppprof.reporting import picture
 from tests.fixtures.gpu_traces import training
 from tests.fixtures.pipelines import pipeline_run
 from tests.fixtures.timeline import Thread, alloc, free, kernel, launch, span, write
+from tests.fixtures.words import words
 from tests.oracles.chromium import EXECUTABLE, SKIPPED, Opened, browser
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -39,12 +40,19 @@ def pipeline(folder, *, forward=30_000_000):
         (steps / f"rank_{rank:05d}.jsonl").write_text(
             "".join(
                 json.dumps(
-                    {"step": step, "batch_cost_ns": 400_000_000 + step, "reader_cost_ns": 1_000_000,
-                     "num_samples": 8, "num_tokens": 512, "window": 0 if step < 3 else None}
-                ) + "\n"
+                    {
+                        "step": step,
+                        "batch_cost_ns": 400_000_000 + step,
+                        "reader_cost_ns": 1_000_000,
+                        "num_samples": 8,
+                        "num_tokens": 512,
+                        "window": 0 if step < 3 else None,
+                    }
+                )
+                + "\n"
                 for step in range(8)
             )
-        )  # fmt: skip
+        )
     return path
 
 
@@ -57,18 +65,24 @@ def gpu(folder):
         return (100 * number + time) * us
 
     steps = [
-        span("ProfileStep", f"ProfileStep#{n}", at(n, 0), at(n, 90),
-            span("Forward", "GPT", at(n, 5), at(n, 40),
-                span("Forward", "Block", at(n, 6), at(n, 30),
-                    span("Operator", "matmul", at(n, 8), at(n, 20),
+        span("ProfileStep", f"ProfileStep#{n}", at(n, 0), at(n, 90)).around(
+            span("Forward", "GPT", at(n, 5), at(n, 40)).around(
+                span("Forward", "Block", at(n, 6), at(n, 30)).around(
+                    span("Operator", "matmul", at(n, 8), at(n, 20)).around(
                         alloc(at(n, 9), 3 << 20),
-                        launch(at(n, 10), at(n, 12), kernel(EVIL, at(n, 15), at(n, 45)))))),
-            span("Backward", "Backward", at(n, 50), at(n, 80),
-                span("Operator", "matmul_grad", at(n, 52), at(n, 78),
+                        launch(at(n, 10), at(n, 12), kernel(EVIL, at(n, 15), at(n, 45))),
+                    )
+                )
+            ),
+            span("Backward", "Backward", at(n, 50), at(n, 80)).around(
+                span("Operator", "matmul_grad", at(n, 52), at(n, 78)).around(
                     free(at(n, 77), 3 << 20),
-                    launch(at(n, 55), at(n, 56), kernel("gemm_grad", at(n, 60), at(n, 79))))))
+                    launch(at(n, 55), at(n, 56), kernel("gemm_grad", at(n, 60), at(n, 79))),
+                )
+            ),
+        )
         for n in range(3)
-    ]  # fmt: skip
+    ]
     return write(folder / "rank_0.pb", Thread(1, "main", tuple(steps)))
 
 
@@ -320,10 +334,10 @@ class TestInChromium:
         assert empty == []
         titles = found.page.eval_on_selector_all("h2", "all => all.map(at => at.textContent)")
         assert titles == [
-            "What to do", "Change from the baseline", "Steps", "Ranks", "Communication", "Pipeline",
-            "Operators", "Kernels", "Modules", "Memory", "Timeline", "What could not be read",
-            "Definitions",
-        ]  # fmt: skip
+            *("What to do", "Change from the baseline"),
+            *words("Steps Ranks Communication Pipeline Operators Kernels Modules Memory Timeline"),
+            *("What could not be read", "Definitions"),
+        ]
 
     def test_a_press_on_a_heading_sorts(self, opened):
         page = opened("run").page

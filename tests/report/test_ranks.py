@@ -6,6 +6,7 @@ import polars as pl
 
 from ppprof.report.ranks import draw_ranks
 from ppprof.report.text import Layout
+from tests.fixtures.words import cells
 
 
 def lines(table, by):
@@ -19,14 +20,21 @@ def lines(table, by):
 def test_what_tells_ranks_apart_is_shown_and_the_most_of_each_column_marked():
     rows = lines(
         {
-            "rank": [0, 1, 2], "host": ["a"] * 3, "pp": [0, 0, 1], "mp": [0, 1, None],
-            "num_steps": [2, 2, 2], "step_ns": [100.0, 100.0, 80.0],
-            "computation_ns": [50.0, 70.0, 70.0], "exposed_pp+mp_ns": [0.0, 20.0, 0.0],
-            "bubble_ns": [0.0, 0.0, 0.0], "host_bound_ns": [None, 10.0, 10.0],
-            "rest_ns": [50.0, 0.0, 0.0], "communication_pp+mp_ns": [0.0, 25.0, 0.0],
+            "rank": [0, 1, 2],
+            "host": ["a"] * 3,
+            "pp": [0, 0, 1],
+            "mp": [0, 1, None],
+            "num_steps": [2, 2, 2],
+            "step_ns": [100.0, 100.0, 80.0],
+            "computation_ns": [50.0, 70.0, 70.0],
+            "exposed_pp+mp_ns": [0.0, 20.0, 0.0],
+            "bubble_ns": [0.0, 0.0, 0.0],
+            "host_bound_ns": [None, 10.0, 10.0],
+            "rest_ns": [50.0, 0.0, 0.0],
+            "communication_pp+mp_ns": [0.0, 25.0, 0.0],
         },
         ["rank"],
-    )  # fmt: skip
+    )
     assert rows[1] == ["Time unit: ns / % of the step"]
     headers = [
         "rank",
@@ -40,10 +48,10 @@ def test_what_tells_ranks_apart_is_shown_and_the_most_of_each_column_marked():
     ]
     assert rows[3] == headers
     assert rows[5:8] == [
-        ["0", "0", "0", "100.00 *", "50.00 / 50.0", "0.00 / 0.0", "-", "50.00 / 50.0 *"],
-        ["1", "0", "1", "100.00 *", "70.00 / 70.0 *", "20.00 / 20.0 *", "10.00 / 10.0", "0.00 / 0.0"],
-        ["2", "1", "-", "80.00", "70.00 / 87.5 *", "0.00 / 0.0", "10.00 / 12.5", "0.00 / 0.0"],
-    ]  # fmt: skip
+        cells("0 | 0 | 0 | 100.00 * | 50.00 / 50.0 | 0.00 / 0.0 | - | 50.00 / 50.0 *"),
+        cells("1 | 0 | 1 | 100.00 * | 70.00 / 70.0 * | 20.00 / 20.0 * | 10.00 / 10.0 | 0.00 / 0.0"),
+        cells("2 | 1 | - | 80.00 | 70.00 / 87.5 * | 0.00 / 0.0 | 10.00 / 12.5 | 0.00 / 0.0"),
+    ]
     assert rows[9:12] == [
         ["min", "80.00", "50.00", "0.00", "10.00", "0.00"],
         ["median", "100.00", "70.00", "0.00", "10.00", "0.00"],
@@ -54,12 +62,18 @@ def test_what_tells_ranks_apart_is_shown_and_the_most_of_each_column_marked():
 def test_a_step_names_its_slowest_rank():
     rows = lines(
         {
-            "step": [4, 5], "num_ranks": [3, 1], "num_steps": [1, 1], "step_ns": [10.0, 0.0],
-            "computation_ns": [4.0, 0.0], "rest_ns": [6.0, 0.0], "slowest_rank": [7, 0],
-            "slowest_own_ns": [9, 0], "median_own_ns": [6.0, 0.0],
+            "step": [4, 5],
+            "num_ranks": [3, 1],
+            "num_steps": [1, 1],
+            "step_ns": [10.0, 0.0],
+            "computation_ns": [4.0, 0.0],
+            "rest_ns": [6.0, 0.0],
+            "slowest_rank": [7, 0],
+            "slowest_own_ns": [9, 0],
+            "median_own_ns": [6.0, 0.0],
         },
         ["step"],
-    )  # fmt: skip
+    )
     assert rows[3][-1] == "Slowest Rank (own time / median)"
     assert rows[5] == ["4", "10.00 *", "4.00 / 40.0 *", "6.00 / 60.0 *", "7 (1.50 x)"]
     assert rows[6] == ["5", "0.00", "0.00", "0.00", "0 (1.00 x)"]
