@@ -70,7 +70,13 @@ def test_what_is_written_is_read_by_rank_and_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        line_of(Reading(1, 2, 3))[:20], "", "[1, 2, 3]", "7", "null", "{}", "\0" * 40,
+        line_of(Reading(1, 2, 3))[:20],
+        "",
+        "[1, 2, 3]",
+        "7",
+        "null",
+        "{}",
+        "\0" * 40,
         '{"at_ns": "soon", "offset_ns": 1, "error_ns": 1}',
         '{"at_ns": null, "offset_ns": 1, "error_ns": 1}',
         '{"at_ns": 1e999, "offset_ns": 1, "error_ns": 1}',
@@ -79,7 +85,7 @@ def test_what_is_written_is_read_by_rank_and_time(tmp_path: Path) -> None:
         '{"at_ns": 1, "offset_ns": 1, "error_ns": -1}',
         "[" * 100_000,
     ],
-)  # fmt: skip
+)
 def test_a_broken_line_costs_itself(tmp_path: Path, line: str) -> None:
     (tmp_path / "clocks").mkdir()
     good = Reading(NOW, 1, 2)

@@ -43,12 +43,18 @@ def diff(tmp_path_factory: pytest.TempPathFactory) -> Diff:
 @pytest.mark.parametrize(
     ("name", "calls"),
     [
-        ("matmul", LINEARS), ("matmul grad", LINEARS), ("layer_norm", small_net.BLOCKS),
-        ("layer_norm grad", small_net.BLOCKS), ("gelu", small_net.BLOCKS),
-        ("gelu grad", small_net.BLOCKS), ("embedding", 1), ("embedding grad", 1),
-        ("cross_entropy", 1), ("accumulation grad", 4 * small_net.BLOCKS + 2 * small_net.BLOCKS + 3),
+        ("matmul", LINEARS),
+        ("matmul grad", LINEARS),
+        ("layer_norm", small_net.BLOCKS),
+        ("layer_norm grad", small_net.BLOCKS),
+        ("gelu", small_net.BLOCKS),
+        ("gelu grad", small_net.BLOCKS),
+        ("embedding", 1),
+        ("embedding grad", 1),
+        ("cross_entropy", 1),
+        ("accumulation grad", 4 * small_net.BLOCKS + 2 * small_net.BLOCKS + 3),
     ],
-)  # fmt: skip
+)
 def test_what_the_model_says_is_called_as_often_in_either(
     diff: Diff, name: str, calls: int
 ) -> None:

@@ -63,8 +63,13 @@ def run(*command: object, **more: object) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [str(part) for part in command],
-        env=environment, capture_output=True, text=True, check=False, timeout=300, **more,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        **more,
+    )
     assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
     return done.stdout
 

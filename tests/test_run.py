@@ -58,8 +58,9 @@ def test_a_run_directory_has_ranks_and_windows(tmp_path):
     assert run.ranks == [0, 1]
     assert (run.windows(), run.windows(0), run.windows(1)) == ([0, 1], [0, 1], [0])
     assert [at.coordinate for at in run.recordings][::2] == [
-        "dp0_pp0_sharding0_mp0", "dp1_pp0_sharding0_mp0"
-    ]  # fmt: skip
+        "dp0_pp0_sharding0_mp0",
+        "dp1_pp0_sharding0_mp0",
+    ]
     assert run.manifest["profiler"]["enable"] is True
 
 
@@ -115,8 +116,13 @@ def test_tables_that_nodes_left_are_joined(nodes):
             trace.unlink()
     run = ppprof.open(*nodes)
     assert [(at.rank, at.window) for at in run.recordings] == [
-        (0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (3, 1)
-    ]  # fmt: skip
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (2, 0),
+        (3, 0),
+        (3, 1),
+    ]
     assert run.summary("op", rank=3, window=1).height
 
 
@@ -188,8 +194,10 @@ def test_parents_of_several_windows_can_be_joined(tmp_path):
     above = events.select("rank", "window", parent="row", above="name")
     joined = events.join(above, on=["rank", "window", "parent"])
     assert set(joined.filter(name="Optimization Step")["above"]) == {
-        "ProfileStep#0", "ProfileStep#1", "ProfileStep#2"
-    }  # fmt: skip
+        "ProfileStep#0",
+        "ProfileStep#1",
+        "ProfileStep#2",
+    }
 
 
 @pytest.mark.parametrize("view", VIEWS)

@@ -71,8 +71,9 @@ def test_without_a_manifest_the_ranks_are_those_that_are_there(tmp_path):
     run, told = opened(tmp_path)
     made = run.across(["op"], "rank")
     assert made.tables["op"].select("rank", "coordinate").unique().sort("rank").rows() == [
-        (0, None), (1, None)
-    ]  # fmt: skip
+        (0, None),
+        (1, None),
+    ]
     assert (made.left_out, told) == ([], [])
 
 

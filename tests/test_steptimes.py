@@ -12,10 +12,18 @@ from ppprof.steptimes import STEP_TIMES, read_step_times
 
 def record(step, **other):
     told = {
-        "batch_cost_ns": 10 + step, "reader_cost_ns": 1, "num_samples": 8, "num_tokens": 64,
-        "num_micro_batches": 1, "num_flops": None, "device_peak_bytes": None,
-        "host_peak_bytes": 4096, "stall_ns": 0, "excluded": False, "window": None,
-    }  # fmt: skip
+        "batch_cost_ns": 10 + step,
+        "reader_cost_ns": 1,
+        "num_samples": 8,
+        "num_tokens": 64,
+        "num_micro_batches": 1,
+        "num_flops": None,
+        "device_peak_bytes": None,
+        "host_peak_bytes": 4096,
+        "stall_ns": 0,
+        "excluded": False,
+        "window": None,
+    }
     return StepRecord(step=step, **{**told, **other})
 
 
@@ -37,8 +45,10 @@ def test_what_a_capture_leaves_is_read_back(tmp_path):
     assert table.schema == STEP_TIMES
     columns = ["rank", "step", "batch_cost_ns", "excluded", "window", "host_peak_bytes"]
     assert table.select(columns).rows() == [
-        (0, 0, 10, False, None, 4096), (1, 0, 10, False, 0, 4096), (1, 1, 11, True, None, 4096),
-    ]  # fmt: skip
+        (0, 0, 10, False, None, 4096),
+        (1, 0, 10, False, 0, 4096),
+        (1, 1, 11, True, None, 4096),
+    ]
 
 
 def test_no_steps(tmp_path):

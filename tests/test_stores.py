@@ -161,8 +161,10 @@ def test_no_such_kind_of_store(capsys):
     assert capsys.readouterr().err.startswith("nonsense://bucket/run: ")
 
 
-UNREACHABLE = [("AWS_ENDPOINT_URL", "http://127.0.0.1:9", "Could not connect"),
-               ("AWS_ACCESS_KEY_ID", None, "credentials")]  # fmt: skip
+UNREACHABLE = [
+    ("AWS_ENDPOINT_URL", "http://127.0.0.1:9", "Could not connect"),
+    ("AWS_ACCESS_KEY_ID", None, "credentials"),
+]
 
 
 @pytest.mark.parametrize(("variable", "value", "said"), UNREACHABLE)
@@ -187,8 +189,10 @@ def test_nobody_answers_or_nobody_is_known(
         monkeypatch.setenv(variable, value)
     done = subprocess.run(
         [sys.executable, "-m", "ppprof", *map(str, arguments)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (3 if there in arguments else 2, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr

@@ -36,6 +36,7 @@ from ppprof.topology import Topology
 from ppprof.trace import cache, read
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
+from tests.fixtures.words import words
 from tests.test_run import make_run
 
 PACKAGE = Path(ppprof.__file__).parent
@@ -54,8 +55,10 @@ RUN = {  # the script that somebody named to be run, by tools/attach.py
     ("integrations/script.py", "compile"),
     ("integrations/script.py", "exec"),
 }
-MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "socket",
-           "socketserver", "http", "xmlrpc", "asyncio", "code", "codeop", "runpy"}  # fmt: skip
+MODULES = {
+    *words("pickle cPickle dill cloudpickle marshal shelve socket socketserver http xmlrpc"),
+    *words("asyncio code codeop runpy"),
+}
 BUILTINS = {"eval", "exec", "compile", "__import__"}
 CALLS = {
     *("system", "popen", "full_load", "unsafe_load", "load_all", "full_load_all", "UnsafeLoader"),
@@ -100,15 +103,17 @@ class TestCode:
                     if owner == "yaml" and word.startswith("load"):
                         found.append((name, node.lineno, f"yaml.{word}"))
                     found += [
-                        (name, node.lineno, key.arg) for key in node.keywords
+                        (name, node.lineno, key.arg)
+                        for key in node.keywords
                         if key.arg in ("shell", "allow_pickle")
-                    ]  # fmt: skip
+                    ]
                 elif isinstance(node, ast.ClassDef):
                     bases = [ast.unparse(base) for base in node.bases]
                     found += [
-                        (name, node.lineno, base) for base in bases
+                        (name, node.lineno, base)
+                        for base in bases
                         if base.startswith("yaml.") and base != "yaml.SafeLoader"
-                    ]  # fmt: skip
+                    ]
         assert found == []
 
     def test_a_reader_opens_no_socket(self, tmp_path):
@@ -348,9 +353,11 @@ class TestManifests:
 
     @pytest.mark.parametrize(
         "key",
-        ["run_id", "started", "world_size", "axes", "axes.order", "axes.degrees", "groups", "ranks",
-         "versions", "profiler", "profiler.ranks", "profiler.scheduler", "config", "schema_version"],
-    )  # fmt: skip
+        words(
+            "run_id started world_size axes axes.order axes.degrees groups ranks",
+            "versions profiler profiler.ranks profiler.scheduler config schema_version",
+        ),
+    )
     @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.all)])
     def test_odd_values(self, run, key, capsys, every):
         sound = rundir.read_manifest(run)
@@ -453,16 +460,23 @@ class TestTerminals:
         trace = {
             "schemaVersion": "1.0.2",
             "traceEvents": [
-                {"name": f"{name}[1.0 ms]", "pid": 1, "tid": "1(Python)", "ts": at, "dur": dur,
-                 "ph": "X", "cat": kind,
-                 "args": {"start_time": f"{at}.0 us", "end_time": f"{at + dur}.0 us"}}
+                {
+                    "name": f"{name}[1.0 ms]",
+                    "pid": 1,
+                    "tid": "1(Python)",
+                    "ts": at,
+                    "dur": dur,
+                    "ph": "X",
+                    "cat": kind,
+                    "args": {"start_time": f"{at}.0 us", "end_time": f"{at + dur}.0 us"},
+                }
                 for name, kind, at, dur in [
                     ("ProfileStep#0", "ProfileStep", 0, 1000),
                     (EVIL, "Operator", 10, 100),
                     (EVIL, "UserDefined", 200, 100),
                 ]
             ],
-        }  # fmt: skip
+        }
         path = tmp_path / "a\x1b[2Jb.json"
         path.write_text(json.dumps(trace))
         return path

@@ -42,8 +42,10 @@ def test_every_collective_is_met_by_its_whole_group(job):
     main_thread, *_ = gpu_job.threads(cluster_job.NUM_STEPS, cluster_job.NUM_LAYERS)
     counts = collectives_of(main_thread.inside)
     met = job.cluster().arrivals.group_by("axis", "members").len()
-    found = {axis: dict(rows.select("members", "len").iter_rows())
-             for (axis,), rows in met.group_by("axis")}  # fmt: skip
+    found = {
+        axis: dict(rows.select("members", "len").iter_rows())
+        for (axis,), rows in met.group_by("axis")
+    }
     mp = [",".join(map(str, range(first, first + 8))) for first in (0, 8)]
     dp = [f"{rank},{rank + 8}" for rank in range(8)]
     assert found == {
@@ -56,8 +58,9 @@ def test_every_collective_is_met_by_its_whole_group(job):
 def test_clocks_are_bound_and_nobody_is_to_blame(job):
     made = job.cluster()
     assert {rank: at.method for rank, at in made.clocks.items()} == {
-        0: "same", **dict.fromkeys(range(1, NUM_RANKS), "collectives")
-    }  # fmt: skip
+        0: "same",
+        **dict.fromkeys(range(1, NUM_RANKS), "collectives"),
+    }
     assert not made.slow_ranks["is_slow"].any()
     assert not made.slow_groups["is_slow"].any()
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ppprof.topology import Topology
+from tests.fixtures.words import words
 
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
@@ -123,13 +124,14 @@ def test_a_method_of_a_process_group_is_told_like_the_function_it_is_behind(
     known = {3: both, 4: half}
     monkeypatch.setattr(collectives.collective, "_get_group_map", lambda: known)
     tell = collectives.Collectives(GRID)
-    assert tell._method_facts("all_reduce", 0, "all_reduce", both.process_group, (FLOAT32,)) == [
-        "axis=dp", "group=3", "bytes=16", "dtype=float32", "peers=0,8",
-    ]  # fmt: skip
+    args = (FLOAT32,)
+    assert tell._method_facts("all_reduce", 0, "all_reduce", both.process_group, args) == words(
+        "axis=dp group=3 bytes=16 dtype=float32 peers=0,8"
+    )
     args = (FLOAT32, 1, 2, 0)
-    assert tell._method_facts("send", 0, "send_partial", half.process_group, args) == [
-        "axis=mp", "group=4", "bytes=8", "dtype=float32", "peers=1",
-    ]  # fmt: skip
+    assert tell._method_facts("send", 0, "send_partial", half.process_group, args) == words(
+        "axis=mp group=4 bytes=8 dtype=float32 peers=1"
+    )
     assert tell._method_facts("all_reduce", 0, "all_reduce", object(), (FLOAT32,)) == []
 
 

@@ -29,10 +29,19 @@ def visualdl() -> Any:
 
 def record(step: int, **changes: Any) -> StepRecord:
     values: dict[str, Any] = {
-        "step": step, "batch_cost_ns": 32 * MS, "reader_cost_ns": 4 * MS, "num_samples": 8,
-        "num_tokens": 1024, "num_micro_batches": 2, "num_flops": 10**9, "device_peak_bytes": None,
-        "host_peak_bytes": 400 << 20, "stall_ns": 0, "excluded": False, "window": None,
-    }  # fmt: skip
+        "step": step,
+        "batch_cost_ns": 32 * MS,
+        "reader_cost_ns": 4 * MS,
+        "num_samples": 8,
+        "num_tokens": 1024,
+        "num_micro_batches": 2,
+        "num_flops": 10**9,
+        "device_peak_bytes": None,
+        "host_peak_bytes": 400 << 20,
+        "stall_ns": 0,
+        "excluded": False,
+        "window": None,
+    }
     return StepRecord(**{**values, **changes})
 
 
@@ -184,8 +193,10 @@ class TestFailures:
             [sys.executable, "-c", code],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(ROOT), "HOME": str(tmp_path / "home")},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert "ppprof: visualdl_scalars: VisualDL cannot be imported: [Errno 20]" in done.stderr
         assert done.stderr.count("\n") == 1
 
@@ -229,9 +240,13 @@ class TestFailures:
             "[scalars.add(record(step)) for step in range(1, 9)]; scalars.flush(); scalars.flush()"
         )
         done = subprocess.run(
-            [sys.executable, "-c", code, str(path)], cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True,
-        )  # fmt: skip
+            [sys.executable, "-c", code, str(path)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         assert done.stderr.splitlines()[-1] == (
             f"ppprof: {path}: the disk is full; {self.GOES_ON.strip()}"
         )
@@ -239,9 +254,12 @@ class TestFailures:
         assert read(path)["memory/host_peak_mib"] == [(0, 400.0)]
 
     def test_a_writer_that_raises_in_the_middle(
-        self, tmp_path: Path, visualdl: Any, monkeypatch: pytest.MonkeyPatch,
+        self,
+        tmp_path: Path,
+        visualdl: Any,
+        monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         path, lines = tmp_path / "vdlrecords.a.log", tmp_path / "steps.jsonl"
         scalars = Scalars(path)
         with Session(Schedule.of((2, 4)), steps=StepLog(lines), scalars=scalars) as prof:

@@ -344,14 +344,20 @@ class TestGrid:
     @pytest.mark.parametrize(
         ("text", "warning"),
         [
-            ("Model: {sequence_parallel: True}", "Model.sequence_parallel: has no effect: "
-             "mp_degree is 1"),
-            ("Model: {virtual_pp_degree: 2}", "Model.virtual_pp_degree: has no effect: "
-             "pp_degree is 1"),
-            ("Distributed: {sharding: {reduce_overlap: True}}", "Distributed.sharding."
-             "reduce_overlap: has no effect: Fleet overlaps in stage 2 only"),
+            (
+                "Model: {sequence_parallel: True}",
+                "Model.sequence_parallel: has no effect: mp_degree is 1",
+            ),
+            (
+                "Model: {virtual_pp_degree: 2}",
+                "Model.virtual_pp_degree: has no effect: pp_degree is 1",
+            ),
+            (
+                "Distributed: {sharding: {reduce_overlap: True}}",
+                "Distributed.sharding.reduce_overlap: has no effect: Fleet overlaps in stage 2 only",
+            ),
         ],
-    )  # fmt: skip
+    )
     def test_settings_that_the_degrees_make_idle(self, load, text, warning):
         assert load(text).warnings == (f"cfg.yaml:1: {warning}",)
 

@@ -127,7 +127,10 @@ def test_a_signal_ends_it_as_by_itself(folder: Path) -> None:
     [
         (["-c", "on.yaml"], "no script to run; expected -- SCRIPT ARGUMENTS behind the options"),
         (["-c", "on.yaml", "no.py"], "no.py: No such file or directory; expected a Python script"),
-        (["-c", "on.yaml", "--", "-m", "no"], "-m no: expected a module, or a package with a __main__"),
+        (
+            ["-c", "on.yaml", "--", "-m", "no"],
+            "-m no: expected a module, or a package with a __main__",
+        ),
         (["-c", "on.yaml", "--optimizer", "0", "x.py"], "--optimizer: 0: expected 1 or more"),
         (["-c", "no.yaml", "x.py"], "no.yaml: No such file or directory"),
         (
@@ -158,7 +161,7 @@ def test_a_signal_ends_it_as_by_itself(folder: Path) -> None:
             'stat: unknown option; did you mean "state"?',
         ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_used_ends_it_before_the_script(
     folder: Path, arguments: Sequence[str], said: str
 ) -> None:

@@ -164,14 +164,23 @@ def test_moments_of_an_unknown_parameter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"num_layers": 2}, "12 tensors differ, the first blocks.1.attention.out.bias: "
-         "missing saved, float32 [8] in the config"),
-        ({"hidden_size": 4}, "16 tensors differ, the first blocks.0.attention.out.bias: "
-         "float32 [8] saved, float32 [4] in the config"),
-        ({"dtype": "bfloat16"}, "16 tensors differ, the first blocks.0.attention.out.bias: "
-         "float32 [8] saved, bfloat16 [8] in the config"),
+        (
+            {"num_layers": 2},
+            "12 tensors differ, the first blocks.1.attention.out.bias: "
+            "missing saved, float32 [8] in the config",
+        ),
+        (
+            {"hidden_size": 4},
+            "16 tensors differ, the first blocks.0.attention.out.bias: "
+            "float32 [8] saved, float32 [4] in the config",
+        ),
+        (
+            {"dtype": "bfloat16"},
+            "16 tensors differ, the first blocks.0.attention.out.bias: "
+            "float32 [8] saved, bfloat16 [8] in the config",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_checkpoint_of_another_model(
     tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:

@@ -93,9 +93,10 @@ def test_biases_and_norms_do_not_decay() -> None:
         param.grad = paddle.zeros_like(param)
     optimizer.step()
     shrunk = {
-        name for name, param in model.named_parameters()
+        name
+        for name, param in model.named_parameters()
         if not np.array_equal(param.numpy(), before[name])
-    }  # fmt: skip
+    }
     assert shrunk == {n for n in before if n.endswith("weight") and "norm" not in n}
     assert [*notes(config)] == []
     assert "AdamW" in next(iter(notes(OptimizerConfig(name="FusedAdamW"))))

@@ -59,11 +59,11 @@ def test_a_state_is_taken_over_from_one_to_the_other() -> None:
     for param, source in zip(again.parameters(), model.parameters()):
         param.set_value(source)
     state = optimizer.state_dict()
-    at_once.set_state_dict(
-        {
-            next((key.replace(old, new, 1) for old, new in renamed.items() if key.startswith(old)), key): value
-            for key, value in state.items()
-        }
-    )  # fmt: skip
+
+    def other_name(key: str) -> str:
+        names = (key.replace(old, new, 1) for old, new in renamed.items() if key.startswith(old))
+        return next(names, key)
+
+    at_once.set_state_dict({other_name(key): value for key, value in state.items()})
     for left, right in zip(whole, trained(again, at_once, at_once._learning_rate, range(4, 8))):
         np.testing.assert_array_equal(left, right)
