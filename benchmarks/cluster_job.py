@@ -56,6 +56,7 @@ def make(folder: Path, num_ranks: int) -> None:
 def of_rank(trace: Trace, grid: Topology, rank: int) -> Trace:
     """The trace as this rank would have left it."""
     groups = {axis: next(group for group in grid.groups(axis) if rank in group) for axis in _BYTES}
+    peers = {axis: ",".join(map(str, group)) for axis, group in groups.items()}
     shift = Random(rank).randrange(APART_NS)
     told = (pl.col("category") == "Communication") & pl.col("name").is_in(list(_AXES))
     axis = pl.col("name").cast(pl.String).replace_strict(_AXES, default=None)
@@ -64,14 +65,16 @@ def of_rank(trace: Trace, grid: Topology, rank: int) -> Trace:
         return pl.when(told).then(axis.replace_strict(of_axis, default=None, return_dtype=dtype))
 
     events = trace.events.with_columns(
-        pl.when(told).then(pl.lit("all_reduce")).otherwise(pl.col("name").cast(pl.String))
-        .cast(pl.Categorical).alias("name"),
+        pl.when(told)
+        .then(pl.lit("all_reduce"))
+        .otherwise(pl.col("name").cast(pl.String))
+        .cast(pl.Categorical)
+        .alias("name"),
         pl.col("start_ns") + shift,
         pl.when(told).then(axis).cast(pl.Categorical).alias("axis"),
         pl.coalesce(tell(_BYTES, pl.Int64), "bytes").alias("bytes"),
-        tell({axis: ",".join(map(str, group)) for axis, group in groups.items()}, pl.String)
-        .alias("peers"),
-    )  # fmt: skip
+        tell(peers, pl.String).alias("peers"),
+    )
     return replace(
         trace, events=events, memory=trace.memory.with_columns(pl.col("time_ns") + shift)
     )

@@ -61,8 +61,10 @@ def pair(folder: Path, size_mb: int) -> Path:
 
 def table(results: Mapping[int, Mapping[str, Measured]]) -> str:
     """Markdown: seconds, peak memory, and both over loading."""
-    rows = [["MB each", "", "seconds", "/ loading", "peak MiB", "/ loading"],
-            ["---:", "---", *["---:"] * 4]]  # fmt: skip
+    rows = [
+        ["MB each", "", "seconds", "/ loading", "peak MiB", "/ loading"],
+        ["---:", "---", *["---:"] * 4],
+    ]
     for size_mb, measured in results.items():
         for name, of in measured.items():
             loaded = measured[name.replace(COMPARED, LOADED)]

@@ -64,13 +64,18 @@ _SUM: Kernels = [
 ]
 _ADAMW: Kernels = [("void phi::AdamWKernelMT<phi::dtype::bfloat16, float>(float, long)", 14_000)]
 
+_ATTENTION: Sequence[tuple[str, Kernels]] = [
+    ("reshape", []),
+    ("transpose", _COPY),
+    ("split", _COPY),
+    ("flash_attn", _FLASH),
+    ("transpose", _COPY),
+    ("reshape", []),
+]
 _LAYER: Sequence[tuple[str, Sequence[tuple[str, Kernels]]]] = [
     ("LayerNorm", [("layer_norm", _NORM)]),
     ("ColumnParallelLinear", [("matmul", _MATMUL), ("add", _ADD)]),
-    ("FusedAttention", [
-        ("reshape", []), ("transpose", _COPY), ("split", _COPY), ("flash_attn", _FLASH),
-        ("transpose", _COPY), ("reshape", []),
-    ]),
+    ("FusedAttention", _ATTENTION),
     ("RowParallelLinear", [("matmul", _MATMUL), ("add", _ADD)]),
     ("Dropout", [("dropout", _DROPOUT), ("add", _ADD)]),
     ("LayerNorm", [("layer_norm", _NORM)]),
@@ -78,7 +83,7 @@ _LAYER: Sequence[tuple[str, Sequence[tuple[str, Kernels]]]] = [
     ("GELU", [("gelu", _GELU)]),
     ("RowParallelLinear", [("matmul", _MATMUL), ("add", _ADD)]),
     ("Dropout", [("dropout", _DROPOUT), ("add", _ADD)]),
-]  # fmt: skip
+]
 """Sub-layer of a Transformer layer -> its operators in order."""
 _PARAMETERS = 12
 """Of a layer."""
@@ -295,12 +300,12 @@ def _beside(steps: Sequence[Span], name: str, parts: Sequence[str]) -> Iterator[
         length = (step.end - step.start) // (2 * len(parts))
         starts = [step.start + 5_000 + length * at for at in range(len(parts))]
         inside = [
-            Span("PythonUserDefined", part, start, start + length - 1_000, (
+            Span("PythonUserDefined", part, start, start + length - 1_000).around(
                 Memory("Allocate", start + 10, 65_536, CPU),
                 Memory("Free", start + 20, -65_536, CPU),
-            ))
+            )
             for part, start in zip(parts, starts)
-        ]  # fmt: skip
+        ]
         yield Span(
             "PythonUserDefined", name, step.start + 4_000, starts[-1] + length, tuple(inside)
         )

@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     ("-m", "ppprof", "report", "--no-cache", "--force", "-o", str(page)),
                     "",
                 ),
-            )  # fmt: skip
+            )
             for at, measured in measure(readers, {"": run}, options.repeats).items():
                 cells = [
                     name,

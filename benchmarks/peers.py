@@ -77,15 +77,29 @@ def msgspec_decode(path: str) -> Any:
 
     number, text = (int, 0), (str, "")
     args = {
-        "start_time": text, "end_time": text, "correlation id": number, "bytes": number,
-        "place": text, "increase_bytes": number, "current_allocated": number,
-        "current_reserved": number, "peak_allocated": number, "peak_reserved": number,
-    }  # fmt: skip
+        "start_time": text,
+        "end_time": text,
+        "correlation id": number,
+        "bytes": number,
+        "place": text,
+        "increase_bytes": number,
+        "current_allocated": number,
+        "current_reserved": number,
+        "peak_allocated": number,
+        "peak_reserved": number,
+    }
     identity = (Union[int, str], 0)
     event = {
-        "name": text, "ph": text, "cat": text, "pid": identity, "tid": identity, "id": number,
-        "ts": (float, 0.0), "dur": (float, 0.0), "args": (Union[_struct("Args", args), None], None),
-    }  # fmt: skip
+        "name": text,
+        "ph": text,
+        "cat": text,
+        "pid": identity,
+        "tid": identity,
+        "id": number,
+        "ts": (float, 0.0),
+        "dur": (float, 0.0),
+        "args": (Union[_struct("Args", args), None], None),
+    }
     trace = _struct("Trace", {"traceEvents": (list[_struct("Event", event)], [])})
     return msgspec.json.decode(Path(path).read_bytes(), type=trace)
 
