@@ -93,9 +93,17 @@ def arrivals(matched: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataFrame
         .otherwise(pl.lit("inconclusive"))
     )
     return found.with_columns(verdict=verdict).select(
-        *_KEYS[:1], "axis", *_KEYS[1:], "last_rank", "wait_ns", "cost_ns", "transfer_ns", "bytes",
-        "error_ns", "verdict",
-    )  # fmt: skip
+        *_KEYS[:1],
+        "axis",
+        *_KEYS[1:],
+        "last_rank",
+        "wait_ns",
+        "cost_ns",
+        "transfer_ns",
+        "bytes",
+        "error_ns",
+        "verdict",
+    )
 
 
 def by_group(found: pl.DataFrame, num_steps: int) -> pl.DataFrame:

@@ -90,13 +90,16 @@ class Cluster:
     def slow_ranks(self) -> pl.DataFrame:
         """Who is longer at its own work than its peers; see `ppprof.analysis.stragglers`."""
         waiting = [
-            name for name in self.steps.columns
+            name
+            for name in self.steps.columns
             if name.startswith("exposed_") or name == "bubble_ns"
-        ]  # fmt: skip
+        ]
         own = self.steps.select(
-            "rank", "step", "step_ns",
+            "rank",
+            "step",
+            "step_ns",
             own_ns=pl.col("step_ns") - pl.sum_horizontal(pl.col(waiting).fill_null(0)),
-        )  # fmt: skip
+        )
         return slow_ranks(own, self._roles)
 
     @cached_property

@@ -96,10 +96,13 @@ class Rule:
         kind = what.partition(".")[0]
         known = (
             what in _METRICS
-            or (kind in _COLUMNS and what.count(".") >= 2
-                and what.rpartition(".")[2] in _COLUMNS[kind])
+            or (
+                kind in _COLUMNS
+                and what.count(".") >= 2
+                and what.rpartition(".")[2] in _COLUMNS[kind]
+            )
             or (kind == "module" and what != "module.")
-        )  # fmt: skip
+        )
         if not known:
             raise UsageError(f"{text!r}: {_EXPECTED}")
         of_calls = "calls" if what.endswith(".calls") and kind != "module" else "ns"

@@ -152,9 +152,13 @@ def _module_row(
     before = one["time_ns"] if one is not None else 0.0
     after = other["time_ns"] if other is not None else 0.0
     return (
-        stage, depth, name, status, *cells,
+        stage,
+        depth,
+        name,
+        status,
+        *cells,
         (after - before) / before if before else None,
         *noises.values(),
         None if noise is None else delta != 0 and abs(delta) >= SURE * noise,
         *(at if value is not None and depth else None for at, value in zip(until, values)),
-    )  # fmt: skip
+    )

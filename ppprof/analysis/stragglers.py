@@ -54,10 +54,19 @@ def slow_ranks(own: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
     usual = pl.col("own_ns").sort().get((pl.len() - 1) // 2).over("role", "step")
     table = with_role.with_columns(excess=(pl.col("own_ns") - usual).cast(pl.Float64))
     peers = with_role.group_by("role").agg(peers=pl.col("rank").n_unique() - 1)
-    return _judged(table, "rank", "role").join(peers, "role").select(
-        "rank", "role", pl.col("peers").cast(pl.Int64), "excess_ns", "noise_ns",
-        is_slow=pl.col("is_slow") & (pl.col("peers") > 0),
-    ).sort("excess_ns", descending=True)  # fmt: skip
+    return (
+        _judged(table, "rank", "role")
+        .join(peers, "role")
+        .select(
+            "rank",
+            "role",
+            pl.col("peers").cast(pl.Int64),
+            "excess_ns",
+            "noise_ns",
+            is_slow=pl.col("is_slow") & (pl.col("peers") > 0),
+        )
+        .sort("excess_ns", descending=True)
+    )
 
 
 def slow_groups(
@@ -109,10 +118,19 @@ def slow_groups(
         pl.col("siblings").max(), pl.col("usual").median()
     )
     is_much = pl.col("excess_ns") > _LEAST_LINK_SHARE * pl.col("usual")
-    return _judged(table, "members", "family").join(groups, "members").select(
-        "members", "axis", "siblings", "excess_ns", "noise_ns",
-        is_slow=pl.col("is_slow") & is_much & (pl.col("siblings") > 0),
-    ).sort("excess_ns", descending=True)  # fmt: skip
+    return (
+        _judged(table, "members", "family")
+        .join(groups, "members")
+        .select(
+            "members",
+            "axis",
+            "siblings",
+            "excess_ns",
+            "noise_ns",
+            is_slow=pl.col("is_slow") & is_much & (pl.col("siblings") > 0),
+        )
+        .sort("excess_ns", descending=True)
+    )
 
 
 def _judged(table: pl.DataFrame, key: str, family: str) -> pl.DataFrame:

@@ -61,7 +61,13 @@ blocking copy, lie among the updates of parameters, and lie between two tiny ker
 where there are some. ``optimizer_overhead``: from the first to the last update of parameters, outside
 of kernels; null where nothing tells, and with device events. ``num_updates``: operators that update parameters."""
 
-NAMES = {"step": pl.Int64, "what": pl.String, "name": pl.String, "calls": pl.Int64, "time_ns": pl.Int64}  # fmt: skip
+NAMES = {
+    "step": pl.Int64,
+    "what": pl.String,
+    "name": pl.String,
+    "calls": pl.Int64,
+    "time_ns": pl.Int64,
+}
 """``what``: kernel (a tiny one), copy (by the operator or layer around it), accumulation (a gradient
 node), optimizer (an operator)."""
 
@@ -261,8 +267,14 @@ class _Window:
                 "end_ns": end,
                 "inside": inside,
             },
-            {"step": pl.Int64, "name": pl.String, "time_ns": pl.Int64, "end_ns": pl.Int64, "inside": pl.Boolean},
-        ).filter("inside")  # fmt: skip
+            {
+                "step": pl.Int64,
+                "name": pl.String,
+                "time_ns": pl.Int64,
+                "end_ns": pl.Int64,
+                "inside": pl.Boolean,
+            },
+        ).filter("inside")
         self.tell("copy", found)
         return found
 

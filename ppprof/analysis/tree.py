@@ -50,7 +50,13 @@ class Tree:
         devices = (
             trace.events.slice(num_hosts + num_launches)
             .select(
-                "name", "category", "device", "stream", "start_ns", end_ns, "parent",
+                "name",
+                "category",
+                "device",
+                "stream",
+                "start_ns",
+                end_ns,
+                "parent",
                 gpu_ns="dur_ns",
             )
             .join(
@@ -60,7 +66,7 @@ class Tree:
                 maintain_order="left",
             )
             .drop("parent")
-        )  # fmt: skip
+        )
         hosts = trace.events.slice(0, num_hosts).select(
             row, "name", "category", "thread", "start_ns", end_ns, "parent", cpu_ns="dur_ns"
         )

@@ -334,7 +334,7 @@ def _ends(rows: pl.DataFrame) -> pl.DataFrame:
     )
     return of_rank.group_by("step").agg(
         recorded_ns=_median(pl.col("length")), tail_ns=pl.col("tail").min()
-    )  # fmt: skip
+    )
 
 
 def _median(values: pl.Expr) -> pl.Expr:
@@ -352,13 +352,16 @@ def _operations(rows: pl.DataFrame, num_stages: int) -> pl.DataFrame:
         the same kind of pass has to be done first, null for none. Before the first pass of stage 0
         stands a ``head``: from the beginning of the step to there.
     """
-    worked = rows.filter(pl.col("kind") != "step").group_by(
-        *_WORKER, "kind", "chunk", "micro_batch"
-    ).agg(
-        first_rank=pl.col("rank").min(),
-        dur_ns=(pl.col("end_ns") - pl.col("start_ns")).max(),
-        end_ns=pl.col("end_ns").max(),
-    ).with_columns(start_ns=pl.col("end_ns") - pl.col("dur_ns"))  # fmt: skip
+    worked = (
+        rows.filter(pl.col("kind") != "step")
+        .group_by(*_WORKER, "kind", "chunk", "micro_batch")
+        .agg(
+            first_rank=pl.col("rank").min(),
+            dur_ns=(pl.col("end_ns") - pl.col("start_ns")).max(),
+            end_ns=pl.col("end_ns").max(),
+        )
+        .with_columns(start_ns=pl.col("end_ns") - pl.col("dur_ns"))
+    )
     is_step = pl.col("kind") == "step"
     heads = (
         rows.group_by(*_WORKER, "rank")
@@ -473,8 +476,15 @@ class _Replay:
 
 
 _REPLAYED = (
-    "previous", "input", "dur_ns", "usual_ns", "steady_ns", "gap_ns", "way_ns", "usual_way_ns"
-)  # fmt: skip
+    "previous",
+    "input",
+    "dur_ns",
+    "usual_ns",
+    "steady_ns",
+    "gap_ns",
+    "way_ns",
+    "usual_way_ns",
+)
 
 
 def _linked(operations: pl.DataFrame) -> pl.DataFrame:
@@ -490,14 +500,12 @@ def _linked(operations: pl.DataFrame) -> pl.DataFrame:
     )
     is_same_worker = pl.all_horizontal(pl.col(key) == pl.col(key).shift() for key in _WORKER)
     other = pl.col("needs_stage")
-    return operations.join(
-        makers, makers.columns[:-1], "left", maintain_order="left"
-    ).with_columns(
+    return operations.join(makers, makers.columns[:-1], "left", maintain_order="left").with_columns(
         previous=pl.when(is_same_worker).then(row - 1).otherwise(num),
         input=pl.when(other.is_null()).then(num).otherwise(pl.col("input").fill_null(num + 1)),
         low=pl.min_horizontal("stage", pl.coalesce(other, "stage")),
         high=pl.max_horizontal("stage", pl.coalesce(other, "stage")),
-    )  # fmt: skip
+    )
 
 
 def _with_delays(table: pl.DataFrame) -> pl.DataFrame:

@@ -250,9 +250,10 @@ class Collectives:
 def _process_groups() -> list[type]:
     """Paddle's classes of process groups, of which a build has some."""
     return [
-        kind for name, kind in vars(core).items()
+        kind
+        for name, kind in vars(core).items()
         if name.startswith("ProcessGroup") and isinstance(kind, type) and hasattr(kind, "barrier")
-    ]  # fmt: skip
+    ]
 
 
 def _namespaces() -> Iterator[dict[str, Any]]:

@@ -135,6 +135,7 @@ def _classes(module: str, prefix: str) -> list[type]:
     """The classes of a loaded module whose names begin like this; none if it is not loaded."""
     found = vars(sys.modules[module]).values() if module in sys.modules else ()
     return [
-        kind for kind in found
+        kind
+        for kind in found
         if isinstance(kind, type) and kind.__module__ == module and kind.__name__.startswith(prefix)
-    ]  # fmt: skip
+    ]

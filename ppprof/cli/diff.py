@@ -76,13 +76,20 @@ def register(subparsers: Any) -> None:
     )
     add("--names", metavar="FILE", help="YAML, name: [what it is called...]: what counts as one")
     add(
-        "--fail-if", metavar="RULE", action="append", default=[],
+        "--fail-if",
+        metavar="RULE",
+        action="append",
+        default=[],
         help="exit with 1 if so: 'step_time > 5%%', 'op.matmul.gpu > 0.2ms', 'ips < -5%%'; repeatable",
-    )  # fmt: skip
+    )
     add("--workers", metavar="N", default="1", help="read the traces in N processes")
     add("--time-unit", metavar="UNIT", default="ms", help="s, ms (as it is without), us or ns")
-    add("--format", choices=("table", "json", "csv", "md"), default="table",
-        help="json: everything, in nanoseconds; csv: one view; md: for a comment")  # fmt: skip
+    add(
+        "--format",
+        choices=("table", "json", "csv", "md"),
+        default="table",
+        help="json: everything, in nanoseconds; csv: one view; md: for a comment",
+    )
     add_output(parser)
     add_cache(parser)
     parser.set_defaults(run_command=diff)

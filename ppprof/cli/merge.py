@@ -33,15 +33,21 @@ def register(subparsers: Any) -> None:
     add = parser.add_argument
     add("run", metavar="RUN", help="run directory (the newest run in it), or one of traces")
     add(
-        "-o", "--output", type=located, metavar="FILE", required=True,
+        "-o",
+        "--output",
+        type=located,
+        metavar="FILE",
+        required=True,
         help="ends in .json or .json.gz",
-    )  # fmt: skip
+    )
     add("--ranks", metavar="R", default="all", help='all, "0,8-15", or coordinates: pp=0,dp=1')
     add("--steps", metavar="A:B", help="only steps A to B-1; A:, :B or one number as well")
     add(
-        "--min-dur", metavar="T", default="0ns",
+        "--min-dur",
+        metavar="T",
+        default="0ns",
         help="leave out shorter events (50us, 1ms), but no step, communication or pipeline span",
-    )  # fmt: skip
+    )
     add("--force", action="store_true", help="replace FILE where it exists")
     add_cache(parser)
     parser.set_defaults(run_command=merge)

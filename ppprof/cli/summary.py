@@ -262,11 +262,16 @@ def _made(
         sorted_by = settings.get("sorted_by", "auto")
         asked = [
             partial(
-                run.across, views, request.by, window,
-                ranks=ranks, steps=request.steps, sorted_by=sorted_by,
+                run.across,
+                views,
+                request.by,
+                window,
+                ranks=ranks,
+                steps=request.steps,
+                sorted_by=sorted_by,
             )
             for window in sorted({at.window for at in recordings})
-        ]  # fmt: skip
+        ]
     else:
         asked = [
             partial(run.tables, views, at.rank, at.window, steps=request.steps, **settings)

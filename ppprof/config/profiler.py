@@ -20,8 +20,16 @@ VIEWS = ("device", "overview", "model", "dist", "op", "kernel", "memcpy", "udf",
 """The nine tables, in the order in which they print."""
 
 SortKey = Literal[
-    "auto", "cpu_total", "cpu_avg", "cpu_max", "cpu_min", "gpu_total", "gpu_avg", "gpu_max", "gpu_min"
-]  # fmt: skip
+    "auto",
+    "cpu_total",
+    "cpu_avg",
+    "cpu_max",
+    "cpu_min",
+    "gpu_total",
+    "gpu_avg",
+    "gpu_max",
+    "gpu_min",
+]
 TimeUnit = Literal["s", "ms", "us", "ns"]
 TraceFormat = Literal["json", "json.gz", "pb"]
 Target = Literal["cpu", "gpu", "xpu", "custom_device"]

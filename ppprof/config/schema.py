@@ -26,9 +26,11 @@ from ppprof.topology import AXES, Topology
 
 _OWN_BLOCKS = (*BLOCKS, "Profiler")
 _FLEETX_BLOCKS = frozenset(
-    ["Offline_Eval", "Generation", "Inference", "Compress", "Quantization", "Distillation", "Prune",
-     "Tuning", "Fused", "Loss", "Metric", "hcg"]
-)  # fmt: skip
+    [
+        *("Offline_Eval", "Generation", "Inference", "Compress", "Quantization"),
+        *("Distillation", "Prune", "Tuning", "Fused", "Loss", "Metric", "hcg"),
+    ]
+)
 
 
 @dataclass(frozen=True)

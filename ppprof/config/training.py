@@ -81,9 +81,9 @@ class EngineConfig:
     """The training loop."""
 
     UNUSED: ClassVar[tuple[str, ...]] = (
-        "verbose", "strategy", "run_mode", "use_recompute", "metric", "inference", "quant_mode",
-        "balance_loss_weight",
-    )  # fmt: skip
+        *("verbose", "strategy", "run_mode", "use_recompute", "metric", "inference"),
+        *("quant_mode", "balance_loss_weight"),
+    )
 
     max_steps: int = knob(500000, minimum=-1)
     """Optimizer steps; -1 for as many as the epochs have."""
@@ -110,13 +110,14 @@ class ModelConfig:
     """A GPT."""
 
     UNUSED: ClassVar[tuple[str, ...]] = (
-        "vocab_size_divisible_unit", "scale_qk_by_layer_num", "use_flash_attn", "loss",
-        "fused_softmax_with_triangular", "fused_linear", "num_experts", "expert_mode", "gate",
-        "top_k", "topk", "expert_interval", "moe_use_residual", "moe_train_capacity_factor",
-        "moe_eval_capacity_factor", "moe_min_capacity", "moe_token_dropping", "balance_loss_weight",
-        "metric", "num_classes", "pretrained", "freeze_embedding", "moe_configs", "num_partitions",
-        "use_fused_dropout_add", "fuse_sequence_parallel_allreduce", "skip_tensor_map",
-    )  # fmt: skip
+        *("vocab_size_divisible_unit", "scale_qk_by_layer_num", "use_flash_attn", "loss"),
+        *("fused_softmax_with_triangular", "fused_linear", "num_experts", "expert_mode"),
+        *("gate", "top_k", "topk", "expert_interval", "moe_use_residual"),
+        *("moe_train_capacity_factor", "moe_eval_capacity_factor", "moe_min_capacity"),
+        *("moe_token_dropping", "balance_loss_weight", "metric", "num_classes"),
+        *("pretrained", "freeze_embedding", "moe_configs", "num_partitions"),
+        *("use_fused_dropout_add", "fuse_sequence_parallel_allreduce", "skip_tensor_map"),
+    )
 
     module: str = "GPTModule"
     """What to train; the harness knows GPTModule."""
@@ -161,9 +162,9 @@ class DatasetConfig:
     """Where the tokens come from."""
 
     UNUSED: ClassVar[tuple[str, ...]] = (
-        "input_dir", "mode", "eos_id", "seed", "build_data_file", "model_type", "root",
-        "max_length", "tokenizer_type", "overlapping_eval",
-    )  # fmt: skip
+        *("input_dir", "mode", "eos_id", "seed", "build_data_file", "model_type", "root"),
+        *("max_length", "tokenizer_type", "overlapping_eval"),
+    )
 
     name: str = "GPTDataset"
     """GPTDataset, FleetX's name for its token files, and any other but one: every byte of the text
@@ -234,10 +235,10 @@ class LearningRateConfig:
     """Linear warm-up, then a cosine down to ``min_lr``."""
 
     UNUSED: ClassVar[tuple[str, ...]] = (
-        "use_increments", "last_epoch", "total_steps", "step_each_epoch", "epochs", "verbose",
-        "learning_rate", "warmup", "warmup_steps", "decay_type", "linear_end", "milestones", "gamma",
-        "update_unit", "run_mode",
-    )  # fmt: skip
+        *("use_increments", "last_epoch", "total_steps", "step_each_epoch", "epochs"),
+        *("verbose", "learning_rate", "warmup", "warmup_steps", "decay_type", "linear_end"),
+        *("milestones", "gamma", "update_unit", "run_mode"),
+    )
 
     name: str = "CosineAnnealingWithWarmupDecay"
     """The schedule; the harness knows this one."""
@@ -312,9 +313,9 @@ class DistributedConfig:
     """Degrees of the hybrid-parallel grid; their product is the number of processes."""
 
     UNUSED: ClassVar[tuple[str, ...]] = (
-        "fuse_sequence_parallel_allreduce", "use_main_grad", "fused_linear", "schedule_mode",
-        "pp_recompute_interval", "outer_pp_degree", "hcg",
-    )  # fmt: skip
+        *("fuse_sequence_parallel_allreduce", "use_main_grad", "fused_linear"),
+        *("schedule_mode", "pp_recompute_interval", "outer_pp_degree", "hcg"),
+    )
 
     dp_degree: Optional[int] = knob(None, minimum=1)
     """Data parallel; blank for what the other degrees leave of the processes."""

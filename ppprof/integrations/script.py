@@ -78,21 +78,30 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-c", "--config", metavar="CFG", help="YAML with the block")
     parser.add_argument(
-        *("-o", "--override"), action="append", default=[], metavar="K=V",
+        *("-o", "--override"),
+        action="append",
+        default=[],
+        metavar="K=V",
         help="set a key, such as Profiler.enable=True; may be given again",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--profiler-options", metavar="TEXT",
+        "--profiler-options",
+        metavar="TEXT",
         help='as of PaddleClas, PaddleOCR and PaddleDetection: "batch_range=[50, 60]; ..."',
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--optimizer", type=int, default=1, metavar="N",
+        "--optimizer",
+        type=int,
+        default=1,
+        metavar="N",
         help="of several optimizers the one whose step ends a step: the N-th that steps (1)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="SCRIPT ...",
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT ...",
         help="the script and its arguments; -m MODULE for a module",
-    )  # fmt: skip
+    )
     return parser
 
 

@@ -248,9 +248,18 @@ def _ranks(table: pl.DataFrame, shown: Shown, layout: Layout) -> Grid:
     if len(rows) > len(kept):
         lines.append(f"{len(rows) - len(kept)} more ranks: --limit")
     headers = [
-        "Rank", "Coordinate", "Step: Baseline", "Experiment", "Delta", "Delta (%)", "Delta Own",
-        "+-", "Delta Computation", "Delta Exposed", "Delta Bubble",
-    ]  # fmt: skip
+        "Rank",
+        "Coordinate",
+        "Step: Baseline",
+        "Experiment",
+        "Delta",
+        "Delta (%)",
+        "Delta Own",
+        "+-",
+        "Delta Computation",
+        "Delta Exposed",
+        "Delta Bubble",
+    ]
     columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
     return Grid("Ranks", columns, lines, layout.time_unit, note=_RANK_NOTE)
 
@@ -325,9 +334,15 @@ def _by_name(table: pl.DataFrame, view: str, diff: Diff, shown: Shown, layout: L
     if len(rows) > len(kept):
         lines.append(f"{len(rows) - len(kept)} more {_WORDS[view]}: --limit")
     headers = [
-        "Name", f"{_title(by)}: Baseline", "Experiment", "Delta", "Delta (%)", "+-", "Calls",
+        "Name",
+        f"{_title(by)}: Baseline",
+        "Experiment",
+        "Delta",
+        "Delta (%)",
+        "+-",
+        "Calls",
         *map(_title, others),
-    ]  # fmt: skip
+    ]
     columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
     note = _NOTE if view == "op" else _KERNEL_NOTE
     return Grid(_TITLES[view], columns, lines, layout.time_unit, note=note)
@@ -379,9 +394,16 @@ def _modules(table: pl.DataFrame, shown: Shown, layout: Layout) -> Grid:
     if len(rows) > len(kept):
         lines.append(f"{len(rows) - len(kept)} more modules: --limit")
     headers = [
-        "Module", "Baseline", "Experiment", "Delta", "Delta (%)", "Delta Own", "+-",
-        "Baseline Until", "Experiment Until",
-    ]  # fmt: skip
+        "Module",
+        "Baseline",
+        "Experiment",
+        "Delta",
+        "Delta (%)",
+        "Delta Own",
+        "+-",
+        "Baseline Until",
+        "Experiment Until",
+    ]
     columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
     return Grid("Modules", columns, lines, layout.time_unit, note=_MODULE_NOTE)
 

@@ -124,8 +124,17 @@ def draw_groups(cluster: Cluster, layout: Layout, limit: int = 20) -> str:
         lines.append([group, row["axis"] or "-", row["calls"], *times, rate, *verdicts, last])
     if cluster.groups.height > limit:
         lines.append(f"{cluster.groups.height - limit} more groups")
-    headers = ["Ranks", "Axis", "Calls", "Wait", "Cost", "Transfer", "Bus (GB/s)",
-               *(name.capitalize() for name in _VERDICTS), "Last"]  # fmt: skip
+    headers = [
+        "Ranks",
+        "Axis",
+        "Calls",
+        "Wait",
+        "Cost",
+        "Transfer",
+        "Bus (GB/s)",
+        *(name.capitalize() for name in _VERDICTS),
+        "Last",
+    ]
     columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
     return str(Grid("Collectives", columns, lines, layout.time_unit, note=_GROUPS_NOTE))
 
@@ -165,8 +174,11 @@ def draw_findings(cluster: Cluster, layout: Layout) -> str:
 
 def _place(cluster: Cluster, rank: int) -> str:
     (row,) = cluster.steps.filter(pl.col("rank") == rank).head(1).iter_rows(named=True)
-    told = [f"{axis}{row[axis]}" for axis in ("dp", "pp", "sharding", "sep", "mp")
-            if row[axis] is not None and cluster.steps[axis].n_unique() > 1]  # fmt: skip
+    told = [
+        f"{axis}{row[axis]}"
+        for axis in ("dp", "pp", "sharding", "sep", "mp")
+        if row[axis] is not None and cluster.steps[axis].n_unique() > 1
+    ]
     return f" ({' '.join(told)})" if told else ""
 
 

@@ -160,11 +160,8 @@ class _Tracks:
                 self._tids[key] = tid
                 device, stream, thread = key
                 label = trace.extra_info.get(str(thread), "")
-                self._names[tid] = (
-                    f"device {device}, stream {stream}"
-                    if device is not None
-                    else f"{label} (thread {thread})" if label else f"thread {thread}"
-                )  # fmt: skip
+                host = f"{label} (thread {thread})" if label else f"thread {thread}"
+                self._names[tid] = host if device is None else f"device {device}, stream {stream}"
         numbered = pl.DataFrame(
             [(*key, tid) for key, tid in self._tids.items()],
             {**dict.fromkeys(columns, pl.Int64), "tid": pl.Int64},
@@ -333,21 +330,24 @@ def _parts(rank: int, origin_ns: int) -> Parts:
     )
     colour = pl.concat_str(pl.lit(',"cname":"'), "colour", pl.lit('"'))
     return [
-        '{"name":"', pl.col("text"), micro_batch.fill_null(""), '","cat":"', pl.col("category"),
-        f'","ph":"X"{place}', pl.col("tid"), ',"ts":', us(start), ',"dur":', us("dur_ns"),
-        colour.fill_null(""), f',"args":{{"rank":{rank}', maybe("step", pl.col("step")),
+        *('{"name":"', pl.col("text"), micro_batch.fill_null("")),
+        *('","cat":"', pl.col("category"), f'","ph":"X"{place}', pl.col("tid")),
+        *(',"ts":', us(start), ',"dur":', us("dur_ns"), colour.fill_null("")),
+        *(f',"args":{{"rank":{rank}', maybe("step", pl.col("step"))),
         pl.coalesce("facts", maybe("bytes", pl.col("bytes"))),
-        maybe("correlation_id", pl.col("correlation_id")), "}}",
+        maybe("correlation_id", pl.col("correlation_id")),
+        "}}",
         _arrow("communication", place, pl.when(is_start).then(start).otherwise(last)),
         _arrow("launch", place, start),
-    ]  # fmt: skip
+    ]
 
 
 def _arrow(kind: str, place: str, time: pl.Expr) -> pl.Expr:
     """The line of an arrow's end; empty where the event is none."""
     phase = pl.col(f"{kind}_phase")
     return pl.concat_str(
-        pl.lit(f',\n{{"name":"{kind}","cat":"{kind}","id":"'), kind, pl.lit('","ph":"'), phase,
-        pl.lit(f'"{place}'), pl.col("tid").cast(pl.String), pl.lit(',"ts":'), us(time),
+        *(pl.lit(f',\n{{"name":"{kind}","cat":"{kind}","id":"'), kind),
+        *(pl.lit('","ph":"'), phase, pl.lit(f'"{place}'), pl.col("tid").cast(pl.String)),
+        *(pl.lit(',"ts":'), us(time)),
         pl.when(phase == "f").then(pl.lit(',"bp":"e"}')).otherwise(pl.lit("}")),
-    ).fill_null("")  # fmt: skip
+    ).fill_null("")

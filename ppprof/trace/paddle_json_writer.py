@@ -177,11 +177,13 @@ def _name_and_time(track: pl.Expr | str, colour: str) -> Parts:
     """What every X event starts with, up to its ``args``, which are left open."""
     process = pl.coalesce("device", "process")
     return [
-        '{"name":"', pl.col("text"), "[", us((pl.col("dur_ns") + 500) // 1000), ' ms]","pid":',
-        process, ',"tid":', track, ',"ts":', us("start_ns"), ',"dur":', us("dur_ns"),
-        ',"ph":"X","cat":"', pl.col("category"), f'","cname":"{colour}","args":{{"start_time":"',
-        us("begin_ns"), ' us","end_time":"', us(pl.col("begin_ns") + pl.col("dur_ns")), ' us"',
-    ]  # fmt: skip
+        *('{"name":"', pl.col("text"), "[", us((pl.col("dur_ns") + 500) // 1000)),
+        *(' ms]","pid":', process, ',"tid":', track),
+        *(',"ts":', us("start_ns"), ',"dur":', us("dur_ns")),
+        *(',"ph":"X","cat":"', pl.col("category")),
+        *(f'","cname":"{colour}","args":{{"start_time":"', us("begin_ns")),
+        *(' us","end_time":"', us(pl.col("begin_ns") + pl.col("dur_ns")), ' us"'),
+    ]
 
 
 def _thread_track() -> pl.Expr:
@@ -216,10 +218,11 @@ def _flow_parts(end: str) -> Parts:
     middle = pl.col("start_ns") + pl.col("dur_ns") // 2
     binding = "" if end == "s" else ',"bp":"e"'
     return [
-        '{"name":"launch","id":', pl.col("correlation_id"), ',"pid":',
-        pl.coalesce("device", "process"), ',"tid":', track, ',"ts":', us(middle),
+        *('{"name":"launch","id":', pl.col("correlation_id")),
+        *(',"pid":', pl.coalesce("device", "process"), ',"tid":', track),
+        *(',"ts":', us(middle)),
         f',"ph":"{end}","cat":"async"{binding}}}',
-    ]  # fmt: skip
+    ]
 
 
 def _with_details(trace: Trace, devices: pl.DataFrame) -> pl.DataFrame:
@@ -261,11 +264,14 @@ def _memory_parts() -> Parts:
     for column in columns:
         numbers += [f',"{column}":', pl.col(column).fill_null(0)]
     return [
-        '{"name":"[memory]","pid":', pl.col("process"), ',"tid":"', pl.col("thread"),
-        '(C++)","ts":', us("time_ns"), ',"ph":"i","s":"t","cat":"', pl.col("kind"),
-        '","args":{"place":"', pl.col("text"), '","addr":"', pl.col("addr").fill_null(0),
-        '","increase_bytes":', pl.col("bytes").fill_null(0), *numbers, "}}",
-    ]  # fmt: skip
+        *('{"name":"[memory]","pid":', pl.col("process")),
+        *(',"tid":"', pl.col("thread"), '(C++)","ts":', us("time_ns")),
+        *(',"ph":"i","s":"t","cat":"', pl.col("kind")),
+        *('","args":{"place":"', pl.col("text"), '","addr":"', pl.col("addr").fill_null(0)),
+        *('","increase_bytes":', pl.col("bytes").fill_null(0)),
+        *numbers,
+        "}}",
+    ]
 
 
 def _metadata(trace: Trace) -> Iterable[str]:

@@ -62,9 +62,12 @@ def save(folder: Path, progress: Progress, model: nn.Layer, optimizer: Any, grid
     grid.barrier()
     tensors = optimizer.state_dict()
     document = {
-        "step": progress.step, "samples": progress.samples, "scaler": dict(progress.scaler),
-        "schedule": tensors.pop("LR_Scheduler"), "grid": _degrees(grid),
-    }  # fmt: skip
+        "step": progress.step,
+        "samples": progress.samples,
+        "scaler": dict(progress.scaler),
+        "schedule": tensors.pop("LR_Scheduler"),
+        "grid": _degrees(grid),
+    }
     at = grid.coordinate
     if at["dp"] == 0:
         names = {param.name: name for name, param in parameters(model)}

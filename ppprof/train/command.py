@@ -93,9 +93,12 @@ def preflight(config: Config) -> list[Problem]:
         ("Model.module", config.Model.module, ("GPTModule",)),
         ("Optimizer.name", optimizer.name, ("AdamW", "FusedAdamW")),
         ("Optimizer.lr.name", optimizer.lr.name, ("CosineAnnealingWithWarmupDecay",)),
-        ("Optimizer.grad_clip.name", optimizer.grad_clip and optimizer.grad_clip.name,
-         ("ClipGradByGlobalNorm", None)),
-    ):  # fmt: skip
+        (
+            "Optimizer.grad_clip.name",
+            optimizer.grad_clip and optimizer.grad_clip.name,
+            ("ClipGradByGlobalNorm", None),
+        ),
+    ):
         if name not in known:
             message = f"{name}: expected {' or '.join(filter(None, known))}"
             problems.append(config.problem(key, message))

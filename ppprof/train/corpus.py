@@ -51,10 +51,11 @@ def find_files(source: str | None) -> list[Path]:
 def _library() -> list[Path]:
     library = Path(sysconfig.get_paths()["stdlib"])
     return [
-        path for path in library.rglob("*.py")
+        path
+        for path in library.rglob("*.py")
         if not _NOT_LIBRARY.intersection(path.relative_to(library).parts)
         and os.access(path, os.R_OK)
-    ]  # fmt: skip
+    ]
 
 
 def _below(source: str) -> list[Path]:

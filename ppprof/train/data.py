@@ -33,9 +33,12 @@ class TextSamples(Dataset):
     """
 
     def __init__(
-        self, path: Path, length: int, share: tuple[float, float] = (0.0, 1.0),
+        self,
+        path: Path,
+        length: int,
+        share: tuple[float, float] = (0.0, 1.0),
         limit: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         tokens: npt.NDArray[np.uint8] = np.memmap(path, np.uint8, "r")
         first, last = (int(len(tokens) * ratio) for ratio in share)
@@ -78,9 +81,13 @@ class TokenizedText(Dataset):
     """
 
     def __init__(
-        self, path: Path, length: int, vocab_size: int, share: tuple[float, float] = (0.0, 1.0),
+        self,
+        path: Path,
+        length: int,
+        vocab_size: int,
+        share: tuple[float, float] = (0.0, 1.0),
         limit: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         # In memory, since loading processes would share one position in an open file.
         self._shards = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
@@ -141,9 +148,15 @@ class StepBatches(BatchSampler):
     """
 
     def __init__(
-        self, num_samples: int, local: int, micro: int, share: Share,
-        seed: int | None = None, taken: int = 0, epochs: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        num_samples: int,
+        local: int,
+        micro: int,
+        share: Share,
+        seed: int | None = None,
+        taken: int = 0,
+        epochs: int | None = None,
+    ) -> None:
         self._num_samples = num_samples
         self._local = local
         self._micro = micro

@@ -132,10 +132,13 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):
         rate = self._create_param_lr(kept[0])
         for places, params, state, masters, weight_decay in self._groups[known]:
             paddle._C_ops.fused_adam_(
-                params, [kept[at][1] for at in places], rate, *state[:2], None, *state[2:],
-                masters, None, self._beta1, self._beta2, self._epsilon, self._CHUNK,
-                weight_decay, True, masters is not None, False, False,
-            )  # fmt: skip
+                params,
+                [kept[at][1] for at in places],
+                rate,
+                *(*state[:2], None, *state[2:], masters, None),
+                *(self._beta1, self._beta2, self._epsilon, self._CHUNK, weight_decay),
+                *(True, masters is not None, False, False),
+            )
 
     def _grouped(self, kept: list[Any]) -> list[Any]:
         """Parameters with the same treatment: where they are, they, their state, and the decay."""
@@ -144,8 +147,12 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):
             decays = self._apply_decay_param_fun is None or self._apply_decay_param_fun(param.name)
             is_short = self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
             groups.setdefault((decays, is_short), []).append(at)
-        state = (self._moment1_acc_str, self._moment2_acc_str,
-                 self._beta1_pow_acc_str, self._beta2_pow_acc_str)  # fmt: skip
+        state = (
+            self._moment1_acc_str,
+            self._moment2_acc_str,
+            self._beta1_pow_acc_str,
+            self._beta2_pow_acc_str,
+        )
         found = []
         for (decays, is_short), places in groups.items():
             params = [kept[at][0] for at in places]

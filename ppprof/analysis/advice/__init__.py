@@ -39,13 +39,15 @@ RULES: tuple[Rule, ...] = (
     Rule("slow-rank", waiting.slow_rank, thresholds={**_TIME, "data_ratio": waiting.ALL_OF_IT}),
     Rule("slow-link", waiting.slow_link, thresholds=_TIME),
     Rule(
-        "pipeline-bubble", waiting.pipeline_bubble,
+        "pipeline-bubble",
+        waiting.pipeline_bubble,
         thresholds={**_TIME, "good_bubble_ratio": waiting.GOOD_BUBBLE_RATIO},
     ),
     Rule("exposed-communication", waiting.exposed_communication, thresholds=_TIME),
     Rule("blocking-copies", launches.blocking_copies, thresholds=_TIME),
     Rule(
-        "optimizer-unfused", launches.optimizer_unfused,
+        "optimizer-unfused",
+        launches.optimizer_unfused,
         thresholds={**_TIME, "least_updates": launches.LEAST_UPDATES},
     ),
     Rule("tiny-kernels", launches.tiny_kernels, thresholds={**_TIME, "tiny_ns": TINY_NS}),
@@ -54,15 +56,24 @@ RULES: tuple[Rule, ...] = (
     Rule("recompute", work.recompute, thresholds={**_TIME, "room_ratio": work.ROOM_RATIO}),
     Rule("memory-limit", memory.memory_limit, "memory", {"near_ratio": memory.NEAR_RATIO}),
     Rule(
-        "memory-fragmented", memory.memory_fragmented, "memory",
-        {"unused_ratio": memory.FRAGMENTED_RATIO, "unused_bytes": memory.FRAGMENTED_BYTES,
-         "filled_ratio": memory.FILLED_RATIO},
+        "memory-fragmented",
+        memory.memory_fragmented,
+        "memory",
+        {
+            "unused_ratio": memory.FRAGMENTED_RATIO,
+            "unused_bytes": memory.FRAGMENTED_BYTES,
+            "filled_ratio": memory.FILLED_RATIO,
+        },
     ),
     Rule("warm-up", trust.warm_up, "trust", {"times": trust.WARM_UP_RATIO}),
-    Rule("profiler-overhead", trust.profiler_overhead, "trust",
-         {"overhead_ratio": trust.OVERHEAD_MINOR}),
+    Rule(
+        "profiler-overhead",
+        trust.profiler_overhead,
+        "trust",
+        {"overhead_ratio": trust.OVERHEAD_MINOR},
+    ),
     Rule("short-window", trust.short_window, "trust", {"least_steps": LEAST_STEPS}),
-)  # fmt: skip
+)
 """Causes before what follows from them: of findings that cost the same the first is told first."""
 
 _TRUST = frozenset(rule.name for rule in RULES if rule.about == "trust")

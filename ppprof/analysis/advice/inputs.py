@@ -19,12 +19,19 @@ def loading(case: Case) -> pl.DataFrame:
     """rank, window, step, loading_ns and step_ns; of step times where there are no traces."""
     if case.steps.is_empty():
         return case.timed.drop_nulls("reader_cost_ns").select(
-            "rank", pl.lit(0).alias("window"), "step",
-            loading_ns="reader_cost_ns", step_ns="batch_cost_ns",
-        )  # fmt: skip
+            "rank",
+            pl.lit(0).alias("window"),
+            "step",
+            loading_ns="reader_cost_ns",
+            step_ns="batch_cost_ns",
+        )
     return case.steps.select(
-        "rank", "window", "step", pl.col("data_loading_ns").fill_null(0).alias("loading_ns"), "step_ns"
-    )  # fmt: skip
+        "rank",
+        "window",
+        "step",
+        pl.col("data_loading_ns").fill_null(0).alias("loading_ns"),
+        "step_ns",
+    )
 
 
 def input_bound(case: Case) -> list[Finding]:

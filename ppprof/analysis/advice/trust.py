@@ -82,11 +82,16 @@ def profiler_overhead(case: Case) -> list[Finding]:
     if change.ratio < OVERHEAD_MINOR:
         return []
     severity = (
-        "major" if change.ratio >= OVERHEAD_MAJOR
-        else "moderate" if change.ratio >= OVERHEAD_MODERATE else "minor"
-    )  # fmt: skip
-    means = {name: float(table["step_ns"].to_numpy().mean())
-             for name, table in (("outside", outside), ("inside", inside))}  # fmt: skip
+        "major"
+        if change.ratio >= OVERHEAD_MAJOR
+        else "moderate"
+        if change.ratio >= OVERHEAD_MODERATE
+        else "minor"
+    )
+    means = {
+        name: float(table["step_ns"].to_numpy().mean())
+        for name, table in (("outside", outside), ("inside", inside))
+    }
     facts = {
         "overhead_ratio": change.ratio,
         "low_ratio": change.low,

@@ -71,9 +71,12 @@ def _verdict(change: Change, words: Words) -> str:
     if change.low is None or change.high is None:
         return f"{verdict}: {change.ratio:+.1%}; {change.reason}"
     return words(
-        "verdicts.interval", verdict=verdict, ratio=f"{change.ratio:+.1%}",
-        low=f"{change.low:+.1%}", high=f"{change.high:+.1%}",
-    )  # fmt: skip
+        "verdicts.interval",
+        verdict=verdict,
+        ratio=f"{change.ratio:+.1%}",
+        low=f"{change.low:+.1%}",
+        high=f"{change.high:+.1%}",
+    )
 
 
 def _overview(table: pl.DataFrame, words: Words) -> Table:

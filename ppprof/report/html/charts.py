@@ -154,8 +154,11 @@ def _heat(picture: Picture, words: Words) -> dict[str, Any]:
 
 def _communication(picture: Picture) -> dict[str, Any] | None:
     steps = picture.cluster.steps
-    axes = [name[len("communication_") : -3] for name in steps.columns
-            if name.startswith("communication_")]  # fmt: skip
+    axes = [
+        name[len("communication_") : -3]
+        for name in steps.columns
+        if name.startswith("communication_")
+    ]
     if not axes:
         return None
 

@@ -28,14 +28,13 @@ from ppprof.report.html.words import Words
 from ppprof.units import ratio_text
 from ppprof.wording import listed
 
-_PARTS = (
-    "computation", "exposed_communication", "data_loading", "bubble", "host_bound", "rest",
-)  # fmt: skip
+_PARTS = ("computation", "exposed_communication", "data_loading", "bubble", "host_bound", "rest")
 
 _HEADLINE = (
-    "step_time", "step_time_median", "step_time_p95", "tokens_per_s", "ips", *_PARTS,
-    "gpu_utilization", "cpu_utilization", "peak_memory", "device",
-)  # fmt: skip
+    *("step_time", "step_time_median", "step_time_p95", "tokens_per_s", "ips"),
+    *_PARTS,
+    *("gpu_utilization", "cpu_utilization", "peak_memory", "device"),
+)
 
 Made = tuple[str, Sequence[Block]]
 """What stands below a heading, and the blocks behind it."""
