@@ -37,6 +37,7 @@ class Planted(NamedTuple):
     settings: tuple[str, ...] = ()
     processes: int = 0
     config: str = "pretrain_gpt_tiny_cpu"
+    """Of configs/gpt/; empty for small_net_job.py."""
     window: tuple[int, int] = (12, 18)
 
 
@@ -59,12 +60,16 @@ RUNS = {
     "eight_ranks": Planted("nothing", _TWO_BLOCKS, 8, _HYBRID, (3, 6)),
     # Rank 3 has 1 block and 4 micro-batches a step; ranks 1 and 5 reduce gradients once a step.
     "slow_rank_and_link": Planted("rank:3:0.06+link:1,5:0.2", _TWO_BLOCKS, 8, _HYBRID, (3, 6)),
+    "small_net": Planted(config=""),  # as PyTorch trains it: tests/fixtures/kineto
 }
 
 
 def record(name: str, folder: Path) -> Path:
     """Train run ``name`` of `RUNS` in a folder and return its run directory, traces finished."""
     planted = RUNS[name]
+    if not planted.config:
+        run(folder, JOBS / "small_net_job.py")
+        return folder / "profiler_log"
     start, stop = planted.window
     settings = (
         *("Profiler.enable=True", f"Profiler.scheduler=[{start}, {stop}]"),

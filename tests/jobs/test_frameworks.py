@@ -1,43 +1,26 @@
-"""The same net trained by Paddle, here and now, and by PyTorch: operators and modules compare."""
+"""The same net trained by Paddle and by PyTorch: operators and modules compare."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import polars as pl
 import pytest
 
 import ppprof
 from ppprof.analysis.diff import Diff
+from ppprof.run import Run
 from tests.fixtures import small_net
+from tests.jobs.launching import ROOT
 
-paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
-pytestmark = pytest.mark.paddle
-
-TORCH = Path(__file__).parent / "fixtures/kineto/cpu_small_net.json.gz"
+TORCH = ROOT / "tests/fixtures/kineto/cpu_small_net.json.gz"
 LINEARS = 2 * small_net.BLOCKS + 1
 
 
-@pytest.fixture(scope="module")
-def diff(tmp_path_factory: pytest.TempPathFactory) -> Diff:
+@pytest.fixture
+def diff(planted_run: Callable[[str], Run]) -> Diff:
     """PyTorch is the experiment."""
-    from paddle import nn
-    from paddle.nn import functional as F
-
-    log = tmp_path_factory.mktemp("paddle") / "log"
-    net = small_net.make(nn, nn.Layer, nn.LayerList, F.gelu)
-    optimizer = paddle.optimizer.AdamW(parameters=net.parameters())
-    tokens = paddle.randint(0, small_net.WORDS, (4, 16))
-    block = {"enable": True, "scheduler": [3, 6], "profiler_log": str(log), "formats": ["pb"]}
-    with ppprof.attach(block) as prof:
-        for _ in range(7):
-            logits = net(tokens).reshape([-1, small_net.WORDS])
-            loss = F.cross_entropy(logits, tokens.reshape([-1]))
-            loss.backward()
-            optimizer.step()
-            optimizer.clear_grad()
-            prof.step(num_samples=4)
-    return ppprof.diff(ppprof.open(log), ppprof.open(TORCH))
+    return ppprof.diff(planted_run("small_net"), ppprof.open(TORCH))
 
 
 @pytest.mark.parametrize(
