@@ -21,7 +21,7 @@ from ppprof.config import ProfilerConfig
 from ppprof.rundir import TraceName, claim, write_manifest
 from ppprof.topology import Topology
 from ppprof.trace import Trace, read
-from ppprof.trace.paddle_pb_writer import write_paddle_pb
+from ppprof.trace.paddle.pb_writer import write_paddle_pb
 from tests.fixtures.timeline import write
 
 NUM_STEPS, NUM_LAYERS = 2, 6

@@ -22,7 +22,7 @@ from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
 from ppprof.recordings import by_run
 from ppprof.rundir import TraceName, claim, leave_node, write_manifest
-from ppprof.trace import files, read, schema
+from ppprof.trace import formats, read, schema
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
 
@@ -429,7 +429,7 @@ def test_progress_names_the_file(tmp_path):
     size = path.stat().st_size
     assert seen[-1] == (path, size, size)
     seen = []
-    files.read(path, progress=lambda *at: seen.append(at))
+    formats.read(path, progress=lambda *at: seen.append(at))
     assert seen[-1] == (size, size)
 
 

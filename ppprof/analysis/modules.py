@@ -17,7 +17,7 @@ import polars as pl
 from ppprof.analysis.gradients import modules_of_gradients
 from ppprof.analysis.grouping import matching
 from ppprof.analysis.profile import Profile
-from ppprof.trace.forest import subtree_sums
+from ppprof.trace.tree_arrays import subtree_sums
 
 Int64 = npt.NDArray[np.int64]
 

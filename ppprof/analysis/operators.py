@@ -11,7 +11,7 @@ import polars as pl
 from ppprof.analysis.grouping import STATS, grouped, ratio_of, sort_by
 from ppprof.analysis.profile import Profile
 from ppprof.calls import REMOTE
-from ppprof.trace.remote import ends_of
+from ppprof.trace.remote_calls import ends_of
 
 Row = Mapping[str, Any]
 

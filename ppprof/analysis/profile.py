@@ -68,7 +68,7 @@ class Profile:
 
     @cached_property
     def remote(self) -> Mapping[str, Profile]:
-        """What ran in remote calls, by call (`ppprof.trace.remote.call_of`); the rest has none of it."""
+        """What ran in remote calls, by call (`ppprof.trace.remote_calls.call_of`); the rest has none of it."""
         return {call: Profile(trace, self.options) for call, trace in self._remote.items()}
 
     @cached_property

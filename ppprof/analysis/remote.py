@@ -10,7 +10,7 @@ import polars as pl
 
 from ppprof.analysis.steps import select_events
 from ppprof.calls import REMOTE
-from ppprof.trace.remote import call_of
+from ppprof.trace.remote_calls import call_of
 from ppprof.trace.schema import Trace
 
 

@@ -13,8 +13,8 @@ import polars as pl
 
 from ppprof.analysis.intervals import union
 from ppprof.errors import UsageError
-from ppprof.trace.forest import levels
 from ppprof.trace.schema import Trace
+from ppprof.trace.tree_arrays import levels
 
 Int64 = npt.NDArray[np.int64]
 

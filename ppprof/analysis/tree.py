@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ppprof.trace.forest import subtree_sizes, subtree_sums
 from ppprof.trace.schema import Trace
+from ppprof.trace.tree_arrays import subtree_sizes, subtree_sums
 
 Int64 = npt.NDArray[np.int64]
 

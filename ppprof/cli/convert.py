@@ -10,7 +10,7 @@ from ppprof.cli.terminal import Progress, is_same, tell, tell_lost
 from ppprof.errors import UsageError
 from ppprof.paths import located, reaching
 from ppprof.trace import read, write
-from ppprof.trace.files import suffix_of
+from ppprof.trace.formats import suffix_of
 
 
 def register(subparsers: Any) -> None:

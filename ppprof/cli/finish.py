@@ -33,7 +33,7 @@ from ppprof.rundir import (
     write_atomically,
 )
 from ppprof.trace import Trace, read_window, write_paddle_json
-from ppprof.trace.paddle_json_writer import TooLargeError
+from ppprof.trace.paddle.json_writer import TooLargeError
 from ppprof.units import MEGABYTE, bytes_text
 from ppprof.window_requests import leave_files
 

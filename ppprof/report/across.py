@@ -15,7 +15,7 @@ import polars as pl
 from ppprof.analysis.summary import VIEWS
 from ppprof.report.grid import Column, Grid, Line
 from ppprof.report.text import Layout, Row, kernel_name, percent
-from ppprof.trace.remote import call_of
+from ppprof.trace.remote_calls import call_of
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from ppprof.analysis.summary import VIEWS, summarize
 from ppprof.calls import REMOTE
 from ppprof.errors import UsageError
 from ppprof.report.grid import Column, Grid, Line
-from ppprof.trace.remote import call_of
+from ppprof.trace.remote_calls import call_of
 
 TIME_UNITS: Mapping[str, float] = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
 """Nanoseconds in each unit a table may be printed in."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ppprof.trace.files import read, write
-    from ppprof.trace.paddle_json_writer import write_paddle_json
-    from ppprof.trace.paddle_pb import read_paddle_pb
-    from ppprof.trace.paddle_pb_writer import write_paddle_pb
-    from ppprof.trace.remote import read_window
+    from ppprof.trace.formats import read, write
+    from ppprof.trace.paddle.json_writer import write_paddle_json
+    from ppprof.trace.paddle.pb_reader import read_paddle_pb
+    from ppprof.trace.paddle.pb_writer import write_paddle_pb
+    from ppprof.trace.remote_calls import read_window
     from ppprof.trace.schema import Trace
 
 __all__ = [
@@ -24,12 +24,12 @@ __all__ = [
 
 _MODULES = {
     "Trace": "schema",
-    "read": "files",
-    "read_paddle_pb": "paddle_pb",
-    "read_window": "remote",
-    "write": "files",
-    "write_paddle_json": "paddle_json_writer",
-    "write_paddle_pb": "paddle_pb_writer",
+    "read": "formats",
+    "read_paddle_pb": "paddle.pb_reader",
+    "read_window": "remote_calls",
+    "write": "formats",
+    "write_paddle_json": "paddle.json_writer",
+    "write_paddle_pb": "paddle.pb_writer",
 }
 
 

@@ -33,10 +33,10 @@ import polars as pl
 
 from ppprof.clocks import Clock
 from ppprof.paths import located
-from ppprof.trace.facts import has_facts
-from ppprof.trace.forest import levels
-from ppprof.trace.json_lines import Parts, lines_of, maybe, opened, us, with_facts, with_text
+from ppprof.trace.annotations import has_facts
+from ppprof.trace.json.lines import Parts, lines_of, maybe, opened, us, with_facts, with_text
 from ppprof.trace.schema import Trace
+from ppprof.trace.tree_arrays import levels
 
 Int64 = npt.NDArray[np.int64]
 

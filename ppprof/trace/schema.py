@@ -61,7 +61,7 @@ def category_name(number: int) -> str:
 EVENTS: Mapping[str, tuple[pl.DataType, str]] = {
     "name": (
         pl.Categorical(),
-        "as recorded; JSON's ' [1.2 ms]' and `ppprof.trace.facts` taken off",
+        "as recorded; JSON's ' [1.2 ms]' and `ppprof.trace.annotations` taken off",
     ),
     "category": (pl.Categorical(), "see `CATEGORIES`; JSON `cat`"),
     "start_ns": (pl.Int64(), "JSON `ts` and `args.start_time`; pb start_ns"),

@@ -15,7 +15,7 @@ import ppprof
 from ppprof.analysis.modules import OCCURRENCE, SEPARATOR, modules
 from ppprof.analysis.profile import Profile
 from ppprof.analysis.steps import Steps, select_steps
-from ppprof.trace import files, read
+from ppprof.trace import formats, read
 from tests.fixtures import small_net
 from tests.fixtures.random_traces import traces
 from tests.fixtures.timeline import Thread, span, write
@@ -297,13 +297,13 @@ def test_the_gradient_of_a_gradient_is_of_the_same_module(tmp_path):
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
 def test_converted_a_trace_tells_the_same(suffix, tmp_path):
     trace = read(KINETO / "cpu_small_net.json.gz")
-    files.write(trace, tmp_path / f"out{suffix}")
+    formats.write(trace, tmp_path / f"out{suffix}")
     assert table(read(tmp_path / f"out{suffix}")).equals(table(trace))
 
 
 def test_numbers_in_a_file_that_fit_nothing_are_nobodys(tmp_path):
     trace = read(KINETO / "cpu_small_net.json.gz")
-    files.write(trace, tmp_path / "out.json")
+    formats.write(trace, tmp_path / "out.json")
     text = (tmp_path / "out.json").read_text().replace('"sequence":', '"sequence":9')
     (tmp_path / "out.json").write_text(text)
     found = read(tmp_path / "out.json").events
@@ -337,7 +337,7 @@ def test_a_slow_backward_of_one_module_is_found_in_its_branch():
 def test_where_one_of_two_does_not_tell_all_is_the_backwards(tmp_path):
     """A pb has no place for it; `small_net` once more through one."""
     whole = KINETO / "cpu_small_net.json.gz"
-    files.write(read(whole), tmp_path / "untold.pb")
+    formats.write(read(whole), tmp_path / "untold.pb")
     found = ppprof.diff(ppprof.open(whole), ppprof.open(tmp_path / "untold.pb")).modules
     assert set(found["status"]) == {"both"}
     names = found["name"].to_list()

@@ -89,7 +89,7 @@ def test_what_torch_wrote_becomes_paddles(name, num_untold, suffix, tmp_path, ca
 
 
 def test_device_events_without_a_launch_are_told(tmp_path, capsys):
-    from ppprof.trace import files
+    from ppprof.trace import formats
 
     trace = read(write(tmp_path / "a.pb", *gpu_traces.training()))
     is_launch = trace.events["category"] == "CudaRuntime"
@@ -98,7 +98,7 @@ def test_device_events_without_a_launch_are_told(tmp_path, capsys):
             trace.events.filter(~is_launch)["device"].is_not_null(), None
         )
     )
-    lost = files.write(dataclasses.replace(trace, events=kept), tmp_path / "out.pb")
+    lost = formats.write(dataclasses.replace(trace, events=kept), tmp_path / "out.pb")
     assert lost == {"device events that no launch is known of": trace.events["device"].count()}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from polars.testing import assert_frame_equal
 
-from ppprof.trace import Trace, files, read, write_paddle_json
+from ppprof.trace import Trace, formats, read, write_paddle_json
 from ppprof.trace import cache as cached
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
@@ -43,8 +43,8 @@ def num_parsed(monkeypatch):
         parsed.append(path)
         return read_json(path, **options)
 
-    read_json = files.read_json
-    monkeypatch.setattr(files, "read_json", counted)
+    read_json = formats.read_json
+    monkeypatch.setattr(formats, "read_json", counted)
     return parsed
 
 
@@ -149,8 +149,8 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(path, monkeypatch):
             file.write(b" ")
         return trace
 
-    read_json = files.read_json
-    monkeypatch.setattr(files, "read_json", growing)
+    read_json = formats.read_json
+    monkeypatch.setattr(formats, "read_json", growing)
     read(path)
     assert kept_in(path.parent) == []
 

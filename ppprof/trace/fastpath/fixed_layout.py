@@ -1,0 +1,125 @@
+"""Events out of text that is as its writer printed it: columns, without decoding any JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ppprof.trace.fastpath.layouts import Dialect
+from ppprof.trace.fastpath.scan import Text
+from ppprof.trace.fastpath.string_table import Texts
+from ppprof.trace.source import MARGIN, Block, Source
+
+Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+Ranges = list[tuple[int, int]]
+
+TEXTS = ("name", "cat", "place", "axis", "dtype", "peers", "phase")
+"""Columns that hold the numbers of texts."""
+_NARROW = frozenset(("pid", "tid", "dur", "device", "stream"))
+_UNITS = tuple(np.uint64(int.from_bytes(unit, "little")) for unit in (b" ms]", b" us]", b" ns]"))
+_SECONDS = np.uint64(int.from_bytes(b" s]", "little"))
+
+Part = tuple[str, Mapping[str, Array]]
+"""A kind of event and its columns, all shape (N,): the fields, and ``at``, where each begins."""
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """The events of a stretch of a file."""
+
+    parts: list[Part]
+    texts: list[bytes]
+    """As in the file; the columns `TEXTS` hold their numbers."""
+    odd: Ranges
+    """First and end byte in the file of what is in no known layout, ascending."""
+
+
+class Scanner:
+    """Reads blocks of events in the layouts of one dialect."""
+
+    def __init__(self, dialect: Dialect) -> None:
+        self._dialect = dialect
+        self._texts = Texts()
+        self._parts: list[Part] = []
+        self._odd: Ranges = []
+
+    def add(self, block: Block) -> Ranges:
+        """Takes the events of a block that begins and ends between two events.
+
+        Returns:
+            First and end byte in the file of what is in no known layout, ascending.
+        """
+        text = Text(block)
+        start = text.places(self._dialect.start)
+        end = np.append(start[1:], text.end)
+        pending = np.arange(len(start))
+        for layout in self._dialect.layouts:
+            if not len(pending):
+                break
+            found = layout.match(text, start[pending], end[pending], self._dialect.start)
+            if not len(found.rows):
+                continue
+            columns: dict[str, Array] = dict(found.columns)
+            for column in TEXTS:
+                if column in columns:
+                    first, last = found.columns[column], found.columns[f"{column}_end"]
+                    if column == "name":
+                        last = _without_duration(text, first, last)
+                    columns[column] = self._texts.between(text, first, last)
+                    del columns[f"{column}_end"]
+            for column in _NARROW & columns.keys():
+                columns[column] = _narrowed(columns[column])
+            if columns:
+                columns["at"] = start[pending[found.rows]] - MARGIN + block.first
+                self._parts.append((layout.kind, columns))
+            pending = np.delete(pending, found.rows)
+        first_start = int(start[0]) - MARGIN if len(start) else block.length
+        odd = ([(0, first_start)] if first_start else []) + _runs(pending, start, end)
+        odd = [(first + block.first, end + block.first) for first, end in odd]
+        self._odd += odd
+        return odd
+
+    def scanned(self) -> Scanned:
+        """All that was added."""
+        return Scanned(self._parts, self._texts.all(), self._odd)
+
+
+def scan(source: Source, dialect: Dialect, end: int) -> Scanned:
+    """The events of a file from where it is read to ``end``, where an event begins."""
+    scanner = Scanner(dialect)
+    for block in source.blocks(dialect.last_start, end):
+        scanner.add(block)
+    return scanner.scanned()
+
+
+def _narrowed(values: Int64) -> Array:
+    """As int32 where that holds them all: what there are millions of should be small."""
+    if len(values) and values.min() >= -(2**31) and values.max() < 2**31:
+        return values.astype(np.int32)
+    return values
+
+
+def _without_duration(text: Text, first: Int64, end: Int64) -> Int64:
+    """Where names end without ``[1.2 ms]``, which the writers append."""
+    bracket = text.last_before(end, b"[")
+    last = text.words[end - 4] & np.uint64(2**32 - 1)
+    is_unit = last >> np.uint64(8) == _SECONDS
+    for unit in _UNITS:
+        is_unit |= last == unit
+    digit = text.bytes[bracket + 1]
+    return np.where(
+        is_unit & (bracket >= first) & (digit >= ord("0")) & (digit <= ord("9")), bracket, end
+    )
+
+
+def _runs(rows: Int64, start: Int64, end: Int64) -> Ranges:
+    """Byte ranges in the block of events, neighbours joined."""
+    breaks = np.flatnonzero(np.diff(rows) != 1)
+    firsts = rows[np.append(0, breaks + 1)] if len(rows) else rows
+    lasts = rows[np.append(breaks, len(rows) - 1)] if len(rows) else rows
+    return list(zip((start[firsts] - MARGIN).tolist(), (end[lasts] - MARGIN).tolist()))

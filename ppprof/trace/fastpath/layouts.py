@@ -1,0 +1,210 @@
+"""How Paddle's writer and ours print events: the format strings that `scan` reads backwards.
+
+Source: chrometracing_logger.cc of Paddle 2.3 to 3.3 (schema 1.0.0, 1.0.1, 1.0.2), which differ in
+blanks at the ends of lines, in colours and in what an operator carries; and `write_paddle_json`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ppprof.trace.fastpath.scan import Layout
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """All that one writer prints."""
+
+    layouts: tuple[Layout, ...]
+    """The commonest first. Kinds: host, launch, device, memory; flow for arrows."""
+    start: bytes
+    """What every event begins with, the line break before it included."""
+    escapes: bool
+    """Whether names are escaped as JSON asks; Paddle's writer prints them as they are."""
+    ts_is_exact: bool
+    """Whether ``ts`` is in nanoseconds; Paddle's is cut to whole microseconds."""
+
+    def last_start(self, text: bytearray, first: int, end: int) -> int:
+        """Where the last event in this part of a text begins, -1 if none does."""
+        return text.rfind(self.start, first, end)
+
+
+_START_END = '"start_time": "%f{begin} us",\n      "end_time": "%f{finish} us"'
+_DEVICE = '"device": %d{device}, "context": %d{context},\n      '
+_STREAM = '"stream": %d{stream}, "correlation id": %d{correlation_id},\n      '
+
+
+def _paddle(blank: str) -> tuple[Layout, ...]:
+    """Paddle's formats; ``blank`` is what older versions leave at the ends of some lines."""
+    opened = f"\n  {{{blank}\n"
+    closed = "\n    }\n  },\n  "
+
+    def complete(tid: str, args: str, opened: str = opened) -> str:
+        """An X event."""
+        return (
+            f'{opened}    "name": "%s{{name}}", "pid": %d{{pid}}, "tid": {tid},\n'
+            '    "ts": %d{ts}, "dur": %f{dur},\n'
+            f'    "ph": "X", "cat": "%w{{cat}}",{blank}\n'
+            '    "cname": "%w{}",\n'
+            f'    "args": {{\n      {args}{closed}'
+        )
+
+    def arrow(tid: str, tail: str) -> str:
+        """One end of a flow event."""
+        return (
+            f'{opened}    "name": "launch", "id": %d{{}}, "pid": %d{{}}, "tid": {tid},\n'
+            f'    "ts": %d{{}},{blank}\n    {tail}\n  }},\n  '
+        )
+
+    cpp, python, stream = '"%d{tid}(C++)"', '"%d{tid}(Python)"', "%d{tid}"
+    shapes = (
+        ',\n      "input_shapes": %l{},\n      "input_dtypes": %l{},\n      "callstack": "%l{}"'
+    )
+    # The two that copy and set memory never had the blank after their brace.
+    bare = "\n  {\n"
+    return (
+        Layout("host", complete(cpp, _START_END)),
+        Layout("host", complete(cpp, _START_END + shapes)),
+        Layout(
+            "launch", complete(cpp, f'"correlation id": %d{{correlation_id}},\n      {_START_END}')
+        ),
+        Layout("flow", arrow('"%d{}(C++)"', '"ph": "s", "cat": "async"')),
+        Layout(
+            "device",
+            complete(
+                stream,
+                f"{_START_END},\n      {_DEVICE}{_STREAM}"
+                '"registers per thread": %d{registers},\n'
+                '      "shared memory": %d{shared_bytes},\n'
+                '      "blocks per SM": %g{blocks_per_sm},\n'
+                '      "warps per SM": %g{warps_per_sm},\n'
+                '      "grid": [%d{grid_x}, %d{grid_y}, %d{grid_z}],\n'
+                '      "block": [%d{block_x}, %d{block_y}, %d{block_z}],\n'
+                '      "theoretical achieved occupancy %": %g{occupancy}',
+            ),
+        ),
+        Layout("flow", arrow("%d{}", '"ph": "f", "cat": "async", "bp": "e"')),
+        Layout("flow", arrow("%d{}", '"ph": "f", "cat": "async"')),
+        Layout(
+            "memory",
+            f'{opened}    "name": "[memory]", "pid": %d{{pid}}, "tid": "%d{{tid}}(C++)",\n'
+            f'    "ts": %d{{ts}},{blank}\n'
+            f'    "ph": "i", "cat": "%w{{cat}}",{blank}\n'
+            '    "args": {\n'
+            '      "place": "%w{place}",\n'
+            '      "addr": "%d{addr}",\n'
+            '      "increase_bytes": %d{bytes},\n'
+            '      "current_allocated": %d{current_allocated},\n'
+            '      "current_reserved": %d{current_reserved},\n'
+            '      "peak_allocated": %d{peak_allocated},\n'
+            f'      "peak_reserved": %d{{peak_reserved}}{closed}',
+        ),
+        Layout("host", complete(python, _START_END)),
+        Layout(
+            "device",
+            complete(
+                stream,
+                f'{_START_END},\n      {_STREAM}"bytes": %d{{bytes}}, "memory bandwidth (GB/s)": %g{{bandwidth}}',
+                bare,
+            ),
+        ),
+        Layout(
+            "device",
+            complete(
+                stream,
+                f'{_START_END},\n      {_DEVICE}{_STREAM}"bytes": %d{{bytes}}, "value": %d{{value}}',
+                bare,
+            ),
+        ),
+    )
+
+
+def _ours() -> tuple[Layout, ...]:
+    """The formats of `write_paddle_json`: an event a line, times exact."""
+
+    def complete(tid: str, args: str) -> str:
+        return (
+            f'\n{{"name":"%s{{name}}","pid":%d{{pid}},"tid":{tid},"ts":%f{{ts}},"dur":%f{{dur}},'
+            '"ph":"X","cat":"%w{cat}","cname":"%w{}",'
+            f'"args":{{"start_time":"%f{{}} us","end_time":"%f{{}} us"{args}}}}},'
+        )
+
+    cpp, python, stream = '"%d{tid}(C++)"', '"%d{tid}(Python)"', "%d{tid}"
+    depth = ',"depth":%d{depth}'
+    # What capture knows of each; other facts are read as JSON.
+    collectives = [
+        f'{axis},"group":%d{{group}}{tensor},"peers":"%w{{peers}}"'
+        for axis in (',"axis":"%w{axis}"', "")
+        for tensor in (',"bytes":%d{bytes},"dtype":"%w{dtype}"', "")
+    ]
+    pipeline = [
+        f',"stage":%d{{stage}}{chunk},"micro_batch":%d{{micro_batch}},"phase":"%w{{phase}}"'
+        for chunk in ("", ',"chunk":%d{chunk}')
+    ]
+    device = (
+        ',"device":%d{device},"context":%d{context},"stream":%d{stream},'
+        '"correlation id":%d{correlation_id}'
+    )
+    return (
+        *(Layout("host", complete(track, depth)) for track in (cpp, python)),
+        Layout("launch", complete(cpp, ',"correlation id":%d{correlation_id}')),
+        *(
+            Layout(
+                "flow",
+                f'\n{{"name":"launch","id":%d{{}},"pid":%d{{}},"tid":{tid},"ts":%f{{}},'
+                f'"ph":"{ph}","cat":"async"{binding}}},',
+            )
+            for tid, ph, binding in (('"%w{}"', "s", ""), ("%d{}", "f", ',"bp":"e"'))
+        ),
+        Layout(
+            "device",
+            complete(
+                stream,
+                f'{device},"registers per thread":%d{{registers}},"shared memory":%d{{shared_bytes}},'
+                '"blocks per SM":%g{blocks_per_sm},"warps per SM":%g{warps_per_sm},'
+                '"grid":[%d{grid_x},%d{grid_y},%d{grid_z}],'
+                '"block":[%d{block_x},%d{block_y},%d{block_z}],'
+                '"theoretical achieved occupancy %":%g{occupancy}',
+            ),
+        ),
+        Layout(
+            "memory",
+            '\n{"name":"[memory]","pid":%d{pid},"tid":"%d{tid}(C++)","ts":%f{ts},"ph":"i","s":"t",'
+            '"cat":"%w{cat}","args":{"place":"%w{place}","addr":"%d{addr}",'
+            '"increase_bytes":%d{bytes},"current_allocated":%d{current_allocated},'
+            '"current_reserved":%d{current_reserved},"peak_allocated":%d{peak_allocated},'
+            '"peak_reserved":%d{peak_reserved}}},',
+        ),
+        Layout(
+            "device",
+            complete(
+                stream, f'{device},"bytes":%d{{bytes}},"memory bandwidth (GB/s)":%g{{bandwidth}}'
+            ),
+        ),
+        Layout("device", complete(stream, f'{device},"bytes":%d{{bytes}},"value":%d{{value}}')),
+        *(
+            Layout("host", complete(cpp, f'{depth},"{key}":%d{{{key}}}'))
+            for key in ("sequence", "forward")
+        ),
+        *(Layout("host", complete(cpp, f"{depth}{args}")) for args in collectives),
+        *(Layout("host", complete(python, f"{depth}{args}")) for args in pipeline),
+    )
+
+
+DIALECTS = {
+    "paddle": Dialect(_paddle(""), b'\n  {\n    "name": "', escapes=False, ts_is_exact=False),
+    "paddle 1.0": Dialect(_paddle(" "), b"\n  {", escapes=False, ts_is_exact=False),
+    "ppprof": Dialect(_ours(), b'\n{"name":"', escapes=True, ts_is_exact=True),
+}
+"""By who wrote it; "paddle 1.0" are the versions before schema 1.0.2."""
+
+
+def dialect_of(text: bytes) -> str | None:
+    """Whose events these are, by how the first of them begins; None where nobody's."""
+    first = text.lstrip(b" \n")
+    before = text[: len(text) - len(first)]
+    if first.startswith(b'{ \n    "name": "'):
+        return "paddle 1.0"
+    if first.startswith(b'{\n    "name": "') and before.endswith(b"\n  "):
+        return "paddle"
+    return "ppprof" if first.startswith(b'{"name":"') and before == b"\n" else None

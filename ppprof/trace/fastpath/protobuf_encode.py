@@ -1,0 +1,152 @@
+"""Protobuf's wire format, encoded for many messages at once: the reverse of `wire`.
+
+A message is told field by field, each field for all messages in arrays. The length of every field
+is known before a byte is written, so the place of every byte is, too.
+
+Source: https://protobuf.dev/programming-guides/encoding/
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ppprof.trace.fastpath.protobuf_decode import I32, LEN, VARINT
+
+Int64 = npt.NDArray[np.int64]
+UInt64 = npt.NDArray[np.uint64]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """N byte strings in one buffer: names, or messages."""
+
+    buffer: Bytes
+    start: Int64
+    """First byte of each, shape (N,)."""
+    length: Int64
+    """Bytes of each, shape (N,)."""
+
+    def __getitem__(self, chosen: Int64) -> Pieces:
+        """Those at the indices ``chosen``, in that order."""
+        return Pieces(self.buffer, self.start[chosen], self.length[chosen])
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> Pieces:
+        """Strings as UTF-8."""
+        encoded = [text.encode("utf-8", "replace") for text in texts]
+        length = np.array([len(text) for text in encoded], np.int64)
+        return cls(np.frombuffer(b"".join(encoded), np.uint8), np.cumsum(length) - length, length)
+
+
+class Field:
+    """One field of some messages.
+
+    Args:
+        number: the field's.
+        values: whole numbers of any dtype (below zero: two's complement), float32 numbers, or
+            pieces; shape (M,).
+        owner: the message of each, ascending, shape (M,); message i has the i-th where it is None.
+    """
+
+    def __init__(
+        self, number: int, values: npt.NDArray[np.generic] | Pieces, owner: Int64 | None = None
+    ) -> None:
+        self.owner = np.arange(_num(values)) if owner is None else owner
+        self.pieces = values if isinstance(values, Pieces) else None
+        self.reals = None
+        if isinstance(values, Pieces):
+            self.kind, head = LEN, values.length.astype(np.uint64)
+        elif values.dtype == np.float32:
+            self.kind, head = I32, np.zeros(0, np.uint64)
+            self.reals = values.view(np.uint32)
+        else:
+            self.kind, head = VARINT, values.astype(np.int64).view(np.uint64)
+            if values.dtype == np.uint64:
+                head = values.view(np.uint64)
+        self.tag = number << 3 | self.kind
+        self.head = head
+        self.head_length = _varint_length(head)
+        self.size: Int64 = (
+            1
+            + (self.tag >= 0x80)
+            + (np.full(_num(values), 4) if self.kind == I32 else self.head_length)
+        )
+        if self.pieces is not None:
+            self.size = self.size + self.pieces.length
+
+
+def encode(num_messages: int, fields: Sequence[Field]) -> Pieces:
+    """The messages, each with its fields in this order."""
+    sizes = [
+        np.bincount(field.owner, field.size, num_messages).astype(np.int64) for field in fields
+    ]
+    length: Int64 = np.sum(sizes, axis=0) if sizes else np.zeros(num_messages, np.int64)
+    start = np.cumsum(length) - length
+    buffer = np.zeros(int(length.sum()), np.uint8)
+    place = start.copy()
+    for field, size in zip(fields, sizes):
+        if len(field.owner):
+            before = np.cumsum(field.size) - field.size
+            first = np.searchsorted(field.owner, field.owner)
+            _write(buffer, place[field.owner] + before - before[first], field)
+        place += size
+    return Pieces(buffer, start, length)
+
+
+def header(number: int, length: int) -> bytes:
+    r"""What stands before the ``length`` bytes of one field: its tag and that length.
+
+    >>> header(3, 300)
+    b'\x1a\xac\x02'
+    """
+    written = bytearray()
+    for value in (number << 3 | LEN, length):
+        while value >= 0x80:
+            written.append(value & 0x7F | 0x80)
+            value >>= 7
+        written.append(value)
+    return bytes(written)
+
+
+def _write(buffer: Bytes, at: Int64, field: Field) -> None:
+    for shift in range(0, 7 * (1 + (field.tag >= 0x80)), 7):
+        more = 0x80 if field.tag >> shift + 7 else 0
+        buffer[at] = (field.tag >> shift & 0x7F) | more
+        at = at + 1
+    if field.reals is not None:
+        for byte in range(4):
+            buffer[at + byte] = field.reals >> np.uint32(8 * byte) & np.uint32(0xFF)
+        return
+    for byte in range(int(field.head_length.max())):
+        rows = np.flatnonzero(field.head_length > byte)
+        group = field.head[rows] >> np.uint64(7 * byte) & np.uint64(0x7F)
+        more = (field.head_length[rows] > byte + 1).astype(np.uint64) << np.uint64(7)
+        buffer[at[rows] + byte] = group | more
+    if field.pieces is not None:
+        _copy(buffer, at + field.head_length, field.pieces)
+
+
+def _copy(buffer: Bytes, at: Int64, pieces: Pieces) -> None:
+    length = pieces.length
+    before = np.cumsum(length) - length
+    inside = np.arange(int(length.sum()))
+    is_in_order = bool((pieces.start == before).all()) and len(pieces.buffer) == len(inside)
+    source = slice(None) if is_in_order else inside + np.repeat(pieces.start - before, length)
+    buffer[inside + np.repeat(at - before, length)] = pieces.buffer[source]
+
+
+def _varint_length(values: UInt64) -> Int64:
+    """Bytes of each number, 7 bits a byte."""
+    length = np.ones(len(values), np.int64)
+    for bits in range(7, 64, 7):
+        length += values >= np.uint64(1 << bits)
+    return length
+
+
+def _num(values: npt.NDArray[np.generic] | Pieces) -> int:
+    return len(values.length if isinstance(values, Pieces) else values)

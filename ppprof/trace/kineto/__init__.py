@@ -1,0 +1,1 @@
+"""PyTorch's trace format, read."""

@@ -1,0 +1,226 @@
+"""Kineto's events as columns: what is read of each, and how loosely.
+
+Sources: libkineto/src/output_json.cpp and ActivityType.h of pytorch/kineto,
+torch/csrc/distributed/c10d/ParamCommsUtils.hpp of pytorch/pytorch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from operator import attrgetter
+from typing import Any, Optional
+
+import msgspec
+import polars as pl
+
+from ppprof.trace.json.values import NO_TEXT, Scalar, attributes, nanoseconds, texts
+
+
+class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
+    """What is read of an event's ``args``."""
+
+    name: Scalar = None
+    correlation: Scalar = None
+    device: Scalar = None
+    context: Scalar = None
+    stream: Scalar = None
+    bytes: Scalar = None
+    grid: msgspec.Raw = NO_TEXT
+    block: msgspec.Raw = NO_TEXT
+    registers: Scalar = msgspec.field(default=None, name="registers per thread")
+    shared_bytes: Scalar = msgspec.field(default=None, name="shared memory")
+    blocks_per_sm: Scalar = msgspec.field(default=None, name="blocks per SM")
+    warps_per_sm: Scalar = msgspec.field(default=None, name="warps per SM")
+    occupancy: Scalar = msgspec.field(default=None, name="est. achieved occupancy %")
+    group: Scalar = msgspec.field(default=None, name="Process Group Name")
+    group_id: Scalar = msgspec.field(default=None, name="Process Group ID")
+    ranks: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Process Group Ranks")
+    source: Scalar = msgspec.field(default=None, name="Src Rank")
+    destination: Scalar = msgspec.field(default=None, name="Dst Rank")
+    num_in: Scalar = msgspec.field(default=None, name="In msg nelems")
+    num_out: Scalar = msgspec.field(default=None, name="Out msg nelems")
+    dtype: Scalar = None
+    sequence: Scalar = msgspec.field(default=None, name="Sequence number")
+    forward_thread: Scalar = msgspec.field(default=None, name="Fwd thread id")
+    addr: Scalar = msgspec.field(default=None, name="Addr")
+    size: Scalar = msgspec.field(default=None, name="Bytes")
+    allocated: Scalar = msgspec.field(default=None, name="Total Allocated")
+    reserved: Scalar = msgspec.field(default=None, name="Total Reserved")
+    device_type: Scalar = msgspec.field(default=None, name="Device Type")
+    device_id: Scalar = msgspec.field(default=None, name="Device Id")
+
+
+_NO_ARGS = KinetoArgs()
+
+
+class KinetoEvent(msgspec.Struct, gc=False):
+    """One of ``traceEvents``. Times stay text: a float64 of microseconds since 1970 loses 250 ns."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: Scalar = None
+    tid: Scalar = None
+    ts: msgspec.Raw = NO_TEXT
+    dur: msgspec.Raw = NO_TEXT
+    args: Optional[KinetoArgs] = None
+
+
+LAUNCHES = frozenset(
+    [
+        *("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime"),
+        *("privateuse1_runtime", "privateuse1_driver", "Runtime"),
+    ]
+)
+"""``cat`` of runtime calls; Runtime, Operator, Kernel, Memcpy and Memset until torch 1.11."""
+DEVICES = {
+    **{"kernel": "Kernel", "gpu_memcpy": "Memcpy", "gpu_memset": "Memset"},
+    **{"Kernel": "Kernel", "Memcpy": "Memcpy", "Memset": "Memset"},
+}
+OPERATORS = frozenset(["cpu_op", "Operator"])
+HOSTS = OPERATORS | {"user_annotation"}
+MODULE = "nn.Module: "
+"""How the name of a python_function begins that is a module; the others are frames."""
+
+_MIN_EVENTS = 1 << 15
+"""Events a part: making a column costs as much as 1000 values in it."""
+
+_COLLECTIVE_ARGS: Mapping[str, Any] = {
+    **{"group": pl.Int64, "group_id": pl.Int64, "num_in": pl.Int64, "num_out": pl.Int64},
+    **{"source": pl.String, "destination": pl.String, "ranks": pl.String, "dtype": pl.String},
+}
+_SEQUENCE_ARGS: Mapping[str, Any] = {"sequence": pl.Int64, "forward_thread": pl.Int64}
+_DEVICE_ARGS: Mapping[str, Any] = {
+    **{"correlation": pl.Int64, "device": pl.Int64, "context": pl.Int64, "stream": pl.Int64},
+    **{"bytes": pl.Int64, "grid": pl.String, "block": pl.String},
+    **{"registers": pl.Int64, "shared_bytes": pl.Int64},
+    **dict.fromkeys(("blocks_per_sm", "warps_per_sm", "occupancy"), pl.Float64),
+}
+_MEMORY_ARGS: Mapping[str, Any] = {
+    **{"addr": pl.UInt64, "size": pl.Int64, "allocated": pl.Int64, "reserved": pl.Int64},
+    **{"device_type": pl.Int64, "device_id": pl.Int64},
+}
+
+
+class KinetoColumns:
+    """Kineto's events by what they become, in the order of the file.
+
+    Kinds: ``hosts`` (operators, annotations, modules), ``launches``, ``devices`` and ``memory``.
+    """
+
+    def __init__(self) -> None:
+        self.thread_names: dict[str, str] = {}
+        """Thread id -> name; streams of devices are among them."""
+        self._parts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
+        self._facts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
+        self._sequences: list[pl.DataFrame] = []
+        self._num: Counter[str] = Counter()
+
+    @classmethod
+    def of(cls, batches: Iterable[list[KinetoEvent]]) -> KinetoColumns:
+        """The columns of all batches; few large ones are made of many small ones."""
+        columns = cls()
+        pending: list[KinetoEvent] = []
+        for batch in batches:
+            pending += batch
+            if len(pending) >= _MIN_EVENTS:
+                columns._add(pending)
+                pending = []
+        columns._add(pending)
+        return columns
+
+    def _add(self, batch: list[KinetoEvent]) -> None:
+        spans = [event for event in batch if event.ph == "X"]
+        hosts = [
+            event
+            for event in spans
+            if event.cat in HOSTS
+            or (event.cat == "python_function" and event.name.startswith(MODULE))
+        ]
+        devices = [event for event in spans if event.cat in DEVICES]
+        launches = [event for event in spans if event.cat in LAUNCHES]
+        memory = [event for event in batch if event.name == "[memory]" and event.ph == "i"]
+        for kind, events in (("hosts", hosts), ("devices", devices)):
+            self._facts[kind].append(
+                _told(events, self._num[kind], attrgetter("num_in"), _COLLECTIVE_ARGS)
+            )
+        self._sequences.append(
+            _told(hosts, self._num["hosts"], attrgetter("sequence"), _SEQUENCE_ARGS)
+        )
+        self._keep("hosts", hosts, {})
+        self._keep("launches", launches, {"correlation": pl.Int64})
+        self._keep("devices", devices, _DEVICE_ARGS)
+        self._keep("memory", memory, _MEMORY_ARGS)
+        self.thread_names.update(
+            (str(event.tid), str(event.args.name))
+            for event in batch
+            if event.name == "thread_name" and event.args
+        )
+
+    def _keep(self, kind: str, events: list[KinetoEvent], args: Mapping[str, Any]) -> None:
+        at = pl.int_range(self._num[kind], self._num[kind] + len(events), eager=True).alias("at")
+        self._parts[kind].append(_table(events, args).insert_column(0, at))
+        self._num[kind] += len(events)
+
+    def tables(self, base_ns: int) -> tuple[dict[str, pl.DataFrame], dict[str, int]]:
+        """One table a kind, and how many events of each it lost.
+
+        ``at`` is the place among the events of the kind in the file, ``start_ns`` counts from
+        where ``base_ns`` does. What has no time, length, process or thread is lost.
+        """
+        found, lost = {}, {}
+        for kind, parts in self._parts.items():
+            table = pl.concat(parts).with_columns(pl.col("start_ns") + base_ns)
+            if kind == "memory":  # instants
+                table = table.with_columns(pl.col("dur_ns").fill_null(0))
+            found[kind] = table.filter(
+                pl.col("dur_ns") >= 0,
+                *(pl.col(key).is_not_null() for key in ("start_ns", "process", "thread")),
+            )
+            if found[kind].height < table.height:
+                lost[f"{kind} without time, process or thread"] = table.height - found[kind].height
+        return found, lost
+
+    def facts(self, kind: str) -> pl.DataFrame:
+        """What is told of collectives: ``at``, and the columns of `_COLLECTIVE_ARGS`."""
+        return pl.concat(self._facts[kind])
+
+    def sequences(self) -> pl.DataFrame:
+        """Of host events that tell a number of an autograd node: ``at``, sequence, forward_thread."""
+        return pl.concat(self._sequences)
+
+
+def _told(
+    events: list[KinetoEvent],
+    first: int,
+    key: Callable[[KinetoArgs], Scalar],
+    args: Mapping[str, Any],
+) -> pl.DataFrame:
+    """``at`` and these args of the events that have the key; the first one's place is ``first``."""
+    told = [
+        (at, event.args)
+        for at, event in enumerate(events, first)
+        if event.args is not None and key(event.args) is not None
+    ]
+    return pl.DataFrame(
+        [
+            pl.Series("at", [at for at, _ in told], pl.Int64),
+            *attributes([of for _, of in told], args),
+        ]
+    )
+
+
+def _table(events: list[KinetoEvent], args: Mapping[str, Any]) -> pl.DataFrame:
+    """Name, cat, process, thread, start_ns, dur_ns and these args; null where unusable."""
+    return pl.DataFrame(
+        [
+            pl.Series("name", [event.name for event in events], pl.String),
+            pl.Series("cat", [event.cat for event in events], pl.Categorical),
+            pl.Series("process", [event.pid for event in events], pl.Int64, strict=False),
+            pl.Series("thread", [event.tid for event in events], pl.Int64, strict=False),
+            nanoseconds("start_ns", texts(event.ts for event in events)),
+            nanoseconds("dur_ns", texts(event.dur for event in events)),
+            *attributes([event.args or _NO_ARGS for event in events] if args else [], args),
+        ]
+    )

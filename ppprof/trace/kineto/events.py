@@ -1,0 +1,525 @@
+"""Kineto's JSON, what ``torch.profiler`` exports, in Paddle's terms.
+
+Kineto writes a flat list of events; here they become the tree that a Paddle trace is::
+
+    Kineto                                        category
+    ProfilerStep#N                                ProfileStep, named ProfileStep#N
+    enumerate(DataLoader)#...                     Dataloader
+    python_function "nn.Module: Linear_0"         Forward, named Linear as in Paddle
+    DistributedDataParallel.forward               Forward, where no module was recorded
+    Optimizer.step#...                            Optimization
+    autograd::engine::evaluate_function: XBack..  Operator; what runs without a break: Backward
+      the XBackward directly inside               OperatorInner, as Paddle's Local_XGradNode
+    c10d::..., record_param_comms, nccl:...       Communication; one inside another: OperatorInner
+    other cpu_op                                  Operator, at any depth
+    other user_annotation                         PythonUserDefined
+    cuda_runtime, cuda_driver, ...                CudaRuntime
+    kernel, gpu_memcpy, gpu_memset                Kernel, Memcpy, Memset
+
+An operator inside another stays an Operator, so that its row equals ``key_averages()``, and because
+the innermost one launches: aten::linear launches nothing, the aten::addmm in it does. One that is
+the only child of another of its name is that other's layer, and left out, as ``key_averages()`` has
+it.
+
+An operator tells the number that the next node of the backward pass gets from its thread, a node
+the number that it got and the thread: so what ran the forward of each node is known (`_forwards`).
+
+Left out: other python_function events (frames of the interpreter, ten for each operator, which no
+table counts), gpu_user_annotation (the host's annotations over again), cuda_sync and overhead (no
+work of the model), flows (correlation ids and sequence numbers say the same), Trace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ppprof.trace.json.values import without_odd_numbers
+from ppprof.trace.kineto.columns import DEVICES, MODULE, OPERATORS, KinetoColumns, KinetoEvent
+from ppprof.trace.nesting import nest
+from ppprof.trace.schema import (
+    EVENTS,
+    KERNELS,
+    MEMORY,
+    MEMSETS,
+    Trace,
+    conform,
+    empty,
+    nullable,
+)
+from ppprof.trace.step_numbers import steps_of
+from ppprof.trace.tree_arrays import pre_order
+
+Int64 = npt.NDArray[np.int64]
+
+_STEP = "ProfilerStep#"
+_DDP = "DistributedDataParallel.forward"
+_EVALUATE = "autograd::engine::evaluate_function: "
+_COLLECTIVE = r"^(c10d::|(nccl|gloo|mpi|ucc|xccl|hccl):|record_param_comms$)"
+
+_DTYPES = {
+    **{"Byte": ("uint8", 1), "Char": ("int8", 1), "Bool": ("bool", 1)},
+    **{"Short": ("int16", 2), "Int": ("int32", 4), "Long": ("int64", 8)},
+    **{"UInt16": ("uint16", 2), "UInt32": ("uint32", 4), "UInt64": ("uint64", 8)},
+    **{"Half": ("float16", 2), "BFloat16": ("bfloat16", 2)},
+    **{"Float": ("float32", 4), "Double": ("float64", 8)},
+    **{"ComplexHalf": ("complex32", 4), "ComplexFloat": ("complex64", 8)},
+    "ComplexDouble": ("complex128", 16),
+}
+"""c10::ScalarType (c10/core/ScalarType.h) -> its name as a dtype and bytes an element; Float8_e4m3fn
+and its like: float8_e4m3fn and 1."""
+
+_FOREVER_NS = 2**62
+"""The year 2116: no time is later, so that none overflows an int64."""
+
+_PLACES = {0: "cpu", 1: "gpu", 6: "gpu", 12: "xpu"}
+"""c10::DeviceType (torch/headeronly/core/DeviceType.h) in Paddle's words; 6 is HIP."""
+
+
+def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) -> Trace:
+    """The trace of one of Kineto's files.
+
+    Args:
+        head: the file's top level without ``traceEvents``; looked at after the last batch, so that
+            what the file holds behind its events may be filled in by then.
+        batches: ``traceEvents``, in their order, in lists of any length.
+
+    Returns:
+        Exact nanoseconds since 1970, as far as the file has them (until torch 2.3: microseconds).
+        ``extra_info`` holds thread id -> name and, where the file has them, rank, world_size,
+        backend and host_name. ``lost`` counts events without a usable time, process or thread.
+        What Kineto does not record stays null or empty: CPU utilisation, memsets' values.
+    """
+    columns = KinetoColumns.of(batches)
+    base_ns = head.get("baseTimeNanoseconds")
+    if not isinstance(base_ns, int) or not 0 <= base_ns < _FOREVER_NS:
+        base_ns = 0  # as until torch 2.3
+    tables, lost = columns.tables(base_ns)
+    information = head.get("distributedInfo")
+    information = information if isinstance(information, Mapping) else {}
+    host_facts, device_facts = (
+        _facts(columns.facts(kind), _rank_lists(information)) for kind in ("hosts", "devices")
+    )
+
+    hosts, launches, memory = _with_threads(
+        *(tables[kind] for kind in ("hosts", "launches", "memory"))
+    )
+    slack_ns = _slack_ns(hosts)
+    hosts = _categorised(hosts).with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
+    backward = _backward(hosts, slack_ns)
+    calls = _calls(backward, hosts)
+    hosts = pl.concat([backward, hosts], how="diagonal")
+    # Before what an engine's thread did is its caller's: each thread counts nodes of its own.
+    numbered = columns.sequences().join(hosts.select("at", counter="key"), on="at")
+    hosts, launches, memory = (_with_caller(table, calls) for table in (hosts, launches, memory))
+    hosts = _nested(hosts, slack_ns)
+    forward = _forwards(hosts, numbered)
+    hosts = _with_facts(hosts, host_facts, slack_ns)
+    launches, memory = _inside(hosts, launches), _inside(hosts, memory)
+    launches = (
+        launches.sort("parent", "at")
+        .with_row_index("row", offset=hosts.height)
+        .with_columns(pl.col("row").cast(pl.Int64), category=pl.lit("CudaRuntime"))
+    )
+    devices = _launched(tables["devices"], launches, device_facts)
+    forward = forward.extend_constant(None, launches.height + devices.height)
+    # A correlation id tells a launch from a host event.
+    launches = launches.with_columns(correlation_id=pl.col("correlation").fill_null(0))
+    events = pl.concat([hosts, launches, devices], how="diagonal_relaxed").with_columns(
+        end_ns=pl.col("start_ns") + pl.col("dur_ns")
+    )
+    return Trace(
+        events=conform(events.with_columns(step=steps_of(events), forward=forward), EVENTS),
+        memory=_memory(memory),
+        kernels=_kernels(devices, first_device=hosts.height + launches.height),
+        memsets=empty(MEMSETS),
+        extra_info={
+            **_named(
+                columns.thread_names, *map(str, events["thread"].drop_nulls().unique().sort())
+            ),
+            **_named(information, "rank", "world_size", "backend"),
+            **_named(head, "host_name"),
+        },
+        devices=tuple(_devices(head.get("deviceProperties"))),
+        lost=lost,
+    )
+
+
+def _rank_lists(information: Mapping[str, Any]) -> Mapping[int, str]:
+    """Process group -> its global ranks as '0,1', of ``distributedInfo``; unnamed ones left out."""
+    groups = information.get("pg_config")
+    found = {}
+    for group in groups if isinstance(groups, list) else ():
+        name, ranks = (
+            group.get(key) if isinstance(group, dict) else None for key in ("pg_name", "ranks")
+        )
+        if re.fullmatch(r"\d{1,18}", str(name)) and isinstance(ranks, list):
+            found[int(str(name))] = ",".join(map(str, ranks))
+    return found
+
+
+def _facts(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.DataFrame:
+    """The facts of collectives: ``bytes`` is what this rank puts in, else takes out."""
+    num_elements = pl.when(pl.col("num_in") > 0).then("num_in").otherwise("num_out")
+    scalar_type = pl.col("dtype")
+    is_float8 = scalar_type.str.contains(r"^Float8_\w+$")
+    dtypes = {name: dtype for name, (dtype, _) in _DTYPES.items()}
+    sizes = {name: size for name, (_, size) in _DTYPES.items()}
+    element_bytes = (
+        pl.when(is_float8)
+        .then(1)
+        .otherwise(scalar_type.replace_strict(sizes, default=None, return_dtype=pl.Int64))
+    )
+    # Kineto cuts long lists: "[0, 1, ..., 63]".
+    whole = pl.when(~pl.col("ranks").str.contains(".", literal=True)).then("ranks")
+    group = pl.coalesce("group", "group_id")
+    return table.select(
+        "at",
+        bytes=num_elements * element_bytes,
+        group=group,
+        dtype=pl.when(is_float8)
+        .then(scalar_type.str.to_lowercase())
+        .otherwise(scalar_type.replace_strict(dtypes, default=None, return_dtype=pl.String)),
+        peers=pl.coalesce(
+            "destination",
+            "source",
+            whole.str.extract(r"\[([\d, ]+)\]").str.replace_all(" ", ""),
+            group.replace_strict(rank_lists, default=None, return_dtype=pl.String),
+        ),
+    )
+
+
+def _with_threads(*tables: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """The tables with ``key``, the number of the thread by its id and then its process."""
+    threads = pl.concat([table.select("thread", "process") for table in tables]).unique()
+    keys = threads.sort("thread", "process").with_row_index("key").cast({"key": pl.Int64})
+    for table in tables:
+        yield table.join(keys, on=["thread", "process"], maintain_order="left")
+
+
+def _nested(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
+    """Host events in pre-order, with parent and depth."""
+    hosts = hosts.sort("key", "start_ns", -pl.col("dur_ns"), "at", maintain_order=True)
+    hosts = hosts.filter(~_told_twice(hosts, _nest(hosts, slack_ns)))
+    parent = _nest(hosts, slack_ns)
+    _, depth = pre_order(parent)
+    above = hosts["name"].gather(nullable(parent))
+    return hosts.with_columns(
+        parent=nullable(parent),
+        depth=pl.Series(depth.astype(np.int32)),
+        category=pl.when(pl.lit(above) == _EVALUATE + pl.col("name"))
+        .then(pl.lit("OperatorInner"))
+        .otherwise("category"),
+    )
+
+
+def _forwards(hosts: pl.DataFrame, numbered: pl.DataFrame) -> pl.Series:
+    """The row of the operator that made each node of the backward pass; null where none is known.
+
+    Each thread counts the nodes it makes. Until one is made, all operators tell its number, so the
+    last that does made it::
+
+        aten::linear 7                      evaluate_function: AddmmBackward0 8
+          aten::t 7      makes node 7         AddmmBackward0 8
+          aten::addmm 8  makes node 8       evaluate_function: TBackward0 7
+
+    Nodes that sum up gradients (AccumulateGrad) have no number. A node calls the thread that
+    counted by a number of torch's own: it is the one that told most of the numbers of such nodes,
+    if one alone did.
+
+    Args:
+        hosts: N rows; reads at and start_ns.
+        numbered: at, sequence, forward_thread (0 of what is no node) and counter, the thread that
+            counts what runs in it.
+
+    Returns:
+        int64, shape (N,).
+
+    Source: generateForwardBackwardLink in torch/csrc/profiler/collection.cpp.
+    """
+    numbered = (
+        hosts.select("at", "start_ns", row=pl.int_range(pl.len()))
+        .join(numbered, on="at", maintain_order="left")
+        .drop_nulls("sequence")
+    )
+    is_node = (pl.col("forward_thread") > 0).fill_null(False)
+    made = (
+        numbered.filter(~is_node)
+        .sort("start_ns", maintain_order=True)
+        .unique(["counter", "sequence"], keep="last")
+        .select("counter", "sequence", forward="row", begun_ns="start_ns")
+    )
+    found = (
+        numbered.filter(is_node)
+        .select("forward_thread", "sequence", "row", "start_ns")
+        .join(made, on="sequence")
+        .filter(pl.col("begun_ns") < pl.col("start_ns"))
+    )
+    counters = found.group_by("forward_thread", "counter").len()
+    most = pl.col("len") == pl.col("len").max().over("forward_thread")
+    counters = counters.filter(most).filter(pl.len().over("forward_thread") == 1)
+    found = found.join(counters, on=["forward_thread", "counter"], how="semi")
+    forward = np.full(hosts.height, -1, np.int64)
+    forward[found["row"].to_numpy()] = found["forward"].to_numpy()
+    return nullable(forward)
+
+
+def _told_twice(hosts: pl.DataFrame, parent: Int64) -> pl.Series:
+    """Which host events are operators and the only child of one of the same name.
+
+    The dispatcher passes through several layers under one name; ``key_averages()`` takes them for
+    one call, too (``_remove_dup_nodes`` of torch/autograd/profiler_util.py).
+    """
+    num_children = np.bincount(parent[parent >= 0], minlength=len(parent))
+    above = hosts["name"].gather(nullable(parent))
+    is_same = ((hosts["name"] == above) & (hosts["category"] == "Operator")).fill_null(False)
+    return is_same & pl.Series((parent >= 0) & (num_children[parent] == 1))
+
+
+def _slack_ns(hosts: pl.DataFrame) -> int:
+    """1000 where every time was cut to microseconds, as until torch 2.3; else 0."""
+    is_whole = hosts.select((pl.col("start_ns", "dur_ns") % 1000 == 0).all()).row(0)
+    return 1000 if all(is_whole) else 0
+
+
+def _nest(hosts: pl.DataFrame, slack_ns: int, holds: pl.Series | None = None) -> Int64:
+    thread, start, end = (hosts[column].to_numpy() for column in ("key", "start_ns", "end_ns"))
+    return nest(
+        thread, start, end, holds=None if holds is None else holds.to_numpy(), slack_ns=slack_ns
+    )
+
+
+def _categorised(hosts: pl.DataFrame) -> pl.DataFrame:
+    """The category by ``cat`` and name, and the name as Paddle gives it."""
+    name = pl.col("name")
+    is_module = pl.col("cat") == "python_function"
+    kinds = hosts.select("cat", name.alias("recorded")).unique()
+    has_modules = kinds.select(is_module.any()).item()
+    name = pl.col("recorded")
+    rules = {
+        "ProfileStep": name.str.starts_with(_STEP),
+        "Forward": is_module | (name == _DDP) & (not has_modules),
+        "Communication": name.str.contains(_COLLECTIVE),
+        "Operator": pl.col("cat").is_in(list(OPERATORS)),
+        "Optimization": name.str.starts_with("Optimizer.step#"),
+        "Dataloader": name.str.starts_with("enumerate(DataLoader)#"),
+        "PythonUserDefined": pl.lit(True),
+    }
+    category = pl.coalesce(pl.when(rule).then(pl.lit(kind)) for kind, rule in rules.items())
+    kinds = kinds.with_columns(
+        category=category,
+        name=name.str.replace(f"^{_STEP}", "ProfileStep#").str.replace(
+            rf"^{re.escape(MODULE)}(.*?)(_\d+)?$", "$1"
+        ),
+    )
+    return hosts.rename({"name": "recorded"}).join(
+        kinds, on=["cat", "recorded"], maintain_order="left"
+    )
+
+
+def _backward(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
+    """A Backward event around each run of autograd nodes, which Kineto has no event for.
+
+    A run is of one thread, and ends where the thread with the steps does something else, as that
+    one waits for the backward pass to end::
+
+        thread with steps   aten::mm  mse_loss                    Optimizer.step
+        thread of engine                        evaluate evaluate
+                                                Backward---------
+    """
+    is_node = hosts["name"].str.starts_with(_EVALUATE)
+    outside = pl.Series(_nest(hosts, slack_ns, holds=is_node) < 0)
+    nodes = hosts.filter(is_node & outside).sort("key", "start_ns")
+    with_steps = hosts.filter(pl.col("category") == "ProfileStep")["key"].unique()
+    others = hosts.filter(outside & ~is_node)
+    if len(with_steps):
+        others = others.filter(pl.col("key").is_in(with_steps.to_list()))
+    gaps = nodes.select(start_ns=pl.col("end_ns").shift(1, fill_value=0), end_ns="start_ns")
+    is_first = nodes["key"] != nodes["key"].shift(1, fill_value=-1)
+    run = (is_first | (_num_within(others["start_ns"], gaps) > 0)).cum_sum().alias("run")
+    return (
+        nodes.group_by(run, maintain_order=True)
+        .agg(pl.col("key", "thread", "process", "start_ns").first(), pl.col("end_ns").max())
+        .drop("run")
+        .with_columns(
+            at=pl.lit(-1, pl.Int64),
+            name=pl.lit("Backward"),
+            category=pl.lit("Backward"),
+            dur_ns=pl.col("end_ns") - pl.col("start_ns"),
+        )
+    )
+
+
+def _num_within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
+    """How many of the times lie in [start_ns, end_ns) of each span."""
+    starts, ends = (spans[side].to_numpy() for side in ("start_ns", "end_ns"))
+    at = times.sort().to_numpy()
+    return pl.Series(np.searchsorted(at, ends) - np.searchsorted(at, starts))
+
+
+def _calls(backward: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
+    """Backward events of an engine's thread, with the thread that called them and waits.
+
+    That is the only thread with steps, if it began and ended nothing at all meanwhile and no other
+    backward pass ran. Key, begin_ns and until_ns, and key and id of the caller.
+    """
+    steps = hosts.filter(pl.col("category") == "ProfileStep")
+    callers = steps.select(caller_key="key", caller="thread").unique()
+    runs = backward.join(callers, how="cross").sort("start_ns")
+    own = hosts.join(callers, left_on="key", right_on="caller_key", how="semi")
+    return runs.filter(
+        pl.lit(callers.height == 1),
+        pl.col("key") != pl.col("caller_key"),
+        _num_within(own["start_ns"], runs) == 0,
+        _num_within(own["end_ns"] - 1, runs) == 0,
+        _num_within(runs["start_ns"], runs) <= 1,
+        pl.col("start_ns") >= pl.col("end_ns").cum_max().shift(1, fill_value=0),
+    ).select("key", "caller_key", "caller", begin_ns="start_ns", until_ns="end_ns")
+
+
+def _with_caller(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
+    """The same rows, those of a called Backward on the thread of its caller.
+
+    So the step holds all of its work, as it does in Paddle, whose backward pass runs on the thread
+    that asks for it (HTA's call graph hangs the engine's stack below the caller's, too).
+    """
+    joined = table.sort("start_ns").join_asof(
+        calls, left_on="start_ns", right_on="begin_ns", by="key", check_sortedness=False
+    )
+    is_called = pl.col("start_ns") < pl.col("until_ns")
+    return joined.with_columns(
+        key=pl.when(is_called).then("caller_key").otherwise("key"),
+        thread=pl.when(is_called).then("caller").otherwise("thread"),
+    ).drop("caller_key", "caller", "begin_ns", "until_ns", strict=False)
+
+
+def _with_facts(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
+    """Facts on the outermost event of each collective; those in it are inner."""
+    is_collective = hosts["category"] == "Communication"
+    # What is neither, and that is most, is in nobody's way.
+    rows = np.flatnonzero(is_collective | hosts["at"].is_in(facts["at"].implode()))
+    some, is_collective = hosts[rows], is_collective.gather(rows)
+    is_inner = is_collective & pl.Series(_nest(some, slack_ns, holds=is_collective) >= 0)
+    is_outer = is_collective & ~is_inner
+    owner = np.where(is_outer, np.arange(len(rows)), _nest(some, slack_ns, holds=is_outer))
+    num_bytes = pl.col("bytes")
+    told = (
+        some.select("at", row=np.where(owner < 0, -1, np.append(rows, -1)[owner]))
+        .join(facts, on="at", maintain_order="left")
+        .group_by("row")
+        .agg(
+            pl.when(num_bytes.is_not_null().any()).then(num_bytes.sum()),
+            pl.col("group", "dtype", "peers").drop_nulls().first(),
+        )
+    )
+    row = pl.int_range(pl.len())
+    return (
+        hosts.with_columns(
+            row=row,
+            category=pl.when(row.is_in(rows[is_inner]))
+            .then(pl.lit("OperatorInner"))
+            .otherwise("category"),
+        )
+        .join(told, on="row", how="left", maintain_order="left")
+        .drop("row")
+    )
+
+
+def _inside(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    """``parent``: the innermost host event in which each row of ``table`` began."""
+    start = np.concatenate((hosts["start_ns"].to_numpy(), table["start_ns"].to_numpy()))
+    end = start.copy()
+    end[: hosts.height] = hosts["end_ns"].to_numpy()
+    thread = np.concatenate((hosts["key"].to_numpy(), table["key"].to_numpy()))
+    parent = nest(thread, start, end, holds=np.arange(len(start)) < hosts.height)
+    return table.with_columns(parent=nullable(parent[hosts.height :]))
+
+
+def _launched(devices: pl.DataFrame, launches: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
+    """Device events by their launches, what nothing recorded launched last."""
+    launched = launches.drop_nulls("correlation").unique(
+        "correlation", keep="first", maintain_order=True
+    )
+    kind = pl.col("cat").cast(pl.String).replace_strict(DEVICES, return_dtype=pl.String)
+    return (
+        devices.join(launched.select("correlation", parent="row"), on="correlation", how="left")
+        .join(facts, on="at", how="left", suffix="_of_fact")
+        .sort("parent", "at", nulls_last=True)
+        .with_columns(
+            category=kind,
+            bytes=pl.coalesce("bytes", "bytes_of_fact"),
+            # Until torch 1.11 not all of them say so in their args.
+            device=pl.coalesce("device", "process"),
+            stream=pl.coalesce("stream", "thread"),
+            correlation_id="correlation",
+            process=None,
+            thread=None,
+        )
+    )
+
+
+def _kernels(devices: pl.DataFrame, first_device: int) -> pl.DataFrame:
+    """Launch configurations; ROCm's kernels come without."""
+    three = r"\[(\d+), ?(\d+), ?(\d+)\]"
+    axes = [
+        pl.col(side).str.extract(three, at).cast(pl.Int64, strict=False).alias(f"{side}_{axis}")
+        for side in ("grid", "block")
+        for at, axis in enumerate("xyz", start=1)
+    ]
+    per_sm = pl.col("blocks_per_sm", "warps_per_sm", "occupancy")
+    table = (
+        devices.with_row_index("event", offset=first_device)
+        .filter(pl.col("category") == "Kernel")
+        .with_columns(*axes, pl.when(per_sm.is_finite()).then(per_sm))
+        .with_columns(occupancy=pl.col("occupancy") / 100)
+        .drop_nulls("grid_x")
+    )
+    return conform(table, KERNELS)
+
+
+def _memory(memory: pl.DataFrame) -> pl.DataFrame:
+    """Allocations and frees; the peaks are of this window, as Kineto tells none."""
+    number = pl.col("device_id").cast(pl.String)
+    kind = pl.col("device_type").replace_strict(
+        _PLACES, default=pl.format("device_type{}", "device_type"), return_dtype=pl.String
+    )
+    place = (
+        pl.when(kind == "cpu")
+        .then(pl.lit("Place(cpu)"))
+        .otherwise(pl.format("Place({}:{})", kind, number))
+    )
+    table = memory.sort("start_ns", maintain_order=True).select(
+        "key",
+        "process",
+        "thread",
+        "addr",
+        time_ns="start_ns",
+        event="parent",
+        kind=pl.when(pl.col("size") < 0).then(pl.lit("Free")).otherwise(pl.lit("Allocate")),
+        place=place,
+        bytes="size",
+        current_allocated="allocated",
+        current_reserved="reserved",
+    )
+    peaks = (
+        pl.col(f"current_{what}").cum_max().over("process", "place").alias(f"peak_{what}")
+        for what in ("allocated", "reserved")
+    )
+    return conform(table.with_columns(*peaks).sort("key", maintain_order=True), MEMORY)
+
+
+def _devices(properties: Any) -> Iterator[Mapping[str, object]]:
+    """The properties, with Paddle's word for numSms; its other words are Kineto's."""
+    for item in properties if isinstance(properties, list) else ():
+        if isinstance(item, dict):
+            sound = without_odd_numbers(item)
+            yield {"smCount" if key == "numSms" else key: value for key, value in sound.items()}
+
+
+def _named(values: Mapping[str, Any], *keys: str) -> dict[str, str]:
+    return {key: str(values[key]) for key in keys if key in values}

@@ -1,0 +1,1 @@
+"""Paddle's two trace formats, read and written."""

@@ -1,0 +1,316 @@
+"""Paddle's events as columns, from both ways of reading its JSON.
+
+Kinds: ``host`` events, ``launch``, ``device`` events, ``memory``. Numbers are int64 with `MISSING`
+or float64 with NaN; texts are numbers of `PaddleColumns.texts`; times are nanoseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Optional
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ppprof.trace.annotations import FACTS
+from ppprof.trace.fastpath.fixed_layout import TEXTS, Scanned
+from ppprof.trace.fastpath.layouts import Dialect
+from ppprof.trace.fastpath.string_table import Texts
+from ppprof.trace.json.values import NO_TEXT, Scalar, attributes, nanoseconds, texts
+from ppprof.trace.paddle.timestamps import MISSING
+from ppprof.trace.schema import DEVICE_CATEGORIES
+
+Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+
+_TIMES = ("ts", "dur", "begin", "finish")
+REALS = ("blocks_per_sm", "warps_per_sm", "occupancy", "bandwidth")
+_CONFIG = (
+    *("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"),
+    *("registers", "shared_bytes", "blocks_per_sm", "warps_per_sm", "occupancy"),
+)
+_TRACKED = ("at", "name", "cat", "pid", "tid", *_TIMES)
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "host": (*_TRACKED, "depth", "sequence", "forward", *FACTS),
+    "launch": (*_TRACKED, "correlation_id"),
+    "device": (
+        *("at", "name", "cat", *_TIMES, "device", "context", "stream", "correlation_id"),
+        *("bytes", "bandwidth", "value", *_CONFIG),
+    ),
+    "memory": (
+        *("at", "cat", "pid", "tid", "ts", "place", "addr", "bytes"),
+        *("current_allocated", "current_reserved", "peak_allocated", "peak_reserved"),
+    ),
+}
+
+OPTIONAL = frozenset(
+    ("depth", "sequence", "forward", *FACTS, "context", "bandwidth", "value", *_CONFIG)
+)
+"""Columns that some writers, or some events, do not have."""
+
+
+class PaddleArgs(msgspec.Struct, gc=False, frozen=True):
+    """What is read of an event's ``args``."""
+
+    name: Scalar = None
+    start_time: Scalar = None
+    end_time: Scalar = None
+    depth: Scalar = None
+    sequence: Scalar = None
+    forward: Scalar = None
+    axis: Scalar = None
+    group: Scalar = None
+    bytes: Scalar = None
+    dtype: Scalar = None
+    peers: Scalar = None
+    stage: Scalar = None
+    chunk: Scalar = None
+    micro_batch: Scalar = None
+    phase: Scalar = None
+    correlation_id: Scalar = msgspec.field(default=None, name="correlation id")
+    device: Scalar = None
+    context: Scalar = None
+    stream: Scalar = None
+    bandwidth: Scalar = msgspec.field(default=None, name="memory bandwidth (GB/s)")
+    value: Scalar = None
+    registers: Scalar = msgspec.field(default=None, name="registers per thread")
+    shared_bytes: Scalar = msgspec.field(default=None, name="shared memory")
+    blocks_per_sm: Scalar = msgspec.field(default=None, name="blocks per SM")
+    warps_per_sm: Scalar = msgspec.field(default=None, name="warps per SM")
+    occupancy: Scalar = msgspec.field(default=None, name="theoretical achieved occupancy %")
+    grid: msgspec.Raw = NO_TEXT
+    block: msgspec.Raw = NO_TEXT
+    place: Scalar = None
+    addr: Scalar = None
+    increase_bytes: Scalar = None
+    current_allocated: Scalar = None
+    current_reserved: Scalar = None
+    peak_allocated: Scalar = None
+    peak_reserved: Scalar = None
+
+
+class PaddleEvent(msgspec.Struct, gc=False):
+    """One of ``traceEvents``. Times stay text, so that they stay exact."""
+
+    name: str = ""
+    ph: str = ""
+    cat: str = ""
+    pid: Scalar = None
+    tid: Scalar = None
+    ts: msgspec.Raw = NO_TEXT
+    dur: msgspec.Raw = NO_TEXT
+    args: Optional[PaddleArgs] = None
+
+
+_NO_ARGS = PaddleArgs()
+_INTEGERS = dict.fromkeys(
+    (
+        *("depth", "sequence", "forward", "group", "bytes", "stage", "chunk", "micro_batch"),
+        *("correlation_id", "device", "context", "stream", "value"),
+        *("registers", "shared_bytes", "increase_bytes"),
+        *("current_allocated", "current_reserved", "peak_allocated", "peak_reserved"),
+    ),
+    pl.Int64,
+)
+_DURATION = re.compile(r"\[\d[^\[]* [mun]?s\]$")
+_THREE = r"\[\s*(-?\d+)\s*,\s*(-?\d+)\s*,\s*(-?\d+)\s*\]"
+_THREAD_NAME = re.compile(r"thread (\d+):(.*)\((?:C\+\+|Python)\)", re.DOTALL)
+
+
+class PaddleColumns:
+    """The events of a file, gathered part by part."""
+
+    def __init__(self, lost: Counter[str]) -> None:
+        self.texts = Texts()
+        self.thread_names: dict[str, str] = {}
+        """Thread id -> name, as far as metadata events say."""
+        self.ts_is_exact = True
+        """Whether every ``ts`` is in nanoseconds; else cut to whole microseconds."""
+        self.lost = lost
+        self._parts: defaultdict[str, list[dict[str, Array]]] = defaultdict(list)
+
+    def add_scanned(self, scanned: Scanned, dialect: Dialect) -> None:
+        """Takes what was read without decoding."""
+        number = self.texts.numbers(
+            _unescaped(text) if dialect.escapes and b"\\" in text else text
+            for text in scanned.texts
+        )
+        for kind, columns in scanned.parts:
+            part = {
+                column: number[values] if column in TEXTS else values
+                for column, values in columns.items()
+            }
+            if kind == "device":  # not every one says so in its args
+                part.setdefault("device", part["pid"])
+            if not dialect.ts_is_exact:
+                part["ts"] = part["ts"] * 1000
+            if "occupancy" in part:
+                part["occupancy"] = part["occupancy"] / 100
+            self._parts[kind].append(part)
+        if scanned.parts and not dialect.ts_is_exact:
+            self.ts_is_exact = False
+
+    def add_decoded(self, pieces: Iterable[tuple[int, Sequence[PaddleEvent]]]) -> None:
+        """Takes events that were decoded, piece by piece.
+
+        Many small pieces at once cost what one large piece does.
+
+        Args:
+            pieces: where in the file the first event begins, and the events of the piece.
+        """
+        kinds: defaultdict[str, list[tuple[int, PaddleEvent]]] = defaultdict(list)
+        for first, events in pieces:
+            for at, event in enumerate(events, first):
+                kind = self._kind(event)
+                if kind:
+                    kinds[kind].append((at, event))
+        for kind, found in kinds.items():
+            self._add_kind(kind, [at for at, _ in found], [event for _, event in found])
+
+    def table(self, kind: str) -> dict[str, Array]:
+        """The columns of a kind by `COLUMNS`, in the order of the file; they are not kept.
+
+        Those of `OPTIONAL` that no event has are left out.
+        """
+        parts = self._parts.pop(kind, [])
+        lengths = [len(part["at"]) for part in parts]
+        table: dict[str, Array] = {}
+        for column in COLUMNS[kind]:
+            if column in OPTIONAL and not any(column in part for part in parts):
+                continue
+            pieces = [
+                part.pop(column) if column in part else _missing(column, length)
+                for part, length in zip(parts, lengths)
+            ]
+            table[column] = np.concatenate(pieces) if pieces else _missing(column, 0)
+        at = table["at"]
+        if (at[1:] < at[:-1]).any():
+            order = np.argsort(at, kind="stable")
+            for column, values in table.items():
+                table[column] = values[order]
+        return table
+
+    def _kind(self, event: PaddleEvent) -> str | None:
+        args = event.args or _NO_ARGS
+        if event.ph == "X":
+            if not event.cat:
+                return None
+            if event.cat in DEVICE_CATEGORIES or args.stream is not None:
+                return "device"
+            return "launch" if args.correlation_id is not None else "host"
+        if event.name == "[memory]" and args.increase_bytes is not None:
+            return "memory"
+        if event.ph == "M" and event.name == "thread_name":
+            match = _THREAD_NAME.fullmatch(str(args.name))
+            if match:
+                self.thread_names[match[1]] = match[2]
+        return None
+
+    def _add_kind(self, kind: str, at: list[int], events: list[PaddleEvent]) -> None:
+        numbers = {"at": pl.Series(at, dtype=pl.Int64), **_numbers_of(kind, events)}
+        sound = _sound(kind, numbers)
+        if not sound.all():
+            self.lost["events without time, process or thread"] += int((~sound).sum())
+        part: dict[str, Array] = {}
+        for column in COLUMNS[kind]:
+            if column in TEXTS:
+                values = pl.Series(_strings_of(column, events), dtype=pl.String).filter(sound)
+                found = self.texts.numbers(
+                    text.encode("utf-8", "replace") for text in values.fill_null("")
+                )
+                part[column] = np.where(values.is_null().to_numpy(), np.int32(-1), found)
+            elif column in numbers:
+                missing = np.nan if column in REALS else int(MISSING)
+                part[column] = numbers[column].filter(sound).fill_null(missing).to_numpy()
+        if any(b"." not in bytes(event.ts) for event in events):
+            self.ts_is_exact = False
+        self._parts[kind].append(part)
+
+
+def _numbers_of(kind: str, events: Sequence[PaddleEvent]) -> dict[str, pl.Series]:
+    """The columns of numbers; null where there is none, or one that cannot be."""
+    args = [event.args or _NO_ARGS for event in events]
+    columns = {
+        "ts": nanoseconds("ts", texts(event.ts for event in events)),
+        "pid": pl.Series([event.pid for event in events], dtype=pl.Int64, strict=False),
+        "tid": pl.Series([_thread(event.tid) for event in events], dtype=pl.Int64),
+    }
+    integers = {name: dtype for name, dtype in _INTEGERS.items() if name in COLUMNS[kind]}
+    columns.update((series.name, series) for series in attributes(args, integers))
+    if kind == "memory":
+        size, addr = attributes(args, {"increase_bytes": pl.Int64, "addr": pl.UInt64})
+        return {**columns, "bytes": size, "addr": addr.reinterpret(signed=True)}
+    columns["dur"] = nanoseconds("dur", texts(event.dur for event in events))
+    columns["begin"] = nanoseconds("", _microseconds([arg.start_time for arg in args]))
+    columns["finish"] = nanoseconds("", _microseconds([arg.end_time for arg in args]))
+    if kind == "device":
+        for side in ("grid", "block"):
+            text = pl.Series(texts(getattr(arg, side) for arg in args), dtype=pl.String)
+            for number, axis in enumerate("xyz", 1):
+                length = text.str.extract(_THREE, number).cast(pl.Int64, strict=False)
+                columns[f"{side}_{axis}"] = length
+        columns.update(
+            (series.name, series) for series in attributes(args, dict.fromkeys(REALS, pl.Float64))
+        )
+        columns["occupancy"] /= 100
+        # The track of a device event says the same, should its args not.
+        columns["device"] = columns["device"].fill_null(columns["pid"])
+        columns["stream"] = columns["stream"].fill_null(columns["tid"])
+    return columns
+
+
+def _strings_of(column: str, events: Sequence[PaddleEvent]) -> list[str | None]:
+    if column == "name":
+        return [_DURATION.sub("", event.name) for event in events]
+    if column == "cat":
+        return [event.cat for event in events]
+    values = [getattr(event.args or _NO_ARGS, column) for event in events]
+    return [None if value is None else str(value) for value in values]
+
+
+def _sound(kind: str, columns: Mapping[str, pl.Series]) -> pl.Series:
+    """Which events have all that an event must have."""
+    needed = [columns["ts"].is_not_null()]
+    if kind != "memory":
+        needed.append((columns["dur"] >= 0).fill_null(False))
+    for column in ("device", "stream") if kind == "device" else ("pid", "tid"):
+        needed.append((columns[column] != int(MISSING)).fill_null(False))
+    return (
+        pl.DataFrame({str(at): values for at, values in enumerate(needed)})
+        .select(pl.all_horizontal(pl.all()))
+        .to_series()
+    )
+
+
+def _missing(column: str, length: int) -> Array:
+    if column in REALS:
+        return np.full(length, np.nan)
+    if column in TEXTS:
+        return np.full(length, -1, np.int32)
+    return np.full(length, MISSING)
+
+
+def _thread(tid: Scalar) -> int | None:
+    """The N of ``"N(C++)"``, ``"N(Python)"``, ``"N"`` and N."""
+    if isinstance(tid, str):
+        digits = tid.partition("(")[0].strip()
+        return int(digits) if digits.isdecimal() and len(digits) < 19 else None
+    return tid if isinstance(tid, int) and abs(tid) < 2**63 else None
+
+
+def _microseconds(values: Sequence[Scalar]) -> list[str]:
+    """Numbers of ``"1.500 us"``."""
+    return [
+        value[:-3] if isinstance(value, str) and value.endswith(" us") else "" for value in values
+    ]
+
+
+def _unescaped(text: bytes) -> bytes:
+    try:
+        return str(msgspec.json.decode(b'"%b"' % text)).encode("utf-8", "replace")
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return text

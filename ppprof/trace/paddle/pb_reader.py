@@ -1,0 +1,289 @@
+"""Paddle's ``.pb`` export: exact nanoseconds, the whole tree, every event type.
+
+Paddle 3.3 cannot load its own files when they hold its newer event types; here a type is a number
+and survives. Field numbers: paddle/fluid/platform/profiler/dump/nodetree.proto.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ppprof.errors import TraceError
+from ppprof.paths import located
+from ppprof.trace.annotations import with_facts
+from ppprof.trace.fastpath.protobuf_decode import Buffer, Fields, Spans
+from ppprof.trace.schema import (
+    EVENTS,
+    KERNELS,
+    MEMORY,
+    MEMORY_KINDS,
+    MEMSETS,
+    Trace,
+    category_name,
+    conform,
+    empty,
+    nullable,
+)
+from ppprof.trace.source import BLOCK_BYTES, Source
+from ppprof.trace.step_numbers import steps_of
+from ppprof.trace.tree_arrays import pre_order
+
+Int64 = npt.NDArray[np.int64]
+
+DEVICE_PROPERTIES = {
+    "totalGlobalMem": 3,
+    "computeMajor": 4,
+    "computeMinor": 5,
+    "maxThreadsPerBlock": 6,
+    "maxThreadsPerMultiprocessor": 7,
+    "regsPerBlock": 8,
+    "regsPerMultiprocessor": 9,
+    "warpSize": 10,
+    "sharedMemPerBlock": 11,
+    "sharedMemPerMultiprocessor": 12,
+    "smCount": 13,
+    "sharedMemPerBlockOptin": 14,
+}
+"""Field numbers of DevicePropertyProto under the names that Paddle's JSON gives them."""
+
+
+def read_paddle_pb(path: str | Path) -> Trace:
+    """The trace of a ``.pb`` file, as one of Paddle's or of ppprof's captures wrote it; or packed.
+
+    Raises:
+        TraceError: cut short, or not such a file; says at which byte.
+    """
+    buffer = Buffer(_content(path), str(path))
+    top = buffer.fields(buffer.whole())
+    threads = buffer.fields(top.spans(3))
+    host = _Host(buffer, threads)
+    events, kernels, memsets = _events(buffer, host)
+    versions, _ = buffer.strings(top.spans(1))
+    return Trace(
+        events=events,
+        memory=_memory(buffer, host),
+        kernels=kernels,
+        memsets=memsets,
+        version=versions[-1] if versions else "",
+        span=int(top.number(2)[0]),
+        extra_info=_extra_info(buffer, buffer.fields(top.spans(4))),
+        devices=_devices(buffer, buffer.fields(top.spans(5))),
+        lost={"host events without a way to the root": host.num_lost} if host.num_lost else {},
+    )
+
+
+def _content(path: str | Path) -> bytes:
+    """The bytes of a file, unpacked where it is packed with gzip."""
+    with Source(path) as source:
+        if not source.is_packed:
+            return located(path).read_bytes()
+        content = b"".join(iter(lambda: source.read(BLOCK_BYTES), b""))
+        if source.damage:
+            raise TraceError(f"{path}: {source.damage}; a .pb is read whole or not at all")
+        return content
+
+
+class _Host:
+    """The host nodes of all threads: where they lie, and their place in the forest.
+
+    A node's *file index* is its position among all host nodes in the file; its *row* is its place
+    in pre-order once each thread's helper root is taken away.
+    """
+
+    def __init__(self, buffer: Buffer, threads: Fields) -> None:
+        nodes = threads.spans(2)
+        self.nodes = buffer.fields(nodes)
+        ids = _signed(self.nodes, 1)
+        parent_ids = _signed(self.nodes, 2)
+        parent = _index_of(nodes.owner, parent_ids, nodes.owner, ids)
+        is_root = parent_ids == -1
+        parent[is_root] = -1
+        # Threads by their id, as Paddle's own map has them; siblings by theirs.
+        thread_ids = _signed(threads, 1)
+        by_id = np.lexsort((ids, thread_ids[nodes.owner]))
+        rank = np.empty_like(by_id)
+        rank[by_id] = np.arange(len(by_id))
+        sorted_parent = parent[by_id]
+        known = sorted_parent >= 0
+        sorted_parent[known] = rank[sorted_parent[known]]
+        order, depth = pre_order(sorted_parent)
+        self.num_lost = len(ids) - len(order)
+        kept = depth > 0
+        self.file_index: Int64 = by_id[order[kept]]
+        """File index of each row, shape (rows,)."""
+        self.depth: Int64 = depth[kept] - 1
+        self.row = np.full(len(ids), -1, np.int64)
+        """Row of each file index; -1 for roots and lost nodes."""
+        self.row[self.file_index] = np.arange(len(self.file_index))
+        above = parent[self.file_index]
+        self.parent: Int64 = self.row[above]
+        """Row of each row's parent; -1 at depth 0."""
+        self.is_lost = (self.row < 0) & ~is_root
+
+
+def _events(buffer: Buffer, host: _Host) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """The events table, and the kernels' and memsets' side tables."""
+    body = buffer.fields(host.nodes.span(3)[host.file_index])
+    host_table = _table(
+        buffer, body, {"name": 1, "category": 2, "start": 3, "end": 4, "process": 5, "thread": 6}
+    )
+    num_host = host_table.height
+
+    launches = _under(host, host.nodes.spans(4))
+    launch_nodes = buffer.fields(launches)
+    launch_body = buffer.fields(launch_nodes.span(1))
+    launch_table = _table(
+        buffer,
+        launch_body,
+        {"name": 1, "start": 2, "end": 3, "process": 4, "thread": 5, "correlation_id": 6},
+    ).with_columns(category=pl.lit("CudaRuntime"), parent=nullable(host.row[launches.owner]))
+
+    device_nodes = launch_nodes.spans(2)
+    device_body = buffer.fields(buffer.fields(device_nodes).span(1))
+    device_table = _table(
+        buffer,
+        device_body,
+        {"name": 1, "category": 2, "start": 3, "end": 4, "device": 5, "context": 6, "stream": 7}
+        | {"correlation_id": 8},
+    ).with_columns(parent=pl.Series(device_nodes.owner + num_host))
+    copies = device_body.spans(10)
+    sets = device_body.spans(11)
+    set_body = buffer.fields(sets)
+    num_bytes = np.full(device_table.height, -1, np.int64)
+    num_bytes[copies.owner] = _signed(buffer.fields(copies), 1)
+    num_bytes[sets.owner] = _signed(set_body, 1)
+    first_device = num_host + launch_table.height
+
+    host_table = with_facts(host_table).with_columns(
+        parent=nullable(host.parent), depth=pl.Series(host.depth.astype(np.int32))
+    )
+    device_table = device_table.with_columns(bytes=nullable(num_bytes))
+    events = pl.concat([host_table, launch_table, device_table], how="diagonal")
+    events = events.with_columns(
+        dur_ns=pl.col("end_ns") - pl.col("start_ns"), step=steps_of(events)
+    )
+    return (
+        conform(events, EVENTS),
+        _kernels(buffer, device_body, first_device),
+        pl.DataFrame(
+            {"event": first_device + sets.owner, "value": _signed(set_body, 3)},
+            schema={name: dtype for name, (dtype, _) in MEMSETS.items()},
+        ),
+    )
+
+
+def _table(buffer: Buffer, body: Fields, numbers: dict[str, int]) -> pl.DataFrame:
+    """Columns by field number; ``name`` is a string, ``category`` a type, the rest numbers."""
+    columns: dict[str, pl.Series] = {}
+    for column, number in numbers.items():
+        if column == "name":
+            columns[column] = _strings(buffer, body, number)
+        elif column == "category":
+            kinds, ids = np.unique(body.number(number), return_inverse=True)
+            columns[column] = _gather([category_name(int(kind)) for kind in kinds], ids)
+        else:
+            name = f"{column}_ns" if column in ("start", "end") else column
+            columns[name] = pl.Series(_signed(body, number))
+    return pl.DataFrame(columns)
+
+
+def _kernels(buffer: Buffer, device_body: Fields, first_device: int) -> pl.DataFrame:
+    spans = device_body.spans(9)
+    if not len(spans):
+        return empty(KERNELS)
+    info = buffer.fields(spans)
+    axes = {f"block_{axis}": 1 + at for at, axis in enumerate("xyz")}
+    axes.update({f"grid_{axis}": 4 + at for at, axis in enumerate("xyz")})
+    columns = {
+        "event": pl.Series(first_device + spans.owner),
+        **{name: pl.Series(_signed(info, number)) for name, number in axes.items()},
+        "registers": pl.Series(_signed(info, 9)),
+        "shared_bytes": pl.Series(_signed(info, 7) + _signed(info, 8)),
+    }
+    for name, number in (("blocks_per_sm", 15), ("warps_per_sm", 16), ("occupancy", 17)):
+        value = info.number(number).astype(np.uint32).view(np.float32).astype(np.float64)
+        columns[name] = pl.Series(np.where(np.isfinite(value), value, np.nan)).fill_nan(None)
+    return conform(pl.DataFrame(columns), KERNELS)
+
+
+def _memory(buffer: Buffer, host: _Host) -> pl.DataFrame:
+    nodes = _under(host, host.nodes.spans(5))
+    if not len(nodes):
+        return empty(MEMORY)
+    body = buffer.fields(buffer.fields(nodes).span(1))
+    kinds, ids = np.unique(body.number(2), return_inverse=True)
+    names = [MEMORY_KINDS[int(k)] if k < len(MEMORY_KINDS) else f"Type{k}" for k in kinds]
+    numbers = {"time_ns": 1, "process": 4, "thread": 5, "bytes": 6}
+    numbers.update(current_allocated=8, current_reserved=9, peak_allocated=10, peak_reserved=11)
+    return conform(
+        pl.DataFrame(
+            {
+                **{name: pl.Series(_signed(body, number)) for name, number in numbers.items()},
+                "kind": _gather(names, ids),
+                "place": _strings(buffer, body, 7),
+                "addr": pl.Series(body.number(3)),
+                "event": nullable(host.row[nodes.owner]),
+            }
+        ).sort("thread", "process", "time_ns", maintain_order=True),
+        MEMORY,
+    )
+
+
+def _extra_info(buffer: Buffer, entries: Fields) -> dict[str, str]:
+    keys, values = _strings(buffer, entries, 1), _strings(buffer, entries, 2)
+    return dict(zip(keys.to_list(), values.to_list()))
+
+
+def _devices(buffer: Buffer, properties: Fields) -> tuple[dict[str, object], ...]:
+    names = _strings(buffer, properties, 2).to_list()
+    numbers = {key: _signed(properties, number) for key, number in DEVICE_PROPERTIES.items()}
+    ids = _signed(properties, 1)
+    return tuple(
+        {
+            "id": int(ids[at]),
+            "name": names[at],
+            **{key: int(values[at]) for key, values in numbers.items()},
+        }
+        for at in range(properties.num_messages)
+    )
+
+
+def _under(host: _Host, spans: Spans) -> Spans:
+    """Messages inside host nodes, in the order of the nodes' rows; those of lost nodes left out.
+
+    What hangs under a thread's root comes first.
+    """
+    kept = np.flatnonzero(~host.is_lost[spans.owner])
+    order = kept[np.argsort(host.row[spans.owner[kept]], kind="stable")]
+    return spans[order]
+
+
+def _index_of(group: Int64, value: Int64, groups: Int64, values: Int64) -> Int64:
+    """Where (group, value) first stands among (groups, values); -2 where it does not."""
+    found = np.full(len(group), -2, np.int64)
+    for one in np.unique(groups):
+        rows, candidates = np.flatnonzero(group == one), np.flatnonzero(groups == one)
+        candidates = candidates[np.argsort(values[candidates], kind="stable")]
+        at = np.searchsorted(values[candidates], value[rows])
+        at = np.minimum(at, len(candidates) - 1)
+        hit = values[candidates][at] == value[rows]
+        found[rows[hit]] = candidates[at[hit]]
+    return found
+
+
+def _strings(buffer: Buffer, body: Fields, number: int) -> pl.Series:
+    texts, ids = buffer.strings(body.span(number))
+    return _gather(texts, ids)
+
+
+def _gather(texts: list[str], ids: npt.NDArray[Any]) -> pl.Series:
+    return pl.Series(texts, dtype=pl.String).gather(ids)
+
+
+def _signed(body: Fields, number: int) -> Int64:
+    return body.number(number).view(np.int64)

@@ -1,0 +1,317 @@
+"""Traces as Paddle's ``.pb``: what ``paddle.profiler.load_profiler_result`` loads.
+
+Field numbers: paddle/fluid/platform/profiler/dump/nodetree.proto. Paddle's fields are required, so
+what a trace does not know is written as 0 or as no text. What happened in no host event hangs
+under the root that each thread has. Event types that Paddle's loader has no name for are written
+all the same, by their number; it refuses such a file, ppprof reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ppprof.paths import located
+from ppprof.rundir import writing
+from ppprof.trace.annotations import has_facts, told_in_names
+from ppprof.trace.fastpath.protobuf_encode import Field, Pieces, encode, header
+from ppprof.trace.paddle.pb_reader import DEVICE_PROPERTIES
+from ppprof.trace.schema import CATEGORIES, KERNELS, MEMORY_KINDS, Trace
+
+Int64 = npt.NDArray[np.int64]
+
+_ROWS = 1 << 14
+"""Host events at a time, so that memory holds the indices of few bytes."""
+_ROOT_NAME = "root node"
+_ROOT_END_NS = 2**64 - 1
+_NO_TEXT = Pieces.of([""])
+
+
+def write_paddle_pb(trace: Trace, path: str | Path) -> Mapping[str, int]:
+    """Writes one trace; the file appears under its name when it is complete and on disk.
+
+    Returns:
+        What the format has no place for, kind -> how many: device events of which no launch is
+        known, as it hangs them under it; facts, where a name cannot carry them; of what events are
+        the gradients.
+    """
+    told = told_in_names(trace.events)
+    with writing(located(path)) as file:
+        for part in _parts(trace, told):
+            file.write(part)
+    is_device = pl.col("device").is_not_null()
+    counts = trace.events.select(
+        (is_device & pl.col("parent").is_null())
+        .sum()
+        .alias("device events that no launch is known of"),
+        (has_facts().sum() - told.height).alias("events whose facts are not told"),
+        pl.col("forward").count().alias("gradients whose forward is not told"),
+    ).row(0, named=True)
+    return {what: count for what, count in counts.items() if count}
+
+
+def _parts(trace: Trace, told: pl.DataFrame) -> Iterator[bytes]:
+    yield _one(Field(1, Pieces.of([trace.version])), Field(2, np.array([trace.span], np.int64)))
+    for thread, nodes in _threads(trace, told):
+        body = [_one(Field(1, np.array([thread], np.int64))), *nodes]
+        yield from _message(3, body)
+    for key, value in trace.extra_info.items():
+        yield from _message(4, [_one(Field(1, Pieces.of([key])), Field(2, Pieces.of([value])))])
+    for device in trace.devices:
+        numbers = {"id": 1, **DEVICE_PROPERTIES}
+        fields = {
+            number: Field(number, np.array([_whole(device.get(key))], np.int64))
+            for key, number in numbers.items()
+        }
+        fields[2] = Field(2, Pieces.of([str(device.get("name", ""))]))
+        yield from _message(5, [_one(*(fields[number] for number in sorted(fields)))])
+
+
+def _threads(trace: Trace, told: pl.DataFrame) -> Iterator[tuple[int, list[bytes]]]:
+    """Each thread's id and its nodes, the root first, as fields of the thread's message.
+
+    Names are those of ``told`` where it has one for the row.
+    """
+    events = trace.events.with_row_index("row").cast({"row": pl.Int64})
+    is_device = pl.col("device").is_not_null()
+    is_launch = is_device.not_() & pl.col("correlation_id").is_not_null()
+    hosts = events.filter(is_device.not_() & is_launch.not_())
+    hosts = hosts.join(told, on="row", how="left", maintain_order="left").with_columns(
+        name=pl.coalesce("told", pl.col("name").cast(pl.String))
+    )
+    launches = events.filter(is_launch)
+    devices = _devices(trace, events.filter(is_device & pl.col("parent").is_not_null()))
+    memory = trace.memory.rename({"event": "parent"})
+    for thread in (
+        pl.concat([table["thread"] for table in (hosts, launches, memory)]).unique().sort()
+    ):
+        of_thread = pl.col("thread") == thread
+        calls, changes, own = (table.filter(of_thread) for table in (launches, memory, hosts))
+        first = int(own["row"][0]) if own.height else 0
+        outside = pl.col("parent").is_null()
+        nodes = [_nodes(_root(), calls.filter(outside), changes.filter(outside), devices, first)]
+        for part in own.iter_slices(_ROWS):
+            inside = pl.col("parent").is_between(part["row"][0], part["row"][-1])
+            nodes.append(_nodes(part, calls.filter(inside), changes.filter(inside), devices, first))
+        yield thread, nodes
+
+
+def _root() -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            **{"row": [-1], "name": [_ROOT_NAME], "category": ["UserDefined"]},
+            **{"start_ns": [0], "end_ns": [_ROOT_END_NS], "process": [0], "thread": [0]},
+        },
+        schema_overrides={"end_ns": pl.UInt64},
+    )
+
+
+def _nodes(
+    hosts: pl.DataFrame,
+    launches: pl.DataFrame,
+    memory: pl.DataFrame,
+    devices: pl.DataFrame,
+    first: int,
+) -> bytes:
+    """Nodes of one thread, whose first host event is row ``first``; the root has id 0."""
+    is_root = bool(hosts["row"][0] == -1)
+    rows = hosts["row"].to_numpy()
+    ids = np.zeros(1, np.int64) if is_root else rows - first + 1
+    if is_root:
+        parents = np.full(1, -1, np.int64)
+    else:
+        parents = (hosts["parent"] - (first - 1)).fill_null(0).to_numpy()
+    ends = (
+        hosts["end_ns"].to_numpy() if is_root else (hosts["start_ns"] + hosts["dur_ns"]).to_numpy()
+    )
+    event = encode(
+        hosts.height,
+        [
+            Field(1, _texts(hosts["name"])),
+            Field(2, _types(hosts["category"])),
+            Field(3, hosts["start_ns"].to_numpy()),
+            Field(4, ends),
+            Field(5, _numbers(hosts["process"])),
+            Field(6, _numbers(hosts["thread"])),
+        ],
+    )
+    launches = launches.sort("parent", maintain_order=True)
+    memory = memory.sort("parent", maintain_order=True)
+    owners = [
+        np.zeros(table.height, np.int64)
+        if is_root
+        else np.searchsorted(rows, table["parent"].to_numpy())
+        for table in (launches, memory)
+    ]
+    node = encode(
+        hosts.height,
+        [
+            Field(1, ids),
+            Field(2, parents),
+            Field(3, event),
+            Field(4, _launches(launches, devices), owners[0]),
+            Field(5, encode(memory.height, [Field(1, _memory(memory))]), owners[1]),
+        ],
+    )
+    return encode(1, [Field(2, node, np.zeros(hosts.height, np.int64))]).buffer.tobytes()
+
+
+def _launches(launches: pl.DataFrame, devices: pl.DataFrame) -> Pieces:
+    started = launches.select(parent="row", owner=pl.int_range(pl.len()))
+    inside = devices.join(started, on="parent", maintain_order="right_left")
+    event = encode(
+        launches.height,
+        [
+            Field(1, _texts(launches["name"])),
+            Field(2, launches["start_ns"].to_numpy()),
+            Field(3, (launches["start_ns"] + launches["dur_ns"]).to_numpy()),
+            Field(4, _numbers(launches["process"])),
+            Field(5, _numbers(launches["thread"])),
+            Field(6, _numbers(launches["correlation_id"])),
+            Field(7, np.zeros(launches.height, np.int64)),
+        ],
+    )
+    device = encode(inside.height, [Field(1, _device_events(inside))])
+    return encode(launches.height, [Field(1, event), Field(2, device, inside["owner"].to_numpy())])
+
+
+def _devices(trace: Trace, devices: pl.DataFrame) -> pl.DataFrame:
+    return devices.join(
+        trace.kernels.rename({"event": "row"}), on="row", how="left", maintain_order="left"
+    ).join(trace.memsets.rename({"event": "row"}), on="row", how="left", maintain_order="left")
+
+
+def _device_events(devices: pl.DataFrame) -> Pieces:
+    category = devices["category"].cast(pl.String)
+    is_kernel = devices["grid_x"].is_not_null().to_numpy()
+    is_memset = devices["value"].is_not_null().to_numpy()
+    is_memcpy = devices["bytes"].is_not_null().to_numpy() & ~is_memset
+    kernels, copies, sets = (np.flatnonzero(chosen) for chosen in (is_kernel, is_memcpy, is_memset))
+    numbers = {
+        name: _numbers(devices[name][rows])
+        for rows, names in ((kernels, KERNELS), (sets, ("value",)))
+        for name in names
+        if name in devices.columns and devices[name].dtype == pl.Int64
+    }
+    axes = [f"{side}_{axis}" for side in ("block", "grid") for axis in "xyz"]
+    nothing = np.zeros(len(kernels), np.int64)
+    kernel_info = encode(
+        len(kernels),
+        [
+            *(Field(at, numbers[name]) for at, name in enumerate(axes, 1)),
+            Field(7, nothing),
+            Field(8, numbers["shared_bytes"]),
+            Field(9, numbers["registers"]),
+            *(Field(at, nothing) for at in range(10, 15)),
+            *(
+                Field(at, _single(devices[name][kernels]))
+                for at, name in enumerate(("blocks_per_sm", "warps_per_sm", "occupancy"), 15)
+            ),
+        ],
+    )
+    copy_info = encode(
+        len(copies),
+        [
+            Field(1, _numbers(devices["bytes"][copies])),
+            *(Field(at, _NO_TEXT[np.zeros(len(copies), np.int64)]) for at in (2, 3, 4)),
+        ],
+    )
+    set_info = encode(
+        len(sets),
+        [
+            Field(1, _numbers(devices["bytes"][sets])),
+            Field(2, _NO_TEXT[np.zeros(len(sets), np.int64)]),
+            Field(3, numbers["value"]),
+        ],
+    )
+    return encode(
+        devices.height,
+        [
+            Field(1, _texts(devices["name"])),
+            Field(2, _types(category)),
+            Field(3, devices["start_ns"].to_numpy()),
+            Field(4, (devices["start_ns"] + devices["dur_ns"]).to_numpy()),
+            *(
+                Field(at, _numbers(devices[name]))
+                for at, name in enumerate(("device", "context", "stream", "correlation_id"), 5)
+            ),
+            Field(9, kernel_info, kernels),
+            Field(10, copy_info, copies),
+            Field(11, set_info, sets),
+        ],
+    )
+
+
+def _memory(memory: pl.DataFrame) -> Pieces:
+    kinds = {kind: number for number, kind in enumerate(MEMORY_KINDS)}
+    numbers = ("current_allocated", "current_reserved", "peak_allocated", "peak_reserved")
+    return encode(
+        memory.height,
+        [
+            Field(1, memory["time_ns"].to_numpy()),
+            Field(2, _numbered(memory["kind"], kinds)),
+            Field(3, memory["addr"].fill_null(0).to_numpy()),
+            Field(4, _numbers(memory["process"])),
+            Field(5, _numbers(memory["thread"])),
+            Field(6, _numbers(memory["bytes"])),
+            Field(7, _texts(memory["place"])),
+            *(Field(at, _numbers(memory[name])) for at, name in enumerate(numbers, 8)),
+        ],
+    )
+
+
+def _texts(column: pl.Series) -> Pieces:
+    texts = column.cast(pl.String).fill_null("")
+    distinct = texts.unique(maintain_order=True)
+    numbers = {text: number for number, text in enumerate(distinct)}
+    return Pieces.of(distinct.to_list())[_numbered(texts, numbers)]
+
+
+def _types(column: pl.Series) -> Int64:
+    distinct = column.unique().cast(pl.String).to_list()
+    return _numbered(column, {name: _type_number(name) for name in distinct})
+
+
+def _type_number(category: str) -> int:
+    """The number of a category; of ``Type99`` too, which this version has no name for."""
+    if category in CATEGORIES:
+        return CATEGORIES.index(category)
+    digits = category[len("Type") :]
+    is_number = category.startswith("Type") and digits.isdecimal()
+    return int(digits) if is_number else CATEGORIES.index("UserDefined")
+
+
+def _numbered(column: pl.Series, numbers: dict[str, int]) -> Int64:
+    found = column.cast(pl.String).replace_strict(numbers, default=0, return_dtype=pl.Int64)
+    values: Int64 = found.to_numpy()
+    return values
+
+
+def _numbers(column: pl.Series) -> Int64:
+    values: Int64 = column.fill_null(0).to_numpy()
+    return values
+
+
+def _single(column: pl.Series) -> npt.NDArray[np.float32]:
+    """Float32, NaN for null; what is too large for it is infinite."""
+    with np.errstate(over="ignore"):
+        return column.fill_null(np.nan).to_numpy().astype(np.float32)
+
+
+def _whole(value: object) -> int:
+    return int(value) if isinstance(value, (int, float)) else 0
+
+
+def _one(*fields: Field) -> bytes:
+    """One message."""
+    return encode(1, fields).buffer.tobytes()
+
+
+def _message(number: int, body: list[bytes]) -> Iterator[bytes]:
+    """A message in parts, as the field of the file's message; it may be most of the file."""
+    yield header(number, sum(map(len, body)))
+    yield from body

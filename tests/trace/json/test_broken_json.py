@@ -1,0 +1,429 @@
+"""Everything readable is read, what was lost is counted, and what is no trace is told why."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from ppprof.cli import main
+from ppprof.errors import TraceError
+from ppprof.trace import Trace, read, write
+from ppprof.trace import source as source_module
+from ppprof.trace.fastpath import workers as stretches_module
+
+HEAD = (
+    '\n  {\n    "displayTimeUnit": "ms",\n    "schemaVersion": "1.0.2",\n    "traceEvents": [\n  '
+)
+TAIL = '{}\n  ],\n  \n  "ExtraInfo": {\n     "7": "Main"\n   \n  }\n  }\n  '
+CUT = "end of the file (it is cut short)"
+NOT_JSON = "events that are no JSON"
+
+
+def operator(name: str, start: int = 0, more: str = "") -> str:
+    """An operator as Paddle prints it, byte for byte."""
+    return (
+        f'\n  {{\n    "name": "{name}[1.000 us]", "pid": 4, "tid": "7(C++)",\n'
+        f'    "ts": {1_000_000 + start}, "dur": 1.000,\n'
+        '    "ph": "X", "cat": "Operator",\n    "cname": "thread_state_runnable",\n'
+        f'    "args": {{\n      "start_time": "{start}.000 us",\n'
+        f'      "end_time": "{start + 1}.000 us"{more}\n    }}\n  }},\n  '
+    )
+
+
+def shapes(callstack: str) -> str:
+    return f',\n      "input_shapes": {{}},\n      "input_dtypes": {{}},\n      "callstack": "{callstack}"'
+
+
+def memcpy(num_bytes: int, bandwidth: str, dur: str = "1000.000") -> str:
+    return (
+        f'\n  {{\n    "name": "MEMCPY[1.000 ms]", "pid": 0, "tid": 7,\n    "ts": 1000005, '
+        f'"dur": {dur},\n    "ph": "X", "cat": "Memcpy",\n    "cname": "cq_build_failed",\n'
+        '    "args": {\n      "start_time": "5.000 us",\n      "end_time": "1005.000 us",\n'
+        '      "stream": 7, "correlation id": 60,\n'
+        f'      "bytes": {num_bytes}, "memory bandwidth (GB/s)": {bandwidth}\n    }}\n  }},\n  '
+    )
+
+
+def paddle(*events: str, head: str = HEAD, tail: str = TAIL) -> str:
+    return head + "".join(events) + tail
+
+
+def compact(text: str) -> str:
+    """Not as Paddle prints it, so that the general path reads it; what is broken stays broken."""
+    return text.replace("\n    ", "").replace("\n  ", "")
+
+
+@pytest.fixture
+def reads(tmp_path):
+    """Reads a text from a file."""
+
+    def read_text(content: str | bytes) -> Trace:
+        path = tmp_path / "trace.json"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return read(path)
+
+    return read_text
+
+
+def names(trace: Trace) -> list[str]:
+    return trace.events["name"].cast(pl.String).to_list()
+
+
+ODD_NAMES = [
+    'say "hi"',
+    'ends in "quotes"',
+    "C:\\temp\\new",
+    "\\",
+    "[brackets] {braces}",
+    "a, b: c",
+    "тензор \U0001f680",
+    "operator[](int)",
+    "tab\there",
+    '"',
+    "",
+    "[1.000 ms]",
+]
+
+
+@pytest.mark.parametrize("layout", [str, compact])
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_names_that_nobody_escaped(reads, name, layout):
+    if layout is compact and "\\t" in name:
+        pytest.skip("also JSON as it stands, and then it means something else")
+    trace = reads(layout(paddle(operator("before"), operator(name, 2), operator("after", 4))))
+    assert names(trace) == ["before", name, "after"]
+    assert trace.lost == {}
+    assert trace.extra_info == {"7": "Main"}
+
+
+def test_a_name_over_two_lines_costs_no_other_event(reads):
+    trace = reads(paddle(operator("before"), operator("two\nlines", 2), operator("after", 4)))
+    assert names(trace) == ["before", "two\nlines", "after"]
+    assert trace.lost == {}
+
+
+@pytest.mark.parametrize("layout", [str, compact])
+@pytest.mark.parametrize("callstack", ['File "a.py", line 3\\n in f', "C:\\new\\x.py", '", "'])
+def test_call_stacks_that_nobody_escaped(reads, callstack, layout):
+    text = layout(
+        paddle(operator("one"), operator("two", 2, shapes(callstack)), operator("three", 4))
+    )
+    assert names(reads(text)) == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize("number", ["inf", "-inf", "nan", "-nan"])
+@pytest.mark.parametrize("layout", [str, compact])
+def test_numbers_that_json_does_not_have(reads, number, layout):
+    trace = reads(layout(paddle(operator("one"), memcpy(64, number), operator("two", 9))))
+    assert names(trace) == ["one", "two", "MEMCPY"]
+    assert trace.events["bytes"].to_list() == [None, None, 64]
+    assert trace.lost == {}
+
+
+@pytest.mark.parametrize("layout", [str, compact])
+@pytest.mark.parametrize(
+    ("printed", "bandwidth", "true"),
+    [
+        (64, "0.000", 64),
+        (-1073741824, "3221.225", 3 << 30),
+        (1073741824, "5368.709", 5 << 30),
+        (-2147483648, "inf", 2 << 30),
+        (0, "17592186.044", 16 << 40),
+    ],
+)
+def test_bytes_beyond_32_bits(reads, printed, bandwidth, true, layout):
+    assert reads(layout(paddle(memcpy(printed, bandwidth)))).events["bytes"].to_list() == [true]
+
+
+@pytest.mark.parametrize("layout", [str, compact])
+def test_bytes_that_are_no_utf8(reads, layout):
+    text = layout(paddle(operator("one"), operator("t\0o", 2), operator("three", 4)))
+    trace = reads(text.encode().replace(b"t\0o", b"t\xff\xfeo"))
+    assert names(trace) == ["one", "t\ufffd\ufffdo", "three"]
+
+
+def test_a_byte_order_mark(reads):
+    assert names(reads(b"\xef\xbb\xbf" + paddle(operator("one")).encode())) == ["one"]
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.all)])
+@pytest.mark.parametrize("layout", [str, compact])
+def test_cut_anywhere(reads, layout, every):
+    events = [operator(name, 2 * at) for at, name in enumerate(("one", "two", "three"))]
+    text = layout(paddle(*events)).encode()
+    starts = [text.index(name) for name in (b"one", b"two", b"three")]
+    ends = [text.index(b"}", text.index(b"}", start) + 1) + 1 for start in starts]
+    complete = text.index(b'"ExtraInfo"')
+    for end in range(0, len(text), every):
+        if b"[" not in text[:end]:
+            with pytest.raises(TraceError, match=r"no list of events|not a|cut short|empty"):
+                reads(text[:end])
+            continue
+        trace = reads(text[:end])
+        assert names(trace) == ["one", "two", "three"][: sum(end >= whole for whole in ends)], end
+        if end < complete - 10:
+            assert trace.lost[CUT] == 1, end
+
+
+def test_zeros_behind_a_cut_cost_no_event(reads):
+    """What a machine that went down leaves of a file."""
+    text = paddle(operator("one"), operator("two", 2), tail="").encode()
+    trace = reads(text + bytes(5000))
+    assert names(trace) == ["one", "two"]
+    assert trace.lost == {CUT: 1}
+
+
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.all)])
+def test_a_torch_trace_cut_anywhere_in_its_events(reads, every):
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": at, "dur": 1}
+        for at, name in enumerate(("one", "two", "three"))
+    ]
+    text = json.dumps({"schemaVersion": 1, "traceEvents": events}, indent=1)
+    first = text.index("[") + 1
+    ends = [at for at in range(first, len(text)) if text[at - 1] == "}"][:3]
+    for end in range(first, text.rindex("]"), every):
+        trace = reads(text[:end])
+        assert names(trace) == ["one", "two", "three"][: sum(end >= whole for whole in ends)], end
+        assert trace.lost[CUT] == 1, end
+
+
+@pytest.mark.parametrize("behind", ["", "\n  {", '\n  {\n    "na'])
+def test_a_cut_between_events_that_several_processes_read(reads, monkeypatch, behind):
+    monkeypatch.setattr(stretches_module, "STRETCH_BYTES", 100_000)
+    monkeypatch.setattr(stretches_module, "HEAD_START_BYTES", 10_000)
+    monkeypatch.setattr(stretches_module, "_num_processors", lambda: 2)
+    trace = reads(paddle(*(operator("a", 2 * at) for at in range(1000)), tail=behind))
+    assert trace.events.height == 1000
+    assert trace.lost == {CUT: 1}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "[{}]"])
+def test_no_events_at_all(reads, content):
+    trace = reads(content or paddle())
+    assert trace.events.is_empty()
+    assert trace.lost == {}
+
+
+def test_one_event_that_is_beyond_mending_costs_only_itself(reads):
+    events = [
+        {
+            "name": f"e{at}",
+            "ph": "X",
+            "cat": "Operator",
+            "pid": 1,
+            "tid": "1(C++)",
+            "ts": 10 * at,
+            "dur": 5,
+        }
+        for at in range(100)
+    ]
+    texts = [json.dumps(event) for event in events]
+    texts[40] = texts[40].replace('"dur": 5', '"dur": 5 5')
+    trace = reads('{"schemaVersion": "1.0.2", "traceEvents": [' + ", ".join(texts) + "]}")
+    assert trace.lost == {NOT_JSON: 1}
+    assert names(trace) == [f"e{at}" for at in range(100) if at != 40]
+
+
+def test_values_of_other_types_cost_only_themselves(reads):
+    event = {
+        "name": ["a"],
+        "ph": "X",
+        "cat": "Operator",
+        "pid": 1,
+        "tid": "1(C++)",
+        "ts": 1,
+        "dur": 5,
+        "args": {"start_time": {"a": 1}, "depth": "x"},
+    }
+    whole = {**event, "name": "b", "ts": 10, "args": {}}
+    trace = reads(json.dumps({"schemaVersion": "1.0.2", "traceEvents": [event, whole]}))
+    assert names(trace) == ["", "b"]
+    assert sum(trace.lost.values()) == 2
+
+
+def test_events_without_time_or_thread_are_counted(reads):
+    event = {
+        "name": "a",
+        "ph": "X",
+        "cat": "Operator",
+        "pid": 1,
+        "tid": "1(C++)",
+        "ts": 1,
+        "dur": 5,
+    }
+    broken = [
+        {**event, key: value}
+        for key, value in (
+            ("ts", "soon"),
+            ("dur", -1),
+            ("dur", None),
+            ("tid", "main"),
+            ("pid", None),
+            ("pid", -(2**63)),
+        )
+    ]
+    trace = reads(json.dumps({"schemaVersion": "1.0.2", "traceEvents": [*broken, event]}))
+    assert trace.events.height == 1
+    assert trace.lost == {"events without time, process or thread": 6}
+
+
+def test_odd_values_in_a_torch_trace(reads):
+    path = Path(__file__).parents[2] / "fixtures" / "kineto" / "gpu_ddp.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    whole = read(path)
+    content["traceEvents"][3:3] = [
+        {
+            "ph": "X",
+            "cat": ["cpu_op"],
+            "name": 7,
+            "pid": {},
+            "tid": [],
+            "ts": {},
+            "dur": "x",
+            "args": 3,
+        }
+    ]
+    trace = reads(json.dumps(content))
+    assert trace.events.height == whole.events.height
+    assert sum(trace.lost.values()) > sum(whole.lost.values())
+    text = json.dumps(content)
+    assert 0 < reads(text[: len(text) // 2]).events.height < whole.events.height
+
+
+@pytest.mark.parametrize(
+    "name", ["half a character: \ud800", "\udc00\ud800", "whole: \U0001f680"], ids=ascii
+)
+def test_half_a_character_beside_the_events(reads, tmp_path, name):
+    event = {"name": "a", "pid": 1, "tid": "1(C++)", "ts": 1, "dur": 5, "ph": "X"}
+    told = name.encode("utf-8", "replace").decode()
+    trace = reads(
+        json.dumps(
+            {
+                "traceEvents": [{**event, "cat": "Operator", "cname": ""}],
+                "ExtraInfo": {name: name},
+            }
+        )
+    )
+    assert trace.extra_info == {told: told}
+    write(trace, tmp_path / "again.json")
+    assert read(tmp_path / "again.json").extra_info[told] == told
+    group = {"pg_name": "1", "ranks": [name, 1]}
+    args = {"Process Group Name": "1", "In msg nelems": 10, "dtype": "Float"}
+    trace = reads(
+        json.dumps(
+            {
+                "schemaVersion": 1,
+                "distributedInfo": {"pg_config": [group]},
+                "traceEvents": [
+                    {**event, "cat": "cpu_op", "tid": 1, "name": "record_param_comms", "args": args}
+                ],
+            }
+        )
+    )
+    assert trace.events["peers"].to_list() == [f"{told},1"]
+
+
+def test_what_was_lost_is_one_line_on_stderr(tmp_path, capsys):
+    path = tmp_path / "cut.json"
+    path.write_text(paddle(operator("one"), operator("two", 2))[:-200], encoding="utf-8")
+    assert main(["summary", str(path), "--views", "op"]) == 0
+    assert capsys.readouterr().err == (
+        f"{path}: not all of it could be used: 1 {CUT}, 1 {NOT_JSON}\n"
+    )
+
+
+REFUSED = {
+    "empty": (b"", "empty"),
+    "zeros": (bytes(5000), "begins with zeros, not with a trace"),
+    "text": (b"hello, world\n" * 99, "not a Paddle .pb trace"),
+    "binary": (bytes(range(256)) * 9, "not a"),
+    "other JSON": (b'{"a": 1}', 'no list of events \\("traceEvents": \\[...\\]\\)'),
+    "a number": (b"[1, 2, 3]", "nothing in it could be read"),
+    "brackets": (b'{"traceEvents": [{"a": ' + b"[" * 100_000, "nested too deep for a trace"),
+    "no gzip": (b"\x1f\x8b not gzip", "damaged gzip"),
+    "someone else's": (
+        b'{"traceEvents": [{"ph": "X", "name": "a", "cat": "toplevel", "pid": 1, "tid": 1, '
+        b'"ts": 1, "dur": 2}]}',
+        "neither Paddle's nor torch's profiler \\(\"cat\": toplevel\\)",
+    ),
+    "a browser's": (
+        b'{"traceEvents": [{"ph": "X", "name": "a", "cat": "blink,devtools", "pid": 1, "tid": 1, '
+        b'"ts": 1, "dur": 2}], "metadata": {"product-version": "Chrome/1"}}',
+        "neither Paddle's nor torch's profiler \\(\"cat\": blink,devtools\\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_no_trace_is_refused_with_a_reason(tmp_path, what):
+    content, reason = REFUSED[what]
+    path = tmp_path / "file.json"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=reason) as told:
+        read(path)
+    assert str(told.value).startswith(str(path))
+
+
+def test_a_directory_and_a_missing_file_are_told(tmp_path):
+    with pytest.raises(TraceError, match="Is a directory"):
+        read(tmp_path)
+    with pytest.raises(TraceError, match="No such file"):
+        read(tmp_path / "missing.json")
+
+
+def test_a_bomb_is_refused(tmp_path):
+    path = tmp_path / "bomb.json.gz"
+    head = b'{"traceEvents": ['
+    path.write_bytes(gzip.compress(head + b" " * (64 << 20)))
+    with pytest.raises(TraceError, match=r"unpacks to more than 250 times its size.*refused"):
+        read(path)
+
+
+def test_damaged_gzip_gives_what_comes_before_the_damage(tmp_path):
+    text = paddle(*(operator(f"n{at * 7919 % 1000}", 2 * at) for at in range(20_000)))
+    packed = gzip.compress(text.encode())
+    path = tmp_path / "cut.json.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    trace = read(path)
+    assert 1000 < trace.events.height < 20_000
+    assert any("damaged gzip" in kind for kind in trace.lost)
+    path.write_bytes(packed[: len(packed) // 2] + b"\xff" * 99 + packed[len(packed) // 2 + 99 :])
+    flipped = read(path)
+    assert flipped.events.height > 1000
+    assert any("gzip" in kind for kind in flipped.lost)
+
+
+def test_where_no_event_begins_for_long_it_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(source_module, "LONGEST_EVENT_BYTES", 1 << 20)
+    path = tmp_path / "long.json"
+    path.write_bytes(b'{"traceEvents": [' + b" " * (12 << 20))
+    with pytest.raises(TraceError, match=r"no event begins in the .* MiB from byte"):
+        read(path)
+
+
+def test_values_that_no_other_format_holds_can_be_written(tmp_path):
+    """A memory event without a place, numbers beyond 64 and 32 bits."""
+    device = '"deviceProperties": [{"id": 0, "name": "X", "totalGlobalMem": 1e400, "smCount": 99999999999999999999}],'
+    events = """[
+        {"name": "k", "cat": "Kernel", "ph": "X", "pid": 0, "tid": 7, "ts": 1, "dur": 1,
+         "args": {"correlation id": 3, "warps per SM": 1e300}},
+        {"name": "l", "cat": "CudaRuntime", "ph": "X", "pid": 1, "tid": "1(C++)", "ts": 0, "dur": 1,
+         "args": {"correlation id": 3}},
+        {"name": "[memory]", "cat": "Allocate", "ph": "i", "pid": 1, "tid": "1(C++)", "ts": 1,
+         "args": {"addr": "7", "increase_bytes": 8}},
+        {"name": "op", "cat": "Operator", "ph": "X", "pid": 1, "tid": "1(C++)", "ts": 0, "dur": 9}
+    ]"""
+    text = json.dumps({"schemaVersion": "1.0.2", "traceEvents": json.loads(events)})
+    path = tmp_path / "odd.json"
+    path.write_text(text.replace("{", "{" + device, 1))
+    trace = read(path)
+    assert trace.devices == ({"id": 0, "name": "X"},)
+    for name in ("again.json", "again.pb"):
+        write(trace, tmp_path / name)
+        again = read(tmp_path / name)
+        assert (again.events.height, again.memory.height) == (3, trace.memory.height)

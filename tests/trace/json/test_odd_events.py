@@ -1,0 +1,159 @@
+"""Events in no known layout among those that are: nothing differs but the time it takes."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from ppprof.trace import Trace, json_reader, read
+from ppprof.trace.fastpath import workers
+from tests.trace.json.test_broken_json import memcpy, operator, paddle, shapes
+
+TABLES = ("events", "memory", "kernels", "memsets")
+PIECE = operator("odd")
+NESTED = ',\n      "of": [{"name": "a", "ts": 1}, {"name": "b"}], "more": {"args": [[], {}]}'
+
+
+def replaced(old: str, new: str) -> str:
+    assert old in PIECE
+    return PIECE.replace(old, new)
+
+
+ODD = {
+    "a blank": replaced('"ph": "X"', '"ph":  "X"'),
+    "another key": operator("odd", more=',\n      "more": 1'),
+    "lists and objects": operator("odd", more=NESTED),
+    "the same key again": replaced('"dur": 1.000,', '"dur": 7.000, "dur": 2.000,'),
+    "another type": replaced('"name": "odd[1.000 us]"', '"name": ["odd"]'),
+    "numbers as text": replaced('"pid": 4', '"pid": "4"').replace("1000000", '"1000000"'),
+    "an exponent": replaced('"dur": 1.000', '"dur": 2e3'),
+    "an int of 30 digits": replaced('"pid": 4', f'"pid": {"9" * 30}'),
+    "a time of 30 digits": replaced("1000000", "9" * 30),
+    "a time of 300 digits": replaced("1000000", "9" * 300),
+    "a correlation of 19 digits": operator("odd", more=f', "correlation id": {2**63 - 1}'),
+    "a correlation of 20 digits": operator("odd", more=f', "correlation id": {2**64}'),
+    "no args": PIECE[: PIECE.index(',\n    "args"')] + "\n  },\n  ",
+    "null args": PIECE[: PIECE.index('{\n      "start_time')] + "null\n  },\n  ",
+    "no thread": replaced('"7(C++)"', "null"),
+    "a thread that is a number": replaced('"7(C++)"', "7"),
+    "no number": memcpy(64, "inf"),
+    "no JSON": replaced('"dur": 1.000', '"dur": 1.000 1'),
+    "quotes in a name": replaced("odd", 'o"d"d'),
+    "empty": "\n  {\n  },\n  ",
+    "blanks": "\n" * 20,
+    "a counter": replaced('"ph": "X"', '"ph": "C"'),
+    "a long name": operator("o" * 3000),
+    "a long name that is odd": operator("o" * 3000, more=',\n      "more": 1'),
+    "a long stack": operator("odd", more=shapes("s" * 9000)),
+    "a stack beyond what is looked through": operator("odd", more=shapes("s" * 70_000)),
+}
+
+
+def text_of(kinds: list[str]) -> str:
+    """Events of these kinds one after the other, each in its own microsecond."""
+    pieces = []
+    for at, kind in enumerate(kinds, 1):
+        piece = ODD.get(kind) or operator(kind)
+        pieces.append(
+            piece.replace('"ts": 1000000,', f'"ts": {1_000_000 + 3 * at},')
+            .replace('"0.000 us"', f'"{3 * at}.000 us"')
+            .replace('"1.000 us"', f'"{3 * at + 1}.000 us"')
+        )
+    return paddle(*pieces)
+
+
+def assert_same(found: Trace, expected: Trace) -> None:
+    for table in TABLES:
+        assert_frame_equal(getattr(found, table), getattr(expected, table), categorical_as_str=True)
+    assert found.lost == expected.lost
+    assert found.extra_info == expected.extra_info == {"7": "Main"}
+
+
+def general(path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
+    """What decoding all of it gives."""
+    with monkeypatch.context() as patch:
+        patch.setattr(json_reader, "dialect_of", lambda text: None)
+        return read(path, cache=False)
+
+
+def divide(patch: pytest.MonkeyPatch) -> None:
+    """Divides files of some kilobytes as if they were long."""
+    patch.setattr(workers, "STRETCH_BYTES", 3000)
+    patch.setattr(workers, "HEAD_START_BYTES", 1000)
+    patch.setattr(workers, "_num_processors", lambda: 3)
+
+
+@given(
+    st.lists(st.one_of(st.just("sound"), st.sampled_from(list(ODD))), max_size=60), st.booleans()
+)
+def test_odd_events_anywhere_are_as_if_all_were_decoded(tmp_path, monkeypatch, kinds, is_divided):
+    path = tmp_path / "trace.json"
+    path.write_text(text_of(["sound", *kinds]), encoding="utf-8")
+    with monkeypatch.context() as patch:
+        if is_divided:
+            divide(patch)
+            patch.setattr(subprocess, "Popen", _no_process)  # then a stretch is scanned here
+        found = read(path, cache=False)
+    assert_same(found, general(path, monkeypatch))
+
+
+def _no_process(*args: object, **kwargs: object) -> None:
+    raise BlockingIOError("no more processes allowed")
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_each_odd_event_with_processes_that_help(tmp_path, monkeypatch, kind):
+    path = tmp_path / "trace.json"
+    path.write_text(text_of(["sound", *["sound", kind] * 30]), encoding="utf-8")
+    with monkeypatch.context() as patch:
+        divide(patch)
+        found = read(path, cache=False)
+    assert_same(found, general(path, monkeypatch))
+    assert found.events.height >= 31
+
+
+def cpu_seconds(path: Path) -> float:
+    """The least of three: other work on the machine only adds."""
+
+    def once() -> float:
+        began = time.process_time()
+        read(path, cache=False)
+        return time.process_time() - began
+
+    return min(once() for _ in range(3))
+
+
+@pytest.mark.parametrize("is_divided", [False, True])
+def test_odd_events_one_by_one_cost_what_those_in_a_row_cost(tmp_path, monkeypatch, is_divided):
+    if is_divided:
+        divide(monkeypatch)
+        monkeypatch.setattr(subprocess, "Popen", _no_process)
+    alternating = itertools.cycle(("sound", "a blank"))
+    paths = tmp_path / "alternating.json", tmp_path / "in_a_row.json"
+    paths[0].write_text(text_of(list(itertools.islice(alternating, 2000))), encoding="utf-8")
+    paths[1].write_text(text_of(["sound"] * 1000 + ["a blank"] * 1000), encoding="utf-8")
+    one_by_one, in_a_row = map(cpu_seconds, paths)
+    assert one_by_one < 5 * in_a_row
+
+
+LONG = 1 << 21
+
+
+@pytest.mark.parametrize(
+    "long",
+    [operator("x" * LONG), operator("x", more=shapes("y" * LONG))],
+    ids=["a name", "a call stack"],
+)
+def test_a_long_text_costs_what_short_ones_cost(tmp_path, long):
+    paths = tmp_path / "long.json", tmp_path / "short.json"
+    paths[0].write_text(paddle(operator("one"), long, operator("two")), encoding="utf-8")
+    paths[1].write_text(paddle(operator("one"), *[operator("x" * 80)] * (LONG // 300)), "utf-8")
+    long_one, short_ones = map(cpu_seconds, paths)
+    assert long_one < 5 * short_ones

@@ -1,0 +1,349 @@
+"""A trace read from JSON is the one that the .pb of the same run holds.
+
+From ppprof's JSON: in every column. From Paddle's: within what Paddle writes, which is
+
+- ``ts`` cut to whole microseconds; so ``start_ns`` may be 1 us off, all of them by the same;
+- ``start_time`` and ``dur`` as float32: lengths are exact below 16 ms, 1 in 10**7 beyond;
+- bytes of a Memset or Memcpy cut to 32 bits; the bandwidth of a copy tells the rest, where it took
+  any time;
+- no context of a Memcpy, and no device properties from a build without GPU;
+- memory events of one microsecond in no order;
+- names up to a NUL.
+
+Where events of no length, or siblings that overlap, share an instant, Paddle's order says nothing
+of who is inside of whom; no recorder makes such.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+import random
+import re
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+import polars.selectors as cs
+import pytest
+from hypothesis import given
+from polars.testing import assert_frame_equal
+
+from ppprof.analysis.profile import Profile
+from ppprof.analysis.summary import VIEWS, summarize
+from ppprof.errors import TraceError
+from ppprof.trace import Trace, json_reader, read, write_paddle_json
+from ppprof.trace.fastpath import fixed_layout, workers
+from tests.fixtures import gpu_traces
+from tests.fixtures.random_traces import traces
+from tests.fixtures.timeline import Thread, span, write
+from tests.trace.paddle.test_json_against_paddle import repaired
+
+TABLES = ("events", "memory", "kernels", "memsets")
+EXACT_NS = 16_000_000
+"""Below it a float32 of microseconds is exact to the nanosecond."""
+
+
+def assert_same(one: Trace, other: Trace) -> None:
+    for name in TABLES:
+        assert_frame_equal(getattr(one, name), getattr(other, name), categorical_as_str=True)
+    for name in ("version", "span", "extra_info", "devices", "lost"):
+        assert getattr(one, name) == getattr(other, name), name
+
+
+def assert_same_as_paddle_writes_it(found: Trace, exact: Trace) -> None:
+    """Everything but what Paddle's writer rounds or leaves out."""
+    assert found.lost == {}
+    assert dict(found.extra_info) == dict(exact.extra_info)
+    late = (found.events["start_ns"] - exact.events["start_ns"]).abs()
+    assert late.max() is None or late.max() < 1000
+    dur, exact_dur = found.events["dur_ns"], exact.events["dur_ns"]
+    short = exact_dur < EXACT_NS
+    assert dur.filter(short).equals(exact_dur.filter(short))
+    assert ((dur - exact_dur).abs() <= exact_dur * 1e-7 + 1).all()
+    rounded = ["start_ns", "dur_ns"]
+    is_copy = pl.col("category") == "Memcpy"
+    is_cut = is_copy & (pl.col("dur_ns") == 0) | (pl.col("category") == "Memset")
+    exact_events = exact.events.with_columns(
+        _until_nul(pl.col("name")).cast(pl.Categorical),
+        bytes=pl.col("bytes") % pl.when(is_cut).then(2**32).otherwise(2**62),
+        context=pl.when(is_copy.not_()).then("context"),
+        step=_step_unless_rounded(exact.events),
+    ).drop(rounded)
+    found_events = found.events.with_columns(
+        step=pl.when(_step_unless_rounded(exact.events).is_not_null()).then("step")
+    )
+    assert_frame_equal(found_events.drop(rounded), exact_events, categorical_as_str=True)
+    assert_frame_equal(found.memsets, exact.memsets)
+    assert_frame_equal(found.kernels, exact.kernels, abs_tol=1e-3)
+    assert_frame_equal(_memory_in_microseconds(found), _memory_in_microseconds(exact))
+
+
+def _step_unless_rounded(events: pl.DataFrame) -> pl.Series:
+    """The steps; null where another thread's event begins within a rounding of a step's ends.
+
+    Its step is the one that it began in, so a microsecond decides.
+    """
+    steps = events.filter(pl.col("category") == "ProfileStep")
+    edges = np.concatenate((steps["start_ns"], steps["start_ns"] + steps["dur_ns"]))
+    start = events["start_ns"].to_numpy()
+    near = (np.abs(start[:, None] - edges[None, :]) < 1000).any(1)
+    elsewhere = events["thread"].is_in(steps["thread"].unique().implode()).not_().fill_null(True)
+    return events["step"].set(pl.Series(near) & elsewhere, None)
+
+
+def _until_nul(name: pl.Expr) -> pl.Expr:
+    return name.cast(pl.String).str.replace(r"\x00.*", "")
+
+
+def _memory_in_microseconds(trace: Trace) -> pl.DataFrame:
+    table = trace.memory.cast({"kind": pl.String, "place": pl.String})
+    return table.with_columns(time_ns=pl.col("time_ns") // 1000).sort(pl.all())
+
+
+@pytest.fixture(
+    params=[
+        *sorted(gpu_traces.SOUND.keys() - {"ties"}),
+        pytest.param("cpu_capture", marks=pytest.mark.jobs),
+    ]
+)
+def both(request, tmp_path):
+    """One trace as Paddle's .pb and as Paddle's own JSON."""
+    from tests.oracles import paddle_tables
+
+    if request.param == "cpu_capture":
+        pb = request.getfixturevalue("cpu_capture") / "capture.pb"
+        return pb, pb.with_suffix(".json")
+    pb = write(tmp_path / "a.pb", *gpu_traces.SOUND[request.param]())
+    paddle_tables.load_result(pb).save(str(tmp_path / "theirs.json"), "json")
+    return pb, tmp_path / "theirs.json"
+
+
+@pytest.mark.paddle
+def test_paddles_json_holds_what_its_pb_does(both):
+    pb, theirs = both
+    assert_same_as_paddle_writes_it(read(theirs), read(pb))
+
+
+@pytest.mark.paddle
+def test_the_tables_from_paddles_json(both):
+    """Times within 1 us an event in them and 1 in 10**6; ratios within one hundredth."""
+    exact, found = (Profile(read(path)) for path in both)
+    for view in VIEWS:
+        tables = [summarize(profile, view) for profile in (found, exact)]
+        texts = [table.select(_until_nul(cs.string() | cs.categorical())) for table in tables]
+        numbers = [table.select(cs.numeric().cast(pl.Float64)) for table in tables]
+        assert_frame_equal(*texts)
+        calls = max(tables[1]["calls"].max() or 1 if "calls" in tables[1].columns else 1, 1)
+        assert_frame_equal(*numbers, rel_tol=1e-2, abs_tol=1000.0 * calls)
+
+
+@pytest.mark.paddle
+@given(threads=traces(ties=False))
+def test_random_traces_in_paddles_json(threads, tmp_path):
+    from tests.oracles import paddle_tables
+
+    pb = write(tmp_path / "a.pb", *threads)
+    paddle_tables.load_result(pb).save(str(tmp_path / "theirs.json"), "json")
+    assert_same_as_paddle_writes_it(read(tmp_path / "theirs.json"), read(pb))
+
+
+@pytest.mark.paddle
+def test_an_event_that_begins_as_another_threads_step_ends(tmp_path):
+    from tests.oracles import paddle_tables
+
+    end = 17_000_187
+    threads = (
+        Thread(31, "first", (span("ProfileStep", "ProfileStep#7", 0, end),)),
+        Thread(11, "other", (span("Operator", "a", end, end + 333_337),)),
+    )
+    pb = write(tmp_path / "a.pb", *threads)
+    paddle_tables.load_result(pb).save(str(tmp_path / "theirs.json"), "json")
+    assert_same_as_paddle_writes_it(read(tmp_path / "theirs.json"), read(pb))
+
+
+def ours(directory: Path, *threads: Thread) -> tuple[Trace, Path]:
+    """A trace and our JSON of it; names as JSON has them, where control characters are visible."""
+    pb = write(directory / "a.pb", *threads)
+    exact = read(pb)
+    write_paddle_json(exact, directory / "ours.json")
+    return exact, directory / "ours.json"
+
+
+@pytest.mark.parametrize("name", [*gpu_traces.SOUND, "no_step", "nothing"])
+def test_our_json_loses_nothing(name, tmp_path):
+    exact, path = ours(tmp_path, *getattr(gpu_traces, name)())
+    assert_same(read(path), _with_visible_names(exact))
+
+
+@given(threads=traces(newer_types=True))
+def test_random_traces_in_our_json(threads, tmp_path):
+    exact, path = ours(tmp_path, *threads)
+    assert_same(read(path), exact)
+
+
+def _with_visible_names(trace: Trace) -> Trace:
+    """No name is empty in JSON, and control characters are written out."""
+    control = {*map(chr, range(32)), "\x7f", "\u2028", "\u2029"}
+    names = [
+        "".join(repr(c)[1:-1] if c in control else c for c in name) or "(no name)"
+        for name in trace.events["name"].to_list()
+    ]
+    names = pl.Series("name", names, pl.Categorical)
+    return dataclasses.replace(trace, events=trace.events.with_columns(names))
+
+
+def dump(content: Any, indent: int = -1) -> str:
+    """JSON of numbers as they are; indent -1 is a line without white space."""
+    text = msgspec.json.Encoder(decimal_format="number").encode(content)
+    return msgspec.json.format(text, indent=indent).decode()
+
+
+VARIANTS = {
+    "one line": dump,
+    "spaced": lambda content: dump(content, indent=0),
+    "indented": lambda content: dump(content, indent=7),
+    "shuffled keys": lambda content: dump(_shuffled(content, random.Random(1))),
+    "further keys": lambda content: dump(_with_further_keys(content)),
+    "a bare list": lambda content: dump(content["traceEvents"]),
+    "events last": lambda content: dump(
+        {key: content[key] for key in sorted(content, key=lambda key: key == "traceEvents")}
+    ),
+    "escaped": lambda content: re.sub(r"[^\x00-\x7f]", _escape, dump(content)),
+    "a mark in front": lambda content: "\ufeff" + dump(content),
+}
+"""The same content in other words."""
+
+
+def _escape(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1]
+
+
+def _shuffled(value: Any, rng: random.Random) -> Any:
+    if isinstance(value, dict):
+        items = [(key, _shuffled(item, rng)) for key, item in value.items()]
+        rng.shuffle(items)
+        return dict(items)
+    return [_shuffled(item, rng) for item in value] if isinstance(value, list) else value
+
+
+def _with_further_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        items = {
+            key: item if key in ("ExtraInfo", "deviceProperties") else _with_further_keys(item)
+            for key, item in value.items()
+        }
+        return {"new": {"of": [1, None, "{"]}, **items, "more": "]}"}
+    return [_with_further_keys(item) for item in value] if isinstance(value, list) else value
+
+
+@pytest.fixture(params=["theirs", "ours"])
+def written(request, tmp_path):
+    """One trace in either dialect."""
+    if request.param == "ours":
+        return ours(tmp_path, *gpu_traces.training())[1]
+    pytest.importorskip("paddle")
+    from tests.oracles import paddle_tables
+
+    pb = write(tmp_path / "a.pb", *gpu_traces.training())
+    paddle_tables.load_result(pb).save(str(tmp_path / "theirs.json"), "json")
+    return tmp_path / "theirs.json"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_fixed_layout_and_general_path_agree(written, variant, monkeypatch, tmp_path):
+    content = repaired(written.read_text(encoding="utf-8"), parse_float=Decimal)
+    content["traceEvents"] = [event for event in content["traceEvents"] if event]
+    path = tmp_path / "other.json"
+    path.write_text(VARIANTS[variant](content), encoding="utf-8")
+    fixed = read(written)
+    monkeypatch.setattr(fixed_layout.Scanner, "add", _no_scanner)
+    general = read(path)
+    assert general.events.height
+    if variant == "a bare list":  # the keys beside it are gone
+        for name in TABLES:
+            assert_frame_equal(
+                getattr(fixed, name), getattr(general, name), categorical_as_str=True
+            )
+    else:
+        assert_same(fixed, general)
+
+
+def _no_scanner(self, block):
+    raise AssertionError("this file is in nobody's layout")
+
+
+def test_known_layouts_are_scanned(written, monkeypatch):
+    """Otherwise the two paths would agree by being one."""
+    decoded = []
+
+    def counted(self, pieces):
+        pieces = list(pieces)
+        decoded.extend(event for _, events in pieces for event in events)
+        add(self, pieces)
+
+    add = json_reader.PaddleColumns.add_decoded
+    monkeypatch.setattr(json_reader.PaddleColumns, "add_decoded", counted)
+    trace = read(written)
+    num_odd = sum(event.ph == "X" for event in decoded)
+    assert num_odd < trace.events.height / 10, [event for event in decoded if event.ph == "X"][:3]
+
+
+def test_packed_is_the_same(written, tmp_path):
+    packed = tmp_path / "named_like.nothing"
+    packed.write_bytes(gzip.compress(written.read_bytes()))
+    assert_same(read(packed), read(written))
+
+
+def test_a_packed_pb_is_the_same(tmp_path):
+    pb = write(tmp_path / "a.pb", *gpu_traces.training())
+    packed = tmp_path / "a.pb.gz"
+    packed.write_bytes(gzip.compress(pb.read_bytes()))
+    assert_same(read(packed), read(pb))
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(TraceError, match=r"damaged gzip: .*read whole or not at all"):
+        read(packed)
+
+
+@pytest.fixture
+def small_stretches(monkeypatch):
+    monkeypatch.setattr(workers, "STRETCH_BYTES", 20_000)
+    monkeypatch.setattr(workers, "HEAD_START_BYTES", 1000)
+    monkeypatch.setattr(workers, "_num_processors", lambda: 3)
+
+
+def test_progress_ends_at_the_end_however_many_read(written, small_stretches):
+    told = []
+    read(written, progress=lambda *of: told.append(of), cache=False)
+    size = written.stat().st_size
+    assert told[-1] == (size, size)
+    assert all(0 <= done <= size and whole == size for done, whole in told)
+
+
+def test_several_processes_read_the_same(written, small_stretches, monkeypatch):
+    whole = read(written)
+    scanned = []
+
+    def counted(self):
+        for found in scanned_by_helpers(self):
+            scanned.append(len(found.parts))
+            yield found
+
+    scanned_by_helpers = workers.Helpers.scanned
+    monkeypatch.setattr(workers.Helpers, "scanned", counted)
+    assert_same(read(written), whole)
+    assert len(scanned) == 2
+    assert all(scanned)
+
+
+@pytest.mark.parametrize(
+    "work", ["raise SystemExit(1)", "print('nonsense')", "import nothing_there"]
+)
+def test_a_process_that_fails_loses_nothing(written, small_stretches, work, monkeypatch):
+    whole = read(written)
+    monkeypatch.setattr(workers, "_WORK", work)
+    assert_same(read(written), whole)

@@ -1,0 +1,141 @@
+"""What is written is what protobuf's own code and Paddle read."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import polars as pl
+import pytest
+from hypothesis import given
+from polars.testing import assert_frame_equal
+
+from ppprof.trace import read, write_paddle_pb
+from tests.fixtures import gpu_traces
+from tests.fixtures.paddle_proto import NodeTrees
+from tests.fixtures.random_traces import traces
+from tests.fixtures.timeline import write
+
+NOT_IN_A_TRACE = {
+    "callback_id",
+    "copy_kind",
+    "src_kind",
+    "dst_kind",
+    "memory_kind",
+    "dynamic_shared_memory",
+    "static_shared_memory",
+    "local_memory_per_thread",
+    "local_memory_total",
+}
+"""Fields that no table has; the reader adds the two kinds of shared memory up."""
+
+
+def assert_same(one, other):
+    for name in ("events", "memory", "kernels", "memsets"):
+        assert_frame_equal(getattr(one, name), getattr(other, name), categorical_as_str=True)
+    for name in ("version", "span", "extra_info", "devices", "lost"):
+        assert getattr(one, name) == getattr(other, name), name
+
+
+@pytest.mark.parametrize("name", [*gpu_traces.SOUND, "no_step", "nothing"])
+def test_every_field_as_protobuf_reads_it(name, tmp_path):
+    source = write(tmp_path / "a.pb", *getattr(gpu_traces, name)())
+    write_paddle_pb(read(source), tmp_path / "b.pb")
+    before, after = (
+        NodeTrees.FromString((tmp_path / file).read_bytes()) for file in ("a.pb", "b.pb")
+    )
+    assert list(_leaves(after)) == list(_leaves(before))
+
+
+def _leaves(trees):
+    """All that is told of each event, thread by thread in the order of their time."""
+    yield trees.version, trees.span_index
+    yield {entry.key: entry.value for entry in trees.extra_info}
+    yield [str(device) for device in trees.device_property]
+    for tree in trees.thread_trees:
+        nodes = {node.id: node for node in tree.host_nodes}
+        told = []
+        for node in tree.host_nodes:
+            above = nodes[node.parentid].host_trace_event if node.parentid != -1 else None
+            told.append(
+                (
+                    str(node.host_trace_event),
+                    str(above),
+                    [
+                        (
+                            _told(launch.runtime_trace_event),
+                            [_told(device.device_event) for device in launch.device_nodes],
+                        )
+                        for launch in node.runtime_nodes
+                    ],
+                    sorted(_told(memory.mem_event) for memory in node.mem_nodes),
+                )
+            )
+        if len(told) > 1 or told[0][2] or told[0][3]:  # nothing tells of an empty thread
+            yield tree.thread_id, sorted(told)
+
+
+def _told(message) -> str:
+    lines = str(message).splitlines()
+    return "\n".join(line for line in lines if line.split(":")[0].strip() not in NOT_IN_A_TRACE)
+
+
+@given(threads=traces(newer_types=True))
+def test_random_traces_come_back(threads, tmp_path):
+    exact = read(write(tmp_path / "a.pb", *threads))
+    write_paddle_pb(exact, tmp_path / "b.pb")
+    assert_same(read(tmp_path / "b.pb"), exact)
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("name", gpu_traces.SOUND)
+def test_paddle_makes_the_same_tables(name, tmp_path):
+    from tests.oracles import paddle_tables
+
+    source = write(tmp_path / "a.pb", *gpu_traces.SOUND[name]())
+    write_paddle_pb(read(source), tmp_path / "b.pb")
+    assert paddle_tables.load(tmp_path / "b.pb").text() == paddle_tables.load(source).text()
+
+
+def with_first_collective(trace, **columns):
+    """The trace with other values in the first collective."""
+    is_first = pl.int_range(pl.len()) == trace.events["category"].eq("Communication").arg_max()
+    plain = trace.events.with_columns(pl.col("name").cast(pl.String))
+    changed = plain.with_columns(
+        pl.when(is_first).then(pl.lit(value)).otherwise(pl.col(column)).alias(column)
+        for column, value in columns.items()
+    )
+    return dataclasses.replace(trace, events=changed.cast(trace.events.schema))
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("all_reduce", "all_reduce[group=3 bytes=64 peers=0,1]"),
+        ("isend.wait", "wait[op=isend group=3 bytes=64 peers=0,1]"),
+        ("c10d::allreduce_", "c10d::allreduce_[group=3 bytes=64 peers=0,1]"),
+        ("a.b.c", "a.b.c[group=3 bytes=64 peers=0,1]"),
+    ],
+)
+def test_facts_of_collectives_go_into_their_names_and_out_again(name, written, tmp_path):
+    exact = read(write(tmp_path / "a.pb", *gpu_traces.training()))
+    trace = with_first_collective(exact, name=name, group=3, bytes=64, peers="0,1")
+    assert write_paddle_pb(trace, tmp_path / "b.pb") == {}
+    assert_same(read(tmp_path / "b.pb"), trace)
+    assert written.encode() in (tmp_path / "b.pb").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["x[]", "not one", ""])
+def test_facts_that_a_name_cannot_carry_are_counted(name, tmp_path):
+    exact = read(write(tmp_path / "a.pb", *gpu_traces.training()))
+    trace = with_first_collective(exact, name=name, group=3, bytes=64, peers="0,1")
+    assert write_paddle_pb(trace, tmp_path / "b.pb") == {"events whose facts are not told": 1}
+    bare = with_first_collective(exact, name=name, group=None, bytes=None, peers=None)
+    assert_same(read(tmp_path / "b.pb"), bare)
+
+
+def test_a_failure_leaves_no_file(tmp_path, monkeypatch):
+    exact = read(write(tmp_path / "a.pb", *gpu_traces.training()))
+    monkeypatch.setattr("ppprof.trace.paddle.pb_writer._threads", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_paddle_pb(exact, tmp_path / "b.pb")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pb"]
