@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import gpu_job
 from benchmarks.trace_reading import Measured, Reader, machine, measure
-from ppprof.analysis.alignment import Node, align
+from ppprof.analysis.diff.tree_alignment import Node, align
 
 SIZES_MB = (20, 100)
 LOADED, COMPARED = "both traces loaded", "ppprof diff"

@@ -13,12 +13,12 @@ import polars as pl
 
 from ppprof.analysis.advice import Case
 from ppprof.analysis.advice import advise as findings_of
-from ppprof.analysis.breakdown import breakdown
-from ppprof.analysis.cluster import Cluster, Examined, examined_of
-from ppprof.analysis.findings import Finding
-from ppprof.analysis.profile import Profile
-from ppprof.analysis.steps import Steps
-from ppprof.analysis.symptoms import Symptoms, joined, symptoms
+from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.advice.indicators import Symptoms, joined, symptoms
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.steps import Steps
+from ppprof.analysis.ranks.cluster import Cluster, Examined, examined_of
+from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.errors import InputError, UsageError
 from ppprof.run import Run
 from ppprof.topology import RankSelector, Topology

@@ -13,13 +13,13 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis import costs as of_window
-from ppprof.analysis.costs import Costs, Device, costs
-from ppprof.analysis.diff import PARTS, Diff, Side
-from ppprof.analysis.modules import MODULES
-from ppprof.analysis.naming import Naming, normalized
-from ppprof.analysis.ranks import join_ranks
-from ppprof.analysis.steps import Steps
+from ppprof.analysis.diff import costs as of_window
+from ppprof.analysis.diff.costs import Costs, Device, costs
+from ppprof.analysis.diff.diff import PARTS, Diff, Side
+from ppprof.analysis.diff.naming import Naming, normalized
+from ppprof.analysis.modules.module_tree import MODULES
+from ppprof.analysis.profile.steps import Steps
+from ppprof.analysis.ranks.step_table import join_ranks
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import located, read_small
 from ppprof.reading import Worked
@@ -143,7 +143,7 @@ def side_of(
 
     Args:
         run: the run.
-        made: `ppprof.analysis.costs.costs` of the windows chosen; none of a run without traces.
+        made: `ppprof.analysis.diff.costs.costs` of the windows chosen; none of a run without traces.
         ranks: which ranks these are.
         window: which window, if it is one.
         wanted: only these steps.
@@ -377,5 +377,5 @@ def _known_names() -> dict[str, str]:
 
     from importlib.resources import files
 
-    source = files("ppprof.analysis").joinpath("operator_names.yaml")
+    source = files("ppprof.analysis.diff").joinpath("operator_names.yaml")
     return _names(source.read_text("utf-8"), "operator_names.yaml")

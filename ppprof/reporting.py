@@ -16,13 +16,13 @@ import polars as pl
 
 from ppprof.advising import case_of
 from ppprof.analysis.advice import advise
-from ppprof.analysis.cluster import Cluster
-from ppprof.analysis.diff import Diff, Side
-from ppprof.analysis.matching import on_reference
-from ppprof.analysis.picture import Picture
-from ppprof.analysis.portrait import Details, Portrait, portray
-from ppprof.analysis.profile import PHASES
-from ppprof.analysis.steps import Steps
+from ppprof.analysis.diff.diff import Diff, Side
+from ppprof.analysis.profile.profile import PHASES
+from ppprof.analysis.profile.steps import Steps
+from ppprof.analysis.ranks.cluster import Cluster
+from ppprof.analysis.ranks.matching import on_reference
+from ppprof.analysis.report_data.rank import Details, Portrait, portray
+from ppprof.analysis.report_data.run import Picture
 from ppprof.compare import diff, measured, side_of
 from ppprof.errors import InputError, UsageError
 from ppprof.reading import Worked

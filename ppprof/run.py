@@ -20,13 +20,19 @@ from typing import Any
 import polars as pl
 
 from ppprof import rundir
-from ppprof.analysis.across import by_name, by_rank, check_across, comparable, of_rank
-from ppprof.analysis.cluster import Cluster, Examined, examine
-from ppprof.analysis.matching import align, collectives, placed
-from ppprof.analysis.profile import Options, Profile
-from ppprof.analysis.ranks import PLACES, group_steps, join_ranks, of_window
-from ppprof.analysis.steps import Steps, select_steps
-from ppprof.analysis.summary import VIEWS, summarize
+from ppprof.analysis.profile.profile import Options, Profile
+from ppprof.analysis.profile.steps import Steps, select_steps
+from ppprof.analysis.ranks.cluster import Cluster, Examined, examine
+from ppprof.analysis.ranks.matching import align, collectives, placed
+from ppprof.analysis.ranks.step_table import PLACES, group_steps, join_ranks, of_window
+from ppprof.analysis.summaries.across_ranks import (
+    by_name,
+    by_rank,
+    check_across,
+    comparable,
+    of_rank,
+)
+from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.clocks import Clock, Clocks, Reading, read_clocks
 from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.paths import located, reaching
@@ -279,7 +285,7 @@ class Run:
             run.across(["op"], "name").tables["op"]     # what differs most between ranks on top
 
         Args:
-            views: some of `ppprof.analysis.across.ACROSS`.
+            views: some of `ppprof.analysis.summaries.across_ranks.ACROSS`.
             by: ``rank`` (a row a name and rank) or ``name`` (a row a name: minimum, median,
                 maximum and spread over the ranks).
             window: which window; can be left out where there is only one.
@@ -289,7 +295,7 @@ class Run:
                 Of ``name``, which number is compared.
 
         Returns:
-            Columns as `ppprof.analysis.across.by_rank` and `by_name` document them. A rank that
+            Columns as `ppprof.analysis.summaries.across_ranks.by_rank` and `by_name` document them. A rank that
             should have recorded and did not, or that cannot be read, is left out, and told; so is
             it when ranks have different steps.
 
@@ -583,7 +589,7 @@ class Run:
         """All ranks together, of what each was found to be; see `cluster`.
 
         Args:
-            examined: `ppprof.analysis.cluster.examine` of some windows.
+            examined: `ppprof.analysis.ranks.cluster.examine` of some windows.
             wanted: only these steps.
 
         Raises:

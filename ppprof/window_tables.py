@@ -10,8 +10,8 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.profile import Options
-from ppprof.analysis.steps import Steps
+from ppprof.analysis.profile.profile import Options
+from ppprof.analysis.profile.steps import Steps
 from ppprof.errors import InputError
 from ppprof.recordings import Recording
 from ppprof.report.data import read_document
@@ -31,7 +31,7 @@ class WindowTables:
     lost: Mapping[str, int]
     """What of the file could not be used, kind -> how many."""
     tables: Mapping[str, pl.DataFrame]
-    """By view, in the order of `ppprof.analysis.summary.VIEWS`."""
+    """By view, in the order of `ppprof.analysis.summaries.views.VIEWS`."""
 
     def identity(self) -> dict[str, Any]:
         """What says which window this is, for `ppprof.report.data.document`."""
@@ -51,7 +51,7 @@ class AcrossRanks:
     """Some tables of one window over several ranks, and what they were made from."""
 
     by: str
-    """One of `ppprof.analysis.across.WAYS`."""
+    """One of `ppprof.analysis.summaries.across_ranks.WAYS`."""
     window: int
     sorted_by: str
     """The sort key in force."""
@@ -60,7 +60,7 @@ class AcrossRanks:
     left_out: Sequence[int]
     """Ranks that should be there and are not, or cannot be read."""
     tables: Mapping[str, pl.DataFrame]
-    """By view, in the order of `ppprof.analysis.summary.VIEWS`."""
+    """By view, in the order of `ppprof.analysis.summaries.views.VIEWS`."""
 
     @property
     def steps(self) -> list[int]:

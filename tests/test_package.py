@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = Path(ppprof.__file__).parent
 DATA = {
     "py.typed",
-    "analysis/operator_names.yaml",
+    "analysis/diff/operator_names.yaml",
     "report/html/echarts.min.js",
     "report/html/en.yaml",
     "report/html/zh.yaml",

@@ -15,8 +15,8 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import ppprof
-from ppprof.analysis.profile import Options, Profile
-from ppprof.analysis.summary import VIEWS, summarize
+from ppprof.analysis.profile.profile import Options, Profile
+from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from ppprof.advising import advise as findings_of
-from ppprof.analysis.findings import Finding
-from ppprof.analysis.steps import Steps
+from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.profile.steps import Steps
 from ppprof.cli import executors
 from ppprof.cli.options import Checks, add_cache, add_part, add_ranks, opened, whole_number
 from ppprof.report.data import dumps

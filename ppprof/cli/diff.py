@@ -11,9 +11,9 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.diff import KERNEL_VALUES, OPERATOR_VALUES, Diff
-from ppprof.analysis.gate import Outcome, Rule, check
-from ppprof.analysis.steps import Steps
+from ppprof.analysis.diff.diff import KERNEL_VALUES, OPERATOR_VALUES, Diff
+from ppprof.analysis.diff.gate import Outcome, Rule, check
+from ppprof.analysis.profile.steps import Steps
 from ppprof.cli import executors
 from ppprof.cli.merge import nanoseconds
 from ppprof.cli.options import (

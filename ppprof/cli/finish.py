@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ppprof import rundir
-from ppprof.analysis.profile import Options, Profile
+from ppprof.analysis.profile.profile import Options, Profile
 from ppprof.cli.terminal import tell
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError, UsageError

@@ -7,7 +7,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from ppprof.analysis.steps import Steps
+from ppprof.analysis.profile.steps import Steps
 from ppprof.cli.options import add_cache, opened
 from ppprof.cli.terminal import problem_of_output, tell
 from ppprof.errors import UsageError

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ppprof.analysis.cluster import Cluster
-from ppprof.analysis.matching import offsets_by_starts
-from ppprof.analysis.ranks import GROUPS, group_steps, slowest
-from ppprof.analysis.steps import Steps
+from ppprof.analysis.profile.steps import Steps
+from ppprof.analysis.ranks.cluster import Cluster
+from ppprof.analysis.ranks.matching import offsets_by_starts
+from ppprof.analysis.ranks.step_table import GROUPS, group_steps, slowest
 from ppprof.cli import executors
 from ppprof.cli.options import Checks, add_cache, add_part, add_ranks, opened, whole_number
 from ppprof.cli.terminal import tell

@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 from typing import Any
 
-from ppprof.analysis.steps import Steps
+from ppprof.analysis.profile.steps import Steps
 from ppprof.cli import executors
 from ppprof.cli.options import (
     Checks,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from ppprof.analysis.across import ACROSS, WAYS, check_across
-from ppprof.analysis.profile import Options
-from ppprof.analysis.steps import Steps
-from ppprof.analysis.summary import VIEWS
+from ppprof.analysis.profile.profile import Options
+from ppprof.analysis.profile.steps import Steps
+from ppprof.analysis.summaries.across_ranks import ACROSS, WAYS, check_across
+from ppprof.analysis.summaries.views import VIEWS
 from ppprof.cli.options import (
     add_cache,
     add_output,
@@ -121,7 +121,7 @@ class _Request:
     """None: as the run's config, and so are rank and what ``settings`` leaves out."""
     rank: int | str | None
     by: str | None
-    """One of `ppprof.analysis.across.WAYS`; None: a table a rank."""
+    """One of `ppprof.analysis.summaries.across_ranks.WAYS`; None: a table a rank."""
     window: int | None
     steps: str | None
     settings: Mapping[str, Any]

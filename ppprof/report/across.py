@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import polars as pl
 
-from ppprof.analysis.summary import VIEWS
+from ppprof.analysis.summaries.views import VIEWS
 from ppprof.report.grid import Column, Grid, Line
 from ppprof.report.text import Layout, Row, kernel_name, percent
 from ppprof.trace.remote_calls import call_of
@@ -64,7 +64,7 @@ def draw_across(
     coordinates: Mapping[int, str | None],
     layout: Layout,
 ) -> str:
-    """Tables of `ppprof.analysis.across` as text, in Paddle's order; those without rows are nothing.
+    """Tables of `ppprof.analysis.summaries.across_ranks` as text, in Paddle's order; those without rows are nothing.
 
     Args:
         tables: by view.

@@ -9,8 +9,8 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.profile import Options, Profile
-from ppprof.analysis.summary import VIEWS, summarize
+from ppprof.analysis.profile.profile import Options, Profile
+from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.errors import InputError
 from ppprof.paths import reaching, read_small
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, empty

@@ -8,9 +8,9 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.diff import KERNEL_VALUES, OPERATOR_VALUES, Diff
-from ppprof.analysis.gate import Outcome
-from ppprof.analysis.module_changes import UNKNOWN
+from ppprof.analysis.diff.diff import KERNEL_VALUES, OPERATOR_VALUES, Diff
+from ppprof.analysis.diff.gate import Outcome
+from ppprof.analysis.diff.module_changes import UNKNOWN
 from ppprof.report.grid import Column, Grid, Line
 from ppprof.report.markdown import code
 from ppprof.report.text import Layout

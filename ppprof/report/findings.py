@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.advice import RULES
-from ppprof.analysis.findings import Finding
+from ppprof.analysis.advice.finding import Finding
 from ppprof.errors import UsageError
 from ppprof.report.data import SCHEMA_VERSION
 from ppprof.report.markdown import code
@@ -32,7 +32,7 @@ class FindingRow:
 
     rule: str
     severity: str
-    """As `ppprof.analysis.findings.SEVERITIES` has it; ``severity_text`` in the language."""
+    """As `ppprof.analysis.advice.finding.SEVERITIES` has it; ``severity_text`` in the language."""
     severity_text: str
     title: str
     cost_ns: float | None
@@ -40,7 +40,7 @@ class FindingRow:
     cost_text: str
     """``costs 4 ms a step (48.0%)``."""
     confidence: str
-    """As `ppprof.analysis.findings.CONFIDENCES` has it; ``confidence_text`` in the language."""
+    """As `ppprof.analysis.advice.finding.CONFIDENCES` has it; ``confidence_text`` in the language."""
     confidence_text: str
     what: str
     """What was found."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 
-from ppprof.analysis.cluster import Cluster
-from ppprof.analysis.ranks import PLACES
+from ppprof.analysis.ranks.cluster import Cluster
+from ppprof.analysis.ranks.step_table import PLACES
 from ppprof.clocks import Clock
 from ppprof.report.grid import Column, Grid, Line
 from ppprof.report.text import Layout
@@ -112,7 +112,7 @@ _MEMBERS = 6
 
 
 def draw_groups(cluster: Cluster, layout: Layout, limit: int = 20) -> str:
-    """The table of `ppprof.analysis.arrivals.by_group`; the groups that wait longest."""
+    """The table of `ppprof.analysis.ranks.arrivals.by_group`; the groups that wait longest."""
     lines: list[Line] = []
     for row in cluster.groups.head(limit).iter_rows(named=True):
         verdicts = [f"{row[name] / row['calls']:.0%}" for name in _VERDICTS]

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import polars as pl
 
-from ppprof.analysis.profile import Profile
-from ppprof.analysis.summary import VIEWS, summarize
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.calls import REMOTE
 from ppprof.errors import UsageError
 from ppprof.report.grid import Column, Grid, Line

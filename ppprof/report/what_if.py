@@ -35,7 +35,7 @@ M_S: share of the last stage. Near 100%: its part of the model is too large.
 
 
 def render_what_if(table: pl.DataFrame, layout: Layout | None = None) -> str:
-    """What `ppprof.analysis.what_if.what_if` gave, as text; empty where it has no rows."""
+    """What `ppprof.analysis.ranks.what_if.what_if` gave, as text; empty where it has no rows."""
     if table.is_empty():
         return ""
     layout = layout or Layout()

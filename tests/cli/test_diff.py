@@ -9,7 +9,7 @@ import json
 import pytest
 
 from ppprof.cli import main
-from tests.analysis.test_diff import run, step_lines
+from tests.analysis.diff.test_diff import run, step_lines
 from tests.fixtures.models import Layer, gpt, training
 from tests.fixtures.timeline import write
 from tests.fixtures.words import words

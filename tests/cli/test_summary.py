@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import tqdm
 
-from ppprof.analysis.profile import Options, Profile
-from ppprof.analysis.summary import VIEWS, summarize
+from ppprof.analysis.profile.profile import Options, Profile
+from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.cli import main, summary
 from ppprof.config import ProfilerConfig
 from ppprof.report.text import Layout, render

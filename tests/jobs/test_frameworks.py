@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.analysis.diff import Diff
+from ppprof.analysis.diff.diff import Diff
 from ppprof.run import Run
 from tests.fixtures import small_net
 from tests.jobs.launching import ROOT

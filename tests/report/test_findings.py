@@ -11,7 +11,7 @@ import pytest
 
 import ppprof
 from ppprof.analysis.advice import RULES
-from ppprof.analysis.findings import CONFIDENCES, SEVERITIES, Finding
+from ppprof.analysis.advice.finding import CONFIDENCES, SEVERITIES, Finding
 from ppprof.errors import UsageError
 from ppprof.report.findings import (
     LANGUAGES,
@@ -24,7 +24,7 @@ from ppprof.report.findings import (
     rows,
     rules_markdown,
 )
-from tests.analysis.test_advice import TRIGGERS, run
+from tests.analysis.advice.test_advice import TRIGGERS, run
 
 PAGE = Path(__file__).parents[2] / "docs/advice.md"
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.analysis.what_if import WHAT_IF
+from ppprof.analysis.ranks.what_if import WHAT_IF
 from ppprof.report.text import Layout
 from ppprof.report.what_if import render_what_if
 

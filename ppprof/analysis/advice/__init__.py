@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ppprof.analysis.advice import inputs, launches, memory, trust, waiting, work
-from ppprof.analysis.advice.case import Case
-from ppprof.analysis.findings import LEAST_RATIO, SEVERITIES, Finding
-from ppprof.analysis.significance import LEAST_STEPS
-from ppprof.analysis.symptoms import TINY_NS
+from ppprof.analysis.advice.evidence import Case
+from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding
+from ppprof.analysis.advice.indicators import TINY_NS
+from ppprof.analysis.diff.significance import LEAST_STEPS
 
 __all__ = ["RULES", "Case", "Rule", "advise"]
 

@@ -6,8 +6,8 @@ import math
 
 import polars as pl
 
-from ppprof.analysis.advice.case import Case
-from ppprof.analysis.findings import Finding
+from ppprof.analysis.advice.evidence import Case
+from ppprof.analysis.advice.finding import Finding
 
 MOST_WORKERS = 16
 """Proposed for a rank: a machine of 8 devices rarely has more than 16 cores for each."""

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from ppprof.analysis.advice.case import Case
-from ppprof.analysis.findings import LEAST_RATIO, Finding
-from ppprof.analysis.symptoms import TINY_NS
+from ppprof.analysis.advice.evidence import Case
+from ppprof.analysis.advice.finding import LEAST_RATIO, Finding
+from ppprof.analysis.advice.indicators import TINY_NS
 
 LEAST_UPDATES = 16
 """Of parameters in a step: with fewer there is nothing to fuse."""

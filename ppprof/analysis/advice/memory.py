@@ -7,8 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.advice.case import Case
-from ppprof.analysis.findings import Finding
+from ppprof.analysis.advice.evidence import Case
+from ppprof.analysis.advice.finding import Finding
 
 NEAR_RATIO = 0.90
 """Of a device's memory: from here on a longer sequence ends the job (Paddle's own pool stops at 92%
@@ -28,7 +28,7 @@ FILLED_RATIO = 0.75
 
 
 def held(case: Case) -> pl.DataFrame:
-    """A row a rank and device of known size: rank, `ppprof.analysis.symptoms.MEMORY` and more."""
+    """A row a rank and device of known size: rank, `ppprof.analysis.advice.indicators.MEMORY` and more."""
     parts = [
         of.memory.select(pl.lit(rank, pl.Int64).alias("rank"), pl.all())
         for rank, of in sorted(case.symptoms.items())

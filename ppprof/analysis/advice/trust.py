@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.analysis.advice.case import Case
-from ppprof.analysis.findings import Finding
-from ppprof.analysis.significance import LEAST_STEPS, step_change
+from ppprof.analysis.advice.evidence import Case
+from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.diff.significance import LEAST_STEPS, step_change
 
 WARM_UP_RATIO = 1.5
 """Times the median of the others: compiling, autotuning and growing pools make a first step several
@@ -23,7 +23,7 @@ OVERHEAD_MAJOR, OVERHEAD_MODERATE, OVERHEAD_MINOR = 0.50, 0.25, 0.10
 a step are still right within that; beyond half, operators that are many and short look dear."""
 
 FEW_STEPS = 3
-"""Fewer show nothing that would be there step after step (`ppprof.analysis.stragglers`)."""
+"""Fewer show nothing that would be there step after step (`ppprof.analysis.ranks.stragglers`)."""
 
 _MOST_STEPS = 200
 """Outside of windows that are compared, the latest."""

@@ -6,9 +6,9 @@ import re
 
 import polars as pl
 
-from ppprof.analysis.advice.case import Case
+from ppprof.analysis.advice.evidence import Case
+from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.inputs import loading
-from ppprof.analysis.findings import Fact, Finding
 
 ALL_OF_IT = 0.5
 """From this part of a slow rank's excess on, data that it waits for is what makes it slow."""

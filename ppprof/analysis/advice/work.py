@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.analysis.advice.case import Case
+from ppprof.analysis.advice.evidence import Case
+from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.advice.memory import fullest
 from ppprof.analysis.advice.waiting import num_micro_batches, scheduled_bubble
-from ppprof.analysis.findings import Finding
 
 ROOM_RATIO = 0.5
 """Of a device's memory: where not even this much was ever held, activations may well fit."""

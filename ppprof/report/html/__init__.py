@@ -18,7 +18,7 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from ppprof.analysis.picture import Picture
+from ppprof.analysis.report_data.run import Picture
 from ppprof.errors import UsageError
 from ppprof.report.html.charts import chart_data
 from ppprof.report.html.sections import headline, sections

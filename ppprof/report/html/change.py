@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from ppprof.analysis.diff import Diff
-from ppprof.analysis.picture import Picture
-from ppprof.analysis.significance import Change
+from ppprof.analysis.diff.diff import Diff
+from ppprof.analysis.diff.significance import Change
+from ppprof.analysis.report_data.run import Picture
 from ppprof.report.diff import Shown, tables
 from ppprof.report.html.blocks import (
     MOST_ROWS,

@@ -7,9 +7,9 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.matching import on_reference
-from ppprof.analysis.module_changes import UNKNOWN
-from ppprof.analysis.picture import Picture
+from ppprof.analysis.diff.module_changes import UNKNOWN
+from ppprof.analysis.ranks.matching import on_reference
+from ppprof.analysis.report_data.run import Picture
 from ppprof.report.html.sections import has_pipeline, label, typical_step
 from ppprof.report.html.words import Words
 

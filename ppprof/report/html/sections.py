@@ -8,8 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.module_changes import UNKNOWN
-from ppprof.analysis.picture import Picture
+from ppprof.analysis.diff.module_changes import UNKNOWN
+from ppprof.analysis.report_data.run import Picture
 from ppprof.report import findings
 from ppprof.report.html.blocks import (
     Advice,

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.analysis.profile import Options, Profile
-from ppprof.analysis.summary import VIEWS, summarize
+from ppprof.analysis.profile.profile import Options, Profile
+from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.trace.kineto.columns import KinetoArgs, KinetoEvent
 from ppprof.trace.kineto.events import kineto_trace
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace

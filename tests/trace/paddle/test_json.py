@@ -33,8 +33,8 @@ import pytest
 from hypothesis import given
 from polars.testing import assert_frame_equal
 
-from ppprof.analysis.profile import Profile
-from ppprof.analysis.summary import VIEWS, summarize
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.errors import TraceError
 from ppprof.trace import Trace, json_reader, read, write_paddle_json
 from ppprof.trace.fastpath import fixed_layout, workers

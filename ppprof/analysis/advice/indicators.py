@@ -1,0 +1,365 @@
+"""What `ppprof.analysis.advice` needs of one rank's window beyond what `Cluster` holds: small tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.profile.grouping import intervals_of, matching
+from ppprof.analysis.profile.intervals import (
+    Int64,
+    Intervals,
+    covered_within,
+    difference,
+    intersection,
+    together,
+)
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.ranks.step_breakdown import numbered_steps, stepping, waiting_of
+
+TINY_NS = 10_000
+"""A kernel that is shorter is over before the next is launched: a launch from Python takes Paddle some
+10 us, of which ``cudaLaunchKernel`` alone is about 5."""
+
+_NAMES = 20
+"""Names that a table of names holds at the most, the largest."""
+
+_UPDATES = r"^(merged_|fused_)?(adamw?|sgd|momentum|lamb|adagrad|rmsprop|adadelta|adamax)_?( |$)"
+"""Operators that update parameters; a name ends where `` dygraph`` begins."""
+
+_COPIES = "^gpumemcpysync"
+"""Paddle's span around a copy for which the host waits (paddle/phi/core/memory/memcpy.cc)."""
+
+_SYNCHRONOUS = r"^cuda(memcpy|memcpy2d)(_v\d+)?$"
+"""Runtime calls that return when the copy is done."""
+
+STEPS = {
+    "step": pl.Int64,
+    "num_micro_batches": pl.Int64,
+    "num_kernels": pl.Int64,
+    "num_tiny_kernels": pl.Int64,
+    "idle_ns": pl.Int64,
+    "idle_after_copies_ns": pl.Int64,
+    "idle_in_optimizer_ns": pl.Int64,
+    "idle_between_tiny_ns": pl.Int64,
+    "num_blocking_copies": pl.Int64,
+    "blocking_copies_ns": pl.Int64,
+    "accumulation_ns": pl.Int64,
+    "recompute_ns": pl.Int64,
+    "optimizer_ns": pl.Int64,
+    "optimizer_overhead_ns": pl.Int64,
+    "num_updates": pl.Int64,
+}
+"""A row a step. ``num_micro_batches`` are Backward phases. ``idle``: no device has anything to do and
+the host does not wait (`ppprof.analysis.ranks.step_breakdown`'s host_bound), of which disjoint parts follow a
+blocking copy, lie among the updates of parameters, and lie between two tiny kernels; null without device events.
+``accumulation``: Global minus Local of gradient nodes; ``recompute``: Forward in Backward; of devices
+where there are some. ``optimizer_overhead``: from the first to the last update of parameters, outside
+of kernels; null where nothing tells, and with device events. ``num_updates``: operators that update parameters."""
+
+NAMES = {
+    "step": pl.Int64,
+    "what": pl.String,
+    "name": pl.String,
+    "calls": pl.Int64,
+    "time_ns": pl.Int64,
+}
+"""``what``: kernel (a tiny one), copy (by the operator or layer around it), accumulation (a gradient
+node), optimizer (an operator)."""
+
+MEMORY = {
+    "place": pl.String,
+    "peak_allocated_bytes": pl.Int64,
+    "peak_reserved_bytes": pl.Int64,
+    "total_bytes": pl.Int64,
+}
+"""A row a place; ``total_bytes`` of its device, null where nobody tells."""
+
+
+class Symptoms(NamedTuple):
+    """Of one rank's window, or of several joined."""
+
+    steps: pl.DataFrame
+    """Columns of `STEPS`."""
+    names: pl.DataFrame
+    """Columns of `NAMES`."""
+    memory: pl.DataFrame
+    """Columns of `MEMORY`."""
+
+    def of_steps(self, steps: Iterable[int]) -> Symptoms:
+        """Without what is of other steps; memory is of the whole."""
+        wanted = pl.col("step").is_in(list(steps))
+        return Symptoms(self.steps.filter(wanted), self.names.filter(wanted), self.memory)
+
+
+def symptoms(profile: Profile) -> Symptoms:
+    """One rank's window.
+
+    Args:
+        profile: the window.
+
+    Returns:
+        Tables without rows where it has no steps.
+    """
+    if not profile.steps:
+        return joined(())
+    window = _Window(profile)
+    columns: dict[str, Int64 | None] = {
+        "num_micro_batches": window.counted(window.phase("Backward")["row"].to_numpy()),
+        **window.device_columns(),
+        **window.gradient_columns(),
+        **window.optimizer_columns(),
+    }
+    steps = pl.DataFrame(
+        {"step": window.steps["step"], **{name: columns[name] for name in list(STEPS)[1:]}}, STEPS
+    )
+    steps = steps.group_by("step").agg(_sum(name) for name in list(STEPS)[1:]).sort("step")
+    return Symptoms(steps, pl.concat([pl.DataFrame(schema=NAMES), *window.names]), _memory(profile))
+
+
+def joined(parts: Sequence[Symptoms]) -> Symptoms:
+    """Several windows of a rank."""
+    steps = pl.concat([pl.DataFrame(schema=STEPS), *(part.steps for part in parts)])
+    names = pl.concat([pl.DataFrame(schema=NAMES), *(part.names for part in parts)])
+    memory = pl.concat([pl.DataFrame(schema=MEMORY), *(part.memory for part in parts)])
+    peaks = [pl.col(name).max() for name in list(MEMORY)[1:]]
+    return Symptoms(steps, names, memory.group_by("place", maintain_order=True).agg(peaks))
+
+
+def _sum(name: str) -> pl.Expr:
+    return pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()).alias(name)
+
+
+class _Window:
+    """What the columns of a window are made from."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile, self.tree = profile, profile.tree
+        self.steps = numbered_steps(profile).sort("start_ns")
+        self.extents = intervals_of(self.steps)
+        self.step_of_host = profile.trace.events["step"].slice(0, self.tree.hosts.height)
+        self.on_device = not self.tree.devices.is_empty()
+        self.names: list[pl.DataFrame] = []
+
+    def phase(self, category: str) -> pl.DataFrame:
+        """Outermost spans of a phase."""
+        return self.profile.outermost.filter(pl.col("category") == category)
+
+    def hosts(self, rows: Int64) -> pl.DataFrame:
+        """Some host events, with their step."""
+        return self.tree.hosts[rows].with_columns(step=self.step_of_host.gather(rows))
+
+    def counted(self, rows: Int64) -> Int64:
+        """How many of some host events are of each step."""
+        return self.at_steps(self.step_of_host.gather(rows), np.ones(len(rows), np.int64))
+
+    def at_steps(self, step: pl.Series, values: Int64) -> Int64:
+        """Values added up by step; what is of none, or of one that is not here, is left out."""
+        by = pl.DataFrame({"step": step, "value": values}).drop_nulls("step")
+        sums = by.group_by("step").agg(pl.col("value").sum())
+        # A step's number may be there twice: what is of it counts once.
+        first = self.steps.select("step", first=pl.col("step").is_first_distinct())
+        found = first.join(sums, on="step", how="left", maintain_order="left")
+        value = pl.when("first").then("value").fill_null(0).cast(pl.Int64)
+        return found.select(value).to_series().to_numpy()
+
+    def within(self, instants: Intervals) -> Int64:
+        """How much of a union lies in each step."""
+        return covered_within(instants, *self.extents)
+
+    def tell(self, what: str, events: pl.DataFrame) -> None:
+        """Adds rows of `NAMES`; events have step, name and time_ns."""
+        events = events.drop_nulls("step").with_columns(pl.col("name").cast(pl.String))
+        rows = events.group_by("step", "name").agg(
+            calls=pl.len().cast(pl.Int64), time_ns=pl.col("time_ns").sum()
+        )
+        totals = rows.group_by("name").agg(pl.col("time_ns").sum())
+        largest = totals.sort("time_ns", "name", descending=[True, False]).head(_NAMES)["name"]
+        chosen = rows.filter(pl.col("name").is_in(largest.implode())).sort("step", "name")
+        self.names.append(chosen.select(pl.lit(what).alias("what"), pl.all()).select(*NAMES))
+
+    @cached_property
+    def updating(self) -> Intervals:
+        """From the first to the last update of parameters, in each Optimization.
+
+        Optimization   ##############
+        operators      norm scale  u u u u       u: adamw
+        out                        =======
+        """
+        spans = self.phase("Optimization").sort("start_ns")
+        hosts = self.tree.hosts
+        below = self.tree.below(spans["row"].to_numpy())
+        updates = hosts.filter(
+            pl.Series(below)
+            & (pl.col("category") == "Operator")
+            & matching(hosts["name"], _UPDATES)
+        )
+        at = np.searchsorted(spans["start_ns"].to_numpy(), updates["start_ns"].to_numpy(), "right")
+        extents = updates.group_by(at=pl.Series(at)).agg(
+            pl.col("start_ns").min(), pl.col("end_ns").max()
+        )
+        return together(intervals_of(extents))
+
+    def device_columns(self) -> dict[str, Int64 | None]:
+        """Kernels, copies, and why no device has anything to do."""
+        if not self.on_device:
+            nothing = dict.fromkeys(name for name in STEPS if name.startswith("idle_"))
+            counts = (
+                "num_kernels",
+                "num_tiny_kernels",
+                "num_blocking_copies",
+                "blocking_copies_ns",
+            )
+            return {**nothing, **dict.fromkeys(counts)}
+        events = self.profile.trace.events
+        kernels = events.filter(pl.col("category") == "Kernel")
+        tiny = kernels.filter(pl.col("dur_ns") < TINY_NS)
+        self.tell("kernel", tiny.select("step", "name", time_ns="dur_ns"))
+        copies = self._blocking_copies()
+        devices = intervals_of(self.tree.devices)
+        threads = self.steps["thread"].unique()
+        loading = stepping(self.profile, "Dataloader", threads)
+        busy = together(devices, waiting_of(self.profile, threads), loading)
+        idle = difference(self.extents, busy)
+        after = _holding(idle, np.sort(copies["end_ns"].to_numpy()))
+        rest = difference(idle, after)
+        in_optimizer = intersection(rest, self.updating)
+        between = difference(_between_tiny(rest, self.tree.devices), in_optimizer)
+        ones = np.ones(kernels.height, np.int64)
+        return {
+            "num_kernels": self.at_steps(kernels["step"], ones),
+            "num_tiny_kernels": self.at_steps(tiny["step"], np.ones(tiny.height, np.int64)),
+            "idle_ns": self.within(idle),
+            "idle_after_copies_ns": self.within(after),
+            "idle_in_optimizer_ns": self.within(in_optimizer),
+            "idle_between_tiny_ns": self.within(between),
+            "num_blocking_copies": self.at_steps(copies["step"], np.ones(copies.height, np.int64)),
+            "blocking_copies_ns": self.at_steps(copies["step"], copies["time_ns"].to_numpy()),
+        }
+
+    def _blocking_copies(self) -> pl.DataFrame:
+        """step, name (of what is around it), time_ns and end_ns of each, of the thread that steps."""
+        hosts, threads = self.tree.hosts, self.steps["thread"].unique().implode()
+        spans = pl.Series(matching(hosts["name"], _COPIES)) & hosts["thread"].is_in(threads)
+        rows = np.flatnonzero(spans.to_numpy())
+        above = hosts["parent"].fill_null(-1).to_numpy()
+        calls = self.tree.launches.filter(
+            matching(self.tree.launches["name"], _SYNCHRONOUS) & pl.col("thread").is_in(threads)
+        ).filter(pl.col("host").is_in(pl.Series(rows).implode()).not_() | pl.col("host").is_null())
+        callers = np.concatenate((above[rows], calls["host"].fill_null(-1).to_numpy()))
+        names = hosts["name"].cast(pl.String).gather(np.maximum(callers, 0))
+        own = [*hosts["name"].cast(pl.String).gather(rows), *calls["name"].cast(pl.String)]
+        start, end = (
+            np.concatenate((hosts[name].to_numpy()[rows], calls[name].to_numpy()))
+            for name in ("start_ns", "end_ns")
+        )
+        at = np.searchsorted(self.extents[0], start, side="right") - 1
+        inside = (at >= 0) & (start < np.append(self.extents[1], 0)[at])
+        found = pl.DataFrame(
+            {
+                "step": self.steps["step"].gather(np.maximum(at, 0)),
+                "name": np.where(callers < 0, own, names.to_list()).tolist(),
+                "time_ns": end - start,
+                "end_ns": end,
+                "inside": inside,
+            },
+            {
+                "step": pl.Int64,
+                "name": pl.String,
+                "time_ns": pl.Int64,
+                "end_ns": pl.Int64,
+                "inside": pl.Boolean,
+            },
+        ).filter("inside")
+        self.tell("copy", found)
+        return found
+
+    def gradient_columns(self) -> dict[str, Int64 | None]:
+        """What gradient nodes do beside their own computation, and what is computed again."""
+        hosts = self.tree.hosts
+        time = "device_ns" if self.on_device else "cpu_ns"
+        local = hosts.filter(
+            (pl.col("category") != "Operator") & matching(hosts["name"], "^local_")
+        )
+        around = local.drop_nulls("parent").group_by("parent").agg(local_ns=pl.col(time).sum())
+        nodes = (
+            hosts.with_columns(step=self.step_of_host)
+            .filter((pl.col("category") == "Operator") & matching(hosts["name"], "^global_"))
+            .join(around, left_on="row", right_on="parent")
+            .with_columns(time_ns=(pl.col(time) - pl.col("local_ns")).clip(0))
+        )
+        self.tell("accumulation", nodes)
+        backward = self.phase("Backward")["row"].to_numpy()
+        again = self.tree.below(backward) & (hosts["category"] == "Forward").to_numpy()
+        outermost = again & ~self.tree.below(np.flatnonzero(again))
+        recomputed = self.hosts(np.flatnonzero(outermost))
+        return {
+            "accumulation_ns": self.at_steps(nodes["step"], nodes["time_ns"].to_numpy()),
+            "recompute_ns": self.at_steps(recomputed["step"], recomputed[time].to_numpy()),
+        }
+
+    def optimizer_columns(self) -> dict[str, Int64 | None]:
+        """What the optimizer takes, and how much of it is not computation."""
+        hosts = self.tree.hosts
+        spans = self.phase("Optimization")
+        below = self.tree.below(spans["row"].to_numpy())
+        inside = hosts.with_columns(step=self.step_of_host).filter(pl.Series(below))
+        operators = inside.filter(pl.col("category") == "Operator").with_columns(time_ns="cpu_ns")
+        self.tell("optimizer", operators)
+        updates = operators.filter(matching(operators["name"], _UPDATES))
+        whole = self.within(together(intervals_of(spans)))
+        launched = inside.filter(
+            pl.col("category").is_in(["DygraphKernelLaunch", "StaticKernelLaunch"])
+            | (pl.col("category") == "OperatorInner") & matching(inside["name"], " compute$")
+        )
+        overhead = None
+        if not self.on_device and launched.height:
+            kernels = together(intervals_of(launched))
+            overhead = self.within(difference(self.updating, kernels))
+        return {
+            "optimizer_ns": whole,
+            "optimizer_overhead_ns": overhead,
+            "num_updates": self.at_steps(updates["step"], np.ones(updates.height, np.int64)),
+        }
+
+
+def _holding(gaps: Intervals, instants: Int64) -> Intervals:
+    """The intervals of a union in which one of some instants, ascending, lies."""
+    start, end = gaps
+    holds = np.searchsorted(instants, end, "left") > np.searchsorted(instants, start, "left")
+    return start[holds], end[holds]
+
+
+def _between_tiny(gaps: Intervals, devices: pl.DataFrame) -> Intervals:
+    """The intervals of a union before and after which a tiny kernel runs.
+
+    kernels   ##__####____##      of tiny kernels alone
+    gaps        ==
+    """
+    start, end = gaps
+    first, last = intervals_of(devices)
+    is_tiny = (last - first < TINY_NS) & (devices["category"] == "Kernel").to_numpy()
+    by_end, by_start = np.argsort(last, kind="stable"), np.argsort(first, kind="stable")
+    before = np.searchsorted(last[by_end], start, "right") - 1
+    behind = np.searchsorted(first[by_start], end, "left")
+    is_between = (before >= 0) & (behind < len(first))
+    is_between &= is_tiny[by_end[np.maximum(before, 0)]]
+    is_between &= is_tiny[by_start[np.minimum(behind, len(first) - 1)]]
+    return start[is_between], end[is_between]
+
+
+def _memory(profile: Profile) -> pl.DataFrame:
+    totals = {
+        f"Place(gpu:{at.get('id')})": at.get("totalGlobalMem") for at in profile.trace.devices
+    }
+    peaks = profile.trace.memory.group_by("place", maintain_order=True).agg(
+        peak_allocated_bytes=pl.col("peak_allocated").max(),
+        peak_reserved_bytes=pl.col("peak_reserved").max(),
+    )
+    place = pl.col("place").cast(pl.String)
+    total = place.replace_strict(totals, default=None, return_dtype=pl.Int64)
+    return peaks.select(place, *list(MEMORY)[1:3], total_bytes=total)

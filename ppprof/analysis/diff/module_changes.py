@@ -1,0 +1,164 @@
+"""The module trees of two runs, laid over one another: what each module takes in either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from ppprof.analysis.diff.changes import SURE, per_step
+from ppprof.analysis.diff.tree_alignment import Node, align
+from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR
+
+MODULE_VALUES = ("time_ns", "self_ns", "cpu_ns", "gpu_ns", "calls")
+
+UNKNOWN = "(unknown)"
+"""What of a step lies in no module."""
+
+_MODULES_SCHEMA: dict[str, Any] = {
+    "stage": pl.Int64,
+    "depth": pl.Int64,
+    "name": pl.String,
+    "status": pl.String,
+    **{
+        f"{of}_{value}": pl.Float64
+        for value in MODULE_VALUES
+        for of in ("baseline", "experiment", "delta")
+    },
+    "delta_ratio": pl.Float64,
+    "noise_time_ns": pl.Float64,
+    "noise_self_ns": pl.Float64,
+    "is_clear": pl.Boolean,
+    "baseline_until_ns": pl.Float64,
+    "experiment_until_ns": pl.Float64,
+}
+
+
+def module_changes(
+    baseline: tuple[pl.DataFrame, Mapping[int, int]],
+    experiment: tuple[pl.DataFrame, Mapping[int, int]],
+) -> pl.DataFrame:
+    """Both trees as one, stage by stage; see `ppprof.analysis.diff.Diff.modules`.
+
+    Args:
+        baseline: stage, columns of `ppprof.analysis.modules.MODULES` and calls, summed over ranks;
+            and how many ranks recorded each step.
+        experiment: the same.
+    """
+    of_sides = [baseline, experiment]
+    if any(modules["stage"].null_count() for modules, _ in of_sides):
+        nowhere = pl.lit(None, pl.Int64).alias("stage")
+        of_sides = [(modules.with_columns(nowhere), ranks) for modules, ranks in of_sides]
+    stages = sorted(
+        {stage for modules, _ in of_sides for stage in modules["stage"].unique()},
+        key=lambda stage: -1 if stage is None else stage,
+    )
+    rows = [
+        row
+        for stage in stages
+        for row in _laid_over([_tree(modules, stage, ranks) for modules, ranks in of_sides], stage)
+    ]
+    return pl.DataFrame(rows, _MODULES_SCHEMA, orient="row")
+
+
+class _Tree(NamedTuple):
+    root: Node
+    values: Sequence[Mapping[str, Any]]
+    """By the key of a node."""
+
+
+def _tree(modules: pl.DataFrame, stage: int | None, ranks: Mapping[int, int]) -> _Tree:
+    """The modules of a stage, laid over all steps and ranks."""
+    own = modules.filter(pl.col("stage").eq_missing(pl.lit(stage, pl.Int64)))
+    of_step = own.filter(path="").group_by("step").agg(num=pl.col("calls").sum())
+    steps = dict(of_step.iter_rows()) or ranks  # of a trace without steps, all of it is one
+    numbered = per_step(own, ["path"], ("start_ns", *MODULE_VALUES), steps)
+    rows = numbered.with_columns(
+        start_ns=pl.col("start_ns") / pl.when(pl.col("calls") > 0).then(pl.col("calls"))
+    ).sort("start_ns", "path")
+    values = rows.rows(named=True)
+    empty = dict.fromkeys([*MODULE_VALUES, *(f"{value}_var" for value in MODULE_VALUES)], 0.0)
+    nodes = {row["path"]: Node(_name(row["path"]), key=key) for key, row in enumerate(values)}
+    root = nodes.pop("", None)
+    if root is None:
+        values.append({**empty, "path": ""})
+        root = Node("", key=len(values) - 1)
+    for path, node in nodes.items():  # by when they begin, so siblings are in order
+        above = nodes.get(path.rpartition(SEPARATOR)[0], root)
+        above.children.append(node)
+    return _Tree(root, values)
+
+
+def _name(path: str) -> str:
+    return path.rpartition(SEPARATOR)[2].partition(OCCURRENCE)[0]
+
+
+def _unknown(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The step's own time as if it were a module."""
+    return {
+        **value,
+        "time_ns": value["self_ns"],
+        "time_ns_var": value["self_ns_var"],
+        "cpu_ns": None,
+        "gpu_ns": None,
+        "calls": None,
+    }
+
+
+def _laid_over(sides: Sequence[_Tree], stage: int | None) -> Iterator[tuple[Any, ...]]:
+    """Rows of two trees, laid over one another."""
+    until = [0.0, 0.0]
+    for one, other, depth in align(sides[0].root, sides[1].root):
+        values = [
+            tree.values[node.key] if node is not None else None
+            for tree, node in zip(sides, (one, other))
+        ]
+        for at, value in enumerate(values):
+            if value is not None and depth:
+                until[at] += value["self_ns"]
+        name = (one or other or Node("")).name
+        yield _module_row(stage, depth, name if depth else "step", values, until)
+        if not depth:
+            unknown = [value and _unknown(value) for value in values]
+            for at, value in enumerate(unknown):
+                until[at] += value["self_ns"] if value else 0.0
+            yield _module_row(stage, 1, UNKNOWN, unknown, until)
+
+
+def _module_row(
+    stage: int | None,
+    depth: int,
+    name: str,
+    values: Sequence[Mapping[str, Any] | None],
+    until: Sequence[float],
+) -> tuple[Any, ...]:
+    one, other = values
+    status = "both" if one is not None and other is not None else "new" if one is None else "gone"
+    cells: list[Any] = []
+    for value in MODULE_VALUES:
+        before = one[value] if one is not None else None
+        after = other[value] if other is not None else None
+        known = before is not None or after is not None
+        cells += [before, after, (after or 0.0) - (before or 0.0) if known else None]
+    of = "self_ns" if depth else "time_ns"
+    sides = [value for value in values if value is not None]
+    noises = {}
+    for value in ("time_ns", "self_ns"):
+        variances = [side[f"{value}_var"] for side in sides]
+        noises[value] = None if None in variances else sum(variances) ** 0.5
+    noise = noises[of]
+    delta = sum(sign * (v[of] if v is not None else 0.0) for sign, v in zip((-1, 1), values))
+    before = one["time_ns"] if one is not None else 0.0
+    after = other["time_ns"] if other is not None else 0.0
+    return (
+        stage,
+        depth,
+        name,
+        status,
+        *cells,
+        (after - before) / before if before else None,
+        *noises.values(),
+        None if noise is None else delta != 0 and abs(delta) >= SURE * noise,
+        *(at if value is not None and depth else None for at, value in zip(until, values)),
+    )

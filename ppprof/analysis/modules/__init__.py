@@ -1,0 +1,1 @@
+"""The modules of a step as a tree, forward and backward."""

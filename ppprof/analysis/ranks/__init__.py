@@ -1,0 +1,1 @@
+"""All ranks together: step parts, collectives, stragglers, what-if."""

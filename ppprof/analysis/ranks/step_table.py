@@ -1,0 +1,147 @@
+"""Many ranks' steps side by side: `ppprof.analysis.ranks.step_breakdown` of each, joined, grouped, compared.
+
+Pure functions over small tables, whose rows are a rank and step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import polars as pl
+
+from ppprof.analysis.ranks.step_breakdown import BESIDE, BREAKDOWN, PARTS, axis_position
+from ppprof.errors import UsageError
+from ppprof.topology import AXES
+
+PLACES = {"rank": pl.Int64, "host": pl.String, **dict.fromkeys(AXES, pl.Int64)}
+"""Where a rank is: its host, and where it stands on every axis; null where nobody tells."""
+
+GROUPS = ("rank", "step", "host", *AXES)
+"""What rows can be grouped by."""
+
+
+def join_ranks(
+    breakdowns: Iterable[tuple[int, int, pl.DataFrame]], places: pl.DataFrame
+) -> pl.DataFrame:
+    """A row a rank and step, a column a part.
+
+        rank  step  part     axis  time_ns         rank  ...  step  step_ns  exposed_mp_ns  bubble_ns
+        0     4     step     null  90         ->   0     ...  4     90       30             60
+        0     4     exposed  mp    30
+        0     4     bubble   null  60
+
+    Args:
+        breakdowns: rank, window and ``parts`` of `ppprof.analysis.ranks.step_breakdown.breakdown` of each.
+        places: columns of `PLACES`; ranks that are missing there have no place.
+
+    Returns:
+        Columns of `PLACES`, window, step; then int64 ``step_ns``, the parts it is the sum of
+        (``exposed_mp_ns``, an axis each) and what stands beside it. 0 on axes that this rank does
+        not communicate over; null where it has no such part (no device, no host_bound). By rank,
+        then window, then step.
+    """
+    rows = pl.concat(
+        [
+            pl.DataFrame(schema={"rank": pl.Int64, "window": pl.Int64, **BREAKDOWN}),
+            *(of_window(table, rank, window) for rank, window, table in breakdowns),
+        ]
+    )
+    keys = ["rank", "window", "step"]
+    axes = sorted(rows["axis"].drop_nulls().unique(), key=axis_position)
+    columns = [
+        _column(part, axis)
+        for part in ("step", *PARTS, *BESIDE)
+        for axis in (axes if part in ("exposed", "communication", "hidden") else [None])
+    ]
+    named = rows.with_columns(
+        column=pl.concat_str("part", pl.col("axis"), separator="_", ignore_nulls=True) + "_ns"
+    )
+    wide = named.pivot("column", index=keys, values="time_ns")
+    missing = [pl.lit(None, pl.Int64).alias(name) for name in columns if name not in wide.columns]
+    of_axes = [
+        _column(part, axis) for part in ("exposed", "communication", "hidden") for axis in axes
+    ]
+    return (
+        wide.with_columns(missing)
+        .with_columns(pl.col(of_axes).fill_null(0))
+        .join(places, on="rank", how="left")
+        .select(*PLACES, "window", "step", *columns)
+        .sort(keys)
+    )
+
+
+def of_window(table: pl.DataFrame, rank: int, window: int) -> pl.DataFrame:
+    """The table of a window, with rank and window, int64, before its columns."""
+    return table.select(
+        pl.lit(rank, pl.Int64).alias("rank"), pl.lit(window, pl.Int64).alias("window"), pl.all()
+    )
+
+
+def group_steps(steps: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    """Means over the rows of each group.
+
+    Args:
+        steps: as `join_ranks` returns it.
+        by: some of `GROUPS`.
+
+    Returns:
+        The columns of ``by``; with rank among them its place, else num_ranks; num_steps; then the
+        times, float64: of an average step of an average rank of the group. By step alone, also
+        the columns of `slowest`. By the columns of ``by``.
+
+    Raises:
+        UsageError: none of these, or nothing to tell the groups apart.
+    """
+    unknown = [name for name in by if name not in GROUPS]
+    if unknown:
+        raise UsageError(f"{unknown[0]!r}: expected some of {', '.join(GROUPS)}")
+    nowhere = [name for name in by if steps.height and not steps[name].count()]
+    if nowhere:
+        raise UsageError(
+            f"{nowhere[0]!r}: nothing says where the ranks are: the run has no manifest"
+        )
+    place = [name for name in PLACES if name not in by] if "rank" in by else []
+    grouped = steps.group_by(*by).agg(
+        pl.col(place).first(),
+        *([] if place else [pl.col("rank").n_unique().cast(pl.Int64).alias("num_ranks")]),
+        pl.col("step").n_unique().cast(pl.Int64).alias("num_steps"),
+        pl.col("^.*_ns$").mean(),
+    )
+    if list(by) == ["step"]:
+        grouped = grouped.join(slowest(steps), on="step")
+    return grouped.sort(*by)
+
+
+def slowest(steps: pl.DataFrame) -> pl.DataFrame:
+    """Of each step the rank that has most to do itself.
+
+    Step times say little: ranks that wait for one another end together. So this is about the time
+    in which a rank waits for nobody, which is the step without exposed communication and bubble:
+
+        rank 0   ####======####==      = is exposed or bubble
+        rank 1   ##############==      14 of its own: the slowest
+        rank 2   #####=====####==
+
+    Args:
+        steps: as `join_ranks` returns it.
+
+    Returns:
+        step, slowest_rank, slowest_own_ns (int64) and median_own_ns (float64, of all ranks). Of
+        ranks that have as much to do, the lowest.
+    """
+    waits = pl.sum_horizontal("^exposed_.*_ns$", "bubble_ns")
+    own = steps.select("rank", "step", own_ns=pl.col("step_ns") - waits)
+    return (
+        own.sort("own_ns", "rank", descending=[True, False])
+        .group_by("step")
+        .agg(
+            slowest_rank=pl.col("rank").first(),
+            slowest_own_ns=pl.col("own_ns").first(),
+            median_own_ns=pl.col("own_ns").median(),
+        )
+        .sort("step")
+    )
+
+
+def _column(part: str, axis: str | None) -> str:
+    return f"{part}_{axis}_ns" if axis else f"{part}_ns"

@@ -1,0 +1,159 @@
+"""Which rank computes longer than its peers, and which group's link is slower than its siblings'.
+
+Both compare what should be the same: ranks that do the same work (the same pipeline stage), and
+groups that exchange the same bytes (the same axis). What a rank or group takes longer than the
+others is its excess; it is called slow where the excess is there step after step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import polars as pl
+
+_LEAST_STEPS = 3
+"""Fewer show nothing that would be there step after step."""
+
+_LEAST_SHARE = 0.05
+"""Of a step: what costs less is not named."""
+
+_LEAST_LINK_SHARE = 1.0
+"""Of what a link usually takes: what is less is not named."""
+
+_SURE = 5.0
+"""Standard errors that an excess has to be."""
+
+_DEVIATION = 2**0.5 * 1.2533 * 1.4826
+"""Standard error of the difference of two medians, of one sample each, over the median absolute
+deviation: of normal numbers."""
+
+
+def slow_ranks(own: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
+    """How much longer each rank is at its own work than the ranks with the same role.
+
+    ::
+
+        role     rank   own time of steps 0, 1, 2    excess    median
+        stage 1  2      100  102  101                0  2  0    0
+        stage 1  3      180  181  180                80 81 79  80     slow
+        stage 1  6      100  100  101                0  0  0    0
+
+    Args:
+        own: a row each rank and step: rank, step, own_ns (what the rank does by itself: the step
+            without communication and waiting), step_ns.
+        roles: what kind of work each rank does; ranks of a role are compared.
+
+    Returns:
+        A row a rank, the slowest first: rank, role, peers (ranks of its role, itself not counted),
+        excess_ns (float64, what it takes longer in a typical step), noise_ns (standard error of
+        that), is_slow. No peers or too few steps: never slow.
+    """
+    role = pl.col("rank").replace_strict(dict(roles), default="", return_dtype=pl.String)
+    with_role = own.with_columns(role=role)
+    usual = pl.col("own_ns").sort().get((pl.len() - 1) // 2).over("role", "step")
+    table = with_role.with_columns(excess=(pl.col("own_ns") - usual).cast(pl.Float64))
+    peers = with_role.group_by("role").agg(peers=pl.col("rank").n_unique() - 1)
+    return (
+        _judged(table, "rank", "role")
+        .join(peers, "role")
+        .select(
+            "rank",
+            "role",
+            pl.col("peers").cast(pl.Int64),
+            "excess_ns",
+            "noise_ns",
+            is_slow=pl.col("is_slow") & (pl.col("peers") > 0),
+        )
+        .sort("excess_ns", descending=True)
+    )
+
+
+def slow_groups(
+    arrivals: pl.DataFrame, step_ns: Mapping[int, int], roles: Mapping[int, str]
+) -> pl.DataFrame:
+    """How much longer each group's transfers take than those of the groups beside it.
+
+    Compared is the median transfer in a step, of one operation, axis and size and between ranks of
+    the same roles: a slow link is slow each time, a busy processor now and then.
+
+    Args:
+        arrivals: what `ppprof.analysis.ranks.arrivals.arrivals` gave.
+        step_ns: how long each step took.
+        roles: what kind of work each rank does, as for `slow_ranks`.
+
+    Returns:
+        A row a group, the slowest first: members, axis, siblings (groups it was compared with),
+        excess_ns a step, noise_ns, is_slow, as `slow_ranks` has them. A group that takes less than
+        twice as long as its siblings is not slow: links differ by more than ranks do.
+    """
+    families = {
+        members: " ".join(sorted(roles.get(int(rank), "") for rank in re.split("[,>]", members)))
+        for members in arrivals["members"].unique()
+    }
+    family = pl.concat_str(
+        pl.col("axis").fill_null(""),
+        pl.col("members").replace_strict(families, default="", return_dtype=pl.String),
+        separator=" ",
+    )
+    same = ["family", "op", "bytes", "step"]
+    typical = pl.col("transfer_ns").median()
+    usual = pl.col("each_ns").sort().get((pl.len() - 1) // 2).over(same)
+    length = pl.col("step").replace_strict(dict(step_ns), return_dtype=pl.Int64)
+    table = (
+        arrivals.filter(pl.col("step").is_in(list(step_ns)))
+        .with_columns(family=family)
+        .group_by("members", "axis", *same)
+        .agg(each_ns=typical, calls=pl.len())
+        .with_columns(usual=usual, siblings=pl.len().over(same).cast(pl.Int64) - 1)
+        .group_by("members", "axis", "family", "step")
+        .agg(
+            excess=((pl.col("each_ns") - pl.col("usual")) * pl.col("calls")).sum(),
+            usual=(pl.col("usual") * pl.col("calls")).sum(),
+            siblings=pl.col("siblings").max(),
+        )
+        .with_columns(step_ns=length)
+    )
+    groups = table.group_by("members", "axis").agg(
+        pl.col("siblings").max(), pl.col("usual").median()
+    )
+    is_much = pl.col("excess_ns") > _LEAST_LINK_SHARE * pl.col("usual")
+    return (
+        _judged(table, "members", "family")
+        .join(groups, "members")
+        .select(
+            "members",
+            "axis",
+            "siblings",
+            "excess_ns",
+            "noise_ns",
+            is_slow=pl.col("is_slow") & is_much & (pl.col("siblings") > 0),
+        )
+        .sort("excess_ns", descending=True)
+    )
+
+
+def _judged(table: pl.DataFrame, key: str, family: str) -> pl.DataFrame:
+    """The median excess of each over its steps, and whether that is more than chance and little.
+
+    Noise is what all of them vary around their own medians from step to step: a scaled median
+    absolute deviation, so that a few odd steps say nothing. Excess over a lower median is above 0
+    by chance already; what it typically is in a family is taken off.
+    """
+    deviation = pl.col("excess") - pl.col("excess").median().over(key)
+    spread, length = table.select(
+        spread=deviation.abs().median().fill_null(0.0),
+        length=pl.col("step_ns").median().fill_null(0.0),
+    ).row(0)
+    excess, steps = pl.col("excess_ns"), pl.col("steps")
+    typical = excess.sort().get((pl.len() - 1) // 2).over(family)
+    return (
+        table.group_by(key, family)
+        .agg(excess_ns=pl.col("excess").median(), steps=pl.col("step").n_unique())
+        .with_columns(excess_ns=excess - typical, noise_ns=_DEVIATION * spread / steps.sqrt())
+        .with_columns(
+            is_slow=(steps >= _LEAST_STEPS)
+            & (excess > _SURE * pl.col("noise_ns"))
+            & (excess > _LEAST_SHARE * length)
+        )
+    )

@@ -1,0 +1,1 @@
+"""Everything that a report shows, computed in one pass."""

@@ -1,0 +1,142 @@
+"""Memory over time: how full a place was, and when it was fullest."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.profile.profile import PHASES, Profile
+from ppprof.trace.schema import nullable
+
+LEVELS = {
+    "place": pl.String,
+    "time_ns": pl.Int64,
+    "allocated_bytes": pl.Int64,
+    "reserved_bytes": pl.Int64,
+}
+
+
+ALLOCATORS = {
+    "place": pl.String,
+    "name": pl.String,
+    "allocations": pl.Int64,
+    "allocated_bytes": pl.Int64,
+    "largest_bytes": pl.Int64,
+}
+
+
+class Peak(NamedTuple):
+    """The moment at which a place held most."""
+
+    place: str
+    time_ns: int
+    """On the rank's own clock."""
+    allocated_bytes: int
+    step: int | None
+    """None outside of steps."""
+    phase: str | None
+    """Forward, Backward...; None outside of all."""
+    event: str | None
+    """The innermost host event around it; None where there is none."""
+
+
+class Memory(NamedTuple):
+    """One rank's window."""
+
+    levels: pl.DataFrame
+    """Columns of `LEVELS`, by place, then time: the most in each piece of the time."""
+    peaks: list[Peak]
+    """One a place, the fullest first."""
+    allocators: pl.DataFrame
+    """Columns of `ALLOCATORS`: what allocated tensors, each allocation counted once: for the
+    innermost operator around it, else for the event, else for ``-``. By allocated_bytes, the most
+    first."""
+
+
+def memory_levels(profile: Profile, budget: int) -> Memory:
+    """How many bytes tensors held, and how many were held from the device, over the window.
+
+    ::
+
+        events   1 5 2 | 3 3 | 1 7 4      of a place, ``budget`` 3
+        levels     5       3       7      what was highest in each third of the window
+
+    Args:
+        profile: one rank's window.
+        budget: pieces into which the time of a place is cut.
+
+    Returns:
+        No rows, no peaks where no allocation was recorded.
+    """
+    memory = profile.trace.memory.filter(pl.col("current_allocated").is_not_null()).with_columns(
+        pl.col("place").cast(pl.String)
+    )
+    levels, peaks = [pl.DataFrame(schema=LEVELS)], []
+    for (place,), table in sorted(memory.group_by("place"), key=lambda group: str(group[0])):
+        levels.append(_levels(str(place), table.sort("time_ns", maintain_order=True), budget))
+        highest = table.sort("current_allocated", descending=True, maintain_order=True).row(
+            0, named=True
+        )
+        peaks.append(_peak(profile, str(place), highest))
+    peaks.sort(key=lambda peak: -peak.allocated_bytes)
+    return Memory(pl.concat(levels), peaks, _allocators(profile, memory))
+
+
+def _allocators(profile: Profile, memory: pl.DataFrame) -> pl.DataFrame:
+    tree = profile.tree
+    is_operator = (tree.hosts["category"] == "Operator").to_numpy()
+    operator = tree.innermost(np.flatnonzero(is_operator))
+    names = tree.hosts["name"].cast(pl.String)
+    made = memory.filter(pl.col("kind").cast(pl.String) == "Allocate")
+    event = made["event"].fill_null(-1).to_numpy()
+    around = np.where(event >= 0, np.append(operator, -1)[event], -1)
+    by = nullable(np.where(around >= 0, around, event))
+    return (
+        made.with_columns(name=names.gather(by).fill_null("-"))
+        .group_by("place", "name")
+        .agg(
+            allocations=pl.len().cast(pl.Int64),
+            allocated_bytes=pl.col("bytes").sum(),
+            largest_bytes=pl.col("bytes").max(),
+        )
+        .select(*ALLOCATORS)
+        .sort("allocated_bytes", "name", descending=[True, False])
+    )
+
+
+def _levels(place: str, table: pl.DataFrame, budget: int) -> pl.DataFrame:
+    first, last = table["time_ns"][0], table["time_ns"][-1]
+    piece = (pl.col("time_ns") - first) * budget // max(last - first + 1, 1)
+    return (
+        table.group_by(piece.alias("piece"), maintain_order=True)
+        .agg(
+            pl.col("time_ns").get(pl.col("current_allocated").arg_max()),
+            allocated_bytes=pl.col("current_allocated").max(),
+            reserved_bytes=pl.col("current_reserved").max(),
+        )
+        .select(pl.lit(place).alias("place"), *list(LEVELS)[1:])
+    )
+
+
+def _peak(profile: Profile, place: str, highest: dict[str, object]) -> Peak:
+    time_ns, row = highest["time_ns"], highest["event"]
+    assert isinstance(time_ns, int)
+    hosts = profile.whole_tree.hosts
+    name = hosts["name"].cast(pl.String)[row] if isinstance(row, int) else None
+    around = hosts.filter((pl.col("start_ns") <= time_ns) & (pl.col("end_ns") > time_ns))
+    category = around["category"].cast(pl.String)
+    phases = around.filter(category.is_in(PHASES)).sort("start_ns")["category"].cast(pl.String)
+    steps = around.filter(category == "ProfileStep")["name"].cast(pl.String)
+    number = steps.str.extract(r"#(\d+)$").cast(pl.Int64).drop_nulls()
+    allocated = highest["current_allocated"]
+    assert isinstance(allocated, (int, np.integer))
+    return Peak(
+        place,
+        time_ns,
+        int(allocated),
+        int(number[0]) if len(number) else None,
+        phases[0] if len(phases) else None,
+        name,
+    )

@@ -1,0 +1,64 @@
+"""All that a report shows of one rank's window, in one reading of its trace."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import polars as pl
+
+from ppprof.analysis.advice.indicators import Symptoms, symptoms
+from ppprof.analysis.diff.costs import Costs, costs_of
+from ppprof.analysis.diff.naming import Naming
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.steps import Steps, select_steps
+from ppprof.analysis.ranks.cluster import Examined, examined_of
+from ppprof.analysis.report_data.memory_timeline import Memory, memory_levels
+from ppprof.analysis.report_data.timeline import lanes
+from ppprof.analysis.summaries.overview import model
+from ppprof.trace.schema import Trace
+
+_PIECES = 400
+"""Of a window's time, in the curve of its memory."""
+
+
+class Details(NamedTuple):
+    """What is drawn of some ranks only."""
+
+    lanes: pl.DataFrame
+    """Columns of `ppprof.analysis.report_data.timeline.LANES`, on the rank's own clock."""
+    memory: Memory
+
+
+class Portrait(NamedTuple):
+    """One rank's window."""
+
+    examined: Examined
+    costs: Costs
+    symptoms: Symptoms
+    phases: pl.DataFrame
+    """`ppprof.analysis.summaries.overview.model`."""
+    details: Details | None
+    """None of a rank that is not drawn."""
+
+
+def portray(trace: Trace, steps: Steps | None = None, budget: int = 0) -> Portrait:
+    """What a report shows of one rank's window.
+
+    Args:
+        trace: its window.
+        steps: only these; None: all.
+        budget: how many spans its timeline may have; 0: it is not drawn, and has no details.
+    """
+    profile = Profile(trace if steps is None else select_steps(trace, steps))
+    cost = costs_of(profile, Naming())
+    return Portrait(
+        examined_of(profile, cost.breakdown),
+        cost,
+        symptoms(profile),
+        model(profile),
+        _details(profile, budget) if budget else None,
+    )
+
+
+def _details(profile: Profile, budget: int) -> Details:
+    return Details(lanes(profile, budget), memory_levels(profile, _PIECES))

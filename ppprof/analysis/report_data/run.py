@@ -1,0 +1,75 @@
+"""All that is known of one window of a run, of all its ranks: what a report is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.diff.costs import Device
+from ppprof.analysis.diff.diff import Diff, Side
+from ppprof.analysis.ranks.cluster import Cluster
+from ppprof.analysis.report_data.rank import Details
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One window of a run."""
+
+    paths: Sequence[str]
+    """Where the run is: directories, one of each node that left its own, or a file."""
+    window: int
+    windows: Sequence[int]
+    """All that there are."""
+    manifest: Mapping[str, Any]
+    """What the capture wrote about the job; empty for files that no capture of ours left."""
+    cluster: Cluster
+    """Steps, collectives and stragglers."""
+    side: Side
+    """Operators, kernels and modules."""
+    step_times: pl.DataFrame
+    """`ppprof.steptimes.STEP_TIMES`: all steps, recorded or not; no rows where nobody kept them."""
+    devices: Mapping[int, Device]
+    """How busy and full each rank's device was, by rank."""
+    phases: pl.DataFrame
+    """rank, name, cpu_ns and gpu_ns per step, float64: Dataloader, Forward, Backward..."""
+    details: Mapping[int, Details]
+    """Timelines, on the reference clock, and memory, by rank: of some ranks."""
+    findings: Sequence[Finding]
+    """What to change, most costly first."""
+    sources: Mapping[int, str]
+    """The file that was read of each rank."""
+    unread: Sequence[str] = ()
+    """What could not be read, or not be told for certain, in words."""
+    diff: Diff | None = None
+    """Against a baseline; None without one."""
+
+    @property
+    def what(self) -> str:
+        """Where it is, for messages."""
+        return ", ".join(self.paths)
+
+    @cached_property
+    def itself(self) -> Diff:
+        """The run beside itself: its own numbers, as a comparison has them."""
+        return Diff(self.side, self.side)
+
+    @cached_property
+    def steps(self) -> Sequence[int]:
+        """Numbers of the recorded steps, ascending."""
+        return sorted(self.cluster.steps["step"].unique().to_list())
+
+    @cached_property
+    def ranks(self) -> Sequence[int]:
+        """The ranks with steps, ascending."""
+        return sorted(self.cluster.steps["rank"].unique().to_list())
+
+    @cached_property
+    def step_ns(self) -> float:
+        """A step's time, mean over steps and ranks."""
+        mean = self.cluster.steps["step_ns"].mean()
+        return float(mean) if isinstance(mean, (int, float)) else 0.0

@@ -1,0 +1,127 @@
+"""One rank's window as lanes of spans, few enough to draw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ppprof.analysis.profile.event_tree import Tree
+from ppprof.analysis.profile.profile import PHASES, Profile
+
+Int64 = npt.NDArray[np.int64]
+
+LANES = {
+    "lane": pl.String,
+    "category": pl.String,
+    "name": pl.String,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+    "num": pl.Int64,
+    "busy_ns": pl.Int64,
+}
+"""What `lanes` gives. ``lane``: *steps*, *phases*, *operators*, *communication* (on the host), or
+*GPU 0 stream 7*; ``num``: how many events it stands for, the longest of which has the name;
+``busy_ns``: their time together."""
+
+
+def lanes(profile: Profile, budget: int) -> pl.DataFrame:
+    """What the stepping thread and every stream did, thinned out until it can be drawn.
+
+    Short neighbours become one span, as wide as a pixel would be; what is longer stays itself::
+
+        events   a=======  b c d   e==========     a lane with room for three
+        drawn    a=======  bcd===  e==========     num 1, 3, 1
+
+    Args:
+        profile: one rank's window.
+        budget: rows to give, more or less; lanes share it.
+
+    Returns:
+        Columns of `LANES`, lane by lane, by start; on the rank's own clock.
+    """
+    found = list(_spans(profile))
+    taken, left = [pl.DataFrame(schema=LANES)], budget
+    # The small ones first: what they leave of their share is the others'.
+    for index, (name, spans) in enumerate(sorted(found, key=lambda lane: lane[1].height)):
+        thinned = _thinned(spans, max(left // (len(found) - index), 1))
+        left -= thinned.height
+        taken.append(thinned.select(pl.lit(name).alias("lane"), *list(LANES)[1:]))
+    order = pl.Series([name for name, _ in found], dtype=pl.String)
+    at = pl.col("lane").replace_strict(order, pl.int_range(len(order), eager=True))
+    return pl.concat(taken).sort(at, "start_ns", maintain_order=True)
+
+
+def _spans(profile: Profile) -> Iterable[tuple[str, pl.DataFrame]]:
+    """Each lane's name and its disjoint events: category, name, start_ns, end_ns."""
+    tree = profile.tree
+    steps = tree.of_category("ProfileStep")
+    threads = steps["thread"].unique() if steps.height else tree.hosts["thread"].mode().head(1)
+    hosts = tree.hosts.filter(pl.col("thread").is_in(threads.implode()))
+    of = ["category", "name", "start_ns", "end_ns"]
+    for lane, table in (
+        ("steps", hosts.filter(pl.col("category") == "ProfileStep")),
+        ("phases", _outermost(tree, hosts.filter(pl.col("category").is_in(PHASES)))),
+        ("operators", _outermost(tree, hosts.filter(pl.col("category") == "Operator"))),
+        (
+            "communication",
+            _outermost(tree, tree.hosts.filter(pl.col("category") == "Communication")),
+        ),
+    ):
+        if table.height:
+            yield lane, table.select(pl.col(of[:2]).cast(pl.String), *of[2:]).sort("start_ns")
+    communicates = np.zeros(tree.devices.height, bool)
+    communicates[profile.communication.device_rows] = True
+    devices = tree.devices.with_columns(
+        name=pl.col("name").cast(pl.String),
+        category=pl.when(pl.Series(communicates))
+        .then(pl.lit("Communication"))
+        .otherwise(pl.col("category").cast(pl.String)),
+    )
+    keys = ["device", "stream"]
+    for (device, stream), table in sorted(
+        devices.group_by(keys), key=lambda group: tuple(at or 0 for at in group[0])
+    ):
+        yield f"GPU {device} stream {stream}", table.select(of).sort("start_ns")
+
+
+def _outermost(tree: Tree, events: pl.DataFrame) -> pl.DataFrame:
+    """Those that lie in no other of them."""
+    rows = events["row"].to_numpy()
+    return events.filter(~pl.Series(tree.below(rows)[rows]))
+
+
+def _thinned(spans: pl.DataFrame, budget: int) -> pl.DataFrame:
+    """At most about ``budget`` spans; see `lanes`."""
+    start, end = spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy()
+    group, resolution = np.arange(1, len(start) + 1), 100
+    while group[-1] > budget:
+        group = _grouped(start, end, resolution)
+        resolution += resolution // 2
+    dur = pl.col("end_ns") - pl.col("start_ns")
+    return (
+        spans.with_columns(group=pl.Series(group))
+        .group_by("group", maintain_order=True)
+        .agg(
+            pl.col("category", "name").get(dur.arg_max()),
+            pl.col("start_ns").min(),
+            pl.col("end_ns").max(),
+            num=pl.len().cast(pl.Int64),
+            busy_ns=dur.sum(),
+        )
+        .drop("group")
+    )
+
+
+def _grouped(start: Int64, end: Int64, resolution: int) -> Int64:
+    """Events shorter than the resolution, by the piece of time that they begin in.
+
+    What is longer stands alone, and parts those before it from those behind.
+    """
+    is_short = end - start < resolution
+    piece = start // resolution
+    begins = np.ones(len(start), bool)
+    begins[1:] = ~is_short[1:] | ~is_short[:-1] | (piece[1:] != piece[:-1])
+    return np.cumsum(begins)

@@ -1,0 +1,1 @@
+"""The nine tables of Paddle's profiler, of one rank or over ranks."""

@@ -1,0 +1,475 @@
+"""Each rule of `ppprof.analysis.advice`: a trace that triggers it, and one that nearly does.
+
+A step is 1000 us unless it says otherwise; times in the pictures and below are us.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import polars as pl
+import pytest
+
+import ppprof
+from ppprof.analysis.advice import RULES, Case, advise
+from ppprof.analysis.advice.finding import CONFIDENCES, MOST_ROWS, SEVERITIES, Finding
+from ppprof.errors import InputError, UsageError
+from ppprof.topology import Topology
+from tests.analysis.diff.test_diff import run, step_lines
+from tests.fixtures.pipelines import one_f_one_b
+from tests.fixtures.timeline import Thread, alloc, kernel, launch, memcpy, reserve, span
+from tests.fixtures.words import words
+
+US = 1000
+GIB = 1 << 30
+FIRST = ("rule", "severity", "cost_ns", "share", "confidence")
+
+
+def thread(make, *, num=6, lengths=None):
+    """Steps one behind the other, each with what ``make`` gives from its start on (in ns)."""
+    at, spans = 0, []
+    for number, length in enumerate(lengths or [1000] * num):
+        spans.append(span("ProfileStep", f"ProfileStep#{number}", at, at + length * US, *make(at)))
+        at += length * US
+    return Thread(1, "main", tuple(spans))
+
+
+def op(at, start, end, name="matmul dygraph", *inside, category="Operator"):
+    return span(category, name, at + start * US, at + end * US, *inside)
+
+
+def on_device(at, *kernels):
+    """A launch for each (start, end) of a kernel."""
+    return [
+        launch(at + start * US, at + start * US, kernel("k", at + start * US, at + end * US))
+        for start, end in kernels
+    ]
+
+
+def loading(until, then=1000):
+    """LLLL####: data until then, computation behind it."""
+    return thread(
+        lambda at: (op(at, 0, until, "DataLoader", category="Dataloader"), op(at, until, then))
+    )
+
+
+def computing(until, *, reduced=1000, peers="0,1"):
+    """####rr__: computation, then an all_reduce of these ranks."""
+    facts = f"all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers={peers}]"
+    return thread(
+        lambda at: (
+            op(at, 0, until),
+            span("Communication", facts, at + until * US, at + reduced * US),
+        )
+    )
+
+
+def updating(num):
+    """uu_uu_uu_: updates of 20 in each 30, half of them kernel."""
+
+    def make(at):
+        updates = [
+            op(at, start, start + 20, "adamw_ dygraph").around(
+                op(at, start + 5, start + 15, "adamw kernel launch", category="DygraphKernelLaunch")
+            )
+            for start in range(300, 300 + 30 * num, 30)
+        ]
+        yield op(at, 0, 300)
+        yield op(at, 300, 950, "Optimization Step", *updates, category="Optimization")
+
+    return thread(make)
+
+
+def tiny(length):
+    """#_#_#_###: 40 kernels, one in each 20, then a long one."""
+    starts = [(20 * i, 20 * i + length) for i in range(40)]
+    return thread(lambda at: on_device(at, *starts, (800, 1000)))
+
+
+def copying(goes_on):
+    """####c____###: a copy that returns at 420; a kernel behind it begins when told."""
+
+    def make(at):
+        copy = launch(at + 101 * US, at + 102 * US, name="cudaMemcpyAsync").around(
+            memcpy(at + 400 * US, at + 410 * US, 4)
+        )
+        sync = op(at, 100, 420, "GpuMemcpySync:GPU->CPU", copy, category="UserDefined")
+        return [
+            *on_device(at, (0, 400), (goes_on, 1000)),
+            op(at, 90, 430, "item dygraph", sync),
+        ]
+
+    return thread(make)
+
+
+def accumulating(batches):
+    """A Backward for each micro-batch: 300 of Global, 200 of them Local."""
+
+    def make(at):
+        for first in (100, 500)[:batches]:
+            local = op(at, first, first + 200, "Local_XGradNode", category="OperatorInner")
+            node = op(at, first, first + 300, "Global_XGradNode", local)
+            yield op(at, first, first + 350, "Gradient Backward", node, category="Backward")
+
+    return thread(make)
+
+
+def recomputing(held):
+    """A Forward of 200 in a Backward; so many GiB held."""
+
+    def make(at):
+        again = op(at, 500, 700, "Block", *on_device(at, (500, 700)), category="Forward")
+        yield reserve(at + 1, held * GIB if at == 0 else 0)
+        yield from on_device(at, (0, 500))
+        yield op(at, 450, 750, "Backward", again, *on_device(at, (700, 1000)), category="Backward")
+
+    return thread(make)
+
+
+def holding(reserved, allocated):
+    """So many GiB reserved, and in tensors; the device has 80."""
+
+    def make(at):
+        yield from on_device(at, (0, 1000))
+        if at == 0:
+            yield reserve(1, reserved * GIB)
+            yield alloc(2, allocated * GIB)
+
+    return thread(make)
+
+
+def synchronising():
+    """####____####: the host waits for the device from 300 to 700."""
+    return thread(
+        lambda at: [
+            *on_device(at, (0, 400), (700, 1000)),
+            launch(at + 300 * US, at + 700 * US, name="cudaStreamSynchronize"),
+        ]
+    )
+
+
+def recorded(steps_ns):
+    """Step times: 30 outside of a window, then 10 of it."""
+    outside, inside = steps_ns
+    lines = step_lines(outside, steps=40, noise=0) + step_lines(inside, steps=10, noise=0)
+    told = [{**line, "step": number} for number, line in enumerate(lines)]
+    return [[{**line, "window": 0 if line["step"] >= 40 else None} for line in told]]
+
+
+def batches(size, samples=8, of=1):
+    """A config, and two stages with so many micro-batches."""
+    config = {"Global": {"local_batch_size": samples, "micro_batch_size": size}}
+    threads = one_f_one_b(2, of, meets=True, steps=6, forward=30 * US, backward=50 * US)
+    return {"threads": threads, "grid": Topology.of(pp=2), "config": config}
+
+
+FOUR = Topology.of(dp=2, mp=2)
+"""Whose dp groups are 0,2 and 1,3."""
+
+TRIGGERS = {
+    # 480 of 1000: 520 are left to load the next batch in, so 2 workers do.
+    "input-bound": (
+        {"threads": [loading(480)], "config": {"Data": {"Train": {"loader": {"num_workers": 0}}}}},
+        ("major", 480 * US, 0.48, "sure"),
+        {"rank": 0, "loading_ratio": 0.48, "num_workers": 0, "proposed_workers": 2},
+    ),
+    # 900 against 500 of own time.
+    "slow-rank": (
+        {"threads": [computing(500), computing(900)]},
+        ("major", 400 * US, 0.4, "sure"),
+        {"rank": 1, "peers": 1, "excess_ns": 400 * US, "num_slow": 1, "saved_ns": 400 * US},
+    ),
+    # 500 against 100 of transfer.
+    "slow-link": (
+        {
+            "threads": [
+                computing(500, reduced=at, peers=peers)
+                for at, peers in [(600, "0,2"), (1000, "1,3")] * 2
+            ],
+            "grid": FOUR,
+        },
+        ("major", 400 * US, 0.4, "sure"),
+        {"members": "1,3", "axis": "dp", "siblings": 1, "excess_ns": 400 * US},
+    ),
+    # Half of 160 is bubble; with 8 micro-batches an eighth of these 80.
+    "pipeline-bubble": (
+        batches(8),
+        ("major", 70 * US, pytest.approx(70 / 160, abs=1e-4), "likely"),
+        {
+            "micro_batches": 1,
+            "proposed_micro_batches": 8,
+            "bubble_ns": 80 * US,
+            "bubble_ratio": 0.5,
+            "proposed_bubble_ratio": 1 / 9,
+            "proposed_micro_batch_size": 1,
+        },
+    ),
+    "exposed-communication": (
+        {"threads": [computing(800), computing(800)]},
+        ("major", 200 * US, 0.2, "possible"),
+        {
+            "axis": "dp",
+            "exposed_ns": 200 * US,
+            "transfer_ratio": 1.0,
+            "degree": 2,
+            "remedy": "code-dp",
+        },
+    ),
+    # The copy's device event ends at 410; the host is back at 420, in time for a kernel at 610.
+    "blocking-copies": (
+        {"threads": [copying(610)]},
+        ("major", 200 * US, 0.2, "likely"),
+        {"num_copies": 1, "copies_ns": 320 * US, "caller": "item dygraph"},
+    ),
+    # From 300 to 890, less 20 kernels of 10; 2 of 20 updates are left.
+    "optimizer-unfused": (
+        {"threads": [updating(20)]},
+        ("major", pytest.approx(351 * US), pytest.approx(0.351), "likely"),
+        {"num_updates": 20, "optimizer_ns": 650 * US},
+    ),
+    # 39 gaps of 15 between kernels of 5; the last gap is before a long one.
+    "tiny-kernels": (
+        {"threads": [tiny(5)]},
+        ("major", 585 * US, 0.585, "likely"),
+        {"num_kernels": 41, "num_tiny_kernels": 40},
+    ),
+    # 40 gaps of 8 between kernels of 12.
+    "host-bound": (
+        {"threads": [tiny(12)]},
+        ("major", 320 * US, 0.32, "likely"),
+        {"idle_ns": 320 * US, "other_idle_ns": 0, "num_kernels": 41},
+    ),
+    # 100 a micro-batch, half of that with half as many.
+    "gradient-accumulation": (
+        {"threads": [accumulating(2)], "config": {"Global": {"micro_batch_size": 4}}},
+        ("major", 100 * US, 0.1, "possible"),
+        {"accumulation_ns": 200 * US, "micro_batches": 2, "proposed_micro_batch_size": 8},
+    ),
+    "recompute": (
+        {"threads": [recomputing(39)]},
+        ("major", 200 * US, 0.2, "possible"),
+        {"peak_bytes": 39 * GIB, "total_bytes": 80 * GIB, "granularity": "full"},
+    ),
+    "memory-limit": (
+        {"threads": [holding(78, 77)]},
+        ("moderate", None, None, "sure"),
+        {"rank": 0, "held_ratio": 0.975, "use_recompute": "False"},
+    ),
+    "memory-fragmented": (
+        {"threads": [holding(70, 50)]},
+        ("minor", None, None, "sure"),
+        {"unused_bytes": 20 * GIB, "unused_ratio": 20 / 70},
+    ),
+    # 7000 in 6 steps rather than 5000 in 5.
+    "warm-up": (
+        {"threads": [thread(lambda at: (op(at, 0, 900),), lengths=[2000, *[1000] * 5])]},
+        ("moderate", None, None, "sure"),
+        {
+            "step": 0,
+            "first_ns": 2000 * US,
+            "typical_ns": 1000 * US,
+            "next_step": 1,
+            "mean_ratio": pytest.approx(1 / 6),
+        },
+    ),
+    "profiler-overhead": (
+        {"threads": [loading(1)], "step_lines": recorded((1000 * US, 1300 * US))},
+        ("moderate", None, None, "sure"),
+        {"overhead_ratio": pytest.approx(0.3)},
+    ),
+    "short-window": (
+        {"threads": [thread(lambda at: (op(at, 0, 900),), num=2)]},
+        ("moderate", None, None, "sure"),
+        {"num_steps": 2, "least_steps": 5},
+    ),
+}
+"""Rule -> run, (severity, cost, share, confidence), and facts."""
+
+NEARLY = {
+    "input-bound": {"threads": [loading(9)]},
+    "slow-rank": {"threads": [computing(500), computing(540)]},
+    "slow-link": {
+        "threads": [
+            computing(500, reduced=at, peers=peers)
+            for at, peers in [(600, "0,2"), (690, "1,3")] * 2
+        ],
+        "grid": FOUR,
+    },
+    "pipeline-bubble": batches(1, samples=9, of=9),  # a tenth is bubble: good enough
+    # Who comes first waits 200 for 5 of transfer.
+    "exposed-communication": {
+        "threads": [computing(600, reduced=805), computing(800, reduced=805)]
+    },
+    "blocking-copies": {"threads": [copying(418)]},  # before the copy returns
+    "optimizer-unfused": {"threads": [updating(15)]},
+    "tiny-kernels": {"threads": [tiny(12)]},
+    "host-bound": {"threads": [synchronising()]},
+    "gradient-accumulation": {"threads": [accumulating(1)]},
+    "recompute": {"threads": [recomputing(40)]},
+    "memory-limit": {"threads": [holding(71, 70)]},
+    "memory-fragmented": {"threads": [holding(70, 57)]},
+    "warm-up": {"threads": [thread(lambda at: (op(at, 0, 900),), lengths=[1499, *[1000] * 5])]},
+    "profiler-overhead": {
+        "threads": [loading(1)],
+        "step_lines": recorded((1000 * US, 1090 * US)),
+    },
+    "short-window": {"threads": [thread(lambda at: (op(at, 0, 900),), num=5)]},
+}
+"""Rule -> a run of which it says nothing."""
+
+
+def findings(folder, threads, **told):
+    return ppprof.advise(ppprof.open(run(folder / "log", threads, **told)))
+
+
+def test_every_rule_is_tested():
+    assert [rule.name for rule in RULES] == sorted(TRIGGERS, key=[*NEARLY].index)
+    assert list(NEARLY) == [rule.name for rule in RULES]
+
+
+@pytest.mark.parametrize("rule", TRIGGERS)
+def test_what_triggers_a_rule(rule, tmp_path):
+    told, expected, facts = TRIGGERS[rule]
+    (found,) = (at for at in findings(tmp_path, **told) if at.rule == rule)
+    assert tuple(getattr(found, name) for name in FIRST) == (rule, *expected)
+    assert {name: found.facts[name] for name in facts} == facts
+    assert 0 < found.evidence.height <= MOST_ROWS
+    assert found.severity in SEVERITIES
+    assert found.confidence in CONFIDENCES
+
+
+@pytest.mark.parametrize("rule", NEARLY)
+def test_what_nearly_triggers_a_rule(rule, tmp_path):
+    assert rule not in [at.rule for at in findings(tmp_path, **NEARLY[rule])]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    words(
+        "input-bound slow-rank pipeline-bubble blocking-copies optimizer-unfused tiny-kernels",
+    ),
+)
+def test_the_cause_is_first(rule, tmp_path):
+    assert findings(tmp_path, **TRIGGERS[rule][0])[0].rule == rule
+
+
+def test_evidence_is_the_rows_that_show_it(tmp_path):
+    def rows(rule, number):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        found = findings(folder, **TRIGGERS[rule][0])
+        return next(at for at in found if at.rule == rule).evidence.rows()
+
+    assert rows("input-bound", 0) == [(0, 480 * US, 1000 * US, 0.48)]
+    assert rows("blocking-copies", 1) == [("item dygraph", 1, 320 * US)]
+    assert rows("optimizer-unfused", 2) == [("adamw_ dygraph", 20, 400 * US)]
+    assert rows("tiny-kernels", 3) == [("k", 40, 200 * US)]
+    assert rows("gradient-accumulation", 4) == [("Global_XGradNode", 2, 200 * US)]
+    assert rows("slow-link", 5) == [("1,3", "dp", 1, 400 * US, 0)]
+
+
+def test_one_ranks_slow_data_is_told_once(tmp_path):
+    """Rank 1 is slow, for it waits for data; rank 0 waits for rank 1."""
+    facts = "all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers=0,1]"
+
+    def rank(until):
+        return thread(
+            lambda at: (
+                op(at, 0, until, "DataLoader", category="Dataloader"),
+                op(at, until, until + 500),
+                span("Communication", facts, at + (until + 500) * US, at + 905 * US),
+            )
+        )
+
+    found = findings(tmp_path, [rank(0), rank(400)])
+    assert [(at.rule, at.cost_ns) for at in found] == [("input-bound", 400 * US)]
+    assert found[0].facts["rank"] == 1
+
+
+def test_an_optimizer_on_a_device_costs_its_idling(tmp_path):
+    """u__u__u__: an update's kernel runs for 10 of each 30."""
+
+    def make(at):
+        updates = [
+            op(at, start, start + 20, "adamw_ dygraph", *on_device(at, (start + 10, start + 20)))
+            for start in range(300, 900, 30)
+        ]
+        yield from on_device(at, (0, 300), (900, 1000))
+        yield op(at, 300, 895, "Optimization Step", *updates, category="Optimization")
+
+    found = findings(tmp_path, [thread(make)])
+    # 10 before the first kernel and 19 gaps of 20; behind the last one no update idles.
+    assert [(at.rule, at.cost_ns) for at in found] == [
+        ("optimizer-unfused", pytest.approx(390 * 0.9 * US)),
+        ("host-bound", pytest.approx(400 * US - 351 * US)),
+    ]
+
+
+def test_samples_that_cannot_be_cut_finer(tmp_path):
+    (found,) = (
+        at for at in findings(tmp_path, **batches(1, samples=1)) if at.rule == "pipeline-bubble"
+    )
+    assert found.facts["remedy"] == "config-more-samples"
+    assert found.facts["proposed_micro_batches"] == 9
+    assert found.cost_ns == pytest.approx(80 * US * 8 / 9)
+
+
+def test_step_times_alone_tell_of_data(tmp_path):
+    lines = [{**line, "reader_cost_ns": 480 * US} for line in step_lines(1000 * US, noise=0)]
+    others = step_lines(1000 * US, noise=0)
+    path = run(tmp_path / "log", [], grid=Topology.of(dp=2), step_lines=[lines, others])
+    (found,) = ppprof.advise(ppprof.open(path))
+    assert (found.rule, found.cost_ns, found.share) == ("input-bound", 480 * US, 0.48)
+    assert found.evidence.select("rank", "loading_ns").rows() == [(0, 480 * US), (1, US)]
+    assert ppprof.advise(ppprof.open(path), ranks=1) == []
+    with pytest.raises(UsageError, match="steps 1:3: it has step times alone, and no window"):
+        ppprof.advise(ppprof.open(path), steps="1:3")
+
+
+def test_nothing_to_read(tmp_path):
+    with pytest.raises(InputError, match="neither a trace in it nor step times"):
+        ppprof.advise(ppprof.open(run(tmp_path / "log", [])))
+
+
+def test_steps_are_chosen(tmp_path):
+    """The first step alone waits for data."""
+
+    def make(at):
+        return (
+            (op(at, 0, 500, "DataLoader", category="Dataloader"),) if at == 0 else (op(at, 0, 9),)
+        )
+
+    path = run(tmp_path / "log", [thread(make)])
+    assert [at.rule for at in ppprof.advise(ppprof.open(path))] == ["input-bound"]
+    assert ppprof.advise(ppprof.open(path), steps="1:") == []
+
+
+def test_doubt_comes_first_only_where_it_is_major():
+    def made(rule, severity, cost_ns=None):
+        return Finding(rule, severity, cost_ns, None, "sure", {}, pl.DataFrame())
+
+    told = [
+        made("warm-up", "major"),
+        made("short-window", "minor"),
+        made("input-bound", "major", 3),
+        made("slow-rank", "major", 9),
+        made("host-bound", "minor", 1),
+    ]
+    from ppprof.analysis import advice
+
+    rules = tuple(
+        dataclasses.replace(
+            rule, find=lambda case, name=rule.name: [at for at in told if at.rule == name]
+        )
+        for rule in RULES
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(advice, "RULES", rules)
+        found = advise(Case(None))
+    assert [at.rule for at in found] == words(
+        "warm-up slow-rank input-bound host-bound short-window"
+    )
+
+
+def test_a_case_without_anything_says_nothing():
+    assert advise(Case(None)) == []

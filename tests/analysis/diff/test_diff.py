@@ -1,0 +1,621 @@
+from __future__ import annotations
+
+import json
+
+import polars as pl
+import pytest
+
+import ppprof
+from ppprof.analysis.diff.diff import PARTS, Diff, Side
+from ppprof.analysis.diff.gate import Rule
+from ppprof.analysis.diff.module_changes import UNKNOWN
+from ppprof.analysis.modules.module_tree import MODULES
+from ppprof.errors import InputError, UsageError
+from ppprof.rundir import TraceName, claim, write_manifest
+from ppprof.steptimes import STEP_TIMES
+from ppprof.topology import Topology
+from tests.fixtures.models import MS, Layer, gpt, training
+from tests.fixtures.timeline import Thread, span, write
+
+
+def compared(tmp_path, one, other, **options) -> Diff:
+    """Two threads as traces of their own."""
+    paths = [write(tmp_path / f"{name}.pb", thread) for name, thread in (("a", one), ("b", other))]
+    return ppprof.diff(*map(ppprof.open, paths), **options)
+
+
+def changed(table, *columns):
+    """Rows that changed, in their order."""
+    moved = table.filter(pl.col("is_clear") | (pl.col("status") != "both"))
+    return moved.select("name", *columns).rows()
+
+
+def modules(diff, *columns):
+    moved = diff.modules.filter(pl.col("is_clear") | (pl.col("status") != "both"))
+    return moved.filter(pl.col("delta_self_ns") != 0).select("name", *columns).rows()
+
+
+def test_a_slower_layer_is_the_first_row_and_the_rest_is_quiet(tmp_path):
+    slow = gpt()
+    slow[2] = Layer("Block", {"matmul dygraph": 6.0, "gelu dygraph": 1.0})
+    diff = compared(tmp_path, training(gpt(), jitter=1000), training(slow, jitter=1000))
+    assert changed(diff.operators, "status", "delta_cpu_self_ns", "delta_calls") == [
+        ("matmul", "both", 2 * MS, 0)
+    ]
+    # The second of three blocks is the one, and what lies around it in the tree.
+    assert modules(diff, "depth", "delta_self_ns") == [("Block", 2, 2 * MS)]
+    tree = diff.modules.filter(name="Block")
+    assert tree["delta_time_ns"].to_list() == [0, 2 * MS, 0]
+    step = diff.modules.filter(name="step").row(0, named=True)
+    assert (step["delta_time_ns"], step["is_clear"]) == (2 * MS, True)
+    assert diff.change.verdict == "slower"
+    assert diff.change.ratio == pytest.approx(2 / 20.85, rel=0.05)
+
+
+def test_a_swapped_operator_is_new_and_gone(tmp_path):
+    diff = compared(tmp_path, training(gpt()), training(gpt(activation="relu")))
+    assert changed(diff.operators, "status", "baseline_calls", "experiment_calls") == [
+        ("gelu", "gone", 3, 0),
+        ("relu", "new", 0, 3),
+    ]
+    assert diff.operators.filter(status="new")["delta_ratio_cpu_self"].to_list() == [None]
+    assert modules(diff) == []
+    assert str(diff.change).startswith("no difference seen: +0.0%")
+    assert diff.comparability.shares["operators"] == pytest.approx(1 - 6 / 41.5, abs=0.05)
+
+
+def test_an_added_layer_is_a_gap_in_the_other_tree(tmp_path):
+    diff = compared(tmp_path, training(gpt(3)), training(gpt(4)))
+    assert diff.modules.filter(status="new").select(
+        "name", "baseline_time_ns", "experiment_time_ns", "baseline_until_ns"
+    ).rows() == [("Block", None, 5_030_000, None)]
+    assert changed(diff.operators, "delta_calls") == [("matmul", 1), ("gelu", 1)]
+
+
+def test_more_data_loading(tmp_path):
+    diff = compared(tmp_path, training(gpt(), data=0.2), training(gpt(), data=9.2))
+    assert changed(diff.operators) == []
+    assert modules(diff, "delta_self_ns") == [("Dataloader", 9 * MS)]
+    row = diff.overview.filter(metric="data_loading").row(0, named=True)
+    assert (row["baseline"], row["experiment"], row["delta"], row["delta_ratio"]) == (
+        0.2 * MS,
+        9.2 * MS,
+        9 * MS,
+        45,
+    )
+
+
+def test_a_run_against_itself_has_no_row_and_raises_no_alarm(tmp_path):
+    diff = compared(tmp_path, training(gpt(), jitter=5000), training(gpt(), jitter=5000))
+    assert not diff.operators["is_clear"].any()
+    assert set(diff.operators["delta_cpu_self_ns"]) == {0.0}
+    assert not diff.modules["is_clear"].any()
+    assert diff.change.verdict == "no difference seen"
+    assert diff.comparability.score == 1
+
+
+def test_windows_of_another_length_compare(tmp_path):
+    diff = compared(tmp_path, training(gpt(), steps=3), training(gpt(), steps=9))
+    assert diff.operators.filter(pl.col("delta_cpu_self_ns").abs() > 1).is_empty()
+    assert diff.operators.filter(name="matmul")["baseline_calls"].item() == 4
+    assert diff.change.verdict == "inconclusive"
+
+
+def test_gpu_time_is_what_counts_where_there_is_a_gpu(tmp_path):
+    def model(linear):
+        operators = {"matmul dygraph": 1.0, "add dygraph": 1.0}
+        return [Layer("Block", operators, {"matmul dygraph": linear, "add dygraph": 2.0})] * 2
+
+    diff = compared(tmp_path, training(model(5.0)), training(model(8.0)))
+    assert diff.clock == "gpu"
+    assert changed(diff.operators, "delta_gpu_self_ns", "delta_cpu_self_ns") == [
+        ("matmul", 6 * MS, 0)
+    ]
+    assert changed(diff.kernels, "delta_gpu_total_ns", "delta_ratio_gpu_total") == [
+        ("matmul_kernel", 6 * MS, 0.6)
+    ]
+    assert modules(diff, "delta_self_ns") == [("Block", 3 * MS), ("Block", 3 * MS)]
+
+
+def test_the_trend_is_all_own_time_so_far(tmp_path):
+    diff = compared(tmp_path, training(gpt(1)), training(gpt(1, linear=5.0)))
+    rows = diff.modules.filter(pl.col("depth") > 0)
+    for side in ("baseline", "experiment"):
+        own = rows[f"{side}_self_ns"].cum_sum()
+        assert rows[f"{side}_until_ns"].to_list() == pytest.approx(own.to_list())
+    assert rows["name"].to_list()[0] == UNKNOWN
+    whole = diff.modules.filter(depth=0)
+    assert rows["baseline_until_ns"].to_list()[-1] == pytest.approx(
+        whole["baseline_time_ns"].item()
+    )
+
+
+def test_one_operator_under_several_names_counts_once(tmp_path):
+    """torch's linear calls addmm: one matmul of 10, as in Paddle."""
+    step = span("ProfileStep", "ProfileStep#0", 0, 20).around(
+        span("Operator", "aten::linear", 2, 12, span("Operator", "aten::addmm", 3, 11))
+    )
+    paddle = span("ProfileStep", "ProfileStep#0", 0, 20, span("Operator", "matmul dygraph", 2, 14))
+    diff = compared(tmp_path, Thread(1, "main", (step,)), Thread(1, "main", (paddle,)))
+    columns = [
+        f"{of}_{what}"
+        for what in ("calls", "cpu_total_ns", "cpu_self_ns")
+        for of in ("baseline", "experiment")
+    ]
+    assert diff.operators.select("name", "status", *columns).rows() == [
+        ("matmul", "both", 1, 1, 10, 12, 10, 12)
+    ]
+    assert "framework: torch -> paddle" in diff.comparability.differences
+    exact = compared(tmp_path, Thread(1, "main", (step,)), Thread(1, "main", (paddle,)), exact=True)
+    assert exact.operators["name"].sort().to_list() == [
+        "aten::addmm",
+        "aten::linear",
+        "matmul dygraph",
+    ]
+
+
+def test_a_gradient_of_torchs_is_one_operator_as_it_is_in_paddle(tmp_path):
+    evaluate = "autograd::engine::evaluate_function: AddmmBackward0"
+    torch = span("ProfileStep", "ProfileStep#0", 0, 30).around(
+        span("Backward", "Backward", 0, 20).around(
+            span("Operator", evaluate, 2, 18).around(
+                span("OperatorInner", "AddmmBackward0", 3, 17).around(
+                    span("Operator", "aten::mm", 4, 8), span("Operator", "aten::t", 9, 10)
+                )
+            )
+        ),
+        span("Operator", "aten::mm", 22, 27),
+    )
+    paddle = span("ProfileStep", "ProfileStep#0", 0, 30).around(
+        span("Backward", "Gradient Backward", 0, 20).around(
+            span("Operator", "Global_MatmulGradNode", 2, 17)
+        ),
+        span("Operator", "matmul dygraph", 22, 28),
+    )
+    diff = compared(tmp_path, Thread(1, "main", (torch,)), Thread(1, "main", (paddle,)))
+    columns = ("baseline_calls", "baseline_cpu_self_ns", "experiment_cpu_self_ns")
+    assert diff.operators.sort("name").select("name", "status", *columns).rows() == [
+        ("matmul", "both", 1, 5, 6),
+        ("matmul grad", "both", 1, 16, 15),
+    ]
+    assert diff.modules.filter(depth=1)["status"].unique().to_list() == ["both"]
+
+
+def test_names_of_ones_own(tmp_path):
+    mine = tmp_path / "names.yaml"
+    mine.write_text("activation: [gelu, relu]\n")
+    diff = compared(tmp_path, training(gpt()), training(gpt(activation="relu")), names=mine)
+    assert diff.operators["status"].unique().to_list() == ["both"]
+    assert "activation" in diff.operators["name"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [b]\nc: [b]\n", "b: counts as a and as c"),
+        ("- a\n", "expected lines such as"),
+        ("a: b\n", "a: 'b': expected lines such as"),
+        ("a: [", "expected lines such as"),
+    ],
+)
+def test_a_broken_file_of_names(tmp_path, text, said):
+    mine = tmp_path / "names.yaml"
+    mine.write_text(text)
+    with pytest.raises(InputError) as raised:
+        compared(tmp_path, training(gpt()), training(gpt()), names=mine)
+    assert said in str(raised.value)
+    assert str(raised.value).startswith(str(mine))
+
+
+def test_traces_without_steps_are_one(tmp_path):
+    one, other = (Thread(1, "main", (span("Operator", "relu", 0, length),)) for length in (5, 8))
+    diff = compared(tmp_path, one, other)
+    assert diff.operators.select("name", "delta_cpu_self_ns", "noise_cpu_self_ns").rows() == [
+        ("relu", 3, None)
+    ]
+    assert diff.modules.height <= 2
+    assert diff.change.verdict == "inconclusive"
+
+
+def run(folder, threads, *, config=None, grid=None, step_lines=()):
+    """A run directory with a trace a rank, and step times."""
+    grid = grid or Topology.of(dp=len(threads) or 1)
+    path = claim(folder)
+    axes = {"order": grid.order, "degrees": grid.degrees}
+    write_manifest(path, {"axes": axes, "config": config or {}, "versions": {"paddle": "3.3.1"}})
+    for rank, thread in enumerate(threads):
+        stem = f"rank_{rank:05}_{grid.label(rank)}_time_20261120T201530_000"
+        assert TraceName.parse(f"{stem}.pb")
+        write(path / f"raw/{stem}.pb", thread)
+    for rank, lines in enumerate(step_lines):
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (path / f"steps/rank_{rank:05}.jsonl").write_text(text)
+    return path
+
+
+def step_lines(batch_cost_ns, *, steps=40, samples=8, noise=0.02):
+    return [
+        {
+            "step": step,
+            "batch_cost_ns": int(batch_cost_ns * (1 + noise * (step % 3 - 1))),
+            "reader_cost_ns": 1000,
+            "num_samples": samples,
+            "num_tokens": samples * 64,
+            "device_peak_bytes": None,
+            "host_peak_bytes": 1,
+            "excluded": False,
+            "window": None,
+        }
+        for step in range(steps)
+    ]
+
+
+def test_the_guides_benchmark(tmp_path):
+    """Paddle's profiling guide: 39.1 ips with no workers, 151.5 with four: +287%."""
+    runs = [
+        run(tmp_path / name, [], step_lines=[step_lines(8 / ips * 1e9)])
+        for name, ips in (("before", 39.1), ("after", 151.5))
+    ]
+    diff = ppprof.diff(*map(ppprof.open, runs))
+    row = diff.overview.filter(metric="ips").row(0, named=True)
+    assert row["baseline"] == pytest.approx(39.1, rel=1e-3)
+    assert row["experiment"] == pytest.approx(151.5, rel=1e-3)
+    assert f"{row['delta_ratio']:+.0%}" == "+287%"
+    assert diff.change.verdict == "faster"
+    assert [words for _, words in diff.step_times] == ["outside windows"] * 2
+    assert diff.operators.is_empty()
+    assert diff.modules.height <= 2
+
+
+def test_ips_of_a_job_are_those_of_all_replicas(tmp_path):
+    grid = Topology.of(dp=2, mp=2)
+    path = run(tmp_path / "a", [], grid=grid, step_lines=[step_lines(1e9, noise=0)] * 4)
+    diff = ppprof.diff(ppprof.open(path), ppprof.open(path))
+    assert diff.overview.filter(metric="ips")["baseline"].item() == 16
+    assert diff.overview.filter(metric="tokens_per_s")["baseline"].item() == 16 * 64
+
+
+def test_what_else_is_different(tmp_path):
+    configs = [
+        {
+            "Model": {"num_layers": layers, "hidden_size": 8},
+            "Profiler": {"enable": True},
+            "Engine": {"save_load": {"output_dir": str(layers)}},
+        }
+        for layers in (4, 5)
+    ]
+    runs = [
+        run(tmp_path / str(at), [training(gpt())], config=config, grid=Topology.of(dp=1, pp=1))
+        for at, config in enumerate(configs)
+    ]
+    found = ppprof.diff(*map(ppprof.open, runs)).comparability
+    assert found.differences == ["Model.num_layers: 4 -> 5"]
+    assert found.shares == {"config": 0.5, "versions": 1, "grid": 1, "operators": 1}
+    assert found.score == 3.5 / 4
+
+
+def test_runs_that_have_nothing_in_common_get_no_verdict(tmp_path):
+    other = [Layer("Conv", {"conv2d dygraph": 30.0})]
+    one, two = training(gpt(), backward=0.1), training(other, backward=0.1)
+    diff = compared(tmp_path, one, two)
+    assert diff.comparability.score < 0.1
+    assert diff.change.verdict == "inconclusive"
+    assert diff.change.ratio is not None
+
+
+def test_ranks_of_one_run(tmp_path):
+    path = run(tmp_path / "a", [training(gpt()), training(gpt(linear=6.0))])
+    opened = ppprof.open(path)
+    diff = ppprof.diff(opened, opened, ranks=("0", "1"))
+    assert changed(diff.operators, "delta_cpu_self_ns") == [("matmul", 6 * MS)]
+    both = ppprof.diff(opened, opened)
+    assert set(both.operators["delta_cpu_self_ns"]) == {0.0}
+    # Means over ranks: 3 blocks of 4 and of 6, and a head of 2.
+    assert both.operators.filter(name="matmul")["baseline_cpu_self_ns"].item() == 17 * MS
+    with pytest.raises(UsageError, match="rank"):
+        ppprof.diff(opened, opened, ranks=("0", "7"))
+
+
+def test_ranks_are_compared_with_those_that_stand_where_they_stand(tmp_path):
+    """mp and dp in another order: rank 1 of the one run is rank 2 of the other."""
+    layers = [gpt(linear=linear) for linear in (4.0, 5.0, 6.0, 7.0)]
+    one = run(tmp_path / "a", [*map(training, layers)], grid=Topology.of(dp=2, mp=2))
+    slower = training(gpt(linear=7.5), backward=3.0)
+    swapped = [training(layers[0]), training(layers[2]), training(layers[1]), slower]
+    order = ("mp", "pp", "sharding", "sep", "dp")
+    other = run(tmp_path / "b", swapped, grid=Topology((2, 1, 1, 1, 2), order))
+    table = ppprof.diff(ppprof.open(one), ppprof.open(other)).ranks
+    columns = ["baseline_rank", "experiment_rank", "coordinate", "delta_own_ns", "is_clear"]
+    assert table.select(columns).rows() == [
+        (3, 3, "dp1 mp1", 1.5 * MS, True),
+        (0, 0, "dp0 mp0", 0, False),
+        (1, 2, "dp0 mp1", 0, False),
+        (2, 1, "dp1 mp0", 0, False),
+    ]
+
+
+def test_stages_of_a_pipeline_have_trees_of_their_own(tmp_path):
+    grid = Topology.of(pp=2)
+    runs = [
+        run(tmp_path / name, [training(gpt(2)), training(gpt(3, linear=linear))], grid=grid)
+        for name, linear in (("a", 4.0), ("b", 4.5))
+    ]
+    diff = ppprof.diff(*map(ppprof.open, runs))
+    slower = diff.modules.filter("is_clear").filter(name="Block")
+    assert slower.select("stage", "delta_self_ns").rows() == [(1, MS // 2)] * 3
+
+
+def test_steps_and_windows(tmp_path):
+    path = write(tmp_path / "a.pb", training(gpt(), steps=6))
+    opened = ppprof.open(path)
+    diff = ppprof.diff(opened, opened, steps=("0:3", "3:"))
+    assert diff.baseline.ranks_of_step == {0: 1, 1: 1, 2: 1}
+    assert diff.experiment.ranks_of_step == {3: 1, 4: 1, 5: 1}
+    with pytest.raises(UsageError, match="no step of 8:9; it has steps 0-5"):
+        ppprof.diff(opened, opened, steps="8")
+
+
+def test_neither_trace_nor_step_times(tmp_path):
+    path = run(tmp_path / "a", [])
+    opened = ppprof.open(path)
+    with pytest.raises(InputError, match="neither a trace in it nor step times"):
+        ppprof.diff(opened, opened)
+    with pytest.raises(InputError, match="no trace in it"):
+        opened.summary("op")
+    with pytest.raises(InputError, match="no trace in it"):
+        opened.cluster()
+
+
+def side(**overview):
+    empty = {
+        "steps": pl.DataFrame(schema={"rank": pl.Int64, "step": pl.Int64, "step_ns": pl.Int64}),
+        "times": pl.DataFrame(schema=STEP_TIMES),
+        "operators": pl.DataFrame(
+            schema={"name": pl.String, "step": pl.Int64, "gpu_total_ns": pl.Int64}
+        ),
+        "kernels": pl.DataFrame(),
+        "modules": pl.DataFrame(schema={"stage": pl.Int64, **MODULES, "calls": pl.Int64}),
+    }
+    return Side("run", **{**empty, **overview})
+
+
+def test_the_rfcs_overview():
+    """pytorch/kineto issue 342: its table of two ResNet runs on a V100, to the digit."""
+    from ppprof.analysis.diff.costs import Device
+    from ppprof.report.diff import _overview
+    from ppprof.report.text import Layout
+
+    def ran(utilization, mean, peak, step_ms):
+        steps = {"rank": [0], "step": [0], "step_ns": [int(step_ms * MS)]}
+        parts = {part: [None] for part in PARTS}
+        device = Device("Tesla V100-DGXS-32GB", 31_740_000_000, utilization, None, mean, peak)
+        return side(steps=pl.DataFrame({**steps, **parts}), devices=[device])
+
+    diff = Diff(ran(0.30, 1.5e9, 5_000_000_000, 9.3), ran(0.17, 1.7e9, 4_900_000_000, 11.2))
+    printed = {line[0]: line[1:] for line in _overview(diff, diff.overview, Layout()).lines}
+    assert printed["device"] == ["Tesla V100-DGXS-32GB", "Tesla V100-DGXS-32GB", "", ""]
+    assert printed["device memory"][:2] == ["31.74 GB", "31.74 GB"]
+    assert printed["gpu utilization"] == ["30.00%", "17.00%", "-13.00 points", "-43.33"]
+    assert printed["mean memory"] == ["1.50 GB", "1.70 GB", "+200.00 MB", "+13.33"]
+    assert printed["peak memory"] == ["5.00 GB", "4.90 GB", "-100.00 MB", "-2.00"]
+    assert printed["step time"] == ["9.30", "11.20", "+1.90", "+20.43"]
+
+
+@pytest.fixture
+def slower(tmp_path):
+    """Each of 3 blocks takes 1 ms more, of 4."""
+    return compared(tmp_path, training(gpt(), jitter=1000), training(gpt(linear=5.0), jitter=1000))
+
+
+@pytest.mark.parametrize(
+    ("rule", "status", "told"),
+    [
+        ("step_time > 5%", "broken", "+14.3%, 95% interval"),
+        ("step_time > 20%", "kept", "+14.3%, 95% interval"),
+        ("step_time > 2ms", "broken", "+3 ms, 95% interval"),
+        ("op.matmul.cpu > 10%", "broken", "+21.4%, 95% interval +21.4% to +21.4%"),
+        ("op.matmul.cpu_self > 3.5ms", "kept", "+3 ms, 95% interval +3 ms to +3 ms"),
+        ("op.matmul.calls > 0", "kept", "+0, 95% interval +0 to +0"),
+        ("op.gelu.cpu < -1%", "kept", "+0.0%, 95% interval"),
+        ("module.Block > 10%", "broken", "+19.9%, 95% interval"),
+        ("computation > 1ms", "broken", "+3 ms, 95% interval +2.99 ms to +3.01 ms"),
+    ],
+)
+def test_rules(slower, rule, status, told):
+    outcome = Rule.parse(rule).check(slower)
+    assert (outcome.status, outcome.told[: len(told)]) == (status, told)
+    assert str(outcome).startswith(f"{status}: {rule}: ")
+
+
+def test_a_limit_within_the_interval_is_not_sure(tmp_path):
+    noisy = training(gpt(linear=5.0), jitter=400_000)
+    diff = compared(tmp_path, training(gpt(), jitter=400_000), noisy)
+    assert diff.change.low < 0.13 < diff.change.ratio
+    assert Rule.parse("step_time > 13%").check(diff).status == "unsure"
+
+
+def test_a_new_operator_breaks_any_ratio(tmp_path):
+    diff = compared(tmp_path, training(gpt()), training(gpt(activation="relu")))
+    assert Rule.parse("op.relu.cpu > 1000%").check(diff).status == "broken"
+    assert Rule.parse("op.gelu.cpu > 5%").check(diff).status == "kept"
+    with pytest.raises(UsageError, match="neither run has an operator 'silu'"):
+        Rule.parse("op.silu.cpu > 5%").check(diff)
+    with pytest.raises(UsageError, match="not both runs tell their ips"):
+        Rule.parse("ips < -5%").check(diff)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "",
+        "cpu > 5%",
+        "calls > 1",
+        "device > 5%",
+        "step_time",
+        "step_time > x",
+        "speed > 5%",
+        "op.matmul > 5%",
+        "op.matmul.tpu > 1%",
+        "module. > 5%",
+        "step_time >= 5%",
+    ],
+)
+def test_rules_that_are_none(rule):
+    with pytest.raises(UsageError, match="expected METRIC > NUMBER%"):
+        Rule.parse(rule)
+
+
+@pytest.mark.parametrize(
+    ("rule", "units"),
+    [
+        ("step_time > 5", "missing: expected one of %, ns, us, ms, s"),
+        ("step_time > 5MB", "MB: expected one of %, ns, us, ms, s"),
+        ("peak_memory > 5ms", "ms: expected one of %, B, KB"),
+        ("op.matmul.calls > 2ms", "ms: expected one of %, none"),
+        ("module.Block > 5", "missing: expected one of %, ns"),
+        ("gpu_utilization < -5ms", "ms: expected one of %"),
+    ],
+)
+def test_a_unit_has_to_fit(rule, units):
+    with pytest.raises(UsageError, match=units):
+        Rule.parse(rule)
+
+
+def test_what_ran_in_remote_calls_is_not_the_callers(tmp_path):
+    """A step's number is found by the rows of the rank's own events, which the others shift."""
+
+    def steps(length):
+        spans, at = [], 0
+        for step in range(3):
+            spans.append(
+                span("ProfileStep", f"ProfileStep#{step}", at, at + 100).around(
+                    span("Operator", "rpc#f(w0 -> w1)#remote_op: relu", at + 1, at + 20),
+                    span("Operator", "add", at + 30, at + 30 + length),
+                )
+            )
+            at += 100
+        return Thread(1, "main", tuple(spans))
+
+    diff = compared(tmp_path, steps(10), steps(15))
+    assert diff.operators.select("name", "baseline_cpu_self_ns", "delta_cpu_self_ns").rows() == [
+        ("add", 10, 5)
+    ]
+
+
+def windows(folder, *threads, step_lines=()):
+    """A run of one rank with these windows."""
+    path = run(folder, [], step_lines=step_lines)
+    for number, thread in enumerate(threads):
+        stem = f"rank_00000_dp0_pp0_sharding0_mp0_time_20261120T20153{number}_{number:03}"
+        write(path / f"raw/{stem}.pb", thread)
+    return ppprof.open(path)
+
+
+def test_windows_are_judged_by_their_own_steps(tmp_path):
+    opened = windows(
+        tmp_path / "a", training(gpt()), training(gpt(linear=8.0)), step_lines=[step_lines(1e9)]
+    )
+    diff = ppprof.diff(opened, opened, windows=(0, 1))
+    assert diff.change.verdict == "slower"
+    assert [words for _, words in diff.step_times] == ["in windows"] * 2
+
+
+def test_windows_that_count_from_0_each_have_steps_of_their_own(tmp_path):
+    opened = windows(tmp_path / "a", training(gpt()), training(gpt()))
+    diff = ppprof.diff(opened, opened, windows=(0, None))
+    assert (diff.change.baseline_steps, diff.change.experiment_steps) == (6, 12)
+    assert diff.operators["delta_calls"].unique().to_list() == [0]
+    assert diff.modules["status"].unique().to_list() == ["both"]
+    assert diff.modules.select(pl.col("delta_time_ns").abs().max()).item() < 1
+
+
+def test_two_profile_steps_of_one_number_are_one_step(tmp_path):
+    halves = [
+        span("ProfileStep", "ProfileStep#3", at, at + 50, span("Forward", "A", at + 5, at + 15))
+        for at in (0, 50)
+    ]
+    diff = compared(tmp_path, *[Thread(1, "main", tuple(halves))] * 2)
+    rows = diff.modules.filter(name="A").select("baseline_time_ns", "baseline_calls").rows()
+    assert rows == [(10, 1), (10, 1)]
+    assert diff.modules.filter(depth=0)["baseline_time_ns"].item() == 100
+
+
+def test_a_rate_has_the_interval_of_what_a_step_does_over_its_time(tmp_path):
+    runs = [
+        run(tmp_path / str(samples), [], step_lines=[step_lines(1e9, samples=samples)])
+        for samples in (8, 4)
+    ]
+    diff = ppprof.diff(*map(ppprof.open, runs))
+    outcome = Rule.parse("ips < -5%").check(diff)
+    assert outcome.status == "broken"
+    assert outcome.told.startswith("-50.0%, 95% interval -5")
+
+
+def test_a_run_without_a_pipeline_compares_with_a_trace_that_knows_no_stages(tmp_path):
+    path = run(tmp_path / "a", [training(gpt())])
+    diff = ppprof.diff(ppprof.open(path), ppprof.open(write(tmp_path / "b.pb", training(gpt()))))
+    assert diff.modules.select("status", "stage").unique().rows() == [("both", None)]
+
+
+def test_steps_of_two_kinds_give_no_verdict(tmp_path):
+    one = run(tmp_path / "a", [], step_lines=[step_lines(21e6)])
+    diff = ppprof.diff(ppprof.open(one), ppprof.open(write(tmp_path / "b.pb", training(gpt()))))
+    assert diff.change.verdict == "inconclusive"
+    assert "steps outside windows against steps in windows" in str(diff.change)
+
+
+def test_one_rank_against_one(tmp_path):
+    path = run(tmp_path / "a", [training(gpt()), training(gpt(linear=6.0))])
+    opened = ppprof.open(path)
+    (row,) = ppprof.diff(opened, opened, ranks=("0", "1")).ranks.rows(named=True)
+    assert (row["baseline_rank"], row["experiment_rank"], row["delta_own_ns"]) == (0, 1, 6 * MS)
+
+
+def test_ranks_of_a_job_with_more_replicas(tmp_path):
+    threads = [training(gpt())] * 2
+    one = run(tmp_path / "a", threads, grid=Topology.of(mp=2))
+    other = run(tmp_path / "b", threads * 2, grid=Topology.of(dp=2, mp=2))
+    table = ppprof.diff(ppprof.open(one), ppprof.open(other)).ranks
+    assert table.select("baseline_rank", "experiment_rank", "coordinate", "status").rows() == [
+        (0, 0, "dp0 mp0", "both"),
+        (1, 1, "dp0 mp1", "both"),
+        (None, 2, "dp1 mp0", "new"),
+        (None, 3, "dp1 mp1", "new"),
+    ]
+
+
+def test_a_module_in_one_of_its_name_counts_once(tmp_path):
+    def steps(length):
+        spans = (
+            span("ProfileStep", f"ProfileStep#{step}", at, at + 90).around(
+                span("Forward", "Seq", at + 1, at + 11 + length).around(
+                    span("Forward", "Seq", at + 2, at + 10 + length)
+                )
+            )
+            for step, at in enumerate(range(0, 600, 100))
+        )
+        return Thread(1, "main", tuple(spans))
+
+    diff = compared(tmp_path, steps(0), steps(10))
+    outcome = Rule.parse("module.Seq > 12ns").check(diff)
+    assert (outcome.status, outcome.told[:6]) == ("kept", "+10 ns")
+
+
+def test_modules_of_a_trace_without_steps(tmp_path):
+    threads = [Thread(1, "main", (span("Forward", "A", 0, length),)) for length in (5, 8)]
+    tree = compared(tmp_path, *threads).modules.filter(name="A")
+    assert tree.select("baseline_time_ns", "experiment_time_ns").rows() == [(5, 8)]
+
+
+def test_a_part_that_was_nothing(tmp_path):
+    diff = compared(tmp_path, training(gpt(), data=0.0), training(gpt(), data=5.0))
+    assert Rule.parse("data_loading > 1ms").check(diff).status == "broken"
+    assert Rule.parse("bubble > 1ms").check(diff).status == "kept"
+
+
+def test_a_timer_only_run_has_no_windows(tmp_path):
+    path = run(tmp_path / "a", [], grid=Topology.of(dp=2), step_lines=[step_lines(1e9)] * 2)
+    opened = ppprof.open(path)
+    with pytest.raises(UsageError, match="no steps of window 3"):
+        ppprof.diff(opened, opened, windows=3)
+    assert ppprof.diff(opened, opened, ranks="1").baseline.times["rank"].unique().to_list() == [1]

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppprof.analysis.diff.significance import LEAST_STEPS, Change, step_change
+
+RANKS = 4
+
+
+def run(seed, *, mean=100e6, steps=40, noise=0.03, of_ranks=0.01, drift=0.0, first=0):
+    """Step times of ranks that wait for one another: what slows a step slows all of them."""
+    random = np.random.default_rng(seed)
+    of_steps = mean * (1 + noise * random.standard_normal(steps) + drift * np.linspace(0, 1, steps))
+    rows = [
+        (rank, first + step, int(of_steps[step] * (1 + of_ranks * random.standard_normal())))
+        for rank in range(RANKS)
+        for step in range(steps)
+    ]
+    schema = {"rank": pl.Int64, "step": pl.Int64, "step_ns": pl.Int64}
+    return pl.DataFrame(rows, schema, orient="row")
+
+
+@pytest.mark.parametrize(
+    ("steps", "noise"),
+    [
+        (12, 0.03),
+        *(
+            pytest.param(steps, noise, marks=pytest.mark.all)
+            for steps, noise in itertools.product((5, 12, 40), (0.005, 0.03, 0.15))
+            if (steps, noise) != (12, 0.03)
+        ),
+    ],
+)
+def test_the_same_thing_twice_differs_once_in_twenty_at_the_most(steps, noise):
+    seen = [
+        step_change(run(seed, noise=noise, steps=steps), run(seed + 1000, noise=noise, steps=steps))
+        for seed in range(100)
+    ]
+    assert sum(change.verdict == "no difference seen" for change in seen) >= 95
+
+
+@pytest.mark.parametrize(("factor", "verdict"), [(1.1, "slower"), (0.9, "faster")])
+def test_a_change_of_ten_percent_is_seen_above_a_noise_of_three(factor, verdict):
+    for seed in range(10):
+        change = step_change(run(seed), run(seed + 1000, mean=factor * 100e6))
+        assert change.verdict == verdict
+        assert change.low < factor - 1 < change.high
+        assert change.ratio == pytest.approx(factor - 1, abs=0.03)
+
+
+def test_a_run_that_drifts_says_little():
+    calm = step_change(run(1), run(2, mean=108e6))
+    drifting = step_change(run(1, drift=0.3), run(2, mean=108e6, drift=0.3))
+    assert calm.verdict == "slower"
+    assert drifting.verdict == "no difference seen"
+    assert drifting.noise > 5 * calm.noise
+
+
+def test_too_few_steps():
+    change = step_change(run(1, steps=LEAST_STEPS - 1), run(2))
+    assert (change.verdict, change.low) == ("inconclusive", None)
+    assert str(change).endswith("; 4 steps are too few: 5 of either run give an interval")
+    assert step_change(run(1).clear(), run(2)).verdict == "inconclusive"
+    assert str(Change(None, None, None, 0, 3, reason="no step times")) == (
+        "inconclusive: no step times"
+    )
+
+
+def test_ranks_that_have_other_steps_and_steps_that_take_no_time():
+    one = run(1).filter((pl.col("rank") < 2) == (pl.col("step") < 20))
+    change = step_change(one, one)
+    assert change.low < 0 < change.high
+    nothing = run(1).with_columns(step_ns=pl.lit(0, pl.Int64))
+    assert step_change(nothing, run(1)).verdict == "inconclusive"
+
+
+def test_of_many_ranks_some_tell_enough():
+    wide = pl.concat(run(1).with_columns(pl.col("rank") + 4 * at) for at in range(40))
+    lone = wide.filter((pl.col("step") < 30) | (pl.col("rank") == 1))
+    change = step_change(lone, lone)
+    assert change.low < 0 < change.high
+
+
+def test_a_run_against_itself():
+    change = step_change(run(1), run(1))
+    assert change.ratio == 0
+    assert change.low < 0 < change.high
+
+
+def test_steps_and_ranks_may_have_other_numbers():
+    one, other = run(1), run(1, first=100).with_columns(pl.col("rank") + 8)
+    assert step_change(one, other) == step_change(one, one)
+
+
+@given(scale=st.floats(0.001, 1e3))
+def test_units_do_not_matter(scale):
+    one, other = run(1, steps=8), run(2, steps=8)
+    scaled = [t.with_columns((pl.col("step_ns") * scale).alias("step_ns")) for t in (one, other)]
+    found, expected = step_change(*scaled), step_change(one, other)
+    assert found.ratio == pytest.approx(expected.ratio, rel=1e-6)
+    assert found.low == pytest.approx(expected.low, rel=1e-6)

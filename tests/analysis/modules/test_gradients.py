@@ -1,0 +1,400 @@
+"""Backward passes by the modules whose forward made them, of traces as PyTorch writes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ppprof
+from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR, modules
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.steps import Steps, select_steps
+from ppprof.trace import formats, read
+from tests.fixtures import small_net
+from tests.fixtures.random_traces import traces
+from tests.fixtures.timeline import Thread, span, write
+
+KINETO = Path(__file__).parents[2] / "fixtures/kineto"
+MAIN, ENGINE = 41, 42
+NODE = "autograd::engine::evaluate_function: "
+
+
+def event(name, begin, end, cat, tid=MAIN, **args):
+    """Times are microseconds."""
+    return {
+        "ph": "X",
+        "cat": cat,
+        "name": name,
+        "pid": 40,
+        "tid": tid,
+        "ts": begin,
+        "dur": end - begin,
+        "args": args,
+    }
+
+
+def step(number, begin, end):
+    return event(f"ProfilerStep#{number}", begin, end, "user_annotation")
+
+
+def module(name, begin, end, tid=MAIN):
+    return event(f"nn.Module: {name}_0", begin, end, "python_function", tid)
+
+
+def op(name, begin, end, number, tid=MAIN):
+    """An operator that makes a node with this number."""
+    return event(name, begin, end, "cpu_op", tid, **{"Sequence number": number, "Fwd thread id": 0})
+
+
+def node(name, begin, end, number, tid=MAIN, thread=1):
+    """A node made under this number on what torch calls ``thread``."""
+    return event(
+        f"{NODE}{name}",
+        begin,
+        end,
+        "cpu_op",
+        tid,
+        **{"Sequence number": number, "Fwd thread id": thread},
+    )
+
+
+def launch(name, at, begin, end, tid=MAIN):
+    """A runtime call of 1 us and its kernel."""
+    ids = {"correlation": at}
+    return [
+        event("cudaLaunchKernel", at, at + 1, "cuda_runtime", tid, **ids),
+        event(name, begin, end, "kernel", 7, device=0, context=1, stream=7, **ids),
+    ]
+
+
+def written(tmp_path, *events, name="a.json"):
+    path = tmp_path / name
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": list(events)}))
+    return path
+
+
+def paths(table):
+    readable = pl.col("path").str.replace_all(OCCURRENCE, "#").str.replace_all(SEPARATOR, "/")
+    return table.with_columns(readable)
+
+
+def table(trace, **options):
+    """Microseconds, in the order in which modules begin."""
+    found = modules(Profile(trace), trace.events["step"], **options)
+    times = pl.col("start_ns", "time_ns", "self_ns", "cpu_ns", "gpu_ns") // 1000
+    return paths(found.with_columns(times)).sort("step", "start_ns", "path")
+
+
+LINEARS = (
+    step(0, 0, 40),
+    *(module("Net", 1, 13), module("Linear", 2, 5), op("aten::addmm", 3, 5, 1)),
+    *(module("Linear", 6, 9), op("aten::addmm", 7, 9, 2)),
+    *(op("aten::relu", 10, 12, 3), op("aten::mse_loss", 14, 16, 4)),
+    *(node("MseLossBackward0", 20, 22, 4), node("ReluBackward0", 23, 25, 3)),
+    *(
+        node("AddmmBackward0", 26, 29, 2),
+        event(f"{NODE}torch::autograd::AccumulateGrad", 30, 31, "cpu_op"),
+    ),
+    node("AddmmBackward0", 32, 36, 1),
+)
+
+
+def test_a_gradient_is_of_the_module_whose_forward_made_it(tmp_path):
+    """
+    ::
+
+        ProfilerStep#0   ########################################   0 to 40
+          Net             ############                              1 to 13
+            Linear         ###                                      node 1
+            Linear             ###                                  node 2
+            (relu)                 ##                               node 3, of Net itself
+          (mse_loss)                  ##                            node 4, of no module
+          (nodes)                           ## ## ### # ####        4, 3, 2, a sum, 1
+    """
+    found = table(read(written(tmp_path, *LINEARS)))
+    assert found.select("path", "start_ns", "time_ns", "self_ns", "cpu_ns", "gpu_ns").rows() == [
+        ("", 0, 40, 12, 40, 0),
+        ("Net#0", 1, 12, 6, 12, 0),
+        ("Net#0/Linear#0", 2, 3, 3, 3, 0),
+        ("Net#0/Linear#1", 6, 3, 3, 3, 0),
+        ("Backward#0", 20, 16, 7, 16, 0),  # the loss 2, the sum 1 and 4 between nodes
+        ("Backward#0/Net#0", 23, 9, 2, 9, 0),
+        ("Backward#0/Net#0/Linear#1", 26, 3, 3, 3, 0),
+        ("Backward#0/Net#0/Linear#0", 32, 4, 4, 4, 0),
+    ]
+
+
+def test_or_all_of_them_are_the_backwards(tmp_path):
+    found = table(read(written(tmp_path, *LINEARS)), by_forward=False)
+    assert found.filter(pl.col("path").str.contains("Backward")).rows() == [
+        ("Backward#0", 0, 20, 16, 16, 16, 0)
+    ]
+
+
+def test_gradients_of_an_engines_thread_count_by_what_they_launch(tmp_path):
+    """
+    ::
+
+        main     step   Net   Linear addmm 1   Linear addmm 2   Tokens view 3
+        engine                                                          view 3    addmm 2    addmm 1
+        stream                                                                       =======    ====
+    """
+    forward = (
+        step(5, 0, 60),
+        module("Net", 1, 20),
+        *(module("Linear", 2, 6), op("aten::addmm", 3, 5, 1)),
+        *(module("Linear", 7, 11), op("aten::addmm", 8, 10, 2)),
+        *(module("Tokens", 12, 16), op("aten::view", 13, 15, 3)),
+    )
+    backward = (
+        node("ViewBackward0", 30, 33, 3, ENGINE),
+        *(node("AddmmBackward0", 34, 38, 2, ENGINE), *launch("gemm", 35, 36, 46, ENGINE)),
+        *(node("AddmmBackward0", 39, 43, 1, ENGINE), *launch("gemm", 40, 46, 51, ENGINE)),
+    )
+    # As the thread with the step only waits, it has them; else they are a thread's own.
+    for others in ((), (op("aten::item", 35, 36, 4),)):
+        found = table(read(written(tmp_path, *forward, *backward, *others)))
+        found = found.filter(pl.col("path").str.contains("Backward"))
+        columns = ("path", "step", "start_ns", "time_ns", "self_ns", "cpu_ns", "gpu_ns")
+        assert found.select(columns).rows() == [
+            ("Backward#0", 5, 30, 18, 0, 13, 15),
+            ("Backward#0/Net#0", 5, 30, 18, 0, 11, 15),
+            ("Backward#0/Net#0/Tokens#0", 5, 30, 3, 3, 3, 0),
+            ("Backward#0/Net#0/Linear#1", 5, 34, 10, 10, 4, 10),
+            ("Backward#0/Net#0/Linear#0", 5, 39, 5, 5, 4, 5),
+        ]
+
+
+def test_a_forward_may_be_of_the_step_before(tmp_path):
+    events = (
+        *(step(0, 0, 10), module("Net", 1, 5), op("aten::addmm", 2, 4, 1)),
+        *(step(1, 10, 20), node("AddmmBackward0", 12, 15, 1)),
+    )
+    trace = read(written(tmp_path, *events))
+    found = table(trace).filter(pl.col("path").str.contains("Backward"))
+    assert found.select("step", "path", "time_ns", "self_ns").rows() == [
+        (1, "Backward#0", 3, 0),
+        (1, "Backward#0/Net#0", 3, 3),
+    ]
+    alone = select_steps(trace, Steps(1, 2))
+    assert alone.events["forward"].to_list() == [None] * 3
+    assert table(alone)["path"].to_list() == ["", "Backward#0"]
+
+
+def test_what_holds_the_forward_and_the_backward_is_not_said_again(tmp_path):
+    """
+    ::
+
+        ProfilerStep#0   ##############################
+          train           ############################     a span of the user's
+            Net            ######
+            Backward               ##########
+    """
+    events = (
+        *(step(0, 0, 40), event("train", 1, 39, "user_annotation")),
+        *(module("Net", 2, 6), op("aten::addmm", 3, 5, 1), op("aten::loss", 7, 9, 2)),
+        *(node("LossBackward0", 10, 12, 2), node("AddmmBackward0", 12, 16, 1)),
+    )
+    found = table(read(written(tmp_path, *events)))
+    assert found.select("path", "time_ns", "self_ns").rows() == [
+        ("", 40, 2),
+        ("train#0", 38, 28),
+        ("train#0/Net#0", 4, 4),
+        ("train#0/Backward#0", 6, 2),
+        ("train#0/Backward#0/Net#0", 4, 4),
+    ]
+
+
+def test_what_is_computed_again_in_a_backward_lies_in_the_gradient_that_needs_it(tmp_path):
+    """
+    ::
+
+        Net          ##########
+          Block       ##                 checkpoint 1: no node is made of what is in it
+          Block           ##             checkpoint 2
+        Backward                 ##################
+          Checkpoint 2           ########                 of Net
+            Block                 ##                      anew, addmm 11
+            Addmm 11                  ##                  of this Block
+          Checkpoint 1                   ########
+            Block                         ###             anew, addmm 12
+            Addmm 12                          ##
+    """
+    events = (
+        *(step(0, 0, 60), module("Net", 1, 12)),
+        *(op("Checkpoint", 2, 5, 1), module("Block", 3, 5)),
+        *(op("Checkpoint", 6, 9, 2), module("Block", 7, 9)),
+        *(
+            node("CheckpointBackward", 20, 28, 2),
+            module("Block", 21, 23),
+            op("aten::addmm", 21, 22, 11),
+        ),
+        node("AddmmBackward0", 25, 27, 11),
+        *(
+            node("CheckpointBackward", 30, 38, 1),
+            module("Block", 31, 34),
+            op("aten::addmm", 31, 32, 12),
+        ),
+        node("AddmmBackward0", 35, 37, 12),
+    )
+    found = table(read(written(tmp_path, *events)))
+    found = found.filter(pl.col("path").str.contains("Backward"))
+    assert found.select("path", "time_ns", "self_ns", "cpu_ns").rows() == [
+        ("Backward#0", 18, 2, 18),
+        ("Backward#0/Net#0", 16, 7, 16),
+        ("Backward#0/Net#0/Block#2", 4, 4, 4),  # those in the forward are 0 and 1
+        ("Backward#0/Net#0/Block#3", 5, 5, 5),
+    ]
+
+
+def test_what_was_computed_again_may_have_its_gradient_in_the_next_step(tmp_path):
+    """In step 0 the Block begins 21 us behind the step, in step 1 its gradient 2."""
+    events = (
+        *(step(0, 0, 30), module("Net", 1, 12), op("Checkpoint", 2, 5, 1)),
+        *(
+            node("CheckpointBackward", 20, 28, 1),
+            module("Block", 21, 24),
+            op("aten::addmm", 22, 23, 11),
+        ),
+        *(step(1, 30, 60), node("AddmmBackward0", 32, 36, 11)),
+    )
+    found = table(read(written(tmp_path, *events)))
+    found = found.filter(pl.col("path").str.contains("Backward"))
+    assert found.select("step", "path", "start_ns", "time_ns", "self_ns").rows() == [
+        (0, "Backward#0", 20, 8, 0),
+        (0, "Backward#0/Net#0", 20, 8, 5),
+        (0, "Backward#0/Net#0/Block#0", 21, 3, 3),
+        (1, "Backward#0", 2, 4, 0),
+        (1, "Backward#0/Net#0", 2, 4, 0),
+        (1, "Backward#0/Net#0/Block#0", 2, 4, 4),
+    ]
+
+
+def test_the_gradient_of_a_gradient_is_of_the_same_module(tmp_path):
+    events = (
+        *(step(0, 0, 60), module("Net", 1, 6), op("aten::addmm", 2, 4, 1)),
+        *(node("AddmmBackward0", 10, 16, 1), op("aten::mm", 11, 15, 2)),
+        *(op("aten::loss", 20, 22, 3), node("LossBackward0", 24, 26, 3)),
+        node("MmBackward0", 27, 30, 2),
+    )
+    found = table(read(written(tmp_path, *events)))
+    assert found.select("path", "time_ns", "self_ns").rows() == [
+        ("", 60, 43),
+        ("Net#0", 5, 5),
+        ("Backward#0", 6, 0),
+        ("Backward#0/Net#0", 6, 6),
+        ("Backward#1", 6, 3),
+        ("Backward#1/Net#0", 3, 3),
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_converted_a_trace_tells_the_same(suffix, tmp_path):
+    trace = read(KINETO / "cpu_small_net.json.gz")
+    formats.write(trace, tmp_path / f"out{suffix}")
+    assert table(read(tmp_path / f"out{suffix}")).equals(table(trace))
+
+
+def test_numbers_in_a_file_that_fit_nothing_are_nobodys(tmp_path):
+    trace = read(KINETO / "cpu_small_net.json.gz")
+    formats.write(trace, tmp_path / "out.json")
+    text = (tmp_path / "out.json").read_text().replace('"sequence":', '"sequence":9')
+    (tmp_path / "out.json").write_text(text)
+    found = read(tmp_path / "out.json").events
+    whole = trace.events["forward"].drop_nulls()
+    kept = found["forward"].drop_nulls()
+    assert len(kept) < len(whole)
+
+
+def test_a_slow_backward_of_one_module_is_found_in_its_branch():
+    """`small_net` with and without 20 ms more in the backward of ``blocks[1].down``."""
+    names = ("cpu_small_net.json.gz", "cpu_small_net_slow.json.gz")
+    found = ppprof.diff(*(ppprof.open(KINETO / name) for name in names)).modules
+    slow_ns = small_net.SLOW_S * 1e9
+    (row,) = [
+        at
+        for at, delta in enumerate(found["delta_self_ns"].to_list())
+        if delta is not None and abs(delta) > slow_ns / 2
+    ]
+    branch, depth = [], found["depth"][row] + 1
+    for at in range(row, -1, -1):  # up to the root
+        if found["depth"][at] < depth:
+            depth = found["depth"][at]
+            branch.append(found["name"][at])
+    assert branch == ["Linear", "Block", "Net", "Backward", "step"]
+    assert found["is_clear"][row]
+    assert found["delta_self_ns"][row] == pytest.approx(slow_ns, rel=0.1)
+    blocks = found.slice(row - 4, 9).filter(name="Block")["delta_time_ns"].to_list()
+    assert sum(delta > slow_ns / 2 for delta in blocks) == 1  # the second that begins, of three
+
+
+def test_where_one_of_two_does_not_tell_all_is_the_backwards(tmp_path):
+    """A pb has no place for it; `small_net` once more through one."""
+    whole = KINETO / "cpu_small_net.json.gz"
+    formats.write(read(whole), tmp_path / "untold.pb")
+    found = ppprof.diff(ppprof.open(whole), ppprof.open(tmp_path / "untold.pb")).modules
+    assert set(found["status"]) == {"both"}
+    names = found["name"].to_list()
+    assert names[names.index("Backward") + 1] == "Optimization"
+    assert found.filter(name="Backward")["delta_time_ns"].to_list() == [0.0]
+
+
+def test_a_real_backward_has_the_modules_of_its_forward():
+    found = table(read(KINETO / "cpu_small_net.json.gz")).filter(step=4)["path"].to_list()
+    net = [path for path in found if path.startswith("Net#0")]
+    backward = [path for path in found if path.startswith("Backward#0/")]
+    assert sorted(backward) == [f"Backward#0/{path}" for path in sorted(net)]
+    blocks = [path for path in backward if path.endswith(("Block#0", "Block#1", "Block#2"))]
+    assert [path[-1] for path in blocks] == ["2", "1", "0"]
+
+
+@pytest.mark.parametrize("linked", ["Backward", "ProfileStep"])
+def test_a_link_of_a_backward_or_of_a_step_is_ignored(tmp_path, linked):
+    """
+    ::
+
+        ProfileStep   ########
+          Dataloader   #            what the second line's event is said to be the gradient of
+          Backward       #####      Backward: itself; ProfileStep: the one inside it
+            ProfileStep   ###
+    """
+    inner = span("ProfileStep", "ProfileStep#1", 4, 7)
+    backward = span("Backward", "b", 3, 8, inner)
+    loader = span("Dataloader", "d", 1, 2)
+    thread = Thread(31, "main", (span("ProfileStep", "ProfileStep#0", 0, 9, loader, backward),))
+    trace = read(write(tmp_path / "a.pb", thread))
+    categories = trace.events["category"].cast(pl.String).to_list()
+    row = len(categories) - 1 - categories[::-1].index(linked)
+    forward = [
+        categories.index("Dataloader") if at == row else None for at in range(len(categories))
+    ]
+    events = trace.events.with_columns(forward=pl.Series(forward, dtype=pl.Int64))
+    profile = Profile(dataclasses.replace(trace, events=events))
+    found, plain = (
+        modules(profile, profile.trace.events["step"], by_forward=by_forward).sort("path", "step")
+        for by_forward in (True, False)
+    )
+    assert found.equals(plain)
+
+
+@given(traces(), st.randoms(use_true_random=False))
+def test_whoever_made_what_no_time_is_lost_or_counted_twice(tmp_path_factory, threads, random):
+    """Links of any kind, such as damaged files have: to what lies inside, around, or in no step."""
+    trace = read(write(tmp_path_factory.mktemp("a") / "a.pb", *threads))
+    hosts = trace.events.filter(pl.col("depth").is_not_null())
+    forward = [random.randrange(-1, hosts.height) for _ in range(hosts.height)]
+    forward = pl.Series(forward, dtype=pl.Int64)
+    linked = hosts.with_columns(forward=forward.set(forward < 0, None))
+    profile = Profile(dataclasses.replace(trace, events=linked))
+    linked, plain = (
+        modules(profile, profile.trace.events["step"], by_forward=by_forward)
+        for by_forward in (True, False)
+    )
+    # A gradient that begins in another step than its Backward takes its time along to that step.
+    assert linked["self_ns"].sum() == plain["self_ns"].sum()

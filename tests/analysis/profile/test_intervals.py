@@ -1,0 +1,73 @@
+"""Interval arithmetic against counting ticks one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppprof.analysis.profile.intervals import (
+    covered,
+    covered_within,
+    difference,
+    intersection,
+    overlap,
+    together,
+    union,
+)
+
+intervals = st.lists(
+    st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda pair: (pair[0], sum(pair))),
+    max_size=12,
+)
+Pairs = list  # of (start, end)
+
+
+def _arrays(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
+    return tuple(np.array([pair[at] for pair in pairs], np.int64) for at in (0, 1))
+
+
+def _pairs(intervals: tuple[np.ndarray, np.ndarray]) -> Pairs:
+    return list(zip(intervals[0].tolist(), intervals[1].tolist()))
+
+
+def _ticks(pairs: Pairs) -> set[int]:
+    return {tick for start, end in pairs for tick in range(start, end)}
+
+
+@given(intervals)
+def test_union_covers_the_same_ticks_once(pairs: Pairs) -> None:
+    merged = _pairs(union(*_arrays(pairs)))
+    assert _ticks(merged) == _ticks(pairs)
+    assert all(left[1] < right[0] for left, right in zip(merged, merged[1:]))
+
+
+@given(intervals, intervals)
+def test_covered_and_overlap_count_ticks(left: Pairs, right: Pairs) -> None:
+    assert covered(*_arrays(left)) == len(_ticks(left))
+    assert overlap(_arrays(left), _arrays(right)) == len(_ticks(left) & _ticks(right))
+
+
+@given(intervals, intervals)
+def test_difference_covers_the_ticks_of_one_side_alone(left: Pairs, right: Pairs) -> None:
+    kept = _pairs(difference(_arrays(left), _arrays(right)))
+    assert _ticks(kept) == _ticks(left) - _ticks(right)
+    assert all(start < end for start, end in kept)
+    assert all(one[1] < other[0] for one, other in zip(kept, kept[1:]))
+
+
+@given(intervals, intervals)
+def test_intersection_and_together_cover_the_ticks_of_both_and_of_either(
+    left: Pairs, right: Pairs
+) -> None:
+    both = _pairs(intersection(_arrays(left), _arrays(right)))
+    either = _pairs(together(_arrays(left), _arrays(right)))
+    assert _ticks(both) == _ticks(left) & _ticks(right)
+    assert _ticks(either) == _ticks(left) | _ticks(right)
+    assert _ticks(_pairs(together())) == set()
+
+
+@given(intervals, intervals)
+def test_covered_within_counts_the_ticks_of_each_window(pairs: Pairs, windows: Pairs) -> None:
+    inside = covered_within(union(*_arrays(pairs)), *_arrays(windows))
+    assert inside.tolist() == [len(_ticks(pairs) & _ticks([window])) for window in windows]

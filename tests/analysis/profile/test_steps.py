@@ -1,0 +1,181 @@
+"""Some steps of a trace: what is kept, what it points at, and the tables of it."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.steps import Steps, select_steps
+from ppprof.analysis.summaries.views import VIEWS, summarize
+from ppprof.errors import UsageError
+from ppprof.trace import read
+from tests.fixtures import gpu_traces
+from tests.fixtures.timeline import (
+    EPOCH_NS,
+    Span,
+    Thread,
+    alloc,
+    free,
+    kernel,
+    launch,
+    memset,
+    span,
+    write,
+)
+
+
+def across_steps(tmp_path):
+    """
+    ::
+
+        main    |step 1                 |step 2                 |
+                  op 10-20 [k1 15-30]     op 110-120 [k2 150-260: launched in 2, runs beyond]
+        loader      long 40...............................170
+                      short 50-60         late 130-140(inner 131-139(launch 132 memset))
+        between                        free 100 (no step's time is 100 to 104)
+    """
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#1", 0, 100).around(
+            span("Operator", "op", 10, 20).around(
+                launch(11, 12, kernel("k1", 15, 30)), alloc(13, 8)
+            )
+        ),
+        free(100, 8),
+        span("ProfileStep", "ProfileStep#2", 104, 200).around(
+            span("Operator", "op", 110, 120).around(
+                launch(111, 112, kernel("k2", 150, 260)), alloc(113, 16)
+            )
+        ),
+    )
+    loader = Thread(2, "loader").around(
+        span("UserDefined", "long", 40, 170).around(
+            span("UserDefined", "short", 50, 60),
+            span("UserDefined", "late", 130, 140).around(
+                span("OperatorInner", "inner", 131, 139).around(
+                    launch(132, 133, memset(134, 135, 4, value=9), name="cudaMemset"),
+                    alloc(134, 32),
+                )
+            ),
+            alloc(150, 64),
+            alloc(205, 128),
+        ),
+    )
+    return read(write(tmp_path / "a.pb", main, loader))
+
+
+def test_rows_point_at_what_is_left(tmp_path):
+    trace = select_steps(across_steps(tmp_path), Steps.parse(2))
+
+    rows = trace.events.select(
+        pl.col("name").cast(pl.String), pl.col("start_ns") - EPOCH_NS, "parent", "depth", "step"
+    )
+    assert rows.rows() == [
+        ("ProfileStep#2", 104, None, 0, 2),  # 0
+        ("op", 110, 0, 1, 2),  # 1
+        ("late", 130, None, 0, 2),  # 2: "long" began in step 1
+        ("inner", 131, 2, 1, 2),  # 3
+        ("cudaLaunchKernel", 111, 1, None, 2),  # 4
+        ("cudaMemset", 132, 3, None, 2),  # 5
+        ("k2", 150, 4, None, 2),  # 6
+        ("MEMSET", 134, 5, None, 2),  # 7
+    ]
+    memory = trace.memory.select(pl.col("time_ns") - EPOCH_NS, "event", "bytes").sort("time_ns")
+    assert memory.rows() == [(113, 1, 16), (134, 3, 32), (150, None, 64)]
+    assert trace.kernels["event"].to_list() == [6]
+    assert trace.memsets.rows() == [(7, 9)]
+    assert trace.events.schema == across_steps(tmp_path).events.schema
+    assert trace.memory.schema == across_steps(tmp_path).memory.schema
+
+
+def test_everything_derived_is_of_those_steps(tmp_path):
+    profile = Profile(select_steps(across_steps(tmp_path), Steps.parse("1:2")))
+
+    assert profile.steps == [1]
+    assert summarize(profile, "device").rows() == [
+        ("CPU(Process)", None),
+        ("CPU(System)", None),
+        ("GPU0", 15 / 100),
+    ]
+    assert summarize(profile, "overview").rows() == [
+        ("cpu", "UserDefined", 2, 130, 1.3),
+        ("cpu", "ProfileStep", 1, 100, 1.0),
+        ("cpu", "Operator", 1, 10, 0.1),
+        ("cpu", "CudaRuntime", 1, 1, 0.01),
+        ("gpu", "Kernel", 1, 15, 0.15),
+    ]
+    memory = summarize(profile, "mem").select("name", "allocation_bytes", "free_bytes")
+    assert memory.rows() == [("op", 8, 0)]
+
+
+def loop(first: int, last: int) -> tuple[Thread, ...]:
+    """Steps of `gpu_traces.training` and a loader beside them, with nothing outside of a step."""
+
+    def loader(at: int) -> Span:
+        return span("PythonUserDefined", "collate", at + 5_000, at + 4_000_000).around(
+            span("Operator", "broadcast", at + 1_000_000, at + 3_000_000).around(
+                launch(at + 1_100_000, at + 1_200_000).around(
+                    kernel("copy", at + 1_500_000, at + 9_900_000, device=1, stream=9)
+                ),
+                alloc(at + 1_000_000, 512),
+            )
+        )
+
+    starts = {step: step * gpu_traces.STEP_NS for step in range(first, last)}
+    steps = tuple(gpu_traces._step(step, at, skew=step) for step, at in starts.items())
+    return (
+        Thread(gpu_traces.MAIN, "MainThread", steps),
+        Thread(gpu_traces.WORKER, "loader", tuple(loader(at) for at in starts.values())),
+    )
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (1, 2), (2, 3), (0, 2), (1, 3), (0, 3)])
+def test_some_steps_are_as_if_those_alone_had_been_recorded(first, last, tmp_path):
+    """All nine tables; only peaks of memory, which count from the process's start, may differ."""
+    whole = read(write(tmp_path / "whole.pb", *loop(0, 3)))
+    alone = read(write(tmp_path / "alone.pb", *loop(first, last), extra_info={}))
+    cut = select_steps(whole, Steps(first, last))
+
+    peaks = pl.selectors.starts_with("peak_")
+    for view in VIEWS:
+        tables = [summarize(Profile(trace), view).drop(peaks) for trace in (cut, alone)]
+        assert not tables[0].is_empty(), view
+        assert_frame_equal(*tables)
+
+
+def test_all_steps_of_a_trace_are_all_but_what_is_outside(tmp_path):
+    trace = read(write(tmp_path / "a.pb", *loop(0, 3)))
+    cut = select_steps(trace, Steps.parse("0:"))
+
+    assert_frame_equal(cut.events, trace.events)
+    assert_frame_equal(cut.kernels, trace.kernels)
+    assert_frame_equal(cut.memory, trace.memory)
+
+
+@pytest.mark.parametrize("name", ["no_step", "nothing", "training"])
+def test_steps_that_are_not_there_leave_nothing(name, tmp_path):
+    trace = read(write(tmp_path / "a.pb", *getattr(gpu_traces, name)()))
+    cut = select_steps(trace, Steps.parse("100:"))
+    assert [table.height for table in (cut.events, cut.memory, cut.kernels, cut.memsets)] == [0] * 4
+    assert cut.events.schema == trace.events.schema
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "stop"),
+    [("2:5", 2, 5), ("2:", 2, None), (":5", 0, 5), ("4", 4, 5), (4, 4, 5), ("0:1", 0, 1)],
+)
+def test_how_steps_are_written(text, start, stop):
+    assert Steps.parse(text) == Steps(start, stop)
+
+
+@pytest.mark.parametrize("text", ["", ":", "a:b", "-1", "-2:3", "1:2:3", "1.5", "1-3"])
+def test_what_is_no_range_of_steps(text):
+    with pytest.raises(UsageError, match=r"expected A:B \(steps A to B-1\)"):
+        Steps.parse(text)
+
+
+@pytest.mark.parametrize("text", ["5:5", "5:1", ":0"])
+def test_a_range_without_a_step(text):
+    with pytest.raises(UsageError, match="no step is in it"):
+        Steps.parse(text)

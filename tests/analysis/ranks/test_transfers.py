@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from polars.testing import assert_frame_equal
+
+from ppprof.analysis.ranks.cluster import Cluster, examine
+from ppprof.analysis.ranks.matching import COLLECTIVES, placed
+from ppprof.analysis.ranks.step_table import PLACES, join_ranks, of_window
+from ppprof.analysis.ranks.transfers import without_transfers
+from ppprof.clocks import Clock, Reading
+from ppprof.trace import read
+from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
+
+
+def sent(name, start, end, peer):
+    return span("Communication", f"{name}[axis=pp group=3 bytes=64 peers={peer}]", start, end)
+
+
+def forward(stage, start, end):
+    return span("Forward", f"forward[stage={stage} micro_batch=0]", start, end).around(
+        span("Operator", "matmul dygraph", start, end)
+    )
+
+
+def cluster(tmp_path, *ranks, clocks=None):
+    """What ranks do together, from their ProfileSteps' children and where these begin and end."""
+    parts, bubbles, met = [], [], []
+    for rank, (start, end, *children) in enumerate(ranks):
+        step = span("ProfileStep", "ProfileStep#4", start, end, *children)
+        found = examine(read(write(tmp_path / f"{rank}.pb", Thread(1, "main", (step,)))))
+        parts.append((rank, 0, found.breakdown.parts))
+        bubbles.append(of_window(found.breakdown.bubbles, rank, 0))
+        met.append(placed(found.collectives, rank))
+    places = pl.DataFrame({"rank": range(len(ranks))}).select(
+        pl.col("rank").cast(dtype) if name == "rank" else pl.lit(None, dtype).alias(name)
+        for name, dtype in PLACES.items()
+    )
+    exact = {rank: Clock(rank, (Reading(0, 0, 0),)) for rank in range(len(ranks))}
+    return Cluster(join_ranks(parts, places), bubbles, met, [], {**exact, **(clocks or {})})
+
+
+def told(steps, *columns):
+    return steps.select("rank", *(f"{name}_ns" for name in columns)).rows()
+
+
+@pytest.mark.parametrize("ahead", [0, 700])
+def test_what_is_left_once_both_have_come_is_transfer(tmp_path, ahead):
+    """
+    ::
+
+        rank 0   FFFFssss__      stage 0; it sends from 4 to 8
+        rank 1   rrrrrrrrFF      stage 1, by a clock that is ``ahead``: 4 of bubble, 4 of transfer
+    """
+    clocks = {1: Clock(1, (Reading(0, -ahead, 0),))}
+    found = cluster(
+        tmp_path,
+        (0, 10, forward(0, 0, 4), sent("send", 4, 8, 1)),
+        (ahead, ahead + 10, sent("recv", ahead, ahead + 8, 0), forward(1, ahead + 8, ahead + 10)),
+        clocks=clocks,
+    )
+    columns = ("step", "computation", "exposed_pp", "bubble", "rest", "communication_pp")
+    assert told(found.alone, *columns) == [(0, 10, 4, 0, 4, 2, 4), (1, 10, 2, 0, 8, 0, 8)]
+    assert told(found.steps, *columns) == [(0, 10, 4, 4, 0, 2, 4), (1, 10, 2, 4, 4, 0, 8)]
+    assert found.steps.columns == found.alone.columns
+
+
+def test_who_waits_until_all_meet_waits_until_the_last_has_come(tmp_path):
+    """
+    ::
+
+        rank 0   FFaaaaaa__      4 of bubble, 2 of transfer
+        rank 1   FFFFFFaa__
+    """
+    meeting = "all_reduce[axis=pp group=3 peers=0,1]"
+    found = cluster(
+        tmp_path,
+        (0, 10, forward(0, 0, 2), span("Communication", meeting, 2, 8)),
+        (0, 10, forward(1, 0, 6), span("Communication", meeting, 6, 8)),
+    )
+    assert told(found.alone, "exposed_pp", "bubble") == [(0, 0, 6), (1, 0, 2)]
+    assert told(found.steps, "exposed_pp", "bubble") == [(0, 2, 4), (1, 2, 0)]
+
+
+def test_without_the_other_side_it_stays_in_the_bubble(tmp_path):
+    found = cluster(tmp_path, (0, 10, forward(0, 0, 4), sent("send", 4, 8, 1)))
+    assert_frame_equal(found.steps, found.alone)
+
+
+ticks = st.integers(0, 40)
+stretches = st.lists(st.tuples(ticks, ticks).map(sorted), max_size=6)
+
+
+@given(bubble=stretches, transfers=stretches, meetings=stretches)
+def test_against_counting(bubble, transfers, meetings):
+    """Two ranks, the second of which always comes last: at the start of each transfer."""
+    in_bubble = {tick for start, end in bubble for tick in range(start, end)}
+    rows = {0: [], 1: []}
+    for op, members, axis, found in [
+        ("send", "1>0", "pp", transfers),
+        ("all_reduce", "0,1", "dp+pp", meetings),
+    ]:
+        for index, (start, end) in enumerate(found):
+            for rank, begun in ((0, start - 3), (1, start)):
+                rows[rank].append(
+                    (members, axis, op, 4, index, rank, EPOCH_NS + begun, EPOCH_NS + end, 64)
+                )
+    matched = pl.DataFrame(rows[0] + rows[1], COLLECTIVES, orient="row")
+    sets = sorted(in_bubble)
+    table = pl.DataFrame(
+        [(0, 0, 4, EPOCH_NS + tick, EPOCH_NS + tick + 1) for tick in sets],
+        dict.fromkeys(("rank", "window", "step", "start_ns", "end_ns"), pl.Int64),
+        orient="row",
+    )
+    steps = pl.DataFrame(
+        {
+            "rank": [0],
+            "window": [0],
+            "step": [4],
+            "exposed_pp_ns": [7],
+            "exposed_dp+pp_ns": [5],
+            "bubble_ns": [len(in_bubble)],
+        }
+    )
+    sent = {tick for start, end in transfers for tick in range(start, end)} & in_bubble
+    met = {tick for start, end in meetings for tick in range(start, end)} & in_bubble - sent
+    found = without_transfers(steps, [table], matched, {})
+    assert found.row(0)[3:] == (
+        7 + len(sent),
+        5 + len(met),
+        len(in_bubble) - len(sent) - len(met),
+    )

@@ -1,0 +1,441 @@
+from __future__ import annotations
+
+import polars as pl
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.ranks.what_if import PASSES, WHAT_IF, passes, what_if
+from ppprof.clocks import Clock, Reading
+from ppprof.topology import Topology
+from ppprof.trace import read
+from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, write
+
+HEAD, TAIL = 7, 11
+
+
+def one_f_one_b(stage, num_stages, num_micro_batches):
+    """The passes of a stage in their order: as in Fleet, ``startup_steps`` forwards go ahead.
+
+    >>> " ".join(kind[0] + str(at) for kind, _, at in one_f_one_b(0, 2, 3))
+    'f0 f1 b0 f2 b1 b2'
+    """
+    ahead = min(num_stages - stage - 1, num_micro_batches)
+    order = [("forward", 0, at) for at in range(ahead)]
+    for at in range(num_micro_batches - ahead):
+        order += [("forward", 0, ahead + at), ("backward", 0, at)]
+    return order + [("backward", 0, num_micro_batches - ahead + at) for at in range(ahead)]
+
+
+def ticked(orders, duration, *, gap=0, way=0):
+    """When each pass runs, found tick by tick: {(stage, pass): (start, end)}.
+
+    Args:
+        orders: the passes of each stage, in their order.
+        duration: ticks of (stage, pass).
+        gap: ticks between two passes of a stage.
+        way: ticks that a pass's output takes to the next stage.
+    """
+    last = len(orders) - 1
+    chunks = 1 + max(chunk for order in orders for _, chunk, _ in order)
+    ran = {}
+    waiting = [list(order) for order in orders]
+    free = [HEAD] * len(orders)
+    now = HEAD
+    while any(waiting):
+        for stage, queue in enumerate(waiting):
+            if not queue or free[stage] > now:
+                continue
+            kind, chunk, at = queue[0]
+            onward = 1 if kind == "forward" else -1
+            layer = chunk * len(orders) + stage - onward
+            if 0 <= layer <= chunks * len(orders) - 1:
+                giver = (layer % (last + 1), (kind, layer // (last + 1), at))
+                if giver not in ran or ran[giver][1] + way > now:
+                    continue
+            queue.pop(0)
+            done = now + duration(stage, (kind, chunk, at))
+            ran[stage, (kind, chunk, at)] = (now, done)
+            free[stage] = done + gap
+        now += 1
+        assert now < 100_000, "deadlock"
+    return ran
+
+
+def recorded(grid, orders, duration, *, steps=1, gap=0, ways=(0, 0, 0)):
+    """What `passes` gives of each rank, and how long the steps are; they follow each other."""
+    parts = {rank: [] for rank in range(grid.world_size)}
+    begin, lengths = 1000, []
+    for step in range(steps):
+        at = {
+            replica: ticked(
+                orders,
+                lambda *of, r=replica, s=step: duration(r, *of, s),
+                gap=gap,
+                way=ways[replica],
+            )
+            for replica in range(grid.replicas)
+        }
+        length = TAIL + max(end for ran in at.values() for _, end in ran.values())
+        for rank, rows in parts.items():
+            where = grid.coordinate(rank)
+            rows.append((rank, step, "step", None, None, begin, begin + length))
+            rows += [
+                (rank, step, kind, chunk, micro_batch, begin + start, begin + end)
+                for (stage, (kind, chunk, micro_batch)), (start, end) in at[where["dp"]].items()
+                if stage == where["pp"]
+            ]
+        begin += length
+        lengths.append(length)
+    tables = [pl.DataFrame(rows, PASSES, orient="row").sort("start_ns") for rows in parts.values()]
+    return tables, lengths
+
+
+def schedule(num_stages, num_micro_batches):
+    return [one_f_one_b(stage, num_stages, num_micro_batches) for stage in range(num_stages)]
+
+
+def row(table, fixed, **more):
+    """The first row of this kind."""
+    return table.filter(fixed=fixed, **more).row(0, named=True)
+
+
+def forward_and_backward(forward, backward, extra=lambda *_: 0):
+    """Durations of passes: of a kind all the same, but for ``extra``."""
+    return lambda replica, stage, of, step: (
+        (forward if of[0] == "forward" else backward) + extra(replica, stage, of, step)
+    )
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 4])
+@pytest.mark.parametrize("num_micro_batches", [1, 4, 9])
+def test_equal_stages_take_what_the_formula_says(num_stages, num_micro_batches):
+    """(m + p - 1) (f + b): m passes of each kind, and p - 1 more that are the bubble."""
+    grid = Topology.of(dp=2, pp=num_stages)
+    parts, _ = recorded(
+        grid, schedule(num_stages, num_micro_batches), forward_and_backward(30, 50), steps=2
+    )
+    found = what_if(parts, grid)
+    expected = HEAD + (num_micro_batches + num_stages - 1) * (30 + 50) + TAIL
+    assert found.columns == list(WHAT_IF)
+    assert set(found["step_ns"]) == {expected}
+    assert row(found, "nothing")["error_ratio"] == 0
+    assert row(found, "all")["slowdown"] == 1
+    assert found["share"].null_count() == found.height, "nothing can be gained"
+
+
+def test_one_slow_worker_is_all_there_is_to_gain():
+    """
+    Stage 1 of replica 1 takes 20 longer in each of its 4 forwards; it is the last one, so that all
+    its 8 passes follow each other, and everybody waits for them::
+
+        stage 0   FF......
+        stage 1     F===BBBBF===BBBB...
+    """
+    grid = Topology.of(dp=2, pp=2, mp=2)
+    slow = forward_and_backward(
+        30, 50, lambda replica, stage, of, _: 20 * (replica == stage == 1 and of[0] == "forward")
+    )
+    parts, _ = recorded(grid, schedule(2, 4), slow, steps=3)
+    found = what_if(parts, grid)
+    ideal = HEAD + 5 * 80 + TAIL
+    assert row(found, "recorded")["step_ns"] == row(found, "nothing")["step_ns"] == ideal + 80
+    assert row(found, "all")["slowdown"] == pytest.approx((ideal + 80) / ideal)
+    workers = found.filter(fixed="worker")
+    assert workers.select("ranks", "stage", "step_ns", "share").rows() == [
+        ("6,7", 1, ideal, 1.0),
+        ("0,1", 0, ideal + 80, 0.0),
+        ("4,5", 0, ideal + 80, 0.0),
+        ("2,3", 1, ideal + 80, 0.0),
+    ]
+    slowest = row(found, "slowest")
+    assert (slowest["ranks"], slowest["share"]) == ("6,7", 1.0), "M_W"
+    assert row(found, "steady")["share"] < 0.5
+
+
+def test_two_slow_workers_hide_each_other():
+    """On the last of 3 stages, replica 0 is late by 4 x 20 and replica 1 by 4 x 15."""
+    grid = Topology.of(dp=2, pp=3)
+    slow = forward_and_backward(
+        100,
+        100,
+        lambda replica, stage, of, _: (20, 15)[replica] * (of[0] == "forward") * (stage == 2),
+    )
+    parts, _ = recorded(grid, schedule(3, 4), slow)
+    found = what_if(parts, grid)
+    ideal = HEAD + 6 * 200 + TAIL
+    assert row(found, "nothing")["step_ns"] == ideal + 80
+    assert row(found, "all")["step_ns"] == row(found, "stage", stage=2)["step_ns"] == ideal
+    assert row(found, "worker", ranks="2")["step_ns"] == ideal + 60
+    assert row(found, "worker", ranks="2")["share"] == 0.25
+    assert row(found, "worker", ranks="5")["share"] == 0
+    assert row(found, "worker", ranks="5")["alone_slowdown"] == (ideal + 60) / ideal
+    assert row(found, "worker", ranks="0")["alone_slowdown"] == 1
+
+
+def test_the_slowest_are_three_percent_of_the_workers():
+    """Of 40 two, rounded up: the one that is late by 20, and the one that is late by 10."""
+    grid = Topology.of(dp=40)
+    slow = forward_and_backward(
+        30, 50, lambda replica, _, of, __: {7: 20, 30: 10}.get(replica, 0) * (of[0] == "forward")
+    )
+    parts, _ = recorded(grid, schedule(1, 1), slow, ways=[0] * 40)
+    found = what_if(parts, grid)
+    assert row(found, "worker")["ranks"] == "7"
+    assert row(found, "worker")["share"] == 0.5
+    assert row(found, "slowest")["ranks"] == "7,30"
+    assert row(found, "slowest")["share"] == 1
+
+
+def test_a_slow_last_stage_is_all_there_is_to_gain():
+    """It does m passes of each kind without a break, between p - 1 forwards and backwards."""
+    grid = Topology.of(pp=4)
+    slow = forward_and_backward(30, 50, lambda _, stage, of, __: (stage == 3) * 25)
+    parts, _ = recorded(grid, schedule(4, 8), slow)
+    found = what_if(parts, grid)
+    whole, ideal = HEAD + 8 * 130 + 3 * 80 + TAIL, HEAD + 11 * 80 + TAIL
+    assert row(found, "all")["slowdown"] == whole / ideal
+    last = row(found, "stage", stage=3)
+    assert (last["ranks"], last["step_ns"], last["share"]) == ("3", ideal, 1), "M_S"
+    assert found.filter(fixed="stage")["stage"].to_list()[0] == 3, "the largest share first"
+
+
+def test_a_slow_link_is_all_there_is_to_gain():
+    """Inputs are 5 under way in replica 0, forth and back, and 25 in replica 1."""
+    grid = Topology.of(dp=2, pp=2)
+    parts, _ = recorded(grid, schedule(2, 1), forward_and_backward(30, 50), ways=(5, 25))
+    found = what_if(parts, grid)
+    ideal = HEAD + 2 * 80 + 2 * 5 + TAIL
+    assert row(found, "nothing")["step_ns"] == ideal + 40
+    assert found.filter(fixed="link").select("ranks", "stage", "step_ns", "share").rows() == [
+        ("2,3", None, ideal, 1.0),
+        ("0,1", None, ideal + 40, 0.0),
+    ]
+
+
+def test_slow_data_loading_is_the_first_stages():
+    """In replica 2 all passes begin 100 later, and so all steps end 100 later."""
+    grid = Topology.of(dp=3, pp=2)
+    parts, _ = recorded(grid, schedule(2, 2), forward_and_backward(30, 50))
+    is_step = pl.col("kind") == "step"
+    for rank, part in enumerate(parts):
+        late = (rank in (4, 5)) * 100
+        parts[rank] = part.with_columns(
+            start_ns=pl.col("start_ns") + pl.when(is_step).then(0).otherwise(late),
+            end_ns=pl.col("end_ns") + pl.when(is_step).then(100).otherwise(late),
+        )
+    found = what_if(parts, grid)
+    assert row(found, "nothing")["step_ns"] - row(found, "all")["step_ns"] == 100
+    assert row(found, "worker", ranks="4")["share"] == 1
+
+
+def test_what_varies_is_no_worker():
+    """Stage 1, the last, takes 20 longer in two of its six forwards."""
+    grid = Topology.of(pp=2)
+    odd = forward_and_backward(
+        30, 50, lambda _, stage, of, step: 20 * ((stage, of) == (1, ("forward", 0, 1 - step)))
+    )
+    parts, _ = recorded(grid, schedule(2, 3), odd, steps=2)
+    found = what_if(parts, grid)
+    assert row(found, "nothing")["step_ns"] - row(found, "all")["step_ns"] == 20
+    assert row(found, "steady")["share"] == 1
+
+
+@st.composite
+def jobs(draw):
+    """A grid, the order of passes on its stages, and any durations."""
+    num_stages, num_micro_batches = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    grid = Topology.of(dp=draw(st.integers(1, 2)), pp=num_stages)
+    orders = schedule(num_stages, num_micro_batches)
+    if num_stages > 1 and draw(st.booleans()):  # two virtual stages, forwards before backwards
+        orders = [
+            [("forward", chunk, at) for chunk in (0, 1) for at in range(num_micro_batches)]
+            + [("backward", chunk, at) for chunk in (1, 0) for at in range(num_micro_batches)]
+        ] * num_stages
+    seed = draw(st.randoms(use_true_random=False))
+    known = {}
+    return grid, orders, lambda *of: known.setdefault(of, seed.randint(1, 9))
+
+
+@given(jobs(), st.integers(1, 2))
+def test_the_replay_takes_as_long_as_what_was_recorded(job, steps):
+    grid, orders, duration = job
+    parts, lengths = recorded(grid, orders, duration, steps=steps)
+    found = what_if(parts, grid)
+    assert row(found, "nothing")["error_ratio"] == 0
+    assert set(found["step_ns"][:2]) == {sum(lengths) / steps}
+
+
+@given(jobs(), st.data())
+def test_where_some_are_slower_than_usual_no_repair_does_harm(job, data):
+    """All passes of a kind are the same but for those of one worker."""
+    grid, orders, extra = job
+    assume(grid.world_size > 1)
+    slow = data.draw(st.tuples(st.integers(0, grid.replicas - 1), st.integers(0, len(orders) - 1)))
+    duration = forward_and_backward(
+        4, 6, lambda replica, stage, of, step: extra(of) * ((replica, stage) == slow)
+    )
+    parts, _ = recorded(grid, orders, duration)
+    found = what_if(parts, grid)
+    base, ideal = row(found, "nothing")["step_ns"], row(found, "all")["step_ns"]
+    repaired = found.filter(pl.col("fixed") != "steady")
+    times = repaired["step_ns"]
+    assert base == times.max()
+    assert ideal == times.min()
+    assert repaired["share"].is_between(0, 1).all()
+    rank = grid.rank({"dp": slow[0], "pp": slow[1]})
+    if base > ideal:
+        assert row(found, "worker", ranks=str(rank))["share"] == row(found, "slowest")["share"] == 1
+
+
+@pytest.mark.parametrize(("gap", "way"), [(2, 5), (3, 0)])
+def test_what_lies_between_passes_stays(gap, way):
+    grid = Topology.of(dp=2, pp=3)
+    parts, (length,) = recorded(
+        grid, schedule(3, 6), forward_and_backward(30, 50), gap=gap, ways=(way, way)
+    )
+    found = what_if(parts, grid)
+    assert row(found, "nothing")["step_ns"] == row(found, "all")["step_ns"] == length
+
+
+def test_a_pass_is_as_long_as_the_longest_of_its_mp_ranks():
+    """
+    ::
+
+        rank 0   ...FFFF.....    came first, and waited in the first layer
+        rank 1   .....FF.....
+    """
+    grid = Topology.of(mp=2)
+    rows = [
+        [(0, 0, "step", None, None, 0, 100), (0, 0, "forward", 0, 0, 30, 70)],
+        [(1, 0, "step", None, None, 0, 100), (1, 0, "forward", 0, 0, 50, 70)],
+    ]
+    found = what_if([pl.DataFrame(part, PASSES, orient="row") for part in rows], grid)
+    assert row(found, "nothing")["step_ns"] == 100
+    assert row(found, "worker")["ranks"] == "0,1"
+
+
+def test_clocks_that_are_known_do_not_matter():
+    grid = Topology.of(pp=2)
+    parts, (length,) = recorded(grid, schedule(2, 3), forward_and_backward(30, 50), ways=(4,))
+    shifted = [parts[0], parts[1].with_columns(pl.col("start_ns", "end_ns") - 1_000_000)]
+    found = what_if(shifted, grid, {1: Clock(1, (Reading(0, 1_000_000, 0),))})
+    assert found.equals(what_if(parts, grid))
+    assert row(found, "nothing")["step_ns"] == length
+    assert row(what_if(shifted, grid), "nothing")["error_ratio"] > 0
+
+
+def test_a_replica_of_which_a_pass_is_missing_is_left_out():
+    grid = Topology.of(dp=2, pp=2)
+    slow = forward_and_backward(30, 50, lambda replica, *_: replica * 5)
+    parts, _ = recorded(grid, schedule(2, 3), slow)
+    without_rank = [part for rank, part in enumerate(parts) if rank != 3]
+    without_pass = [*without_rank, parts[3].head(4)]
+    for kept in (without_rank, without_pass):
+        found = what_if(kept, grid)
+        assert found.filter(fixed="worker")["ranks"].sort().to_list() == ["0", "1"]
+        assert row(found, "nothing")["step_ns"] == HEAD + 4 * 80 + TAIL
+
+
+def test_passes_that_wait_for_each_other_are_left_out():
+    """Stage 0 is told to go backward before it has gone forward."""
+    grid = Topology.of(pp=2)
+    parts, _ = recorded(grid, schedule(2, 1), forward_and_backward(30, 50))
+    kind = pl.col("kind").replace({"forward": "backward", "backward": "forward"})
+    assert what_if([parts[0].with_columns(kind), parts[1]], grid).is_empty()
+
+
+def test_where_nothing_can_be_replayed_there_are_no_rows():
+    grid = Topology.of(pp=2)
+    steps = [
+        pl.DataFrame(
+            [(rank, 0, "step", None, None, 0, 9), (rank, 0, "own", None, None, 0, 5)],
+            PASSES,
+            orient="row",
+        )
+        for rank in (0, 1)
+    ]
+    for parts in ([], steps, [part.clear() for part in steps]):
+        found = what_if(parts, grid)
+        assert found.is_empty()
+        assert found.schema == pl.DataFrame(schema=WHAT_IF).schema
+
+
+def told(op, start, end, axis):
+    return span(
+        "Communication", f"{op}[axis={axis} group=3 bytes=4 dtype=float32 peers=0,1]", start, end
+    )
+
+
+def stepping(tmp_path, rank, late):
+    """A data parallel rank that sums gradients when it has done its own work of 60 + ``late``."""
+    done = 60 + late
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#4", 0, 110).around(
+            told("all_reduce", 10, 20, "mp"),
+            told("all_reduce", done, 100, "dp"),
+            told("broadcast", 100, 105, "dp+pp"),
+        ),
+    )
+    return passes(Profile(read(write(tmp_path / f"{rank}.pb", main))), rank)
+
+
+def test_without_a_pipeline_replicas_meet_once_a_step(tmp_path):
+    """
+    ::
+
+        rank 0   ######(all_reduce)|.    own: 110 - 40 - 5
+        rank 1   #########(all_re..)|.   own: 110 - 10 - 5, and the step goes on for 15 then
+    """
+    found = what_if([stepping(tmp_path, 0, 0), stepping(tmp_path, 1, 30)], Topology.of(dp=2))
+    assert row(found, "recorded")["step_ns"] == row(found, "nothing")["step_ns"] == 110
+    assert row(found, "all")["step_ns"] == 80
+    assert found.filter(fixed="worker").select("ranks", "share").rows() == [("1", 1), ("0", 0)]
+    assert found.filter(fixed="stage").is_empty()
+
+
+def test_what_a_rank_does_in_a_pipeline(tmp_path):
+    """A pass that launches kernels is as long as they run; what is in no step, or is no
+    micro-batch's, is none."""
+    main = Thread(1, "main").around(
+        span("Forward", "forward[stage=1 micro_batch=0 phase=steady]", 0, 5),
+        span("ProfileStep", "ProfileStep#4", 10, 100).around(
+            span("Forward", "forward[stage=1 micro_batch=0 phase=steady]", 12, 20).around(
+                span("Forward", "Linear", 13, 19).around(
+                    launch(14, 15, kernel("gemm", 30, 40)),
+                    launch(16, 17, kernel("gelu", 45, 55)),
+                )
+            ),
+            span("Backward", "backward[stage=1 chunk=1 micro_batch=2 phase=steady]", 60, 80),
+            span("Forward", "forward[stage=1]", 81, 85),
+        ),
+    )
+    found = passes(Profile(read(write(tmp_path / "a.pb", main))), 3)
+    assert found.schema == pl.DataFrame(schema=PASSES).schema
+    assert found.with_columns(pl.col("start_ns", "end_ns") - EPOCH_NS).rows() == [
+        (3, 4, "step", None, None, 10, 100),
+        (3, 4, "forward", 0, 0, 30, 55),
+        (3, 4, "backward", 1, 2, 60, 80),
+    ]
+
+
+def test_what_computation_hides_is_no_waiting(tmp_path):
+    """
+    ::
+
+        compute   __####__
+        dp        ____####       two of four exposed, of a step of 10
+    """
+    reduced = "all_reduce[axis=dp group=3 bytes=4 dtype=float32 peers=0,1]"
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#4", 0, 100).around(
+            span("Operator", "matmul", 0, 10, launch(1, 2, kernel("gemm", 20, 60))),
+            span("Communication", reduced, 11, 15).around(
+                launch(12, 13, kernel("ncclAllReduce", 40, 80, stream=8))
+            ),
+        ),
+    )
+    trace = read(write(tmp_path / "a.pb", main))
+    found = passes(Profile(trace), 0).filter(kind="own")
+    assert (found["end_ns"] - found["start_ns"]).to_list() == [80]

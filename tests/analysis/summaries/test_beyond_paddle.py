@@ -1,0 +1,141 @@
+"""Where Paddle prints nothing or raises: expectations worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ppprof.analysis.profile.profile import Options, Profile
+from ppprof.analysis.summaries.views import VIEWS, summarize
+from ppprof.report.data import to_json
+from ppprof.report.text import Layout, render
+from ppprof.trace import read
+from tests.fixtures import gpu_traces
+from tests.fixtures.timeline import Thread, kernel, launch, span, write
+
+
+def profile_of(tmp_path, *threads, **written):
+    return Profile(read(write(tmp_path / "a.pb", *threads, **written)), Options("cpu_total"))
+
+
+def text_of(profile, *views):
+    return render(profile, views or tuple(VIEWS), Layout(row_limit=None)).split("\n")
+
+
+def test_gradient_accumulation_is_global_minus_local(tmp_path):
+    """
+    ::
+
+        Global_X   # # # # # # # # # #    # # # # #      10 + 5
+        Local_X    _ # # # # # # _ _ _    # # # # _       6 + 4
+        gpu  of Local: 30, 7; besides Local: 12
+    """
+    local = [
+        span("OperatorInner", "Local_X", 1, 7, launch(2, 3, kernel("mul", 10, 40))),
+        span("OperatorInner", "Local_X", 20, 24, launch(21, 22, kernel("mul", 50, 57))),
+    ]
+    add = span("Operator", "add dygraph", 8, 9, launch(8, 9, kernel("add", 60, 72)))
+    threads = Thread(1, "t").around(
+        span("ProfileStep", "ProfileStep#0", 0, 100).around(
+            span("Operator", "Global_X", 0, 10, local[0], add),
+            span("Operator", "Global_X", 20, 25, local[1], launch(24, 25, kernel("copy", 70, 70))),
+        ),
+    )
+    rows = summarize(profile_of(tmp_path, threads), "op").rows(named=True)
+
+    assert [(row["kind"], row["name"]) for row in rows[:5]] == [
+        ("operator", "Global_X"),
+        ("inner", "Local_X"),
+        ("inner_device", "mul"),
+        ("accumulation", "gradient accumulation"),
+        ("device", "copy"),
+    ]
+    left = {key: rows[3][key] for key in rows[3] if key not in ("thread", "kind", "name")}
+    assert left == {
+        "calls": 2,
+        "cpu_total_ns": (10 - 6) + (5 - 4),
+        "cpu_avg_ns": 2.5,
+        "cpu_max_ns": 4,
+        "cpu_min_ns": 1,
+        "cpu_ratio": pytest.approx(5 / 15),
+        "gpu_total_ns": 12,
+        "gpu_avg_ns": 6.0,
+        "gpu_max_ns": 12,
+        "gpu_min_ns": 0,
+        "gpu_ratio": pytest.approx(12 / 49),
+        "flops": None,
+        "node": None,
+    }
+
+
+def test_gradient_accumulation_as_printed(tmp_path):
+    lines = text_of(profile_of(tmp_path, *gpu_traces.training()), "op")
+    at = next(at for at, line in enumerate(lines) if line.startswith("Global_MatmulGradNode"))
+    # Global 1.499 ms - Local 1.198 ms, and the 0.1 ms of add_n's kernel, three times
+    assert lines[at + 1].split()[0] == "Local_MatmulGradNode"
+    assert " ".join(lines[at + 2].split()) == (
+        "gradient accumulation 3 0.90 / 0.30 / 0.30 / 0.30 / 20.08 "
+        "0.30 / 0.10 / 0.10 / 0.10 / 6.45 -"
+    )
+
+
+def test_no_accumulation_without_a_local_node(tmp_path):
+    older = span("Operator", "AddGradNode", 1, 9, span("OperatorInner", "add_grad compute", 2, 8))
+    alone = span("Operator", "Global_AddGradNode", 10, 19)
+    thread = Thread(1, "t", (span("ProfileStep", "ProfileStep#0", 0, 20, older, alone),))
+    kinds = summarize(profile_of(tmp_path, thread), "op")["kind"].to_list()
+    assert "accumulation" not in kinds
+
+
+def test_without_steps_what_needs_their_length_is_unknown(tmp_path):
+    profile = profile_of(tmp_path, *gpu_traces.no_step())
+    tables = {view: summarize(profile, view) for view in VIEWS}
+
+    assert tables["device"].rows()[2] == ("GPU0", None)
+    assert tables["overview"].select("event_type", "calls", "time_ns", "ratio").rows() == [
+        ("Operator", 1, 100, None),
+        ("PythonUserDefined", 1, 60, None),
+        ("CudaRuntime", 1, 10, None),
+        ("Kernel", 1, 50, None),
+    ]
+    assert tables["udf"].select("name", "cpu_total_ns", "cpu_ratio").rows() == [("mine", 60, None)]
+    assert tables["op"]["cpu_ratio"].to_list() == [1.0, None]
+    assert tables["kernel"].select("name", "gpu_total_ns", "gpu_ratio").rows() == [
+        ("relu_kernel", 50, 1.0)
+    ]
+    for view in ("model", "dist", "memcpy", "mem"):
+        assert tables[view].is_empty()
+
+
+def test_phases_without_steps_have_no_others(tmp_path):
+    thread = Thread(1, "t", (span("Forward", "Net", 0, 30), span("Backward", "b", 30, 90)))
+    rows = summarize(profile_of(tmp_path, thread), "model")
+    assert rows.select("name", "calls", "cpu_total_ns", "cpu_ratio").rows() == [
+        ("Forward", 1, 30, None),
+        ("Backward", 1, 60, None),
+    ]
+
+
+@pytest.mark.parametrize("name", ["no_step", "nothing", "empty_thread"])
+def test_little_or_nothing_still_prints_and_serialises(name, tmp_path):
+    profile = profile_of(tmp_path, *getattr(gpu_traces, name)())
+    lines = text_of(profile)
+    assert [line.strip("-") for line in lines if "Summary" in line][:2] == [
+        "Device Summary",
+        "Overview Summary",
+    ]
+    assert json.loads(to_json(profile))["tables"].keys() == VIEWS.keys()
+
+
+@pytest.mark.parametrize("text", ["-nan", "nan", "inf", "-inf", "many", ""])
+def test_a_utilisation_that_is_no_number_is_unknown(text, tmp_path):
+    """Paddle divides clock ticks: a window shorter than one gives 0 / 0."""
+    info = {"Process Cpu Utilization": text, "System Cpu Utilization": "0.5"}
+    profile = profile_of(tmp_path, *gpu_traces.one_step(), extra_info=info)
+    assert summarize(profile, "device").rows() == [("CPU(Process)", None), ("CPU(System)", 0.5)]
+    assert [line.split() for line in text_of(profile, "device")[4:6]] == [
+        ["CPU(Process)", "-"],
+        ["CPU(System)", "50.00"],
+    ]
+    assert json.loads(to_json(profile))["tables"]["device"][0]["utilization"] is None

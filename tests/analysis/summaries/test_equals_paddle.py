@@ -1,0 +1,121 @@
+"""Our tables are Paddle's, cell by cell and line by line, for the same events.
+
+The expected text is what Paddle's own ``_build_table`` prints. Event types above
+PythonUserDefined, which Paddle records and prints but cannot load from a file, are compared in two
+ways: a real capture against the tables of the live result, and random traces against Paddle's
+builder given the tree that protobuf reads (`paddle_tables.adopt`).
+
+What differs on purpose is left out of the comparison and tested on its own: the row ``gradient
+accumulation`` below a Global_*GradNode, the row ``Exposed Communication`` of the Distribution
+Summary with the line that defines it and, where a trace has no device events, that summary's rows
+Computation and Overlap and its note (test_distributed.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import product
+
+import pytest
+from hypothesis import given
+
+from ppprof.analysis.profile.profile import Options, Profile
+from ppprof.report.text import Layout, render
+from ppprof.trace import read
+from tests.fixtures import gpu_traces
+from tests.fixtures.random_traces import traces
+from tests.fixtures.timeline import write
+
+pytestmark = pytest.mark.paddle
+pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+
+from tests.oracles import paddle_tables  # noqa: E402
+
+OURS_ALONE = ("  gradient accumulation", "  Exposed Communication", "Exposed Communication time")
+OURS_WITHOUT_DEVICES = re.compile(
+    r"^  Computation .*?^Note:\n.*?^(?=---)", re.MULTILINE | re.DOTALL
+)
+SETTINGS = [
+    *(
+        {"sorted_by": by, "time_unit": unit}
+        for by, unit in product(paddle_tables.SORTED_BY, paddle_tables.TIME_UNITS)
+    ),
+    *(
+        {"sorted_by": by, "op_detail": detail, "thread_sep": sep}
+        for by in ("cpu_total", "gpu_min")
+        for detail, sep in ((False, False), (True, True), (False, True))
+    ),
+]
+
+
+def ours(
+    trace,
+    views=tuple(paddle_tables.VIEWS),
+    *,
+    sorted_by="cpu_total",
+    time_unit="ms",
+    op_detail=True,
+    thread_sep=False,
+):
+    profile = Profile(trace, Options(sorted_by=sorted_by, thread_sep=thread_sep))
+    text = render(profile, views, Layout(time_unit, op_detail, row_limit=None))
+    return [line for line in text.split("\n") if not line.startswith(OURS_ALONE)]
+
+
+def assert_equal(trace, theirs, settings):
+    """``theirs`` is Paddle's text."""
+    lines = [ours(trace, **settings), theirs.split("\n")]
+    if trace.events["device"].is_null().all():
+        lines = [OURS_WITHOUT_DEVICES.sub("", "\n".join(side)).split("\n") for side in lines]
+    assert lines[0] == lines[1], settings
+
+
+@pytest.mark.parametrize("name", gpu_traces.SOUND)
+def test_every_setting(name, tmp_path):
+    path = write(tmp_path / "a.pb", *gpu_traces.SOUND[name]())
+    trace, theirs = read(path), paddle_tables.load(path)
+    for chosen in SETTINGS:
+        assert_equal(trace, theirs.text(**chosen), chosen)
+
+
+@pytest.mark.parametrize("view", paddle_tables.VIEWS)
+def test_each_view_alone(view, tmp_path):
+    path = write(tmp_path / "a.pb", *gpu_traces.training())
+    theirs = paddle_tables.load(path).text([view])
+    assert "Summary" in theirs
+    assert ours(read(path), [view]) == theirs.split("\n")
+
+
+def test_views_print_in_paddles_order(tmp_path):
+    path = write(tmp_path / "a.pb", *gpu_traces.training())
+    views = list(reversed(paddle_tables.VIEWS))
+    assert ours(read(path), views) == paddle_tables.load(path).text(views).split("\n")
+
+
+@pytest.mark.jobs
+def test_a_real_cpu_capture(cpu_capture):
+    trace = read(cpu_capture / "capture.pb")
+    assert "DygraphKernelLaunch" in trace.events["category"].unique()
+    pairs = json.loads((cpu_capture / "tables.json").read_text(encoding="utf-8"))
+    for chosen, theirs in pairs:
+        assert_equal(trace, theirs, chosen)
+
+
+@given(threads=traces())
+def test_random_traces(threads, tmp_path):
+    path = write(tmp_path / "a.pb", *threads)
+    trace, theirs = read(path), paddle_tables.load(path)
+    for chosen in (
+        {"sorted_by": "cpu_total", "time_unit": "us"},
+        {"sorted_by": "gpu_avg", "time_unit": "ns", "thread_sep": True},
+        {"sorted_by": "gpu_min", "time_unit": "s"},
+    ):
+        assert_equal(trace, theirs.text(**chosen), chosen)
+
+
+@given(threads=traces(newer_types=True))
+def test_random_traces_with_newer_types(threads, tmp_path):
+    path = write(tmp_path / "a.pb", *threads)
+    chosen = {"sorted_by": "cpu_avg"}
+    assert_equal(read(path), paddle_tables.adopt(path).text(**chosen), chosen)
