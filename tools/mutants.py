@@ -272,7 +272,9 @@ class Suite:
             settings = self.scratch / "coveragerc"
             settings.write_text("[run]\nrelative_files = true\n")
             coverage = ("--cov=ppprof", "--cov-context=test", "--cov-report=")
-            options = (*coverage, f"--cov-config={settings}") if tier in ("covering", "test") else ()
+            options = (
+                (*coverage, f"--cov-config={settings}") if tier in ("covering", "test") else ()
+            )
             outcome = self.run(tier, *options, is_parallel=True)
             failed = outcome.failed
             if outcome.code == 1:  # by chance, or because coverage slows a test down
