@@ -24,6 +24,7 @@ from tests.fixtures.gpu_traces import training
 from tests.fixtures.pipelines import pipeline_run
 from tests.fixtures.timeline import Thread, alloc, free, kernel, launch, span, write
 from tests.fixtures.words import words
+from tests.jobs.planted import COMMITTED
 from tests.oracles.chromium import EXECUTABLE, SKIPPED, Opened, browser
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -246,13 +247,14 @@ def test_a_large_group_is_shown_by_its_ends():
     assert _members("0,1,2,3,4,5,6,7,9") == "0, 1, 2, 3, 4, 5 … 9"
 
 
-def test_a_group_of_no_axis_is_shown_with_a_question_mark(runs):
-    found = picture(open_run(runs["run"]))
+def test_a_group_of_no_axis_is_shown_with_a_question_mark():
+    found = picture(open_run(COMMITTED / "slow_rank_of_two"))
     groups = found.cluster.groups.with_columns(axis=pl.lit(None, pl.String))
     cluster = SimpleNamespace(steps=found.cluster.steps, groups=groups)
     _, blocks = _communication(
         SimpleNamespace(cluster=cluster, ranks=found.ranks), lambda key, **values: key
     )
+    assert groups.height
     assert [row[1].text for row in blocks[1].rows] == ["?"] * groups.height
 
 
