@@ -31,7 +31,7 @@ def shifted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if compiler is None or not sys.platform.startswith("linux"):
         pytest.skip("needs Linux and a C compiler")
     library = tmp_path / "shifted_clock.so"
-    source = Path(__file__).parent / "capture/shifted_clock.c"
+    source = Path(__file__).parent / "jobs/shifted_clock.c"
     subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
     monkeypatch.setenv("CLOCK_OFFSET_NS", str(OFFSET_NS))
     monkeypatch.setenv("CLOCK_DRIFT_PPB", str(DRIFT_PPB))

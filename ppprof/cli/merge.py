@@ -89,8 +89,8 @@ def merge(args: argparse.Namespace) -> int:
 def nanoseconds(text: str) -> int:
     """A length of time with its unit.
 
-    >>> nanoseconds("0.5us"), nanoseconds("2 ms")
-    (500, 2000000)
+    >>> nanoseconds("20us"), nanoseconds("0.5 ms")
+    (20000, 500000)
 
     Raises:
         UsageError: none, or no unit.

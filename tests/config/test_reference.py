@@ -37,3 +37,19 @@ def test_every_key_is_on_the_page():
         if not re.search(rf"^\| `([A-Za-z_]+\.)*{item.name}[.`]", page, re.MULTILINE)
     ]
     assert missing == []
+
+
+def test_every_default_is_within_its_own_bounds():
+    outside = []
+    for block in BLOCKS:
+        for item in dataclasses.fields(block):
+            value, bounds = item.default, item.metadata
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and bounds:
+                is_inside = (
+                    (bounds["minimum"] is None or value >= bounds["minimum"])
+                    and (bounds["above"] is None or value > bounds["above"])
+                    and (bounds["maximum"] is None or value <= bounds["maximum"])
+                )
+                if not is_inside:
+                    outside.append(f"{block.__name__}.{item.name}: {value}: {dict(bounds)}")
+    assert outside == ["WindowSchedule.record: 0: {'minimum': 1, 'above': None, 'maximum': None}"]

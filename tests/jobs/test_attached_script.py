@@ -72,6 +72,7 @@ def test_an_exception_is_its_own_and_what_was_recorded_is_saved(folder: Path) ->
     assert steps_of(folder / "profiler_log", 0) == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.jobs
 def test_the_string_of_other_suites_is_a_block(folder: Path) -> None:
     text = "batch_range=[2, 4]; profile_path=theirs; state=CPU"
     run(folder, "-W", "ignore", ATTACH, "--profiler-options", text, "--", JOB, "losses")

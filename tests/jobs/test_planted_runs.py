@@ -27,7 +27,7 @@ def shape(run: ppprof.Run) -> dict[str, object]:
         "profiler": manifest["profiler"] | {"profiler_log": ""},
         "config": manifest["config"],
         "calls": {
-            rank: run.summary("op", rank=rank).select("name", "calls").sort("name").rows()
+            rank: run.summary("op", rank=rank).select("name", "calls").sort(pl.all()).rows()
             for rank in run.ranks
         },
         "collectives": run.events()

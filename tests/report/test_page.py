@@ -7,19 +7,24 @@ import re
 import string
 from html.parser import HTMLParser
 from importlib.resources import files
+from types import SimpleNamespace
 
+import polars as pl
 import pytest
 import yaml
 
 import ppprof
 from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
-from ppprof.report.html import LANGUAGES, render
+from ppprof.report.html import LANGUAGES, charts, render
+from ppprof.report.html.sections import _communication, _members
 from ppprof.reporting import picture
+from ppprof.run import open as open_run
 from tests.fixtures.gpu_traces import training
 from tests.fixtures.pipelines import pipeline_run
 from tests.fixtures.timeline import Thread, alloc, free, kernel, launch, span, write
 from tests.fixtures.words import words
+from tests.jobs.planted import COMMITTED
 from tests.oracles.chromium import EXECUTABLE, SKIPPED, Opened, browser
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -226,6 +231,31 @@ def test_languages_say_the_same(language):
     assert all(
         len(pair) == 2 and all(pair) for of in texts.values() for pair in of["terms"].values()
     )
+
+
+def test_communication_is_drawn_by_the_axis(runs):
+    found = picture(open_run(runs["run"]))
+    steps = found.cluster.steps
+    drawn = charts._communication(found)
+    assert drawn["axes"] == ["pp"]
+    for part in ("exposed", "hidden"):
+        assert drawn[f"{part}_ms"] == pytest.approx([steps[f"{part}_pp_ns"].mean() / 1e6])
+
+
+def test_a_large_group_is_shown_by_its_ends():
+    assert _members("0,1,2,3,4,5,6,7") == "0,1,2,3,4,5,6,7"
+    assert _members("0,1,2,3,4,5,6,7,9") == "0, 1, 2, 3, 4, 5 … 9"
+
+
+def test_a_group_of_no_axis_is_shown_with_a_question_mark():
+    found = picture(open_run(COMMITTED / "slow_rank_of_two"))
+    groups = found.cluster.groups.with_columns(axis=pl.lit(None, pl.String))
+    cluster = SimpleNamespace(steps=found.cluster.steps, groups=groups)
+    _, blocks = _communication(
+        SimpleNamespace(cluster=cluster, ranks=found.ranks), lambda key, **values: key
+    )
+    assert groups.height
+    assert [row[1].text for row in blocks[1].rows] == ["?"] * groups.height
 
 
 def test_an_unknown_language_is_refused(runs):

@@ -109,3 +109,8 @@ def test_what_does_not_divide_is_one_message(name: str, refusal: Callable[..., s
     printed = refusal(*overrides, processes=2)
     assert printed.count(message) == 1
     assert printed.count("\n") == 1
+
+
+def test_a_share_of_text_may_be_0() -> None:
+    overrides = ["Data.Train.dataset.split=[1, 0, 0]", "Data.Eval.dataset.split=[0, 1, 0]"]
+    assert preflight(load_config(CONFIG, overrides, world_size=1)) == []

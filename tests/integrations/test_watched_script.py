@@ -1,0 +1,91 @@
+"""The session of a script, from its first optimizer to its end; in real scripts: tests/jobs."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+
+from ppprof.config import ProfilerConfig
+from ppprof.integrations import script
+
+pytestmark = pytest.mark.paddle
+
+
+class Session:
+    """Notes what it is asked to do, and is over after two steps."""
+
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+
+    @property
+    def should_stop(self) -> bool:
+        return len(self.calls) >= 2
+
+    def step(self) -> None:
+        self.calls.append("step")
+
+    def __exit__(self, kind: object, error: object, _: object) -> None:
+        self.calls.append(f"closed {error!r}")
+
+
+class Steps:
+    """Optimizers that step when a test says so."""
+
+    num_optimizers = 2
+
+    def __init__(self, begin, step, number, tell) -> None:
+        self.begin, self.step, self.is_closed = begin, step, False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Session:
+    made = Session()
+    monkeypatch.delenv("PADDLE_TRAINERS_NUM", raising=False)
+    monkeypatch.setattr(script, "OptimizerSteps", Steps)
+    monkeypatch.setattr(script, "attach", lambda profiler, config: made)
+    return made
+
+
+@pytest.fixture
+def watched(session: Session) -> script._Watched:
+    return script._Watched(ProfilerConfig.from_mapping({"enable": True}), {}, 1)
+
+
+def test_each_step_is_one_and_after_the_last_window_the_script_ends(session, watched):
+    assert watched._steps.begin()
+    watched._steps.step()
+    with pytest.raises(SystemExit) as ended:
+        watched._steps.step()
+    assert ended.value.code == 0
+    watched.close(ended.value)
+    assert watched._steps.is_closed
+    assert session.calls == ["step", "step", "closed None"]
+
+
+def test_an_error_of_the_script_is_the_sessions_too(session, watched):
+    watched._steps.begin()
+    watched.close(ValueError("loss is nan"))
+    assert session.calls == ["closed ValueError('loss is nan')"]
+
+
+def test_of_several_ranks_none_begins_before_the_job_is_initialised(monkeypatch, session, watched):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    assert not watched._steps.begin()
+    watched.close(None)
+    assert session.calls == []
+
+
+def test_a_script_whose_optimizer_never_steps_is_told(session, watched, capsys):
+    watched._steps.begin()
+    watched.close(None)
+    assert "no step was seen: 2 optimizers stepped in this process" in capsys.readouterr().err
+
+
+def test_a_block_that_is_off_watches_nothing(session):
+    watched = script._Watched(ProfilerConfig.from_mapping({"enable": False}), {}, 1)
+    watched.close(None)
+    assert session.calls == []
