@@ -26,7 +26,7 @@ import ppprof
 from benchmarks.workload import Workload
 from ppprof.capture import finisher
 from ppprof.capture.mail import Hub, Spoke
-from ppprof.window_requests import request_path
+from ppprof.rundir.triggers import request_path
 
 _FAR = 10**6
 """A window that is never reached."""

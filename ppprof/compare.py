@@ -350,7 +350,7 @@ def read_names(path: str | Path) -> dict[str, str]:
 def _names(text: str, where: str) -> dict[str, str]:
     import yaml
 
-    from ppprof.bounded_yaml import safe_load
+    from ppprof.safe_yaml import safe_load
 
     expected = "expected lines such as 'matmul: [matmul, \"aten::mm\"]'"
     try:

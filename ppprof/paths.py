@@ -10,10 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Union, cast
+from typing import IO, Union, cast
 
 from ppprof.errors import InputError, PpprofError
 
@@ -92,3 +94,61 @@ def reaching(path: PathLike) -> Iterator[None]:
         if not is_remote(path) or type(error).__module__.partition(".")[0] in _OURS:
             raise
         raise OSError(" ".join(str(error).split()) or type(error).__name__) from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Writes ``path`` under another name, then `publish`: readers see all of it or none.
+
+    A store takes a file whole of itself.
+    """
+    if is_remote(path):
+        with reaching(path):
+            path.write_bytes(data)
+        return
+    hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # others may write it at once
+    try:
+        hidden.write_bytes(data)
+        publish(hidden, path)
+    finally:
+        discard(hidden)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[IO[bytes]]:
+    """A file that appears under its name when it is complete and on disk, or not at all.
+
+    Until then it has a hidden name; VisualDL takes any with "paddle_trace" in it for a trace. What
+    goes to a store is written here and put there whole.
+    """
+    if is_remote(path):
+        with tempfile.NamedTemporaryFile() as whole:
+            yield cast("IO[bytes]", whole)
+            whole.flush()
+            with reaching(path):
+                path.fs.put_file(whole.name, path.path)  # type: ignore[attr-defined]
+        return
+    name = path.name.replace("paddle_trace", "")
+    # Not to be guessed, and never one that is there: a link, perhaps, in a directory of others.
+    hidden = path.with_name(f".writing_{name}.{uuid.uuid4().hex}")
+    try:
+        with hidden.open("xb") as file:
+            yield file
+        publish(hidden, path)
+    finally:
+        discard(hidden)
+
+
+def discard(hidden: Path) -> None:
+    """Removes what is left of a file that `publish` did not come to; never raises.
+
+    Whoever writes would otherwise hear of the file that cannot be removed, not of why.
+    """
+    with suppress(OSError):
+        hidden.unlink()
+
+
+def publish(hidden: Path, path: Path) -> None:
+    """Gives a complete file its name once the disk has it (fsync, rename)."""
+    with hidden.open("rb+") as file:
+        os.fsync(file.fileno())
+    hidden.replace(path)

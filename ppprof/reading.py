@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from ppprof.errors import InputError, TraceError
-from ppprof.recordings import Recording
+from ppprof.rundir.recordings import Recording
 from ppprof.trace import Trace, read
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ one message, and `result` takes the result out::
     rpc_sync("worker1", ppprof.remote.profiled(encode), args=(batch,))  # paddle.distributed.rpc
 
 Both sides look at their clocks when the call and the answer are pickled and unpickled
-(`ppprof.calls`), which costs no message of its own. The other side needs ppprof; where Paddle is
+(`ppprof.rundir.remote_calls`), which costs no message of its own. The other side needs ppprof; where Paddle is
 not loaded, or records already, only the call's times are known. Its own remote calls come back
 within its answer. Paddle does not survive a fork: pools must spawn.
 """
@@ -39,9 +39,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ppprof.calls import RemoteCall, has_call, write_call
 from ppprof.capture.attach import open_window
 from ppprof.capture.talk import tell
+from ppprof.rundir.remote_calls import RemoteCall, has_call, write_call
 
 Recorded = tuple[RemoteCall, bytes]
 """A call and Paddle's ``.pb`` of it, empty where there is none."""

@@ -26,8 +26,8 @@ from ppprof.analysis.report_data.run import Picture
 from ppprof.compare import diff, measured, side_of
 from ppprof.errors import InputError, UsageError
 from ppprof.reading import Worked
-from ppprof.recordings import Recording
 from ppprof.run import Run
+from ppprof.rundir.recordings import Recording
 from ppprof.topology import RankSelector
 
 _MOST_DRAWN = 16

@@ -33,12 +33,12 @@ from ppprof.analysis.summaries.across_ranks import (
     of_rank,
 )
 from ppprof.analysis.summaries.views import VIEWS, summarize
-from ppprof.clocks import Clock, Clocks, Reading, read_clocks
 from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.paths import located, reaching
 from ppprof.reading import Progress, T, Worked, read_best, results_of, work_on
-from ppprof.recordings import Recording, alone, in_directories, joined, of_one_run
-from ppprof.steptimes import STEP_TIMES, read_step_times
+from ppprof.rundir.clocks import Clock, Clocks, Reading, read_clocks
+from ppprof.rundir.recordings import Recording, alone, in_directories, joined, of_one_run
+from ppprof.rundir.step_times import STEP_TIMES, read_step_times
 from ppprof.topology import AXES, RankSelector, Topology
 from ppprof.trace import Trace
 from ppprof.trace.merge import Window, write_merged
@@ -620,7 +620,7 @@ class Run:
 
     @cached_property
     def step_times(self) -> pl.DataFrame:
-        """The latest steps of all ranks, recorded or not: `ppprof.steptimes.read_step_times`.
+        """The latest steps of all ranks, recorded or not: `ppprof.rundir.step_times.read_step_times`.
 
         No rows for files that no capture of ours left.
 

@@ -13,8 +13,8 @@ import polars as pl
 from ppprof.analysis.profile.profile import Options
 from ppprof.analysis.profile.steps import Steps
 from ppprof.errors import InputError
-from ppprof.recordings import Recording
 from ppprof.report.data import read_document
+from ppprof.rundir.recordings import Recording
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.clocks import Clock, Reading, clocks_path, line_of, read_clocks
 from ppprof.errors import InputError
+from ppprof.rundir.clocks import Clock, Reading, clocks_path, line_of, read_clocks
 
 NOW = 1_790_000_000_000_000_000
 """Nanoseconds since 1970, where float64 counts in steps of 256."""

@@ -14,8 +14,8 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.calls import REMOTE
 from ppprof.cli import main
+from ppprof.rundir.remote_calls import REMOTE
 from ppprof.trace import Trace, read
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.calls import aligned, read_calls
+from ppprof.rundir.remote_calls import aligned, read_calls
 
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle

@@ -20,8 +20,8 @@ from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
-from ppprof.recordings import by_run
 from ppprof.rundir import TraceName, claim, leave_node, write_manifest
+from ppprof.rundir.recordings import by_run
 from ppprof.trace import formats, read, schema
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ppprof import steptimes
 from ppprof.capture.steps import StepLog, StepRecord
-from ppprof.steptimes import STEP_TIMES, read_step_times
+from ppprof.rundir import step_times
+from ppprof.rundir.step_times import STEP_TIMES, read_step_times
 
 
 def record(step, **other):
@@ -70,7 +70,7 @@ def test_lines_that_are_cut_off_or_broken_are_left_out(tmp_path, broken):
 def test_of_a_long_run_the_last_steps(tmp_path, monkeypatch):
     path = left(tmp_path, 0, *map(record, range(100)))
     line = len(json.dumps(record(50)._asdict(), separators=(",", ":"))) + 1
-    monkeypatch.setattr(steptimes, "_MOST_BYTES", 10 * line)
+    monkeypatch.setattr(step_times, "_MOST_BYTES", 10 * line)
     assert path.stat().st_size > 99 * line - 200
     steps = read_step_times(tmp_path)["step"].to_list()
     assert steps[-1] == 99

@@ -21,17 +21,17 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof import compare, rundir
-from ppprof.calls import read_calls
+from ppprof import compare, paths, rundir
 from ppprof.capture.talk import tell
 from ppprof.cli import main
-from ppprof.clocks import read_clocks
 from ppprof.config import load_config
 from ppprof.errors import ConfigError, InputError, PpprofError, UsageError
 from ppprof.paths import read_small
 from ppprof.report.data import read_document
 from ppprof.run import open as open_run
-from ppprof.steptimes import read_step_times
+from ppprof.rundir.clocks import read_clocks
+from ppprof.rundir.remote_calls import read_calls
+from ppprof.rundir.step_times import read_step_times
 from ppprof.topology import Topology
 from ppprof.trace import cache, read
 from tests.fixtures import gpu_traces
@@ -198,7 +198,7 @@ class TestNames:
         precious = tmp_path / "precious"
         precious.write_text("mine")
         (tmp_path / "out.json").symlink_to(precious)
-        with rundir.writing(tmp_path / "out.json") as file:
+        with paths.writing(tmp_path / "out.json") as file:
             file.write(b"{}")
         assert precious.read_text() == "mine"
         assert (tmp_path / "out.json").read_text() == "{}"

@@ -15,7 +15,6 @@ from ppprof.capture.clock_exchange import Asker, ClockExchange, Reference
 from ppprof.capture.finisher import Finisher
 from ppprof.capture.job import Job, agreement, job_store
 from ppprof.capture.mail import Alone, Hub, Mail, Spoke
-from ppprof.capture.roster import Roster
 from ppprof.capture.scalars import Scalars
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import Off, Session
@@ -24,6 +23,7 @@ from ppprof.capture.talk import reason, tell
 from ppprof.capture.timer import StepTimer
 from ppprof.capture.triggers import Triggers
 from ppprof.errors import PpprofError, UsageError
+from ppprof.rundir.liveness import Roster
 
 if TYPE_CHECKING:
     from ppprof.capture.windows import Windows

@@ -29,7 +29,7 @@ from typing import Any
 
 from ppprof.capture.schedule import State
 from ppprof.capture.talk import tell
-from ppprof.clocks import Clock, Reading, clocks_path, line_of
+from ppprof.rundir.clocks import Clock, Reading, clocks_path, line_of
 
 _QUESTION = struct.Struct("!8s c I i")  # token, kind, number, rank
 _ANSWER = struct.Struct("!8s I q")  # token, number of the question, time in ns

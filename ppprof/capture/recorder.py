@@ -22,7 +22,7 @@ from paddle.io.dataloader import dataloader_iter
 from paddle.profiler import utils as paddle_profiler
 from paddle.profiler.profiler_statistic import gen_layer_flops
 
-from ppprof import rundir
+from ppprof import paths
 from ppprof.capture.talk import show, tell
 
 if TYPE_CHECKING:
@@ -97,9 +97,9 @@ class Recorder:
         try:
             result.save(str(hidden), "pb")
             _check_space(hidden.parent)  # a full disk truncates it, and Paddle does not say so
-            rundir.publish(hidden, raw)
+            paths.publish(hidden, raw)
         finally:
-            rundir.discard(hidden)
+            paths.discard(hidden)
         if self._flops and not brief:
             _print_flops(result)
 

@@ -22,14 +22,14 @@ from ppprof.capture.sigterm import SigtermGuard
 from ppprof.capture.steps import StepLog, StepRecord
 from ppprof.capture.talk import show, tell
 from ppprof.capture.timer import StepTimer
-from ppprof.clocks import read_clocks
+from ppprof.rundir.clocks import read_clocks
 
 if TYPE_CHECKING:
     from ppprof.capture.clock_exchange import ClockExchange
     from ppprof.capture.finisher import Finisher
-    from ppprof.capture.roster import Roster
     from ppprof.capture.triggers import Triggers
     from ppprof.capture.windows import Windows
+    from ppprof.rundir.liveness import Roster
 
 _FINISH_SECONDS = 60.0
 """How long `Session.close` waits for tables and traces, a gigabyte of which takes a few seconds:

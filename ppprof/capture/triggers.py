@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppprof import window_requests
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.slow_steps import RunningSteps
 from ppprof.capture.talk import tell
 from ppprof.errors import UsageError
+from ppprof.rundir import triggers
+from ppprof.rundir.triggers import Answer, Request
 from ppprof.topology import RankSelector, Topology
-from ppprof.window_requests import Answer, Request
 from ppprof.wording import listed
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Triggers:
         """Whether windows on trial are kept, as soon as this rank hears; for the session to take."""
         if rank == 0 and config.file:
             with self._harmless():
-                window_requests.request_path(run).parent.mkdir(exist_ok=True)
+                triggers.request_path(run).parent.mkdir(exist_ok=True)
 
     def state(self, step: int) -> State:
         """What triggered windows make of a step, on all ranks."""
@@ -197,7 +197,7 @@ class Triggers:
                 self._decide(math.inf)
                 self._mail.close(0 if failed else _VERDICT_SECONDS)
                 if self._config.file:
-                    window_requests.request_path(self._run).unlink(missing_ok=True)
+                    triggers.request_path(self._run).unlink(missing_ok=True)
                 return
             deadline = self._clock() + (0 if failed else _VERDICT_SECONDS)
             while self._awaited and self._clock() < deadline:
@@ -272,7 +272,7 @@ class Triggers:
             return
         if self._config.file and self._clock() - self._looked >= _LOOK_SECONDS:
             self._looked = self._clock()
-            request = window_requests.take_request(self._run)
+            request = triggers.take_request(self._run)
             if request is not None:
                 self._answer(request, step, window)
         if self._wish:
@@ -365,7 +365,7 @@ class Triggers:
     def _leave(self, answer: Answer) -> None:
         if self._config.file:
             with suppress(OSError):  # whoever asked sees the window's files
-                window_requests.leave_answer(self._run, answer)
+                triggers.leave_answer(self._run, answer)
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:

@@ -20,22 +20,14 @@ from ppprof.analysis.profile.profile import Options, Profile
 from ppprof.cli.terminal import tell
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError, UsageError
-from ppprof.paths import is_remote
+from ppprof.paths import discard, is_remote, write_atomically
 from ppprof.report.data import to_json
 from ppprof.report.text import Layout, render, title
-from ppprof.rundir import (
-    TraceName,
-    discard,
-    raw_files,
-    read_manifest,
-    trace_bytes,
-    unpublished,
-    write_atomically,
-)
+from ppprof.rundir import TraceName, raw_files, read_manifest, trace_bytes, unpublished
+from ppprof.rundir.triggers import leave_files
 from ppprof.trace import Trace, read_window, write_paddle_json
 from ppprof.trace.paddle.json_writer import TooLargeError
 from ppprof.units import MEGABYTE, bytes_text
-from ppprof.window_requests import leave_files
 
 _THEN_SECONDS = 600.0
 """How long a command of the user's may take."""

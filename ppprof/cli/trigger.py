@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ppprof.capture.roster import in_session
 from ppprof.cli.options import whole_number
 from ppprof.cli.terminal import tell
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import is_remote
 from ppprof.rundir import newest, nodes, read_manifest
+from ppprof.rundir.liveness import in_session
+from ppprof.rundir.triggers import MOST_STEPS, Answer, answer_to, files_of, leave_request
 from ppprof.topology import Topology
-from ppprof.window_requests import MOST_STEPS, Answer, answer_to, files_of, leave_request
 from ppprof.wording import listed
 
 _POLL_SECONDS = 0.2

@@ -1,5 +1,6 @@
 """YAML and overrides to typed configs, or every problem in them at once."""
 
+from ppprof.config.load import Config, Loaded, load_config, load_profiler
 from ppprof.config.profiler import (
     VIEWS,
     ProfilerConfig,
@@ -8,7 +9,6 @@ from ppprof.config.profiler import (
     TriggerConfig,
     WindowSchedule,
 )
-from ppprof.config.schema import Config, Loaded, load_config, load_profiler
 from ppprof.config.training import (
     DataConfig,
     DistributedConfig,

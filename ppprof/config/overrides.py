@@ -8,8 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from ppprof.config.reading import not_a_bool
-from ppprof.config.source import Key, Source, hide, literal, scalar, show
+from ppprof.config.validation import not_a_bool
+from ppprof.config.yaml_source import Key, Source, hide, literal, scalar, show
 from ppprof.errors import Problem
 
 _PATH = re.compile(r"[^.\[\]=\s]+(\.[^.\[\]=\s]+|\[\d+\])*")

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Optional, Union, get_args
 
 from ppprof.config.profiler_options import read_options
-from ppprof.config.reading import Report, knob, read_block
-from ppprof.config.source import Key, Source
+from ppprof.config.validation import Report, knob, read_block
+from ppprof.config.yaml_source import Key, Source
 from ppprof.errors import ConfigError, UsageError
 from ppprof.paths import is_remote
 from ppprof.topology import AXES, RankSelector, Topology

@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ppprof.config.reading import did_you_mean
-from ppprof.config.source import literal
+from ppprof.config.validation import did_you_mean
+from ppprof.config.yaml_source import literal
 
 
 def read_options(options: Any) -> tuple[dict[str, Any], list[str]]:

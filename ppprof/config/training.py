@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Optional, Union
 
-from ppprof.config.reading import knob
+from ppprof.config.validation import knob
 from ppprof.topology import AXES
 
 

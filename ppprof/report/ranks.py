@@ -8,9 +8,9 @@ import polars as pl
 
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.step_table import PLACES
-from ppprof.clocks import Clock
 from ppprof.report.grid import Column, Grid, Line
 from ppprof.report.text import Layout
+from ppprof.rundir.clocks import Clock
 
 _ALWAYS = ("step_ns", "computation_ns", "rest_ns")
 """What is shown even where it is 0 everywhere; and so is not ``communication_...``, which is

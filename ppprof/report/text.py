@@ -17,9 +17,9 @@ import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import VIEWS, summarize
-from ppprof.calls import REMOTE
 from ppprof.errors import UsageError
 from ppprof.report.grid import Column, Grid, Line
+from ppprof.rundir.remote_calls import REMOTE
 from ppprof.trace.remote_calls import call_of
 
 TIME_UNITS: Mapping[str, float] = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}

@@ -1,7 +1,7 @@
 """Windows of many ranks as one timeline: Trace Event Format, for Perfetto and chrome://tracing.
 
 A rank is a process, its host threads and streams are the tracks under it, times are the reference
-clock's (`ppprof.clocks`). Ranks are written one after another, and each needs nothing of another's
+clock's (`ppprof.rundir.clocks`). Ranks are written one after another, and each needs nothing of another's
 trace: an arrow's id is made from what every rank of the group knows, its ranks and the how-manieth
 communication of its kind in this group and step it is. ::
 
@@ -31,8 +31,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ppprof.clocks import Clock
 from ppprof.paths import located
+from ppprof.rundir.clocks import Clock
 from ppprof.trace.annotations import has_facts
 from ppprof.trace.json.lines import Parts, lines_of, maybe, opened, us, with_facts, with_text
 from ppprof.trace.schema import Trace

@@ -24,9 +24,9 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from ppprof.calls import REMOTE, RemoteCall, aligned, read_calls
 from ppprof.errors import TraceError
 from ppprof.paths import located
+from ppprof.rundir.remote_calls import REMOTE, RemoteCall, aligned, read_calls
 from ppprof.trace.annotations import FACTS
 from ppprof.trace.paddle.pb_reader import read_paddle_pb
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, conform, empty, nullable

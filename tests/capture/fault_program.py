@@ -15,13 +15,13 @@ import sys
 import time
 from pathlib import Path
 
-from ppprof import rundir
+from ppprof import paths, rundir
 from ppprof.capture.finisher import Finisher
-from ppprof.capture.roster import Roster
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import Off, Session
 from ppprof.capture.steps import StepLog
 from ppprof.capture.windows import Windows
+from ppprof.rundir.liveness import Roster
 from ppprof.topology import Topology
 
 STEPS = 8
@@ -72,7 +72,7 @@ class SmallRecorder:
         if self._fault == "disk_full":
             raise OSError(28, "No space left on device")
         steps = (span("ProfileStep", f"ProfileStep#{n}", *times) for n, *times in self._steps)
-        with rundir.writing(raw) as file:
+        with paths.writing(raw) as file:
             file.write(write(Path("small.pb"), Thread(31, "main", tuple(steps))).read_bytes())
 
     def close(self) -> None:

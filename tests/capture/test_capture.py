@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 import ppprof
-from ppprof import rundir, window_requests
+from ppprof import rundir
 from ppprof.errors import UsageError
+from ppprof.rundir import triggers
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
@@ -394,7 +395,7 @@ def test_a_trigger_opens_windows_in_one_process(
             time.sleep(0.03)
             prof.step()
             if at in (5, 17):
-                window_requests.request_path(run).touch()
+                triggers.request_path(run).touch()
     steps = [
         [int(name[12:]) for kind, name in toy.recorded(path) if kind == "ProfileStep"]
         for path in raw(run)

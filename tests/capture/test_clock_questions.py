@@ -15,7 +15,7 @@ import pytest
 from ppprof.capture import clock_exchange
 from ppprof.capture.clock_exchange import Asker, Reference, described
 from ppprof.capture.schedule import State
-from ppprof.clocks import Clock, Reading, read_clocks
+from ppprof.rundir.clocks import Clock, Reading, read_clocks
 
 HOST, KEY = "127.0.0.1", "session"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.capture import roster
-from ppprof.capture.roster import Roster
+from ppprof.rundir import liveness
+from ppprof.rundir.liveness import Roster
 from ppprof.topology import Topology
 
 GRID = Topology.of(dp=2, mp=4)
@@ -26,8 +26,8 @@ def rosters(run: Path) -> list[Roster]:
 def killed(run: Path, rank: int, node: str | None = None) -> subprocess.Popen[bytes]:
     """A rank that left no word; its parent has not asked for it yet."""
     process = subprocess.Popen([sys.executable, "-c", ""])
-    (run / "alive" / f"{rank:05d}.{process.pid}.{node or roster._node()}").touch()
-    while roster._is_alive(process.pid):
+    (run / "alive" / f"{rank:05d}.{process.pid}.{node or liveness._node()}").touch()
+    while liveness._is_alive(process.pid):
         pass
     return process
 

@@ -12,8 +12,8 @@ from ppprof.capture.mail import Mail, Message
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.triggers import Triggers
 from ppprof.config import ProfilerConfig, TriggerConfig
+from ppprof.rundir.triggers import answer_to, leave_request, request_path
 from ppprof.topology import Topology
-from ppprof.window_requests import answer_to, leave_request, request_path
 
 MS = 1_000_000
 LETTERS = {State.CLOSED: ".", State.READY: "r", State.RECORD: "R", State.LAST: "L"}

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from ppprof.calls import RemoteCall, write_call
 from ppprof.cli import finish, main
 from ppprof.config import ProfilerConfig
 from ppprof.rundir import TraceName, claim, write_manifest
+from ppprof.rundir.remote_calls import RemoteCall, write_call
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import EPOCH_NS, write
 

@@ -8,9 +8,9 @@ import pytest
 
 import ppprof
 from ppprof.cli import main
-from ppprof.clocks import Clock, Reading, clocks_path, line_of
 from ppprof.errors import UsageError
 from ppprof.rundir import TraceName, claim, write_manifest
+from ppprof.rundir.clocks import Clock, Reading, clocks_path, line_of
 from ppprof.topology import Topology
 from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
 from tests.oracles.trace_event_format import check, load

@@ -9,9 +9,9 @@ import pytest
 
 import ppprof
 from ppprof.cli import main
-from ppprof.clocks import Reading, clocks_path, line_of
 from ppprof.config import ProfilerConfig
 from ppprof.rundir import TraceName, claim, write_manifest
+from ppprof.rundir.clocks import Reading, clocks_path, line_of
 from ppprof.topology import Topology
 from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
 from tests.fixtures.words import words

@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from ppprof import window_requests
 from ppprof.capture.job import Job
-from ppprof.capture.roster import Roster
 from ppprof.cli import main
 from ppprof.config import ProfilerConfig
-from ppprof.rundir import claim, leave_node, write_manifest
+from ppprof.rundir import claim, leave_node, triggers, write_manifest
+from ppprof.rundir.liveness import Roster
+from ppprof.rundir.triggers import Answer, leave_answer, leave_files, request_path, take_request
 from ppprof.topology import Topology
-from ppprof.window_requests import Answer, leave_answer, leave_files, request_path, take_request
 
 GRID = Topology.of(dp=2)
 
@@ -183,5 +182,5 @@ def test_answers_that_are_cut_off_are_none(tmp_path: Path) -> None:
     leave_answer(run, Answer("asked", "a", window=1))
     with (run / "trigger/answers.jsonl").open("a") as file:
         file.write(json.dumps({"why": "asked"})[:-4])
-    assert window_requests.answer_to(run, "b") is None
-    assert window_requests.answer_to(run, "a") == Answer("asked", "a", window=1)
+    assert triggers.answer_to(run, "b") is None
+    assert triggers.answer_to(run, "a") == Answer("asked", "a", window=1)

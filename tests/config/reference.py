@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from ppprof.config import ProfilerConfig, WindowSchedule
-from ppprof.config.reading import expected
 from ppprof.config.training import BLOCKS
+from ppprof.config.validation import expected
 
 PAGE = Path(__file__).parents[2] / "docs" / "config.md"
 MARKER = "<!-- written by python -m tests.config.reference -->\n"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.config.source import literal, merge, read_source
+from ppprof.config.yaml_source import literal, merge, read_source
 
 OTHER = "Generation"  # a block of FleetX's that we pass through
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.config.overrides import apply_overrides, read_value
-from ppprof.config.source import Source
+from ppprof.config.yaml_source import Source
 
 
 @pytest.mark.parametrize(

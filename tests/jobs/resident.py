@@ -14,7 +14,7 @@ from pathlib import Path
 import ppprof
 from ppprof.capture import finisher
 from ppprof.rundir import raw_files
-from ppprof.window_requests import request_path
+from ppprof.rundir.triggers import request_path
 from tests.jobs import toy
 
 STEPS = 200

@@ -16,7 +16,7 @@ import pytest
 import ppprof
 from ppprof import rundir
 from ppprof.analysis.ranks.matching import align, collectives, offsets_by_starts
-from ppprof.clocks import Clock, read_clocks
+from ppprof.rundir.clocks import Clock, read_clocks
 from tests.fixtures import paddle_proto
 
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")

@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.clocks import read_clocks
+from ppprof.rundir.clocks import read_clocks
 from tests.jobs.launching import CONFIGS, train
 
 CONFIG = CONFIGS / "pretrain_gpt_tiny_cpu_dp2.yaml"

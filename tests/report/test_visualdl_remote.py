@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.calls import RemoteCall, write_call
+from ppprof.rundir.remote_calls import RemoteCall, write_call
 from ppprof.trace import read_window, write_paddle_json
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import EPOCH_NS, write

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.clocks import Clock, Reading
+from ppprof.rundir.clocks import Clock, Reading
 from ppprof.trace import read
 from ppprof.trace.merge import Window, write_merged
 from tests.fixtures import gpu_traces

@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from ppprof.calls import RemoteCall, aligned, write_call
+from ppprof.rundir.remote_calls import RemoteCall, aligned, write_call
 from ppprof.trace import Trace, read, read_window, write_paddle_json
 from tests.fixtures.timeline import (
     EPOCH_NS,

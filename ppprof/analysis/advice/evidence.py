@@ -12,7 +12,7 @@ import polars as pl
 from ppprof.analysis.advice.finding import LEAST_RATIO, MOST_ROWS, Fact, Finding, severity_of
 from ppprof.analysis.advice.indicators import STEPS, Symptoms
 from ppprof.analysis.ranks.cluster import Cluster
-from ppprof.steptimes import STEP_TIMES
+from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
 
 SKIPPED_STEPS = 10
@@ -28,7 +28,7 @@ class Case:
     symptoms: Mapping[int, Symptoms] = field(default_factory=dict)
     """By rank, of the steps that ``cluster`` has."""
     step_times: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=STEP_TIMES))
-    """Columns of `ppprof.steptimes.STEP_TIMES`."""
+    """Columns of `ppprof.rundir.step_times.STEP_TIMES`."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The job's resolved config; empty where nobody tells."""
     grid: Topology | None = None

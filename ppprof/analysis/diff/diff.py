@@ -38,7 +38,7 @@ class Side:
     steps: pl.DataFrame
     """rank, step, step_ns and parts that sum up to it (`PARTS`), of recorded windows."""
     times: pl.DataFrame
-    """`ppprof.steptimes.STEP_TIMES`; no rows where the run left none."""
+    """`ppprof.rundir.step_times.STEP_TIMES`; no rows where the run left none."""
     operators: pl.DataFrame
     """`ppprof.analysis.diff.costs.OPERATORS`: sums over ranks."""
     kernels: pl.DataFrame

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from ppprof.clocks import Clock
+from ppprof.rundir.clocks import Clock
 
 _KEYS = ["members", "op", "step", "index"]
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ppprof.clocks import Clock, Reading
+from ppprof.rundir.clocks import Clock, Reading
 from ppprof.trace.schema import Trace
 
 Int64 = npt.NDArray[np.int64]

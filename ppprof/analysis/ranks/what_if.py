@@ -51,7 +51,7 @@ from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import difference, overlap
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.matching import as_kernels, on_reference
-from ppprof.clocks import Clock
+from ppprof.rundir.clocks import Clock
 from ppprof.topology import Topology
 
 Int64 = npt.NDArray[np.int64]

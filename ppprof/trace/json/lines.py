@@ -15,7 +15,7 @@ from typing import IO, Union, cast
 
 import polars as pl
 
-from ppprof.rundir import writing
+from ppprof.paths import writing
 from ppprof.trace.annotations import FACTS, has_facts
 
 Parts = list[Union[pl.Expr, str]]

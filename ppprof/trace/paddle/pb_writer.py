@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ppprof.paths import located
-from ppprof.rundir import writing
+from ppprof.paths import located, writing
 from ppprof.trace.annotations import has_facts, told_in_names
 from ppprof.trace.fastpath.protobuf_encode import Field, Pieces, encode, header
 from ppprof.trace.paddle.pb_reader import DEVICE_PROPERTIES

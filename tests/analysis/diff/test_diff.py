@@ -12,7 +12,7 @@ from ppprof.analysis.diff.module_changes import UNKNOWN
 from ppprof.analysis.modules.module_tree import MODULES
 from ppprof.errors import InputError, UsageError
 from ppprof.rundir import TraceName, claim, write_manifest
-from ppprof.steptimes import STEP_TIMES
+from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
 from tests.fixtures.models import MS, Layer, gpt, training
 from tests.fixtures.timeline import Thread, span, write

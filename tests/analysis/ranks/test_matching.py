@@ -14,7 +14,7 @@ from ppprof.analysis.ranks.matching import (
     matched,
     offsets_by_starts,
 )
-from ppprof.clocks import Clock, Reading
+from ppprof.rundir.clocks import Clock, Reading
 from ppprof.trace import read
 from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, write
 

@@ -10,7 +10,7 @@ from ppprof.analysis.ranks.cluster import Cluster, examine
 from ppprof.analysis.ranks.matching import COLLECTIVES, placed
 from ppprof.analysis.ranks.step_table import PLACES, join_ranks, of_window
 from ppprof.analysis.ranks.transfers import without_transfers
-from ppprof.clocks import Clock, Reading
+from ppprof.rundir.clocks import Clock, Reading
 from ppprof.trace import read
 from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.what_if import PASSES, WHAT_IF, passes, what_if
-from ppprof.clocks import Clock, Reading
+from ppprof.rundir.clocks import Clock, Reading
 from ppprof.topology import Topology
 from ppprof.trace import read
 from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, write

@@ -17,9 +17,9 @@ from typing import Any
 
 import yaml
 
-from ppprof.bounded_yaml import check_size
 from ppprof.errors import ConfigError, Problem
 from ppprof.paths import read_small
+from ppprof.safe_yaml import check_size
 
 Key = tuple[str, ...]
 """A path into the tree: ``("Profiler", "scheduler")``."""

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ppprof.config.profiler import ProfilerConfig, check_rank_numbers, check_ranks, read_profiler
-from ppprof.config.reading import Report, did_you_mean, read_block
-from ppprof.config.source import Source, read_source
 from ppprof.config.training import (
     BLOCKS,
     DataConfig,
@@ -21,6 +19,8 @@ from ppprof.config.training import (
     ModelConfig,
     OptimizerConfig,
 )
+from ppprof.config.validation import Report, did_you_mean, read_block
+from ppprof.config.yaml_source import Source, read_source
 from ppprof.errors import ConfigError, Problem
 from ppprof.topology import AXES, Topology
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ppprof.errors import UsageError
-from ppprof.rundir import write_atomically
+from ppprof.paths import write_atomically
 from ppprof.topology import RankSelector
 
 MOST_STEPS = 10_000

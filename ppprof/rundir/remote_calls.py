@@ -18,9 +18,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from ppprof.clocks import Reading
-from ppprof.paths import read_small
-from ppprof.rundir import write_atomically
+from ppprof.paths import read_small, write_atomically
+from ppprof.rundir.clocks import Reading
 
 _MOST_BYTES = 1 << 20  # of a call; one has some 400
 

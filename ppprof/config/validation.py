@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from ppprof.config.source import Key, Source
+from ppprof.config.yaml_source import Key, Source
 from ppprof.errors import Problem
 
 T = TypeVar("T")

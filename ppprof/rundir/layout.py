@@ -1,56 +1,21 @@
-"""The run directory: what a capture leaves and everything after it reads.
-
-::
-
-    profiler_log/
-      manifest.json
-      rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000.paddle_trace.json
-      raw/rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000.pb
-      raw/rank_00000_..._000.calls/   its remote calls (ppprof/calls.py)
-      summary/rank_00000_w0.json
-      steps/rank_00000.jsonl
-      vdlrecords.rank_00000.log       scalars of the first rank that prints, for VisualDL
-      scalars/rank_00001/             and of each further one: VisualDL shows one log a directory
-      nodes/00000.node7               rank 0 ran on the machine of that name
-      clocks/rank_00000.jsonl         a rank's clock against rank 0's (ppprof/clocks.py)
-      trigger/                        windows asked for while it runs (ppprof/window_requests.py)
-      alive/, failed/                 ranks in their session, and those that failed (capture/roster)
-      run_002/                        a later run, laid out the same way
-
-Nodes that share no disk leave one each; ``run_id`` of the manifest says what belongs together.
-
-This module holds the names and the manifest, and knows nothing of what is in the other files.
-"""
+"""Names in a run directory, and which directory is whose."""
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import platform
 import re
 import tempfile
 import time
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, cast
 
 from ppprof.errors import InputError, Problem
-from ppprof.paths import PathLike, is_remote, located, reaching, read_small
-
-SCHEMA_VERSION = 1
-"""Of the manifest and of the layout; goes up when an older reader would misread a directory."""
+from ppprof.paths import PathLike, located
+from ppprof.rundir.manifest import MANIFEST, has_manifest, read_run_id
 
 TRACE_SUFFIXES = {"json": ".json", "json.gz": ".json.gz", "pb": ".pb"}
 """File suffix of each entry of ``Profiler.formats``."""
 
-_MANIFEST = "manifest.json"
-_MOST_BYTES = 64 << 20
-"""Of a manifest: 10,000 ranks and their groups take some 3 MB."""
 # Numbers have an end: a name is anybody's, and ranks up to the highest are counted out.
 _STEM = re.compile(r"rank_([0-9]{5,6})_(\w+)_time_([0-9]{8}T[0-9]{6})_([0-9]{3,6})")
 _SUMMARY = re.compile(r"rank_([0-9]{5,6})_w([0-9]{1,6})\.json")
@@ -96,7 +61,7 @@ class TraceName:
 
     @property
     def calls(self) -> str:
-        """Path of the window's remote calls (`ppprof.calls`) inside the run directory."""
+        """Path of the window's remote calls (`ppprof.rundir.remote_calls`) inside the run directory."""
         return f"raw/{self.stem}.calls"
 
     @property
@@ -260,7 +225,7 @@ def newest(path: PathLike) -> Path:
     """
     runs = [run for _, run in _runs(path) if has_manifest(run)]
     if not runs:
-        raise InputError(f"{located(path)}: no run here: expected a directory with a {_MANIFEST}")
+        raise InputError(f"{located(path)}: no run here: expected a directory with a {MANIFEST}")
     return runs[-1]
 
 
@@ -280,132 +245,6 @@ def beneath(path: PathLike, levels: int = 2) -> list[Path]:
     return found
 
 
-def leave_node(run: PathLike, rank: int) -> None:
-    """Leaves word of the machine that a rank runs on; the manifest is written before all are known.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    folder = Path(run, "nodes")
-    folder.mkdir(exist_ok=True)
-    (folder / f"{rank:05d}.{platform.node()}").touch()
-
-
-def nodes(run: PathLike) -> dict[int, str]:
-    """Host name of each rank that has left it."""
-    named = sorted(path.name.partition(".") for path in located(run).glob("nodes/*.*"))
-    return {int(rank): node for rank, _, node in named if rank.isdecimal()}
-
-
-def has_manifest(run: PathLike) -> bool:
-    """Whether a rank of the run has written its manifest."""
-    return (located(run) / _MANIFEST).is_file()
-
-
-def read_run_id(run: PathLike) -> str | None:
-    """What tells the run from every other; None without a manifest that can be read and has one."""
-    try:
-        run_id = read_manifest(run).get("run_id")
-    except InputError:
-        return None
-    return run_id if isinstance(run_id, str) else None
-
-
-def write_manifest(run: PathLike, manifest: Mapping[str, Any]) -> None:
-    """Writes ``manifest.json`` with the schema version added: whole, or not at all.
-
-    Values that JSON has no form for (a date, an infinite float: YAML has both) become text.
-    """
-    plain = _plain({"schema_version": SCHEMA_VERSION, **manifest})
-    write_atomically(Path(run, _MANIFEST), json.dumps(plain, indent=1, allow_nan=False).encode())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    finite = not isinstance(value, float) or math.isfinite(value)
-    return (
-        value if isinstance(value, (bool, int, float, str, type(None))) and finite else str(value)
-    )
-
-
-def read_manifest(run: PathLike) -> dict[str, Any]:
-    """The manifest of a run.
-
-    Raises:
-        InputError: missing, not JSON, or of a newer schema.
-    """
-    path = located(run) / _MANIFEST
-    try:
-        with reaching(path):
-            manifest = json.loads(read_small(path, _MOST_BYTES))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not a manifest: {error}") from error
-    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
-    if not isinstance(version, int):
-        raise InputError(f"{path}: not a manifest: no schema_version")
-    if version > SCHEMA_VERSION:
-        raise InputError(
-            f"{path}: schema {version} is newer than this ppprof reads ({SCHEMA_VERSION}); update it"
-        )
-    return dict(manifest)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes ``path`` under another name, then `publish`: readers see all of it or none.
-
-    A store takes a file whole of itself.
-    """
-    if is_remote(path):
-        with reaching(path):
-            path.write_bytes(data)
-        return
-    hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # others may write it at once
-    try:
-        hidden.write_bytes(data)
-        publish(hidden, path)
-    finally:
-        discard(hidden)
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name when it is complete and on disk, or not at all.
-
-    Until then it has a hidden name; VisualDL takes any with "paddle_trace" in it for a trace. What
-    goes to a store is written here and put there whole.
-    """
-    if is_remote(path):
-        with tempfile.NamedTemporaryFile() as whole:
-            yield cast("IO[bytes]", whole)
-            whole.flush()
-            with reaching(path):
-                path.fs.put_file(whole.name, path.path)  # type: ignore[attr-defined]
-        return
-    name = path.name.replace("paddle_trace", "")
-    # Not to be guessed, and never one that is there: a link, perhaps, in a directory of others.
-    hidden = path.with_name(f".writing_{name}.{uuid.uuid4().hex}")
-    try:
-        with hidden.open("xb") as file:
-            yield file
-        publish(hidden, path)
-    finally:
-        discard(hidden)
-
-
-def discard(hidden: Path) -> None:
-    """Removes what is left of a file that `publish` did not come to; never raises.
-
-    Whoever writes would otherwise hear of the file that cannot be removed, not of why.
-    """
-    with suppress(OSError):
-        hidden.unlink()
-
-
 def unpublished(run: Path, name: TraceName) -> list[Path]:
     """What was made of a window and never published: half a file, if nobody is writing it."""
     summary = Path(name.summary)
@@ -413,10 +252,3 @@ def unpublished(run: Path, name: TraceName) -> list[Path]:
         *run.glob(f".writing_{name.stem}.*"),
         *run.glob(f"{summary.parent}/.{summary.name}.*.tmp"),
     ]
-
-
-def publish(hidden: Path, path: Path) -> None:
-    """Gives a complete file its name once the disk has it (fsync, rename)."""
-    with hidden.open("rb+") as file:
-        os.fsync(file.fileno())
-    hidden.replace(path)

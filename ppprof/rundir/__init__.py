@@ -1,0 +1,73 @@
+"""The run directory: what a capture leaves and everything after it reads.
+
+::
+
+    profiler_log/
+      manifest.json
+      rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000.paddle_trace.json
+      raw/rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000.pb
+      raw/rank_00000_..._000.calls/   its remote calls (remote_calls.py)
+      summary/rank_00000_w0.json
+      steps/rank_00000.jsonl
+      vdlrecords.rank_00000.log       scalars of the first rank that prints, for VisualDL
+      scalars/rank_00001/             and of each further one: VisualDL shows one log a directory
+      nodes/00000.node7               rank 0 ran on the machine of that name
+      clocks/rank_00000.jsonl         a rank's clock against rank 0's (clocks.py)
+      trigger/                        windows asked for while it runs (triggers.py)
+      alive/, failed/                 ranks in their session, and those that failed (liveness.py)
+      run_002/                        a later run, laid out the same way
+
+Nodes that share no disk leave one each; ``run_id`` of the manifest says what belongs together.
+"""
+
+from __future__ import annotations
+
+from ppprof.rundir.layout import (
+    TRACE_SUFFIXES,
+    TraceName,
+    beneath,
+    check_inside,
+    check_writable,
+    claim,
+    find,
+    line_files,
+    newest,
+    raw_files,
+    scalars_path,
+    steps_path,
+    summary_files,
+    trace_bytes,
+    unpublished,
+)
+from ppprof.rundir.manifest import (
+    has_manifest,
+    leave_node,
+    nodes,
+    read_manifest,
+    read_run_id,
+    write_manifest,
+)
+
+__all__ = [
+    "TRACE_SUFFIXES",
+    "TraceName",
+    "beneath",
+    "check_inside",
+    "check_writable",
+    "claim",
+    "find",
+    "has_manifest",
+    "leave_node",
+    "line_files",
+    "newest",
+    "nodes",
+    "raw_files",
+    "read_manifest",
+    "read_run_id",
+    "scalars_path",
+    "steps_path",
+    "summary_files",
+    "trace_bytes",
+    "unpublished",
+    "write_manifest",
+]

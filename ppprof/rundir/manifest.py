@@ -1,0 +1,95 @@
+"""The manifest of a run, its id, and the machines that its ranks run on."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ppprof.errors import InputError
+from ppprof.paths import PathLike, located, reaching, read_small, write_atomically
+
+SCHEMA_VERSION = 1
+"""Of the manifest and of the layout; goes up when an older reader would misread a directory."""
+
+MANIFEST = "manifest.json"
+_MOST_BYTES = 64 << 20
+"""Of a manifest: 10,000 ranks and their groups take some 3 MB."""
+
+
+def leave_node(run: PathLike, rank: int) -> None:
+    """Leaves word of the machine that a rank runs on; the manifest is written before all are known.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder = Path(run, "nodes")
+    folder.mkdir(exist_ok=True)
+    (folder / f"{rank:05d}.{platform.node()}").touch()
+
+
+def nodes(run: PathLike) -> dict[int, str]:
+    """Host name of each rank that has left it."""
+    named = sorted(path.name.partition(".") for path in located(run).glob("nodes/*.*"))
+    return {int(rank): node for rank, _, node in named if rank.isdecimal()}
+
+
+def has_manifest(run: PathLike) -> bool:
+    """Whether a rank of the run has written its manifest."""
+    return (located(run) / MANIFEST).is_file()
+
+
+def read_run_id(run: PathLike) -> str | None:
+    """What tells the run from every other; None without a manifest that can be read and has one."""
+    try:
+        run_id = read_manifest(run).get("run_id")
+    except InputError:
+        return None
+    return run_id if isinstance(run_id, str) else None
+
+
+def write_manifest(run: PathLike, manifest: Mapping[str, Any]) -> None:
+    """Writes ``manifest.json`` with the schema version added: whole, or not at all.
+
+    Values that JSON has no form for (a date, an infinite float: YAML has both) become text.
+    """
+    plain = _plain({"schema_version": SCHEMA_VERSION, **manifest})
+    write_atomically(Path(run, MANIFEST), json.dumps(plain, indent=1, allow_nan=False).encode())
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return (
+        value if isinstance(value, (bool, int, float, str, type(None))) and finite else str(value)
+    )
+
+
+def read_manifest(run: PathLike) -> dict[str, Any]:
+    """The manifest of a run.
+
+    Raises:
+        InputError: missing, not JSON, or of a newer schema.
+    """
+    path = located(run) / MANIFEST
+    try:
+        with reaching(path):
+            manifest = json.loads(read_small(path, _MOST_BYTES))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not a manifest: {error}") from error
+    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
+    if not isinstance(version, int):
+        raise InputError(f"{path}: not a manifest: no schema_version")
+    if version > SCHEMA_VERSION:
+        raise InputError(
+            f"{path}: schema {version} is newer than this ppprof reads ({SCHEMA_VERSION}); update it"
+        )
+    return dict(manifest)
