@@ -9,37 +9,28 @@ from pathlib import Path
 import ppprof
 
 PACKAGE = Path(ppprof.__file__).parent
-LEAVES = {
-    "bounded_yaml",
-    "errors",
-    "paths",
-    "units",
-    "topology",
-    "rundir",
-    "clocks",
-    "calls",
-    "recordings",
-    "steptimes",
-    "window_requests",
-    "wording",
-}
+LEAVES = {"errors", "paths", "safe_yaml", "topology", "units", "wording"}
 MAY_IMPORT = {
     "config": LEAVES,
-    "capture": LEAVES | {"config", "trace"},
-    "trace": LEAVES,
-    "analysis": LEAVES | {"trace"},
-    "report": LEAVES | {"trace", "analysis"},
-    "reading": LEAVES | {"trace"},
-    "window_tables": LEAVES | {"analysis", "report"},
-    "run": LEAVES | {"trace", "analysis", "report", "reading", "window_tables"},
-    "compare": LEAVES | {"analysis", "reading", "run"},
-    "reporting": LEAVES | {"analysis", "report", "reading", "run", "compare", "advising"},
-    "advising": LEAVES | {"trace", "analysis", "reading", "run"},
-    "train": LEAVES | {"config", "capture"},
-    "integrations": LEAVES | {"config", "capture"},
-    "remote": LEAVES | {"config", "capture"},
+    "rundir": LEAVES,
+    "capture": LEAVES | {"config", "rundir", "trace"},
+    "trace": LEAVES | {"rundir"},
+    "analysis": LEAVES | {"rundir", "trace"},
+    "report": LEAVES | {"rundir"} | {"trace", "analysis"},
+    "reading": LEAVES | {"rundir"} | {"trace"},
+    "window_tables": LEAVES | {"rundir"} | {"analysis", "report"},
+    "run": LEAVES | {"rundir"} | {"trace", "analysis", "report", "reading", "window_tables"},
+    "compare": LEAVES | {"rundir"} | {"analysis", "reading", "run"},
+    "reporting": LEAVES
+    | {"rundir"}
+    | {"analysis", "report", "reading", "run", "compare", "advising"},
+    "advising": LEAVES | {"rundir"} | {"trace", "analysis", "reading", "run"},
+    "train": LEAVES | {"rundir"} | {"config", "capture"},
+    "integrations": LEAVES | {"rundir"} | {"config", "capture"},
+    "remote": LEAVES | {"rundir"} | {"config", "capture"},
     "cli": LEAVES
     | {
+        "rundir",
         "config",
         "capture",
         "trace",

@@ -13,7 +13,7 @@ from ppprof.analysis.profile.steps import Steps
 from ppprof.cli import executors
 from ppprof.cli.options import Checks, add_cache, add_part, add_ranks, opened, whole_number
 from ppprof.report.data import dumps
-from ppprof.report.findings import (
+from ppprof.report.text.advice import (
     LANGUAGES,
     draw_findings,
     findings_document,

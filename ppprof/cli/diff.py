@@ -29,8 +29,8 @@ from ppprof.cli.terminal import tell
 from ppprof.compare import diff as compare
 from ppprof.errors import UsageError
 from ppprof.report.data import dumps
-from ppprof.report.diff import VIEWS, Shown, as_data, as_markdown, draw_diff, tables
-from ppprof.report.text import Layout
+from ppprof.report.text.diff import VIEWS, Shown, as_data, as_markdown, draw_diff, tables
+from ppprof.report.text.summary import Layout
 from ppprof.topology import parse_selector
 
 _BROKEN = 1

@@ -22,7 +22,7 @@ from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError, UsageError
 from ppprof.paths import discard, is_remote, write_atomically
 from ppprof.report.data import to_json
-from ppprof.report.text import Layout, render, title
+from ppprof.report.text.summary import Layout, render, title
 from ppprof.rundir import TraceName, raw_files, read_manifest, trace_bytes, unpublished
 from ppprof.rundir.triggers import leave_files
 from ppprof.trace import Trace, read_window, write_paddle_json

@@ -21,9 +21,9 @@ from ppprof.errors import UsageError
 from ppprof.paths import located
 from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
-from ppprof.report.ranks import draw_findings, draw_groups, draw_ranks
-from ppprof.report.text import Layout
-from ppprof.report.what_if import render_what_if
+from ppprof.report.text.ranks import draw_findings, draw_groups, draw_ranks
+from ppprof.report.text.summary import Layout
+from ppprof.report.text.what_if import render_what_if
 from ppprof.run import Run
 from ppprof.topology import RankSelector, parse_selector
 from ppprof.wording import listed

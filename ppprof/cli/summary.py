@@ -25,10 +25,10 @@ from ppprof.cli.options import (
 )
 from ppprof.cli.terminal import tell, tell_lost
 from ppprof.errors import ConfigError, PpprofError, UsageError
-from ppprof.report.across import draw_across
 from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
-from ppprof.report.text import Layout, draw, title, window_title
+from ppprof.report.text.across_ranks import draw_across
+from ppprof.report.text.summary import Layout, draw, title, window_title
 from ppprof.run import Run
 from ppprof.rundir.recordings import Recording, by_run
 from ppprof.window_tables import AcrossRanks, WindowTables

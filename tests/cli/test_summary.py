@@ -18,7 +18,7 @@ from ppprof.analysis.profile.profile import Options, Profile
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.cli import main, summary
 from ppprof.config import ProfilerConfig
-from ppprof.report.text import Layout, render
+from ppprof.report.text.summary import Layout, render
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write

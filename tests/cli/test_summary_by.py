@@ -14,7 +14,7 @@ import pytest
 
 import ppprof
 from ppprof.cli import main
-from ppprof.report.across import node_ids
+from ppprof.report.text.across_ranks import node_ids
 from ppprof.rundir import TraceName, claim
 from tests.fixtures.timeline import Thread, kernel, launch, span, write
 from tests.fixtures.words import cells, words

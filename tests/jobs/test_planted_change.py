@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.report.diff import Shown, tables
+from ppprof.report.text.diff import Shown, tables
 from tests.jobs.planted import SLEEP_MS
 
 MS = 1_000_000

@@ -13,7 +13,7 @@ import ppprof
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import CONFIDENCES, SEVERITIES, Finding
 from ppprof.errors import UsageError
-from ppprof.report.findings import (
+from ppprof.report.text.advice import (
     LANGUAGES,
     draw_findings,
     findings_document,
@@ -139,5 +139,5 @@ def test_names_do_not_break_a_table():
 
 def test_the_page_has_the_rules_as_they_are():
     assert rules_markdown() in PAGE.read_text("utf-8"), (
-        "docs/advice.md: its table is made by ppprof.report.findings.rules_markdown(): paste it"
+        "docs/advice.md: its table is made by ppprof.report.text.advice.rules_markdown(): paste it"
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.report.ranks import draw_ranks
-from ppprof.report.text import Layout
+from ppprof.report.text.ranks import draw_ranks
+from ppprof.report.text.summary import Layout
 from tests.fixtures.words import cells
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import polars as pl
 
 from ppprof.analysis.ranks.what_if import WHAT_IF
-from ppprof.report.text import Layout
-from ppprof.report.what_if import render_what_if
+from ppprof.report.text.summary import Layout
+from ppprof.report.text.what_if import render_what_if
 
 TABLE = pl.DataFrame(
     [

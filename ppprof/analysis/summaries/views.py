@@ -1,7 +1,7 @@
 """The nine summaries of Paddle's profiler, as tables.
 
 Rows, values and order equal those of ``paddle.profiler.Profiler.summary()`` (paddle 3.3,
-profiler_statistic.py) for the same events; `ppprof.report.text` prints them in Paddle's layout.
+profiler_statistic.py) for the same events; `ppprof.report.text.summary` prints them in Paddle's layout.
 Every time is int64 nanoseconds, every ratio a float64 (1.0 is all of it), every average float64.
 """
 

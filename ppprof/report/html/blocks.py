@@ -8,7 +8,7 @@ from typing import Any, Union
 
 import polars as pl
 
-from ppprof.report.findings import FindingRow
+from ppprof.report.text.advice import FindingRow
 from ppprof.units import bytes_text, ratio_text, time_text
 
 MOST_ROWS = 300

@@ -9,7 +9,6 @@ import polars as pl
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.significance import Change
 from ppprof.analysis.report_data.run import Picture
-from ppprof.report.diff import Shown, tables
 from ppprof.report.html.blocks import (
     MOST_ROWS,
     Block,
@@ -25,6 +24,7 @@ from ppprof.report.html.blocks import (
     table_of,
 )
 from ppprof.report.html.words import Words
+from ppprof.report.text.diff import Shown, tables
 from ppprof.units import ratio_text
 
 _MORE_IS_BETTER = ("ips", "tokens_per_s", "gpu_utilization")

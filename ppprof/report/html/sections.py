@@ -10,7 +10,6 @@ import polars as pl
 
 from ppprof.analysis.diff.module_changes import UNKNOWN
 from ppprof.analysis.report_data.run import Picture
-from ppprof.report import findings
 from ppprof.report.html.blocks import (
     Advice,
     Block,
@@ -25,6 +24,7 @@ from ppprof.report.html.blocks import (
 )
 from ppprof.report.html.change import OVERVIEW_KINDS, change_section
 from ppprof.report.html.words import Words
+from ppprof.report.text import advice
 from ppprof.units import ratio_text
 from ppprof.wording import listed
 
@@ -85,9 +85,9 @@ def headline(picture: Picture, words: Words) -> Tiles:
 
 
 def _findings(picture: Picture, words: Words) -> Made:
-    rows = findings.rows(picture.findings, words.language)
+    rows = advice.rows(picture.findings, words.language)
     blocks = [Advice(row, row.evidence_cells) for row in rows]
-    return findings.headline(picture.findings, words.language), blocks
+    return advice.headline(picture.findings, words.language), blocks
 
 
 def _steps(picture: Picture, words: Words) -> Made:

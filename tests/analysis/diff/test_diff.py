@@ -382,8 +382,8 @@ def side(**overview):
 def test_the_rfcs_overview():
     """pytorch/kineto issue 342: its table of two ResNet runs on a V100, to the digit."""
     from ppprof.analysis.diff.costs import Device
-    from ppprof.report.diff import _overview
-    from ppprof.report.text import Layout
+    from ppprof.report.text.diff import _overview
+    from ppprof.report.text.summary import Layout
 
     def ran(utilization, mean, peak, step_ms):
         steps = {"rank": [0], "step": [0], "step_ns": [int(step_ms * MS)]}

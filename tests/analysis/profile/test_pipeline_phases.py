@@ -7,7 +7,7 @@ import pytest
 
 from ppprof.analysis.profile.profile import Options, Profile
 from ppprof.analysis.summaries.views import summarize
-from ppprof.report.text import Layout, render
+from ppprof.report.text.summary import Layout, render
 from ppprof.trace import read
 from tests.fixtures.timeline import Thread, span, write
 

@@ -9,7 +9,7 @@ import pytest
 from ppprof.analysis.profile.profile import Options, Profile
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.report.data import to_json
-from ppprof.report.text import Layout, render
+from ppprof.report.text.summary import Layout, render
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import Thread, kernel, launch, span, write

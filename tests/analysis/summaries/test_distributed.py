@@ -11,7 +11,7 @@ from hypothesis import given
 from ppprof.analysis.profile.profile import Options, Profile
 from ppprof.analysis.summaries.views import summarize
 from ppprof.report.data import read_document, to_json
-from ppprof.report.text import Layout, draw
+from ppprof.report.text.summary import Layout, draw
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 
 from ppprof.analysis.profile.profile import Options, Profile
-from ppprof.report.text import Layout, render
+from ppprof.report.text.summary import Layout, render
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces

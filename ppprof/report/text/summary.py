@@ -18,7 +18,7 @@ import polars as pl
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.errors import UsageError
-from ppprof.report.grid import Column, Grid, Line
+from ppprof.report.text.table import Column, Grid, Line
 from ppprof.rundir.remote_calls import REMOTE
 from ppprof.trace.remote_calls import call_of
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 import polars as pl
 
 from ppprof.analysis.summaries.views import VIEWS
-from ppprof.report.grid import Column, Grid, Line
-from ppprof.report.text import Layout, Row, kernel_name, percent
+from ppprof.report.text.summary import Layout, Row, kernel_name, percent
+from ppprof.report.text.table import Column, Grid, Line
 from ppprof.trace.remote_calls import call_of
 
 T = TypeVar("T")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.report.grid import Column, Grid
-from ppprof.report.text import Layout
+from ppprof.report.text.summary import Layout
+from ppprof.report.text.table import Column, Grid
 
 _NAMES = {
     "recorded": "as recorded",

@@ -8,8 +8,8 @@ import polars as pl
 
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.step_table import PLACES
-from ppprof.report.grid import Column, Grid, Line
-from ppprof.report.text import Layout
+from ppprof.report.text.summary import Layout
+from ppprof.report.text.table import Column, Grid, Line
 from ppprof.rundir.clocks import Clock
 
 _ALWAYS = ("step_ns", "computation_ns", "rest_ns")

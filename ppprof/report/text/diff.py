@@ -11,9 +11,9 @@ import polars as pl
 from ppprof.analysis.diff.diff import KERNEL_VALUES, OPERATOR_VALUES, Diff
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.module_changes import UNKNOWN
-from ppprof.report.grid import Column, Grid, Line
 from ppprof.report.markdown import code
-from ppprof.report.text import Layout
+from ppprof.report.text.summary import Layout
+from ppprof.report.text.table import Column, Grid, Line
 
 VIEWS = ("overview", "rank", "op", "kernel", "module")
 """The tables, in their order."""

@@ -1,0 +1,1 @@
+"""Tables as text, a module for each command."""
