@@ -210,7 +210,10 @@ class TestSizes:
     @pytest.fixture(autouse=True)
     def small(self, monkeypatch):
         """Bounds that a test can reach."""
-        for module in ("rundir", "clocks", "calls", "report.data", "config.source"):
+        for module in (
+            *("rundir.manifest", "rundir.clocks", "rundir.remote_calls", "report.data"),
+            "config.yaml_source",
+        ):
             monkeypatch.setattr(f"ppprof.{module}._MOST_BYTES", 1 << 20)
 
     def test_a_file_is_never_read_beyond_its_bound(self, tmp_path):
