@@ -89,3 +89,17 @@ def test_a_block_that_is_off_watches_nothing(session):
     watched = script._Watched(ProfilerConfig.from_mapping({"enable": False}), {}, 1)
     watched.close(None)
     assert session.calls == []
+
+
+def test_the_help_says_what_each_option_takes(capsys):
+    with pytest.raises(SystemExit) as ended:
+        script._parser().parse_args(["--help"])
+    assert ended.value.code == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for text in (  # Python 3.13 writes the names before them in another way
+        "CFG YAML with the block",
+        "K=V set a key, such as Profiler.enable=True; may be given again",
+        'TEXT as of PaddleClas, PaddleOCR and PaddleDetection: "batch_range=[50, 60]; ..."',
+        "N of several optimizers the one whose step ends a step: the N-th that steps (1)",
+    ):
+        assert text in printed
