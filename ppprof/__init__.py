@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ppprof import remote
-    from ppprof.advising import advise
     from ppprof.capture.attach import attach
     from ppprof.capture.spans import span
-    from ppprof.compare import diff
-    from ppprof.reporting import picture
-    from ppprof.run import open
+    from ppprof.run.advise import advise
+    from ppprof.run.diff import diff
+    from ppprof.run.report import picture
+    from ppprof.run.run import open
 
 __all__ = ["advise", "attach", "diff", "open", "picture", "remote", "span"]
 
 
 _HOMES = {
-    "advise": "ppprof.advising",
+    "advise": "ppprof.run.advise",
     "attach": "ppprof.capture.attach",
-    "diff": "ppprof.compare",
-    "open": "ppprof.run",
-    "picture": "ppprof.reporting",
+    "diff": "ppprof.run.diff",
+    "open": "ppprof.run.run",
+    "picture": "ppprof.run.report",
     "span": "ppprof.capture.spans",
 }
 

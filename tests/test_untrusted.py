@@ -21,14 +21,15 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof import compare, paths, rundir
+from ppprof import paths, rundir
 from ppprof.capture.talk import tell
 from ppprof.cli import main
 from ppprof.config import load_config
 from ppprof.errors import ConfigError, InputError, PpprofError, UsageError
 from ppprof.paths import read_small
 from ppprof.report.data import read_document
-from ppprof.run import open as open_run
+from ppprof.run import diff
+from ppprof.run.run import open as open_run
 from ppprof.rundir.clocks import read_clocks
 from ppprof.rundir.remote_calls import read_calls
 from ppprof.rundir.step_times import read_step_times
@@ -37,7 +38,7 @@ from ppprof.trace import cache, read
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
 from tests.fixtures.words import words
-from tests.test_run import make_run
+from tests.run.test_run import make_run
 
 PACKAGE = Path(ppprof.__file__).parent
 DEEP = "[" * 200_000
@@ -296,7 +297,7 @@ class TestDepth:
         with pytest.raises(ConfigError, match="nested too deeply"):
             load_config(tmp_path / "a.yaml")
         with pytest.raises(InputError, match="nested too deeply"):
-            compare.read_names(tmp_path / "a.yaml")
+            diff.read_names(tmp_path / "a.yaml")
 
 
 LAUGHS = "a0: &a0 [x, x]\n" + "".join(
@@ -317,7 +318,7 @@ class TestYaml:
         with pytest.raises(ConfigError, match="more than 10000 values, aliases written out"):
             load_config(tmp_path / "a.yaml")
         with pytest.raises(InputError, match="more than 10000 values"):
-            compare.read_names(tmp_path / "a.yaml")
+            diff.read_names(tmp_path / "a.yaml")
         assert time.monotonic() - began < 10
 
     def test_aliases_in_an_override(self, tmp_path):
@@ -345,7 +346,7 @@ class TestYaml:
         with pytest.raises(ConfigError):
             load_config(tmp_path / "a.yaml")
         with pytest.raises(InputError):
-            compare.read_names(tmp_path / "a.yaml")
+            diff.read_names(tmp_path / "a.yaml")
 
 
 ODD = [None, -1, 10**30, 1.5, "\x1b[2J", [], {"a": {}}, [None], [{"rank": []}]]

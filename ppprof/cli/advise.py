@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ppprof.advising import advise as findings_of
 from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.profile.steps import Steps
 from ppprof.cli import executors
@@ -20,7 +19,8 @@ from ppprof.report.text.advice import (
     findings_markdown,
     findings_table,
 )
-from ppprof.run import Run
+from ppprof.run.advise import advise as findings_of
+from ppprof.run.run import Run
 from ppprof.topology import parse_selector
 
 _FORMATS = ("table", "json", "csv", "md")

@@ -26,11 +26,11 @@ from ppprof.cli.options import (
     write_output,
 )
 from ppprof.cli.terminal import tell
-from ppprof.compare import diff as compare
 from ppprof.errors import UsageError
 from ppprof.report.data import dumps
 from ppprof.report.text.diff import VIEWS, Shown, as_data, as_markdown, draw_diff, tables
 from ppprof.report.text.summary import Layout
+from ppprof.run.diff import diff as compare
 from ppprof.topology import parse_selector
 
 _BROKEN = 1

@@ -83,7 +83,7 @@ def _lacking(client: Any) -> list[str]:
 
     def has() -> bool:  # sent as code, being no module's: the others have to be imported
         try:
-            import ppprof.run  # noqa: F401  with all that it needs
+            import ppprof.run.run  # noqa: F401  with all that it needs
         except ImportError:
             return False
         return True

@@ -9,8 +9,8 @@ from typing import TypeVar
 from ppprof.cli.terminal import Progress, is_data, problem_of_output, tell
 from ppprof.errors import UsageError
 from ppprof.paths import located, write_atomically
-from ppprof.run import Run
-from ppprof.run import open as open_run
+from ppprof.run.run import Run
+from ppprof.run.run import open as open_run
 from ppprof.wording import printable
 
 T = TypeVar("T")

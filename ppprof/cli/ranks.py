@@ -24,7 +24,7 @@ from ppprof.report.markdown import markdown
 from ppprof.report.text.ranks import draw_findings, draw_groups, draw_ranks
 from ppprof.report.text.summary import Layout
 from ppprof.report.text.what_if import render_what_if
-from ppprof.run import Run
+from ppprof.run.run import Run
 from ppprof.topology import RankSelector, parse_selector
 from ppprof.wording import listed
 

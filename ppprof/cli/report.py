@@ -66,7 +66,7 @@ def report(args: argparse.Namespace) -> int:
     checks.done()
 
     from ppprof.report.html import render
-    from ppprof.reporting import picture
+    from ppprof.run.report import picture
 
     cache = not args.no_cache
     run = opened(*args.paths, cache=cache)

@@ -29,9 +29,9 @@ from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
 from ppprof.report.text.across_ranks import draw_across
 from ppprof.report.text.summary import Layout, draw, title, window_title
-from ppprof.run import Run
+from ppprof.run.run import Run
+from ppprof.run.summary import AcrossRanks, WindowTables
 from ppprof.rundir.recordings import Recording, by_run
-from ppprof.window_tables import AcrossRanks, WindowTables
 from ppprof.wording import listed
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
 from tests.fixtures.words import words
-from tests.test_run import make_run, only_tables, trace_name
+from tests.run.test_run import make_run, only_tables, trace_name
 
 
 @pytest.fixture
@@ -401,7 +401,7 @@ def test_a_bar_on_a_terminal_only(stderr, trace, monkeypatch):
             bars.append(self)
 
     monkeypatch.setattr(tqdm, "tqdm", Bar)
-    monkeypatch.setattr("ppprof.reading.read", slow_read)
+    monkeypatch.setattr("ppprof.run.traces.read", slow_read)
     monkeypatch.setattr("sys.stderr", stderr)
     assert main(["summary", "a.pb"]) == 0
     assert [(bar.desc, bar.n, bar.total) for bar in bars] == [
@@ -412,7 +412,7 @@ def test_a_bar_on_a_terminal_only(stderr, trace, monkeypatch):
 def test_no_cache_reaches_the_reader(trace, monkeypatch, capsys):
     told = []
     monkeypatch.setattr(
-        "ppprof.reading.read", lambda path, cache, **_: told.append(cache) or read(path)
+        "ppprof.run.traces.read", lambda path, cache, **_: told.append(cache) or read(path)
     )
     printed(capsys, "a.pb")
     printed(capsys, "a.pb", "--no-cache")
@@ -442,7 +442,7 @@ def test_control_c_ends_it_quietly(trace, monkeypatch, capsys):
     def interrupted(*_, **__):
         raise KeyboardInterrupt  # as Python's handler of SIGINT does
 
-    monkeypatch.setattr("ppprof.reading.read", interrupted)
+    monkeypatch.setattr("ppprof.run.traces.read", interrupted)
     assert main(["summary", "a.pb"]) == 130
     assert capsys.readouterr() == ("", "")
 

@@ -18,7 +18,7 @@ from ppprof.report.text.across_ranks import node_ids
 from ppprof.rundir import TraceName, claim
 from tests.fixtures.timeline import Thread, kernel, launch, span, write
 from tests.fixtures.words import cells, words
-from tests.test_run import make_run, trace_name
+from tests.run.test_run import make_run, trace_name
 
 MS = 1_000_000
 

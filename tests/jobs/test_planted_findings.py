@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import ppprof
-from ppprof.run import Run
+from ppprof.run.run import Run
 
 MS = 1_000_000
 Open = Callable[[str], Run]

@@ -18,8 +18,8 @@ from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
 from ppprof.report.html import LANGUAGES, charts, render
 from ppprof.report.html.sections import _communication, _members
-from ppprof.reporting import picture
-from ppprof.run import open as open_run
+from ppprof.run.report import picture
+from ppprof.run.run import open as open_run
 from tests.fixtures.gpu_traces import training
 from tests.fixtures.pipelines import pipeline_run
 from tests.fixtures.timeline import Thread, alloc, free, kernel, launch, span, write

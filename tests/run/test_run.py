@@ -156,7 +156,9 @@ def test_paths_are_grouped_by_run(nodes, tmp_path):
 def test_nothing_is_read_before_it_is_asked_for(tmp_path, monkeypatch):
     run_path = make_run(tmp_path, {0: 2, 1: 1})
     asked = []
-    monkeypatch.setattr("ppprof.reading.read", lambda path, **_: asked.append(path) or read(path))
+    monkeypatch.setattr(
+        "ppprof.run.traces.read", lambda path, **_: asked.append(path) or read(path)
+    )
     run = ppprof.open(run_path)
     assert asked == []
     run.summary("model", rank=1)

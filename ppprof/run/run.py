@@ -35,14 +35,14 @@ from ppprof.analysis.summaries.across_ranks import (
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.paths import located, reaching
-from ppprof.reading import Progress, T, Worked, read_best, results_of, work_on
+from ppprof.run.summary import AcrossRanks, WindowTables, saved_tables
+from ppprof.run.traces import Progress, T, Worked, read_best, results_of, work_on
 from ppprof.rundir.clocks import Clock, Clocks, Reading, read_clocks
 from ppprof.rundir.recordings import Recording, alone, in_directories, joined, of_one_run
 from ppprof.rundir.step_times import STEP_TIMES, read_step_times
 from ppprof.topology import AXES, RankSelector, Topology
 from ppprof.trace import Trace
 from ppprof.trace.merge import Window, write_merged
-from ppprof.window_tables import AcrossRanks, WindowTables, saved_tables
 from ppprof.wording import listed, lost_text
 
 _COORDINATE = re.compile(r"([a-z]+)([0-9]{1,6})")

@@ -20,7 +20,7 @@ from ppprof.analysis.profile.steps import Steps
 from ppprof.analysis.ranks.cluster import Cluster, Examined, examined_of
 from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.errors import InputError, UsageError
-from ppprof.run import Run
+from ppprof.run.run import Run
 from ppprof.topology import RankSelector, Topology
 from ppprof.trace import Trace
 

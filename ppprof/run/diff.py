@@ -22,8 +22,8 @@ from ppprof.analysis.profile.steps import Steps
 from ppprof.analysis.ranks.step_table import join_ranks
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import located, read_small
-from ppprof.reading import Worked
-from ppprof.run import Run
+from ppprof.run.run import Run
+from ppprof.run.traces import Worked
 from ppprof.topology import RankSelector, Topology
 from ppprof.wording import listed, lost_text
 

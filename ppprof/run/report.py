@@ -14,7 +14,6 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.advising import case_of
 from ppprof.analysis.advice import advise
 from ppprof.analysis.diff.diff import Diff, Side
 from ppprof.analysis.profile.profile import PHASES
@@ -23,10 +22,11 @@ from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.matching import on_reference
 from ppprof.analysis.report_data.rank import Details, Portrait, portray
 from ppprof.analysis.report_data.run import Picture
-from ppprof.compare import diff, measured, side_of
 from ppprof.errors import InputError, UsageError
-from ppprof.reading import Worked
-from ppprof.run import Run
+from ppprof.run.advise import case_of
+from ppprof.run.diff import diff, measured, side_of
+from ppprof.run.run import Run
+from ppprof.run.traces import Worked
 from ppprof.rundir.recordings import Recording
 from ppprof.topology import RankSelector
 

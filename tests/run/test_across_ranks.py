@@ -16,7 +16,7 @@ from ppprof.errors import InputError, UsageError
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import Thread, span, write
-from tests.test_run import make_run, trace_name
+from tests.run.test_run import make_run, trace_name
 
 
 def opened(run_path: Path) -> tuple[ppprof.run.Run, list[str]]:
@@ -43,7 +43,7 @@ def test_one_trace_is_held_at_a_time_and_each_is_read_once(tmp_path, monkeypatch
     run_path = make_run(tmp_path, {0: 1, 1: 1, 2: 1})
     run, asked = ppprof.open(run_path), []
     monkeypatch.setattr(
-        "ppprof.reading.read", lambda path, **_: asked.append((path, run._held)) or read(path)
+        "ppprof.run.traces.read", lambda path, **_: asked.append((path, run._held)) or read(path)
     )
     run.across(ACROSS, "name")
     assert asked == [(run_path / trace_name(rank).raw, None) for rank in (0, 1, 2)]
