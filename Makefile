@@ -14,7 +14,8 @@ BIN := $(VENV)/bin
 LOCK ?=
 # Paddle 2.6.2 has wheels for Python 3.8 to 3.12.
 PYTHON26 ?= $(PYTHON)
-PYTEST := $(BIN)/python -m pytest
+# A test that hangs ends with the stacks of all threads.
+PYTEST := $(BIN)/python -m pytest --timeout 600
 ARGS ?=
 LAUNCH := $(BIN)/python -m paddle.distributed.launch --nproc_per_node
 

@@ -24,8 +24,8 @@ import paddle
 
 import ppprof
 from benchmarks.workload import Workload
-from ppprof.capture import finisher
-from ppprof.capture.mail import Hub, Spoke
+from ppprof.capture import postprocess
+from ppprof.capture.ranks.control_channel import Hub, Spoke
 from ppprof.rundir.triggers import request_path
 
 _FAR = 10**6
@@ -100,7 +100,11 @@ _CONTESTANTS: dict[str, Callable[[], Any]] = {
 
 def main(rounds: int = 24, steps: int = 24) -> list[tuple[str, str]]:
     """Measured ratios as (what, how much) rows."""
-    finisher._COMMAND = (sys.executable, "-c", "")  # tables are not made beside the next contestant
+    postprocess._COMMAND = (
+        sys.executable,
+        "-c",
+        "",
+    )  # tables are not made beside the next contestant
     workload = Workload()
     for _ in range(50):
         workload.step()

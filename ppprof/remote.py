@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from ppprof.capture.attach import open_window
-from ppprof.capture.talk import tell
+from ppprof.capture.output import tell
 from ppprof.rundir.remote_calls import RemoteCall, has_call, write_call
 
 Recorded = tuple[RemoteCall, bytes]
@@ -270,7 +270,7 @@ def _recorder(settings: Mapping[str, Any]) -> Any:
     """
     if sys.modules.get("paddle") is None:  # to import it takes seconds, which are the caller's
         raise RuntimeError("Paddle is not loaded there")
-    from ppprof.capture.recorder import Recorder
+    from ppprof.capture.recording.recorder import Recorder
     from ppprof.config import ProfilerConfig
 
     recorder = Recorder(ProfilerConfig.from_mapping(settings), prints=False)

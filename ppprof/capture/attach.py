@@ -9,24 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppprof import rundir
-from ppprof.capture import peak_flops
-from ppprof.capture.budget import Budget
-from ppprof.capture.clock_exchange import Asker, ClockExchange, Reference
-from ppprof.capture.finisher import Finisher
-from ppprof.capture.job import Job, agreement, job_store
-from ppprof.capture.mail import Alone, Hub, Mail, Spoke
-from ppprof.capture.scalars import Scalars
+from ppprof.capture.output import reason, tell
+from ppprof.capture.postprocess import Finisher
+from ppprof.capture.ranks.clock_sync import Asker, ClockExchange, Reference
+from ppprof.capture.ranks.control_channel import Alone, Hub, Mail, Spoke
+from ppprof.capture.ranks.job import Job, agreement, job_store
+from ppprof.capture.ranks.triggers import Triggers
+from ppprof.capture.recording.disk_budget import Budget
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import Off, Session
-from ppprof.capture.steps import StepLog
-from ppprof.capture.talk import reason, tell
-from ppprof.capture.timer import StepTimer
-from ppprof.capture.triggers import Triggers
+from ppprof.capture.steps import peak_flops
+from ppprof.capture.steps.step_log import StepLog
+from ppprof.capture.steps.timer import StepTimer
+from ppprof.capture.steps.visualdl_scalars import Scalars
 from ppprof.errors import PpprofError, UsageError
 from ppprof.rundir.liveness import Roster
 
 if TYPE_CHECKING:
-    from ppprof.capture.windows import Windows
+    from ppprof.capture.recording.windows import Windows
     from ppprof.config import ProfilerConfig
     from ppprof.topology import Topology
 
@@ -234,10 +234,10 @@ def _windows(
     # Here is where Paddle's private parts are touched first, and a Paddle that we have not seen
     # may have moved them.
     try:
-        from ppprof.capture.collectives import Collectives
-        from ppprof.capture.fleet import FleetSpans
-        from ppprof.capture.recorder import Recorder
-        from ppprof.capture.windows import Windows
+        from ppprof.capture.recording.collectives import Collectives
+        from ppprof.capture.recording.fleet import FleetSpans
+        from ppprof.capture.recording.recorder import Recorder
+        from ppprof.capture.recording.windows import Windows
 
         most, budget = profiler.max_trace_mb, None
         if most is not None:

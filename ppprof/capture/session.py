@@ -14,21 +14,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ppprof.capture.clock_exchange import described
-from ppprof.capture.perf_summary import PerfSummary
-from ppprof.capture.scalars import Loss, Scalars
+from ppprof.capture.output import show, tell
+from ppprof.capture.ranks.clock_sync import described
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.sigterm import SigtermGuard
-from ppprof.capture.steps import StepLog, StepRecord
-from ppprof.capture.talk import show, tell
-from ppprof.capture.timer import StepTimer
+from ppprof.capture.steps.perf_summary import PerfSummary
+from ppprof.capture.steps.step_log import StepLog, StepRecord
+from ppprof.capture.steps.timer import StepTimer
+from ppprof.capture.steps.visualdl_scalars import Loss, Scalars
 from ppprof.rundir.clocks import read_clocks
 
 if TYPE_CHECKING:
-    from ppprof.capture.clock_exchange import ClockExchange
-    from ppprof.capture.finisher import Finisher
-    from ppprof.capture.triggers import Triggers
-    from ppprof.capture.windows import Windows
+    from ppprof.capture.postprocess import Finisher
+    from ppprof.capture.ranks.clock_sync import ClockExchange
+    from ppprof.capture.ranks.triggers import Triggers
+    from ppprof.capture.recording.windows import Windows
     from ppprof.rundir.liveness import Roster
 
 _FINISH_SECONDS = 60.0

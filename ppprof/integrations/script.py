@@ -21,8 +21,8 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from ppprof.capture import attach
+from ppprof.capture.output import tell
 from ppprof.capture.session import Off
-from ppprof.capture.talk import tell
 from ppprof.config import ProfilerConfig, load_profiler
 from ppprof.errors import PpprofError, UsageError
 from ppprof.integrations.optimizer_steps import OptimizerSteps

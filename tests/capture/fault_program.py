@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 
 from ppprof import paths, rundir
-from ppprof.capture.finisher import Finisher
+from ppprof.capture.postprocess import Finisher
+from ppprof.capture.recording.windows import Windows
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import Off, Session
-from ppprof.capture.steps import StepLog
-from ppprof.capture.windows import Windows
+from ppprof.capture.steps.step_log import StepLog
 from ppprof.rundir.liveness import Roster
 from ppprof.topology import Topology
 

@@ -23,14 +23,14 @@ from ppprof.rundir import triggers
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
 
-from ppprof.capture import finisher  # noqa: E402
+from ppprof.capture import postprocess  # noqa: E402
 from tests.jobs import toy  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves the raw files in place: no child turns them into traces."""
-    monkeypatch.setattr(finisher, "_COMMAND", (sys.executable, "-c", ""))
+    monkeypatch.setattr(postprocess, "_COMMAND", (sys.executable, "-c", ""))
 
 
 @pytest.fixture
@@ -356,9 +356,9 @@ def test_a_read_only_directory_ends_the_recording_only(
 def test_a_session_that_is_never_closed_closes_itself(tmp_path: Path) -> None:
     program = f"""
 import ppprof
-from ppprof.capture import finisher
+from ppprof.capture import postprocess
 import sys
-finisher._COMMAND = (sys.executable, "-c", "")
+postprocess._COMMAND = (sys.executable, "-c", "")
 from tests.jobs import toy
 step = toy.training()
 prof = ppprof.attach({{"enable": True, "profiler_log": {str(tmp_path / "log")!r}}})
@@ -432,8 +432,8 @@ def test_sigterm_keeps_a_triggered_window(tmp_path: Path) -> None:
     program = f"""
 import os, signal, sys, time
 import ppprof
-from ppprof.capture import finisher
-finisher._COMMAND = (sys.executable, "-c", "")
+from ppprof.capture import postprocess
+postprocess._COMMAND = (sys.executable, "-c", "")
 from tests.jobs import toy
 step = toy.training()
 trigger = {{"slow_step": {{"times": 3}}, "steps": 500}}
@@ -499,7 +499,7 @@ def test_a_session_that_ends_before_its_window_puts_the_tracers_away(
     tmp_path: Path, block: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Paddle's own profiler does; a GPU's tracer would go on collecting."""
-    from ppprof.capture import recorder
+    from ppprof.capture.recording import recorder
 
     calls: list[str] = []
 

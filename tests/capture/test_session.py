@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ppprof.capture.finisher import Finisher
+from ppprof.capture.postprocess import Finisher
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.session import Session
-from ppprof.capture.steps import StepLog
-from ppprof.capture.timer import StepTimer
+from ppprof.capture.steps.step_log import StepLog
+from ppprof.capture.steps.timer import StepTimer
 from ppprof.rundir import TraceName
 
 
@@ -213,12 +213,20 @@ def test_timer_only_prints_the_perf_summary_and_marks_no_step(
 def test_a_step_in_which_tables_are_printed_is_marked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "steps.jsonl"
-    made = Finisher(tmp_path, 0, prints=True, command=[sys.executable, "-c", "print('table')"])
+    path, go = tmp_path / "steps.jsonl", tmp_path / "go"
+    program = (
+        "import pathlib, time\n"
+        f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n"
+        "print('table')"
+    )
+    made = Finisher(tmp_path, 0, prints=True, command=[sys.executable, "-c", program])
     made.add(0, tmp_path / "0.pb")
     with session(None, TWICE, timer_only=True, steps=StepLog(path), finisher=made) as prof:
         prof.step()
+        go.touch()  # not before: this step would print the table
+        deadline = time.monotonic() + 60
         while not made.has_news:
+            assert time.monotonic() < deadline
             time.sleep(0.01)
         prof.step()
         assert capsys.readouterr().out == "table\n"

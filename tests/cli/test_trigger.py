@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ppprof.capture.job import Job
+from ppprof.capture.ranks.job import Job
 from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.rundir import claim, leave_node, triggers, write_manifest

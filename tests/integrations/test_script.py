@@ -173,7 +173,9 @@ def test_what_cannot_be_used_ends_it_before_the_script(
 
 def test_without_enable_the_script_runs_by_itself(folder: Path) -> None:
     (folder / "off.yaml").write_text("scheduler: [2, 5]\n")
-    (folder / "x.py").write_text("import sys; print('ppprof.capture.recorder' in sys.modules)")
+    (folder / "x.py").write_text(
+        "import sys; print('ppprof.capture.recording.recorder' in sys.modules)"
+    )
     done = python(folder, ATTACH, "-c", "off.yaml", "x.py")
     assert (done.returncode, done.stdout) == (0, "False\n")
     assert done.stderr == "ppprof: Profiler.enable is False: the script runs as if by itself\n"

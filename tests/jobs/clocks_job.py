@@ -26,7 +26,7 @@ import paddle  # noqa: E402
 import paddle.distributed as dist  # noqa: E402
 
 import ppprof  # noqa: E402
-from ppprof.capture import finisher  # noqa: E402
+from ppprof.capture import postprocess  # noqa: E402
 from tests.jobs import toy  # noqa: E402
 
 STEPS, REDUCES = 80, 5
@@ -59,7 +59,7 @@ def train(log: Path, steps: int, **more: object) -> None:
 
 def main(folder: Path) -> None:
     """Both ranks are recorded; then rank 1 alone, up to its end; then rank 1 is alone."""
-    finisher._COMMAND = (sys.executable, "-c", "")
+    postprocess._COMMAND = (sys.executable, "-c", "")
     dist.init_parallel_env()
     marks = folder / f"marks_{RANK}.jsonl"
     mark(marks)

@@ -12,7 +12,7 @@ from paddle.distributed import all_reduce  # bound by value
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
 import ppprof
-from ppprof.capture import finisher
+from ppprof.capture import postprocess
 
 put_away = {"isend": dist.isend}  # where no wrapper reaches it
 
@@ -51,7 +51,7 @@ def communicate(rank: int, net: paddle.nn.Layer) -> None:
 
 def main(log: str) -> None:
     """Three steps, the second recorded; then once more on rank 1 alone."""
-    finisher._COMMAND = (sys.executable, "-c", "")
+    postprocess._COMMAND = (sys.executable, "-c", "")
     dist.init_parallel_env()
     rank = dist.get_rank()
     net = paddle.nn.Linear(8, 8)

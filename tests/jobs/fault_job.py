@@ -22,7 +22,7 @@ import paddle
 from paddle.io import DataLoader, Dataset
 
 import ppprof
-from ppprof.capture.windows import Windows
+from ppprof.capture.recording.windows import Windows
 from tests.jobs import toy
 
 STEPS = 8

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import ppprof
-from ppprof.capture import finisher
+from ppprof.capture import postprocess
 from ppprof.rundir import raw_files
 from ppprof.rundir.triggers import request_path
 from tests.jobs import toy
@@ -54,7 +54,7 @@ def resident_bytes() -> int:
 
 
 if __name__ == "__main__":
-    finisher._COMMAND = (sys.executable, "-c", "")
+    postprocess._COMMAND = (sys.executable, "-c", "")
     with contextlib.redirect_stdout(sys.stderr):
         grown = growth_mib(sys.argv[1], sys.argv[2])
     print(f"{grown:.1f}")

@@ -17,8 +17,13 @@ from tests.jobs.launching import CONFIGS, ROOT, TRAIN, run
 
 PYTHON = os.environ.get("PPPROF_PADDLE26_PYTHON", "")
 ESSENTIALS = (
-    *("capture/test_capture", "capture/test_session", "capture/test_collectives"),
-    *("capture/test_timer", "capture/test_spans", "capture/test_steps", "jobs/test_launch"),
+    *("capture/test_capture", "capture/test_session", "capture/recording/test_collectives"),
+    *(
+        "capture/steps/test_timer",
+        "capture/test_spans",
+        "capture/steps/test_step_log",
+        "jobs/test_launch",
+    ),
 )
 """what a window holds and that it equals Paddle's own, at home and on two ranks."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import ppprof
-from tests.capture.test_scalars import expected
+from tests.capture.steps.test_visualdl_scalars import expected
 from tests.jobs.launching import CONFIGS, train
 from tests.oracles import visualdl_server
 

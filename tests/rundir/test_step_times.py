@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.capture.steps import StepLog, StepRecord
+from ppprof.capture.steps.step_log import StepLog, StepRecord
 from ppprof.rundir import step_times
 from ppprof.rundir.step_times import STEP_TIMES, read_step_times
 

@@ -8,8 +8,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from ppprof.capture.steps import StepRecord
-from ppprof.capture.talk import tell
+from ppprof.capture.output import tell
+from ppprof.capture.steps.step_log import StepRecord
 
 _FLUSH_NS = 10_000_000_000
 """A page that is open on a run lags behind by this at the most."""

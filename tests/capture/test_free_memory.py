@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.capture.memory import available_bytes
+from ppprof.capture.free_memory import available_bytes
 
 MIB = 1 << 20
 

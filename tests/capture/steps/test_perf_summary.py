@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ppprof.capture.perf_summary import PerfSummary
+from ppprof.capture.steps.perf_summary import PerfSummary
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle

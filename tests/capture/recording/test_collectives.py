@@ -19,7 +19,7 @@ import paddle  # noqa: E402
 import paddle.distributed as dist  # noqa: E402
 from paddle.base import core  # noqa: E402
 
-from ppprof.capture import collectives  # noqa: E402
+from ppprof.capture.recording import collectives  # noqa: E402
 
 GRID = Topology.of(dp=2, pp=2, sharding=2, mp=2)
 FLOAT32, FLOAT16 = (paddle.ones([4], dtype) for dtype in ("float32", "float16"))

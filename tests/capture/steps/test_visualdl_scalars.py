@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from ppprof.capture.scalars import Scalars
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import Session
-from ppprof.capture.steps import StepLog, StepRecord
-from ppprof.capture.timer import StepTimer
+from ppprof.capture.steps.step_log import StepLog, StepRecord
+from ppprof.capture.steps.timer import StepTimer
+from ppprof.capture.steps.visualdl_scalars import Scalars
 
 MS = 1_000_000
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ class TestFailures:
     def test_a_home_that_visualdl_cannot_write_to(self, tmp_path: Path, visualdl: Any) -> None:
         """It makes ``~/.visualdl`` when it is imported."""
         (tmp_path / "home").write_text("a file")
-        code = "import pathlib, ppprof.capture.scalars as s; s.Scalars(pathlib.Path('a.log'))"
+        code = "import pathlib, ppprof.capture.steps.visualdl_scalars as s; s.Scalars(pathlib.Path('a.log'))"
         done = subprocess.run(
             [sys.executable, "-c", code],
             cwd=tmp_path,
@@ -232,7 +232,7 @@ class TestFailures:
         """A limit on the size of files cuts a write short, as a full disk does."""
         path = tmp_path / "vdlrecords.a.log"
         code = (
-            "import resource, signal, sys; from pathlib import Path; from tests.capture.test_scalars import *;"
+            "import resource, signal, sys; from pathlib import Path; from tests.capture.steps.test_visualdl_scalars import *;"
             "scalars = Scalars(Path(sys.argv[1])); scalars.add(record(0)); scalars.flush();"
             "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
             "room = Path(sys.argv[1]).stat().st_size + 50;"

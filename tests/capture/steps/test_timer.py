@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppprof.capture.timer import StepTime, StepTimer
+from ppprof.capture.steps.timer import StepTime, StepTimer
 
 
 class Clock:

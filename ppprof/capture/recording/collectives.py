@@ -27,8 +27,8 @@ import paddle.distributed as dist
 from paddle.base import core
 from paddle.distributed import collective
 
-from ppprof.capture.patches import Patches
-from ppprof.capture.recorder import span
+from ppprof.capture.recording.patches import Patches
+from ppprof.capture.recording.recorder import span
 from ppprof.topology import Topology
 
 _DATA = {

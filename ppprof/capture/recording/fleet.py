@@ -20,8 +20,8 @@ from typing import Any
 
 from paddle.optimizer import Optimizer
 
-from ppprof.capture.patches import Method, Patches
-from ppprof.capture.recorder import span
+from ppprof.capture.recording.patches import Method, Patches
+from ppprof.capture.recording.recorder import span
 
 _PIPELINE = "paddle.distributed.fleet.meta_parallel.pipeline_parallel"
 _OPTIMIZERS = (

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from ppprof.capture import talk
+from ppprof.capture import output
 
 
 def test_words_follow_what_the_program_has_printed() -> None:
     program = """
-from ppprof.capture import talk
+from ppprof.capture import output
 print("first")
-talk.show("second\\n")
+output.show("second\\n")
 print("third")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -31,7 +31,7 @@ def test_a_stream_that_is_not_what_its_file_is_gets_them(
 
     shown = OfANotebook()
     monkeypatch.setattr(sys, "stdout", shown)
-    talk.show("table\n")
+    output.show("table\n")
     assert shown.getvalue() == "table\n"
 
 
@@ -42,15 +42,15 @@ def test_without_stderr_nothing_happens(
     if stream is not None:
         stream.close()
     monkeypatch.setattr(sys, "stderr", stream)
-    talk.tell("the disk is full")
+    output.tell("the disk is full")
 
 
 def test_what_cannot_be_printed_does_not_change_the_exit_code() -> None:
     program = """
-from ppprof.capture import talk
-talk.tell("lost")
+from ppprof.capture import output
+output.tell("lost")
 try:
-    talk.show("lost\\n")
+    output.show("lost\\n")
 except OSError as error:
     raise SystemExit(error.errno)
 """
@@ -71,4 +71,4 @@ except OSError as error:
     ],
 )
 def test_a_reason_is_one_line(error: Exception, words: str) -> None:
-    assert talk.reason(error) == words
+    assert output.reason(error) == words

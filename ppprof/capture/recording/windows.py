@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ppprof import rundir
-from ppprof.capture.budget import Budget
-from ppprof.capture.finisher import Finisher
+from ppprof.capture.output import reason, tell
+from ppprof.capture.postprocess import Finisher
+from ppprof.capture.recording.disk_budget import Budget
 from ppprof.capture.schedule import State
-from ppprof.capture.talk import reason, tell
 from ppprof.topology import Topology
 from ppprof.units import MEGABYTE
 
 if TYPE_CHECKING:  # it imports Paddle, which this module does without
-    from ppprof.capture.recorder import Recorder
+    from ppprof.capture.recording.recorder import Recorder
 
 
 class Wrapper(Protocol):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ppprof.capture.talk import tell
+from ppprof.capture.output import tell
 
 _FLUSH_NS = 10_000_000_000
 """A killed run loses at most this much of its step times."""

@@ -14,8 +14,8 @@ import pytest
 
 import ppprof
 from ppprof import rundir
-from ppprof.capture import job
-from ppprof.capture.job import Job
+from ppprof.capture.ranks import job
+from ppprof.capture.ranks.job import Job
 from ppprof.topology import Topology
 
 pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")

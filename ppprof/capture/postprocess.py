@@ -19,8 +19,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
-from ppprof.capture.memory import available_bytes
-from ppprof.capture.talk import pass_on, reason, show, tell
+from ppprof.capture.free_memory import available_bytes
+from ppprof.capture.output import pass_on, reason, show, tell
 
 _COMMAND = (sys.executable, "-m", "ppprof", "finish")
 

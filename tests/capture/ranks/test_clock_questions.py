@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.capture import clock_exchange
-from ppprof.capture.clock_exchange import Asker, Reference, described
+from ppprof.capture.ranks import clock_sync
+from ppprof.capture.ranks.clock_sync import Asker, Reference, described
 from ppprof.capture.schedule import State
 from ppprof.rundir.clocks import Clock, Reading, read_clocks
 
@@ -100,7 +100,7 @@ def test_rank_0_waits_for_who_asked_unless_it_fails(tmp_path: Path) -> None:
     asker._thread.join()  # type: ignore[union-attr]
     start = time.monotonic()
     reference.close(compare=False, failed=True)
-    assert time.monotonic() - start < clock_exchange._LEAVE_SECONDS / 2
+    assert time.monotonic() - start < clock_sync._LEAVE_SECONDS / 2
     asker.close(compare=False, failed=True)
 
 
@@ -146,14 +146,14 @@ def test_answers_that_are_none_and_late_ones_are_passed_over(tmp_path: Path) -> 
         token = b"12345678"
 
         def answer() -> None:
-            for _ in range(clock_exchange._TRIPS):
+            for _ in range(clock_sync._TRIPS):
                 packet, sender = other.recvfrom(64)
-                number = clock_exchange._QUESTION.unpack(packet)[2]
+                number = clock_sync._QUESTION.unpack(packet)[2]
                 now = time.time_ns() + 800_000_000
                 for of, stamp in ((number - 1, 0), (number, now)):
                     other.sendto(b"noise", sender)
-                    other.sendto(clock_exchange._ANSWER.pack(b"somebody", number, 0), sender)
-                    other.sendto(clock_exchange._ANSWER.pack(token, of % 2**32, stamp), sender)
+                    other.sendto(clock_sync._ANSWER.pack(b"somebody", number, 0), sender)
+                    other.sendto(clock_sync._ANSWER.pack(token, of % 2**32, stamp), sender)
 
         thread = threading.Thread(target=answer)
         thread.start()
@@ -175,7 +175,7 @@ def test_rank_0_passes_over_packets_that_are_no_questions(tmp_path: Path) -> Non
     address = json.loads(store[f"{KEY}/address"])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         stranger.settimeout(0.2)
-        for packet in (b"", b"x" * 64, clock_exchange._QUESTION.pack(b"no token", b"!", 0, 0)):
+        for packet in (b"", b"x" * 64, clock_sync._QUESTION.pack(b"no token", b"!", 0, 0)):
             stranger.sendto(packet, (address[0], address[1]))
         with pytest.raises(OSError, match="timed out"):
             stranger.recv(64)
@@ -196,7 +196,7 @@ def test_a_clock_that_is_set_back_between_question_and_answer_gives_no_reading(
     backwards = iter(range(10**18, 0, -1_000))
     with monkeypatch.context() as patch:
         patch.setattr(time, "time_ns", lambda: next(backwards))
-        assert asker._round_trip(clock_exchange._ASK) is None
+        assert asker._round_trip(clock_sync._ASK) is None
     asker.close(compare=False, failed=False)
     reference.close(compare=False, failed=False)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ppprof.capture.mail import Alone, Hub, Mail, Message, Spoke
+from ppprof.capture.ranks.control_channel import Alone, Hub, Mail, Message, Spoke
 
 
 class Store(dict[str, Any]):

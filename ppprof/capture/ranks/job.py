@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ppprof import rundir
-from ppprof.capture.talk import tell
+from ppprof.capture.output import tell
 from ppprof.topology import AXES, Topology
 
 _AGREE_SECONDS = 60.0

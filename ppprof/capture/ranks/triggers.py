@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ppprof.capture.output import tell
 from ppprof.capture.schedule import Schedule, State
-from ppprof.capture.slow_steps import RunningSteps
-from ppprof.capture.talk import tell
+from ppprof.capture.steps.slow_steps import RunningSteps
 from ppprof.errors import UsageError
 from ppprof.rundir import triggers
 from ppprof.rundir.triggers import Answer, Request
@@ -33,7 +33,7 @@ from ppprof.topology import RankSelector, Topology
 from ppprof.wording import listed
 
 if TYPE_CHECKING:
-    from ppprof.capture.mail import Mail
+    from ppprof.capture.ranks.control_channel import Mail
     from ppprof.config import TriggerConfig
 
 _LOOK_SECONDS = 0.25

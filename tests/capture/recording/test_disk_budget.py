@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from ppprof.capture.budget import Budget
+from ppprof.capture.recording.disk_budget import Budget
 from ppprof.rundir import TraceName
 
 MB = 1_000_000

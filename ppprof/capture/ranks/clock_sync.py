@@ -27,8 +27,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ppprof.capture.output import tell
 from ppprof.capture.schedule import State
-from ppprof.capture.talk import tell
 from ppprof.rundir.clocks import Clock, Reading, clocks_path, line_of
 
 _QUESTION = struct.Struct("!8s c I i")  # token, kind, number, rank

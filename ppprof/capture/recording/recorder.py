@@ -23,7 +23,7 @@ from paddle.profiler import utils as paddle_profiler
 from paddle.profiler.profiler_statistic import gen_layer_flops
 
 from ppprof import paths
-from ppprof.capture.talk import show, tell
+from ppprof.capture.output import show, tell
 
 if TYPE_CHECKING:
     from ppprof.config import ProfilerConfig

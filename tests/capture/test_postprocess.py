@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ppprof import rundir
-from ppprof.capture import finisher as finisher_module
-from ppprof.capture.finisher import Finisher
+from ppprof.capture import postprocess as finisher_module
+from ppprof.capture.postprocess import Finisher
 from ppprof.config import ProfilerConfig
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
@@ -244,7 +244,7 @@ def test_a_user_who_does_not_wait_is_told_what_goes_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("ppprof.capture.finisher.time.sleep", interrupted)
+        patch.setattr("ppprof.capture.postprocess.time.sleep", interrupted)
         with pytest.raises(KeyboardInterrupt):
             made.wait(30)
     assert "not waiting for the tables" in capsys.readouterr().err

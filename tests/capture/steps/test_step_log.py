@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.capture.steps import StepLog, StepRecord
+from ppprof.capture.steps.step_log import StepLog, StepRecord
 
 
 def record(step: int) -> StepRecord:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ppprof.capture.mail import Mail, Message
+from ppprof.capture.ranks.control_channel import Mail, Message
+from ppprof.capture.ranks.triggers import Triggers
 from ppprof.capture.schedule import Schedule, State
-from ppprof.capture.triggers import Triggers
 from ppprof.config import ProfilerConfig, TriggerConfig
 from ppprof.rundir.triggers import answer_to, leave_request, request_path
 from ppprof.topology import Topology

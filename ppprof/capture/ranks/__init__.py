@@ -1,0 +1,1 @@
+"""What ranks agree on while they train: their places, clocks and windows on demand."""

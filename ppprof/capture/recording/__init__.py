@@ -1,0 +1,1 @@
+"""What happens inside a window: the recorder, windows on disk, collectives."""

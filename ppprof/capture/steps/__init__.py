@@ -1,0 +1,1 @@
+"""What is known of every step, recorded or not: times, sizes, scalars, the table of them."""
