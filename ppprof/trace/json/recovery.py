@@ -36,6 +36,7 @@ _MOST_ENDS = 16  # that are tried: lists of objects in events and behind them lo
 _SEPARATORS = re.compile(r"[\s,]*")
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str, strict=False)
 _NO_NUMBER = re.compile(r"(?<=[:,\[ ])-?(?:inf(?:inity)?|nan)(?=[\s,\]}])", re.IGNORECASE)
+_NO_NUMBER_BYTES = re.compile(_NO_NUMBER.pattern.encode(), re.IGNORECASE)
 _TEXT_BEGINS = re.compile(r'"(?:name|callstack)"\s*:\s*"')
 _TEXT_ENDS = re.compile(rf'"\s*(?:,\s*"(?:{_KEYS})"\s*:|\}})')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -142,7 +143,9 @@ class EventText(Generic[Event]):
         found = self.sound_events(body)
         if found is not None:
             return found
-        starts = whole_events(body)[0] if self._escapes else [0]
+        # An infinity in one event, as Paddle prints it, need not hide where the others begin.
+        readable = _NO_NUMBER_BYTES.sub(lambda number: b"0".ljust(len(number[0])), body)
+        starts = whole_events(readable)[0] if self._escapes else [0]
         return self._halved(body, starts) + self._guessed(body[starts[-1] :])
 
     def _halved(self, text: bytes, starts: Sequence[int]) -> list[Event]:

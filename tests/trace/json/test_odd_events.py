@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
@@ -90,6 +90,7 @@ def divide(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(workers, "_num_processors", lambda: 3)
 
 
+@example(["no number", "lists and objects"], False)
 @given(
     st.lists(st.one_of(st.just("sound"), st.sampled_from(list(ODD))), max_size=60), st.booleans()
 )
