@@ -139,9 +139,9 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def discard(hidden: Path) -> None:
-    """Removes what is left of a file that `publish` did not come to; never raises.
+    """Remove a hidden file that was not published; never raises.
 
-    Whoever writes would otherwise hear of the file that cannot be removed, not of why.
+    An error here would mask the original one.
     """
     with suppress(OSError):
         hidden.unlink()

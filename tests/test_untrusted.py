@@ -98,7 +98,7 @@ class TestCode:
                     word = getattr(called, "id", None) or getattr(called, "attr", "")
                     owner = getattr(getattr(called, "value", None), "id", "")
                     is_method = isinstance(called, ast.Attribute) and word in BUILTINS
-                    # A network's .eval() is none.
+                    # A network's .eval() method evaluates no text.
                     if word in BUILTINS | CALLS and not is_method and (name, word) not in RUN:
                         found.append((name, node.lineno, word))
                     if owner == "yaml" and word.startswith("load"):

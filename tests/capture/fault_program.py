@@ -25,6 +25,7 @@ from ppprof.rundir.liveness import Roster
 from ppprof.topology import Topology
 
 STEPS = 8
+WINDOW = (1, 6)
 HAPPENS_AT = 4
 """In the window of steps 1 to 5, which has then missed step 0 and holds steps 1 to 3."""
 LOG = Path("log")
@@ -86,7 +87,7 @@ def attach(fault: str) -> Off:
     finisher = Finisher(run, 0, prints=True, command=[sys.executable, "-c", ""])
     recorder = SmallRecorder(fault)
     return Session(
-        Schedule.of(SCHEDULES.get(fault, (1, 6))),
+        Schedule.of(SCHEDULES.get(fault, WINDOW)),
         run=run,
         shown=LOG,
         roster=Roster(run, topology, 0),

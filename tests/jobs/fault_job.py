@@ -23,21 +23,18 @@ from paddle.io import DataLoader, Dataset
 
 import ppprof
 from ppprof.capture.recording.windows import Windows
+from tests.capture.fault_program import (
+    HANDLED,
+    HAPPENS_AT,
+    LOG,
+    SCHEDULES,
+    STEPS,
+    WINDOW,
+    ends_on_sigterm,
+    heard,
+    minds_its_signals,
+)
 from tests.jobs import toy
-
-STEPS = 8
-WINDOW = (1, 6)
-HAPPENS_AT = 4
-"""In the window, which has then missed step 0 and holds steps 1 to 3."""
-
-LOG = Path("log")
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-SCHEDULES = {
-    "never_reached": (50, 60),
-    "cut_short": (5, 60),
-    "never_closed": (5, 60),
-    "no_step": None,
-}
 
 
 class Raw:
@@ -76,24 +73,6 @@ def attach(way: str, fault: str) -> Any:
         return Raw(schedule)
     block = {"enable": True, "scheduler": schedule, "profiler_log": str(LOG)}
     return ppprof.attach(block if way == "ppprof" else None)
-
-
-def heard(number: int, _: object) -> None:
-    """The training's own handler."""
-    with Path("heard").open("a") as file:
-        file.write(f"{signal.Signals(number).name}\n")
-
-
-def minds_its_signals() -> None:
-    """A training with handlers of its own."""
-    for number in HANDLED:
-        signal.signal(number, heard)
-
-
-def ends_on_sigterm(number: int, _: object) -> None:
-    """A handler that ends the training in its own way."""
-    heard(number, _)
-    sys.exit(9)
 
 
 def fail() -> None:

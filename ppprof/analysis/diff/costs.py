@@ -61,7 +61,7 @@ class Costs(NamedTuple):
     framework: str
     """``paddle`` or ``torch``."""
     tells_forwards: bool
-    """Whether it tells of gradients whose forward made them (`ppprof.analysis.modules.module_tree`)."""
+    """Whether gradients are linked to the forward that made them (`module_tree`)."""
 
 
 def costs(trace: Trace, naming: Naming, *, by_forward: bool = True) -> Costs:

@@ -26,7 +26,7 @@ class Examined(NamedTuple):
 
     breakdown: Breakdown
     collectives: pl.DataFrame
-    """To be told by `ppprof.analysis.ranks.matching.placed`."""
+    """Filled in later, by `ppprof.analysis.ranks.matching.placed`."""
     passes: pl.DataFrame
     """As `ppprof.analysis.ranks.what_if.passes` gives them."""
 

@@ -32,7 +32,8 @@ class Picture:
     side: Side
     """Operators, kernels and modules."""
     step_times: pl.DataFrame
-    """`ppprof.rundir.step_times.STEP_TIMES`: all steps, recorded or not; no rows where nobody kept them."""
+    """`ppprof.rundir.step_times.STEP_TIMES`: all steps, recorded or not; no rows if the run
+    has no step times."""
     devices: Mapping[int, Device]
     """How busy and full each rank's device was, by rank."""
     phases: pl.DataFrame

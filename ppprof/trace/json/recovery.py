@@ -143,7 +143,7 @@ class EventText(Generic[Event]):
         found = self.sound_events(body)
         if found is not None:
             return found
-        # An infinity in one event, as Paddle prints it, need not hide where the others begin.
+        # Paddle prints "inf", which is not JSON: without it more events show where they begin.
         readable = _NO_NUMBER_BYTES.sub(lambda number: b"0".ljust(len(number[0])), body)
         starts = whole_events(readable)[0] if self._escapes else [0]
         return self._halved(body, starts) + self._guessed(body[starts[-1] :])
