@@ -42,6 +42,8 @@ Event = TypeVar("Event")
 Keys = dict[str, Any]
 _Pieces = Iterator[tuple[int, list[Event]]]
 
+_MOST_BLOCKS_AN_EVENT = 4
+"""One that seems to be longer is broken."""
 _LARGE_BYTES = 32 << 20
 """From here on what a reader leaves behind in memory matters."""
 _KINETO = re.compile(
@@ -113,11 +115,14 @@ def _is_kineto(keys: Keys, text: bytes) -> bool:
 
 def _decoded(source: Source, reader: EventText[Event], keys: Keys) -> _Pieces[Event]:
     """Position and events of each piece; what follows the list is added to ``keys``."""
+    begun = b""  # of an event that holds what looks like the beginning of another
     for block in source.blocks(last_event):
-        text = block.text()
+        first = block.first - len(begun)
+        text = begun + block.text()
         if block.is_last:
-            yield block.first, reader.last_events(text, keys)
+            yield first, reader.last_events(text, keys)
             return
+        begun = b""
         events = reader.sound_events(text)
         if events is None:
             starts, stop = whole_events(text)
@@ -126,13 +131,12 @@ def _decoded(source: Source, reader: EventText[Event], keys: Keys) -> _Pieces[Ev
                 found, is_all = keys_behind(text[end + 1 :] + source.peek(LONGEST_EVENT_BYTES))
                 if is_all:
                     keys.update(found)
-                    yield block.first, reader.events(text[:end])
+                    yield first, reader.events(text[:end])
                     return
-            elif end and stop == len(text):  # what looked like an event is part of one
-                source.unread(text[end:])
-                text = text[:end]
+            elif stop == len(text) and len(text) - end < _MOST_BLOCKS_AN_EVENT * len(block.buffer):
+                text, begun = text[:end], text[end:]
             events = reader.events(text)
-        yield block.first, events
+        yield first, events
 
 
 def _paddle(source: Source, dialect: str | None, keys: Keys, lost: Counter[str]) -> Trace:

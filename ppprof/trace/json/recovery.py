@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
@@ -43,6 +43,7 @@ _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _PAIR = re.compile(r'"([^"]*)"\s*:\s*"(.*)"')
 _MOST_TEXTS = 4  # that are mended in one event
 _LONGEST_MENDED = 1 << 20
+_MOST_STRETCHES = 1000  # between broken events of one text: each counts the lines before it
 
 
 def start_of_events(text: bytes) -> int:
@@ -77,19 +78,46 @@ def whole_events(text: bytes) -> tuple[list[int], int]:
         stops being JSON: at once for the bracket that ends the list, at the text's end for an event
         that is cut off there.
     """
-    chars = text.rstrip().decode("latin-1")  # a character a byte
-    at, starts = 0, []
+    starts, stop = _whole_events(text.rstrip().decode("latin-1"), 0)  # a character a byte
+    return starts, stop if stop < len(text.rstrip()) else len(text)
+
+
+def _whole_events(chars: str, at: int) -> tuple[list[int], int]:
+    """The same, from a place on and of characters without a blank at their end."""
+    starts = []
     while True:
         at = _SEPARATORS.match(chars, at).end()  # type: ignore[union-attr]
         starts.append(at)
         if chars[at : at + 1] != "{":
-            return starts, at if at < len(chars) else len(text)
+            return starts, at
         try:
             at = _DECODER.raw_decode(chars, at)[1]
         except json.JSONDecodeError as error:
-            return starts, len(text) if error.pos >= len(chars) else error.pos
+            return starts, error.pos
         except RecursionError:
             return starts, at
+
+
+def _stretches(text: bytes) -> Iterator[tuple[list[int], int]]:
+    """Whole events up to a broken one, then those behind it, and so on.
+
+    Yields:
+        Where each whole event of a stretch begins, then where the first thing does that is none;
+        and where the next stretch begins, at the last one where the text ends.
+    """
+    # Paddle prints "inf", which is not JSON: without it more events show where they begin.
+    readable = _NO_NUMBER_BYTES.sub(lambda number: b"0".ljust(len(number[0])), text)
+    chars = readable.decode("latin-1")  # a character a byte
+    at = 0
+    for _ in range(_MOST_STRETCHES):
+        starts, stop = _whole_events(chars, at)
+        # Behind where the event is broken: what lies before it may be lists of objects.
+        after = _BETWEEN.search(text, stop if stop < len(text) else starts[-1])
+        at = after.end() if after else len(text)
+        yield starts, at
+        if not after:
+            return
+    yield [at], len(text)
 
 
 def keys_behind(text: bytes) -> tuple[Keys, bool]:
@@ -143,10 +171,10 @@ class EventText(Generic[Event]):
         found = self.sound_events(body)
         if found is not None:
             return found
-        # Paddle prints "inf", which is not JSON: without it more events show where they begin.
-        readable = _NO_NUMBER_BYTES.sub(lambda number: b"0".ljust(len(number[0])), body)
-        starts = whole_events(readable)[0] if self._escapes else [0]
-        return self._halved(body, starts) + self._guessed(body[starts[-1] :])
+        events: list[Event] = []
+        for starts, end in _stretches(body):
+            events += self._halved(body, starts) + self._guessed(body[starts[-1] : end])
+        return events
 
     def _halved(self, text: bytes, starts: Sequence[int]) -> list[Event]:
         """Events of which is known where they begin; ``starts`` ends with where the last one does."""
@@ -192,8 +220,9 @@ class EventText(Generic[Event]):
         text = text.rstrip(b"\0")
         ends = [match.end() for match in islice(_END.finditer(text), _MOST_ENDS)]
         if len(ends) == _MOST_ENDS:
-            end = whole_events(text)[0][-1]
-            ends = [end + 1] if text[end : end + 1] == b"]" else ends
+            stops = [starts[-1] for starts, _ in _stretches(text)]
+            ends = [stop + 1 for stop in stops if text[stop : stop + 1] == b"]"] or ends
+            del ends[_MOST_ENDS:]
         tails = [keys_behind(text[end:]) for end in ends]
         # The first that nothing follows but keys; of a broken file, the last that looks like it.
         for end, (found, is_whole) in zip(ends, tails):

@@ -6,7 +6,7 @@ import json
 
 import polars as pl
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ppprof.trace import read
@@ -38,6 +38,7 @@ def event(at: int, of: object, is_kineto: bool) -> dict[str, object]:
     }
 
 
+@example([[{"name": None}] * 2], {"a": "a" * 300}, 300, (", ", ": "), False)
 @given(
     st.lists(values, min_size=1, max_size=12),
     st.dictionaries(st.sampled_from(("a", "b", "c")), values),

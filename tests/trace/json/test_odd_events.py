@@ -91,6 +91,8 @@ def divide(patch: pytest.MonkeyPatch) -> None:
 
 
 @example(["no number", "lists and objects"], False)
+@example(["no JSON", "sound", "lists and objects", "sound"], False)
+@example(["no JSON", "lists and objects"] * 20, False)
 @given(
     st.lists(st.one_of(st.just("sound"), st.sampled_from(list(ODD))), max_size=60), st.booleans()
 )
