@@ -14,13 +14,16 @@ from tests.jobs import planted
 @pytest.fixture(scope="session", params=["committed", pytest.param("anew", marks=pytest.mark.all)])
 def planted_run(
     request: pytest.FixtureRequest, once: Callable[[str, Callable[[Path], None]], Path]
-) -> Callable[[str], ppprof.Run]:
-    """``planted_run(name)``: a run of `planted.RUNS`, the committed one or one recorded now."""
+) -> Callable[..., ppprof.Run]:
+    """``planted_run(name)``: a run of `planted.RUNS`, the committed one or one recorded now.
 
-    def opened(name: str) -> ppprof.Run:
+    ``steps`` is how many steps one that is recorded now has; by default as many as the other.
+    """
+
+    def opened(name: str, steps: int | None = None) -> ppprof.Run:
         if request.param == "committed":
             return ppprof.open(planted.COMMITTED / name)
-        folder = once(f"planted_{name}", lambda folder: planted.record(name, folder))
+        folder = once(f"planted_{name}_{steps}", lambda folder: planted.record(name, folder, steps))
         return ppprof.open(folder / "profiler_log")
 
     return opened

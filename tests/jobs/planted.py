@@ -64,13 +64,17 @@ RUNS = {
 }
 
 
-def record(name: str, folder: Path) -> Path:
-    """Train run ``name`` of `RUNS` in a folder and return its run directory, traces finished."""
+def record(name: str, folder: Path, steps: int | None = None) -> Path:
+    """Train run ``name`` of `RUNS` in a folder and return its run directory, traces finished.
+
+    ``steps`` is the length of its window, if it is to be another than in `RUNS`.
+    """
     planted = RUNS[name]
     if not planted.config:
         run(folder, JOBS / "small_net_job.py")
         return folder / "profiler_log"
     start, stop = planted.window
+    stop = start + steps if steps else stop
     settings = (
         *("Profiler.enable=True", f"Profiler.scheduler=[{start}, {stop}]"),
         *("Profiler.formats=[json.gz]", "Profiler.record_shapes=False"),

@@ -45,6 +45,6 @@ def shape(run: ppprof.Run) -> dict[str, object]:
 def test_a_run_recorded_anew_is_like_the_committed_one(
     name: str, once: Callable[[str, Callable[[Path], object]], Path]
 ) -> None:
-    folder = once(f"planted_{name}", lambda folder: planted.record(name, folder))
+    folder = once(f"planted_{name}_None", lambda folder: planted.record(name, folder))
     anew = ppprof.open(folder / "profiler_log")
     assert shape(anew) == shape(ppprof.open(planted.COMMITTED / name))
