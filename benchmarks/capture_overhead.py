@@ -25,7 +25,7 @@ import paddle
 import ppprof
 from benchmarks.workload import Workload
 from ppprof.capture import postprocess
-from ppprof.capture.ranks.control_channel import Hub, Spoke
+from ppprof.capture.ranks.control_channel import CoordinatorChannel, WorkerChannel
 from ppprof.rundir.triggers import request_path
 
 _FAR = 10**6
@@ -162,8 +162,8 @@ class _Store(dict[str, Any]):
 def _look_us(looks: int = 5000) -> float:
     """Where there is none, and rank 0 is known."""
     store = _Store()
-    hub = Hub("127.0.0.1", 2, store, "")
-    spoke = Spoke(1, store, "")
+    hub = CoordinatorChannel("127.0.0.1", 2, store, "")
+    spoke = WorkerChannel(1, store, "")
     while hub.late() or not spoke._is_welcome:
         spoke.read()
         hub.read()

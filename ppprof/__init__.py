@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from ppprof.capture.spans import span
     from ppprof.run.advise import advise
     from ppprof.run.diff import diff
-    from ppprof.run.report import picture
+    from ppprof.run.report import collect_report_data
     from ppprof.run.run import open
 
-__all__ = ["advise", "attach", "diff", "open", "picture", "remote", "span"]
+__all__ = ["advise", "attach", "collect_report_data", "diff", "open", "remote", "span"]
 
 
 _HOMES = {
@@ -22,7 +22,7 @@ _HOMES = {
     "attach": "ppprof.capture.attach",
     "diff": "ppprof.run.diff",
     "open": "ppprof.run.run",
-    "picture": "ppprof.run.report",
+    "collect_report_data": "ppprof.run.report",
     "span": "ppprof.capture.spans",
 }
 

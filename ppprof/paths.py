@@ -25,7 +25,7 @@ _OURS = frozenset(["builtins", "numpy", "polars", "ppprof"])
 """Whose errors are no store's."""
 
 
-def located(path: PathLike) -> Path:
+def to_path(path: PathLike) -> Path:
     """``s3://bucket/run`` as a path in that store, any other as one on this machine.
 
     Raises:
@@ -44,7 +44,7 @@ def located(path: PathLike) -> Path:
 
 
 def is_remote(path: PathLike) -> bool:
-    """Whether it is a URL, or what `located` made of one.
+    """Whether it is a URL, or what `to_path` made of one.
 
     >>> is_remote("s3://bucket/run"), is_remote("runs/s3")
     (True, False)
@@ -52,7 +52,7 @@ def is_remote(path: PathLike) -> bool:
     return "://" in str(path)
 
 
-def check_regular(path: Path) -> None:
+def reject_special_files(path: Path) -> None:
     """Lets nothing pass that is there and no file: a pipe or a device may have no end.
 
     Raises:
@@ -64,13 +64,13 @@ def check_regular(path: Path) -> None:
             raise OSError(errno.EINVAL, "neither a file nor a directory", str(path))
 
 
-def read_small(path: Path, most_bytes: int) -> bytes:
+def read_bounded(path: Path, most_bytes: int) -> bytes:
     """The bytes of a file that is held in memory whole.
 
     Raises:
         OSError: it cannot be read, is no file, or is larger.
     """
-    check_regular(path)
+    reject_special_files(path)
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
@@ -80,7 +80,7 @@ def read_small(path: Path, most_bytes: int) -> bytes:
 
 
 @contextmanager
-def reaching(path: PathLike) -> Iterator[None]:
+def store_errors_as_oserror(path: PathLike) -> Iterator[None]:
     """Raises what a store's client has of its own (no credentials, no connection) as OSError."""
     try:
         yield
@@ -102,7 +102,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     A store takes a file whole of itself.
     """
     if is_remote(path):
-        with reaching(path):
+        with store_errors_as_oserror(path):
             path.write_bytes(data)
         return
     hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # others may write it at once
@@ -110,11 +110,11 @@ def write_atomically(path: Path, data: bytes) -> None:
         hidden.write_bytes(data)
         publish(hidden, path)
     finally:
-        discard(hidden)
+        remove_quietly(hidden)
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[IO[bytes]]:
+def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
     """A file that appears under its name when it is complete and on disk, or not at all.
 
     Until then it has a hidden name; VisualDL takes any with "paddle_trace" in it for a trace. What
@@ -124,7 +124,7 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
         with tempfile.NamedTemporaryFile() as whole:
             yield cast("IO[bytes]", whole)
             whole.flush()
-            with reaching(path):
+            with store_errors_as_oserror(path):
                 path.fs.put_file(whole.name, path.path)  # type: ignore[attr-defined]
         return
     name = path.name.replace("paddle_trace", "")
@@ -135,10 +135,10 @@ def writing(path: Path) -> Iterator[IO[bytes]]:
             yield file
         publish(hidden, path)
     finally:
-        discard(hidden)
+        remove_quietly(hidden)
 
 
-def discard(hidden: Path) -> None:
+def remove_quietly(hidden: Path) -> None:
     """Remove a hidden file that was not published; never raises.
 
     An error here would mask the original one.

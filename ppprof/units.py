@@ -1,18 +1,25 @@
-"""Numbers in words: nanoseconds, bytes and ratios as people read them."""
+"""Numbers and names as text: times, sizes, ratios, ranges of ranks, characters made visible."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
 
 MEGABYTE = 1_000_000
 """Of a setting that ends in ``_mb``."""
 
+_UNPRINTABLE = re.compile(
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # a terminal obeys them
+    "\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"  # they change the order of what is shown
+)
 _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 _BYTES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
-def time_text(time_ns: float) -> str:
+def format_time(time_ns: float) -> str:
     """A time in the unit that suits it, three digits.
 
-    >>> time_text(1_234_567), time_text(40_000), time_text(0), time_text(-2.5e9), time_text(999_900)
+    >>> format_time(1_234_567), format_time(40_000), format_time(0), format_time(-2.5e9), format_time(999_900)
     ('1.23 ms', '40 us', '0 ns', '-2.5 s', '1 ms')
     """
     return _in_unit(time_ns, _TIMES, "ns")
@@ -36,25 +43,70 @@ def ratio_text(ratio: float) -> str:
     return f"{ratio:.1%}"
 
 
-def named_text(name: str, value: str | float | None) -> str:
+def format_value(name: str, value: str | float | None) -> str:
     """A value by the unit that ends its name; "-" for None.
 
-    >>> named_text("step_ns", 2e6), named_text("peak_bytes", 2048), named_text("idle_ratio", 0.5)
+    >>> format_value("step_ns", 2e6), format_value("peak_bytes", 2048), format_value("idle_ratio", 0.5)
     ('2 ms', '2 KiB', '50.0%')
-    >>> named_text("num_workers", 4), named_text("rank", None), named_text("calls", 2.5)
+    >>> format_value("num_workers", 4), format_value("rank", None), format_value("calls", 2.5)
     ('4', '-', '2.5')
     """
     if value is None:
         return "-"
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         if name.endswith("_ns"):
-            return time_text(value)
+            return format_time(value)
         if name.endswith("_bytes"):
             return bytes_text(value)
         if name.endswith("_ratio"):
             return ratio_text(value)
         return f"{value:.6g}"
     return str(value)
+
+
+def escape_control_chars(text: str) -> str:
+    r"""The text with what a terminal would obey written out; lines and tabs stay.
+
+    Names in traces, of files and of hosts are anybody's.
+
+    >>> escape_control_chars("evil\x1b[2Jkernel\n")
+    'evil\\x1b[2Jkernel\n'
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def escape_cell(text: str) -> str:
+    r"""`escape_control_chars`, without lines and tabs: a cell of a table.
+
+    >>> escape_cell("a\tb\nc")
+    'a\\tb\\nc'
+    """
+    return escape_control_chars(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def format_ranges(what: str, numbers: Iterable[int]) -> str:
+    """``rank 0``, ``windows 0-3, 7`` or ``no step``.
+
+    >>> format_ranges("rank", [3, 0, 1, 7]), format_ranges("step", [4]), format_ranges("step", [])
+    ('ranks 0-1, 3, 7', 'step 4', 'no step')
+    """
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    if not ranges:
+        return f"no {what}"
+    plural = "" if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else "s"
+    parts = ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges)
+    return f"{what}{plural} {parts}"
+
+
+def format_skipped(path: object, skipped: Mapping[str, int]) -> str:
+    """Return a message that says how much of a file was skipped, and what."""
+    kinds = ", ".join(f"{count} {what}" for what, count in skipped.items())
+    return f"{path}: not all of it could be used: {kinds}"
 
 
 def _in_unit(value: float, units: tuple[tuple[float, str], ...], least: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import ppprof
 
 PACKAGE = Path(ppprof.__file__).parent
-LEAVES = {"errors", "paths", "safe_yaml", "topology", "units", "wording"}
+LEAVES = {"arrays", "errors", "hardware", "paths", "safe_yaml", "topology", "units"}
 MAY_IMPORT = {
     "config": LEAVES,
     "rundir": LEAVES,

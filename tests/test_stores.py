@@ -15,7 +15,7 @@ import ppprof
 from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError
-from ppprof.paths import located
+from ppprof.paths import to_path
 from ppprof.rundir import TraceName, claim, write_manifest
 from ppprof.topology import Topology
 from ppprof.trace import read, write
@@ -111,7 +111,7 @@ def test_a_timeline_is_written_to_the_store(here, there, tmp_path, capsys):
     main(["merge", str(here), "-o", str(tmp_path / "all.json.gz")])
     assert main(["merge", there, "-o", "s3://bucket/out/all.json.gz"]) == 0
     told = capsys.readouterr().err.splitlines()[-1]
-    merged = located("s3://bucket/out/all.json.gz").read_bytes()
+    merged = to_path("s3://bucket/out/all.json.gz").read_bytes()
     assert merged == (tmp_path / "all.json.gz").read_bytes()
     assert told.startswith("s3://bucket/out/all.json.gz: ranks 0-1, ")
     assert main(["merge", there, "-o", "s3://bucket/out/all.json.gz"]) == 2
@@ -121,7 +121,7 @@ def test_a_timeline_is_written_to_the_store(here, there, tmp_path, capsys):
 def test_tables_and_converted_traces_are_written_to_the_store(here, there, capsys):
     assert main(["summary", there, "--format", "json", "-o", "s3://bucket/out/tables.json"]) == 0
     of_disk = printed(capsys, "summary", here, "--format", "json")
-    assert located("s3://bucket/out/tables.json").read_text() == of_disk.replace(str(here), there)
+    assert to_path("s3://bucket/out/tables.json").read_text() == of_disk.replace(str(here), there)
     name = next(path.name for path in here.glob("raw/*.pb"))
     assert main(["convert", f"{there}/raw/{name}", "s3://bucket/out/rank0.json"]) == 0
     assert_frame_equal(

@@ -26,7 +26,7 @@ from ppprof.capture.output import tell
 from ppprof.cli import main
 from ppprof.config import load_config
 from ppprof.errors import ConfigError, InputError, PpprofError, UsageError
-from ppprof.paths import read_small
+from ppprof.paths import read_bounded
 from ppprof.report.data import read_document
 from ppprof.run import diff
 from ppprof.run.run import open as open_run
@@ -199,7 +199,7 @@ class TestNames:
         precious = tmp_path / "precious"
         precious.write_text("mine")
         (tmp_path / "out.json").symlink_to(precious)
-        with paths.writing(tmp_path / "out.json") as file:
+        with paths.atomic_writer(tmp_path / "out.json") as file:
             file.write(b"{}")
         assert precious.read_text() == "mine"
         assert (tmp_path / "out.json").read_text() == "{}"
@@ -219,11 +219,11 @@ class TestSizes:
 
     def test_a_file_is_never_read_beyond_its_bound(self, tmp_path):
         (tmp_path / "a").write_bytes(bytes(1 << 20))
-        assert len(read_small(tmp_path / "a", 1 << 20)) == 1 << 20
+        assert len(read_bounded(tmp_path / "a", 1 << 20)) == 1 << 20
         with pytest.raises(OSError, match="larger than the 0 MiB"):
-            read_small(tmp_path / "a", 1000)
+            read_bounded(tmp_path / "a", 1000)
         with pytest.raises(OSError, match="neither a file"):
-            read_small(Path("/dev/zero"), 1000)
+            read_bounded(Path("/dev/zero"), 1000)
 
     def test_manifests(self, tmp_path):
         (tmp_path / "manifest.json").write_text(" " * (2 << 20))

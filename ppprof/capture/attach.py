@@ -10,27 +10,32 @@ from typing import TYPE_CHECKING, Any
 
 from ppprof import rundir
 from ppprof.capture.output import reason, tell
-from ppprof.capture.postprocess import Finisher
-from ppprof.capture.ranks.clock_sync import Asker, ClockExchange, Reference
-from ppprof.capture.ranks.control_channel import Alone, Hub, Mail, Spoke
+from ppprof.capture.postprocess import PostProcessor
+from ppprof.capture.ranks.clock_sync import ClockClient, ClockServer, ClockSync
+from ppprof.capture.ranks.control_channel import (
+    ControlChannel,
+    CoordinatorChannel,
+    LocalChannel,
+    WorkerChannel,
+)
 from ppprof.capture.ranks.job import Job, agreement, job_store
 from ppprof.capture.ranks.triggers import Triggers
 from ppprof.capture.recording.disk_budget import Budget
 from ppprof.capture.schedule import Schedule
-from ppprof.capture.session import Off, Session
-from ppprof.capture.steps import peak_flops
+from ppprof.capture.session import NoopSession, RecordingSession
 from ppprof.capture.steps.step_log import StepLog
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
 from ppprof.errors import PpprofError, UsageError
-from ppprof.rundir.liveness import Roster
+from ppprof.hardware import known_peak_flops
+from ppprof.rundir.liveness import LivenessRegistry
 
 if TYPE_CHECKING:
     from ppprof.capture.recording.windows import Windows
     from ppprof.config import ProfilerConfig
     from ppprof.topology import Topology
 
-_attached: Session | None = None
+_attached: RecordingSession | None = None
 _settings: Mapping[str, Any] = {}
 
 
@@ -58,7 +63,7 @@ def attach(
     topology: Topology | None = None,
     config: Mapping[str, Any] | None = None,
     device_peak_flops: float | None = None,
-) -> Off:
+) -> NoopSession:
     """A profiler for a training loop; an object that does nothing when it is off.
 
     To be called after ``fleet.init`` or ``init_parallel_env``, on every rank: those that
@@ -75,7 +80,7 @@ def attach(
             parallel over all ranks.
         config: the whole config, to be kept in the manifest.
         device_peak_flops: dense FLOP/s of one device in the type that is trained in, for MFU;
-            without it, that of bf16 and fp16 where the device is a known one (`peak_flops`).
+            without it, that of bf16 and fp16 where the device is a known one (`ppprof.hardware`).
             Kept in the manifest.
 
     Returns:
@@ -88,18 +93,18 @@ def attach(
             ``device_peak_flops`` is no positive number.
     """
     if profiler is None:
-        return Off()
+        return NoopSession()
     if isinstance(profiler, Mapping):
         from ppprof.config import ProfilerConfig
 
         profiler = ProfilerConfig.from_mapping(profiler)
     if not profiler.enable:
-        return Off()
+        return NoopSession()
     if _attached is not None and not _attached.closed:
         tell("attach() was called while an earlier session is open: this one does nothing")
-        return Off()
+        return NoopSession()
     if device_peak_flops is None:
-        device_peak_flops = peak_flops.device_peak_flops()
+        device_peak_flops = _device_peak_flops()
     elif not (isinstance(device_peak_flops, (int, float)) and 0 < device_peak_flops < math.inf):
         raise UsageError(
             f"device_peak_flops: {device_peak_flops!r}: expected FLOP/s, a number above 0 "
@@ -111,8 +116,8 @@ def attach(
         raise
     except Exception as error:  # an environment or a Paddle that we have not seen
         tell(f"cannot attach: {reason(error)}; nothing is recorded, the training goes on")
-        # Not `Off`: the other ranks will stop where ``stop_training`` says, and so has this one.
-        return Session(
+        # Not `NoopSession`: the other ranks will stop where ``stop_training`` says, and so has this one.
+        return RecordingSession(
             Schedule.of(profiler.scheduler), stop_training=profiler.stop_training, prints=False
         )
 
@@ -122,7 +127,7 @@ def _attach(
     topology: Topology | None,
     config: Mapping[str, Any] | None,
     device_peak_flops: float | None,
-) -> Session:
+) -> RecordingSession:
     global _attached, _settings
     job = Job.here(topology)
     recorded = job.topology.select(profiler.ranks)
@@ -144,7 +149,7 @@ def _attach(
         clock = _clock(job, run, key, recorded)
         triggers = _triggers(profiler, schedule, job, run, key, recorded)
     if run is not None and job.rank in recorded and not profiler.timer_only:
-        finisher = Finisher(
+        finisher = PostProcessor(
             run,
             job.rank,
             prints=job.rank in printing,
@@ -155,7 +160,7 @@ def _attach(
     timer = StepTimer()
     timer.watch_readers()
     _settings = manifest["profiler"]
-    _attached = Session(
+    _attached = RecordingSession(
         schedule,
         rank=job.rank,
         run=run,
@@ -186,21 +191,25 @@ def _run_directory(job: Job, log: Path, manifest: Mapping[str, Any], key: str) -
         return None
 
 
-def _roster(job: Job, run: Path | None) -> Roster | None:
+def _roster(job: Job, run: Path | None) -> LivenessRegistry | None:
     try:
-        return Roster(run, job.topology, job.rank) if run is not None else None
+        return LivenessRegistry(run, job.topology, job.rank) if run is not None else None
     except OSError as error:
         tell(f"rank {job.rank}: {error}; should ranks die, they will not be named")
         return None
 
 
-def _clock(job: Job, run: Path, key: str, recorded: Collection[int]) -> ClockExchange | None:
+def _clock(job: Job, run: Path, key: str, recorded: Collection[int]) -> ClockSync | None:
     if not set(recorded) - {0}:  # nobody to compare
         return None
     try:
         if job.rank == 0:
-            return Reference(run, job.hosts[0], job_store(), f"{key}/clock")
-        return Asker(run, job.rank, job_store(), f"{key}/clock") if job.rank in recorded else None
+            return ClockServer(run, job.hosts[0], job_store(), f"{key}/clock")
+        return (
+            ClockClient(run, job.rank, job_store(), f"{key}/clock")
+            if job.rank in recorded
+            else None
+        )
     except (OSError, RuntimeError) as error:
         tell(f"rank {job.rank}: {error}; the ranks' clocks are not compared")
         return None
@@ -217,11 +226,13 @@ def _triggers(
     if profiler.trigger is None:
         return None
     try:
-        mail: Mail = Alone()
+        mail: ControlChannel = LocalChannel()
         if job.topology.world_size > 1 and job.rank == 0:
-            mail = Hub(job.hosts[0], job.topology.world_size, job_store(), f"{key}/trigger")
+            mail = CoordinatorChannel(
+                job.hosts[0], job.topology.world_size, job_store(), f"{key}/trigger"
+            )
         elif job.topology.world_size > 1:
-            mail = Spoke(job.rank, job_store(), f"{key}/trigger")
+            mail = WorkerChannel(job.rank, job_store(), f"{key}/trigger")
     except (OSError, RuntimeError) as error:
         tell(f"rank {job.rank}: {error}; there are no triggered windows")
         return None
@@ -229,7 +240,7 @@ def _triggers(
 
 
 def _windows(
-    profiler: ProfilerConfig, job: Job, run: Path, finisher: Finisher, prints: bool
+    profiler: ProfilerConfig, job: Job, run: Path, finisher: PostProcessor, prints: bool
 ) -> Windows | None:
     # Here is where Paddle's private parts are touched first, and a Paddle that we have not seen
     # may have moved them.
@@ -256,6 +267,15 @@ def _scalars(job: Job, run: Path | None, printing: Collection[int]) -> Scalars |
         return None
     is_first = job.rank == min(printing)
     return Scalars(run / rundir.scalars_path(job.rank, is_first=is_first))
+
+
+def _device_peak_flops() -> float | None:
+    """Return the peak of the device that Paddle computes on; None for the CPU and unknown ones."""
+    import paddle
+
+    if not paddle.device.get_device().startswith("gpu"):
+        return None
+    return known_peak_flops(paddle.device.cuda.get_device_name())
 
 
 def _device_peak_bytes() -> Callable[[], int] | None:

@@ -8,12 +8,12 @@ import sys
 from contextlib import suppress
 from typing import TextIO
 
-from ppprof.wording import printable
+from ppprof.units import escape_control_chars
 
 
 def tell(message: str) -> None:
     """One line to stderr that says who speaks."""
-    pass_on(f"ppprof: {printable(message)}\n")
+    pass_on(f"ppprof: {escape_control_chars(message)}\n")
 
 
 def pass_on(said: str) -> None:
@@ -22,7 +22,7 @@ def pass_on(said: str) -> None:
         _write(said, sys.stderr)
 
 
-def show(text: str) -> None:
+def print_result(text: str) -> None:
     """Text to stdout.
 
     Raises:

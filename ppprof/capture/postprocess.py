@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ppprof.capture.free_memory import available_bytes
-from ppprof.capture.output import pass_on, reason, show, tell
+from ppprof.capture.output import pass_on, print_result, reason, tell
 
 _COMMAND = (sys.executable, "-m", "ppprof", "finish")
 
@@ -38,7 +38,7 @@ _LAUNCHER = ("PADDLE_", "FLAGS_", "MASTER_", "POD_", "TRAINING_ROLE")
 """Prefixes of what the launcher tells a rank; a child that took itself for one would be wrong."""
 
 
-class Finisher:
+class PostProcessor:
     """Runs ``ppprof finish`` for one window after another, one child at a time.
 
     ::
@@ -97,13 +97,13 @@ class Finisher:
             self._finish_here(window, raw)
 
     @property
-    def has_news(self) -> bool:
+    def has_finished_child(self) -> bool:
         """Whether a child has ended, so that `poll` will print and perhaps start the next."""
         return self._child is not None and self._child.process.poll() is not None
 
     def poll(self) -> bool:
         """Passes on what has ended and starts what waits; True while anything is left."""
-        if self._child is not None and self.has_news:
+        if self._child is not None and self.has_finished_child:
             child, self._child = self._child, None
             child.report(self._prints)
         while self._child is None and self._waiting:
@@ -124,12 +124,12 @@ class Finisher:
         bar = _Bar(len(self._waiting) + (self._child is not None), patience)
         try:
             while True:
-                if self.has_news:
+                if self.has_finished_child:
                     bar.clear()
                 if not self.poll() or time.monotonic() - start > seconds:
                     break
                 if self._child is not None:
-                    self._child.hurry()
+                    self._child.raise_priority()
                 if not bar.draw(left=len(self._waiting) + 1) and not told:
                     told = time.monotonic() - start > patience
                     if told:
@@ -210,7 +210,7 @@ class _Child:
     err: IO[bytes]
     _hurries: bool = False
 
-    def hurry(self) -> None:
+    def raise_priority(self) -> None:
         """Gives it the usual priority: the training only waits for it by now."""
         if not self._hurries:
             self._hurries = True
@@ -254,7 +254,7 @@ def _cause(returncode: int) -> str:
 
 def _show_tables(text: str, raw: Path) -> None:
     try:
-        show(text)
+        print_result(text)
     except (OSError, ValueError) as error:  # a reader who has left ends no recording
         again = shlex.join(["ppprof", "summary", str(raw.parents[1])])
         tell(f"tables were not printed: {reason(error)}; to see them: {again}")

@@ -1,4 +1,4 @@
-"""What a training loop holds: one `Session.step` a step, and everything else happens in it."""
+"""What a training loop holds: one `RecordingSession.step` a step, and everything else happens in it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ppprof.capture.output import show, tell
+from ppprof.capture.output import print_result, tell
 from ppprof.capture.ranks.clock_sync import described
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.sigterm import SigtermGuard
@@ -25,14 +25,14 @@ from ppprof.capture.steps.visualdl_scalars import Loss, Scalars
 from ppprof.rundir.clocks import read_clocks
 
 if TYPE_CHECKING:
-    from ppprof.capture.postprocess import Finisher
-    from ppprof.capture.ranks.clock_sync import ClockExchange
+    from ppprof.capture.postprocess import PostProcessor
+    from ppprof.capture.ranks.clock_sync import ClockSync
     from ppprof.capture.ranks.triggers import Triggers
     from ppprof.capture.recording.windows import Windows
-    from ppprof.rundir.liveness import Roster
+    from ppprof.rundir.liveness import LivenessRegistry
 
 _FINISH_SECONDS = 60.0
-"""How long `Session.close` waits for tables and traces, a gigabyte of which takes a few seconds:
+"""How long `RecordingSession.close` waits for tables and traces, a gigabyte of which takes a few seconds:
 their process outlives it, and a cluster should not be held for them."""
 
 _END_SECONDS = 3.0
@@ -42,7 +42,7 @@ of its failure, which a launcher passes on."""
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 
-class Off:
+class NoopSession:
     """The session of a profiler that is off: `step`, `paused` and `close` do nothing."""
 
     should_stop = False
@@ -65,7 +65,7 @@ class Off:
     def close(self) -> None:
         """Does nothing."""
 
-    def __enter__(self) -> Off:
+    def __enter__(self) -> NoopSession:
         return self
 
     def __exit__(
@@ -77,7 +77,7 @@ class Off:
         pass
 
 
-class Session(Off):
+class RecordingSession(NoopSession):
     """The session of a profiler that is on.
 
     Its own failures end the recording with a line on stderr; they never reach the training, and
@@ -91,10 +91,10 @@ class Session(Off):
         rank: int = 0,
         run: Path | None = None,
         shown: Path | None = None,
-        roster: Roster | None = None,
-        clock: ClockExchange | None = None,
+        roster: LivenessRegistry | None = None,
+        clock: ClockSync | None = None,
         windows: Windows | None = None,
-        finisher: Finisher | None = None,
+        finisher: PostProcessor | None = None,
         triggers: Triggers | None = None,
         steps: StepLog | None = None,
         scalars: Scalars | None = None,
@@ -132,11 +132,11 @@ class Session(Off):
         self._failed: set[str] = set()
         self._pid = os.getpid()
         self._lock = threading.RLock()  # between the training and a SIGTERM
-        self._guard = SigtermGuard.put_on(self._rescue) if run is not None else None
+        self._guard = SigtermGuard.install(self._save_on_sigterm) if run is not None else None
         atexit.register(self._at_exit)
         self._state = self._own_state = State.CLOSED
         self._is_cut = False
-        self._turn(State.CLOSED)
+        self._advance(State.CLOSED)
 
     @property
     def closed(self) -> bool:
@@ -196,7 +196,7 @@ class Session(Off):
             if self._closed:
                 return
             before = self._state
-            with self._harmless("timing a step"):
+            with self._suppress_and_report("timing a step"):
                 self._record_step(
                     before,
                     num_samples=num_samples,
@@ -206,7 +206,7 @@ class Session(Off):
                     loss=loss,
                 )
             self._step += 1
-            self._turn(before)
+            self._advance(before)
 
     def paused(self) -> AbstractContextManager[None]:
         """What is inside counts in no step's time, nor as reading: an evaluation, a checkpoint.
@@ -219,7 +219,7 @@ class Session(Off):
         """Saves an open window, waits for the tables and prints them. Never raises."""
         self._close(None)
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> RecordingSession:
         return self
 
     def __exit__(
@@ -263,7 +263,7 @@ class Session(Off):
         if self._scalars is not None:
             self._scalars.add(record, loss)
 
-    def _turn(self, before: State) -> None:
+    def _advance(self, before: State) -> None:
         """From a step in state ``before`` to the step that comes now."""
         self._window += before is State.LAST
         own_before, triggers = self._own_state, self._triggers
@@ -271,34 +271,34 @@ class Session(Off):
             triggers.turn(self._step, self._window)
             self._window = max(self._window, triggers.first_free)
         self._state = after = self._schedule.state(self._step)
-        own_after, is_on_trial = after, False
+        own_after, is_provisional = after, False
         if triggers is not None and after is State.CLOSED:
             self._state = after = triggers.state(self._step)
             own_after = after if triggers.is_member else State.CLOSED
-            is_on_trial = triggers.is_on_trial
+            is_provisional = triggers.is_provisional
         # Other ranks' stalls hold up this rank too, recording or not: its next step is not clean.
         self._excluded = not self._timer_only and (
             before is State.LAST or after is State.READY or after.records > before.records
         )
         self._stall_ns = 0
         start = time.perf_counter_ns()
-        if self._finisher is not None and self._finisher.has_news:
+        if self._finisher is not None and self._finisher.has_finished_child:
             self._excluded = True
-            with self._harmless("printing tables"):
+            with self._suppress_and_report("printing tables"):
                 self._finisher.poll()
         if self._windows is not None and (self._excluded or after.records):
-            with self._harmless("recording"):
+            with self._suppress_and_report("recording"):
                 self._turn_windows(self._windows, own_before, own_after, before is State.LAST)
-                self._windows.holds = is_on_trial
-        if triggers is not None and triggers.verdicts:
-            with self._harmless("dropping a window"):
-                self._judge(triggers)
+                self._windows.holds = is_provisional
+        if triggers is not None and triggers.keep_decisions:
+            with self._suppress_and_report("dropping a window"):
+                self._apply_keep_decisions(triggers)
         if self._clock is not None:
             self._clock.turn(before, self._step)
         if self._excluded and self._finisher is not None:
             self._stall_ns = time.perf_counter_ns() - start
         if before is State.LAST:
-            with self._harmless("step times"):
+            with self._suppress_and_report("step times"):
                 self._flush_steps()
 
     def _turn_windows(
@@ -316,11 +316,11 @@ class Session(Off):
         self._own_state = after
         windows.turn(before, after, self._step, self._window)
 
-    def _judge(self, triggers: Triggers) -> None:
+    def _apply_keep_decisions(self, triggers: Triggers) -> None:
         """Keeps or deletes windows that were recorded to see whether they are slow."""
-        verdicts, triggers.verdicts = triggers.verdicts, {}
+        keep_decisions, triggers.keep_decisions = triggers.keep_decisions, {}
         windows = self._windows
-        for window, is_kept in verdicts.items():
+        for window, is_kept in keep_decisions.items():
             if windows is not None:
                 (windows.release if is_kept else windows.drop)(window)
 
@@ -343,37 +343,37 @@ class Session(Off):
             lost = ""
             if self._roster is not None:
                 if error is None or (isinstance(error, SystemExit) and not error.code):
-                    self._roster.leave()
+                    self._roster.mark_finished()
                 else:
-                    lost = self._roster.fail(error)
+                    lost = self._roster.mark_failed(error)
             windows = self._windows
             if self._triggers is not None:
                 self._triggers.close(failed)
-                with self._harmless("dropping a window"):
-                    self._judge(self._triggers)
+                with self._suppress_and_report("dropping a window"):
+                    self._apply_keep_decisions(self._triggers)
             if windows is not None:
-                with self._harmless("saving a window"):
+                with self._suppress_and_report("saving a window"):
                     self._windows = None
                     windows.close(keep_empty=failed or self._schedule.record is None)
-            with self._harmless("step times"):
+            with self._suppress_and_report("step times"):
                 self._timer.close()
                 self._flush_steps()
             self._tell_lost(lost, windows)
             if self._guard is not None:
-                self._guard.take_off()
+                self._guard.uninstall()
         if self._clock is not None:
-            with self._harmless("comparing clocks"):
+            with self._suppress_and_report("comparing clocks"):
                 self._clock.close(compare=self._state.records, failed=failed)
         if self._finisher is not None:
-            with self._harmless("tables and traces"):
+            with self._suppress_and_report("tables and traces"):
                 # Other ranks hang until a failing one has ended: it does not wait for tables.
                 self._finisher.wait(0 if failed else _FINISH_SECONDS)
         if self._prints:
-            with self._harmless("printing"):
+            with self._suppress_and_report("printing"):
                 self._tell_missing(failed, windows)
                 self._print_results(windows)
 
-    def _rescue(self) -> None:
+    def _save_on_sigterm(self) -> None:
         """Saves what there is, as SIGTERM is about to end the process; in the guard's thread."""
         self._lock.acquire()  # for good: whatever the training does now, it waits for the end
         if self._closed:
@@ -382,11 +382,11 @@ class Session(Off):
                 time.sleep(_END_SECONDS)
             return
         self._closed = True
-        lost = self._roster.fail(None) if self._roster is not None else ""
+        lost = self._roster.mark_failed(None) if self._roster is not None else ""
         try:
             if self._windows is not None:
                 self._windows.rescue()
-        except Exception as error:  # not `_harmless`, which lets go of the profiler
+        except Exception as error:  # not `_suppress_and_report`, which lets go of the profiler
             tell(f"rank {self._rank}: saving a window failed: {str(error) or type(error).__name__}")
         self._flush_steps()
         self._tell_lost(lost, self._windows)
@@ -414,11 +414,11 @@ class Session(Off):
 
     def _print_results(self, windows: Windows | None) -> None:
         if self._timer_only or self._summary.has_table:
-            show(f"{self._summary.text()}\n")
+            print_result(f"{self._summary.text()}\n")
         if self._clock is not None and self._run is not None:
             line = described(read_clocks(self._run))
             if line is not None:
-                show(f"{line}\n")
+                print_result(f"{line}\n")
         if self._timer_only or windows is None or self._shown is None:
             return
         if not windows.saved:
@@ -438,11 +438,11 @@ class Session(Off):
             return
         traces = [str(self._shown / name.trace(self._viewed)) for name in windows.saved]
         if self._viewed == "json":  # it does not look into gzip
-            show(f"VisualDL: visualdl --logdir {self._shown}\n")
-        show(f"chrome://tracing or https://ui.perfetto.dev: {' '.join(traces)}\n")
+            print_result(f"VisualDL: visualdl --logdir {self._shown}\n")
+        print_result(f"chrome://tracing or https://ui.perfetto.dev: {' '.join(traces)}\n")
 
     @contextmanager
-    def _harmless(self, doing: str) -> Iterator[None]:
+    def _suppress_and_report(self, doing: str) -> Iterator[None]:
         """The one place where failures of ours end: told, with the recording over."""
         try:
             yield
@@ -453,5 +453,5 @@ class Session(Off):
                 why = str(error) or type(error).__name__
                 tell(f"rank {self._rank}: {doing} failed: {why}; the training goes on without")
             if windows is not None:
-                with self._harmless("ending the recording"):
+                with self._suppress_and_report("ending the recording"):
                     windows.close(keep_empty=False)

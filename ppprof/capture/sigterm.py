@@ -39,7 +39,7 @@ class SigtermGuard:
         os.set_blocking(self._writer, False)
 
     @classmethod
-    def put_on(cls, save: Callable[[], None]) -> SigtermGuard | None:
+    def install(cls, save: Callable[[], None]) -> SigtermGuard | None:
         """A guard that is on; None where the program minds its signals itself, or cannot.
 
         Args:
@@ -64,7 +64,7 @@ class SigtermGuard:
         _active = guard
         return guard
 
-    def take_off(self) -> None:
+    def uninstall(self) -> None:
         """SIGTERM ends the process at once again; does nothing outside the main thread."""
         global _active
         if threading.current_thread() is threading.main_thread() and _active is self:

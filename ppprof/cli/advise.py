@@ -8,16 +8,16 @@ from functools import partial
 from typing import Any
 
 from ppprof.analysis.advice.finding import Finding
-from ppprof.analysis.profile.steps import Steps
+from ppprof.analysis.profile.steps import StepRange
 from ppprof.cli import executors
 from ppprof.cli.options import Checks, add_cache, add_part, add_ranks, opened, whole_number
 from ppprof.report.data import dumps
 from ppprof.report.text.advice import (
     LANGUAGES,
-    draw_findings,
     findings_document,
     findings_markdown,
     findings_table,
+    render_findings,
 )
 from ppprof.run.advise import advise as findings_of
 from ppprof.run.run import Run
@@ -78,7 +78,7 @@ def _checked(args: argparse.Namespace) -> tuple[Any, int | None, int, int | None
     checks = Checks()
     ranks = checks.of("--rank", args.rank, parse_selector, "all")
     window = checks.of("--window", args.window, whole_number, None)
-    checks.of("--steps", args.steps, Steps.parse, None)
+    checks.of("--steps", args.steps, StepRange.parse, None)
     workers = checks.of("--workers", args.workers, partial(whole_number, least=1), 1)
     limit = checks.of("--limit", args.limit, partial(whole_number, least=1), None)
     if args.limit is not None and args.format in ("json", "csv"):
@@ -94,5 +94,5 @@ def _text(args: argparse.Namespace, run: Run, found: Sequence[Finding], limit: i
         return f"{dumps(findings_document(found, args.language, run=str(run)))}\n"
     if args.format == "csv":
         return findings_table(found, args.language).write_csv()
-    draw = findings_markdown if args.format == "md" else draw_findings
+    draw = findings_markdown if args.format == "md" else render_findings
     return draw(found, args.language, limit)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ppprof.cli.terminal import Progress, is_same, tell, tell_lost
 from ppprof.errors import UsageError
-from ppprof.paths import located, reaching
+from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.trace import read, write
 from ppprof.trace.formats import suffix_of
 
@@ -25,8 +25,8 @@ def register(subparsers: Any) -> None:
         ),
     )
     add = parser.add_argument
-    add("source", type=located, metavar="IN", help="trace file; its content says what it is")
-    add("target", type=located, metavar="OUT", help="ends in .json, .json.gz or .pb")
+    add("source", type=to_path, metavar="IN", help="trace file; its content says what it is")
+    add("target", type=to_path, metavar="OUT", help="ends in .json, .json.gz or .pb")
     add("--force", action="store_true", help="replace OUT where it exists")
     parser.set_defaults(run_command=convert)
 
@@ -35,7 +35,7 @@ def convert(args: argparse.Namespace) -> int:
     """0 when OUT was written, whatever of IN could not be used."""
     suffix_of(args.target)
     try:
-        with reaching(args.target):
+        with store_errors_as_oserror(args.target):
             is_there = args.target.exists()
             if is_there and not args.force:
                 raise UsageError(f"{args.target}: exists; --force replaces it")
@@ -47,7 +47,7 @@ def convert(args: argparse.Namespace) -> int:
     trace = read(
         args.source, progress=partial(progress, args.source) if progress else None, cache=False
     )
-    tell_lost(args.source, trace.lost)
+    tell_lost(args.source, trace.skipped)
     try:
         tell_lost(args.target, write(trace, args.target))
     except OSError as error:

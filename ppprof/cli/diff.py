@@ -12,8 +12,8 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.diff.diff import KERNEL_VALUES, OPERATOR_VALUES, Diff
-from ppprof.analysis.diff.gate import Outcome, Rule, check
-from ppprof.analysis.profile.steps import Steps
+from ppprof.analysis.diff.gate import Outcome, Threshold, check
+from ppprof.analysis.profile.steps import StepRange
 from ppprof.cli import executors
 from ppprof.cli.merge import nanoseconds
 from ppprof.cli.options import (
@@ -28,8 +28,8 @@ from ppprof.cli.options import (
 from ppprof.cli.terminal import tell
 from ppprof.errors import UsageError
 from ppprof.report.data import dumps
-from ppprof.report.text.diff import VIEWS, Shown, as_data, as_markdown, draw_diff, tables
-from ppprof.report.text.summary import Layout
+from ppprof.report.text.diff import VIEWS, Shown, as_data, as_markdown, render_diff, tables
+from ppprof.report.text.summary import TableOptions
 from ppprof.run.diff import diff as compare
 from ppprof.topology import parse_selector
 
@@ -134,8 +134,8 @@ class _Request:
     windows: tuple[int | None, int | None]
     steps: tuple[str | None, str | None]
     shown: Shown
-    layout: Layout
-    rules: Sequence[Rule]
+    layout: TableOptions
+    rules: Sequence[Threshold]
     workers: int
 
     @classmethod
@@ -164,7 +164,7 @@ class _Request:
 
         ranks = pair("rank", parse_selector, "all")
         windows = pair("window", whole_number, None)
-        steps = pair("steps", lambda text: str(Steps.parse(text)), None)
+        steps = pair("steps", lambda text: str(StepRange.parse(text)), None)
         whole = (args.experiment_rank, args.experiment_window, args.experiment_steps)
         if args.experiment is None and whole == (None, None, None):
             problems.append(
@@ -172,7 +172,7 @@ class _Request:
                 "--experiment-rank, --experiment-window or --experiment-steps"
             )
         views = VIEWS if args.views is None else checked("--views", _views, args.views)
-        layout = checked("--time-unit", Layout, args.time_unit)
+        layout = checked("--time-unit", TableOptions, args.time_unit)
         is_data = args.format in ("json", "csv")
         for flag, given in (("--limit", args.limit), ("--all", args.all)):
             if is_data and given:
@@ -188,7 +188,7 @@ class _Request:
             checked("--filter", _pattern, args.filter),
             checked("--sort", _sort_key, args.sort),
         )
-        rules = [checked("--fail-if", Rule.parse, rule) for rule in args.fail_if]
+        rules = [checked("--fail-if", Threshold.parse, rule) for rule in args.fail_if]
         workers = checked("--workers", partial(whole_number, least=1), args.workers)
         if args.format == "csv" and len(shown.views) != 1:
             problems.append("--format csv: one table: name it with --views")
@@ -224,20 +224,20 @@ def _sort_key(text: str | None) -> str | None:
     return text
 
 
-def _table(found: Diff, shown: Shown, layout: Layout, outcomes: Sequence[Outcome]) -> str:
-    return draw_diff(found, shown, layout, outcomes)
+def _table(found: Diff, shown: Shown, layout: TableOptions, outcomes: Sequence[Outcome]) -> str:
+    return render_diff(found, shown, layout, outcomes)
 
 
-def _json(found: Diff, shown: Shown, layout: Layout, outcomes: Sequence[Outcome]) -> str:
+def _json(found: Diff, shown: Shown, layout: TableOptions, outcomes: Sequence[Outcome]) -> str:
     return dumps(as_data(found, shown, outcomes)) + "\n"
 
 
-def _csv(found: Diff, shown: Shown, layout: Layout, outcomes: Sequence[Outcome]) -> str:
+def _csv(found: Diff, shown: Shown, layout: TableOptions, outcomes: Sequence[Outcome]) -> str:
     (table,) = tables(found, shown).values()
     return table.write_csv()
 
 
-_FORMATS: dict[str, Callable[[Diff, Shown, Layout, Sequence[Outcome]], str]] = {
+_FORMATS: dict[str, Callable[[Diff, Shown, TableOptions, Sequence[Outcome]], str]] = {
     "table": _table,
     "json": _json,
     "csv": _csv,

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from ppprof import rundir
-from ppprof.analysis.profile.profile import Options, Profile
+from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.cli.terminal import tell
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError, UsageError
-from ppprof.paths import discard, is_remote, write_atomically
+from ppprof.paths import is_remote, remove_quietly, write_atomically
 from ppprof.report.data import to_json
-from ppprof.report.text.summary import Layout, render, title
-from ppprof.rundir import TraceName, raw_files, read_manifest, trace_bytes, unpublished
-from ppprof.rundir.triggers import leave_files
+from ppprof.report.text.summary import TableOptions, render, title
+from ppprof.rundir import TraceName, partial_files, raw_files, read_manifest, trace_bytes
+from ppprof.rundir.triggers import write_completion
 from ppprof.trace import Trace, read_window, write_paddle_json
 from ppprof.trace.paddle.json_writer import TooLargeError
 from ppprof.units import MEGABYTE, bytes_text
@@ -101,7 +101,7 @@ def _finish(args: argparse.Namespace, then: Sequence[str]) -> int:
         for name, path in raw_files(run)
         if args.rank in (None, name.rank) and args.window in (None, name.window)
     ]
-    rundir.check_inside(run)
+    rundir.reject_symlinks(run)
     if not chosen:
         tell(f"{run}: nothing left to finish; tables as data: {run}/summary")
     failed = 0
@@ -143,8 +143,8 @@ def _alone(run: Path, name: TraceName, raw: Path) -> Iterator[bool]:
         except OSError:  # a file system without locks: who else is there is not known
             yield True
             return
-        for half in unpublished(run, name):
-            discard(half)
+        for half in partial_files(run, name):
+            remove_quietly(half)
         yield True
 
 
@@ -155,8 +155,8 @@ def _finish_window(run: Path, name: TraceName, raw: Path, profiler: ProfilerConf
         The files of the window: its traces, then its tables.
     """
     trace = read_window(raw)
-    profile = Profile(trace, Options(profiler.sorted_by, profiler.thread_sep))
-    layout = Layout(profiler.time_unit, profiler.op_detail, profiler.row_limit)
+    profile = Profile(trace, SummaryOptions(profiler.sorted_by, profiler.thread_sep))
+    layout = TableOptions(profiler.time_unit, profiler.op_detail, profiler.row_limit)
     heading = title(name.rank, name.label.replace("_", " "), name.window, profile.steps)
     # In one piece, and before the slow part: somebody is waiting for it.
     print(f"{heading}\n\n{render(profile, profiler.views(), layout)}", end="", flush=True)
@@ -166,25 +166,25 @@ def _finish_window(run: Path, name: TraceName, raw: Path, profiler: ProfilerConf
         "window": name.window,
         "steps": profile.steps,
         "sorted_by": profile.sorted_by,
-        "lost": dict(trace.lost),
+        "lost": dict(trace.skipped),
     }
     write_atomically(run / name.summary, to_json(profile, **identity).encode())
     most_bytes = None if profiler.max_trace_mb is None else int(profiler.max_trace_mb * MEGABYTE)
-    traces, lost = _write_traces(trace, run, name, profiler, most_bytes)
-    if lost:
-        tell(f"{raw}: kept, for {lost}")
-    losses = [f"{count} {what}" for what, count in trace.lost.items()]
+    traces, skipped = _write_traces(trace, run, name, profiler, most_bytes)
+    if skipped:
+        tell(f"{raw}: kept, for {skipped}")
+    losses = [f"{count} {what}" for what, count in trace.skipped.items()]
     if trace.events.is_empty():
         losses.append("no event was found")
     if losses:
         tell(f"{raw}: kept, for not all of it was read: {', '.join(losses)}")
-    if losses or lost or "pb" in profiler.formats:
+    if losses or skipped or "pb" in profiler.formats:
         traces.append(raw)
     else:
         raw.unlink(missing_ok=True)
         shutil.rmtree(run / name.calls, ignore_errors=True)
     files = [*traces, run / name.summary]
-    leave_files(run, name.rank, name.window, files, lost)
+    write_completion(run, name.rank, name.window, files, skipped)
     return files
 
 
@@ -200,7 +200,7 @@ def _write_traces(
         profiler: says the formats.
         most_bytes: what all traces of the rank may take; None for what they need.
     """
-    written, lost = [], []
+    written, skipped = [], []
     for fmt in profiler.formats:
         if fmt == "pb":
             continue
@@ -211,11 +211,11 @@ def _write_traces(
             write_paddle_json(trace, path, left)
             written.append(path)
         except TooLargeError:
-            lost.append(f"no {fmt}, which would take more than {bytes_text(left or 0)}")
-    if not lost:
+            skipped.append(f"no {fmt}, which would take more than {bytes_text(left or 0)}")
+    if not skipped:
         return written, None
     of = f"the rest of Profiler.max_trace_mb {profiler.max_trace_mb:g}"
-    return written, f"{', '.join(lost)}, {of}; ppprof convert makes it elsewhere"
+    return written, f"{', '.join(skipped)}, {of}; ppprof convert makes it elsewhere"
 
 
 def _run_command(command: Sequence[str], run: Path, name: TraceName, files: list[Path]) -> None:

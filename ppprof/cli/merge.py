@@ -7,13 +7,13 @@ import re
 from decimal import Decimal
 from typing import Any
 
-from ppprof.analysis.profile.steps import Steps
+from ppprof.analysis.profile.steps import StepRange
 from ppprof.cli.options import add_cache, opened
 from ppprof.cli.terminal import problem_of_output, tell
 from ppprof.errors import UsageError
-from ppprof.paths import located
+from ppprof.paths import to_path
 from ppprof.topology import parse_selector
-from ppprof.wording import listed
+from ppprof.units import format_ranges
 
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _DURATION = re.compile(r"(?P<number>\d{1,9}(\.\d{1,9})?)\s*(?P<unit>ns|us|ms|s)")
@@ -35,7 +35,7 @@ def register(subparsers: Any) -> None:
     add(
         "-o",
         "--output",
-        type=located,
+        type=to_path,
         metavar="FILE",
         required=True,
         help="ends in .json or .json.gz",
@@ -66,7 +66,7 @@ def merge(args: argparse.Namespace) -> int:
     ranks = checked("--ranks", parse_selector, args.ranks)
     min_dur_ns = checked("--min-dur", nanoseconds, args.min_dur)
     if args.steps is not None:
-        checked("--steps", Steps.parse, args.steps)
+        checked("--steps", StepRange.parse, args.steps)
     if not args.output.name.endswith((".json", ".json.gz")):
         problems.append(f"-o {args.output}: expected a name that ends in .json or .json.gz")
     elif problem := problem_of_output(args.output, [args.run], args.force):
@@ -82,7 +82,9 @@ def merge(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"-o {args.output}: {error.strerror or error}") from error
     size = args.output.stat().st_size
-    tell(f"{args.output}: {listed('rank', made.ranks)}, {made.num_events} events, {size} bytes")
+    tell(
+        f"{args.output}: {format_ranges('rank', made.ranks)}, {made.num_events} events, {size} bytes"
+    )
     return 0
 
 

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 from ppprof.cli.terminal import Progress, is_data, problem_of_output, tell
 from ppprof.errors import UsageError
-from ppprof.paths import located, write_atomically
+from ppprof.paths import to_path, write_atomically
 from ppprof.run.run import Run
 from ppprof.run.run import open as open_run
-from ppprof.wording import printable
+from ppprof.units import escape_control_chars
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -67,7 +67,7 @@ class Checks:
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Adds ``-o`` and ``--force``."""
     parser.add_argument(
-        "-o", "--output", type=located, metavar="FILE", help="write there and not to stdout"
+        "-o", "--output", type=to_path, metavar="FILE", help="write there and not to stdout"
     )
     parser.add_argument("--force", action="store_true", help="replace FILE where it exists")
 
@@ -95,7 +95,7 @@ def write_output(args: argparse.Namespace, text: str) -> None:
     """
     try:
         is_text = hasattr(args, "format") and not is_data(args)
-        write_atomically(args.output, (printable(text) if is_text else text).encode())
+        write_atomically(args.output, (escape_control_chars(text) if is_text else text).encode())
     except OSError as error:
         raise UsageError(f"-o {args.output}: {error.strerror or error}") from error
 
@@ -103,6 +103,6 @@ def write_output(args: argparse.Namespace, text: str) -> None:
 def opened(*paths: str, cache: bool) -> Run:
     """The run of these paths; tells where it was found, if not there."""
     run = open_run(*paths, cache=cache, progress=Progress.on_terminal(), tell=tell)
-    if run.paths != tuple(map(located, paths)):
+    if run.paths != tuple(map(to_path, paths)):
         tell(f"{', '.join(paths)}: the newest run is {run}")
     return run

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ppprof.analysis.profile.steps import Steps
+from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.matching import offsets_by_starts
 from ppprof.analysis.ranks.step_table import GROUPS, group_steps, slowest
@@ -18,15 +18,15 @@ from ppprof.cli import executors
 from ppprof.cli.options import Checks, add_cache, add_part, add_ranks, opened, whole_number
 from ppprof.cli.terminal import tell
 from ppprof.errors import UsageError
-from ppprof.paths import located
+from ppprof.paths import to_path
 from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
-from ppprof.report.text.ranks import draw_findings, draw_groups, draw_ranks
-from ppprof.report.text.summary import Layout
+from ppprof.report.text.ranks import render_findings, render_groups, render_ranks
+from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.what_if import render_what_if
 from ppprof.run.run import Run
 from ppprof.topology import RankSelector, parse_selector
-from ppprof.wording import listed
+from ppprof.units import format_ranges
 
 
 def register(subparsers: Any) -> None:
@@ -77,7 +77,7 @@ def ranks(args: argparse.Namespace) -> int:
     """0 when anything was shown, whatever could not be read beside it."""
     request = _Request.of(args)
     # A worker on another machine works in a directory of its own.
-    path = args.path if request.dask is None else str(located(args.path).absolute())
+    path = args.path if request.dask is None else str(to_path(args.path).absolute())
     run = opened(path, cache=not args.no_cache)
     with request.executor() as executor:
         cluster = run.cluster(request.ranks, request.window, steps=args.steps, executor=executor)
@@ -100,7 +100,7 @@ class _Request:
     workers: int
     dask: str | None
     what_if: bool
-    layout: Layout
+    layout: TableOptions
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> _Request:
@@ -113,9 +113,9 @@ class _Request:
         by = checks.of("--by", args.by, _groups, ())
         ranks = checks.of("--rank", args.rank, parse_selector, "all")
         window = checks.of("--window", args.window, whole_number, None)
-        checks.of("--steps", args.steps, Steps.parse, None)
+        checks.of("--steps", args.steps, StepRange.parse, None)
         workers = checks.of("--workers", args.workers, partial(whole_number, least=1), 1)
-        layout = checks.of("--time-unit", args.time_unit, Layout, Layout())
+        layout = checks.of("--time-unit", args.time_unit, TableOptions, TableOptions())
         if args.workers is not None and args.dask is not None:
             checks.problems.append("--workers, --dask: both say where to read; give one of them")
         if args.time_unit is not None and args.format != "table":
@@ -152,8 +152,8 @@ class _Shown:
 def _table(shown: _Shown) -> str:
     numbers = shown.steps["step"].unique().to_list()
     found = shown.steps["rank"].unique().to_list()
-    heading = f"{shown.run.path}: {listed('rank', found)}, {listed('step', numbers)}"
-    table = draw_ranks(shown.table, shown.by, shown.layout)
+    heading = f"{shown.run.path}: {format_ranges('rank', found)}, {format_ranges('step', numbers)}"
+    table = render_ranks(shown.table, shown.by, shown.layout)
     replayed = render_what_if(shown.cluster.what_if, shown.layout) if shown.what_if else ""
     replayed = f"\n{replayed}" if replayed else ""
     return f"{heading}\n\n{table}{_slowest(shown)}{_together(shown)}{replayed}"
@@ -163,8 +163,8 @@ def _together(shown: _Shown) -> str:
     """What the ranks did together; nothing where no two of them met."""
     if shown.cluster.arrivals.is_empty():
         return ""
-    groups = draw_groups(shown.cluster, shown.layout)
-    return f"\n{groups}{draw_findings(shown.cluster, shown.layout)}"
+    groups = render_groups(shown.cluster, shown.layout)
+    return f"\n{groups}{render_findings(shown.cluster, shown.layout)}"
 
 
 def _slowest(shown: _Shown) -> str:

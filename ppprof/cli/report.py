@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 from typing import Any
 
-from ppprof.analysis.profile.steps import Steps
+from ppprof.analysis.profile.steps import StepRange
 from ppprof.cli import executors
 from ppprof.cli.options import (
     Checks,
@@ -57,7 +57,7 @@ def report(args: argparse.Namespace) -> int:
     checks = Checks()
     ranks = checks.of("--rank", args.rank, parse_selector, "all")
     window = checks.of("--window", args.window, whole_number, None)
-    checks.of("--steps", args.steps, Steps.parse, None)
+    checks.of("--steps", args.steps, StepRange.parse, None)
     workers = checks.of("--workers", args.workers, partial(whole_number, least=1), 1)
     sources = [path for path in (*args.paths, args.baseline) if path is not None]
     checks.problems += problems_of_output(args, sources)
@@ -66,13 +66,13 @@ def report(args: argparse.Namespace) -> int:
     checks.done()
 
     from ppprof.report.html import render
-    from ppprof.run.report import picture
+    from ppprof.run.report import collect_report_data
 
     cache = not args.no_cache
     run = opened(*args.paths, cache=cache)
     baseline = None if args.baseline is None else opened(args.baseline, cache=cache)
     with executors.processes(workers) as executor:
-        found = picture(
+        found = collect_report_data(
             run, baseline=baseline, ranks=ranks, window=window, steps=args.steps, executor=executor
         )
     write_output(args, render(found, args.language))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from ppprof.analysis.profile.profile import Options
-from ppprof.analysis.profile.steps import Steps
+from ppprof.analysis.profile.profile import SummaryOptions
+from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.summaries.across_ranks import ACROSS, WAYS, check_across
 from ppprof.analysis.summaries.views import VIEWS
 from ppprof.cli.options import (
@@ -27,12 +27,12 @@ from ppprof.cli.terminal import tell, tell_lost
 from ppprof.errors import ConfigError, PpprofError, UsageError
 from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
-from ppprof.report.text.across_ranks import draw_across
-from ppprof.report.text.summary import Layout, draw, title, window_title
+from ppprof.report.text.across_ranks import render_across
+from ppprof.report.text.summary import TableOptions, render_tables, title, window_title
 from ppprof.run.run import Run
 from ppprof.run.summary import AcrossRanks, WindowTables
-from ppprof.rundir.recordings import Recording, by_run
-from ppprof.wording import listed
+from ppprof.rundir.recordings import Recording, group_by_run
+from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
     from ppprof.config import ProfilerConfig
@@ -150,9 +150,9 @@ class _Request:
             "rank", lambda text: "all" if text == "all" else whole_number(text, 0, "all")
         )
         window = checked("window", whole_number)
-        checked("steps", Steps.parse)
-        checked("sorted_by", Options)
-        checked("time_unit", Layout)
+        checked("steps", StepRange.parse)
+        checked("sorted_by", SummaryOptions)
+        checked("time_unit", TableOptions)
         settings = {name: getattr(args, name) for name in _CHANGES}
         settings = {name: value for name, value in settings.items() if value is not None}
         if args.row_limit is not None:
@@ -206,14 +206,14 @@ class _Window:
     path: str
     heading: str
     made: WindowTables | AcrossRanks
-    layout: Layout
+    layout: TableOptions
 
     def text(self) -> str:
         """Its tables as text."""
         if isinstance(self.made, WindowTables):
-            return draw(self.made.tables, self.layout)
+            return render_tables(self.made.tables, self.layout)
         coordinates = {of.recording.rank: of.recording.coordinate for of in self.made.ranks}
-        return draw_across(self.made.tables, self.made.by, coordinates, self.layout)
+        return render_across(self.made.tables, self.made.by, coordinates, self.layout)
 
     def columns(self) -> Mapping[str, object]:
         """What stands before each row of CSV, which has no other place for it."""
@@ -225,7 +225,7 @@ class _Window:
 
 def _windows(request: _Request, failed: list[int]) -> Iterator[_Window]:
     """One after another; what cannot be shown is told, and its exit code put into ``failed``."""
-    groups = by_run(request.paths)
+    groups = group_by_run(request.paths)
     for paths in groups:
         path = ", ".join(map(str, paths))
         try:
@@ -240,7 +240,7 @@ def _windows(request: _Request, failed: list[int]) -> Iterator[_Window]:
         _tell_what_has_no_effect(request, views)
         settings = {name: getattr(block, name) for name in _CHANGES} if block else {}
         settings.update(request.settings)
-        layout = Layout(**{name: settings.pop(name) for name in _LAYOUT if name in settings})
+        layout = TableOptions(**{name: settings.pop(name) for name in _LAYOUT if name in settings})
         for made in _made(request, run, recordings, views, settings, failed):
             heading = _heading(made)
             several = len(groups) > 1
@@ -288,14 +288,14 @@ def _made(
             rank = made.ranks[0].recording.rank
             tell(f"{run.path}: window {made.window}: only rank {rank}: nothing to compare")
         for of in [made] if isinstance(made, WindowTables) else made.ranks:
-            tell_lost(of.source, of.lost)
+            tell_lost(of.source, of.skipped)
         yield made
 
 
 def _heading(made: WindowTables | AcrossRanks) -> str:
     if isinstance(made, WindowTables):
         return title(made.recording.rank, made.recording.what, made.recording.window, made.steps)
-    ranks = listed("rank", (of.recording.rank for of in made.ranks))
+    ranks = format_ranges("rank", (of.recording.rank for of in made.ranks))
     return f"{ranks}, {window_title(made.window, made.steps)}"
 
 
@@ -329,7 +329,7 @@ def _recordings(request: _Request, run: Run, block: ProfilerConfig | None) -> Se
         return found
     if missing := recorded.difference(run.ranks):
         tell(
-            f"{run}: nothing of {listed('rank', missing)}: if other nodes have left them, name their "
+            f"{run}: nothing of {format_ranges('rank', missing)}: if other nodes have left them, name their "
             "directories too"
         )
     if request.rank == "all":
@@ -337,7 +337,9 @@ def _recordings(request: _Request, run: Run, block: ProfilerConfig | None) -> Se
     shown = [at for at in found if at.rank in printed] or found
     others = {at.rank for at in found} - {at.rank for at in shown}
     if others:
-        tell(f"{run}: not shown: {listed('rank', others)}; --rank R or --rank all shows them")
+        tell(
+            f"{run}: not shown: {format_ranges('rank', others)}; --rank R or --rank all shows them"
+        )
     return shown
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from ppprof.paths import is_remote, located, reaching
-from ppprof.wording import lost_text, one_line, printable
+from ppprof.paths import is_remote, store_errors_as_oserror, to_path
+from ppprof.units import escape_cell, escape_control_chars, format_skipped
 
 
 class Progress:
@@ -29,7 +29,7 @@ class Progress:
             from tqdm import tqdm
 
             self._bar = tqdm(
-                desc=one_line(path.name),
+                desc=escape_cell(path.name),
                 total=total,
                 unit="B",
                 unit_scale=True,
@@ -51,7 +51,7 @@ class Terminal:
 
     def write(self, text: str) -> int:
         """As a stream's."""
-        self._stream.write(printable(text))
+        self._stream.write(escape_control_chars(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -66,13 +66,13 @@ def is_data(args: argparse.Namespace) -> bool:
 
 def tell(message: object) -> None:
     """One line, or several."""
-    print(printable(str(message)), file=sys.stderr)
+    print(escape_control_chars(str(message)), file=sys.stderr)
 
 
-def tell_lost(path: object, lost: Mapping[str, int]) -> None:
+def tell_lost(path: object, skipped: Mapping[str, int]) -> None:
     """One line on what of a file could not be used, if anything."""
-    if lost:
-        tell(lost_text(path, lost))
+    if skipped:
+        tell(format_skipped(path, skipped))
 
 
 def is_same(output: Path, source: Path) -> bool:
@@ -85,7 +85,7 @@ def is_same(output: Path, source: Path) -> bool:
 def problem_of_output(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
     """What keeps a command from writing ``output``, made of what is in ``sources``; None: nothing."""
     try:
-        with reaching(output):
+        with store_errors_as_oserror(output):
             return _problem_of(output, sources, force)
     except OSError as error:
         return error.strerror or str(error)
@@ -96,7 +96,7 @@ def _problem_of(output: Path, sources: Iterable[str | Path], force: bool) -> str
         return "a directory; expected a file"
     if not is_remote(output) and not output.parent.is_dir():  # a store makes them itself
         return f"{output.parent} is no directory"
-    if output.exists() and any(is_same(output, located(at)) for at in sources):
+    if output.exists() and any(is_same(output, to_path(at)) for at in sources):
         return "is read here; write to another file"
     if output.exists() and not force:
         return "exists; --force replaces it"

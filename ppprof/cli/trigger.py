@@ -15,10 +15,16 @@ from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import is_remote
 from ppprof.rundir import newest, nodes, read_manifest
-from ppprof.rundir.liveness import in_session
-from ppprof.rundir.triggers import MOST_STEPS, Answer, answer_to, files_of, leave_request
+from ppprof.rundir.liveness import live_ranks
+from ppprof.rundir.triggers import (
+    MOST_STEPS,
+    TriggerResponse,
+    read_completion,
+    read_response,
+    write_request,
+)
 from ppprof.topology import Topology
-from ppprof.wording import listed
+from ppprof.units import format_ranges
 
 _POLL_SECONDS = 0.2
 _FINISH_SECONDS = 120.0
@@ -70,12 +76,12 @@ def trigger(args: argparse.Namespace) -> int:
     members = _members(args.rank, profiler, manifest)
     _check_alive(run, manifest)
     try:
-        request = leave_request(run, steps, args.rank)
+        request = write_request(run, steps, args.rank)
     except OSError as error:
         raise UsageError(f"{run}: cannot write a request: {error.strerror or error}") from error
     assert profiler.trigger is not None
     wanted = steps or profiler.trigger.steps
-    what = f"{wanted} step{'s' * (wanted != 1)} on {listed('rank', members)}"
+    what = f"{wanted} step{'s' * (wanted != 1)} on {format_ranges('rank', members)}"
     if not args.wait:
         tail = "rank 0 reads this within a quarter of a second and one step, and says on its stderr"
         print(f"{run}: asked for {what}: {tail} and in {run}/trigger/answers.jsonl which steps")
@@ -104,14 +110,16 @@ def _members(rank: str | None, profiler: ProfilerConfig, manifest: Mapping[str, 
     """The ranks that will record."""
     axes = manifest.get("axes")
     try:
-        grid = Topology(tuple(axes["degrees"]), tuple(axes["order"]))  # type: ignore[index]
+        topology = Topology(tuple(axes["degrees"]), tuple(axes["order"]))  # type: ignore[index]
     except (KeyError, TypeError) as error:
         raise InputError("manifest.json: no axes; expected those of a ppprof run") from error
     assert profiler.trigger is not None
-    recorded = grid.select(profiler.ranks)
-    members = grid.select(profiler.trigger.ranks if rank is None else rank) & recorded
+    recorded = topology.select(profiler.ranks)
+    members = topology.select(profiler.trigger.ranks if rank is None else rank) & recorded
     if not members:
-        raise UsageError(f"--rank {rank}: the job records on {listed('rank', recorded)} only")
+        raise UsageError(
+            f"--rank {rank}: the job records on {format_ranges('rank', recorded)} only"
+        )
     return set(members)
 
 
@@ -121,7 +129,7 @@ def _check_alive(run: Path, manifest: Mapping[str, Any]) -> None:
     Raises:
         InputError: it will not.
     """
-    ranks = in_session(run)
+    ranks = live_ranks(run)
     if 0 in ranks:
         return
     if not ranks or 0 in nodes(run):
@@ -145,32 +153,32 @@ def _wait(run: Path, request: str, deadline: float) -> int:
     ranks = answer.ranks or []
     last = answer.start + answer.steps - 1
     tell(
-        f"window {answer.window}: steps {answer.start} to {last} on {listed('rank', ranks)}; "
+        f"window {answer.window}: steps {answer.start} to {last} on {format_ranges('rank', ranks)}; "
         "waiting for its files"
     )
     missing = set(ranks) & nodes(run).keys()
     if missing != set(ranks):
-        elsewhere = listed("rank", set(ranks) - missing)
+        elsewhere = format_ranges("rank", set(ranks) - missing)
         tell(f"files of {elsewhere} are on other disks: they are not waited for")
     ended: float | None = None
     while missing:
         for rank in sorted(missing):
-            found = files_of(run, rank, answer.window)
+            found = read_completion(run, rank, answer.window)
             if found is not None:
-                files, lost = found
+                files, skipped = found
                 missing.discard(rank)
                 print(*files, sep="\n", flush=True)
-                if lost:
-                    tell(f"rank {rank}: {lost}")
+                if skipped:
+                    tell(f"rank {rank}: {skipped}")
         now = time.monotonic()
         if missing and now > deadline:
-            tell(f"{run}: no files of {listed('rank', missing)} yet; the window goes on")
+            tell(f"{run}: no files of {format_ranges('rank', missing)} yet; the window goes on")
             return 1
-        if ended is None and 0 not in in_session(run):
+        if ended is None and 0 not in live_ranks(run):
             ended = now
         if missing and ended is not None and now > ended + _FINISH_SECONDS:
             raise InputError(
-                f"{run}: the job has ended and left no files of {listed('rank', missing)}; "
+                f"{run}: the job has ended and left no files of {format_ranges('rank', missing)}; "
                 f"if raw ones are there: ppprof finish {run}"
             )
         if missing:
@@ -178,10 +186,10 @@ def _wait(run: Path, request: str, deadline: float) -> int:
     return 0
 
 
-def _answer(run: Path, request: str, deadline: float) -> Answer | None:
+def _answer(run: Path, request: str, deadline: float) -> TriggerResponse | None:
     while time.monotonic() <= deadline:
-        is_there = 0 in in_session(run)  # first: it answers before it leaves
-        answer = answer_to(run, request)
+        is_there = 0 in live_ranks(run)  # first: it answers before it leaves
+        answer = read_response(run, request)
         if answer is not None:
             return answer
         if not is_there:

@@ -19,7 +19,7 @@ from ppprof.config.training import (
     ModelConfig,
     OptimizerConfig,
 )
-from ppprof.config.validation import Report, did_you_mean, read_block
+from ppprof.config.validation import Problems, did_you_mean, read_block
 from ppprof.config.yaml_source import Source, read_source
 from ppprof.errors import ConfigError, Problem
 from ppprof.topology import AXES, Topology
@@ -81,7 +81,7 @@ def load_config(
     from ppprof.config.overrides import apply_overrides  # brings OmegaConf, which is slow to load
 
     source = read_source(path)
-    report = Report(source, apply_overrides(source, overrides))
+    report = Problems(source, apply_overrides(source, overrides))
     values = source.values
     for name in values:
         if name not in _OWN_BLOCKS and name not in _FLEETX_BLOCKS:
@@ -145,7 +145,7 @@ def load_profiler(
     if set(source.values) & {item.name for item in dataclasses.fields(ProfilerConfig)}:
         source.values = {"Profiler": source.values}
         source.marks = {("Profiler", *key): mark for key, mark in source.marks.items()}
-    report = Report(source)
+    report = Problems(source)
     overrides = list(overrides)
     if overrides:
         from ppprof.config.overrides import apply_overrides
@@ -181,7 +181,7 @@ def _by_place(problem: Problem) -> tuple[str, int]:
 
 
 def _grid(
-    distributed: DistributedConfig, world_size: int | None, report: Report
+    distributed: DistributedConfig, world_size: int | None, report: Problems
 ) -> tuple[DistributedConfig, Topology]:
     """The block with dp derived where it is blank, and its grid of ranks."""
     order: tuple[str, ...] = distributed.order
@@ -212,7 +212,7 @@ def _grid(
 
 
 def _batches(
-    world: GlobalConfig, engine: EngineConfig, topology: Topology, report: Report
+    world: GlobalConfig, engine: EngineConfig, topology: Topology, report: Problems
 ) -> tuple[GlobalConfig, EngineConfig]:
     """Batch sizes with the blank ones derived, as FleetX does."""
     replicas = topology.replicas
@@ -255,7 +255,7 @@ def _batches(
     return world, dataclasses.replace(engine, accumulate_steps=steps)
 
 
-def _check_model(model: ModelConfig, report: Report) -> None:
+def _check_model(model: ModelConfig, report: Problems) -> None:
     if model.hidden_size % model.num_attention_heads:
         report.problem(
             ("Model", "num_attention_heads"),
@@ -263,7 +263,7 @@ def _check_model(model: ModelConfig, report: Report) -> None:
         )
 
 
-def _check_split(blocks: Mapping[str, Any], topology: Topology, report: Report) -> None:
+def _check_split(blocks: Mapping[str, Any], topology: Topology, report: Problems) -> None:
     """Whether the grid's axes can divide the model and the batch."""
     model: ModelConfig = blocks["Model"]
     mp, pp, virtual = topology.degree("mp"), topology.degree("pp"), model.virtual_pp_degree
@@ -308,7 +308,7 @@ def _check_split(blocks: Mapping[str, Any], topology: Topology, report: Report) 
             )
 
 
-def _check_virtual(virtual: int, pp: int, micro_batches: int, report: Report) -> None:
+def _check_virtual(virtual: int, pp: int, micro_batches: int, report: Problems) -> None:
     """Fleet's own conditions (PipelineParallelWithInterleave._check_sanity)."""
     key = ("Model", "virtual_pp_degree")
     if pp == 1:

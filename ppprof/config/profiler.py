@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Optional, Union, get_args
 
 from ppprof.config.profiler_options import read_options
-from ppprof.config.validation import Report, knob, read_block
+from ppprof.config.validation import Problems, knob, read_block
 from ppprof.config.yaml_source import Key, Source
 from ppprof.errors import ConfigError, UsageError
 from ppprof.paths import is_remote
@@ -190,7 +190,7 @@ class ProfilerConfig:
         Raises:
             ConfigError: with every problem at once.
         """
-        report = Report(Source(dict(values), path="Profiler"))
+        report = Problems(Source(dict(values), path="Profiler"))
         config = read_profiler(values, (), report)
         if report.problems:
             raise ConfigError(report.problems)
@@ -223,7 +223,7 @@ class ProfilerConfig:
         return tuple(view for view in VIEWS if self.detailed or getattr(self.summary, view))
 
 
-def read_profiler(values: Any, key: Key, report: Report) -> ProfilerConfig:
+def read_profiler(values: Any, key: Key, report: Problems) -> ProfilerConfig:
     """The block, with what its types alone cannot say checked as well."""
     if isinstance(values, Mapping):
         values = _with_options(values, key, report)
@@ -253,7 +253,7 @@ def read_profiler(values: Any, key: Key, report: Report) -> ProfilerConfig:
     return read_block(ProfilerConfig, values, key, report)
 
 
-def _with_options(values: Mapping[str, Any], key: Key, report: Report) -> dict[str, Any]:
+def _with_options(values: Mapping[str, Any], key: Key, report: Problems) -> dict[str, Any]:
     """The block with the keys that its ``profiler_options`` stand for."""
     options = values.get("profiler_options")
     if options is None:
@@ -267,18 +267,18 @@ def _with_options(values: Mapping[str, Any], key: Key, report: Report) -> dict[s
     return {**meant, **given, "profiler_options": str(options)}
 
 
-def check_ranks(config: ProfilerConfig, topology: Topology, report: Report) -> None:
+def check_ranks(config: ProfilerConfig, topology: Topology, report: Problems) -> None:
     """Notes rank selectors that name no rank of the grid, or none that records."""
     for key, selector in _selectors(config):
         _check_ranks_of(config, key, selector, topology, report)
 
 
-def check_rank_numbers(config: ProfilerConfig, world_size: int, report: Report) -> None:
+def check_rank_numbers(config: ProfilerConfig, world_size: int, report: Problems) -> None:
     """The same where only the number of ranks is known: says nothing of coordinates."""
-    grid = Topology.of(dp=world_size)
+    topology = Topology.of(dp=world_size)
     for key, selector in _selectors(config):
         if not isinstance(selector, Mapping) and not isinstance(config.ranks, Mapping):
-            _check_ranks_of(config, key, selector, grid, report)
+            _check_ranks_of(config, key, selector, topology, report)
 
 
 def _selectors(config: ProfilerConfig) -> list[tuple[Key, RankSelector]]:
@@ -292,7 +292,7 @@ def _selectors(config: ProfilerConfig) -> list[tuple[Key, RankSelector]]:
 
 
 def _check_ranks_of(
-    config: ProfilerConfig, key: Key, selector: RankSelector, topology: Topology, report: Report
+    config: ProfilerConfig, key: Key, selector: RankSelector, topology: Topology, report: Problems
 ) -> None:
     try:
         chosen = topology.select(selector)
@@ -314,7 +314,7 @@ _PADDLE_SORT_KEYS = {
 }
 
 
-def _schedule(value: Any, key: Key, report: Report) -> tuple[int, int] | WindowSchedule | None:
+def _schedule(value: Any, key: Key, report: Problems) -> tuple[int, int] | WindowSchedule | None:
     if value is None:
         return None
     if isinstance(value, Mapping):
@@ -336,7 +336,7 @@ def _schedule(value: Any, key: Key, report: Report) -> tuple[int, int] | WindowS
     return start, stop
 
 
-def _trigger(value: Any, key: Key, report: Report) -> TriggerConfig | None:
+def _trigger(value: Any, key: Key, report: Problems) -> TriggerConfig | None:
     if value is None or value is False:
         return None
     if value is True:
@@ -359,7 +359,7 @@ def _trigger(value: Any, key: Key, report: Report) -> TriggerConfig | None:
     return trigger
 
 
-def _check_command(config: ProfilerConfig, key: Key, report: Report) -> None:
+def _check_command(config: ProfilerConfig, key: Key, report: Problems) -> None:
     if config.on_window_end is None:
         return
     try:
@@ -371,7 +371,7 @@ def _check_command(config: ProfilerConfig, key: Key, report: Report) -> None:
         report.problem(key, "empty; expected a command")
 
 
-def _check_selector(value: Any, key: Key, report: Report) -> None:
+def _check_selector(value: Any, key: Key, report: Problems) -> None:
     """Notes what is no rank selector; whether the ranks exist depends on the grid."""
     if isinstance(value, Mapping):
         unknown = sorted(set(value) - set(AXES))
@@ -389,7 +389,7 @@ def _is_index(value: Any) -> bool:
 
 
 def _warn_of_no_effect(
-    values: Mapping[str, Any], schedule: Any, config: ProfilerConfig, key: Key, report: Report
+    values: Mapping[str, Any], schedule: Any, config: ProfilerConfig, key: Key, report: Problems
 ) -> None:
     """Settings that another setting leaves without effect."""
     if not config.enable:

@@ -27,7 +27,7 @@ def knob(
 
 
 @dataclass
-class Report:
+class Problems:
     """What reading found, for a user to see."""
 
     source: Source
@@ -47,7 +47,7 @@ class Report:
         self.warnings.append(str(Problem(self.source.where(key), ".".join(key), message)))
 
 
-def read_block(cls: type[T], values: Any, key: Key, report: Report) -> T:
+def read_block(cls: type[T], values: Any, key: Key, report: Problems) -> T:
     """An instance of dataclass ``cls``; defaults stand in for what is missing, null or wrong.
 
     A class attribute ``STRICT = True`` makes an unknown key a problem, otherwise it is a warning;
@@ -87,7 +87,7 @@ _WRONG = object()
 _NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
 
 
-def _unknown(cls: type, name: str, fields: Mapping[str, Any], key: Key, report: Report) -> None:
+def _unknown(cls: type, name: str, fields: Mapping[str, Any], key: Key, report: Problems) -> None:
     hint = did_you_mean(name, fields)
     if getattr(cls, "STRICT", False):
         known = "" if hint else f"; expected one of {', '.join(fields)}"
@@ -96,7 +96,7 @@ def _unknown(cls: type, name: str, fields: Mapping[str, Any], key: Key, report: 
         report.warn((*key, name), f"unknown key, passed through{hint}")
 
 
-def _value(hint: Any, value: Any, key: Key, item: dataclasses.Field[Any], report: Report) -> Any:
+def _value(hint: Any, value: Any, key: Key, item: dataclasses.Field[Any], report: Problems) -> Any:
     """``value`` as ``hint`` asks, or `_WRONG` once the report has the problem."""
     blocks = [choice for choice in (hint, *get_args(hint)) if dataclasses.is_dataclass(choice)]
     if blocks:

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from ppprof.errors import ConfigError, Problem
-from ppprof.paths import read_small
+from ppprof.paths import read_bounded
 from ppprof.safe_yaml import check_size
 
 Key = tuple[str, ...]
@@ -165,7 +165,7 @@ def _read_chain(path: Path, chain: tuple[Path, ...], asked_at: str = "") -> Sour
 
 def _read_file(path: Path, asked_at: str) -> Source:
     try:
-        text = read_small(path, _MOST_BYTES).decode("utf-8-sig")
+        text = read_bounded(path, _MOST_BYTES).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
         key = "_base_" if asked_at else ""

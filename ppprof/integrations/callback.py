@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar, Union
 
 from ppprof.capture import attach
-from ppprof.capture.session import Off
+from ppprof.capture.session import NoopSession
 from ppprof.config import ProfilerConfig, load_profiler
 
 Block = Union[ProfilerConfig, Mapping[str, Any], str, Path]
@@ -39,7 +39,7 @@ class CallbackSession:
             profiler = ProfilerConfig.from_mapping(profiler)
         self._profiler = profiler
         self._pause = ExitStack()
-        self.session = Off()
+        self.session = NoopSession()
         """What `ppprof.attach` gave; one that does nothing outside the training."""
 
     def begin(self) -> None:
@@ -73,5 +73,5 @@ class CallbackSession:
 
     def _finish(self, error: BaseException | None) -> None:
         self.resume()
-        session, self.session = self.session, Off()
+        session, self.session = self.session, NoopSession()
         session.__exit__(type(error) if error is not None else None, error, None)

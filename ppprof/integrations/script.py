@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from ppprof.capture import attach
 from ppprof.capture.output import tell
-from ppprof.capture.session import Off
+from ppprof.capture.session import NoopSession
 from ppprof.config import ProfilerConfig, load_profiler
 from ppprof.errors import PpprofError, UsageError
 from ppprof.integrations.optimizer_steps import OptimizerSteps
@@ -112,7 +112,7 @@ class _Watched:
         self._profiler = profiler
         self._config = config
         self._pid = os.getpid()
-        self._session = Off()
+        self._session = NoopSession()
         self._num_steps = 0
         self._optimizer = optimizer
         self._steps: OptimizerSteps | None = None

@@ -9,10 +9,10 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.profile.profile import Options, Profile
+from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.errors import InputError
-from ppprof.paths import reaching, read_small
+from ppprof.paths import read_bounded, store_errors_as_oserror
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, empty
 
 SCHEMA_VERSION = 1
@@ -53,8 +53,8 @@ def read_document(path: Path) -> tuple[dict[str, Any], dict[str, pl.DataFrame]]:
         InputError: missing, not such a file, or of a newer schema.
     """
     try:
-        with reaching(path):
-            identity = json.loads(read_small(path, _MOST_BYTES))
+        with store_errors_as_oserror(path):
+            identity = json.loads(read_bounded(path, _MOST_BYTES))
         version = identity.pop("schema_version")
         rows = identity.pop("tables")
         if version > SCHEMA_VERSION:
@@ -65,7 +65,7 @@ def read_document(path: Path) -> tuple[dict[str, Any], dict[str, pl.DataFrame]]:
         by_thread = any("thread" in row for row in rows["udf"])
         like = Profile(
             Trace(empty(EVENTS), empty(MEMORY), empty(KERNELS), empty(MEMSETS)),
-            Options(thread_sep=by_thread),
+            SummaryOptions(thread_sep=by_thread),
         )
         tables = {
             view: pl.DataFrame(rows[view], summarize(like, view).schema, orient="row")

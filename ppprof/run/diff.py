@@ -18,14 +18,14 @@ from ppprof.analysis.diff.costs import Costs, Device, costs
 from ppprof.analysis.diff.diff import PARTS, Diff, Side
 from ppprof.analysis.diff.naming import Naming, normalized
 from ppprof.analysis.modules.module_tree import MODULES
-from ppprof.analysis.profile.steps import Steps
+from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.step_table import join_ranks
 from ppprof.errors import InputError, UsageError
-from ppprof.paths import located, read_small
+from ppprof.paths import read_bounded, to_path
 from ppprof.run.run import Run
-from ppprof.run.traces import Worked
+from ppprof.run.traces import WindowResult
 from ppprof.topology import RankSelector, Topology
-from ppprof.wording import listed, lost_text
+from ppprof.units import format_ranges, format_skipped
 
 _FOLDED = 16
 """Windows whose tables are held before they are added up."""
@@ -76,7 +76,7 @@ def diff(
         raise UsageError("exact: names stay as they were recorded, so names has no effect")
     same = {} if names is None else read_names(names)
 
-    def both(naming: Naming, *, by_forward: bool) -> list[Side]:
+    def both(naming: Naming, *, attribute_backward: bool) -> list[Side]:
         parts = zip((baseline, experiment), of_ranks, of_windows, of_steps)
         return [
             measured(
@@ -85,22 +85,22 @@ def diff(
                 window,
                 steps=wanted,
                 naming=naming,
-                by_forward=by_forward,
+                attribute_backward=attribute_backward,
                 executor=executor,
             )
             for run, rank, window, wanted in parts
         ]
 
     naming = Naming(exact, same)
-    sides = both(naming, by_forward=True)
+    sides = both(naming, attribute_backward=True)
     recorded = [side for side in sides if side.frameworks]
     is_across = len({side.frameworks for side in recorded}) > 1 and not exact
     # Where but one of them tells more of its gradients, that would be all that is seen of a Backward.
-    is_even = len({side.tells_forwards for side in recorded}) <= 1
+    is_even = len({side.has_forward_links for side in recorded}) <= 1
     if is_across:
         naming = Naming(same={**_known_names(), **same})
     if is_across or not is_even:
-        sides = both(naming, by_forward=is_even)
+        sides = both(naming, attribute_backward=is_even)
     return Diff(*sides)
 
 
@@ -115,7 +115,7 @@ def measured(
     *,
     steps: str | None = None,
     naming: Naming | None = None,
-    by_forward: bool = True,
+    attribute_backward: bool = True,
     executor: Executor | None = None,
 ) -> Side:
     """One side of a `Diff`: see `diff` for what is chosen, `costs` for ``by_forward``.
@@ -124,20 +124,20 @@ def measured(
         UsageError: no such ranks, window or steps; says what there is.
         InputError: nothing of it can be read.
     """
-    wanted = None if steps is None else Steps.parse(steps)
-    made: Iterator[Worked[Costs]] = iter(())
+    wanted = None if steps is None else StepRange.parse(steps)
+    made: Iterator[WindowResult[Costs]] = iter(())
     if run.recordings:
-        work = partial(costs, naming=naming or Naming(), by_forward=by_forward)
+        work = partial(costs, naming=naming or Naming(), attribute_backward=attribute_backward)
         made = run.each(work, run.select_ranks(ranks, window), executor)
     return side_of(run, made, ranks, window, wanted)
 
 
 def side_of(
     run: Run,
-    made: Iterable[Worked[Costs]],
+    made: Iterable[WindowResult[Costs]],
     ranks: RankSelector = "all",
     window: int | None = None,
-    wanted: Steps | None = None,
+    wanted: StepRange | None = None,
 ) -> Side:
     """One side of a `Diff`, of what its windows cost.
 
@@ -158,25 +158,25 @@ def side_of(
     stages = _stages(run)
     for at in made:
         rank, number = at.recording.rank, at.recording.window
-        if at.lost:
-            run.tell(lost_text(at.source, at.lost))
-        breakdowns.append((rank, number, at.made.breakdown.parts))
-        tables.add(at.made, stages.get(rank), number, wanted)
+        if at.skipped:
+            run.tell(format_skipped(at.source, at.skipped))
+        breakdowns.append((rank, number, at.value.breakdown.parts))
+        tables.add(at.value, stages.get(rank), number, wanted)
     if run.recordings:
         of_ranks = {at.rank for at in run.select_ranks(ranks, window)}
         times = times.filter(pl.col("rank").is_in(of_ranks))
     elif times.is_empty():
         raise InputError(f"{run}: neither a trace in it nor step times")
     elif ranks != "all":
-        grid = run.topology or Topology.of(dp=int(times["rank"].to_numpy().max()) + 1)
-        times = times.filter(pl.col("rank").is_in(grid.select(ranks)))
+        topology = run.topology or Topology.of(dp=int(times["rank"].to_numpy().max()) + 1)
+        times = times.filter(pl.col("rank").is_in(topology.select(ranks)))
     if window is not None:
         times = times.filter(pl.col("window") == window)
     of_steps = _steps(join_ranks(breakdowns, run.places) if breakdowns else None)
     if wanted is not None:
-        known = listed("step", [*of_steps["step"], *times["step"]])
-        of_steps = of_steps.filter(wanted.hold(pl.col("step")))
-        times = times.filter(wanted.hold(pl.col("step")))
+        known = format_ranges("step", [*of_steps["step"], *times["step"]])
+        of_steps = of_steps.filter(wanted.contains(pl.col("step")))
+        times = times.filter(wanted.contains(pl.col("step")))
         if of_steps.is_empty() and times.is_empty():
             raise UsageError(f"{run}: no step of {wanted}; it has {known}")
     if breakdowns and of_steps.is_empty():
@@ -221,7 +221,7 @@ class _Tables:
         self._frameworks: set[str] = set()
         self._tells_forwards = False
 
-    def add(self, made: Costs, stage: int | None, window: int, wanted: Steps | None) -> None:
+    def add(self, made: Costs, stage: int | None, window: int, wanted: StepRange | None) -> None:
         """One window's."""
         # A step is one, however many ProfileSteps have its number.
         is_step = pl.col("path") == ""
@@ -234,7 +234,7 @@ class _Tables:
         parts = {"operators": made.operators, "kernels": made.kernels, "modules": modules}
         for name, table in parts.items():
             if wanted is not None:
-                table = table.filter(wanted.hold(pl.col("step")))
+                table = table.filter(wanted.contains(pl.col("step")))
             self._parts[name].append(
                 table.select(pl.lit(window, pl.Int64).alias("window"), pl.all())
             )
@@ -244,15 +244,15 @@ class _Tables:
         device = made.device if wanted is None else Device(*made.device[:2], *[None] * 4)
         self._devices.append(device)
         self._frameworks.add(made.framework)
-        self._tells_forwards |= made.tells_forwards
+        self._tells_forwards |= made.has_forward_links
 
     def _folded(self, name: str) -> pl.DataFrame:
         return _added_up(pl.concat(self._parts[name]))
 
     def side(self, run: Run, steps: pl.DataFrame, times: pl.DataFrame, *, repeats: bool) -> Side:
         """All of it."""
-        grid = run.topology
-        replicas = grid.degree("dp") * grid.degree("sharding") if grid else 1
+        topology = run.topology
+        replicas = topology.degree("dp") * topology.degree("sharding") if topology else 1
         tables = {
             name: _added_up(_numbered(self._folded(name), repeats=repeats)) for name in self._parts
         }
@@ -262,7 +262,7 @@ class _Tables:
             times,
             devices=self._devices,
             frameworks=frozenset(self._frameworks),
-            tells_forwards=self._tells_forwards,
+            has_forward_links=self._tells_forwards,
             facts=_facts(run.manifest),
             num_replicas=replicas,
             coordinates=_coordinates(run),
@@ -299,10 +299,10 @@ def _one_step(ranks: Sequence[int]) -> pl.DataFrame:
 
 def _coordinates(run: Run) -> dict[int, Mapping[str, int]]:
     """Where each rank stands; empty where nobody tells."""
-    grid = run.topology
-    if grid is None:
+    topology = run.topology
+    if topology is None:
         return {}
-    return {rank: grid.coordinate(rank) for rank in run.ranks if rank < grid.world_size}
+    return {rank: topology.coordinate(rank) for rank in run.ranks if rank < topology.world_size}
 
 
 def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:
@@ -339,9 +339,9 @@ def read_names(path: str | Path) -> dict[str, str]:
     Raises:
         InputError: missing, or not such a file; says where.
     """
-    at = located(path)
+    at = to_path(path)
     try:
-        text = read_small(at, _MOST_NAMES_BYTES).decode("utf-8")
+        text = read_bounded(at, _MOST_NAMES_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     return _names(text, str(path))

@@ -20,10 +20,10 @@ from typing import Any
 import polars as pl
 
 from ppprof import rundir
-from ppprof.analysis.profile.profile import Options, Profile
-from ppprof.analysis.profile.steps import Steps, select_steps
-from ppprof.analysis.ranks.cluster import Cluster, Examined, examine
-from ppprof.analysis.ranks.matching import align, collectives, placed
+from ppprof.analysis.profile.profile import Profile, SummaryOptions
+from ppprof.analysis.profile.steps import StepRange, select_steps
+from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_rank
+from ppprof.analysis.ranks.matching import align, collectives, with_rank
 from ppprof.analysis.ranks.step_table import PLACES, group_steps, join_ranks, of_window
 from ppprof.analysis.summaries.across_ranks import (
     by_name,
@@ -34,16 +34,23 @@ from ppprof.analysis.summaries.across_ranks import (
 )
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.errors import InputError, PpprofError, UsageError
-from ppprof.paths import located, reaching
+from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.run.summary import AcrossRanks, WindowTables, saved_tables
-from ppprof.run.traces import Progress, T, Worked, read_best, results_of, work_on
+from ppprof.run.traces import (
+    Progress,
+    T,
+    WindowResult,
+    map_windows,
+    process_window,
+    read_first_readable,
+)
 from ppprof.rundir.clocks import Clock, Clocks, Reading, read_clocks
-from ppprof.rundir.recordings import Recording, alone, in_directories, joined, of_one_run
+from ppprof.rundir.recordings import Recording, directories_of_run, join_paths, scan, single_file
 from ppprof.rundir.step_times import STEP_TIMES, read_step_times
 from ppprof.topology import AXES, RankSelector, Topology
 from ppprof.trace import Trace
 from ppprof.trace.merge import Window, write_merged
-from ppprof.wording import listed, lost_text
+from ppprof.units import format_ranges, format_skipped
 
 _COORDINATE = re.compile(r"([a-z]+)([0-9]{1,6})")
 
@@ -80,15 +87,15 @@ def open(
     Raises:
         InputError: no such path, no run and no trace in it, or several that are not of one run.
     """
-    at = located(path)
+    at = to_path(path)
     try:
-        with reaching(path):
+        with store_errors_as_oserror(path):
             if more or at.is_dir():
-                paths = of_one_run([at, *map(located, more)])
-                recordings = in_directories(paths)
+                paths = directories_of_run([at, *map(to_path, more)])
+                recordings = scan(paths)
             else:
                 at.stat()
-                paths, recordings = [at], [alone(at)]
+                paths, recordings = [at], [single_file(at)]
     except OSError as error:
         raise InputError(f"{error.filename or path}: {error.strerror or error}") from error
     if not recordings and not any(rundir.has_manifest(path) for path in paths):
@@ -129,11 +136,11 @@ class Run:
         self.tell = tell
         """Takes what could not be read while something else could."""
         self._held: tuple[Recording, Path, Trace] | None = None
-        self._made: tuple[Recording, Steps | None, Options, Profile] | None = None
+        self._made: tuple[Recording, StepRange | None, SummaryOptions, Profile] | None = None
 
     def __str__(self) -> str:
         """Where it is, for messages."""
-        return joined(self.paths)
+        return join_paths(self.paths)
 
     @property
     def ranks(self) -> list[int]:
@@ -167,10 +174,10 @@ class Run:
         self._check_recordings()
         of_rank = [at for at in self.recordings if rank in (None, at.rank)]
         if not of_rank:
-            raise UsageError(f"{self}: no rank {rank}; it has {listed('rank', self.ranks)}")
+            raise UsageError(f"{self}: no rank {rank}; it has {format_ranges('rank', self.ranks)}")
         found = [at for at in of_rank if window in (None, at.window)]
         if not found:
-            known = listed("window", (at.window for at in of_rank))
+            known = format_ranges("window", (at.window for at in of_rank))
             of = "" if rank is None else f" of rank {rank}"
             raise UsageError(f"{self}: no window {window}{of}; it has {known}")
         return found
@@ -266,8 +273,8 @@ class Run:
         unknown = [view for view in chosen if view not in VIEWS]
         if unknown:
             raise UsageError(f"view {unknown[0]!r}: expected one of {', '.join(VIEWS)}")
-        options = Options(sorted_by, thread_sep)
-        wanted = None if steps is None else Steps.parse(steps)
+        options = SummaryOptions(sorted_by, thread_sep)
+        wanted = None if steps is None else StepRange.parse(steps)
         return self._tables(self._one(rank, window), chosen, wanted, options)
 
     def across(
@@ -305,14 +312,16 @@ class Run:
         """
         chosen = list(views)
         check_across(chosen, by)
-        Options(sorted_by)
-        wanted = None if steps is None else Steps.parse(steps)
+        SummaryOptions(sorted_by)
+        wanted = None if steps is None else StepRange.parse(steps)
         at_window, recordings = self._of_window(ranks, window)
         made, errors = self._comparable(recordings, chosen, wanted)
         present = {at.rank for at in recordings}
         absent = set(self.expected_ranks if ranks is None else ranks) - present
         if absent:
-            self.tell(f"{self.path}: window {at_window}: no {listed('rank', absent)}; left out")
+            self.tell(
+                f"{self.path}: window {at_window}: no {format_ranges('rank', absent)}; left out"
+            )
         self._tell_unequal_steps(made)
         if sorted_by == "auto":
             on_device = any(of.sorted_by.startswith("gpu") for of in made)
@@ -342,21 +351,23 @@ class Run:
         found = [at for rank in each for at in self.select(rank)]
         windows = sorted({at.window for at in found})
         if window is None and len(windows) > 1:
-            raise UsageError(f"{self.path}: it has {listed('window', windows)}: say which one")
+            raise UsageError(
+                f"{self.path}: it has {format_ranges('window', windows)}: say which one"
+            )
         at_window = windows[0] if window is None else window
         if at_window not in windows:
             self.select(each[0], at_window)  # raises: says what there is
         return at_window, [at for at in found if at.window == at_window]
 
     def _comparable(
-        self, recordings: Sequence[Recording], views: list[str], steps: Steps | None
+        self, recordings: Sequence[Recording], views: list[str], steps: StepRange | None
     ) -> tuple[list[WindowTables], dict[int, PpprofError]]:
         """What can be held against other ranks; what cannot be read is told, by rank."""
         made: list[WindowTables] = []
         errors: dict[int, PpprofError] = {}
         for recording in recordings:
             try:
-                of = self._tables(recording, views, steps, Options(), of_rank)
+                of = self._tables(recording, views, steps, SummaryOptions(), of_rank)
             except PpprofError as error:
                 errors[recording.rank] = error
                 continue
@@ -376,7 +387,7 @@ class Run:
             of_steps.setdefault(tuple(of.steps), []).append(of.recording.rank)
         if len(of_steps) > 1:
             each = "; ".join(
-                f"{listed('rank', ranks)}: {listed('step', steps)}"
+                f"{format_ranges('rank', ranks)}: {format_ranges('step', steps)}"
                 for steps, ranks in of_steps.items()
             )
             self.tell(
@@ -388,8 +399,8 @@ class Run:
         self,
         recording: Recording,
         chosen: list[str],
-        wanted: Steps | None,
-        options: Options,
+        wanted: StepRange | None,
+        options: SummaryOptions,
         make: Callable[[Profile, str], pl.DataFrame] = summarize,
     ) -> WindowTables:
         """One window's tables, each by ``make``, or as a capture has left them."""
@@ -403,14 +414,14 @@ class Run:
             return saved_tables(recording, recording.saved, chosen, wanted, options)
         profile = self._profile(recording, trace, wanted, options)
         if wanted is not None and not profile.steps:
-            known = listed("step", trace.events["step"].drop_nulls().unique().to_list())
+            known = format_ranges("step", trace.events["step"].drop_nulls().unique().to_list())
             raise UsageError(f"{source}: no step of {wanted}; it has {known}")
         return WindowTables(
             recording,
             source,
             profile.steps,
             profile.sorted_by,
-            trace.lost,
+            trace.skipped,
             {view: make(profile, view) for view in VIEWS if view in chosen},
         )
 
@@ -419,7 +430,7 @@ class Run:
         work: Callable[[Trace], T],
         recordings: Iterable[Recording] | None = None,
         executor: Executor | None = None,
-    ) -> Iterator[Worked[T]]:
+    ) -> Iterator[WindowResult[T]]:
         """What ``work`` makes of the trace of each window; in the order of the windows.
 
         Args:
@@ -436,11 +447,13 @@ class Run:
         chosen = self.recordings if recordings is None else tuple(recordings)
         self._held = self._made = None  # memory holds one trace
         if executor is None:
-            read_here = partial(work_on, work=work, cache=self._cache, progress=self._progress)
-            results: Iterable[Worked[T] | str] = map(read_here, chosen)
+            read_here = partial(
+                process_window, work=work, cache=self._cache, progress=self._progress
+            )
+            results: Iterable[WindowResult[T] | str] = map(read_here, chosen)
         else:
-            there = partial(work_on, work=work, cache=self._cache)
-            results = results_of(executor, there, chosen)
+            there = partial(process_window, work=work, cache=self._cache)
+            results = map_windows(executor, there, chosen)
         errors = []
         found = False
         for result in results:
@@ -471,8 +484,12 @@ class Run:
 
         From the manifest; a coordinate that is not there, from the file's name.
         """
-        listed = self.manifest.get("ranks")
-        told = [at for at in listed if isinstance(at, Mapping)] if isinstance(listed, list) else []
+        format_ranges = self.manifest.get("ranks")
+        told = (
+            [at for at in format_ranges if isinstance(at, Mapping)]
+            if isinstance(format_ranges, list)
+            else []
+        )
         hosts = {at["rank"]: at.get("host") for at in told if isinstance(at.get("rank"), int)}
         rows = []
         for rank in self.ranks:
@@ -501,23 +518,27 @@ class Run:
             UsageError: no such ranks or no such window; says what there is.
         """
         self._check_recordings()
-        grid = self.topology
-        if grid is None:
+        topology = self.topology
+        if topology is None:
             if isinstance(ranks, Mapping):
                 raise UsageError(f"{self.path}: {ranks}: no manifest says where its ranks are")
-            grid = Topology.of(dp=max(self.ranks) + 1)
-        wanted = grid.select(ranks) if ranks != "all" else {*grid.select("all"), *self.ranks}
+            topology = Topology.of(dp=max(self.ranks) + 1)
+        wanted = (
+            topology.select(ranks) if ranks != "all" else {*topology.select("all"), *self.ranks}
+        )
         found = [at for at in self.recordings if at.rank in wanted]
         if not found:
             raise UsageError(
-                f"{self.path}: no {listed('rank', wanted)}; it has {listed('rank', self.ranks)}"
+                f"{self.path}: no {format_ranges('rank', wanted)}; it has {format_ranges('rank', self.ranks)}"
             )
         missing = (wanted & self._to_record()) - set(self.ranks)
         if missing:
-            self.tell(f"{self.path}: nothing is there of {listed('rank', missing)}")
+            self.tell(f"{self.path}: nothing is there of {format_ranges('rank', missing)}")
         known = {at.window for at in found}
         if window is not None and window not in known:
-            raise UsageError(f"{self.path}: no window {window}; it has {listed('window', known)}")
+            raise UsageError(
+                f"{self.path}: no window {window}; it has {format_ranges('window', known)}"
+            )
         return [at for at in found if window in (None, at.window)]
 
     def _to_record(self) -> frozenset[int]:
@@ -579,17 +600,17 @@ class Run:
             UsageError: no such ranks, window or steps; says what there is.
             InputError: none of them can be read.
         """
-        wanted = None if steps is None else Steps.parse(steps)
-        made = self.each(examine, self.select_ranks(ranks, window), executor)
+        wanted = None if steps is None else StepRange.parse(steps)
+        made = self.each(analyze_rank, self.select_ranks(ranks, window), executor)
         return self.cluster_of(made, wanted)
 
     def cluster_of(
-        self, examined: Iterable[Worked[Examined]], wanted: Steps | None = None
+        self, examined: Iterable[WindowResult[RankAnalysis]], wanted: StepRange | None = None
     ) -> Cluster:
         """All ranks together, of what each was found to be; see `cluster`.
 
         Args:
-            examined: `ppprof.analysis.ranks.cluster.examine` of some windows.
+            examined: `ppprof.analysis.ranks.cluster.analyze_rank` of some windows.
             wanted: only these steps.
 
         Raises:
@@ -598,21 +619,21 @@ class Run:
         """
         parts, bubbles, met, passed = [], [], [], []
         for at in examined:
-            if at.lost:
-                self.tell(lost_text(at.source, at.lost))
-            if at.made.breakdown.parts.is_empty():
+            if at.skipped:
+                self.tell(format_skipped(at.source, at.skipped))
+            if at.value.breakdown.parts.is_empty():
                 self.tell(f"{at.source}: no step in it; left out")
             rank, number = at.recording.rank, at.recording.window
-            parts.append((rank, number, at.made.breakdown.parts))
-            bubbles.append(of_window(at.made.breakdown.bubbles, rank, number))
-            met.append(placed(at.made.collectives, rank))
-            passed.append(at.made.passes.with_columns(rank=pl.lit(rank, pl.Int64)))
+            parts.append((rank, number, at.value.breakdown.parts))
+            bubbles.append(of_window(at.value.breakdown.bubbles, rank, number))
+            met.append(with_rank(at.value.collectives, rank))
+            passed.append(at.value.passes.with_columns(rank=pl.lit(rank, pl.Int64)))
         rows = join_ranks(parts, self.places)
         if rows.is_empty():
             raise InputError(f"{self.path}: no step in any of its traces")
         if wanted is not None:
-            known = listed("step", rows["step"])
-            rows = rows.filter(wanted.hold(pl.col("step")))
+            known = format_ranges("step", rows["step"])
+            rows = rows.filter(wanted.contains(pl.col("step")))
             if rows.is_empty():
                 raise UsageError(f"{self.path}: no step of {wanted}; it has {known}")
         of_ranks = (_by_rank(bubbles), _by_rank(met), _by_rank(passed))
@@ -664,7 +685,7 @@ class Run:
             InputError: nothing can be read.
             OSError: the file cannot be written.
         """
-        wanted = None if steps is None else Steps.parse(steps)
+        wanted = None if steps is None else StepRange.parse(steps)
         chosen = self.select_ranks(ranks)
         if clocks is None:
             clocks = self._clocks_of(chosen)
@@ -691,7 +712,9 @@ class Run:
             if errors and not written and not known:
                 raise InputError("\n".join(errors))
             if not written:
-                raise UsageError(f"{self}: no step of {wanted}; it has {listed('step', known)}")
+                raise UsageError(
+                    f"{self}: no step of {wanted}; it has {format_ranges('step', known)}"
+                )
 
         there = {recording.rank for recording in chosen if recording.files}
         num_events = write_merged(windows(clocks), path, ranks=there, min_dur_ns=min_dur_ns)
@@ -700,11 +723,11 @@ class Run:
         unmeasured = [rank for rank in written if rank not in clocks and rank != 0]
         if unmeasured and len(written) > 1:
             self.tell(
-                f"{self}: nothing tells the clocks of {listed('rank', unmeasured)}: their times "
+                f"{self}: nothing tells the clocks of {format_ranges('rank', unmeasured)}: their times "
                 "are left as their machine's clock had them; against ranks of other machines they "
                 "can be off by as much as the clocks are"
             )
-        return Merged(located(path), tuple(written), num_events)
+        return Merged(to_path(path), tuple(written), num_events)
 
     def _clocks_of(self, chosen: Sequence[Recording]) -> Clocks:
         """Clocks as they were measured, else as collectives bound them (`align`)."""
@@ -721,20 +744,20 @@ class Run:
         bound = {r: at.error_ns for r, at in clocks.items() if at.method == "collectives"}
         if bound:
             self.tell(
-                f"{self}: nobody measured the clocks of {listed('rank', bound)}: what they did "
+                f"{self}: nobody measured the clocks of {format_ranges('rank', bound)}: what they did "
                 f"together bounds them to {max(bound.values()) / 1e6:.3f} ms"
             )
         return clocks if len(clocks) > 1 else measured
 
     def _process_name(self, recording: Recording) -> str:
         """``dp1 pp0 mp1 · host-b``: sep and sharding only where there are several of them."""
-        grid, rank = self.topology, recording.rank
-        if grid is None or rank >= grid.world_size:
+        topology, rank = self.topology, recording.rank
+        if topology is None or rank >= topology.world_size:
             return recording.what
         coordinate = " ".join(
             f"{axis}{at}"
-            for axis, at in grid.coordinate(rank).items()
-            if axis in ("dp", "pp", "mp") or grid.degree(axis) > 1
+            for axis, at in topology.coordinate(rank).items()
+            if axis in ("dp", "pp", "mp") or topology.degree(axis) > 1
         )
         host = self.manifest["nodes"].get(rank) or self._hosts.get(rank)
         return f"{coordinate} · {host}" if host else coordinate
@@ -748,9 +771,9 @@ class Run:
         if len(found) > 1:
             ranks = {at.rank for at in found}
             several = (
-                listed("rank", ranks)
+                format_ranges("rank", ranks)
                 if len(ranks) > 1
-                else listed("window", (at.window for at in found))
+                else format_ranges("window", (at.window for at in found))
             )
             raise UsageError(f"{self}: it has {several}: say which one")
         return found[0]
@@ -763,13 +786,13 @@ class Run:
 
     def _read(self, recording: Recording) -> tuple[Path, Trace]:
         """From the best file that can be read; the others are told."""
-        file, trace, errors = read_best(recording, self._cache, self._progress)
+        file, trace, errors = read_first_readable(recording, self._cache, self._progress)
         for message in errors:
             self.tell(message)
         return file, trace
 
     def _profile(
-        self, recording: Recording, trace: Trace, steps: Steps | None, options: Options
+        self, recording: Recording, trace: Trace, steps: StepRange | None, options: SummaryOptions
     ) -> Profile:
         if self._made is None or self._made[:3] != (recording, steps, options):
             profile = Profile(trace if steps is None else select_steps(trace, steps), options)
@@ -802,7 +825,7 @@ class Run:
 
 def _no_trace(paths: Iterable[Path]) -> str:
     return (
-        f"{joined(paths)}: no trace in it: expected a run directory with recorded windows, or "
+        f"{join_paths(paths)}: no trace in it: expected a run directory with recorded windows, or "
         "files such as *.paddle_trace.json (.json.gz, .pb) or *.pt.trace.json"
     )
 
@@ -813,5 +836,5 @@ def _warn(message: str) -> None:
 
 def _by_rank(tables: Iterable[pl.DataFrame]) -> list[pl.DataFrame]:
     """One table a rank: its windows one behind the other."""
-    joined = pl.concat(tables)
-    return [table for _, table in joined.group_by("rank", maintain_order=True)]
+    join_paths = pl.concat(tables)
+    return [table for _, table in join_paths.group_by("rank", maintain_order=True)]

@@ -10,8 +10,8 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.profile.profile import Options
-from ppprof.analysis.profile.steps import Steps
+from ppprof.analysis.profile.profile import SummaryOptions
+from ppprof.analysis.profile.steps import StepRange
 from ppprof.errors import InputError
 from ppprof.report.data import read_document
 from ppprof.rundir.recordings import Recording
@@ -28,7 +28,7 @@ class WindowTables:
     """Numbers of the steps, ascending."""
     sorted_by: str
     """The sort key in force."""
-    lost: Mapping[str, int]
+    skipped: Mapping[str, int]
     """What of the file could not be used, kind -> how many."""
     tables: Mapping[str, pl.DataFrame]
     """By view, in the order of `ppprof.analysis.summaries.views.VIEWS`."""
@@ -42,7 +42,7 @@ class WindowTables:
             "window": self.recording.window,
             "steps": list(self.steps),
             "sorted_by": self.sorted_by,
-            "lost": dict(self.lost),
+            "lost": dict(self.skipped),
         }
 
 
@@ -82,7 +82,11 @@ class AcrossRanks:
 
 
 def saved_tables(
-    recording: Recording, path: Path, views: list[str], steps: Steps | None, options: Options
+    recording: Recording,
+    path: Path,
+    views: list[str],
+    steps: StepRange | None,
+    options: SummaryOptions,
 ) -> WindowTables:
     """The tables that a capture left; they are as they are.
 

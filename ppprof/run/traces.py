@@ -15,26 +15,31 @@ from ppprof.rundir.recordings import Recording
 from ppprof.trace import Trace, read
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 Progress = Callable[[Path, int, int], None]
 """Called with a file, its bytes that were read so far, and all of them."""
 
 
 @dataclass(frozen=True)
-class Worked(Generic[T]):
+class WindowResult(Generic[T]):
     """What was made of one window."""
 
     recording: Recording
     source: Path
     """The file that was read."""
-    lost: Mapping[str, int]
+    skipped: Mapping[str, int]
     """What of the file could not be used, kind -> how many."""
-    made: T
+    value: T
     errors: Sequence[str] = ()
     """Of other files of this window, which could not be read."""
 
+    def map(self, value: U) -> WindowResult[U]:
+        """Return the same window with another value."""
+        return WindowResult(self.recording, self.source, self.skipped, value, self.errors)
 
-def read_best(
+
+def read_first_readable(
     recording: Recording, cache: bool, progress: Progress | None = None
 ) -> tuple[Path, Trace, list[str]]:
     """From the best file that can be read; and what is wrong with those before it."""
@@ -50,26 +55,26 @@ def read_best(
     raise TraceError("\n".join(errors))
 
 
-def work_on(
+def process_window(
     recording: Recording,
     work: Callable[[Trace], T],
     cache: bool,
     progress: Progress | None = None,
-) -> Worked[T] | str:
+) -> WindowResult[T] | str:
     """What `Run.each` does of one window, in whatever process; or why it cannot be read."""
     try:
-        source, trace, errors = read_best(recording, cache, progress)
+        source, trace, errors = read_first_readable(recording, cache, progress)
     except InputError as error:
         return str(error)
-    return Worked(recording, source, trace.lost, work(trace), tuple(errors))
+    return WindowResult(recording, source, trace.skipped, work(trace), tuple(errors))
 
 
-def results_of(
+def map_windows(
     executor: Executor,
-    task: Callable[[Recording], Worked[T] | str],
+    task: Callable[[Recording], WindowResult[T] | str],
     recordings: Sequence[Recording],
-) -> Iterator[Worked[T] | str]:
-    """What `work_on` gives of each, in their order; as an error where the executor lost it."""
+) -> Iterator[WindowResult[T] | str]:
+    """What `process_window` gives of each, in their order; as an error where the executor lost it."""
     waiting = deque(_submitted(executor, task, recording) for recording in recordings)
     try:
         for recording in recordings:

@@ -18,13 +18,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from ppprof.arrays import Int64
 from ppprof.errors import InputError
-from ppprof.paths import PathLike, reaching, read_small
-from ppprof.rundir import line_files
-
-Int64 = npt.NDArray[np.int64]
+from ppprof.paths import PathLike, read_bounded, store_errors_as_oserror
+from ppprof.rundir import jsonl_files
 
 _MOST_BYTES = 16 << 20  # of a rank's readings: one a window and some 100 bytes each
 _FOREVER_NS = 2**62  # 146 years: sums of two stay in an int64
@@ -126,10 +124,10 @@ def read_clocks(run: PathLike) -> dict[int, Clock]:
         InputError: a file is there and cannot be read.
     """
     clocks = {}
-    for rank, path in line_files(run, "clocks"):
+    for rank, path in jsonl_files(run, "clocks"):
         try:
-            with reaching(path):
-                text = read_small(path, _MOST_BYTES).decode("utf-8", "replace")
+            with store_errors_as_oserror(path):
+                text = read_bounded(path, _MOST_BYTES).decode("utf-8", "replace")
         except OSError as error:
             raise InputError(f"{path}: {error.strerror or error}") from error
         readings = sorted(_readings(text.splitlines()), key=lambda reading: reading.at_ns)

@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ppprof.errors import InputError, Problem
-from ppprof.paths import PathLike, located
+from ppprof.paths import PathLike, to_path
 from ppprof.rundir.manifest import MANIFEST, has_manifest, read_run_id
 
 TRACE_SUFFIXES = {"json": ".json", "json.gz": ".json.gz", "pb": ".pb"}
@@ -72,7 +72,7 @@ class TraceName:
     @classmethod
     def parse(cls, path: PathLike) -> TraceName | None:
         """The name behind a raw file or a trace in any format; None for any other file."""
-        stem, _, suffix = located(path).name.partition(".")
+        stem, _, suffix = to_path(path).name.partition(".")
         match = _STEM.fullmatch(stem)
         if match is None or suffix not in _SUFFIXES:
             return None
@@ -110,15 +110,15 @@ def scalars_path(rank: int, *, is_first: bool) -> str:
     return name if is_first else f"scalars/rank_{rank:05d}/{name}"
 
 
-def line_files(run: PathLike, folder: str) -> list[tuple[int, Path]]:
+def jsonl_files(run: PathLike, folder: str) -> list[tuple[int, Path]]:
     """Rank and path of what is in ``steps`` or ``clocks``: lines that each rank has left."""
-    found = ((_LINES.fullmatch(path.name), path) for path in located(run).glob(f"{folder}/*.jsonl"))
+    found = ((_LINES.fullmatch(path.name), path) for path in to_path(run).glob(f"{folder}/*.jsonl"))
     return sorted((int(match[1]), path) for match, path in found if match)
 
 
 def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:
     """Windows that were saved and not yet finished, by rank, then window."""
-    named = ((TraceName.parse(path), path) for path in located(run).glob("raw/*.pb"))
+    named = ((TraceName.parse(path), path) for path in to_path(run).glob("raw/*.pb"))
     found = [(name, path) for name, path in named if name is not None]
     return sorted(found, key=lambda item: (item[0].rank, item[0].window, item[0].started))
 
@@ -126,12 +126,12 @@ def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:
 def trace_bytes(run: PathLike, rank: int) -> int:
     """What a rank's traces take in a run directory, raw ones included."""
     named = (f"rank_{rank:05d}_*.paddle_trace.*", f"raw/rank_{rank:05d}_*.pb")
-    return sum(path.stat().st_size for name in named for path in located(run).glob(name))
+    return sum(path.stat().st_size for name in named for path in to_path(run).glob(name))
 
 
 def summary_files(run: PathLike) -> list[tuple[int, int, Path]]:
     """Rank, window and path of the tables that were left as data (`TraceName.summary`)."""
-    found = ((_SUMMARY.fullmatch(path.name), path) for path in located(run).glob("summary/*.json"))
+    found = ((_SUMMARY.fullmatch(path.name), path) for path in to_path(run).glob("summary/*.json"))
     return sorted((int(match[1]), int(match[2]), path) for match, path in found if match)
 
 
@@ -194,7 +194,7 @@ def _turns_out_to_be(run: Path, run_id: str) -> bool:
 
 def _runs(log: PathLike) -> list[tuple[int, Path]]:
     """Where a log directory has or had a run, ascending: itself, then every ``run_NNN``."""
-    at = located(log)
+    at = to_path(log)
     children = (
         [child for child in at.iterdir() if _RUN.fullmatch(child.name)] if at.is_dir() else []
     )
@@ -206,7 +206,7 @@ def _number(name: str) -> int:
     return int(match[1]) if match else 1
 
 
-def check_inside(run: Path) -> None:
+def reject_symlinks(run: Path) -> None:
     """Lets no run pass whose folders are links: what is written there would be somewhere else.
 
     Raises:
@@ -225,7 +225,7 @@ def newest(path: PathLike) -> Path:
     """
     runs = [run for _, run in _runs(path) if has_manifest(run)]
     if not runs:
-        raise InputError(f"{located(path)}: no run here: expected a directory with a {MANIFEST}")
+        raise InputError(f"{to_path(path)}: no run here: expected a directory with a {MANIFEST}")
     return runs[-1]
 
 
@@ -234,18 +234,18 @@ def find(log: PathLike, run_id: str) -> Path | None:
     return next((run for _, run in reversed(_runs(log)) if read_run_id(run) == run_id), None)
 
 
-def beneath(path: PathLike, levels: int = 2) -> list[Path]:
+def find_runs_below(path: PathLike, levels: int = 2) -> list[Path]:
     """The newest run of each log directory below ``path``: ``node0``, or ``node0/profiler_log``."""
     found: list[Path] = []
-    for child in sorted(child for child in located(path).iterdir() if child.is_dir()):
+    for child in sorted(child for child in to_path(path).iterdir() if child.is_dir()):
         try:
             found.append(newest(child))
         except InputError:
-            found += beneath(child, levels - 1) if levels > 1 else []
+            found += find_runs_below(child, levels - 1) if levels > 1 else []
     return found
 
 
-def unpublished(run: Path, name: TraceName) -> list[Path]:
+def partial_files(run: Path, name: TraceName) -> list[Path]:
     """What was made of a window and never published: half a file, if nobody is writing it."""
     summary = Path(name.summary)
     return [

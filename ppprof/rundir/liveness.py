@@ -31,7 +31,7 @@ _WORD = re.compile(r"(?P<rank>\d{5,})\.(?P<kind>txt|sigterm)")
 _EXITING = 0x4  # PF_EXITING of the Linux kernel: sockets close before a process is a zombie
 
 
-class Roster:
+class LivenessRegistry:
     """A rank's view of the roster, for the length of its session.
 
     Raises:
@@ -48,12 +48,12 @@ class Roster:
         self._entry = self._alive / f"{rank:05d}.{os.getpid()}.{self._node}"
         self._entry.touch()
 
-    def leave(self) -> None:
+    def mark_finished(self) -> None:
         """The session ends well."""
         with suppress(OSError):
             self._entry.unlink()
 
-    def fail(self, error: BaseException | None) -> str:
+    def mark_failed(self, error: BaseException | None) -> str:
         """The session ends by an exception, or by SIGTERM if that is None: says who was first.
 
         Returns:
@@ -103,7 +103,7 @@ class Roster:
         return f"rank {rank} ({self._topology.label(rank)}{more})"
 
 
-def in_session(run: Path) -> set[int]:
+def live_ranks(run: Path) -> set[int]:
     """Ranks that are in their session, as far as can be seen from this machine.
 
     One that was killed counts as long as it is of another machine.

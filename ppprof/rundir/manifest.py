@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ppprof.errors import InputError
-from ppprof.paths import PathLike, located, reaching, read_small, write_atomically
+from ppprof.paths import PathLike, read_bounded, store_errors_as_oserror, to_path, write_atomically
 
 SCHEMA_VERSION = 1
 """Of the manifest and of the layout; goes up when an older reader would misread a directory."""
@@ -20,7 +20,7 @@ _MOST_BYTES = 64 << 20
 """Of a manifest: 10,000 ranks and their groups take some 3 MB."""
 
 
-def leave_node(run: PathLike, rank: int) -> None:
+def write_node_marker(run: PathLike, rank: int) -> None:
     """Leaves word of the machine that a rank runs on; the manifest is written before all are known.
 
     Raises:
@@ -33,13 +33,13 @@ def leave_node(run: PathLike, rank: int) -> None:
 
 def nodes(run: PathLike) -> dict[int, str]:
     """Host name of each rank that has left it."""
-    named = sorted(path.name.partition(".") for path in located(run).glob("nodes/*.*"))
+    named = sorted(path.name.partition(".") for path in to_path(run).glob("nodes/*.*"))
     return {int(rank): node for rank, _, node in named if rank.isdecimal()}
 
 
 def has_manifest(run: PathLike) -> bool:
     """Whether a rank of the run has written its manifest."""
-    return (located(run) / MANIFEST).is_file()
+    return (to_path(run) / MANIFEST).is_file()
 
 
 def read_run_id(run: PathLike) -> str | None:
@@ -77,10 +77,10 @@ def read_manifest(run: PathLike) -> dict[str, Any]:
     Raises:
         InputError: missing, not JSON, or of a newer schema.
     """
-    path = located(run) / MANIFEST
+    path = to_path(run) / MANIFEST
     try:
-        with reaching(path):
-            manifest = json.loads(read_small(path, _MOST_BYTES))
+        with store_errors_as_oserror(path):
+            manifest = json.loads(read_bounded(path, _MOST_BYTES))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ppprof import rundir
 from ppprof.errors import InputError
-from ppprof.paths import located, reaching
+from ppprof.paths import store_errors_as_oserror, to_path
 
 _BEST_FIRST = (".pb", ".json", ".json.gz")
 """A ``.pb`` is exact and the fastest to read; a ``.gz`` has to be inflated first."""
@@ -47,13 +47,13 @@ class Recording:
         return self.coordinate.replace("_", " ") if self.coordinate else self.name
 
 
-def by_run(paths: Iterable[str | Path]) -> list[list[str | Path]]:
+def group_by_run(paths: Iterable[str | Path]) -> list[list[str | Path]]:
     """Paths for `open`: those that hold the same run together, every other one alone."""
     groups: dict[object, list[str | Path]] = {}
     for number, path in enumerate(paths):
         try:
-            with reaching(path):
-                directories = _directories(located(path))
+            with store_errors_as_oserror(path):
+                directories = _directories(to_path(path))
                 run_ids = {rundir.read_run_id(directory) for directory in directories}
         except (InputError, OSError):  # which `open` tells
             run_ids = set()
@@ -62,7 +62,7 @@ def by_run(paths: Iterable[str | Path]) -> list[list[str | Path]]:
     return list(groups.values())
 
 
-def of_one_run(paths: Sequence[Path]) -> list[Path]:
+def directories_of_run(paths: Sequence[Path]) -> list[Path]:
     """The directories that make up the run which the first path holds.
 
     Raises:
@@ -79,7 +79,7 @@ def of_one_run(paths: Sequence[Path]) -> list[Path]:
     if len(found) > 1:
         ids = {directory: rundir.read_run_id(directory) for directory in found.values()}
         if len(set(ids.values())) > 1 or run_id is None:
-            raise InputError(f"{joined(ids)}: not of one run: name the directories of one")
+            raise InputError(f"{join_paths(ids)}: not of one run: name the directories of one")
     return list(found.values())
 
 
@@ -88,15 +88,15 @@ def _directories(path: Path) -> list[Path]:
     try:
         return [rundir.newest(path)]
     except InputError:  # no manifest: traces that somebody else named, or copied
-        return [path] if in_directories([path]) else rundir.beneath(path) or [path]
+        return [path] if scan([path]) else rundir.find_runs_below(path) or [path]
 
 
-def joined(paths: Iterable[Path]) -> str:
+def join_paths(paths: Iterable[Path]) -> str:
     """Paths, for a message."""
     return ", ".join(map(str, paths))
 
 
-def alone(path: Path) -> Recording:
+def single_file(path: Path) -> Recording:
     """A file of its own; what its name does not say is 0."""
     name = rundir.TraceName.parse(path)
     if name is None:
@@ -104,7 +104,7 @@ def alone(path: Path) -> Recording:
     return Recording(name.rank, name.window, path.name, name.label, (path,))
 
 
-def in_directories(directories: Sequence[Path]) -> list[Recording]:
+def scan(directories: Sequence[Path]) -> list[Recording]:
     """What directories hold, by rank, then window; empty without a trace.
 
     Raises:
@@ -130,7 +130,7 @@ def in_directories(directories: Sequence[Path]) -> list[Recording]:
         at = (name.rank, name.window)
         if at in found:
             raise InputError(
-                f"{joined(directories)}: rank {name.rank}, window {name.window} is there twice, as "
+                f"{join_paths(directories)}: rank {name.rank}, window {name.window} is there twice, as "
                 f"{found[at].files[0].name} and {paths[0].name}: put each run into a directory"
             )
         found[at] = Recording(*at, paths[0].name, name.label, tuple(paths), saved.get(at))

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from ppprof.paths import read_small, write_atomically
+from ppprof.paths import read_bounded, write_atomically
 from ppprof.rundir.clocks import Reading
 
 _MOST_BYTES = 1 << 20  # of a call; one has some 400
@@ -125,7 +125,7 @@ def read_calls(folder: Path) -> tuple[list[RemoteCall], int]:
     calls, num_lost = [], 0
     for path in folder.glob("*.json"):
         try:
-            call = _checked(RemoteCall(**json.loads(read_small(path, _MOST_BYTES))), path.stem)
+            call = _checked(RemoteCall(**json.loads(read_bounded(path, _MOST_BYTES))), path.stem)
         except (OSError, ValueError, TypeError, RecursionError):
             num_lost += 1
         else:

@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 
 from ppprof.errors import InputError
-from ppprof.paths import PathLike, check_regular, reaching
-from ppprof.rundir import line_files
+from ppprof.paths import PathLike, reject_special_files, store_errors_as_oserror
+from ppprof.rundir import jsonl_files
 
 STEP_TIMES = {
     "rank": pl.Int64,
@@ -43,10 +43,10 @@ def read_step_times(run: PathLike) -> pl.DataFrame:
         InputError: a file is there and cannot be read.
     """
     parts = [pl.DataFrame(schema=STEP_TIMES)]
-    for rank, path in line_files(run, "steps"):
+    for rank, path in jsonl_files(run, "steps"):
         try:
-            with reaching(path):
-                check_regular(path)
+            with store_errors_as_oserror(path):
+                reject_special_files(path)
                 file = path.open("rb")
             with file:
                 size = file.seek(0, 2)

@@ -33,7 +33,7 @@ _MOST_BYTES = 65536
 
 
 @dataclass(frozen=True)
-class Request:
+class TriggerRequest:
     """A window that somebody asks for; None where the config decides."""
 
     steps: int | None = None
@@ -45,7 +45,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TriggerResponse:
     """What rank 0 has decided about a window."""
 
     why: str
@@ -67,7 +67,7 @@ def request_path(run: Path) -> Path:
     return run / _FOLDER / "request"
 
 
-def leave_request(run: Path, steps: int | None, ranks: RankSelector | None) -> str:
+def write_request(run: Path, steps: int | None, ranks: RankSelector | None) -> str:
     """Leaves a request in a run directory: whole, or not at all.
 
     Returns:
@@ -92,7 +92,7 @@ def leave_request(run: Path, steps: int | None, ranks: RankSelector | None) -> s
     return request_id
 
 
-def take_request(run: Path) -> Request | None:
+def consume_request(run: Path) -> TriggerRequest | None:
     """The request that waits, which is none any more; None where none does.
 
     Raises:
@@ -108,23 +108,23 @@ def take_request(run: Path) -> Request | None:
     return _request(text)
 
 
-def _request(text: bytes) -> Request:
+def _request(text: bytes) -> TriggerRequest:
     if not text.strip():
-        return Request()
+        return TriggerRequest()
     try:
         given = json.loads(text)
     except ValueError:
-        return Request(problem="no JSON")
+        return TriggerRequest(problem="no JSON")
     if not isinstance(given, dict):
-        return Request(problem="no JSON object")
+        return TriggerRequest(problem="no JSON object")
     request_id, steps, ranks = str(given.get("id", "")), given.get("steps"), given.get("ranks")
     if steps is not None and (type(steps) is not int or not 1 <= steps <= MOST_STEPS):
         problem = f"steps {steps!r}: expected a whole number from 1 to {MOST_STEPS}"
-        return Request(id=request_id, problem=problem)
-    return Request(steps, ranks, request_id)
+        return TriggerRequest(id=request_id, problem=problem)
+    return TriggerRequest(steps, ranks, request_id)
 
 
-def leave_answer(run: Path, answer: Answer) -> None:
+def append_response(run: Path, answer: TriggerResponse) -> None:
     """Adds a decision.
 
     Raises:
@@ -134,19 +134,21 @@ def leave_answer(run: Path, answer: Answer) -> None:
         file.write(f"{json.dumps(asdict(answer))}\n")
 
 
-def answer_to(run: Path, request_id: str) -> Answer | None:
+def read_response(run: Path, request_id: str) -> TriggerResponse | None:
     """What was decided about a request; None where nothing is yet."""
     with suppress(OSError):
         text = (run / _FOLDER / "answers.jsonl").read_text("utf-8", "replace")
         for line in text.splitlines():
             with suppress(ValueError, TypeError):  # a line that is still being written
-                answer = Answer(**json.loads(line))
+                answer = TriggerResponse(**json.loads(line))
                 if answer.request == request_id:
                     return answer
     return None
 
 
-def leave_files(run: Path, rank: int, window: int, files: Iterable[Path], lost: str | None) -> None:
+def write_completion(
+    run: Path, rank: int, window: int, files: Iterable[Path], lost: str | None
+) -> None:
     """Says that all files of a rank's window are complete, where windows can be asked for.
 
     Raises:
@@ -158,7 +160,7 @@ def leave_files(run: Path, rank: int, window: int, files: Iterable[Path], lost: 
         write_atomically(path, json.dumps({**found, "lost": lost}).encode())
 
 
-def files_of(run: Path, rank: int, window: int) -> tuple[list[Path], str | None] | None:
+def read_completion(run: Path, rank: int, window: int) -> tuple[list[Path], str | None] | None:
     """The files of a rank's window and what was lost of them, if anything; None: not complete."""
     try:
         found = json.loads(_files_path(run, rank, window).read_text("utf-8"))

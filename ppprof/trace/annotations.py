@@ -52,10 +52,10 @@ _NAME = re.compile(
 Fact = Union[int, str, None]
 
 
-def taken_apart(text: str) -> tuple[str, dict[str, Fact]] | None:
+def parse_annotation(text: str) -> tuple[str, dict[str, Fact]] | None:
     """The plain name and each of `FACTS`, None where unknown; None for a name that holds none.
 
-    >>> taken_apart("wait[op=isend group=5]")[0]
+    >>> parse_annotation("wait[op=isend group=5]")[0]
     'isend.wait'
     """
     match = _NAME.fullmatch(text)
@@ -68,10 +68,10 @@ def taken_apart(text: str) -> tuple[str, dict[str, Fact]] | None:
     }
 
 
-def put_together(name: str, facts: Mapping[str, Fact]) -> str | None:
+def format_annotation(name: str, facts: Mapping[str, Fact]) -> str | None:
     """The inverse: a name that holds the facts; None where it could not be taken apart again.
 
-    >>> put_together("isend.wait", {"axis": "pp", "group": 5})
+    >>> format_annotation("isend.wait", {"axis": "pp", "group": 5})
     'wait[op=isend axis=pp group=5]'
     """
     whole = {key: facts.get(key) for key in FACTS}
@@ -80,7 +80,7 @@ def put_together(name: str, facts: Mapping[str, Fact]) -> str | None:
     forms = [(plain, [f"op={op}", *pairs])] if dot and "." not in plain else []
     for start, inside in (*forms, (name, pairs)):
         text = f"{start}[{' '.join(inside)}]"
-        if taken_apart(text) == (name, whole):
+        if parse_annotation(text) == (name, whole):
             return text
     return None
 
@@ -123,7 +123,7 @@ def with_facts(hosts: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def told_in_names(events: pl.DataFrame) -> pl.DataFrame:
+def annotated_names(events: pl.DataFrame) -> pl.DataFrame:
     """Names that hold the facts, of the host events that have some and a name can carry.
 
     Args:
@@ -137,7 +137,7 @@ def told_in_names(events: pl.DataFrame) -> pl.DataFrame:
     hosts = events.select("name", *FACTS, row=pl.int_range(pl.len()))
     hosts = hosts.filter(events.select(is_host & may_hold & has_facts()).to_series())
     told = [
-        put_together(name, dict(zip(FACTS, facts)))
+        format_annotation(name, dict(zip(FACTS, facts)))
         for name, *facts in hosts.select("name", *FACTS).iter_rows()
     ]
     return hosts.select("row", told=pl.Series(told, dtype=pl.String)).drop_nulls()
@@ -145,7 +145,7 @@ def told_in_names(events: pl.DataFrame) -> pl.DataFrame:
 
 def _facts_of(names: Iterable[str]) -> pl.DataFrame:
     """Each name as given, plain, and its `FACTS`; names without any are left out."""
-    found = ((name, taken_apart(name)) for name in names)
+    found = ((name, parse_annotation(name)) for name in names)
     rows = [{"name": name, "plain": parts[0], **parts[1]} for name, parts in found if parts]
     facts = {key: EVENTS[key][0] for key in FACTS}
     return pl.DataFrame(rows, {"name": pl.String, "plain": pl.String, **facts})

@@ -20,7 +20,7 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.paths import located
+from ppprof.paths import to_path
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace
 
 SMALLEST_BYTES = 4 << 20
@@ -36,7 +36,7 @@ Fingerprint = dict[str, int]
 def fingerprint(path: str | Path) -> Fingerprint | None:
     """What tells this content of a file from any other; None for a file that is not worth it."""
     try:
-        with located(path).open("rb") as file:
+        with to_path(path).open("rb") as file:
             state = os.fstat(file.fileno())
             if state.st_size < SMALLEST_BYTES:
                 return None

@@ -18,14 +18,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ppprof.errors import TraceError, UsageError
-from ppprof.paths import located, reaching
+from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.trace.cache import fingerprint, keep, load
 from ppprof.trace.json_reader import read_json
 from ppprof.trace.paddle.json_writer import write_paddle_json
 from ppprof.trace.paddle.pb_writer import write_paddle_pb
 from ppprof.trace.remote_calls import read_window
 from ppprof.trace.schema import Trace
-from ppprof.trace.source import Source
+from ppprof.trace.source import TraceStream
 
 SUFFIXES = (".json", ".json.gz", ".pb")
 """Of the formats that can be written."""
@@ -47,14 +47,14 @@ def read(path: str | Path, *, progress: Progress | None = None, cache: bool = Tr
         TraceError: missing, unreadable, or not a trace; says where and why.
     """
     try:
-        with reaching(path):
+        with store_errors_as_oserror(path):
             return _read(path, progress, cache)
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
 
 
 def _read(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace:
-    with Source(path) as source:
+    with TraceStream(path) as source:
         head = source.peek(64)
         if source.damage and not head:
             raise TraceError(f"{path}: {source.damage}")
@@ -69,7 +69,7 @@ def _read(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace
         return _read_json(path, progress, use_cache)
     trace = read_window(path)
     if progress is not None:
-        size = located(path).stat().st_size
+        size = to_path(path).stat().st_size
         progress(size, size)
     return trace
 

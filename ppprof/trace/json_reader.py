@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from ppprof.errors import TraceError
 from ppprof.trace.fastpath.fixed_layout import Ranges, Scanner
 from ppprof.trace.fastpath.layouts import DIALECTS, dialect_of
-from ppprof.trace.fastpath.workers import Helpers, stretches
+from ppprof.trace.fastpath.workers import ScanWorkers, stretches
 from ppprof.trace.json.recovery import (
     CUT_SHORT,
     EventText,
@@ -36,7 +36,7 @@ from ppprof.trace.kineto.events import kineto_trace
 from ppprof.trace.paddle.json_columns import PaddleColumns, PaddleEvent
 from ppprof.trace.paddle.json_events import paddle_tables
 from ppprof.trace.schema import CATEGORIES, Trace
-from ppprof.trace.source import BLOCK_BYTES, LONGEST_EVENT_BYTES, Progress, Source
+from ppprof.trace.source import BLOCK_BYTES, LONGEST_EVENT_BYTES, Progress, TraceStream
 
 Event = TypeVar("Event")
 Keys = dict[str, Any]
@@ -61,20 +61,20 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
     Raises:
         TraceError: missing, unreadable, refused, or not a trace; says where and why.
     """
-    lost: Counter[str] = Counter()
-    with Source(path, progress) as source:
+    skipped: Counter[str] = Counter()
+    with TraceStream(path, progress) as source:
         keys = _keys_before(source)
         text = source.peek(BLOCK_BYTES)
         if _is_kineto(keys, text):
-            events = EventText(KinetoEvent, source.path, lost)
+            events = EventText(KinetoEvent, source.path, skipped)
             trace = kineto_trace(keys, (batch for _, batch in _decoded(source, events, keys)))
         else:
-            trace = _paddle(source, dialect_of(text), keys, lost)
+            trace = _paddle(source, dialect_of(text), keys, skipped)
         if progress:
             progress(source.size, source.size)
         if source.damage:
-            lost[f"end of the file ({source.damage})"] += 1
-    if trace.events.is_empty() and lost and not keys:
+            skipped[f"end of the file ({source.damage})"] += 1
+    if trace.events.is_empty() and skipped and not keys:
         raise TraceError(f"{path}: a JSON list, but nothing in it could be read as a trace's event")
     is_known = "schemaVersion" in keys or trace.events["category"].is_in(CATEGORIES).any()
     if trace.events.height and not is_known:
@@ -84,10 +84,10 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
         )
     if source.size > _LARGE_BYTES:
         _trim_heap()
-    return dataclasses.replace(trace, lost={**trace.lost, **lost})
+    return dataclasses.replace(trace, skipped={**trace.skipped, **skipped})
 
 
-def _keys_before(source: Source) -> Keys:
+def _keys_before(source: TraceStream) -> Keys:
     """The keys before the list of events; the source then stands behind its bracket."""
     text = source.read(1 << 16)
     while True:
@@ -113,7 +113,7 @@ def _is_kineto(keys: Keys, text: bytes) -> bool:
     return bool(_KINETO.search(text)) and not _PADDLE.search(text)
 
 
-def _decoded(source: Source, reader: EventText[Event], keys: Keys) -> _Pieces[Event]:
+def _decoded(source: TraceStream, reader: EventText[Event], keys: Keys) -> _Pieces[Event]:
     """Position and events of each piece; what follows the list is added to ``keys``."""
     begun = b""  # of an event that holds what looks like the beginning of another
     for block in source.blocks(last_event):
@@ -139,12 +139,12 @@ def _decoded(source: Source, reader: EventText[Event], keys: Keys) -> _Pieces[Ev
         yield first, events
 
 
-def _paddle(source: Source, dialect: str | None, keys: Keys, lost: Counter[str]) -> Trace:
-    columns = PaddleColumns(lost)
+def _paddle(source: TraceStream, dialect: str | None, keys: Keys, skipped: Counter[str]) -> Trace:
+    columns = PaddleColumns(skipped)
     if dialect:
         _scan(source, dialect, columns, keys)
     else:
-        reader = EventText(PaddleEvent, source.path, lost)
+        reader = EventText(PaddleEvent, source.path, skipped)
         for first, decoded in _decoded(source, reader, keys):
             columns.add_decoded([(first, decoded)])
     events, memory, kernels, memsets = paddle_tables(columns)
@@ -163,10 +163,10 @@ def _paddle(source: Source, dialect: str | None, keys: Keys, lost: Counter[str])
     )
 
 
-def _scan(source: Source, name: str, columns: PaddleColumns, keys: Keys) -> None:
+def _scan(source: TraceStream, name: str, columns: PaddleColumns, keys: Keys) -> None:
     """Reads events by their fixed layout, the odd ones by decoding them."""
     dialect = DIALECTS[name]
-    reader = EventText(PaddleEvent, source.path, columns.lost, escapes=dialect.escapes)
+    reader = EventText(PaddleEvent, source.path, columns.skipped, escapes=dialect.escapes)
     bounds = stretches(source, name)
     source.num_readers = len(bounds)
     is_whole = len(bounds) == 1
@@ -183,7 +183,7 @@ def _scan(source: Source, name: str, columns: PaddleColumns, keys: Keys) -> None
             yield first, reader.last_events(piece, keys) if has_end else reader.events(piece)
 
     scanner = Scanner(dialect)
-    with Helpers(source.path, name, bounds) as helpers:
+    with ScanWorkers(source.path, name, bounds) as helpers:
         for block in source.blocks(dialect.last_start, None if is_whole else bounds[0]):
             end = block.end if block.is_last and is_whole else None
             columns.add_decoded(decoded(scanner.add(block), block.between, end))
@@ -193,7 +193,7 @@ def _scan(source: Source, name: str, columns: PaddleColumns, keys: Keys) -> None
             for _, odd in groupby(scanned.odd, lambda range_: range_[0] // BLOCK_BYTES):
                 columns.add_decoded(decoded(list(odd), source.between, bounds[-1]))
     if not has_end:
-        columns.lost[CUT_SHORT] += 1
+        columns.skipped[CUT_SHORT] += 1
 
 
 def _extra_info(value: object) -> Mapping[str, str]:

@@ -28,17 +28,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-from ppprof.paths import located
+from ppprof.arrays import Int64
+from ppprof.paths import to_path
 from ppprof.rundir.clocks import Clock
 from ppprof.trace.annotations import has_facts
 from ppprof.trace.json.lines import Parts, lines_of, maybe, opened, us, with_facts, with_text
 from ppprof.trace.schema import Trace
 from ppprof.trace.tree_arrays import levels
-
-Int64 = npt.NDArray[np.int64]
 
 COLOURS = (
     "thread_state_running",
@@ -111,7 +109,7 @@ def write_merged(
     num_events = 0
     midnight_ns: int | None = None
     tracks: dict[int, _Tracks] = {}
-    with opened(located(path)) as file:
+    with opened(to_path(path)) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
         for window in windows:
             events = _placed(window)

@@ -15,10 +15,8 @@ walks it parent first and writes the depth.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
+from ppprof.arrays import Bool, Int64
 
 _NEVER = np.iinfo(np.int64).min
 

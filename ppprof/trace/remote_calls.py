@@ -25,7 +25,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.errors import TraceError
-from ppprof.paths import located
+from ppprof.paths import to_path
 from ppprof.rundir.remote_calls import REMOTE, RemoteCall, aligned, read_calls
 from ppprof.trace.annotations import FACTS
 from ppprof.trace.paddle.pb_reader import read_paddle_pb
@@ -68,7 +68,7 @@ def read_window(raw: str | Path) -> Trace:
         TraceError: the capture cannot be read; a call that cannot is counted in ``lost``.
     """
     trace = read_paddle_pb(raw)
-    folder = located(raw).with_suffix(".calls")
+    folder = to_path(raw).with_suffix(".calls")
     return _with_calls(trace, folder) if folder.is_dir() else trace
 
 
@@ -88,7 +88,7 @@ class _Placed:
 def _with_calls(trace: Trace, folder: Path) -> Trace:
     calls, num_broken = read_calls(folder)
     placed = _placed(calls)
-    lost = {"remote calls": num_broken + len(calls) - len(placed), "events of remote calls": 0}
+    skipped = {"remote calls": num_broken + len(calls) - len(placed), "events of remote calls": 0}
     numbers = _Numbers(trace)
     parts = [trace]
     for at in placed:
@@ -97,12 +97,12 @@ def _with_calls(trace: Trace, folder: Path) -> Trace:
             try:
                 recorded = read_paddle_pb(folder / f"{at.call.id}.pb")
             except (TraceError, OSError):
-                lost["events of remote calls"] += 1
+                skipped["events of remote calls"] += 1
         parts.append(_part(at, recorded, numbers))
     return dataclasses.replace(
         _together(parts),
         extra_info={**trace.extra_info, **numbers.tracks},
-        lost={**trace.lost, **{what: count for what, count in lost.items() if count}},
+        skipped={**trace.skipped, **{what: count for what, count in skipped.items() if count}},
     )
 
 

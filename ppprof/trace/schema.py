@@ -173,5 +173,5 @@ class Trace:
     """Paddle's ExtraInfo: thread id -> name, and the two CPU utilisations (ratios as text)."""
     devices: tuple[Mapping[str, object], ...] = ()
     """Device properties, keys as in Paddle's JSON ``deviceProperties``."""
-    lost: Mapping[str, int] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)
     """What could not be used, kind -> how many; empty for a sound file."""

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import IO, NamedTuple
 
 from ppprof.errors import TraceError
-from ppprof.paths import check_regular, located, reaching
+from ppprof.paths import reject_special_files, store_errors_as_oserror, to_path
 
 BLOCK_BYTES = 4 << 20
 """Read at a time: a block and what is computed from it stay in the processor's cache."""
@@ -93,7 +93,7 @@ class _Unpacked:
                     raise EOFError("it is cut short")
 
 
-class Source:
+class TraceStream:
     """An open trace file.
 
     Args:
@@ -119,9 +119,9 @@ class Source:
         self._rest = b""
         self._unpacked: _Unpacked | None = None
         try:
-            with reaching(path):
-                check_regular(located(path))
-                self._file = located(path).open("rb", buffering=0)
+            with store_errors_as_oserror(path):
+                reject_special_files(to_path(path))
+                self._file = to_path(path).open("rb", buffering=0)
             is_gzip = self._file.read(2) == _GZIP
             self.size = self._file.seek(0, 2)
             """Bytes of the file as it lies on disk."""
@@ -133,7 +133,7 @@ class Source:
         if not first and self.peek(len(_BOM)) == _BOM:
             self.read(len(_BOM))
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> TraceStream:
         return self
 
     def __exit__(

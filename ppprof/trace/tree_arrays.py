@@ -14,9 +14,8 @@ difference of two prefix sums.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from ppprof.arrays import Int64
 
 
 def levels(parent: Int64) -> list[Int64]:

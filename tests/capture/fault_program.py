@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 
 from ppprof import paths, rundir
-from ppprof.capture.postprocess import Finisher
+from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording.windows import Windows
 from ppprof.capture.schedule import Schedule
-from ppprof.capture.session import Off, Session
+from ppprof.capture.session import NoopSession, RecordingSession
 from ppprof.capture.steps.step_log import StepLog
-from ppprof.rundir.liveness import Roster
+from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.topology import Topology
 
 STEPS = 8
@@ -73,24 +73,24 @@ class SmallRecorder:
         if self._fault == "disk_full":
             raise OSError(28, "No space left on device")
         steps = (span("ProfileStep", f"ProfileStep#{n}", *times) for n, *times in self._steps)
-        with paths.writing(raw) as file:
+        with paths.atomic_writer(raw) as file:
             file.write(write(Path("small.pb"), Thread(31, "main", tuple(steps))).read_bytes())
 
     def close(self) -> None:
         """Do nothing."""
 
 
-def attach(fault: str) -> Off:
+def attach(fault: str) -> NoopSession:
     """Return a session as `ppprof.attach` makes it, on a disk, alone, without tables."""
     run = rundir.claim(LOG).absolute()
     topology = Topology.of(dp=1)
-    finisher = Finisher(run, 0, prints=True, command=[sys.executable, "-c", ""])
+    finisher = PostProcessor(run, 0, prints=True, command=[sys.executable, "-c", ""])
     recorder = SmallRecorder(fault)
-    return Session(
+    return RecordingSession(
         Schedule.of(SCHEDULES.get(fault, WINDOW)),
         run=run,
         shown=LOG,
-        roster=Roster(run, topology, 0),
+        roster=LivenessRegistry(run, topology, 0),
         windows=Windows(recorder, finisher, run, 0, topology),  # type: ignore[arg-type]
         finisher=finisher,
         steps=StepLog(run / rundir.steps_path(0)),
@@ -138,7 +138,7 @@ def happen(fault: str) -> None:
             os.kill(os.getpid(), number)
 
 
-def train(prof: Off, fault: str) -> None:
+def train(prof: NoopSession, fault: str) -> None:
     """Run the loop."""
     with Path("steps").open("w") as steps:
         for number in range(STEPS):
@@ -156,7 +156,7 @@ def main(way: str, fault: str) -> None:
         minds_its_signals()
     if fault == "sigterm_handled":
         signal.signal(signal.SIGTERM, ends_on_sigterm)
-    prof = attach(fault) if way == "on" else Off()
+    prof = attach(fault) if way == "on" else NoopSession()
     if fault == "handlers_after":
         minds_its_signals()
     if fault == "never_closed":

@@ -15,7 +15,7 @@ def test_words_follow_what_the_program_has_printed() -> None:
     program = """
 from ppprof.capture import output
 print("first")
-output.show("second\\n")
+output.print_result("second\\n")
 print("third")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -31,7 +31,7 @@ def test_a_stream_that_is_not_what_its_file_is_gets_them(
 
     shown = OfANotebook()
     monkeypatch.setattr(sys, "stdout", shown)
-    output.show("table\n")
+    output.print_result("table\n")
     assert shown.getvalue() == "table\n"
 
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_printed_does_not_change_the_exit_code() -> None:
 from ppprof.capture import output
 output.tell("lost")
 try:
-    output.show("lost\\n")
+    output.print_result("lost\\n")
 except OSError as error:
     raise SystemExit(error.errno)
 """

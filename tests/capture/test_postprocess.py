@@ -14,14 +14,14 @@ import pytest
 
 from ppprof import rundir
 from ppprof.capture import postprocess as finisher_module
-from ppprof.capture.postprocess import Finisher
+from ppprof.capture.postprocess import PostProcessor
 from ppprof.config import ProfilerConfig
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
 
 
-def finisher(run: Path, program: str, prints: bool = True) -> Finisher:
-    return Finisher(run, rank=3, prints=prints, command=[sys.executable, "-c", program])
+def finisher(run: Path, program: str, prints: bool = True) -> PostProcessor:
+    return PostProcessor(run, rank=3, prints=prints, command=[sys.executable, "-c", program])
 
 
 def test_windows_are_finished_in_order_and_their_tables_printed(
@@ -65,7 +65,7 @@ def test_a_failing_child_is_a_warning_that_says_what_to_run(
 def test_a_child_that_cannot_start_is_a_warning_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = Finisher(tmp_path, 0, prints=True, command=["/nonexistent/ppprof"])
+    made = PostProcessor(tmp_path, 0, prints=True, command=["/nonexistent/ppprof"])
     made.add(0, tmp_path / "0.pb")
     made.wait(30)
     err = capsys.readouterr().err
@@ -89,7 +89,7 @@ while open("/proc/self/oom_score_adj").read() != "1000\\n":
     made = finisher(tmp_path, program)
     made.add(0, tmp_path / "0.pb")
     deadline = time.monotonic() + 30
-    while not made.has_news and time.monotonic() < deadline:
+    while not made.has_finished_child and time.monotonic() < deadline:
         time.sleep(0.01)
     made.poll()
     assert capsys.readouterr().out == "True []\n"
@@ -171,7 +171,7 @@ def test_in_the_foreground_it_is_done_at_once(
     rundir.write_manifest(run, {"profiler": config.to_mapping()})
     name = rundir.TraceName(3, "dp3", datetime(2026, 11, 20), 0)
     write(run / name.raw, *gpu_traces.training())
-    made = Finisher(run, 3, prints=prints, background=False)
+    made = PostProcessor(run, 3, prints=prints, background=False)
     made.add(0, run / name.raw)
     assert (run / name.summary).exists()
     assert ("Overview Summary" in capsys.readouterr().out) == prints
@@ -271,7 +271,7 @@ def test_tables_that_nobody_reads_are_a_warning(
 def test_in_the_foreground_nothing_is_finished_as_the_process_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = Finisher(tmp_path, 3, prints=True, background=False)
+    made = PostProcessor(tmp_path, 3, prints=True, background=False)
     made.add(0, tmp_path / "0.pb", brief=True)
     made.leave()
     assert capsys.readouterr().err == (

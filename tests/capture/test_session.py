@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ppprof.capture.postprocess import Finisher
+from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.schedule import Schedule, State
-from ppprof.capture.session import Session
+from ppprof.capture.session import RecordingSession
 from ppprof.capture.steps.step_log import StepLog
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.rundir import TraceName
@@ -43,8 +43,8 @@ class Windows:
         self.calls.append(f"close(keep_empty={keep_empty})")
 
 
-def session(windows: Windows | None, schedule: Schedule, **kwargs: object) -> Session:
-    return Session(schedule, windows=windows, **kwargs)  # type: ignore[arg-type]
+def session(windows: Windows | None, schedule: Schedule, **kwargs: object) -> RecordingSession:
+    return RecordingSession(schedule, windows=windows, **kwargs)  # type: ignore[arg-type]
 
 
 TWICE = Schedule(closed=1, ready=1, record=2, repeat=2)
@@ -73,7 +73,7 @@ def test_steps_next_to_a_window_are_marked_on_every_rank(
     tmp_path: Path, windows: Windows | None
 ) -> None:
     path = tmp_path / "steps.jsonl"
-    made = Finisher(tmp_path, 0, prints=True, command=[]) if windows else None
+    made = PostProcessor(tmp_path, 0, prints=True, command=[]) if windows else None
     with session(windows, Schedule.of((2, 4)), steps=StepLog(path), finisher=made) as prof:
         for _ in range(6):
             prof.step(num_samples=4, num_tokens=64, num_micro_batches=2, num_flops=10**12)
@@ -219,13 +219,13 @@ def test_a_step_in_which_tables_are_printed_is_marked(
         f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n"
         "print('table')"
     )
-    made = Finisher(tmp_path, 0, prints=True, command=[sys.executable, "-c", program])
+    made = PostProcessor(tmp_path, 0, prints=True, command=[sys.executable, "-c", program])
     made.add(0, tmp_path / "0.pb")
     with session(None, TWICE, timer_only=True, steps=StepLog(path), finisher=made) as prof:
         prof.step()
         go.touch()  # not before: this step would print the table
         deadline = time.monotonic() + 60
-        while not made.has_news:
+        while not made.has_finished_child:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         prof.step()

@@ -38,7 +38,7 @@ def run(body: str) -> tuple[int, str]:
 
 def test_it_saves_though_the_main_thread_never_returns_to_python() -> None:
     body = """
-guard = sigterm.SigtermGuard.put_on(save)
+guard = sigterm.SigtermGuard.install(save)
 threading.Timer(0.3, terminate).start()
 sit_in_c()
 """
@@ -53,7 +53,7 @@ def slowly():
         time.sleep(0.1)
     save()
 
-guard = sigterm.SigtermGuard.put_on(slowly)
+guard = sigterm.SigtermGuard.install(slowly)
 terminate()
 time.sleep(60)
 """
@@ -65,7 +65,7 @@ def test_the_process_ends_though_the_saving_does_not_succeed(fails: str) -> None
     body = f"""
 sigterm._PATIENCE = 0.3
 threading.excepthook = print
-guard = sigterm.SigtermGuard.put_on(lambda: {fails})
+guard = sigterm.SigtermGuard.install(lambda: {fails})
 terminate()
 sit_in_c()
 """
@@ -75,9 +75,9 @@ sit_in_c()
 def test_once_taken_off_the_signal_ends_the_process_at_once() -> None:
     body = """
 for _ in range(2):
-    guard = sigterm.SigtermGuard.put_on(save)
-    guard.take_off()
-    guard.take_off()
+    guard = sigterm.SigtermGuard.install(save)
+    guard.uninstall()
+    guard.uninstall()
 while "ppprof SIGTERM" in [thread.name for thread in threading.enumerate()]:
     time.sleep(0.01)
 print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, signal.set_wakeup_fd(-1), flush=True)
@@ -91,16 +91,16 @@ def test_a_program_that_minds_its_signals_is_left_alone() -> None:
 reader, writer = os.pipe()
 os.set_blocking(writer, False)
 signal.set_wakeup_fd(writer)
-print(sigterm.SigtermGuard.put_on(save), signal.set_wakeup_fd(-1) == writer)
+print(sigterm.SigtermGuard.install(save), signal.set_wakeup_fd(-1) == writer)
 signal.signal(signal.SIGTERM, lambda *_: print("mine"))
-print(sigterm.SigtermGuard.put_on(save))
+print(sigterm.SigtermGuard.install(save))
 terminate()
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-guard = sigterm.SigtermGuard.put_on(save)
+guard = sigterm.SigtermGuard.install(save)
 signal.signal(signal.SIGTERM, lambda *_: print("mine, later"))
 terminate()
 time.sleep(0.3)
-guard.take_off()
+guard.uninstall()
 terminate()
 """
     assert run(body) == (0, "None True\nNone\nmine\nmine, later\nmine, later\n")
@@ -108,7 +108,7 @@ terminate()
 
 def test_a_wakeup_fd_set_later_does_not_keep_the_process_alive() -> None:
     body = """
-guard = sigterm.SigtermGuard.put_on(save)
+guard = sigterm.SigtermGuard.install(save)
 signal.set_wakeup_fd(-1)
 terminate()
 time.sleep(60)
@@ -118,7 +118,7 @@ time.sleep(60)
 
 def test_a_forked_child_dies_of_its_own_signal_and_of_that_alone() -> None:
     body = """
-guard = sigterm.SigtermGuard.put_on(save)
+guard = sigterm.SigtermGuard.install(save)
 for _ in range(100):
     child = os.fork()
     if not child:
@@ -133,7 +133,7 @@ print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
 
 def test_a_program_started_by_it_finds_the_signal_as_ever() -> None:
     body = """
-guard = sigterm.SigtermGuard.put_on(save)
+guard = sigterm.SigtermGuard.install(save)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 child.terminate()
 print(child.wait())
@@ -143,7 +143,7 @@ print(child.wait())
 
 def test_outside_the_main_thread_there_is_no_guard() -> None:
     body = """
-thread = threading.Thread(target=lambda: print(sigterm.SigtermGuard.put_on(save)))
+thread = threading.Thread(target=lambda: print(sigterm.SigtermGuard.install(save)))
 thread.start()
 thread.join()
 """

@@ -38,21 +38,21 @@ def make_run(
     log: Path, degrees: dict[str, int], recorded: range | None = None, **profiler: object
 ) -> Path:
     """A run of a grid, two ranks a host; every rank but 0 has its clock measured."""
-    grid = Topology.of(**degrees)
+    topology = Topology.of(**degrees)
     run = claim(log)
     write_manifest(
         run,
         {
             "profiler": {"ranks": "all", **profiler},
-            "axes": {"order": list(grid.order), "degrees": list(grid.degrees)},
+            "axes": {"order": list(topology.order), "degrees": list(topology.degrees)},
             "ranks": [
                 {"rank": rank, "host": f"host-{'abcd'[rank // 2]}"}
-                for rank in range(grid.world_size)
+                for rank in range(topology.world_size)
             ],
         },
     )
-    for rank in recorded or range(grid.world_size):
-        name = TraceName(rank, grid.label(rank), datetime(2026, 11, 20, 20, 15, 30), 0)
+    for rank in recorded or range(topology.world_size):
+        name = TraceName(rank, topology.label(rank), datetime(2026, 11, 20, 20, 15, 30), 0)
         write(run / name.raw, training())
         if rank:
             measure(run, rank, 0)

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import tqdm
 
-from ppprof.analysis.profile.profile import Options, Profile
+from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.cli import main, summary
 from ppprof.config import ProfilerConfig
-from ppprof.report.text.summary import Layout, render
+from ppprof.report.text.summary import TableOptions, render
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
@@ -49,7 +49,7 @@ def test_a_file_prints_what_the_block_switches_on_by_default(trace, capsys):
     views = ProfilerConfig().views()
     assert set(views) == set(summary.DEFAULT_VIEWS)
     assert printed(capsys, "a.pb") == (
-        f"rank 0 (a.pb), window 0, steps 5 to 7\n\n{render(Profile(trace), views, Layout())}"
+        f"rank 0 (a.pb), window 0, steps 5 to 7\n\n{render(Profile(trace), views, TableOptions())}"
     )
 
 
@@ -60,14 +60,14 @@ def test_options_shape_the_tables(trace, capsys):
         *words("--views op,udf --sorted-by cpu_min --thread-sep"),
         *words("--time-unit us --no-op-detail --row-limit 2"),
     )
-    profile = Profile(trace, Options("cpu_min", thread_sep=True))
-    layout = Layout("us", op_detail=False, row_limit=2)
+    profile = Profile(trace, SummaryOptions("cpu_min", thread_sep=True))
+    layout = TableOptions("us", op_detail=False, row_limit=2)
     assert text.partition("\n\n")[2] == render(profile, ["op", "udf"], layout)
     assert "more operators: row_limit is 2" in text
 
     text = printed(capsys, "a.pb", "--views", "kernel,op", "--row-limit", "none")
     assert text.partition("\n\n")[2] == render(
-        Profile(trace), ["op", "kernel"], Layout(row_limit=None)
+        Profile(trace), ["op", "kernel"], TableOptions(row_limit=None)
     )
 
 
@@ -82,11 +82,11 @@ def test_a_run_prints_what_its_config_says(tmp_path, capsys):
         thread_sep=True,
         row_limit=3,
     )
-    profile = Profile(read(run / trace_name(0).raw), Options("cpu_avg", thread_sep=True))
+    profile = Profile(read(run / trace_name(0).raw), SummaryOptions("cpu_avg", thread_sep=True))
     text = printed(capsys, run)
     assert text == (
         "rank 0 (dp0 pp0 sharding0 mp0), window 0, steps 0 to 2\n\n"
-        + render(profile, ["model", "dist", "op"], Layout("us", op_detail=False, row_limit=3))
+        + render(profile, ["model", "dist", "op"], TableOptions("us", op_detail=False, row_limit=3))
     )
     assert main(["finish", str(run)]) == 0
     assert capsys.readouterr().out == text
@@ -98,7 +98,7 @@ def test_the_command_line_wins_over_the_config(tmp_path, capsys):
         capsys, run, "--views", "op", "--time-unit", "ms", "--no-thread-sep", "--row-limit", "none"
     )
     profile = Profile(read(run / trace_name(0).raw))
-    assert text.partition("\n\n")[2] == render(profile, ["op"], Layout(row_limit=None))
+    assert text.partition("\n\n")[2] == render(profile, ["op"], TableOptions(row_limit=None))
 
 
 def test_all_views(trace, capsys):

@@ -14,9 +14,15 @@ import pytest
 from ppprof.capture.ranks.job import Job
 from ppprof.cli import main
 from ppprof.config import ProfilerConfig
-from ppprof.rundir import claim, leave_node, triggers, write_manifest
-from ppprof.rundir.liveness import Roster
-from ppprof.rundir.triggers import Answer, leave_answer, leave_files, request_path, take_request
+from ppprof.rundir import claim, triggers, write_manifest, write_node_marker
+from ppprof.rundir.liveness import LivenessRegistry
+from ppprof.rundir.triggers import (
+    TriggerResponse,
+    append_response,
+    consume_request,
+    request_path,
+    write_completion,
+)
 from ppprof.topology import Topology
 
 GRID = Topology.of(dp=2)
@@ -36,8 +42,8 @@ def job(folder: Path, attached: tuple[int, ...] = (0, 1), **profiler: Any) -> Pa
     write_manifest(run, manifest)
     request_path(run).parent.mkdir()
     for rank in attached:
-        Roster(run, GRID, rank)
-        leave_node(run, rank)
+        LivenessRegistry(run, GRID, rank)
+        write_node_marker(run, rank)
     return run
 
 
@@ -47,7 +53,7 @@ def test_a_request_is_left_and_said_what_of(
     run = job(tmp_path)
     assert main(["trigger", str(run), "--steps", "2", "--rank", "1"]) == 0
     assert f"{run}: asked for 2 steps on rank 1: rank 0 reads this" in capsys.readouterr().out
-    request = take_request(run)
+    request = consume_request(run)
     assert request is not None
     assert (request.steps, request.ranks, request.problem) == (2, "1", None)
     assert [path.name for path in (run / "trigger").iterdir()] == []
@@ -113,14 +119,14 @@ def answering(run: Path, answers: bool = True, files: bool = True, **answer: Any
     """Rank 0's part, in a thread."""
 
     def rank_0() -> None:
-        while (request := take_request(run)) is None:
+        while (request := consume_request(run)) is None:
             time.sleep(0.005)
         if answers:
-            leave_answer(run, Answer("asked for by request", request.id, **answer))
+            append_response(run, TriggerResponse("asked for by request", request.id, **answer))
         if files:
             for rank in (0, 1):
                 names = [run / f"rank_0000{rank}_json", run / f"summary/rank_0000{rank}_w3.json"]
-                leave_files(run, rank, 3, names, "no json, which is large" if rank else None)
+                write_completion(run, rank, 3, names, "no json, which is large" if rank else None)
         else:
             for entry in (run / "alive").iterdir():
                 entry.unlink()
@@ -162,7 +168,7 @@ def test_waiting_says_when_there_will_be_none(
     assert "no window: already recording" in capsys.readouterr().err
     assert main(["trigger", str(run), "--wait", "--timeout", "0.1"]) == 1
     assert "no answer yet; the request stays" in capsys.readouterr().err
-    take_request(run)
+    consume_request(run)
     answering(run, answers=False, files=False)
     assert main(["trigger", str(run), "--wait"]) == 3
     assert "the job ended without reading the request" in capsys.readouterr().err
@@ -179,8 +185,8 @@ def test_waiting_for_a_job_that_ends(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_answers_that_are_cut_off_are_none(tmp_path: Path) -> None:
     run = job(tmp_path)
-    leave_answer(run, Answer("asked", "a", window=1))
+    append_response(run, TriggerResponse("asked", "a", window=1))
     with (run / "trigger/answers.jsonl").open("a") as file:
         file.write(json.dumps({"why": "asked"})[:-4])
-    assert triggers.answer_to(run, "b") is None
-    assert triggers.answer_to(run, "a") == Answer("asked", "a", window=1)
+    assert triggers.read_response(run, "b") is None
+    assert triggers.read_response(run, "a") == TriggerResponse("asked", "a", window=1)

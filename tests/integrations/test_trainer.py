@@ -11,7 +11,7 @@ from ppprof.integrations import callback
 from ppprof.integrations.trainer import TrainerHooks
 
 
-class Session:
+class RecordingSession:
     """Notes what it is asked to do, and is over after two steps."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Session:
 def test_a_step_counts_its_samples_and_the_last_window_ends_the_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    session = Session()
+    session = RecordingSession()
     monkeypatch.setattr(callback, "attach", lambda profiler: session)
     hooks = TrainerHooks({"enable": True})
     args: Any = SimpleNamespace(gradient_accumulation_steps=4, per_device_train_batch_size=2)

@@ -12,7 +12,7 @@ from ppprof.integrations import script
 pytestmark = pytest.mark.paddle
 
 
-class Session:
+class RecordingSession:
     """Notes what it is asked to do, and is over after two steps."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Session:
         self.calls.append(f"closed {error!r}")
 
 
-class Steps:
+class StepRange:
     """Optimizers that step when a test says so."""
 
     num_optimizers = 2
@@ -42,16 +42,16 @@ class Steps:
 
 
 @pytest.fixture
-def session(monkeypatch: pytest.MonkeyPatch) -> Session:
-    made = Session()
+def session(monkeypatch: pytest.MonkeyPatch) -> RecordingSession:
+    made = RecordingSession()
     monkeypatch.delenv("PADDLE_TRAINERS_NUM", raising=False)
-    monkeypatch.setattr(script, "OptimizerSteps", Steps)
+    monkeypatch.setattr(script, "OptimizerSteps", StepRange)
     monkeypatch.setattr(script, "attach", lambda profiler, config: made)
     return made
 
 
 @pytest.fixture
-def watched(session: Session) -> script._Watched:
+def watched(session: RecordingSession) -> script._Watched:
     return script._Watched(ProfilerConfig.from_mapping({"enable": True}), {}, 1)
 
 

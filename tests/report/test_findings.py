@@ -15,12 +15,12 @@ from ppprof.analysis.advice.finding import CONFIDENCES, SEVERITIES, Finding
 from ppprof.errors import UsageError
 from ppprof.report.text.advice import (
     LANGUAGES,
-    draw_findings,
     findings_document,
     findings_markdown,
     findings_table,
     headline,
     read_catalogue,
+    render_findings,
     rows,
     rules_markdown,
 )
@@ -83,7 +83,7 @@ def test_every_finding_is_said(language, triggered):
 
 
 def test_a_finding_as_text(triggered):
-    assert draw_findings([triggered["input-bound"]]) == (
+    assert render_findings([triggered["input-bound"]]) == (
         "Findings: 1. First, major: The training waits for data, 480 us of a 1 ms step (48.0%).\n"
         "\n"
         "1. The training waits for data [input-bound]\n"
@@ -98,7 +98,7 @@ def test_a_finding_as_text(triggered):
 
 
 def test_a_finding_in_chinese(triggered):
-    text = draw_findings([triggered["input-bound"]], "zh")
+    text = render_findings([triggered["input-bound"]], "zh")
     assert text.splitlines()[2:5] == [
         "1. 训练在等待数据 [input-bound]",
         "   严重，确定；每步损失 480 us（48.0%）",
@@ -118,7 +118,7 @@ def test_headlines(triggered):
 
 def test_findings_that_are_not_shown_are_counted(triggered):
     two = [triggered["input-bound"], triggered["recompute"]]
-    assert draw_findings(two, limit=1).endswith("\n\nNot shown: 1 (--limit is 1)\n")
+    assert render_findings(two, limit=1).endswith("\n\nNot shown: 1 (--limit is 1)\n")
     assert findings_markdown(two, limit=1).endswith("\n\nNot shown: 1 (--limit is 1)\n")
 
 

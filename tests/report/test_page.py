@@ -18,7 +18,7 @@ from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
 from ppprof.report.html import LANGUAGES, charts, render
 from ppprof.report.html.sections import _communication, _members
-from ppprof.run.report import picture
+from ppprof.run.report import collect_report_data
 from ppprof.run.run import open as open_run
 from tests.fixtures.gpu_traces import training
 from tests.fixtures.pipelines import pipeline_run
@@ -234,7 +234,7 @@ def test_languages_say_the_same(language):
 
 
 def test_communication_is_drawn_by_the_axis(runs):
-    found = picture(open_run(runs["run"]))
+    found = collect_report_data(open_run(runs["run"]))
     steps = found.cluster.steps
     drawn = charts._communication(found)
     assert drawn["axes"] == ["pp"]
@@ -248,7 +248,7 @@ def test_a_large_group_is_shown_by_its_ends():
 
 
 def test_a_group_of_no_axis_is_shown_with_a_question_mark():
-    found = picture(open_run(COMMITTED / "slow_rank_of_two"))
+    found = collect_report_data(open_run(COMMITTED / "slow_rank_of_two"))
     groups = found.cluster.groups.with_columns(axis=pl.lit(None, pl.String))
     cluster = SimpleNamespace(steps=found.cluster.steps, groups=groups)
     _, blocks = _communication(
@@ -260,7 +260,7 @@ def test_a_group_of_no_axis_is_shown_with_a_question_mark():
 
 def test_an_unknown_language_is_refused(runs):
     with pytest.raises(UsageError, match="language 'fr': expected one of en, zh"):
-        render(picture(ppprof.open(runs["gpu"])), "fr")
+        render(collect_report_data(ppprof.open(runs["gpu"])), "fr")
 
 
 def test_problems_of_the_command_line_come_together(runs, capsys, tmp_path):
@@ -291,19 +291,19 @@ def test_a_trace_that_cannot_be_read_is_told_in_the_page(runs, tmp_path, capsys)
     for other in path.glob("raw/*"):
         other.write_bytes(b"")
     with pytest.raises(InputError):
-        picture(ppprof.open(path))
+        collect_report_data(ppprof.open(path))
 
 
 def test_ranks_and_steps_can_be_chosen(runs):
-    found = picture(ppprof.open(runs["run"]), ranks={"pp": 1}, steps="1:")
+    found = collect_report_data(ppprof.open(runs["run"]), ranks={"pp": 1}, steps="1:")
     assert (found.ranks, found.steps, sorted(found.details)) == ([1, 3], [1, 2], [1, 3])
     with pytest.raises(UsageError, match="no step of 7"):
-        picture(ppprof.open(runs["run"]), steps="7")
+        collect_report_data(ppprof.open(runs["run"]), steps="7")
 
 
 def test_training_on_two_gpus_is_drawn_stream_by_stream(tmp_path):
     tmp_path.joinpath("a").mkdir()
-    found = picture(ppprof.open(write(tmp_path / "a" / "rank_0.pb", *training())))
+    found = collect_report_data(ppprof.open(write(tmp_path / "a" / "rank_0.pb", *training())))
     lanes = found.details[0].lanes["lane"].unique(maintain_order=True).to_list()
     assert lanes[:3] == ["steps", "phases", "operators"]
     assert {"GPU 0 stream 7", "GPU 1 stream 20"} <= set(lanes)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.report.text.ranks import draw_ranks
-from ppprof.report.text.summary import Layout
+from ppprof.report.text.ranks import render_ranks
+from ppprof.report.text.summary import TableOptions
 from tests.fixtures.words import cells
 
 
 def lines(table, by):
     """Cells of what stands above the note, columns apart by two spaces."""
-    text = draw_ranks(pl.DataFrame(table), by, Layout("ns")).partition("Note:")[0]
+    text = render_ranks(pl.DataFrame(table), by, TableOptions("ns")).partition("Note:")[0]
     return [
         [cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()
     ]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import polars as pl
 
 from ppprof.analysis.ranks.what_if import WHAT_IF
-from ppprof.report.text.summary import Layout
+from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.what_if import render_what_if
 
 TABLE = pl.DataFrame(
@@ -47,7 +47,7 @@ def test_what_stragglers_cost():
 
 
 def test_only_so_many_rows():
-    text = render_what_if(TABLE, Layout("us", row_limit=3))
+    text = render_what_if(TABLE, TableOptions("us", row_limit=3))
     assert "Time unit: us" in text
     assert "6 more rows: row_limit is 3" in text
     assert "slowest workers" not in text

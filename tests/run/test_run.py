@@ -15,13 +15,13 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import ppprof
-from ppprof.analysis.profile.profile import Options, Profile
+from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
-from ppprof.rundir import TraceName, claim, leave_node, write_manifest
-from ppprof.rundir.recordings import by_run
+from ppprof.rundir import TraceName, claim, write_manifest, write_node_marker
+from ppprof.rundir.recordings import group_by_run
 from ppprof.trace import formats, read, schema
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
@@ -80,7 +80,7 @@ def nodes(tmp_path):
         make_run(tmp_path / "node0/log", {0: 2, 1: 1}, "a"),
         make_run(tmp_path / "node1/log", {2: 1, 3: 2}, "a"),
     ]
-    leave_node(left[1], 3)
+    write_node_marker(left[1], 3)
     return left
 
 
@@ -150,7 +150,7 @@ def test_paths_are_grouped_by_run(nodes, tmp_path):
     other = make_run(tmp_path / "other", {0: 1}, "b")
     old = make_run(tmp_path / "old", {0: 1})
     paths = [nodes[0], old, "nowhere", other, nodes[1], old]
-    assert by_run(paths) == [nodes, [old], ["nowhere"], [other], [old]]
+    assert group_by_run(paths) == [nodes, [old], ["nowhere"], [other], [old]]
 
 
 def test_nothing_is_read_before_it_is_asked_for(tmp_path, monkeypatch):
@@ -207,7 +207,7 @@ def test_a_summary_is_that_of_the_trace(view, tmp_path):
     path = make_run(tmp_path, {0: 1, 1: 1})
     trace = read(path / trace_name(1).raw)
     table = ppprof.open(path).summary(view, rank=1, sorted_by="gpu_max", thread_sep=True)
-    assert_frame_equal(table, summarize(Profile(trace, Options("gpu_max", True)), view))
+    assert_frame_equal(table, summarize(Profile(trace, SummaryOptions("gpu_max", True)), view))
 
 
 def test_of_a_single_file_nothing_needs_to_be_named(tmp_path):

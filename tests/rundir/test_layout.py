@@ -103,14 +103,14 @@ def test_the_runs_below_a_directory_are_the_newest_of_each_log(tmp_path: Path) -
     for name in ("node0", "node1/log", "node1/log", "too/deep/for/us", "node2/other"):
         rundir.write_manifest(rundir.claim(tmp_path / name), {})
     (tmp_path / "node2/other/manifest.json").unlink()
-    assert rundir.beneath(tmp_path) == [tmp_path / "node0", tmp_path / "node1/log/run_002"]
+    assert rundir.find_runs_below(tmp_path) == [tmp_path / "node0", tmp_path / "node1/log/run_002"]
 
 
 def test_ranks_leave_word_of_their_machine(tmp_path: Path) -> None:
     run = rundir.claim(tmp_path)
     assert rundir.nodes(run) == {}
     for rank in (3, 12):
-        rundir.leave_node(run, rank)
+        rundir.write_node_marker(run, rank)
     (run / "nodes" / "notes.txt").touch()
     assert rundir.nodes(run) == {3: platform.node(), 12: platform.node()}
 

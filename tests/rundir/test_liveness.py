@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ppprof.rundir import liveness
-from ppprof.rundir.liveness import Roster
+from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.topology import Topology
 
 GRID = Topology.of(dp=2, mp=4)
@@ -18,9 +18,9 @@ BOOM = RuntimeError("\n---\n boom  \non line 3")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
-def rosters(run: Path) -> list[Roster]:
+def rosters(run: Path) -> list[LivenessRegistry]:
     """Those of all ranks, as if each had a process of its own."""
-    return [Roster(run, GRID, rank) for rank in range(GRID.world_size)]
+    return [LivenessRegistry(run, GRID, rank) for rank in range(GRID.world_size)]
 
 
 def killed(run: Path, rank: int, node: str | None = None) -> subprocess.Popen[bytes]:
@@ -34,22 +34,25 @@ def killed(run: Path, rank: int, node: str | None = None) -> subprocess.Popen[by
 
 def test_the_first_to_fail_is_named_by_the_others_and_only_that_one(tmp_path: Path) -> None:
     everybody = rosters(tmp_path)
-    assert everybody[5].fail(BOOM) == ""
+    assert everybody[5].mark_failed(BOOM) == ""
     for rank in (0, 1, 7):
-        assert everybody[rank].fail(RuntimeError("reset")) == (
+        assert everybody[rank].mark_failed(RuntimeError("reset")) == (
             "rank 5 (dp1_pp0_sharding0_mp1) failed: RuntimeError: boom"
         )
-    assert everybody[2].fail(None) == "rank 5 (dp1_pp0_sharding0_mp1) failed: RuntimeError: boom"
+    assert (
+        everybody[2].mark_failed(None)
+        == "rank 5 (dp1_pp0_sharding0_mp1) failed: RuntimeError: boom"
+    )
     assert [path.name for path in tmp_path.glob("failed/*")] == ["00005.txt"]
 
 
 @pytest.mark.parametrize("reaped", [False, True])
 def test_a_rank_without_a_process_was_killed(tmp_path: Path, reaped: bool) -> None:
-    first = Roster(tmp_path, GRID, 0)
+    first = LivenessRegistry(tmp_path, GRID, 0)
     process = killed(tmp_path, 3)
     if reaped:
         process.wait()
-    assert first.fail(BOOM) == (
+    assert first.mark_failed(BOOM) == (
         f"rank 3 (dp0_pp0_sharding0_mp3, pid {process.pid}) is gone: killed, or it crashed"
     )
     assert not (tmp_path / "failed").exists()
@@ -59,21 +62,21 @@ def test_a_rank_without_a_process_was_killed(tmp_path: Path, reaped: bool) -> No
 def test_of_other_machines_only_words_are_known(tmp_path: Path) -> None:
     first, second = rosters(tmp_path)[:2]
     killed(tmp_path, 3, node="other.example.org-1").wait()
-    assert first.fail(BOOM) == ""
-    assert second.fail(None) == "rank 0 (dp0_pp0_sharding0_mp0) failed: RuntimeError: boom"
+    assert first.mark_failed(BOOM) == ""
+    assert second.mark_failed(None) == "rank 0 (dp0_pp0_sharding0_mp0) failed: RuntimeError: boom"
 
 
 def test_ranks_that_ended_well_are_not_named(tmp_path: Path) -> None:
     first, second = rosters(tmp_path)[:2]
-    first.leave()
-    assert second.fail(BOOM) == ""
+    first.mark_finished()
+    assert second.mark_failed(BOOM) == ""
 
 
 def test_a_sigterm_is_news_only_to_those_who_got_none(tmp_path: Path) -> None:
     everybody = rosters(tmp_path)
-    assert everybody[4].fail(None) == ""
-    assert everybody[6].fail(None) == ""
-    assert everybody[0].fail(BOOM) == (
+    assert everybody[4].mark_failed(None) == ""
+    assert everybody[6].mark_failed(None) == ""
+    assert everybody[0].mark_failed(BOOM) == (
         "rank 4 (dp1_pp0_sharding0_mp0) was ended by SIGTERM, "
         "rank 6 (dp1_pp0_sharding0_mp2) was ended by SIGTERM"
     )
@@ -84,7 +87,7 @@ def test_a_line_names_four_and_counts_the_rest(tmp_path: Path) -> None:
     for rank in range(1, 7):
         (tmp_path / "failed").mkdir(exist_ok=True)
         (tmp_path / f"failed/{rank:05d}.txt").write_text("MemoryError\n")
-    said = everybody[0].fail(BOOM)
+    said = everybody[0].mark_failed(BOOM)
     assert said.count("failed: MemoryError") == 4
     assert said.endswith(" and 2 more ranks")
 
@@ -95,8 +98,8 @@ def test_a_directory_that_is_gone_is_no_failure(tmp_path: Path) -> None:
     first, second = rosters(run)[:2]
     (run / "alive").rename(tmp_path / "away")
     run.rmdir()
-    assert first.fail(BOOM) == ""
-    second.leave()
+    assert first.mark_failed(BOOM) == ""
+    second.mark_finished()
 
 
 class Broken(Exception):
@@ -116,8 +119,8 @@ class Broken(Exception):
 )
 def test_an_exception_may_hold_anything(tmp_path: Path, error: Exception, named: str) -> None:
     first, second = rosters(tmp_path)[:2]
-    assert first.fail(error) == ""
-    assert second.fail(BOOM) == f"rank 0 (dp0_pp0_sharding0_mp0) failed: {named}"
+    assert first.mark_failed(error) == ""
+    assert second.mark_failed(BOOM) == f"rank 0 (dp0_pp0_sharding0_mp0) failed: {named}"
 
 
 def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
@@ -126,6 +129,6 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     for folder in ("alive", "failed"):
         for name in (".DS_Store", "00003", "Thumbs.db", ".nfs000000000123"):
             (tmp_path / folder / name).touch()
-    assert first.fail(BOOM) == ""
+    assert first.mark_failed(BOOM) == ""
     (tmp_path / "failed/00000.txt").write_bytes(b"cut in a \xc3\n")
-    assert second.fail(BOOM) == "rank 0 (dp0_pp0_sharding0_mp0) failed: cut in a \ufffd"
+    assert second.mark_failed(BOOM) == "rank 0 (dp0_pp0_sharding0_mp0) failed: cut in a \ufffd"

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from ppprof.trace import Trace, json_reader, read, write_paddle_json, write_paddle_pb
-from ppprof.trace.annotations import FACTS, has_facts, put_together, taken_apart
+from ppprof.trace.annotations import FACTS, format_annotation, has_facts, parse_annotation
 from ppprof.trace.schema import EVENTS
 from tests.fixtures.timeline import Thread, span, write
 from tests.trace.paddle.test_json import assert_same
@@ -73,20 +73,20 @@ NO_FACTS = [
 @pytest.mark.parametrize(("text", "parts"), {**NAMES, **SPANS}.items())
 def test_a_name_is_taken_apart(text, parts):
     name, facts = parts
-    assert taken_apart(text) == (name, {**dict.fromkeys(FACTS), **facts})
+    assert parse_annotation(text) == (name, {**dict.fromkeys(FACTS), **facts})
 
 
 @pytest.mark.parametrize("text", NO_FACTS)
 def test_a_name_without_facts_stays_whole(text):
-    assert taken_apart(text) is None
+    assert parse_annotation(text) is None
 
 
 def test_the_keys_have_one_order():
-    name, facts = taken_apart(ALL)
+    name, facts = parse_annotation(ALL)
     assert name == "y.x"
     assert list(facts) == list(FACTS)
     assert None not in facts.values()
-    assert put_together(name, facts) == ALL
+    assert format_annotation(name, facts) == ALL
 
 
 words = st.from_regex(r"[A-Za-z0-9_]+", fullmatch=True)
@@ -120,13 +120,13 @@ any_facts = st.fixed_dictionaries(
 
 @given(names, facts_of_events)
 def test_facts_go_into_a_name_and_out_again(name, facts):
-    assert taken_apart(put_together(name, facts)) == (name, facts)
+    assert parse_annotation(format_annotation(name, facts)) == (name, facts)
 
 
 @given(st.text(), any_facts)
 def test_what_a_name_cannot_carry_is_not_put_into_it(name, facts):
-    text = put_together(name, facts)
-    assert text is None or taken_apart(text) == (name, facts)
+    text = format_annotation(name, facts)
+    assert text is None or parse_annotation(text) == (name, facts)
 
 
 def spans(directory, *texts: str, category: str) -> Trace:
@@ -238,11 +238,11 @@ def test_a_pb_carries_all_that_a_name_can(rows, tmp_path):
 )
 def test_what_a_pb_does_not_carry_is_counted(rows, category, tmp_path):
     trace = with_facts(spans(tmp_path, *("x" for _ in rows), category=category), rows)
-    lost = write_paddle_pb(trace, tmp_path / "a.pb").get("events whose facts are not told", 0)
+    skipped = write_paddle_pb(trace, tmp_path / "a.pb").get("events whose facts are not told", 0)
     found = read(tmp_path / "a.pb").events
     is_bare = ~found.select(has_facts()).to_series()
     had = trace.events.select(has_facts()).to_series()
-    assert lost == (had & is_bare).sum()
+    assert skipped == (had & is_bare).sum()
     bare = trace.events.with_columns(
         pl.when(~is_bare).then(pl.col(key)).alias(key) for key in FACTS
     )
@@ -257,6 +257,6 @@ def test_facts_of_launches_are_counted(suffix, tmp_path):
     is_first = pl.int_range(pl.len()) == exact.events["category"].eq("CudaRuntime").arg_max()
     events = exact.events.with_columns(stage=pl.when(is_first).then(pl.lit(1)))
     writer = {".json": write_paddle_json, ".pb": write_paddle_pb}[suffix]
-    lost = writer(dataclasses.replace(exact, events=events), tmp_path / f"b{suffix}")
-    assert lost == {"events whose facts are not told": 1}
+    skipped = writer(dataclasses.replace(exact, events=events), tmp_path / f"b{suffix}")
+    assert skipped == {"events whose facts are not told": 1}
     assert_same(read(tmp_path / f"b{suffix}"), exact)

@@ -98,7 +98,7 @@ def assert_sound(trace: Trace) -> None:
     parent = trace.events["parent"].fill_null(-1).to_numpy()
     assert ((parent >= -1) & (parent < row)).all()
     assert (trace.memory["event"].fill_null(0).to_numpy() < max(len(row), 1)).all()
-    assert all(count > 0 for count in trace.lost.values())
+    assert all(count > 0 for count in trace.skipped.values())
     profile = Profile(trace)
     for view in VIEWS:
         summarize(profile, view)

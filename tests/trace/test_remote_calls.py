@@ -140,7 +140,7 @@ def test_a_call_and_what_ran_in_it(tmp_path: Path) -> None:
     assert memory.select("time_ns", "event", "thread", "place").rows() == [
         (160, 5, 101, "Place(gpu:0) of w1")
     ]
-    assert trace.lost == {}
+    assert trace.skipped == {}
 
 
 def test_the_whole_of_it_is_in_the_json_too(tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_what_is_broken_costs_itself(tmp_path: Path) -> None:
     trace = read_window(raw)
     names = trace.events["name"].cast(pl.String)
     assert names.to_list().count(F) == 2
-    assert dict(trace.lost) == {"remote calls": 6, "events of remote calls": 1}
+    assert dict(trace.skipped) == {"remote calls": 6, "events of remote calls": 1}
 
 
 @pytest.mark.parametrize("out", [0, 15, 5_000])

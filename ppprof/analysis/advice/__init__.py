@@ -1,4 +1,4 @@
-"""What to change in a job, and what that would win: rules over a `Case`.
+"""What to change in a job, and what that would win: rules over a `Evidence`.
 
 Each rule is a small pure function of a case; one that lacks its evidence says nothing. Their texts are
 data: ``ppprof/report/catalogue``.
@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ppprof.analysis.advice import inputs, launches, memory, trust, waiting, work
-from ppprof.analysis.advice.evidence import Case
+from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding
 from ppprof.analysis.advice.indicators import TINY_NS
 from ppprof.analysis.diff.significance import LEAST_STEPS
 
-__all__ = ["RULES", "Case", "Rule", "advise"]
+__all__ = ["RULES", "Evidence", "Rule", "advise"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Rule:
 
     name: str
     """Key of its texts."""
-    find: Callable[[Case], list[Finding]]
+    find: Callable[[Evidence], list[Finding]]
     """What it has to say of a case; nothing where it lacks its evidence."""
     about: str = "time"
     """``time``, ``memory`` or ``trust``: whether the other findings can be believed."""
@@ -79,7 +79,7 @@ RULES: tuple[Rule, ...] = (
 _TRUST = frozenset(rule.name for rule in RULES if rule.about == "trust")
 
 
-def advise(case: Case) -> list[Finding]:
+def advise(case: Evidence) -> list[Finding]:
     """All that the rules have to say, most costly first.
 
     By severity, then by cost. What says that numbers cannot be trusted comes first where it is major,

@@ -1,4 +1,4 @@
-"""`Case`: all that the rules look at, and what several of them need of it."""
+"""`Evidence`: all that the rules look at, and what several of them need of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.advice.finding import LEAST_RATIO, MOST_ROWS, Fact, Finding, severity_of
-from ppprof.analysis.advice.indicators import STEPS, Symptoms
+from ppprof.analysis.advice.indicators import STEPS, Indicators
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
@@ -20,24 +20,24 @@ SKIPPED_STEPS = 10
 
 
 @dataclass(frozen=True)
-class Case:
+class Evidence:
     """One run, as its rules see it."""
 
     cluster: Cluster | None
     """All ranks; None where the run has step times alone."""
-    symptoms: Mapping[int, Symptoms] = field(default_factory=dict)
+    indicators: Mapping[int, Indicators] = field(default_factory=dict)
     """By rank, of the steps that ``cluster`` has."""
     step_times: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=STEP_TIMES))
     """Columns of `ppprof.rundir.step_times.STEP_TIMES`."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The job's resolved config; empty where nobody tells."""
-    grid: Topology | None = None
+    topology: Topology | None = None
     """Where the ranks stand; None where nobody tells."""
 
     def setting(self, key: str) -> Any:
         """A value of the config by its dotted key; None where it is not there.
 
-        >>> Case(None, config={"Global": {"micro_batch_size": 2}}).setting("Global.micro_batch_size")
+        >>> Evidence(None, config={"Global": {"micro_batch_size": 2}}).setting("Global.micro_batch_size")
         2
         """
         value: Any = self.config
@@ -62,7 +62,7 @@ class Case:
 
     def degree(self, axis: str) -> int:
         """How many ranks stand along an axis; 1 where nobody tells."""
-        return 1 if self.grid is None else self.grid.degree(axis)
+        return 1 if self.topology is None else self.topology.degree(axis)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -102,7 +102,7 @@ class Case:
         """A row a rank: means over its steps of every column of `ppprof.analysis.advice.indicators.STEPS`."""
         parts = [
             of.steps.select(pl.lit(rank, pl.Int64).alias("rank"), pl.col(list(STEPS)[1:]).mean())
-            for rank, of in sorted(self.symptoms.items())
+            for rank, of in sorted(self.indicators.items())
             if of.steps.height
         ]
         schema = {"rank": pl.Int64, **dict.fromkeys(list(STEPS)[1:], pl.Float64)}
@@ -118,15 +118,15 @@ class Case:
         Returns:
             name, calls, time_ns (float64); the most ``by`` first, `MOST_ROWS`.
         """
-        parts = [of.names.filter(pl.col("what") == what) for of in self.symptoms.values()]
+        parts = [of.names.filter(pl.col("what") == what) for of in self.indicators.values()]
         schema = {"name": pl.String, "calls": pl.Float64, "time_ns": pl.Float64}
         if not parts:
             return pl.DataFrame(schema=schema)
-        num = max(1, sum(of.steps.height for of in self.symptoms.values()))
+        num = max(1, sum(of.steps.height for of in self.indicators.values()))
         sums = pl.concat(parts).group_by("name").agg(pl.col("calls", "time_ns").sum() / num)
         return sums.sort(by, "name", descending=[True, False]).head(MOST_ROWS)
 
-    def costing(
+    def time_finding(
         self,
         rule: str,
         cost_ns: float,

@@ -11,7 +11,6 @@ import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import (
-    Int64,
     Intervals,
     covered_within,
     difference,
@@ -20,6 +19,7 @@ from ppprof.analysis.profile.intervals import (
 )
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.step_breakdown import numbered_steps, stepping, waiting_of
+from ppprof.arrays import Int64
 
 TINY_NS = 10_000
 """A kernel that is shorter is over before the next is launched: a launch from Python takes Paddle some
@@ -80,7 +80,7 @@ MEMORY = {
 """A row a place; ``total_bytes`` of its device, null where nobody tells."""
 
 
-class Symptoms(NamedTuple):
+class Indicators(NamedTuple):
     """Of one rank's window, or of several joined."""
 
     steps: pl.DataFrame
@@ -90,13 +90,13 @@ class Symptoms(NamedTuple):
     memory: pl.DataFrame
     """Columns of `MEMORY`."""
 
-    def of_steps(self, steps: Iterable[int]) -> Symptoms:
+    def of_steps(self, steps: Iterable[int]) -> Indicators:
         """Without what is of other steps; memory is of the whole."""
         wanted = pl.col("step").is_in(list(steps))
-        return Symptoms(self.steps.filter(wanted), self.names.filter(wanted), self.memory)
+        return Indicators(self.steps.filter(wanted), self.names.filter(wanted), self.memory)
 
 
-def symptoms(profile: Profile) -> Symptoms:
+def collect_indicators(profile: Profile) -> Indicators:
     """One rank's window.
 
     Args:
@@ -118,16 +118,18 @@ def symptoms(profile: Profile) -> Symptoms:
         {"step": window.steps["step"], **{name: columns[name] for name in list(STEPS)[1:]}}, STEPS
     )
     steps = steps.group_by("step").agg(_sum(name) for name in list(STEPS)[1:]).sort("step")
-    return Symptoms(steps, pl.concat([pl.DataFrame(schema=NAMES), *window.names]), _memory(profile))
+    return Indicators(
+        steps, pl.concat([pl.DataFrame(schema=NAMES), *window.names]), _memory(profile)
+    )
 
 
-def joined(parts: Sequence[Symptoms]) -> Symptoms:
+def joined(parts: Sequence[Indicators]) -> Indicators:
     """Several windows of a rank."""
     steps = pl.concat([pl.DataFrame(schema=STEPS), *(part.steps for part in parts)])
     names = pl.concat([pl.DataFrame(schema=NAMES), *(part.names for part in parts)])
     memory = pl.concat([pl.DataFrame(schema=MEMORY), *(part.memory for part in parts)])
     peaks = [pl.col(name).max() for name in list(MEMORY)[1:]]
-    return Symptoms(steps, names, memory.group_by("place", maintain_order=True).agg(peaks))
+    return Indicators(steps, names, memory.group_by("place", maintain_order=True).agg(peaks))
 
 
 def _sum(name: str) -> pl.Expr:

@@ -6,7 +6,7 @@ import math
 
 import polars as pl
 
-from ppprof.analysis.advice.evidence import Case
+from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Finding
 
 MOST_WORKERS = 16
@@ -15,7 +15,7 @@ MOST_WORKERS = 16
 _KEY = "Data.Train.loader.num_workers"
 
 
-def loading(case: Case) -> pl.DataFrame:
+def loading(case: Evidence) -> pl.DataFrame:
     """rank, window, step, loading_ns and step_ns; of step times where there are no traces."""
     if case.steps.is_empty():
         return case.timed.drop_nulls("reader_cost_ns").select(
@@ -34,7 +34,7 @@ def loading(case: Case) -> pl.DataFrame:
     )
 
 
-def input_bound(case: Case) -> list[Finding]:
+def input_bound(case: Evidence) -> list[Finding]:
     """The thread that trains waits for batches.
 
     ::
@@ -61,7 +61,7 @@ def input_bound(case: Case) -> list[Finding]:
         "num_workers": present,
         "proposed_workers": proposed_workers(present or 0, case.step_ns, cost_ns),
     }
-    return case.costing("input-bound", cost_ns, "sure", facts, ranks)
+    return case.time_finding("input-bound", cost_ns, "sure", facts, ranks)
 
 
 def proposed_workers(present: int, step_ns: float, loading_ns: float) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from ppprof.analysis.advice.evidence import Case
+from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, Finding
 from ppprof.analysis.advice.indicators import TINY_NS
 
@@ -21,7 +21,7 @@ FUSED_UPDATES = 2
 """What a fused optimizer is left with: parameters with weight decay, and those without."""
 
 
-def idle_costs(case: Case) -> Mapping[str, float]:
+def idle_costs(case: Evidence) -> Mapping[str, float]:
     """Time in which devices wait for the host, by rule.
 
     What costs too little for a rule of its own is host-bound's.
@@ -35,7 +35,7 @@ def idle_costs(case: Case) -> Mapping[str, float]:
     return {**told, "host-bound": case.typical("idle_ns") - sum(told.values())}
 
 
-def host_bound(case: Case) -> list[Finding]:
+def host_bound(case: Evidence) -> list[Finding]:
     """No device has anything to do, and the host waits for nothing: it does not launch fast enough."""
     cost_ns = idle_costs(case)["host-bound"]
     ranks = case.symptom_means.select("rank", "idle_ns", "num_kernels")
@@ -44,10 +44,10 @@ def host_bound(case: Case) -> list[Finding]:
         "other_idle_ns": case.typical("idle_ns") - cost_ns,
         "num_kernels": case.typical("num_kernels"),
     }
-    return case.costing("host-bound", cost_ns, "likely", facts, _most(ranks, "idle_ns"))
+    return case.time_finding("host-bound", cost_ns, "likely", facts, _most(ranks, "idle_ns"))
 
 
-def tiny_kernels(case: Case) -> list[Finding]:
+def tiny_kernels(case: Evidence) -> list[Finding]:
     """Kernels that are over before the next is launched. Costs what devices idle between them."""
     cost_ns = idle_costs(case).get("tiny-kernels", 0.0)
     num, tiny = case.typical("num_kernels"), case.typical("num_tiny_kernels")
@@ -58,10 +58,12 @@ def tiny_kernels(case: Case) -> list[Finding]:
         "tiny_ns": TINY_NS,
         "idle_ns": cost_ns,
     }
-    return case.costing("tiny-kernels", cost_ns, "likely", facts, case.names("kernel", "calls"))
+    return case.time_finding(
+        "tiny-kernels", cost_ns, "likely", facts, case.names("kernel", "calls")
+    )
 
 
-def blocking_copies(case: Case) -> list[Finding]:
+def blocking_copies(case: Evidence) -> list[Finding]:
     """Copies that the host waits for: then it has launched nothing ahead. Costs the idling behind."""
     cost_ns = idle_costs(case).get("blocking-copies", 0.0)
     copies = case.names("copy", "calls")
@@ -72,10 +74,10 @@ def blocking_copies(case: Case) -> list[Finding]:
         "caller": copies["name"][0] if copies.height else None,
         "logging_freq": case.number("Engine.logging_freq"),
     }
-    return case.costing("blocking-copies", cost_ns, "likely", facts, copies)
+    return case.time_finding("blocking-copies", cost_ns, "likely", facts, copies)
 
 
-def optimizer_unfused(case: Case) -> list[Finding]:
+def optimizer_unfused(case: Evidence) -> list[Finding]:
     """An update for each parameter. Costs what of the updates is not computation.
 
     On a device that is the idling from the first to the last of them, on a CPU their time outside of
@@ -91,10 +93,10 @@ def optimizer_unfused(case: Case) -> list[Finding]:
         "name": case.setting("Optimizer.name"),
         "use_multi_tensor": str(case.setting("Optimizer.use_multi_tensor") or False),
     }
-    return case.costing("optimizer-unfused", cost_ns, "likely", facts, case.names("optimizer"))
+    return case.time_finding("optimizer-unfused", cost_ns, "likely", facts, case.names("optimizer"))
 
 
-def _fusible(case: Case, column: str) -> float:
+def _fusible(case: Evidence, column: str) -> float:
     updates = case.typical("num_updates")
     if updates < LEAST_UPDATES:
         return 0.0

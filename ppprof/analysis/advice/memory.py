@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.advice.evidence import Case
+from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Finding
 
 NEAR_RATIO = 0.90
@@ -27,11 +27,11 @@ FILLED_RATIO = 0.75
 """Of a device's memory: while less is held, holes in it harm nobody."""
 
 
-def held(case: Case) -> pl.DataFrame:
+def held(case: Evidence) -> pl.DataFrame:
     """A row a rank and device of known size: rank, `ppprof.analysis.advice.indicators.MEMORY` and more."""
     parts = [
         of.memory.select(pl.lit(rank, pl.Int64).alias("rank"), pl.all())
-        for rank, of in sorted(case.symptoms.items())
+        for rank, of in sorted(case.indicators.items())
     ]
     if not parts:
         return pl.DataFrame()
@@ -43,7 +43,7 @@ def held(case: Case) -> pl.DataFrame:
     )
 
 
-def fullest(case: Case) -> Mapping[str, Any] | None:
+def fullest(case: Evidence) -> Mapping[str, Any] | None:
     """The device with the least room; None where nobody tells."""
     table = held(case)
     if table.is_empty():
@@ -51,7 +51,7 @@ def fullest(case: Case) -> Mapping[str, Any] | None:
     return table.sort("held_ratio", descending=True, maintain_order=True).row(0, named=True)
 
 
-def memory_limit(case: Case) -> list[Finding]:
+def memory_limit(case: Evidence) -> list[Finding]:
     """Devices that are nearly full."""
     table = held(case)
     full = table.filter(pl.col("held_ratio") >= NEAR_RATIO) if table.height else table
@@ -72,7 +72,7 @@ def memory_limit(case: Case) -> list[Finding]:
     return case.warning("memory-limit", severity, facts, evidence)
 
 
-def memory_fragmented(case: Case) -> list[Finding]:
+def memory_fragmented(case: Evidence) -> list[Finding]:
     """Devices that are filling up with memory that no tensor is in."""
     table = held(case)
     if table.is_empty():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.analysis.advice.evidence import Case
+from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.diff.significance import LEAST_STEPS, step_change
 
@@ -29,7 +29,7 @@ _MOST_STEPS = 200
 """Outside of windows that are compared, the latest."""
 
 
-def warm_up(case: Case) -> list[Finding]:
+def warm_up(case: Evidence) -> list[Finding]:
     """A window whose first step is no step like the others."""
     if case.steps.is_empty():
         return []
@@ -67,7 +67,7 @@ def warm_up(case: Case) -> list[Finding]:
     return case.warning("warm-up", severity, facts, evidence)
 
 
-def profiler_overhead(case: Case) -> list[Finding]:
+def profiler_overhead(case: Evidence) -> list[Finding]:
     """Steps that take clearly longer while they are recorded."""
     times = case.timed.select("rank", "step", "window", step_ns="batch_cost_ns")
     outside = times.filter(pl.col("window").is_null())
@@ -111,7 +111,7 @@ def profiler_overhead(case: Case) -> list[Finding]:
     return case.warning("profiler-overhead", severity, facts, evidence)
 
 
-def short_window(case: Case) -> list[Finding]:
+def short_window(case: Evidence) -> list[Finding]:
     """Too few steps to tell what is usual from what is chance."""
     num = case.step_lengths.height
     if case.steps.is_empty() or num >= LEAST_STEPS:

@@ -6,7 +6,7 @@ import re
 
 import polars as pl
 
-from ppprof.analysis.advice.evidence import Case
+from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.inputs import loading
 
@@ -19,7 +19,7 @@ GOOD_BUBBLE_RATIO = 0.1
 _AXES = ("dp", "mp", "sep", "sharding", "pp")
 
 
-def exposed_communication(case: Case) -> list[Finding]:
+def exposed_communication(case: Evidence) -> list[Finding]:
     """Communication that no computation hides, an axis each, without the wait for whoever is late."""
     found: list[Finding] = []
     for column in case.of_ranks.columns:
@@ -28,7 +28,7 @@ def exposed_communication(case: Case) -> list[Finding]:
     return found
 
 
-def _exposed(case: Case, axis: str) -> list[Finding]:
+def _exposed(case: Evidence, axis: str) -> list[Finding]:
     exposed, whole = f"exposed_{axis}_ns", f"communication_{axis}_ns"
     ranks = case.of_ranks.filter(pl.col(whole) > 0).select("rank", exposed, whole)
     if ranks.is_empty() or case.cluster is None:
@@ -54,7 +54,7 @@ def _exposed(case: Case, axis: str) -> list[Finding]:
     if groups.is_empty():
         evidence = ranks.sort(exposed, "rank", descending=[True, False])
     # How much of it can be hidden or left out is not known: this is the most.
-    return case.costing("exposed-communication", cost_ns, "possible", facts, evidence)
+    return case.time_finding("exposed-communication", cost_ns, "possible", facts, evidence)
 
 
 _KEYS = {
@@ -65,7 +65,7 @@ _KEYS = {
 }
 
 
-def _transfer_ratio(case: Case, axis: str) -> float | None:
+def _transfer_ratio(case: Evidence, axis: str) -> float | None:
     """Of the time in an axis' collectives what goes on after all have come; None: nobody tells.
 
     Whoever comes last waits for nobody, so the shortest of the members' times is the transfer, on
@@ -90,7 +90,7 @@ def _transfer_ratio(case: Case, axis: str) -> float | None:
     return transfer / whole if whole else None
 
 
-def slow_rank(case: Case) -> list[Finding]:
+def slow_rank(case: Evidence) -> list[Finding]:
     """Ranks that are longer at their own work than their peers, step after step.
 
     One whose data is what it waits for is input-bound instead. Slow ranks are slow at the same time:
@@ -122,10 +122,10 @@ def slow_rank(case: Case) -> list[Finding]:
     }
     cost_ns = min(first["excess_ns"], facts["saved_ns"] or first["excess_ns"])
     evidence = slow.select("rank", "role", "peers", "excess_ns", "noise_ns")
-    return case.costing("slow-rank", cost_ns, "sure", facts, evidence)
+    return case.time_finding("slow-rank", cost_ns, "sure", facts, evidence)
 
 
-def _saved(case: Case, rank: int) -> float | None:
+def _saved(case: Evidence, rank: int) -> float | None:
     """What a replay wins with this rank's worker as fast as usual; None where that tells nothing."""
     table = case.cluster.what_if if case.cluster else pl.DataFrame()
     if table.is_empty() or table.filter(fixed="nothing")["error_ratio"][0] > 0.1:
@@ -138,7 +138,7 @@ def _saved(case: Case, rank: int) -> float | None:
     return saved if saved > 0 else None
 
 
-def slow_link(case: Case) -> list[Finding]:
+def slow_link(case: Evidence) -> list[Finding]:
     """Groups whose transfers take longer than those of the groups beside them."""
     if case.cluster is None:
         return []
@@ -157,10 +157,10 @@ def slow_link(case: Case) -> list[Finding]:
         "noise_ns": first["noise_ns"],
     }
     evidence = slow.select("members", "axis", "siblings", "excess_ns", "noise_ns")
-    return case.costing("slow-link", first["excess_ns"], "sure", facts, evidence)
+    return case.time_finding("slow-link", first["excess_ns"], "sure", facts, evidence)
 
 
-def pipeline_bubble(case: Case) -> list[Finding]:
+def pipeline_bubble(case: Evidence) -> list[Finding]:
     """Stages that wait because the schedule has too few micro-batches.
 
     Of p stages with m micro-batches in v chunks each (p - 1) / (v m + p - 1) is bubble; with m' of
@@ -191,12 +191,12 @@ def pipeline_bubble(case: Case) -> list[Finding]:
         "remedy": remedy,
     }
     evidence = case.steps.group_by("pp").agg(pl.col("step_ns", "bubble_ns").mean()).sort("pp")
-    return case.costing(
+    return case.time_finding(
         "pipeline-bubble", bubble * (1 - batches / proposed), "likely", facts, evidence
     )
 
 
-def scheduled_bubble(case: Case) -> float | None:
+def scheduled_bubble(case: Evidence) -> float | None:
     """The measured bubble of the median rank, no more than the schedule has; None without one."""
     stages, batches = case.degree("pp"), num_micro_batches(case)
     if case.cluster is None or stages < 2 or not batches:
@@ -214,20 +214,20 @@ def scheduled_bubble(case: Case) -> float | None:
     return min(measured, float(of_schedule))
 
 
-def num_micro_batches(case: Case) -> int:
+def num_micro_batches(case: Evidence) -> int:
     """Of a step of one replica; 0 where nobody tells."""
     told = [part.drop_nulls("micro_batch") for part in case.cluster.passes] if case.cluster else []
     most = [int(part["micro_batch"].to_numpy().max()) + 1 for part in told if part.height]
     return max(most, default=round(case.typical("num_micro_batches")))
 
 
-def num_chunks(case: Case) -> int:
+def num_chunks(case: Evidence) -> int:
     """Virtual stages of a stage."""
     told = [part.drop_nulls("chunk") for part in case.cluster.passes] if case.cluster else []
     return max((int(part["chunk"].to_numpy().max()) + 1 for part in told if part.height), default=1)
 
 
-def samples(case: Case) -> int | None:
+def samples(case: Evidence) -> int | None:
     """That a replica takes in a step; None where nobody tells."""
     return case.number("Global.local_batch_size")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.analysis.advice.evidence import Case
+from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.advice.memory import fullest
 from ppprof.analysis.advice.waiting import num_micro_batches, scheduled_bubble
@@ -13,7 +13,7 @@ ROOM_RATIO = 0.5
 """Of a device's memory: where not even this much was ever held, activations may well fit."""
 
 
-def gradient_accumulation(case: Case) -> list[Finding]:
+def gradient_accumulation(case: Evidence) -> list[Finding]:
     """What gradient nodes do beside their own computation, each micro-batch again.
 
     Costs what half as many micro-batches of twice the size would win: half of it, less the bubble
@@ -32,10 +32,10 @@ def gradient_accumulation(case: Case) -> list[Finding]:
         "proposed_micro_batch_size": None if size is None else 2 * size,
     }
     evidence = case.names("accumulation")
-    return case.costing("gradient-accumulation", cost_ns, "possible", facts, evidence)
+    return case.time_finding("gradient-accumulation", cost_ns, "possible", facts, evidence)
 
 
-def recompute(case: Case) -> list[Finding]:
+def recompute(case: Evidence) -> list[Finding]:
     """Activations computed again, on devices with room to keep them."""
     held = fullest(case)
     if held is None or held["peak_reserved_bytes"] >= ROOM_RATIO * held["total_bytes"]:
@@ -52,4 +52,4 @@ def recompute(case: Case) -> list[Finding]:
         "recompute_ns", "rank", descending=[True, False]
     )
     evidence = evidence.filter(pl.col("recompute_ns") > 0)
-    return case.costing("recompute", cost_ns, "possible", facts, evidence)
+    return case.time_finding("recompute", cost_ns, "possible", facts, evidence)

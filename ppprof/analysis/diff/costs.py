@@ -9,14 +9,13 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.diff.naming import Naming
-from ppprof.analysis.modules.module_tree import modules, tells_forwards
+from ppprof.analysis.modules.module_tree import has_forward_links, modules
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
 from ppprof.analysis.summaries.overview import device
+from ppprof.arrays import Int64
 from ppprof.trace.schema import Trace
-
-Int64 = npt.NDArray[np.int64]
 
 OPERATORS = {
     "name": pl.String,
@@ -60,22 +59,22 @@ class Costs(NamedTuple):
     device: Device
     framework: str
     """``paddle`` or ``torch``."""
-    tells_forwards: bool
+    has_forward_links: bool
     """Whether gradients are linked to the forward that made them (`module_tree`)."""
 
 
-def costs(trace: Trace, naming: Naming, *, by_forward: bool = True) -> Costs:
+def costs(trace: Trace, naming: Naming, *, attribute_backward: bool = True) -> Costs:
     """What a window costs; events outside of steps are left out, where there are steps at all.
 
     Args:
         trace: a window.
         naming: what operators and kernels are called.
-        by_forward: see `ppprof.analysis.modules.modules`.
+        attribute_backward: see `ppprof.analysis.modules.modules`.
     """
-    return costs_of(Profile(trace), naming, by_forward=by_forward)
+    return costs_of(Profile(trace), naming, attribute_backward=attribute_backward)
 
 
-def costs_of(profile: Profile, naming: Naming, *, by_forward: bool = True) -> Costs:
+def costs_of(profile: Profile, naming: Naming, *, attribute_backward: bool = True) -> Costs:
     """The same of a profile that others read too."""
     step = profile.trace.events["step"]  # without what ran in remote calls, as its tree
     if not profile.steps:
@@ -84,10 +83,10 @@ def costs_of(profile: Profile, naming: Naming, *, by_forward: bool = True) -> Co
         breakdown(profile),
         operator_costs(profile, step, naming),
         _kernel_costs(profile, step, naming),
-        modules(profile, step, by_forward=by_forward),
+        modules(profile, step, attribute_backward=attribute_backward),
         _device(profile),
         _framework(profile.trace),
-        tells_forwards(profile),
+        has_forward_links(profile),
     )
 
 

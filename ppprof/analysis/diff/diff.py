@@ -47,7 +47,7 @@ class Side:
     """stage, then `ppprof.analysis.modules.MODULES` and calls: sums over the ranks of a stage."""
     devices: Sequence[Device] = ()
     frameworks: frozenset[str] = frozenset()
-    tells_forwards: bool = False
+    has_forward_links: bool = False
     """Whether any window tells of gradients whose forward made them."""
     facts: Mapping[str, str] = field(default_factory=dict)
     """What the manifest tells of the job, by dotted key: ``config.Model.num_layers``."""

@@ -71,7 +71,7 @@ class _Seen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class Threshold:
     """A limit to a change."""
 
     text: str
@@ -83,7 +83,7 @@ class Rule:
     is_ratio: bool
 
     @classmethod
-    def parse(cls, text: str) -> Rule:
+    def parse(cls, text: str) -> Threshold:
         """From ``METRIC > 5%``.
 
         Raises:
@@ -225,7 +225,7 @@ def _is_outermost(modules: pl.DataFrame, name: str) -> pl.Series:
 _WORDS = {"op": "an operator", "kernel": "a kernel"}
 
 
-def check(rules: Sequence[Rule], diff: Diff) -> list[Outcome]:
+def check(rules: Sequence[Threshold], diff: Diff) -> list[Outcome]:
     """What each rule says.
 
     Raises:

@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
-Float64 = npt.NDArray[np.float64]
+from ppprof.arrays import Float64
 
 LEAST_STEPS = 5
 """Of either run; from fewer nothing can be said."""

@@ -24,10 +24,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
+from ppprof.arrays import Int32, Int64
 
 _LARGEST_MATRIX = 1 << 22
 """Cells of a table of scores; larger ones are cut in two, again and again (Hirschberg)."""

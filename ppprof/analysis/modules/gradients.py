@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.profile.event_tree import Tree
-
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
+from ppprof.arrays import Bool, Int64
 
 _LONGEST = 100
 """How often a gradient may be of what another gradient did."""

@@ -17,9 +17,8 @@ import polars as pl
 from ppprof.analysis.modules.gradients import modules_of_gradients
 from ppprof.analysis.profile.grouping import matching
 from ppprof.analysis.profile.profile import Profile
+from ppprof.arrays import Int64
 from ppprof.trace.tree_arrays import subtree_sums
-
-Int64 = npt.NDArray[np.int64]
 
 MODULES = {
     "path": pl.String,
@@ -43,7 +42,7 @@ _DEEPEST = 100
 """Levels of modules; what lies deeper is part of the last one."""
 
 
-def modules(profile: Profile, step: pl.Series, *, by_forward: bool = True) -> pl.DataFrame:
+def modules(profile: Profile, step: pl.Series, *, attribute_backward: bool = True) -> pl.DataFrame:
     r"""One rank's modules, step by step.
 
     ::
@@ -59,7 +58,7 @@ def modules(profile: Profile, step: pl.Series, *, by_forward: bool = True) -> pl
     Args:
         profile: a window.
         step: of each event of the trace; events of no step are left out.
-        by_forward: whether gradients are told apart by whose forward made them, as far as the trace
+        attribute_backward: whether gradients are told apart by whose forward made them, as far as the trace
             tells; else all are the Backward's.
 
     Returns:
@@ -85,7 +84,7 @@ def modules(profile: Profile, step: pl.Series, *, by_forward: bool = True) -> pl
     is_node = (is_piece | is_step) & known
     is_node &= _depths(np.flatnonzero(is_node), tree.size) < _DEEPEST
     of_module = np.full(hosts.height, -1, np.int64)
-    if by_forward and tells_forwards(profile):
+    if attribute_backward and has_forward_links(profile):
         of_module = modules_of_gradients(tree, profile.trace.events["forward"], is_node)
         of_module[~known] = -1
         is_node |= of_module >= 0
@@ -130,7 +129,7 @@ def modules(profile: Profile, step: pl.Series, *, by_forward: bool = True) -> pl
     return pl.concat([table.select(*MODULES) for table in (plain, gradients)])
 
 
-def tells_forwards(profile: Profile) -> bool:
+def has_forward_links(profile: Profile) -> bool:
     """Whether the trace tells of any gradient what it is the gradient of."""
     forward = profile.trace.events["forward"]
     return forward.null_count() < len(forward)

@@ -9,7 +9,8 @@ import polars as pl
 
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import intervals_of, matching
-from ppprof.analysis.profile.intervals import Int64, Intervals, difference, union
+from ppprof.analysis.profile.intervals import Intervals, difference, union
+from ppprof.arrays import Int64
 
 OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "StaticKernelLaunch")
 """Host events during which a CPU computes; the last two are what newer Paddles record inside."""

@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from ppprof.arrays import Int64
 from ppprof.trace.schema import Trace
 from ppprof.trace.tree_arrays import subtree_sizes, subtree_sums
-
-Int64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from ppprof.arrays import Int64
+
 Intervals = tuple[Int64, Int64]
 
 

@@ -28,7 +28,7 @@ SORT_KEYS = tuple(
 
 
 @dataclass(frozen=True)
-class Options:
+class SummaryOptions:
     """What a caller may choose about the summaries."""
 
     sorted_by: str = "auto"
@@ -51,10 +51,10 @@ class Profile:
         whole: those and what ran in its remote calls.
     """
 
-    def __init__(self, trace: Trace, options: Options | None = None) -> None:
+    def __init__(self, trace: Trace, options: SummaryOptions | None = None) -> None:
         self.whole = trace
         self.trace, self._remote = split_calls(trace)
-        self.options = options or Options()
+        self.options = options or SummaryOptions()
 
     @cached_property
     def tree(self) -> Tree:

@@ -12,20 +12,19 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.profile.intervals import union
+from ppprof.arrays import Int64
 from ppprof.errors import UsageError
 from ppprof.trace.schema import Trace
 from ppprof.trace.tree_arrays import levels
-
-Int64 = npt.NDArray[np.int64]
 
 _STEPS = re.compile(r"(?P<one>\d+)|(?P<start>\d*):(?P<stop>\d*)")
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepRange:
     """Steps ``start`` to ``stop - 1``, as ``Profiler.scheduler: [start, stop]`` counts them.
 
-    >>> print(Steps.parse("2:5"), Steps.parse("7"), Steps.parse("3:"))
+    >>> print(StepRange.parse("2:5"), StepRange.parse("7"), StepRange.parse("3:"))
     2:5 7:8 3:
     """
 
@@ -34,7 +33,7 @@ class Steps:
     """None: to the last."""
 
     @classmethod
-    def parse(cls, text: str | int) -> Steps:
+    def parse(cls, text: str | int) -> StepRange:
         """From ``"A:B"``, ``"A:"``, ``":B"`` or a single step.
 
         Raises:
@@ -56,7 +55,7 @@ class Steps:
     def __str__(self) -> str:
         return f"{self.start}:{'' if self.stop is None else self.stop}"
 
-    def hold(self, step: pl.Expr) -> pl.Expr:
+    def contains(self, step: pl.Expr) -> pl.Expr:
         """Whether a step number is one of these; False for null."""
         inside = step >= self.start
         if self.stop is not None:
@@ -64,7 +63,7 @@ class Steps:
         return inside.fill_null(value=False)
 
 
-def select_steps(trace: Trace, steps: Steps) -> Trace:
+def select_steps(trace: Trace, steps: StepRange) -> Trace:
     """The events that began (device events: were launched) in ``steps``, and nothing else.
 
     ::
@@ -79,7 +78,7 @@ def select_steps(trace: Trace, steps: Steps) -> Trace:
     measures over the whole window, are unknown for a part of it and left out. Peaks of memory stay
     the process's own, "so far".
     """
-    keep = trace.events.select(steps.hold(pl.col("step"))).to_series().to_numpy()
+    keep = trace.events.select(steps.contains(pl.col("step"))).to_series().to_numpy()
     spans = trace.events.filter(keep).filter(pl.col("category") == "ProfileStep")
     chosen = select_events(trace, keep, _inside(trace.memory["time_ns"], spans))
     return dataclasses.replace(

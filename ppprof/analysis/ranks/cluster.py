@@ -11,7 +11,7 @@ import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.arrivals import arrivals, by_group
-from ppprof.analysis.ranks.matching import align, collectives, matched
+from ppprof.analysis.ranks.matching import align, collectives, match_collectives
 from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
 from ppprof.analysis.ranks.stragglers import slow_groups, slow_ranks
 from ppprof.analysis.ranks.transfers import without_transfers
@@ -21,25 +21,25 @@ from ppprof.topology import Topology
 from ppprof.trace.schema import Trace
 
 
-class Examined(NamedTuple):
+class RankAnalysis(NamedTuple):
     """One rank's part, made of its trace alone; the rank is to be told."""
 
     breakdown: Breakdown
     collectives: pl.DataFrame
-    """Filled in later, by `ppprof.analysis.ranks.matching.placed`."""
+    """Filled in later, by `ppprof.analysis.ranks.matching.with_rank`."""
     passes: pl.DataFrame
     """As `ppprof.analysis.ranks.what_if.passes` gives them."""
 
 
-def examine(trace: Trace) -> Examined:
+def analyze_rank(trace: Trace) -> RankAnalysis:
     """What `Cluster` needs of a window."""
     profile = Profile(trace)
-    return examined_of(profile, breakdown(profile))
+    return rank_analysis_of(profile, breakdown(profile))
 
 
-def examined_of(profile: Profile, parts: Breakdown) -> Examined:
+def rank_analysis_of(profile: Profile, parts: Breakdown) -> RankAnalysis:
     """The same of a profile that others read too, and its breakdown."""
-    return Examined(parts, collectives(profile.whole), passes(profile))
+    return RankAnalysis(parts, collectives(profile.whole), passes(profile))
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Cluster:
     """A table a rank: what `ppprof.analysis.ranks.what_if.passes` gave."""
     measured: Mapping[int, Clock]
     """The clocks that the capture compared."""
-    grid: Topology | None = None
+    topology: Topology | None = None
     """Where the ranks stand; None where nobody tells."""
 
     @cached_property
@@ -72,7 +72,7 @@ class Cluster:
     @cached_property
     def matched(self) -> pl.DataFrame:
         """Every collective, member by member, on one clock; see `ppprof.analysis.ranks.matching`."""
-        return matched(self.collectives, self.clocks)
+        return match_collectives(self.collectives, self.clocks)
 
     @cached_property
     def arrivals(self) -> pl.DataFrame:
@@ -114,11 +114,11 @@ class Cluster:
 
         No rows where the grid is not known or nothing can be replayed.
         """
-        if self.grid is None:
+        if self.topology is None:
             return pl.DataFrame(schema=WHAT_IF)
         steps = self.steps["step"].unique().implode()
         wanted = [part.filter(pl.col("step").is_in(steps)) for part in self.passes]
-        return what_if(wanted, self.grid, self.clocks)
+        return what_if(wanted, self.topology, self.clocks)
 
     @property
     def _roles(self) -> Mapping[int, str]:

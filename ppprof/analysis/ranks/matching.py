@@ -1,6 +1,6 @@
 """Collectives across ranks: the k-th of a group on one rank is the k-th on every other.
 
-A rank's part of it is a small table (`collectives`); `matched` joins those of all ranks, and
+A rank's part of it is a small table (`collectives`); `match_collectives` joins those of all ranks, and
 `align` finds from them how the ranks' clocks differ, where nobody measured that.
 """
 
@@ -10,13 +10,11 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from ppprof.arrays import Int64
 from ppprof.rundir.clocks import Clock, Reading
 from ppprof.trace.schema import Trace
-
-Int64 = npt.NDArray[np.int64]
 
 COLLECTIVES: dict[str, pl.DataType] = {
     "members": pl.String(),
@@ -48,7 +46,7 @@ _SELF = -1
 """The rank of a trace that nobody has told."""
 
 
-def placed(part: pl.DataFrame, rank: int) -> pl.DataFrame:
+def with_rank(part: pl.DataFrame, rank: int) -> pl.DataFrame:
     """`collectives` of a rank that was not known, and is now."""
     return part.with_columns(
         pl.col("members").str.replace(str(_SELF), str(rank), literal=True),
@@ -122,7 +120,7 @@ def as_kernels(told: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def matched(parts: Sequence[pl.DataFrame], clocks: Mapping[int, Clock]) -> pl.DataFrame:
+def match_collectives(parts: Sequence[pl.DataFrame], clocks: Mapping[int, Clock]) -> pl.DataFrame:
     """What all members of a group did together, on the reference clock.
 
     ::
@@ -138,7 +136,7 @@ def matched(parts: Sequence[pl.DataFrame], clocks: Mapping[int, Clock]) -> pl.Da
         `COLLECTIVES` with times on the reference clock, of those collectives only that every
         member has, sorted by members, op, step, index and rank.
     """
-    on_one_clock = [on_reference(part, clocks) for part in parts]
+    on_one_clock = [to_reference_clock(part, clocks) for part in parts]
     joined = pl.concat(on_one_clock) if on_one_clock else pl.DataFrame(schema=COLLECTIVES)
     keys = ["members", "op", "step", "index"]
     members = pl.col("members").str.replace(">", ",", literal=True).str.split(",")
@@ -147,7 +145,7 @@ def matched(parts: Sequence[pl.DataFrame], clocks: Mapping[int, Clock]) -> pl.Da
     return joined.filter(pl.len().over(keys) == expected).sort(*keys, "rank")
 
 
-def on_reference(part: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataFrame:
+def to_reference_clock(part: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataFrame:
     """One rank's rows with start_ns and end_ns on the reference clock; as is if it has none."""
     if part.is_empty() or part["rank"][0] not in clocks:
         return part
@@ -220,7 +218,7 @@ def offsets_by_starts(parts: Sequence[pl.DataFrame]) -> dict[int, int]:
 
     Source: pytorch/pytorch issue 39675.
     """
-    joined = matched(parts, {})
+    joined = match_collectives(parts, {})
     reference = joined.filter(pl.col("rank") == pl.col("rank").min())
     keys = ["members", "op", "step", "index"]
     met = joined.join(reference.select(*keys, there="start_ns"), on=keys)
@@ -231,7 +229,7 @@ def offsets_by_starts(parts: Sequence[pl.DataFrame]) -> dict[int, int]:
 
 def _met(parts: Sequence[pl.DataFrame]) -> tuple[dict[str, pl.DataFrame], dict[int, list[str]]]:
     """The collectives that bound clocks, by members; and of each rank, which members it is among."""
-    joined = matched(parts, {}).filter(pl.col("op").is_in(["send", *_ALL_WAIT_FOR_ALL]))
+    joined = match_collectives(parts, {}).filter(pl.col("op").is_in(["send", *_ALL_WAIT_FOR_ALL]))
     by_members = joined.partition_by("members", as_dict=True, maintain_order=True)
     groups = joined.group_by("rank").agg(pl.col("members").unique(maintain_order=True))
     tables = {str(members): table for (members,), table in by_members.items()}

@@ -48,7 +48,6 @@ import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import (
-    Int64,
     Intervals,
     covered_within,
     difference,
@@ -57,6 +56,7 @@ from ppprof.analysis.profile.intervals import (
     union,
 )
 from ppprof.analysis.profile.profile import Profile
+from ppprof.arrays import Int64
 from ppprof.trace.schema import nullable
 
 PARTS = ("computation", "exposed", "data_loading", "bubble", "host_bound", "rest")

@@ -12,7 +12,7 @@ import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import covered_within, difference, intersection, together
-from ppprof.analysis.ranks.matching import on_reference
+from ppprof.analysis.ranks.matching import to_reference_clock
 from ppprof.analysis.ranks.step_breakdown import axis_position
 from ppprof.rundir.clocks import Clock
 
@@ -34,7 +34,7 @@ def without_transfers(
         steps: as `ppprof.analysis.ranks.join_ranks` returns it.
         bubbles: a table a rank, on its own clock: rank, window and columns of
             `ppprof.analysis.ranks.step_breakdown.STRETCHES`.
-        matched: as `ppprof.analysis.ranks.matching.matched` returns it.
+        matched: as `ppprof.analysis.ranks.matching.match_collectives` returns it.
         clocks: of ranks whose clock is known.
 
     Returns:
@@ -52,7 +52,9 @@ def without_transfers(
         found
         for part in bubbles
         if part.height
-        for found in _moved(on_reference(part, clocks), by_rank.get((part["rank"][0],), nothing))
+        for found in _moved(
+            to_reference_clock(part, clocks), by_rank.get((part["rank"][0],), nothing)
+        )
     ]
     if not moved:
         return steps

@@ -44,18 +44,15 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import difference, overlap
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.ranks.matching import as_kernels, on_reference
+from ppprof.analysis.ranks.matching import as_kernels, to_reference_clock
+from ppprof.arrays import Bool, Int64
 from ppprof.rundir.clocks import Clock
 from ppprof.topology import Topology
-
-Int64 = npt.NDArray[np.int64]
-Bool = npt.NDArray[np.bool_]
 
 PASSES: dict[str, pl.DataType] = {
     "rank": pl.Int64(),
@@ -156,7 +153,7 @@ def _without_other_replicas(
 
 def what_if(
     parts: Sequence[pl.DataFrame],
-    grid: Topology,
+    topology: Topology,
     clocks: Mapping[int, Clock] | None = None,
 ) -> pl.DataFrame:
     """Step times if something were as fast as the median.
@@ -168,7 +165,7 @@ def what_if(
 
     Args:
         parts: of each rank, what `passes` gave.
-        grid: where the ranks stand.
+        topology: where the ranks stand.
         clocks: of ranks whose clock is known; the others' times stand as they are.
 
     Returns:
@@ -194,9 +191,9 @@ def what_if(
         late, but this shows them. Stages, workers and links: by share, the largest first. No rows
         where nothing can be replayed, such as a pipeline whose passes nobody recorded.
     """
-    known = [on_reference(part, clocks or {}) for part in parts if part.height]
-    rows = _placed(pl.concat(known) if known else pl.DataFrame(schema=PASSES), grid)
-    replay = _Replay(_operations(rows, grid.degree("pp")))
+    known = [to_reference_clock(part, clocks or {}) for part in parts if part.height]
+    rows = _placed(pl.concat(known) if known else pl.DataFrame(schema=PASSES), topology)
+    replay = _Replay(_operations(rows, topology.degree("pp")))
     ends = _ends(rows).join(pl.DataFrame({"step": replay.whole_steps}), "step").sort("step")
     if ends.is_empty():
         return pl.DataFrame(schema=WHAT_IF)
@@ -296,11 +293,11 @@ _CELL = ["step", "replica"]
 _WORKER = [*_CELL, "stage"]
 
 
-def _placed(rows: pl.DataFrame, grid: Topology) -> pl.DataFrame:
+def _placed(rows: pl.DataFrame, topology: Topology) -> pl.DataFrame:
     """``rows`` with the replica and the stage that each rank belongs to."""
-    at = {rank: grid.coordinate(rank) for rank in rows["rank"].unique()}
+    at = {rank: topology.coordinate(rank) for rank in rows["rank"].unique()}
     replica = {
-        rank: where["dp"] * grid.degree("sharding") + where["sharding"]
+        rank: where["dp"] * topology.degree("sharding") + where["sharding"]
         for rank, where in at.items()
     }
     stage = {rank: where["pp"] for rank, where in at.items()}
@@ -309,7 +306,7 @@ def _placed(rows: pl.DataFrame, grid: Topology) -> pl.DataFrame:
         stage=pl.col("rank").replace_strict(stage, return_dtype=pl.Int64),
     )
     # What a stage does by itself says nothing of when it had to wait for another one.
-    is_own = (pl.col("kind") == "own") & pl.lit(grid.degree("pp") > 1)
+    is_own = (pl.col("kind") == "own") & pl.lit(topology.degree("pp") > 1)
     return told.filter(is_own.not_())
 
 

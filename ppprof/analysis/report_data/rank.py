@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import polars as pl
 
-from ppprof.analysis.advice.indicators import Symptoms, symptoms
+from ppprof.analysis.advice.indicators import Indicators, collect_indicators
 from ppprof.analysis.diff.costs import Costs, costs_of
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.steps import Steps, select_steps
-from ppprof.analysis.ranks.cluster import Examined, examined_of
+from ppprof.analysis.profile.steps import StepRange, select_steps
+from ppprof.analysis.ranks.cluster import RankAnalysis, rank_analysis_of
 from ppprof.analysis.report_data.memory_timeline import Memory, memory_levels
 from ppprof.analysis.report_data.timeline import lanes
 from ppprof.analysis.summaries.overview import model
@@ -29,19 +29,21 @@ class Details(NamedTuple):
     memory: Memory
 
 
-class Portrait(NamedTuple):
+class RankReportData(NamedTuple):
     """One rank's window."""
 
-    examined: Examined
+    examined: RankAnalysis
     costs: Costs
-    symptoms: Symptoms
+    indicators: Indicators
     phases: pl.DataFrame
     """`ppprof.analysis.summaries.overview.model`."""
     details: Details | None
     """None of a rank that is not drawn."""
 
 
-def portray(trace: Trace, steps: Steps | None = None, budget: int = 0) -> Portrait:
+def collect_rank_report_data(
+    trace: Trace, steps: StepRange | None = None, budget: int = 0
+) -> RankReportData:
     """What a report shows of one rank's window.
 
     Args:
@@ -51,10 +53,10 @@ def portray(trace: Trace, steps: Steps | None = None, budget: int = 0) -> Portra
     """
     profile = Profile(trace if steps is None else select_steps(trace, steps))
     cost = costs_of(profile, Naming())
-    return Portrait(
-        examined_of(profile, cost.breakdown),
+    return RankReportData(
+        rank_analysis_of(profile, cost.breakdown),
         cost,
-        symptoms(profile),
+        collect_indicators(profile),
         model(profile),
         _details(profile, budget) if budget else None,
     )

@@ -17,7 +17,7 @@ from ppprof.analysis.report_data.rank import Details
 
 
 @dataclass(frozen=True)
-class Picture:
+class ReportData:
     """One window of a run."""
 
     paths: Sequence[str]

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.profile import PHASES, Profile
-
-Int64 = npt.NDArray[np.int64]
+from ppprof.arrays import Int64
 
 LANES = {
     "lane": pl.String,

@@ -48,7 +48,7 @@ _LEAVE_SECONDS = 5.0
 """How long rank 0 waits for the last questions of ranks that still save their windows."""
 
 
-class ClockExchange(ABC):
+class ClockSync(ABC):
     """A rank's part in the exchange, for the length of its session; none of its methods raises."""
 
     def __init__(self, run: Path, rank: int) -> None:
@@ -80,7 +80,7 @@ class ClockExchange(ABC):
             file.write(line_of(reading))
 
     @contextmanager
-    def _harmless(self) -> Iterator[None]:
+    def _suppress_and_report(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:  # whatever a store raises, too
@@ -92,7 +92,7 @@ class ClockExchange(ABC):
             tell(f"rank {self._rank}: {why}; traces may not align on one clock")
 
 
-class Reference(ClockExchange):
+class ClockServer(ClockSync):
     """Rank 0's part: answers what time it is.
 
     Args:
@@ -139,7 +139,7 @@ class Reference(ClockExchange):
             self._socket.close()
 
     def _compare(self) -> None:
-        with self._harmless():
+        with self._suppress_and_report():
             self._keep(Reading(time.time_ns(), 0, 0))
 
     def _answer(self) -> None:
@@ -162,7 +162,7 @@ class Reference(ClockExchange):
                     return
 
 
-class Asker(ClockExchange):
+class ClockClient(ClockSync):
     """The part of any other rank: asks rank 0 for its time.
 
     Args:
@@ -184,7 +184,7 @@ class Asker(ClockExchange):
     def turn(self, before: State, step: int) -> None:
         """As above; and looks for rank 0 until the first step is over."""
         if self._socket is None and step <= 1:
-            with self._harmless():
+            with self._suppress_and_report():
                 self._look_for_rank_0()
                 if self._socket is not None:
                     self._compare()
@@ -197,7 +197,7 @@ class Asker(ClockExchange):
             self._thread.join(_BURST_SECONDS + 2)
         if self._socket is None:
             return
-        with self._harmless():
+        with self._suppress_and_report():
             if compare and not failed:
                 self._ask()
             for _ in range(3):
@@ -222,7 +222,7 @@ class Asker(ClockExchange):
             self._thread.start()
 
     def _ask(self) -> None:
-        with self._harmless():
+        with self._suppress_and_report():
             time.sleep(min(self._rank * _TURN_SECONDS, 1))
             best = None
             start = time.monotonic()

@@ -32,7 +32,7 @@ _LIVES_SECONDS = 30.0
 """How long it is sent again."""
 
 
-class Mail(ABC):
+class ControlChannel(ABC):
     """A rank's end, for the length of its session."""
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Mail(ABC):
         """Ends it; rank 0 waits so long for confirmations."""
 
 
-class Alone(Mail):
+class LocalChannel(ControlChannel):
     """Of a job with one rank."""
 
     def read(self) -> list[Message]:
@@ -82,7 +82,7 @@ class _Sent:
     missing: set[int] = field(default_factory=set)
 
 
-class Hub(Mail):
+class CoordinatorChannel(ControlChannel):
     """Rank 0's end.
 
     Args:
@@ -190,7 +190,7 @@ class Hub(Mail):
             self._socket.sendto(packet, self._addresses[rank])
 
 
-class Spoke(Mail):
+class WorkerChannel(ControlChannel):
     """Any other rank's end.
 
     Args:

@@ -74,7 +74,7 @@ class Job:
             RuntimeError: the ranks cannot agree.
         """
         run = self._agreed_directory(log, manifest, key)
-        rundir.leave_node(run, self.rank)
+        rundir.write_node_marker(run, self.rank)
         return run
 
     def _agreed_directory(self, log: Path, manifest: Mapping[str, Any], key: str) -> Path:
@@ -114,15 +114,17 @@ class Job:
 
     def manifest(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """What a reader has to know of the job, and ``more``."""
-        grid = self.topology
+        topology = self.topology
         return {
             "run_id": uuid.uuid4().hex,
             "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-            "world_size": grid.world_size,
-            "axes": {"order": list(grid.order), "degrees": list(grid.degrees)},
-            "groups": {axis: grid.groups(axis) for axis in grid.order if grid.degree(axis) > 1},
+            "world_size": topology.world_size,
+            "axes": {"order": list(topology.order), "degrees": list(topology.degrees)},
+            "groups": {
+                axis: topology.groups(axis) for axis in topology.order if topology.degree(axis) > 1
+            },
             "ranks": [
-                {"rank": rank, "host": host, "coordinate": grid.coordinate(rank)}
+                {"rank": rank, "host": host, "coordinate": topology.coordinate(rank)}
                 for rank, host in enumerate(self.hosts)
             ],
             "versions": {
@@ -168,8 +170,10 @@ def _fleet_topology(world_size: int) -> Topology | None:
     group = getattr(module, "_HYBRID_PARALLEL_GROUP", None)
     if group is None:
         return None
-    grid = group.topology()
-    degrees = {_FLEET_AXES.get(n, n): grid.get_dim(n) for n in grid.get_hybrid_group_names()}
+    topology = group.topology()
+    degrees = {
+        _FLEET_AXES.get(n, n): topology.get_dim(n) for n in topology.get_hybrid_group_names()
+    }
     if not set(degrees) <= set(AXES):
         return None
     order = [*degrees, *(axis for axis in AXES if axis not in degrees)]

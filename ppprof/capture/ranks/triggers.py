@@ -28,12 +28,12 @@ from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.steps.slow_steps import RunningSteps
 from ppprof.errors import UsageError
 from ppprof.rundir import triggers
-from ppprof.rundir.triggers import Answer, Request
+from ppprof.rundir.triggers import TriggerRequest, TriggerResponse
 from ppprof.topology import RankSelector, Topology
-from ppprof.wording import listed
+from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
-    from ppprof.capture.ranks.control_channel import Mail
+    from ppprof.capture.ranks.control_channel import ControlChannel
     from ppprof.config import TriggerConfig
 
 _LOOK_SECONDS = 0.25
@@ -97,7 +97,7 @@ class Triggers:
         topology: Topology,
         recorded: Collection[int],
         run: Path,
-        mail: Mail,
+        mail: ControlChannel,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -114,7 +114,7 @@ class Triggers:
         self._plan: Plan | None = None
         self._members: frozenset[int] = frozenset()
         self._is_over = False
-        self._wish = ""
+        self._pending_reason = ""
         """Of a slow step, in words; for rank 0 to decide."""
         self._asks_from = 0
         """The step from which a slow one is worth a word: one is enough for the job."""
@@ -128,10 +128,10 @@ class Triggers:
         self._announced: Plan | None = None
         self.first_free = 0
         """The lowest number that a window after this step may have, as far as this rank has heard."""
-        self.verdicts: dict[int, bool] = {}
+        self.keep_decisions: dict[int, bool] = {}
         """Whether windows on trial are kept, as soon as this rank hears; for the session to take."""
         if rank == 0 and config.file:
-            with self._harmless():
+            with self._suppress_and_report():
                 triggers.request_path(run).parent.mkdir(exist_ok=True)
 
     def state(self, step: int) -> State:
@@ -144,7 +144,7 @@ class Triggers:
         return self._rank in self._members
 
     @property
-    def is_on_trial(self) -> bool:
+    def is_provisional(self) -> bool:
         """Whether that window may yet be deleted."""
         return self._plan is not None and self._plan.is_trial
 
@@ -156,7 +156,7 @@ class Triggers:
             took_ns: without what the profiler itself took.
             is_clean: whether it is outside windows and apart from any stall of the profiler's.
         """
-        try:  # as `_harmless`, which takes 2 us
+        try:  # as `_suppress_and_report`, which takes 2 us
             self._saw(step, took_ns, is_clean)
         except Exception as error:
             self._give_up(error)
@@ -176,19 +176,19 @@ class Triggers:
             return
         try:
             for message in self._mail.read():
-                self._hear(message, step)
+                self._on_message(message, step)
             if self._rank == 0:
-                self._lead(step, window)
+                self._coordinate(step, window)
         except Exception as error:
             self._give_up(error)
 
     def close(self, failed: bool) -> None:
-        """Ends it; afterwards `verdicts` has what could still be heard.
+        """Ends it; afterwards `keep_decisions` has what could still be heard.
 
         Args:
             failed: the training ends by an exception: other ranks are not waited for.
         """
-        with self._harmless():
+        with self._suppress_and_report():
             plan, self._plan = self._plan, None
             if plan is not None:
                 self._trials.pop(plan.window, None)
@@ -202,7 +202,7 @@ class Triggers:
             deadline = self._clock() + (0 if failed else _VERDICT_SECONDS)
             while self._awaited and self._clock() < deadline:
                 for message in self._mail.read():
-                    self._hear(message, None)
+                    self._on_message(message, None)
                 time.sleep(0.01)
             self._mail.close()
 
@@ -221,7 +221,7 @@ class Triggers:
             self._asks_from = step + 1 + slow.cool_down
             why = f"step {step} of rank {self._rank} took {took_ns / 1e6:.1f} ms, {times:.1f} times the median"
             if self._rank == 0:
-                self._wish = why
+                self._pending_reason = why
             else:
                 self._mail.send({"kind": "ask", "why": why})
 
@@ -231,19 +231,19 @@ class Triggers:
         else:
             self._mail.send({"kind": "slow", "window": window})
 
-    def _hear(self, message: Mapping[str, Any], step: int | None) -> None:
+    def _on_message(self, message: Mapping[str, Any], step: int | None) -> None:
         kind = message["kind"]
         if kind == "plan" and step is not None:
-            self._take(Plan(**message["plan"]), step)
+            self._accept_plan(Plan(**message["plan"]), step)
         elif kind == "verdict":
             self._awaited.discard(message["window"])
-            self.verdicts[message["window"]] = message["keep"]
+            self.keep_decisions[message["window"]] = message["keep"]
         elif kind == "ask":
-            self._wish = self._wish or message["why"]
+            self._pending_reason = self._pending_reason or message["why"]
         elif kind == "slow" and message["window"] in self._trials:
             self._note_slow(message["window"])
 
-    def _take(self, plan: Plan, step: int) -> None:
+    def _accept_plan(self, plan: Plan, step: int) -> None:
         """From now on there is a window to come, or to join."""
         members = self._topology.select(plan.ranks) & self._recorded
         if self._slow is not None:
@@ -261,25 +261,25 @@ class Triggers:
         if plan.is_trial:
             self._awaited.add(plan.window)
 
-    def _lead(self, step: int, window: int) -> None:
+    def _coordinate(self, step: int, window: int) -> None:
         self._decide(step)
         if self._announced is not None and step >= self._announced.start:
             plan, self._announced = self._announced, None
             late = self._mail.late()
             if late:
-                tell(f"rank 0: {plan} begins, and {listed('rank', late)} did not confirm it")
+                tell(f"rank 0: {plan} begins, and {format_ranges('rank', late)} did not confirm it")
         if len(self._steps) < _TIMED_STEPS:
             return
         if self._config.file and self._clock() - self._looked >= _LOOK_SECONDS:
             self._looked = self._clock()
-            request = triggers.take_request(self._run)
+            request = triggers.consume_request(self._run)
             if request is not None:
                 self._answer(request, step, window)
-        if self._wish:
-            why, self._wish = self._wish, ""
-            self._grant(why, step, window)
+        if self._pending_reason:
+            why, self._pending_reason = self._pending_reason, ""
+            self._open_for_slow_step(why, step, window)
 
-    def _answer(self, request: Request, step: int, window: int) -> None:
+    def _answer(self, request: TriggerRequest, step: int, window: int) -> None:
         """Decides about a request, and leaves the answer."""
         steps = request.steps or self._config.steps
         ranks = self._config.ranks if request.ranks is None else request.ranks
@@ -295,12 +295,12 @@ class Triggers:
         why = "asked for by request"
         if refused:
             tell(f"rank 0: no window, {why}: {refused}")
-            self._leave(Answer(why, request.id, refused))
+            self._leave(TriggerResponse(why, request.id, refused))
             return
         self._open(Plan(window, start, steps, ranks, is_trial=False), step, why)
-        self._leave(Answer(why, request.id, None, window, start, steps, sorted(members)))
+        self._leave(TriggerResponse(why, request.id, None, window, start, steps, sorted(members)))
 
-    def _grant(self, why: str, step: int, window: int) -> None:
+    def _open_for_slow_step(self, why: str, step: int, window: int) -> None:
         """Opens a window for a slow step, unless there was one just now."""
         slow, config = self._slow, self._config
         if slow is None or step < self._cool_until:
@@ -321,13 +321,13 @@ class Triggers:
             self._num_kept += 1
         self._open(plan, step, why)
         members = sorted(self._members)
-        self._leave(Answer(why, "", None, window, start, config.steps, members))
+        self._leave(TriggerResponse(why, "", None, window, start, config.steps, members))
 
     def _open(self, plan: Plan, step: int, why: str) -> None:
         self._mail.send({"kind": "plan", "plan": vars(plan)})
-        self._take(plan, step)
+        self._accept_plan(plan, step)
         self._announced = plan
-        who = listed("rank", self._members)
+        who = format_ranges("rank", self._members)
         tell(f"rank 0: {plan}, on {who}: {why}")
 
     def _decide(self, step: float) -> None:
@@ -341,7 +341,7 @@ class Triggers:
             self._num_kept += is_slow
             self._mail.send({"kind": "verdict", "window": window, "keep": is_slow})
             self._awaited.discard(window)
-            self.verdicts[window] = is_slow
+            self.keep_decisions[window] = is_slow
             if not is_slow and self._slow is not None:
                 times = f"{self._slow.times:g} times the median"
                 tell(f"rank 0: window {window} is deleted: none of its steps took {times}")
@@ -362,13 +362,13 @@ class Triggers:
             return f"already recording before step {end}: the schedule is {self._schedule}"
         return None
 
-    def _leave(self, answer: Answer) -> None:
+    def _leave(self, answer: TriggerResponse) -> None:
         if self._config.file:
             with suppress(OSError):  # whoever asked sees the window's files
-                triggers.leave_answer(self._run, answer)
+                triggers.append_response(self._run, answer)
 
     @contextmanager
-    def _harmless(self) -> Iterator[None]:
+    def _suppress_and_report(self) -> Iterator[None]:
         """Failures end what was to come, not a window that is open."""
         try:
             yield

@@ -107,7 +107,7 @@ class _Spanned:
 
 
 class Collectives:
-    """The wrappers: `put_on` at the start of a window, `take_off` after it."""
+    """The wrappers: `install` at the start of a window, `uninstall` after it."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -117,7 +117,7 @@ class Collectives:
         self._tasks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._nested = threading.local()
 
-    def put_on(self) -> None:
+    def install(self) -> None:
         """Wraps the functions wherever a loaded module holds them."""
         wrappers = {}
         for home in (dist, dist.stream):
@@ -136,7 +136,7 @@ class Collectives:
                     self._methods.put(kind, name, functools.partial(self._call_method, op, at))
         self._methods.put(core.task, "wait", self._call_wait)
 
-    def take_off(self) -> None:
+    def uninstall(self) -> None:
         """Gives every module its function back; what somebody else has put there since, stays.
 
         Modules that were imported meanwhile got the wrapper from another one.
@@ -145,7 +145,7 @@ class Collectives:
             for name, value in list(namespace.items()):
                 if type(value) is _Spanned:
                     namespace[name] = value.__wrapped__
-        self._methods.take_off()
+        self._methods.uninstall()
         self._groups.clear()
         self._tasks.clear()
         self._axes.clear()

@@ -30,13 +30,13 @@ _OPTIMIZERS = (
 
 
 class FleetSpans:
-    """The wrappers: `put_on` at the start of a window, `take_off` after it."""
+    """The wrappers: `install` at the start of a window, `uninstall` after it."""
 
     def __init__(self) -> None:
         self._patches = Patches()
         self._done: Counter[tuple[str, int | None]] | None = None
 
-    def put_on(self) -> None:
+    def install(self) -> None:
         """Wraps the methods of the parts of Fleet that are loaded."""
         for kind in _classes(_PIPELINE, "PipelineParallel"):
             self._patches.put(kind, "forward_backward_pipeline", self._schedule)
@@ -46,9 +46,9 @@ class FleetSpans:
             self._patches.put(kind, "step", _optimization)
         self._patches.put(Optimizer, "_apply_optimize", _sliced_optimization)
 
-    def take_off(self) -> None:
+    def uninstall(self) -> None:
         """Gives every class its methods back."""
-        self._patches.take_off()
+        self._patches.uninstall()
 
     def _schedule(self, method: Method, *args: Any, **kwargs: Any) -> Any:
         """All micro-batches of a step: inside, they are counted."""

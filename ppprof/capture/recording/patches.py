@@ -33,7 +33,7 @@ class Patches:
         setattr(kind, name, wrapper)
         self._replaced.append((kind, name, method, wrapper))
 
-    def take_off(self) -> None:
+    def uninstall(self) -> None:
         """Gives every class its method back; what somebody else has put there since, stays."""
         for kind, name, method, wrapper in self._replaced:
             if vars(kind).get(name) is wrapper:

@@ -23,7 +23,7 @@ from paddle.profiler import utils as paddle_profiler
 from paddle.profiler.profiler_statistic import gen_layer_flops
 
 from ppprof import paths
-from ppprof.capture.output import show, tell
+from ppprof.capture.output import print_result, tell
 
 if TYPE_CHECKING:
     from ppprof.config import ProfilerConfig
@@ -99,7 +99,7 @@ class Recorder:
             _check_space(hidden.parent)  # a full disk truncates it, and Paddle does not say so
             paths.publish(hidden, raw)
         finally:
-            paths.discard(hidden)
+            paths.remove_quietly(hidden)
         if self._flops and not brief:
             _print_flops(result)
 
@@ -137,7 +137,7 @@ def _print_flops(result: Any) -> None:
         " Flops Profiler Begin ".center(100, "-"),
         "- Flops Profiler End -".center(100, "-"),
     )
-    show(f"{begin}\n{table}\n{end}\n")
+    print_result(f"{begin}\n{table}\n{end}\n")
 
 
 def span(name: str, category: str) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ppprof import rundir
 from ppprof.capture.output import reason, tell
-from ppprof.capture.postprocess import Finisher
+from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording.disk_budget import Budget
 from ppprof.capture.schedule import State
 from ppprof.topology import Topology
@@ -23,10 +23,10 @@ if TYPE_CHECKING:  # it imports Paddle, which this module does without
 class Wrapper(Protocol):
     """Something that records more than Paddle does, by wrapping functions during a window."""
 
-    def put_on(self) -> None:
+    def install(self) -> None:
         """Wrap them."""
 
-    def take_off(self) -> None:
+    def uninstall(self) -> None:
         """Restore them."""
 
 
@@ -36,7 +36,7 @@ class Windows:
     def __init__(
         self,
         recorder: Recorder,
-        finisher: Finisher,
+        finisher: PostProcessor,
         run: Path,
         rank: int,
         topology: Topology,
@@ -114,7 +114,7 @@ class Windows:
             self._open = rundir.TraceName(self._rank, self._label, datetime.now(), window)
             self._num_steps = 0
             for wrapper in self._wrappers:
-                wrapper.put_on()
+                wrapper.install()
             self._recorder.start()
             if self._budget is not None:
                 self._budget.open()
@@ -138,7 +138,7 @@ class Windows:
                 self._recorder.end_step()
                 self._save()
         finally:
-            self._take_off()
+            self._uninstall()
             self._recorder.close()
 
     def release(self, window: int, brief: bool = False) -> None:
@@ -179,7 +179,7 @@ class Windows:
     def _save(self, brief: bool = False) -> None:
         name, self._open = self._open, None
         if name is not None:
-            self._take_off()
+            self._uninstall()
             raw = self._run / name.raw
             try:
                 self._recorder.stop(raw, brief)
@@ -197,6 +197,6 @@ class Windows:
         self.saved.append(name)
         self._finisher.add(name.window, self._run / name.raw, brief)
 
-    def _take_off(self) -> None:
+    def _uninstall(self) -> None:
         for wrapper in self._wrappers:
-            wrapper.take_off()
+            wrapper.uninstall()

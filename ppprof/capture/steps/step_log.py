@@ -25,18 +25,18 @@ class StepRecord(NamedTuple):
     step: int
     """Counted from 0 since `attach`."""
     batch_cost_ns: int
-    """Wall time of the step, ``stall_ns`` included, `Session.paused` left out."""
+    """Wall time of the step, ``stall_ns`` included, `RecordingSession.paused` left out."""
     reader_cost_ns: int | None
     """Part of it spent waiting for Paddle's DataLoaders; null where none was read."""
     num_samples: int | None
-    """Of this rank's data-parallel replica, as given to `Session.step`."""
+    """Of this rank's data-parallel replica, as given to `RecordingSession.step`."""
     num_tokens: int | None
-    """Of this rank's data-parallel replica, as given to `Session.step`: ranks that differ in mp or
+    """Of this rank's data-parallel replica, as given to `RecordingSession.step`: ranks that differ in mp or
     pp only share a replica and report the same tokens, so a job's are the sum over its replicas."""
     num_micro_batches: int | None
-    """Forward and backward passes of the step, as given to `Session.step`."""
+    """Forward and backward passes of the step, as given to `RecordingSession.step`."""
     num_flops: int | None
-    """Floating-point operations of this rank alone, as given to `Session.step`: a job's are the
+    """Floating-point operations of this rank alone, as given to `RecordingSession.step`: a job's are the
     sum over all ranks."""
     device_peak_bytes: int | None
     """Most memory allocated on the GPU so far (``max_memory_allocated``); null without GPU."""

@@ -13,7 +13,7 @@ class StepTime(NamedTuple):
     """One step, in the words of Paddle's Perf Summary."""
 
     batch_cost_ns: int
-    """Wall time from one `Session.step` to the next, reading included, pauses left out."""
+    """Wall time from one `RecordingSession.step` to the next, reading included, pauses left out."""
     reader_cost_ns: int | None
     """Part of it spent waiting for Paddle's DataLoaders, all of them; None where none was read."""
 

@@ -18,12 +18,12 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from ppprof.analysis.report_data.run import Picture
+from ppprof.analysis.report_data.run import ReportData
 from ppprof.errors import UsageError
 from ppprof.report.html.charts import chart_data
 from ppprof.report.html.sections import headline, sections
 from ppprof.report.html.words import Words
-from ppprof.wording import listed
+from ppprof.units import format_ranges
 
 LANGUAGES = ("en", "zh")
 """Those that there are words in."""
@@ -32,7 +32,7 @@ _SCRIPTS = ("echarts.min.js", "words.js", "charts.js", "lanes.js", "tables.js", 
 """In the order in which they run."""
 
 
-def render(picture: Picture, language: str = "en") -> str:
+def render(report: ReportData, language: str = "en") -> str:
     """The page: one file that asks for nothing else.
 
     Raises:
@@ -48,23 +48,23 @@ def render(picture: Picture, language: str = "en") -> str:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.from_string(_file("template.html")).render(
         words=words,
-        head=_head(picture, words),
-        sections=sections(picture, words),
-        data={**chart_data(picture, words), "words": words.for_scripts},
+        head=_head(report, words),
+        sections=sections(report, words),
+        data={**chart_data(report, words), "words": words.for_scripts},
         style=Markup(_file("page.css")),
         scripts=[Markup(script) for script in scripts],
         policy=_policy(scripts),
     )
 
 
-def _head(picture: Picture, words: Words) -> dict[str, Any]:
+def _head(report: ReportData, words: Words) -> dict[str, Any]:
     """What stands above everything, and below."""
-    steps, ranks = listed("step", picture.steps), listed("rank", picture.ranks)
+    steps, ranks = format_ranges("step", report.steps), format_ranges("rank", report.ranks)
     return {
-        "what": picture.what,
-        "about": words("page.window", window=picture.window, steps=steps, ranks=ranks),
-        "tiles": headline(picture, words),
-        "made_by": words("page.made_by", version=version("ppprof"), num=len(picture.sources)),
+        "what": report.what,
+        "about": words("page.window", window=report.window, steps=steps, ranks=ranks),
+        "tiles": headline(report, words),
+        "made_by": words("page.made_by", version=version("ppprof"), num=len(report.sources)),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any, Union
 import polars as pl
 
 from ppprof.report.text.advice import FindingRow
-from ppprof.units import bytes_text, ratio_text, time_text
+from ppprof.units import bytes_text, format_time, ratio_text
 
 MOST_ROWS = 300
 """Of a table: behind these nobody looks, and each costs the browser."""
@@ -33,7 +33,7 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "number": number,
     "ms": milliseconds,
     "GB/s": lambda value: f"{value / 1e9:,.2f}",
-    "time": time_text,
+    "time": format_time,
     "bytes": bytes_text,
     "ratio": ratio_text,
 }

@@ -8,7 +8,7 @@ import polars as pl
 
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.significance import Change
-from ppprof.analysis.report_data.run import Picture
+from ppprof.analysis.report_data.run import ReportData
 from ppprof.report.html.blocks import (
     MOST_ROWS,
     Block,
@@ -36,9 +36,9 @@ OVERVIEW_KINDS = {"ns": "time", "per_s": "number", "bytes": "bytes", "ratio": "r
 """How the overview's numbers are written, by their unit."""
 
 
-def change_section(picture: Picture, words: Words) -> tuple[str, Sequence[Block]] | None:
+def change_section(report: ReportData, words: Words) -> tuple[str, Sequence[Block]] | None:
     """What stands below its heading; None without a baseline."""
-    diff = picture.diff
+    diff = report.diff
     if diff is None:
         return None
     found = tables(diff, Shown(limit=MOST_ROWS))

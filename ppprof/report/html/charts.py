@@ -1,4 +1,4 @@
-"""What the page's scripts draw: plain numbers, in milliseconds and bytes, of `Picture`."""
+"""What the page's scripts draw: plain numbers, in milliseconds and bytes, of `ReportData`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.diff.module_changes import UNKNOWN
-from ppprof.analysis.ranks.matching import on_reference
-from ppprof.analysis.report_data.run import Picture
+from ppprof.analysis.ranks.matching import to_reference_clock
+from ppprof.analysis.report_data.run import ReportData
 from ppprof.report.html.sections import has_pipeline, label, typical_step
 from ppprof.report.html.words import Words
 
@@ -30,23 +30,23 @@ _COLOURS = {
 }
 
 
-def chart_data(picture: Picture, words: Words) -> dict[str, Any]:
+def chart_data(report: ReportData, words: Words) -> dict[str, Any]:
     """By name of the chart, what its script takes; None of a chart that is not there."""
     data = {
-        "steps": _steps(picture, words),
-        "times": _times(picture),
-        "phases": _phases(picture),
-        "heat": _heat(picture, words),
-        "communication": _communication(picture),
-        "pipeline": _pipeline(picture, words) if has_pipeline(picture) else None,
-        "modules": _modules(picture.itself.modules),
-        "memory": _memory(picture),
-        "timeline": _timeline(picture),
+        "steps": _steps(report, words),
+        "times": _times(report),
+        "phases": _phases(report),
+        "heat": _heat(report, words),
+        "communication": _communication(report),
+        "pipeline": _pipeline(report, words) if has_pipeline(report) else None,
+        "modules": _modules(report.itself.modules),
+        "memory": _memory(report),
+        "timeline": _timeline(report),
     }
-    if picture.diff is not None:
-        data["change_modules"] = _modules(picture.diff.modules)
-        data["trend"] = _trend(picture.diff.modules)
-        data["change_steps"] = _change_steps(picture)
+    if report.diff is not None:
+        data["change_modules"] = _modules(report.diff.modules)
+        data["trend"] = _trend(report.diff.modules)
+        data["change_steps"] = _change_steps(report)
     return data
 
 
@@ -54,22 +54,22 @@ def _ms(values: Sequence[float | None] | pl.Series) -> list[float | None]:
     return [None if value is None else round(value / 1e6, 6) for value in values]
 
 
-def _parts(picture: Picture) -> list[tuple[str, str, str]]:
+def _parts(report: ReportData) -> list[tuple[str, str, str]]:
     """Column, term and axis of each part that a step has, in their order."""
     found = []
-    for column in picture.cluster.steps.columns:
+    for column in report.cluster.steps.columns:
         if column.startswith("exposed_"):
             axis = column[len("exposed_") : -len("_ns")]
             found.append((column, "exposed", axis))
-        elif column in _COLOURS and picture.cluster.steps[column].count():
+        elif column in _COLOURS and report.cluster.steps[column].count():
             found.append((column, _COLOURS[column], ""))
     return found
 
 
-def _steps(picture: Picture, words: Words) -> dict[str, Any]:
-    parts = _parts(picture)
+def _steps(report: ReportData, words: Words) -> dict[str, Any]:
+    parts = _parts(report)
     means = (
-        picture.cluster.steps.group_by("step")
+        report.cluster.steps.group_by("step")
         .agg(pl.col("step_ns", *(column for column, _, _ in parts)).mean())
         .sort("step")
         .tail(_MOST_STEPS)
@@ -83,10 +83,10 @@ def _steps(picture: Picture, words: Words) -> dict[str, Any]:
     }
 
 
-def _times(picture: Picture) -> dict[str, Any] | None:
-    if picture.step_times.is_empty():
+def _times(report: ReportData) -> dict[str, Any] | None:
+    if report.step_times.is_empty():
         return None
-    table = picture.step_times.filter(rank=picture.step_times["rank"][0]).tail(_MOST_STEPS)
+    table = report.step_times.filter(rank=report.step_times["rank"][0]).tail(_MOST_STEPS)
     return {
         "steps": table["step"].to_list(),
         "step_ms": _ms(table["batch_cost_ns"]),
@@ -95,10 +95,10 @@ def _times(picture: Picture) -> dict[str, Any] | None:
     }
 
 
-def _phases(picture: Picture) -> dict[str, Any] | None:
-    if picture.phases.is_empty():
+def _phases(report: ReportData) -> dict[str, Any] | None:
+    if report.phases.is_empty():
         return None
-    means = picture.phases.group_by("name", maintain_order=True).agg(
+    means = report.phases.group_by("name", maintain_order=True).agg(
         pl.col("cpu_ns", "gpu_ns").mean()
     )
     return {
@@ -108,14 +108,14 @@ def _phases(picture: Picture) -> dict[str, Any] | None:
     }
 
 
-def _heat(picture: Picture, words: Words) -> dict[str, Any]:
-    steps = picture.cluster.steps.with_columns(
+def _heat(report: ReportData, words: Words) -> dict[str, Any]:
+    steps = report.cluster.steps.with_columns(
         own_ns=pl.col("step_ns") - pl.sum_horizontal("^exposed_.*_ns$", "bubble_ns"),
         exposed_communication_ns=pl.sum_horizontal(pl.lit(0, pl.Int64), "^exposed_.*_ns$"),
     )
-    numbers = list(picture.steps)[-max(1, _MOST_CELLS // max(len(picture.ranks), 1)) :]
-    grid = steps.select("rank").unique().join(pl.DataFrame({"step": numbers}), how="cross")
-    filled = grid.join(steps, on=["rank", "step"], how="left").sort("rank", "step")
+    numbers = list(report.steps)[-max(1, _MOST_CELLS // max(len(report.ranks), 1)) :]
+    topology = steps.select("rank").unique().join(pl.DataFrame({"step": numbers}), how="cross")
+    filled = topology.join(steps, on=["rank", "step"], how="left").sort("rank", "step")
     metrics = {
         "step_time": "step_ns",
         "own": "own_ns",
@@ -125,8 +125,8 @@ def _heat(picture: Picture, words: Words) -> dict[str, Any]:
         "host_bound": "host_bound_ns",
         "computation": "computation_ns",
     }
-    slow = set(picture.cluster.slow_ranks.filter("is_slow")["rank"])
-    where = picture.cluster.grid
+    slow = set(report.cluster.slow_ranks.filter("is_slow")["rank"])
+    where = report.cluster.topology
     axes = [
         axis
         for axis in (where.order if where is not None else ())
@@ -135,25 +135,25 @@ def _heat(picture: Picture, words: Words) -> dict[str, Any]:
     return {
         "ranks": [
             {
-                "label": ("▲ " if rank in slow else "") + label(picture, rank),
+                "label": ("▲ " if rank in slow else "") + label(report, rank),
                 "at": dict(where.coordinate(rank))
                 if where is not None and rank < where.world_size
                 else {},
             }
-            for rank in picture.ranks
+            for rank in report.ranks
         ],
         "axes": axes,
         "steps": numbers,
         "metrics": {
-            term: [_ms(part) for part in filled[column].reshape((len(picture.ranks), -1)).to_list()]
+            term: [_ms(part) for part in filled[column].reshape((len(report.ranks), -1)).to_list()]
             for term, column in metrics.items()
             if filled[column].count()
         },
     }
 
 
-def _communication(picture: Picture) -> dict[str, Any] | None:
-    steps = picture.cluster.steps
+def _communication(report: ReportData) -> dict[str, Any] | None:
+    steps = report.cluster.steps
     axes = [
         name[len("communication_") : -3]
         for name in steps.columns
@@ -197,39 +197,39 @@ def _spans(table: pl.DataFrame, rows: Sequence[Mapping[str, Any]]) -> dict[str, 
     return found
 
 
-def _timeline(picture: Picture) -> dict[str, Any]:
+def _timeline(report: ReportData) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     parts = []
-    for rank, details in picture.details.items():
+    for rank, details in report.details.items():
         names = details.lanes["lane"].unique(maintain_order=True).to_list()
         at = pl.col("lane").replace_strict(
             pl.Series(names, dtype=pl.String),
             pl.int_range(len(rows), len(rows) + len(names), eager=True),
         )
         parts.append(details.lanes.with_columns(row=at))
-        rows += [{"label": name, "group": label(picture, rank)} for name in names]
+        rows += [{"label": name, "group": label(report, rank)} for name in names]
     return _spans(pl.concat(parts), rows) if parts else {"rows": []}
 
 
-def _pipeline(picture: Picture, words: Words) -> dict[str, Any]:
+def _pipeline(report: ReportData, words: Words) -> dict[str, Any]:
     """Passes of one step; rank by rank, stages from the first on."""
-    step = typical_step(picture)
+    step = typical_step(report)
     rows: list[dict[str, str]] = []
     parts = []
-    stages = dict(picture.cluster.steps.select("rank", "pp").iter_rows())
-    passes = {part["rank"][0]: part for part in picture.cluster.passes if part.height}
-    index = {part["rank"][0]: at for at, part in enumerate(picture.cluster.bubbles) if part.height}
+    stages = dict(report.cluster.steps.select("rank", "pp").iter_rows())
+    passes = {part["rank"][0]: part for part in report.cluster.passes if part.height}
+    index = {part["rank"][0]: at for at, part in enumerate(report.cluster.bubbles) if part.height}
     drawn = sorted(
-        set(picture.details) & set(passes) & set(index),
+        set(report.details) & set(passes) & set(index),
         key=lambda rank: (stages.get(rank) or 0, rank),
     )
     for rank in drawn:
         of_step = passes[rank].filter(
             (pl.col("step") == step) & pl.col("kind").is_in(["forward", "backward"])
         )
-        bubbles = picture.cluster.bubbles[index[rank]].filter(pl.col("step") == step)
+        bubbles = report.cluster.bubbles[index[rank]].filter(pl.col("step") == step)
         parts.append(
-            on_reference(bubbles, picture.cluster.clocks).select(
+            to_reference_clock(bubbles, report.cluster.clocks).select(
                 pl.lit(len(rows), pl.Int64).alias("row"),
                 "start_ns",
                 "end_ns",
@@ -240,7 +240,7 @@ def _pipeline(picture: Picture, words: Words) -> dict[str, Any]:
             )
         )
         parts.append(
-            on_reference(of_step, picture.cluster.clocks).select(
+            to_reference_clock(of_step, report.cluster.clocks).select(
                 pl.lit(len(rows), pl.Int64).alias("row"),
                 "start_ns",
                 "end_ns",
@@ -254,7 +254,7 @@ def _pipeline(picture: Picture, words: Words) -> dict[str, Any]:
                 busy_ns=pl.col("end_ns") - pl.col("start_ns"),
             )
         )
-        rows.append({"label": label(picture, rank), "group": ""})
+        rows.append({"label": label(report, rank), "group": ""})
     return _spans(pl.concat(parts), rows)
 
 
@@ -289,18 +289,18 @@ def _trend(table: pl.DataFrame) -> dict[str, Any]:
     }
 
 
-def _change_steps(picture: Picture) -> dict[str, Any]:
-    assert picture.diff is not None
+def _change_steps(report: ReportData) -> dict[str, Any]:
+    assert report.diff is not None
     found = {}
-    for side, (times, _) in zip(("baseline", "experiment"), picture.diff.step_times):
+    for side, (times, _) in zip(("baseline", "experiment"), report.diff.step_times):
         means = times.group_by("step").agg(pl.col("step_ns").mean()).sort("step").tail(_MOST_STEPS)
         found[side] = {"steps": means["step"].to_list(), "ms": _ms(means["step_ns"])}
     return found
 
 
-def _memory(picture: Picture) -> list[dict[str, Any]]:
+def _memory(report: ReportData) -> list[dict[str, Any]]:
     found = []
-    for rank, details in picture.details.items():
+    for rank, details in report.details.items():
         levels = details.memory.levels
         peaks = {peak.place: peak for peak in details.memory.peaks}
         for (place,), table in sorted(levels.group_by("place"), key=lambda group: str(group[0])):
@@ -308,7 +308,7 @@ def _memory(picture: Picture) -> list[dict[str, Any]]:
             peak = peaks[str(place)]
             found.append(
                 {
-                    "label": f"{label(picture, rank)} · {place}",
+                    "label": f"{label(report, rank)} · {place}",
                     "ms": _ms(table["time_ns"] - origin),
                     "allocated": table["allocated_bytes"].to_list(),
                     "reserved": table["reserved_bytes"].to_list(),

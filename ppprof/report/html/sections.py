@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.diff.module_changes import UNKNOWN
-from ppprof.analysis.report_data.run import Picture
+from ppprof.analysis.report_data.run import ReportData
 from ppprof.report.html.blocks import (
     Advice,
     Block,
@@ -25,8 +25,7 @@ from ppprof.report.html.blocks import (
 from ppprof.report.html.change import OVERVIEW_KINDS, change_section
 from ppprof.report.html.words import Words
 from ppprof.report.text import advice
-from ppprof.units import ratio_text
-from ppprof.wording import listed
+from ppprof.units import format_ranges, ratio_text
 
 _PARTS = ("computation", "exposed_communication", "data_loading", "bubble", "host_bound", "rest")
 
@@ -40,7 +39,7 @@ Made = tuple[str, Sequence[Block]]
 """What stands below a heading, and the blocks behind it."""
 
 
-def sections(picture: Picture, words: Words) -> list[Section]:
+def sections(report: ReportData, words: Words) -> list[Section]:
     """All of the page's sections; one without anything to show says why."""
     makers = {
         "findings": _findings,
@@ -56,7 +55,7 @@ def sections(picture: Picture, words: Words) -> list[Section]:
         "timeline": _timeline,
         "unread": _unread,
     }
-    made = {key: make(picture, words) for key, make in makers.items()}
+    made = {key: make(report, words) for key, make in makers.items()}
     return [Section(key, *of) for key, of in made.items() if of is not None]
 
 
@@ -64,9 +63,9 @@ def _nothing(words: Words, reason: str) -> Made:
     return words("page.nothing", reason=words(f"reasons.{reason}")), []
 
 
-def headline(picture: Picture, words: Words) -> Tiles:
+def headline(report: ReportData, words: Words) -> Tiles:
     """The numbers that matter most."""
-    rows = {row["metric"]: row for row in picture.itself.overview.rows(named=True)}
+    rows = {row["metric"]: row for row in report.itself.overview.rows(named=True)}
     tiles = []
     for metric in _HEADLINE:
         row = rows.get(metric, {})
@@ -76,64 +75,64 @@ def headline(picture: Picture, words: Words) -> Tiles:
                 tiles.append(Tile(metric, row["baseline_text"]))
             continue
         detail = ""
-        if metric in _PARTS and picture.step_ns:
-            detail = ratio_text(value / picture.step_ns)
+        if metric in _PARTS and report.step_ns:
+            detail = ratio_text(value / report.step_ns)
         if metric == "step_time_p95" and rows["step_time"]["baseline"]:
             detail = f"{value / rows['step_time']['baseline'] - 1:+.1%}"
         tiles.append(Tile(metric, written(value, OVERVIEW_KINDS[row["unit"]]), detail))
     return Tiles(tiles)
 
 
-def _findings(picture: Picture, words: Words) -> Made:
-    rows = advice.rows(picture.findings, words.language)
+def _findings(report: ReportData, words: Words) -> Made:
+    rows = advice.rows(report.findings, words.language)
     blocks = [Advice(row, row.evidence_cells) for row in rows]
-    return advice.headline(picture.findings, words.language), blocks
+    return advice.headline(report.findings, words.language), blocks
 
 
-def _steps(picture: Picture, words: Words) -> Made:
-    of_ranks = listed("rank", picture.ranks)
+def _steps(report: ReportData, words: Words) -> Made:
+    of_ranks = format_ranges("rank", report.ranks)
     blocks: list[Block] = [Chart("steps", words.term("steps_recorded"))]
-    if picture.step_times.height:
-        first = picture.step_times["rank"][0]
+    if report.step_times.height:
+        first = report.step_times["rank"][0]
         blocks.append(Chart("times", words("about.times", rank=first), height=240))
-    if picture.phases.height:
+    if report.phases.height:
         blocks.append(Chart("phases", words("about.phases", ranks=of_ranks), height=220))
     return words("about.steps", ranks=of_ranks), blocks
 
 
-def label(picture: Picture, rank: int) -> str:
+def label(report: ReportData, rank: int) -> str:
     """``3 · dp0 pp1 mp1``: the axes that have several ranks."""
-    grid = picture.cluster.grid
-    if grid is None or rank >= grid.world_size:
+    topology = report.cluster.topology
+    if topology is None or rank >= topology.world_size:
         return str(rank)
     where = " ".join(
-        f"{axis}{at}" for axis, at in grid.coordinate(rank).items() if grid.degree(axis) > 1
+        f"{axis}{at}" for axis, at in topology.coordinate(rank).items() if topology.degree(axis) > 1
     )
     return f"{rank} · {where}" if where else str(rank)
 
 
-def _ranks(picture: Picture, words: Words) -> Made:
+def _ranks(report: ReportData, words: Words) -> Made:
     waits = pl.sum_horizontal("^exposed_.*_ns$", "bubble_ns")
     devices = [
         (rank, of.gpu_utilization, of.cpu_utilization, of.peak_bytes)
-        for rank, of in picture.devices.items()
+        for rank, of in report.devices.items()
     ]
     known = {"rank": pl.Int64, "gpu": pl.Float64, "cpu": pl.Float64, "peak_bytes": pl.Int64}
     table = (
-        picture.cluster.steps.group_by("rank", maintain_order=True)
+        report.cluster.steps.group_by("rank", maintain_order=True)
         .agg(
             pl.col("host").first(),
             pl.col("step_ns").mean(),
             own_ns=(pl.col("step_ns") - waits).mean(),
         )
-        .join(picture.cluster.slow_ranks, on="rank", how="left", maintain_order="left")
+        .join(report.cluster.slow_ranks, on="rank", how="left", maintain_order="left")
         .join(pl.DataFrame(devices, known, orient="row"), on="rank", how="left")
         .sort("rank")
     )
 
     def rank_of(row: Mapping[str, Any]) -> Cell:
         slow = bool(row["is_slow"])
-        text = f"{'▲ ' if slow else ''}{label(picture, row['rank'])}"
+        text = f"{'▲ ' if slow else ''}{label(report, row['rank'])}"
         return Cell(text, row["rank"], "slow" if slow else "")
 
     spec = [
@@ -154,11 +153,11 @@ def _ranks(picture: Picture, words: Words) -> Made:
     ]
 
 
-def _communication(picture: Picture, words: Words) -> Made:
-    if not any(name.startswith("communication_") for name in picture.cluster.steps.columns):
-        return _nothing(words, "one_rank" if len(picture.ranks) == 1 else "no_communication")
+def _communication(report: ReportData, words: Words) -> Made:
+    if not any(name.startswith("communication_") for name in report.cluster.steps.columns):
+        return _nothing(words, "one_rank" if len(report.ranks) == 1 else "no_communication")
     blocks: list[Block] = [Chart("communication", words("sections.communication"), height=220)]
-    groups = picture.cluster.groups.with_columns(pl.col("axis").cast(pl.String).fill_null("?"))
+    groups = report.cluster.groups.with_columns(pl.col("axis").cast(pl.String).fill_null("?"))
     if groups.height:
         blocks.append(
             table_of(
@@ -176,7 +175,7 @@ def _communication(picture: Picture, words: Words) -> Made:
                 ],
             )
         )
-    return words("about.communication", ranks=listed("rank", picture.ranks)), blocks
+    return words("about.communication", ranks=format_ranges("rank", report.ranks)), blocks
 
 
 def _members(members: str) -> str:
@@ -192,33 +191,33 @@ def _last(row: Mapping[str, Any]) -> Cell:
     return Cell(f"{row['last_rank']} ({row['last_ratio']:.0%})", row["last_ratio"])
 
 
-def _pipeline(picture: Picture, words: Words) -> Made | None:
-    if not has_pipeline(picture):
+def _pipeline(report: ReportData, words: Words) -> Made | None:
+    if not has_pipeline(report):
         return None
     chart = Chart("pipeline", words("sections.pipeline"), "lanes")
-    return words("about.pipeline", step=typical_step(picture)), [chart]
+    return words("about.pipeline", step=typical_step(report)), [chart]
 
 
-def has_pipeline(picture: Picture) -> bool:
+def has_pipeline(report: ReportData) -> bool:
     """Whether a pass of a micro-batch was recorded, in a pipeline of several stages."""
-    grid = picture.cluster.grid
-    staged = grid is not None and grid.degree("pp") > 1
+    topology = report.cluster.topology
+    staged = topology is not None and topology.degree("pp") > 1
     return staged and any(
-        part["kind"].is_in(["forward", "backward"]).any() for part in picture.cluster.passes
+        part["kind"].is_in(["forward", "backward"]).any() for part in report.cluster.passes
     )
 
 
-def typical_step(picture: Picture) -> int:
+def typical_step(report: ReportData) -> int:
     """The step whose mean time over ranks is the lower median."""
-    means = picture.cluster.steps.group_by("step").agg(pl.col("step_ns").mean())
+    means = report.cluster.steps.group_by("step").agg(pl.col("step_ns").mean())
     ordered = means.sort("step_ns", "step")["step"]
     return int(ordered[(len(ordered) - 1) // 2])
 
 
-def _operators(picture: Picture, words: Words) -> Made:
-    clock = picture.itself.clock
+def _operators(report: ReportData, words: Words) -> Made:
+    clock = report.itself.clock
     values = ["cpu_total", "cpu_self", *(["gpu_total", "gpu_self"] if clock == "gpu" else [])]
-    table = _shares(picture.itself.operators, f"baseline_{clock}_self_ns")
+    table = _shares(report.itself.operators, f"baseline_{clock}_self_ns")
     if table.is_empty():
         return _nothing(words, "no_operators")
     spec = [
@@ -230,9 +229,9 @@ def _operators(picture: Picture, words: Words) -> Made:
     return words("about.operators"), [table_of(words("sections.operators"), table, spec)]
 
 
-def _kernels(picture: Picture, words: Words) -> Made:
+def _kernels(report: ReportData, words: Words) -> Made:
     total = "baseline_gpu_total_ns"
-    table = _shares(picture.itself.kernels, total)
+    table = _shares(report.itself.kernels, total)
     if table.is_empty():
         return _nothing(words, "no_kernels")
     spec = [
@@ -251,21 +250,21 @@ def _shares(table: pl.DataFrame, by: str) -> pl.DataFrame:
     return table.sort(by, descending=True).with_columns(share=pl.col(by) / (table[by].sum() or 1))
 
 
-def _modules(picture: Picture, words: Words) -> Made:
-    table = picture.itself.modules
+def _modules(report: ReportData, words: Words) -> Made:
+    table = report.itself.modules
     if table.filter((pl.col("depth") > 0) & (pl.col("name") != UNKNOWN)).is_empty():
         return _nothing(words, "no_modules")
     return words("about.modules"), [Chart("modules", words("sections.modules"), "tree")]
 
 
-def _memory(picture: Picture, words: Words) -> Made:
-    full = {rank: of.memory for rank, of in picture.details.items() if of.memory.peaks}
+def _memory(report: ReportData, words: Words) -> Made:
+    full = {rank: of.memory for rank, of in report.details.items() if of.memory.peaks}
     if not full:
         return _nothing(words, "no_memory")
     peaks = pl.DataFrame(
         [
             {
-                "rank": label(picture, rank),
+                "rank": label(report, rank),
                 "place": peak.place,
                 "allocated_bytes": peak.allocated_bytes,
                 "when": " › ".join(
@@ -309,17 +308,17 @@ def _memory(picture: Picture, words: Words) -> Made:
     ]
 
 
-def _timeline(picture: Picture, words: Words) -> Made:
+def _timeline(report: ReportData, words: Words) -> Made:
     commands = [
-        f"ppprof merge {shlex.join(picture.paths)} -o timeline.json.gz"
+        f"ppprof merge {shlex.join(report.paths)} -o timeline.json.gz"
         f"    # {words('about.perfetto')}",
-        *(f"visualdl --logdir {shlex.quote(path)}" for path in picture.paths),
+        *(f"visualdl --logdir {shlex.quote(path)}" for path in report.paths),
     ]
-    return words("about.timeline", ranks=listed("rank", picture.details)), [
+    return words("about.timeline", ranks=format_ranges("rank", report.details)), [
         Chart("timeline", words("sections.timeline"), "lanes"),
         Note(words("about.full_timeline"), commands),
     ]
 
 
-def _unread(picture: Picture, words: Words) -> Made:
-    return "" if picture.unread else words("about.unread"), list(map(Note, picture.unread))
+def _unread(report: ReportData, words: Words) -> Made:
+    return "" if report.unread else words("about.unread"), list(map(Note, report.unread))

@@ -13,8 +13,8 @@ from typing import TypeVar
 import polars as pl
 
 from ppprof.analysis.summaries.views import VIEWS
-from ppprof.report.text.summary import Layout, Row, kernel_name, percent
-from ppprof.report.text.table import Column, Grid, Line
+from ppprof.report.text.summary import Row, TableOptions, kernel_name, percent
+from ppprof.report.text.table import Column, Line, Table
 from ppprof.trace.remote_calls import call_of
 
 T = TypeVar("T")
@@ -58,11 +58,11 @@ _LIMITED = ("op", "kernel", "memcpy", "udf")
 """Those that the row limit cuts: as where a rank is printed alone."""
 
 
-def draw_across(
+def render_across(
     tables: Mapping[str, pl.DataFrame],
     by: str,
     coordinates: Mapping[int, str | None],
-    layout: Layout,
+    layout: TableOptions,
 ) -> str:
     """Tables of `ppprof.analysis.summaries.across_ranks` as text, in Paddle's order; those without rows are nothing.
 
@@ -97,7 +97,9 @@ def node_ids(coordinates: Mapping[int, str | None]) -> Mapping[int, str]:
     return {rank: f"{rank} ({place})" if place else f"{rank}" for rank, place in told.items()}
 
 
-def _by_rank(view: str, table: pl.DataFrame, nodes: Mapping[int, str], layout: Layout) -> Grid:
+def _by_rank(
+    view: str, table: pl.DataFrame, nodes: Mapping[int, str], layout: TableOptions
+) -> Table:
     no_device = "gpu_total_ns" in table.columns and not table["gpu_total_ns"].sum()
     columns = {
         header: column
@@ -118,7 +120,9 @@ def _by_rank(view: str, table: pl.DataFrame, nodes: Mapping[int, str], layout: L
     return _grid(f"{_TITLES[view]} Summary by rank", headers, [*lines, *cut], layout, note)
 
 
-def _by_name(view: str, table: pl.DataFrame, nodes: Mapping[int, str], layout: Layout) -> Grid:
+def _by_name(
+    view: str, table: pl.DataFrame, nodes: Mapping[int, str], layout: TableOptions
+) -> Table:
     columns = {
         header: column
         for header, column in _STATS.items()
@@ -138,13 +142,13 @@ def _by_name(view: str, table: pl.DataFrame, nodes: Mapping[int, str], layout: L
 
 
 def _grid(
-    title: str, headers: Sequence[str], lines: Sequence[Line], layout: Layout, note: str
-) -> Grid:
+    title: str, headers: Sequence[str], lines: Sequence[Line], layout: TableOptions, note: str
+) -> Table:
     columns = [Column(header, len(header), grows=True) for header in headers]
-    return Grid(title, columns, lines, layout.time_unit, note=note)
+    return Table(title, columns, lines, layout.time_unit, note=note)
 
 
-def _limited(view: str, names: Sequence[T], layout: Layout) -> tuple[Sequence[T], list[Line]]:
+def _limited(view: str, names: Sequence[T], layout: TableOptions) -> tuple[Sequence[T], list[Line]]:
     return layout.limited(names, "names") if view in _LIMITED else (names, [])
 
 
@@ -158,7 +162,7 @@ def _node(row: Row, nodes: Mapping[int, str]) -> str:
     return str(row["node"]) if call_of(str(row["name"])) else nodes[row["rank"]]
 
 
-def _cells(row: Row, columns: Iterable[str], layout: Layout) -> list[object]:
+def _cells(row: Row, columns: Iterable[str], layout: TableOptions) -> list[object]:
     cells: list[object] = []
     for column in columns:
         value = row[column]

@@ -19,7 +19,7 @@ from ppprof.analysis.advice.finding import Finding
 from ppprof.errors import UsageError
 from ppprof.report.data import SCHEMA_VERSION
 from ppprof.report.markdown import code
-from ppprof.units import named_text, ratio_text, time_text
+from ppprof.units import format_time, format_value, ratio_text
 
 LANGUAGES = ("en", "zh")
 
@@ -56,7 +56,7 @@ class FindingRow:
         """Headers, and the cells of each row with their units."""
         columns = self.evidence.columns
         cells = [
-            [named_text(name, value) for name, value in zip(columns, row)]
+            [format_value(name, value) for name, value in zip(columns, row)]
             for row in self.evidence.rows()
         ]
         return [_header(name) for name in columns], cells
@@ -74,7 +74,7 @@ def rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
     found = []
     for finding in findings:
         texts = catalogue["rules"][finding.rule]
-        facts = {name: named_text(name, value) for name, value in finding.facts.items()}
+        facts = {name: format_value(name, value) for name, value in finding.facts.items()}
         settings = {
             name: words["not_set"] if value is None else facts[name]
             for name, value in finding.facts.items()
@@ -115,13 +115,13 @@ def headline(findings: Sequence[Finding], language: str = "en") -> str:
     told = {"num": len(findings), "severity": row.severity_text, "title": row.title}
     if first.cost_ns is None or first.share is None:
         return str(words["first"]).format(**told)
-    step = named_text("step_ns", first.facts.get("step_ns"))
+    step = format_value("step_ns", first.facts.get("step_ns"))
     return str(words["first_with_cost"]).format(
-        **told, cost=time_text(first.cost_ns), share=ratio_text(first.share), step=step
+        **told, cost=format_time(first.cost_ns), share=ratio_text(first.share), step=step
     )
 
 
-def draw_findings(
+def render_findings(
     findings: Sequence[Finding], language: str = "en", limit: int | None = None
 ) -> str:
     """The headline, then each finding with its evidence and what to do, as text."""
@@ -225,13 +225,13 @@ def read_catalogue(language: str) -> Mapping[str, Any]:
 
 
 def _formatted(values: Mapping[str, float]) -> dict[str, str]:
-    return {name: named_text(name, value) for name, value in values.items()}
+    return {name: format_value(name, value) for name, value in values.items()}
 
 
 def _cost(finding: Finding, words: Mapping[str, str]) -> str:
     if finding.cost_ns is None or finding.share is None:
         return words["no_cost"]
-    return words["cost"].format(cost=time_text(finding.cost_ns), share=ratio_text(finding.share))
+    return words["cost"].format(cost=format_time(finding.cost_ns), share=ratio_text(finding.share))
 
 
 def _hidden(findings: Sequence[Finding], words: Mapping[str, str], limit: int | None) -> list[str]:

@@ -12,8 +12,8 @@ from ppprof.analysis.diff.diff import KERNEL_VALUES, OPERATOR_VALUES, Diff
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.module_changes import UNKNOWN
 from ppprof.report.markdown import code
-from ppprof.report.text.summary import Layout
-from ppprof.report.text.table import Column, Grid, Line
+from ppprof.report.text.summary import TableOptions
+from ppprof.report.text.table import Column, Line, Table
 
 VIEWS = ("overview", "rank", "op", "kernel", "module")
 """The tables, in their order."""
@@ -116,19 +116,21 @@ def _branches(modules: pl.DataFrame, shown: Shown) -> pl.DataFrame:
     return modules.filter(pl.Series(keep, dtype=pl.Boolean))
 
 
-def draw_diff(diff: Diff, shown: Shown, layout: Layout, outcomes: Sequence[Outcome] = ()) -> str:
+def render_diff(
+    diff: Diff, shown: Shown, layout: TableOptions, outcomes: Sequence[Outcome] = ()
+) -> str:
     """All of it as text."""
     found = tables(diff, shown)
     parts = [headline(diff)]
     for drawn in _drawn(diff, found, shown, layout):
-        parts.append(str(drawn) if isinstance(drawn, Grid) else f"{drawn}\n\n")
+        parts.append(str(drawn) if isinstance(drawn, Table) else f"{drawn}\n\n")
     parts += [f"{outcome}\n" for outcome in outcomes]
     return "".join(parts)
 
 
 def _drawn(
-    diff: Diff, found: Mapping[str, pl.DataFrame], shown: Shown, layout: Layout
-) -> Iterator[Grid | str]:
+    diff: Diff, found: Mapping[str, pl.DataFrame], shown: Shown, layout: TableOptions
+) -> Iterator[Table | str]:
     """Each table or, where there is nothing in it to show, a line that says so."""
     if "overview" in found and found["overview"].height:
         yield _overview(diff, found["overview"], layout)
@@ -192,7 +194,7 @@ Step time, ips and tokens/s: of steps {words}. Computation to rest: of recorded 
 transfers between pipeline stages count as bubble here. ips and tokens/s: of the job, all its replicas."""
 
 
-def _overview(diff: Diff, table: pl.DataFrame, layout: Layout) -> Grid:
+def _overview(diff: Diff, table: pl.DataFrame, layout: TableOptions) -> Table:
     lines: list[Line] = []
     for row in table.rows(named=True):
         name = _NAMES.get(row["metric"], row["metric"].replace("_", " "))
@@ -214,7 +216,7 @@ def _overview(diff: Diff, table: pl.DataFrame, layout: Layout) -> Grid:
     ]
     words = " and ".join(dict.fromkeys(words for _, words in diff.step_times))
     note = _OVERVIEW_NOTE.format(words=words) if diff.baseline.steps.height else ""
-    return Grid("Overview", columns, lines, layout.time_unit, note=note)
+    return Table("Overview", columns, lines, layout.time_unit, note=note)
 
 
 _RANK_NOTE = """\
@@ -223,7 +225,7 @@ top. Own: the step without exposed communication and bubble, in which a rank wai
 +-: standard error of Delta Own."""
 
 
-def _ranks(table: pl.DataFrame, shown: Shown, layout: Layout) -> Grid:
+def _ranks(table: pl.DataFrame, shown: Shown, layout: TableOptions) -> Table:
     rows = table.rows(named=True)
     kept = rows if shown.limit is None else rows[: shown.limit]
     lines: list[Line] = []
@@ -261,10 +263,10 @@ def _ranks(table: pl.DataFrame, shown: Shown, layout: Layout) -> Grid:
         "Delta Bubble",
     ]
     columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
-    return Grid("Ranks", columns, lines, layout.time_unit, note=_RANK_NOTE)
+    return Table("Ranks", columns, lines, layout.time_unit, note=_RANK_NOTE)
 
 
-def _value(value: float, unit: str, layout: Layout) -> str:
+def _value(value: float, unit: str, layout: TableOptions) -> str:
     if unit == "ns":
         return layout.time(value)
     if unit == "ratio":
@@ -274,10 +276,10 @@ def _value(value: float, unit: str, layout: Layout) -> str:
     return f"{value:g}" if unit == "calls" else f"{value:,.2f}"
 
 
-def _signed(value: float, unit: str, layout: Layout) -> str:
+def _signed(value: float, unit: str, layout: TableOptions) -> str:
     """A difference; of ratios in percentage points.
 
-    >>> _signed(-0.13, "ratio", Layout()), _signed(2e8, "bytes", Layout())
+    >>> _signed(-0.13, "ratio", TableOptions()), _signed(2e8, "bytes", TableOptions())
     ('-13.00 points', '+200.00 MB')
     """
     if unit == "ratio":
@@ -302,7 +304,9 @@ def _percent(ratio: float | None) -> str:
     return "-" if ratio is None else f"{100 * ratio:+.2f}"
 
 
-def _by_name(table: pl.DataFrame, view: str, diff: Diff, shown: Shown, layout: Layout) -> Grid:
+def _by_name(
+    table: pl.DataFrame, view: str, diff: Diff, shown: Shown, layout: TableOptions
+) -> Table:
     values = OPERATOR_VALUES if view == "op" else KERNEL_VALUES
     by = _sorted_by(view, diff.clock, shown)
     others = [
@@ -345,7 +349,7 @@ def _by_name(table: pl.DataFrame, view: str, diff: Diff, shown: Shown, layout: L
     ]
     columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
     note = _NOTE if view == "op" else _KERNEL_NOTE
-    return Grid(_TITLES[view], columns, lines, layout.time_unit, note=note)
+    return Table(_TITLES[view], columns, lines, layout.time_unit, note=note)
 
 
 def _named(name: str, status: str) -> str:
@@ -369,7 +373,7 @@ def _title(value: str) -> str:
     return f"{clock.upper()} {kind.capitalize()}"
 
 
-def _modules(table: pl.DataFrame, shown: Shown, layout: Layout) -> Grid:
+def _modules(table: pl.DataFrame, shown: Shown, layout: TableOptions) -> Table:
     stages = table["stage"].n_unique() > 1
     rows = table.rows(named=True)
     kept = rows if shown.limit is None else _largest(rows, shown.limit)
@@ -405,7 +409,7 @@ def _modules(table: pl.DataFrame, shown: Shown, layout: Layout) -> Grid:
         "Experiment Until",
     ]
     columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
-    return Grid("Modules", columns, lines, layout.time_unit, note=_MODULE_NOTE)
+    return Table("Modules", columns, lines, layout.time_unit, note=_MODULE_NOTE)
 
 
 def _largest(rows: Sequence[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:
@@ -423,7 +427,7 @@ def _largest(rows: Sequence[Mapping[str, Any]], limit: int) -> list[Mapping[str,
     return [row for at, row in enumerate(rows) if at in keep]
 
 
-def _time(value: float | None, layout: Layout) -> str:
+def _time(value: float | None, layout: TableOptions) -> str:
     return "-" if value is None else layout.time(value)
 
 
@@ -457,18 +461,20 @@ def as_data(diff: Diff, shown: Shown, outcomes: Sequence[Outcome] = ()) -> dict[
     }
 
 
-def as_markdown(diff: Diff, shown: Shown, layout: Layout, outcomes: Sequence[Outcome] = ()) -> str:
+def as_markdown(
+    diff: Diff, shown: Shown, layout: TableOptions, outcomes: Sequence[Outcome] = ()
+) -> str:
     """For a comment on a pull request: the verdict, what rules say, and the tables."""
     lines = [f"**Step time: {diff.change}**"]
     lines += [""] if outcomes or diff.comparability.differences else []
     lines += [f"- {outcome}" for outcome in outcomes]
     lines += [f"- {difference}" for difference in diff.comparability.differences]
     for drawn in _drawn(diff, tables(diff, shown), shown, layout):
-        lines += ["", _table(drawn) if isinstance(drawn, Grid) else drawn]
+        lines += ["", _table(drawn) if isinstance(drawn, Table) else drawn]
     return "\n".join([*lines, ""])
 
 
-def _table(grid: Grid) -> str:
+def _table(grid: Table) -> str:
     from tabulate import tabulate
 
     rows = [[code(str(line[0])), *line[1:]] for line in grid.lines if not isinstance(line, str)]

@@ -8,8 +8,8 @@ import polars as pl
 
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.step_table import PLACES
-from ppprof.report.text.summary import Layout
-from ppprof.report.text.table import Column, Grid, Line
+from ppprof.report.text.summary import TableOptions
+from ppprof.report.text.table import Column, Line, Table
 from ppprof.rundir.clocks import Clock
 
 _ALWAYS = ("step_ns", "computation_ns", "rest_ns")
@@ -24,7 +24,7 @@ communication under computation.
 Host Launch: runtime calls, beside the devices' time. *: the most of its column."""
 
 
-def draw_ranks(table: pl.DataFrame, by: Sequence[str], layout: Layout) -> str:
+def render_ranks(table: pl.DataFrame, by: Sequence[str], layout: TableOptions) -> str:
     """The table of `ppprof.analysis.ranks.group_steps`; below several rows what they spread over.
 
     Columns that are 0 in all rows are left out, and of places those that do not tell rows apart.
@@ -67,11 +67,11 @@ def draw_ranks(table: pl.DataFrame, by: Sequence[str], layout: Layout) -> str:
         ]
     columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
     unit = f"{layout.time_unit} / % of the step"
-    return str(Grid("Step Breakdown", columns, lines, unit, note=_NOTE))
+    return str(Table("Step Breakdown", columns, lines, unit, note=_NOTE))
 
 
 def _spread(
-    name: str, table: pl.DataFrame, num_told: int, times: Sequence[str], layout: Layout
+    name: str, table: pl.DataFrame, num_told: int, times: Sequence[str], layout: TableOptions
 ) -> Sequence[object]:
     """The cells of one line below the rows: the least, the median or the most of each column."""
     values = [getattr(table[column].drop_nulls(), name)() for column in times]
@@ -79,7 +79,7 @@ def _spread(
     return [name, *[""] * (num_told - 1), *cells]
 
 
-def _cell(time_ns: float | None, step_ns: float, layout: Layout) -> str:
+def _cell(time_ns: float | None, step_ns: float, layout: TableOptions) -> str:
     if time_ns is None:
         return "-"
     percent = f" / {100 * time_ns / step_ns:.1f}" if step_ns else ""
@@ -111,7 +111,7 @@ _MEMBERS = 6
 """Ranks of a group that a cell names; of a larger one the first and the last."""
 
 
-def draw_groups(cluster: Cluster, layout: Layout, limit: int = 20) -> str:
+def render_groups(cluster: Cluster, layout: TableOptions, limit: int = 20) -> str:
     """The table of `ppprof.analysis.ranks.arrivals.by_group`; the groups that wait longest."""
     lines: list[Line] = []
     for row in cluster.groups.head(limit).iter_rows(named=True):
@@ -136,7 +136,7 @@ def draw_groups(cluster: Cluster, layout: Layout, limit: int = 20) -> str:
         "Last",
     ]
     columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
-    return str(Grid("Collectives", columns, lines, layout.time_unit, note=_GROUPS_NOTE))
+    return str(Table("Collectives", columns, lines, layout.time_unit, note=_GROUPS_NOTE))
 
 
 _VERDICTS = ("transfer", "skew", "mixed", "inconclusive")
@@ -149,7 +149,7 @@ def _named(members: str) -> str:
     return members if few else f"{ranks[0]},{ranks[1]},...,{ranks[-1]} ({len(ranks)})"
 
 
-def draw_findings(cluster: Cluster, layout: Layout) -> str:
+def render_findings(cluster: Cluster, layout: TableOptions) -> str:
     """Who is slower than its peers step after step, and how well the clocks are known."""
     unit = layout.time_unit
     lines = []
@@ -182,7 +182,7 @@ def _place(cluster: Cluster, rank: int) -> str:
     return f" ({' '.join(told)})" if told else ""
 
 
-def _clocks(clocks: Mapping[int, Clock], layout: Layout) -> list[str]:
+def _clocks(clocks: Mapping[int, Clock], layout: TableOptions) -> list[str]:
     """A line for each way in which clocks are known."""
     lines = []
     for method, how in (("exchange", "measured"), ("collectives", "bounded by collectives")):

@@ -18,7 +18,7 @@ import polars as pl
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.errors import UsageError
-from ppprof.report.text.table import Column, Grid, Line
+from ppprof.report.text.table import Column, Line, Table
 from ppprof.rundir.remote_calls import REMOTE
 from ppprof.trace.remote_calls import call_of
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableOptions:
     """What a reader may choose about the printed tables."""
 
     time_unit: str = "ms"
@@ -49,7 +49,7 @@ class Layout:
     def time(self, time_ns: float) -> str:
         """A time in the unit, two decimals.
 
-        >>> Layout(time_unit="us").time(1234)
+        >>> TableOptions(time_unit="us").time(1234)
         '1.23'
         """
         return f"{time_ns / TIME_UNITS[self.time_unit]:.2f}"
@@ -61,16 +61,16 @@ class Layout:
         return shown, [f"{hidden} more {what}: row_limit is {self.row_limit}"] if hidden else []
 
 
-def render(profile: Profile, views: Sequence[str], layout: Layout) -> str:
+def render(profile: Profile, views: Sequence[str], layout: TableOptions) -> str:
     """The chosen views as text, in Paddle's order; a view with nothing to show prints nothing.
 
     Raises:
         UsageError: a view that does not exist.
     """
-    return draw({view: summarize(profile, view) for view in views}, layout)
+    return render_tables({view: summarize(profile, view) for view in views}, layout)
 
 
-def draw(tables: Mapping[str, pl.DataFrame], layout: Layout) -> str:
+def render_tables(tables: Mapping[str, pl.DataFrame], layout: TableOptions) -> str:
     """Tables that are made already, by view; see `render`."""
     return "".join(
         str(grid) for view in VIEWS if view in tables for grid in _GRIDS[view](tables[view], layout)
@@ -101,13 +101,13 @@ _CPU_STATS = Column("CPU Total / Avg / Max / Min / Ratio(%)", 40, grows=True)
 _GPU_STATS = Column("GPU Total / Avg / Max / Min / Ratio(%)", 40, grows=True)
 
 
-def _device(table: pl.DataFrame, layout: Layout) -> list[Grid]:
+def _device(table: pl.DataFrame, layout: TableOptions) -> list[Table]:
     lines = [(row["device"], percent(row["utilization"])) for row in table.rows(named=True)]
     columns = (Column("Device", 30), Column("Utilization (%)", 20))
-    return [Grid("Device Summary", columns, lines, note=_DEVICE_NOTE)]
+    return [Table("Device Summary", columns, lines, note=_DEVICE_NOTE)]
 
 
-def _overview(table: pl.DataFrame, layout: Layout) -> list[Grid]:
+def _overview(table: pl.DataFrame, layout: TableOptions) -> list[Table]:
     lines: dict[str, list[Line]] = {"cpu": [], "gpu": []}
     for row in table.rows(named=True):
         of_side = lines[row["side"]]
@@ -115,7 +115,7 @@ def _overview(table: pl.DataFrame, layout: Layout) -> list[Grid]:
         name = row["event_type"] if first else f"  {row['event_type']}"
         of_side.append((name, row["calls"], layout.time(row["time_ns"]), percent(row["ratio"])))
     return [
-        Grid(
+        Table(
             "Overview Summary",
             [Column(header, 25) for header in ("Event Type", "Calls", "CPU Time", "Ratio (%)")],
             lines["cpu"],
@@ -126,15 +126,15 @@ def _overview(table: pl.DataFrame, layout: Layout) -> list[Grid]:
     ]
 
 
-def _model(table: pl.DataFrame, layout: Layout) -> list[Grid]:
+def _model(table: pl.DataFrame, layout: TableOptions) -> list[Table]:
     columns = (Column("Name", 15), _CALLS, _CPU_STATS, _GPU_STATS)
     lines = [(_below_step(row), *_stats(row, layout)) for row in table.rows(named=True)]
     if not lines:
         return []
-    return [Grid("Model Summary", columns, lines, layout.time_unit, note=_MODEL_NOTE)]
+    return [Table("Model Summary", columns, lines, layout.time_unit, note=_MODEL_NOTE)]
 
 
-def _distributed(table: pl.DataFrame, layout: Layout) -> list[Grid]:
+def _distributed(table: pl.DataFrame, layout: TableOptions) -> list[Table]:
     columns = [Column(header, 25) for header in ("Name", "Total Time", "Ratio (%)")]
     lines = [
         (_below_step(row), layout.time(row["time_ns"]), percent(row["ratio"]))
@@ -144,14 +144,14 @@ def _distributed(table: pl.DataFrame, layout: Layout) -> list[Grid]:
         return []
     on_host = "operators" in table["computed_by"]
     note = _DISTRIBUTED_HOST_NOTE if on_host else _DISTRIBUTED_NOTE
-    return [Grid("Distribution Summary", columns, lines, layout.time_unit, note=note)]
+    return [Table("Distribution Summary", columns, lines, layout.time_unit, note=note)]
 
 
 _OPERATOR_NAME = Column("Name", 52)
 _OPERATOR_INDENT = {"inner": 2, "inner_device": 4, "accumulation": 2, "device": 2}
 
 
-def _operators(table: pl.DataFrame, layout: Layout) -> list[Grid]:
+def _operators(table: pl.DataFrame, layout: TableOptions) -> list[Table]:
     lines: list[Line] = []
     for thread, rows in _by_thread(table):
         lines.append(thread)
@@ -177,7 +177,7 @@ def _operators(table: pl.DataFrame, layout: Layout) -> list[Grid]:
         columns.append(Column("Node ID", 10, grows=True))
     else:
         lines = [line if isinstance(line, str) else line[:-1] for line in lines]
-    return [Grid("Operator Summary", columns, lines, layout.time_unit)] if lines else []
+    return [Table("Operator Summary", columns, lines, layout.time_unit)] if lines else []
 
 
 def _local(name: str) -> str:
@@ -186,32 +186,32 @@ def _local(name: str) -> str:
     return name if call is None else name[len(call) + len(REMOTE) :]
 
 
-def _kernels(table: pl.DataFrame, layout: Layout) -> list[Grid]:
+def _kernels(table: pl.DataFrame, layout: TableOptions) -> list[Table]:
     shown, cut = layout.limited(table.rows(named=True), "kernels")
     lines: list[Line] = [
         (kernel_name(row["name"]), row["calls"], _stat(row, "gpu", layout)) for row in shown
     ]
     columns = (Column("Name", 90), _CALLS, _GPU_STATS)
-    return [Grid("Kernel Summary", columns, lines + cut, layout.time_unit)] if lines else []
+    return [Table("Kernel Summary", columns, lines + cut, layout.time_unit)] if lines else []
 
 
 _SPAN_COLUMNS = (Column("Name", 0, grows=True), _CALLS, _CPU_STATS, _GPU_STATS)
 
 
-def _memory_manipulation(table: pl.DataFrame, layout: Layout) -> list[Grid]:
+def _memory_manipulation(table: pl.DataFrame, layout: TableOptions) -> list[Table]:
     shown, cut = layout.limited(table.rows(named=True), "spans")
     lines: list[Line] = [(row["name"], *_stats(row, layout)) for row in shown]
     title = "Memory Manipulation Summary"
-    return [Grid(title, _SPAN_COLUMNS, lines + cut, layout.time_unit)] if lines else []
+    return [Table(title, _SPAN_COLUMNS, lines + cut, layout.time_unit)] if lines else []
 
 
-def _user_defined(table: pl.DataFrame, layout: Layout) -> list[Grid]:
+def _user_defined(table: pl.DataFrame, layout: TableOptions) -> list[Table]:
     lines: list[Line] = []
     for thread, rows in _by_thread(table):
         shown, cut = layout.limited(rows, "spans")
         lines += [thread, *((row["name"], *_stats(row, layout)) for row in shown), *cut]
     title = "UserDefined Summary"
-    return [Grid(title, _SPAN_COLUMNS, lines, layout.time_unit, closed=False)] if lines else []
+    return [Table(title, _SPAN_COLUMNS, lines, layout.time_unit, closed=False)] if lines else []
 
 
 _MEMORY_COLUMNS = {
@@ -225,7 +225,7 @@ _MEMORY_COLUMNS = {
 }
 
 
-def _memory(table: pl.DataFrame, layout: Layout) -> list[Grid]:
+def _memory(table: pl.DataFrame, layout: TableOptions) -> list[Table]:
     grids = []
     for (place,), of_place in table.group_by("place", maintain_order=True):
         rows = of_place.rows(named=True)
@@ -239,11 +239,11 @@ def _memory(table: pl.DataFrame, layout: Layout) -> list[Grid]:
         name = replace(_MEMORY_COLUMNS["name"], grows=is_remote)
         columns = tuple({**_MEMORY_COLUMNS, "name": name}.values())
         title = f"Memory Summary - {place}"
-        grids.append(Grid(title, columns, lines + cut, preamble=peaks, closed=False))
+        grids.append(Table(title, columns, lines + cut, preamble=peaks, closed=False))
     return grids
 
 
-_GRIDS: Mapping[str, Callable[[pl.DataFrame, Layout], list[Grid]]] = {
+_GRIDS: Mapping[str, Callable[[pl.DataFrame, TableOptions], list[Table]]] = {
     "device": _device,
     "overview": _overview,
     "model": _model,
@@ -267,13 +267,13 @@ def _by_thread(table: pl.DataFrame) -> list[tuple[str, list[Row]]]:
     ]
 
 
-def _stats(row: Row, layout: Layout) -> tuple[object, str, str]:
+def _stats(row: Row, layout: TableOptions) -> tuple[object, str, str]:
     """Calls, and the two cells that hold five numbers each."""
     calls = "-" if row["calls"] is None else row["calls"]
     return calls, _stat(row, "cpu", layout), _stat(row, "gpu", layout)
 
 
-def _stat(row: Row, clock: str, layout: Layout) -> str:
+def _stat(row: Row, clock: str, layout: TableOptions) -> str:
     """``total / avg / max / min / ratio`` of one clock; a dash for what does not apply."""
     stats = [row[f"{clock}_{stat}_ns"] for stat in ("total", "avg", "max", "min")]
     times = ["-" if time_ns is None else layout.time(time_ns) for time_ns in stats]

@@ -23,7 +23,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Grid:
+class Table:
     """One table, ready to print."""
 
     title: str

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.report.text.summary import Layout
-from ppprof.report.text.table import Column, Grid
+from ppprof.report.text.summary import TableOptions
+from ppprof.report.text.table import Column, Table
 
 _NAMES = {
     "recorded": "as recorded",
@@ -34,11 +34,11 @@ M_S: share of the last stage. Near 100%: its part of the model is too large.
 """
 
 
-def render_what_if(table: pl.DataFrame, layout: Layout | None = None) -> str:
+def render_what_if(table: pl.DataFrame, layout: TableOptions | None = None) -> str:
     """What `ppprof.analysis.ranks.what_if.what_if` gave, as text; empty where it has no rows."""
     if table.is_empty():
         return ""
-    layout = layout or Layout()
+    layout = layout or TableOptions()
     rows = table.rows(named=True)
     replayed = next(row for row in rows if row["fixed"] == "nothing")
     ideal = next(row for row in rows if row["fixed"] == "all")
@@ -71,7 +71,7 @@ def render_what_if(table: pl.DataFrame, layout: Layout | None = None) -> str:
         Column("Alone", 8),
     )
     return str(
-        Grid(
+        Table(
             "What-if Summary",
             columns,
             [*lines, *hidden],

@@ -5,16 +5,14 @@ from __future__ import annotations
 from hashlib import blake2b
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
-UInt64 = npt.NDArray[np.uint64]
+from ppprof.arrays import Int64, UInt64
 
 _LONGEST_MIXED = 2048  # bytes; few texts are longer, and every step below is for one alone then
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 
 
-class Words:
+class ByteView:
     """A buffer; the last seven bytes of it begin no word."""
 
     def __init__(self, raw: bytes | bytearray) -> None:

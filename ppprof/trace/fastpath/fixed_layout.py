@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ppprof.arrays import Array, Int64
 from ppprof.trace.fastpath.layouts import Dialect
 from ppprof.trace.fastpath.scan import Text
-from ppprof.trace.fastpath.string_table import Texts
-from ppprof.trace.source import MARGIN, Block, Source
+from ppprof.trace.fastpath.string_table import StringTable
+from ppprof.trace.source import MARGIN, Block, TraceStream
 
-Array = npt.NDArray[Any]
-Int64 = npt.NDArray[np.int64]
 Ranges = list[tuple[int, int]]
 
 TEXTS = ("name", "cat", "place", "axis", "dtype", "peers", "phase")
@@ -44,7 +41,7 @@ class Scanner:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._texts = Texts()
+        self._texts = StringTable()
         self._parts: list[Part] = []
         self._odd: Ranges = []
 
@@ -89,7 +86,7 @@ class Scanner:
         return Scanned(self._parts, self._texts.all(), self._odd)
 
 
-def scan(source: Source, dialect: Dialect, end: int) -> Scanned:
+def scan(source: TraceStream, dialect: Dialect, end: int) -> Scanned:
     """The events of a file from where it is read to ``end``, where an event begins."""
     scanner = Scanner(dialect)
     for block in source.blocks(dialect.last_start, end):

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppprof.trace.fastpath.scan import Layout
+from ppprof.trace.fastpath.scan import EventPattern
 
 
 @dataclass(frozen=True)
 class Dialect:
     """All that one writer prints."""
 
-    layouts: tuple[Layout, ...]
+    layouts: tuple[EventPattern, ...]
     """The commonest first. Kinds: host, launch, device, memory; flow for arrows."""
     start: bytes
     """What every event begins with, the line break before it included."""
@@ -34,7 +34,7 @@ _DEVICE = '"device": %d{device}, "context": %d{context},\n      '
 _STREAM = '"stream": %d{stream}, "correlation id": %d{correlation_id},\n      '
 
 
-def _paddle(blank: str) -> tuple[Layout, ...]:
+def _paddle(blank: str) -> tuple[EventPattern, ...]:
     """Paddle's formats; ``blank`` is what older versions leave at the ends of some lines."""
     opened = f"\n  {{{blank}\n"
     closed = "\n    }\n  },\n  "
@@ -63,13 +63,13 @@ def _paddle(blank: str) -> tuple[Layout, ...]:
     # The two that copy and set memory never had the blank after their brace.
     bare = "\n  {\n"
     return (
-        Layout("host", complete(cpp, _START_END)),
-        Layout("host", complete(cpp, _START_END + shapes)),
-        Layout(
+        EventPattern("host", complete(cpp, _START_END)),
+        EventPattern("host", complete(cpp, _START_END + shapes)),
+        EventPattern(
             "launch", complete(cpp, f'"correlation id": %d{{correlation_id}},\n      {_START_END}')
         ),
-        Layout("flow", arrow('"%d{}(C++)"', '"ph": "s", "cat": "async"')),
-        Layout(
+        EventPattern("flow", arrow('"%d{}(C++)"', '"ph": "s", "cat": "async"')),
+        EventPattern(
             "device",
             complete(
                 stream,
@@ -83,9 +83,9 @@ def _paddle(blank: str) -> tuple[Layout, ...]:
                 '      "theoretical achieved occupancy %": %g{occupancy}',
             ),
         ),
-        Layout("flow", arrow("%d{}", '"ph": "f", "cat": "async", "bp": "e"')),
-        Layout("flow", arrow("%d{}", '"ph": "f", "cat": "async"')),
-        Layout(
+        EventPattern("flow", arrow("%d{}", '"ph": "f", "cat": "async", "bp": "e"')),
+        EventPattern("flow", arrow("%d{}", '"ph": "f", "cat": "async"')),
+        EventPattern(
             "memory",
             f'{opened}    "name": "[memory]", "pid": %d{{pid}}, "tid": "%d{{tid}}(C++)",\n'
             f'    "ts": %d{{ts}},{blank}\n'
@@ -99,8 +99,8 @@ def _paddle(blank: str) -> tuple[Layout, ...]:
             '      "peak_allocated": %d{peak_allocated},\n'
             f'      "peak_reserved": %d{{peak_reserved}}{closed}',
         ),
-        Layout("host", complete(python, _START_END)),
-        Layout(
+        EventPattern("host", complete(python, _START_END)),
+        EventPattern(
             "device",
             complete(
                 stream,
@@ -108,7 +108,7 @@ def _paddle(blank: str) -> tuple[Layout, ...]:
                 bare,
             ),
         ),
-        Layout(
+        EventPattern(
             "device",
             complete(
                 stream,
@@ -119,7 +119,7 @@ def _paddle(blank: str) -> tuple[Layout, ...]:
     )
 
 
-def _ours() -> tuple[Layout, ...]:
+def _ours() -> tuple[EventPattern, ...]:
     """The formats of `write_paddle_json`: an event a line, times exact."""
 
     def complete(tid: str, args: str) -> str:
@@ -146,17 +146,17 @@ def _ours() -> tuple[Layout, ...]:
         '"correlation id":%d{correlation_id}'
     )
     return (
-        *(Layout("host", complete(track, depth)) for track in (cpp, python)),
-        Layout("launch", complete(cpp, ',"correlation id":%d{correlation_id}')),
+        *(EventPattern("host", complete(track, depth)) for track in (cpp, python)),
+        EventPattern("launch", complete(cpp, ',"correlation id":%d{correlation_id}')),
         *(
-            Layout(
+            EventPattern(
                 "flow",
                 f'\n{{"name":"launch","id":%d{{}},"pid":%d{{}},"tid":{tid},"ts":%f{{}},'
                 f'"ph":"{ph}","cat":"async"{binding}}},',
             )
             for tid, ph, binding in (('"%w{}"', "s", ""), ("%d{}", "f", ',"bp":"e"'))
         ),
-        Layout(
+        EventPattern(
             "device",
             complete(
                 stream,
@@ -167,7 +167,7 @@ def _ours() -> tuple[Layout, ...]:
                 '"theoretical achieved occupancy %":%g{occupancy}',
             ),
         ),
-        Layout(
+        EventPattern(
             "memory",
             '\n{"name":"[memory]","pid":%d{pid},"tid":"%d{tid}(C++)","ts":%f{ts},"ph":"i","s":"t",'
             '"cat":"%w{cat}","args":{"place":"%w{place}","addr":"%d{addr}",'
@@ -175,19 +175,21 @@ def _ours() -> tuple[Layout, ...]:
             '"current_reserved":%d{current_reserved},"peak_allocated":%d{peak_allocated},'
             '"peak_reserved":%d{peak_reserved}}},',
         ),
-        Layout(
+        EventPattern(
             "device",
             complete(
                 stream, f'{device},"bytes":%d{{bytes}},"memory bandwidth (GB/s)":%g{{bandwidth}}'
             ),
         ),
-        Layout("device", complete(stream, f'{device},"bytes":%d{{bytes}},"value":%d{{value}}')),
+        EventPattern(
+            "device", complete(stream, f'{device},"bytes":%d{{bytes}},"value":%d{{value}}')
+        ),
         *(
-            Layout("host", complete(cpp, f'{depth},"{key}":%d{{{key}}}'))
+            EventPattern("host", complete(cpp, f'{depth},"{key}":%d{{{key}}}'))
             for key in ("sequence", "forward")
         ),
-        *(Layout("host", complete(cpp, f"{depth}{args}")) for args in collectives),
-        *(Layout("host", complete(python, f"{depth}{args}")) for args in pipeline),
+        *(EventPattern("host", complete(cpp, f"{depth}{args}")) for args in collectives),
+        *(EventPattern("host", complete(python, f"{depth}{args}")) for args in pipeline),
     )
 
 

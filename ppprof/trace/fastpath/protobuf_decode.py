@@ -16,9 +16,10 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from ppprof.arrays import Int32, Int64, UInt64
 from ppprof.errors import TraceError
-from ppprof.trace.fastpath.byte_view import Words
-from ppprof.trace.fastpath.string_table import Texts
+from ppprof.trace.fastpath.byte_view import ByteView
+from ppprof.trace.fastpath.string_table import StringTable
 
 VARINT, I64, LEN, I32 = 0, 1, 2, 5
 """Wire types: a number, 8 bytes, a length and so many bytes, 4 bytes."""
@@ -26,10 +27,6 @@ VARINT, I64, LEN, I32 = 0, 1, 2, 5
 _PADDING = 16  # a 10-byte varint at the very end may be read as two 8-byte words
 _FEW = 48  # below so many messages a Python loop beats numpy's cost per call
 _CHUNK = 8192  # messages at a time: their temporaries stay in the processor's cache
-
-UInt64 = npt.NDArray[np.uint64]
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
 
 
 class Round(NamedTuple):
@@ -152,7 +149,7 @@ class Buffer:
     def __init__(self, data: bytes, name: str) -> None:
         self.name = name
         self.size = len(data)
-        self._text = Words(data + bytes(_PADDING))
+        self._text = ByteView(data + bytes(_PADDING))
         self._raw, self._bytes, self._words = self._text.raw, self._text.bytes, self._text.words
 
     def whole(self) -> Spans:
@@ -161,7 +158,7 @@ class Buffer:
 
     def strings(self, spans: Spans) -> tuple[list[str], Int32]:
         """Distinct strings and, for each span, the index of its string; invalid UTF-8 is replaced."""
-        texts = Texts()
+        texts = StringTable()
         numbers = np.concatenate(
             [
                 texts.between(

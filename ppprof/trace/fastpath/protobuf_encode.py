@@ -14,10 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ppprof.arrays import Int64, UInt64
 from ppprof.trace.fastpath.protobuf_decode import I32, LEN, VARINT
 
-Int64 = npt.NDArray[np.int64]
-UInt64 = npt.NDArray[np.uint64]
 Bytes = npt.NDArray[np.uint8]
 
 

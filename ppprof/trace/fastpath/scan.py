@@ -22,13 +22,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ppprof.trace.fastpath.byte_view import Words
+from ppprof.arrays import Bool, Float64, Int64, UInt64
+from ppprof.trace.fastpath.byte_view import ByteView
 from ppprof.trace.source import MARGIN, Block
 
-Int64 = npt.NDArray[np.int64]
-Float64 = npt.NDArray[np.float64]
-UInt64 = npt.NDArray[np.uint64]
-Bool = npt.NDArray[np.bool_]
 Column = npt.NDArray[Any]
 
 _BYTES = 0x0101010101010101  # times a byte: that byte, eight times
@@ -37,7 +34,7 @@ _LONGEST_WORD = 64  # bytes of a %w
 _LONGEST_LINE = 1 << 16  # bytes of a %l
 
 
-class Text(Words):
+class Text(ByteView):
     """A block of text, and questions about many places in it at once.
 
     Places count from the start of the block's buffer: byte k of the text is at ``MARGIN + k``.
@@ -134,7 +131,7 @@ class Matches:
     """Each named field, shape (M,); of a text field ``NAME`` and ``NAME_end``, its bytes' range."""
 
 
-class Layout:
+class EventPattern:
     r"""One kind of event as a format string.
 
     ============  ====================================================================

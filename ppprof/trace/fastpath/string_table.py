@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
-from ppprof.trace.fastpath.byte_view import Words
-
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-
+from ppprof.arrays import Int32, Int64
+from ppprof.trace.fastpath.byte_view import ByteView
 
 _LAST = 2**64 - 1
 
 
-class Texts:
+class StringTable:
     """Strings by number, in the order of first meeting."""
 
     def __init__(self) -> None:
@@ -33,7 +29,7 @@ class Texts:
         known = self._number
         return np.fromiter((known.setdefault(text, len(known)) for text in texts), np.int32)
 
-    def between(self, words: Words, first: Int64, end: Int64) -> Int32:
+    def between(self, words: ByteView, first: Int64, end: Int64) -> Int32:
         """The number of the text in each range of bytes, shape (N,).
 
         Texts are told apart by hashes of 64 bits: that two among 10,000 share one has a chance of

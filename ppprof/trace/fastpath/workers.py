@@ -18,9 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ppprof.trace.fastpath.fixed_layout import Array, Scanned, scan
+from ppprof.arrays import Array
+from ppprof.trace.fastpath.fixed_layout import Scanned, scan
 from ppprof.trace.fastpath.layouts import DIALECTS
-from ppprof.trace.source import BLOCK_BYTES, LONGEST_EVENT_BYTES, Source
+from ppprof.trace.source import BLOCK_BYTES, LONGEST_EVENT_BYTES, TraceStream
 
 STRETCH_BYTES = 32 << 20
 """A shorter stretch is not worth a process."""
@@ -33,7 +34,7 @@ _WORK = (
 )
 
 
-def stretches(source: Source, dialect: str) -> list[int]:
+def stretches(source: TraceStream, dialect: str) -> list[int]:
     """Where to divide what is left of a file: ascending positions, its end the last of them."""
     if source.is_packed:
         return [sys.maxsize]
@@ -47,7 +48,7 @@ def stretches(source: Source, dialect: str) -> list[int]:
     return [*sorted({start for start in starts if start is not None}), source.size]
 
 
-class Helpers:
+class ScanWorkers:
     """Processes that scan the stretches between the bounds; to be used as a context."""
 
     def __init__(self, path: str, dialect: str, bounds: Sequence[int]) -> None:
@@ -72,7 +73,7 @@ class Helpers:
                 break
             self._processes.append(process)
 
-    def __enter__(self) -> Helpers:
+    def __enter__(self) -> ScanWorkers:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -90,14 +91,14 @@ class Helpers:
                 assert stdout is not None
                 yield Scanned(*pickle.load(stdout))  # noqa: S301 - our own process wrote it
             except (IndexError, EOFError, OSError, pickle.UnpicklingError):
-                with Source(self._path, first=first) as source:
+                with TraceStream(self._path, first=first) as source:
                     yield scan(source, DIALECTS[self._dialect], end)
 
 
 def _work() -> None:
     """What a helper does: scans, and writes what it found to its standard output."""
     path, dialect, first, end = sys.argv[1:]
-    with Source(path, first=int(first)) as source:
+    with TraceStream(path, first=int(first)) as source:
         found = scan(source, DIALECTS[dialect], int(end))
     columns: defaultdict[str, defaultdict[tuple[str, ...], list[dict[str, Array]]]]
     columns = defaultdict(lambda: defaultdict(list))
@@ -113,7 +114,7 @@ def _work() -> None:
 
 def _next_start(path: str, start: bytes, position: int) -> int | None:
     """Where the next event begins; None where none does soon."""
-    with Source(path, first=position) as source:
+    with TraceStream(path, first=position) as source:
         text = source.read(BLOCK_BYTES // 16)
         while start not in text and len(text) < LONGEST_EVENT_BYTES:
             more = source.read(BLOCK_BYTES)

@@ -15,7 +15,7 @@ from typing import IO, Union, cast
 
 import polars as pl
 
-from ppprof.paths import writing
+from ppprof.paths import atomic_writer
 from ppprof.trace.annotations import FACTS, has_facts
 
 Parts = list[Union[pl.Expr, str]]
@@ -26,8 +26,8 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears when it is complete (`writing`); gzip where its name ends in ``.gz``."""
-    with writing(path) as raw:
+    """A file that appears when it is complete (`atomic_writer`); gzip where its name ends in ``.gz``."""
+    with atomic_writer(path) as raw:
         if path.suffix != ".gz":
             yield raw
             return

@@ -155,13 +155,13 @@ class EventText(Generic[Event]):
     """
 
     def __init__(
-        self, kind: type[Event], path: str, lost: Counter[str], *, escapes: bool = True
+        self, kind: type[Event], path: str, skipped: Counter[str], *, escapes: bool = True
     ) -> None:
         self._many = msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
         self._kind = kind
         self._path = path
         self._escapes = escapes
-        self._lost = lost
+        self._skipped = skipped
 
     def events(self, text: bytes) -> list[Event]:
         """The events of a text that begins and ends between two events."""
@@ -232,11 +232,11 @@ class EventText(Generic[Event]):
         if ends:
             keys.update(tails[-1][0])
             if not text.rstrip().endswith(b"}"):
-                self._lost[CUT_SHORT] += 1
+                self._skipped[CUT_SHORT] += 1
             return self.events(text[: ends[-1]].rstrip()[:-1])
         if _BARE_END.search(text, max(len(text) - 4096, 0)):  # the file is the list alone
             return self.events(text.rstrip()[:-1])
-        self._lost[CUT_SHORT] += 1
+        self._skipped[CUT_SHORT] += 1
         # An event that was cut before its first key does not show where the one before it ends.
         begun = _HARDLY_BEGUN.search(text, max(len(text) - 4096, 0))
         return self.events(text[: begun.start()] if begun else text)
@@ -244,7 +244,7 @@ class EventText(Generic[Event]):
     def _mended(self, body: bytes) -> list[Event]:
         """One event that is no JSON; none, and one more lost, if it cannot be mended."""
         if len(body) > _LONGEST_MENDED:
-            self._lost[UNREADABLE] += 1
+            self._skipped[UNREADABLE] += 1
             return []
         text = _NO_NUMBER.sub("null", body.decode("utf-8", "replace"))
         for candidate in (text, self._with_escapes(text)):
@@ -255,7 +255,7 @@ class EventText(Generic[Event]):
             except ValueError:
                 continue
             return self._fitting(loose)
-        self._lost[UNREADABLE] += 1
+        self._skipped[UNREADABLE] += 1
         return []
 
     def _with_escapes(self, text: str) -> str:
@@ -278,7 +278,7 @@ class EventText(Generic[Event]):
     def _fitting(self, loose: Any) -> list[Event]:
         """An event without the fields whose values are of an unexpected type."""
         if not isinstance(loose, dict):
-            self._lost[UNREADABLE] += 1
+            self._skipped[UNREADABLE] += 1
             return []
         fields: Keys = {}
         num_lost = 0
@@ -294,7 +294,7 @@ class EventText(Generic[Event]):
             else:
                 num_lost += 1
         if num_lost:
-            self._lost[MISFIT] += num_lost
+            self._skipped[MISFIT] += num_lost
         return [msgspec.json.decode(_encoded(fields), type=self._kind)]
 
     def _fits(self, fields: Mapping[str, Any]) -> bool:

@@ -169,7 +169,7 @@ class KinetoColumns:
         ``at`` is the place among the events of the kind in the file, ``start_ns`` counts from
         where ``base_ns`` does. What has no time, length, process or thread is lost.
         """
-        found, lost = {}, {}
+        found, skipped = {}, {}
         for kind, parts in self._parts.items():
             table = pl.concat(parts).with_columns(pl.col("start_ns") + base_ns)
             if kind == "memory":  # instants
@@ -179,8 +179,10 @@ class KinetoColumns:
                 *(pl.col(key).is_not_null() for key in ("start_ns", "process", "thread")),
             )
             if found[kind].height < table.height:
-                lost[f"{kind} without time, process or thread"] = table.height - found[kind].height
-        return found, lost
+                skipped[f"{kind} without time, process or thread"] = (
+                    table.height - found[kind].height
+                )
+        return found, skipped
 
     def facts(self, kind: str) -> pl.DataFrame:
         """What is told of collectives: ``at``, and the columns of `_COLLECTIVE_ARGS`."""

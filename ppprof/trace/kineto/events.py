@@ -36,9 +36,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from ppprof.arrays import Int64
 from ppprof.trace.json.values import without_odd_numbers
 from ppprof.trace.kineto.columns import DEVICES, MODULE, OPERATORS, KinetoColumns, KinetoEvent
 from ppprof.trace.nesting import nest
@@ -54,8 +54,6 @@ from ppprof.trace.schema import (
 )
 from ppprof.trace.step_numbers import steps_of
 from ppprof.trace.tree_arrays import pre_order
-
-Int64 = npt.NDArray[np.int64]
 
 _STEP = "ProfilerStep#"
 _DDP = "DistributedDataParallel.forward"
@@ -99,7 +97,7 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
     base_ns = head.get("baseTimeNanoseconds")
     if not isinstance(base_ns, int) or not 0 <= base_ns < _FOREVER_NS:
         base_ns = 0  # as until torch 2.3
-    tables, lost = columns.tables(base_ns)
+    tables, skipped = columns.tables(base_ns)
     information = head.get("distributedInfo")
     information = information if isinstance(information, Mapping) else {}
     host_facts, device_facts = (
@@ -146,7 +144,7 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
             **_named(head, "host_name"),
         },
         devices=tuple(_devices(head.get("deviceProperties"))),
-        lost=lost,
+        skipped=skipped,
     )
 
 

@@ -9,23 +9,20 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from ppprof.arrays import Array
 from ppprof.trace.annotations import FACTS
 from ppprof.trace.fastpath.fixed_layout import TEXTS, Scanned
 from ppprof.trace.fastpath.layouts import Dialect
-from ppprof.trace.fastpath.string_table import Texts
+from ppprof.trace.fastpath.string_table import StringTable
 from ppprof.trace.json.values import NO_TEXT, Scalar, attributes, nanoseconds, texts
 from ppprof.trace.paddle.timestamps import MISSING
 from ppprof.trace.schema import DEVICE_CATEGORIES
-
-Array = npt.NDArray[Any]
-Int64 = npt.NDArray[np.int64]
 
 _TIMES = ("ts", "dur", "begin", "finish")
 REALS = ("blocks_per_sm", "warps_per_sm", "occupancy", "bandwidth")
@@ -124,13 +121,13 @@ _THREAD_NAME = re.compile(r"thread (\d+):(.*)\((?:C\+\+|Python)\)", re.DOTALL)
 class PaddleColumns:
     """The events of a file, gathered part by part."""
 
-    def __init__(self, lost: Counter[str]) -> None:
-        self.texts = Texts()
+    def __init__(self, skipped: Counter[str]) -> None:
+        self.texts = StringTable()
         self.thread_names: dict[str, str] = {}
         """Thread id -> name, as far as metadata events say."""
         self.ts_is_exact = True
         """Whether every ``ts`` is in nanoseconds; else cut to whole microseconds."""
-        self.lost = lost
+        self.skipped = skipped
         self._parts: defaultdict[str, list[dict[str, Array]]] = defaultdict(list)
 
     def add_scanned(self, scanned: Scanned, dialect: Dialect) -> None:
@@ -214,7 +211,7 @@ class PaddleColumns:
         numbers = {"at": pl.Series(at, dtype=pl.Int64), **_numbers_of(kind, events)}
         sound = _sound(kind, numbers)
         if not sound.all():
-            self.lost["events without time, process or thread"] += int((~sound).sum())
+            self.skipped["events without time, process or thread"] += int((~sound).sum())
         part: dict[str, Array] = {}
         for column in COLUMNS[kind]:
             if column in TEXTS:

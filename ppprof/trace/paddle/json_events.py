@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
+from ppprof.arrays import Array, Int64
 from ppprof.trace.annotations import FACTS, with_facts
 from ppprof.trace.fastpath.fixed_layout import TEXTS
 from ppprof.trace.nesting import nest, nest_by_depth, nest_by_level
 from ppprof.trace.paddle.json_columns import COLUMNS, REALS, PaddleColumns
-from ppprof.trace.paddle.timestamps import MISSING, Clock
+from ppprof.trace.paddle.timestamps import MISSING, TimestampEstimator
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, conform, nullable
 from ppprof.trace.step_numbers import steps_of
 from ppprof.trace.tree_arrays import pre_order
 
-Array = npt.NDArray[Any]
-Int64 = npt.NDArray[np.int64]
 Columns = dict[str, Array]
 
 
@@ -36,7 +33,7 @@ def paddle_tables(
     )
     host, launch, device, memory = (columns.table(kind) for kind in COLUMNS)
     timed = (host, launch, device)
-    clock = Clock((table["ts"], table["begin"]) for table in timed)
+    clock = TimestampEstimator((table["ts"], table["begin"]) for table in timed)
     for table in timed:
         _settle(table, None if columns.ts_is_exact else clock)
     _settle_moments(memory, is_exact=columns.ts_is_exact)
@@ -69,7 +66,7 @@ def paddle_tables(
     )
 
 
-def _settle(table: Columns, clock: Clock | None) -> None:
+def _settle(table: Columns, clock: TimestampEstimator | None) -> None:
     """``start`` and ``slack``, how far it may be off, in place of the several times."""
     ts, begin, finish = (table.pop(column) for column in ("ts", "begin", "finish"))
     if clock is None:

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import polars as pl
 
-from ppprof.paths import located
+from ppprof.paths import to_path
 from ppprof.trace.annotations import has_facts
 from ppprof.trace.json.lines import Parts, lines_of, maybe, opened, us, with_facts, with_text
 from ppprof.trace.schema import PYTHON_CATEGORIES, Trace
@@ -53,7 +53,7 @@ def write_paddle_json(
     Raises:
         TooLargeError: it would take more.
     """
-    with opened(located(path)) as file:
+    with opened(to_path(path)) as file:
         _write(trace, file, most_bytes)
     is_host = pl.col("device").is_null() & pl.col("correlation_id").is_null()
     num_lost = trace.events.filter(is_host.not_() & has_facts()).height

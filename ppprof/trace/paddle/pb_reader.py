@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from ppprof.arrays import Int64
 from ppprof.errors import TraceError
-from ppprof.paths import located
+from ppprof.paths import to_path
 from ppprof.trace.annotations import with_facts
 from ppprof.trace.fastpath.protobuf_decode import Buffer, Fields, Spans
 from ppprof.trace.schema import (
@@ -29,11 +30,9 @@ from ppprof.trace.schema import (
     empty,
     nullable,
 )
-from ppprof.trace.source import BLOCK_BYTES, Source
+from ppprof.trace.source import BLOCK_BYTES, TraceStream
 from ppprof.trace.step_numbers import steps_of
 from ppprof.trace.tree_arrays import pre_order
-
-Int64 = npt.NDArray[np.int64]
 
 DEVICE_PROPERTIES = {
     "totalGlobalMem": 3,
@@ -73,15 +72,15 @@ def read_paddle_pb(path: str | Path) -> Trace:
         span=int(top.number(2)[0]),
         extra_info=_extra_info(buffer, buffer.fields(top.spans(4))),
         devices=_devices(buffer, buffer.fields(top.spans(5))),
-        lost={"host events without a way to the root": host.num_lost} if host.num_lost else {},
+        skipped={"host events without a way to the root": host.num_lost} if host.num_lost else {},
     )
 
 
 def _content(path: str | Path) -> bytes:
     """The bytes of a file, unpacked where it is packed with gzip."""
-    with Source(path) as source:
+    with TraceStream(path) as source:
         if not source.is_packed:
-            return located(path).read_bytes()
+            return to_path(path).read_bytes()
         content = b"".join(iter(lambda: source.read(BLOCK_BYTES), b""))
         if source.damage:
             raise TraceError(f"{path}: {source.damage}; a .pb is read whole or not at all")

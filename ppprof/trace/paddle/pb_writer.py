@@ -15,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ppprof.paths import located, writing
-from ppprof.trace.annotations import has_facts, told_in_names
+from ppprof.arrays import Int64
+from ppprof.paths import atomic_writer, to_path
+from ppprof.trace.annotations import annotated_names, has_facts
 from ppprof.trace.fastpath.protobuf_encode import Field, Pieces, encode, header
 from ppprof.trace.paddle.pb_reader import DEVICE_PROPERTIES
 from ppprof.trace.schema import CATEGORIES, KERNELS, MEMORY_KINDS, Trace
-
-Int64 = npt.NDArray[np.int64]
 
 _ROWS = 1 << 14
 """Host events at a time, so that memory holds the indices of few bytes."""
@@ -38,8 +37,8 @@ def write_paddle_pb(trace: Trace, path: str | Path) -> Mapping[str, int]:
         known, as it hangs them under it; facts, where a name cannot carry them; of what events are
         the gradients.
     """
-    told = told_in_names(trace.events)
-    with writing(located(path)) as file:
+    told = annotated_names(trace.events)
+    with atomic_writer(to_path(path)) as file:
         for part in _parts(trace, told):
             file.write(part)
     is_device = pl.col("device").is_not_null()

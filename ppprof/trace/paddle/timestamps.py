@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import numpy as np
-import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
+from ppprof.arrays import Int64
 
 MISSING = np.int64(np.iinfo(np.int64).min)
 """In a column of numbers: not there."""
@@ -26,7 +25,7 @@ _FOREVER_NS = 2**62
 _FLOAT32_EXACT_NS = 16_384_000  # below it the spacing of float32 microseconds is below 1 ns
 
 
-class Clock:
+class TimestampEstimator:
     """The moment that ``start_time`` counts from, found from events.
 
     Args:

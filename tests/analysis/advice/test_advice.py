@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.analysis.advice import RULES, Case, advise
+from ppprof.analysis.advice import RULES, Evidence, advise
 from ppprof.analysis.advice.finding import CONFIDENCES, MOST_ROWS, SEVERITIES, Finding
 from ppprof.errors import InputError, UsageError
 from ppprof.topology import Topology
@@ -160,7 +160,7 @@ def batches(size, samples=8, of=1):
     """A config, and two stages with so many micro-batches."""
     config = {"Global": {"local_batch_size": samples, "micro_batch_size": size}}
     threads = one_f_one_b(2, of, meets=True, steps=6, forward=30 * US, backward=50 * US)
-    return {"threads": threads, "grid": Topology.of(pp=2), "config": config}
+    return {"threads": threads, "topology": Topology.of(pp=2), "config": config}
 
 
 FOUR = Topology.of(dp=2, mp=2)
@@ -186,7 +186,7 @@ TRIGGERS = {
                 computing(500, reduced=at, peers=peers)
                 for at, peers in [(600, "0,2"), (1000, "1,3")] * 2
             ],
-            "grid": FOUR,
+            "topology": FOUR,
         },
         ("major", 400 * US, 0.4, "sure"),
         {"members": "1,3", "axis": "dp", "siblings": 1, "excess_ns": 400 * US},
@@ -293,7 +293,7 @@ NEARLY = {
             computing(500, reduced=at, peers=peers)
             for at, peers in [(600, "0,2"), (690, "1,3")] * 2
         ],
-        "grid": FOUR,
+        "topology": FOUR,
     },
     "pipeline-bubble": batches(1, samples=9, of=9),  # a tenth is bubble: good enough
     # Who comes first waits 200 for 5 of transfer.
@@ -417,7 +417,7 @@ def test_samples_that_cannot_be_cut_finer(tmp_path):
 def test_step_times_alone_tell_of_data(tmp_path):
     lines = [{**line, "reader_cost_ns": 480 * US} for line in step_lines(1000 * US, noise=0)]
     others = step_lines(1000 * US, noise=0)
-    path = run(tmp_path / "log", [], grid=Topology.of(dp=2), step_lines=[lines, others])
+    path = run(tmp_path / "log", [], topology=Topology.of(dp=2), step_lines=[lines, others])
     (found,) = ppprof.advise(ppprof.open(path))
     assert (found.rule, found.cost_ns, found.share) == ("input-bound", 480 * US, 0.48)
     assert found.evidence.select("rank", "loading_ns").rows() == [(0, 480 * US), (1, US)]
@@ -465,11 +465,11 @@ def test_doubt_comes_first_only_where_it_is_major():
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(advice, "RULES", rules)
-        found = advise(Case(None))
+        found = advise(Evidence(None))
     assert [at.rule for at in found] == words(
         "warm-up slow-rank input-bound host-bound short-window"
     )
 
 
 def test_a_case_without_anything_says_nothing():
-    assert advise(Case(None)) == []
+    assert advise(Evidence(None)) == []

@@ -7,7 +7,7 @@ import pytest
 
 import ppprof
 from ppprof.analysis.diff.diff import PARTS, Diff, Side
-from ppprof.analysis.diff.gate import Rule
+from ppprof.analysis.diff.gate import Threshold
 from ppprof.analysis.diff.module_changes import UNKNOWN
 from ppprof.analysis.modules.module_tree import MODULES
 from ppprof.errors import InputError, UsageError
@@ -217,14 +217,14 @@ def test_traces_without_steps_are_one(tmp_path):
     assert diff.change.verdict == "inconclusive"
 
 
-def run(folder, threads, *, config=None, grid=None, step_lines=()):
+def run(folder, threads, *, config=None, topology=None, step_lines=()):
     """A run directory with a trace a rank, and step times."""
-    grid = grid or Topology.of(dp=len(threads) or 1)
+    topology = topology or Topology.of(dp=len(threads) or 1)
     path = claim(folder)
-    axes = {"order": grid.order, "degrees": grid.degrees}
+    axes = {"order": topology.order, "degrees": topology.degrees}
     write_manifest(path, {"axes": axes, "config": config or {}, "versions": {"paddle": "3.3.1"}})
     for rank, thread in enumerate(threads):
-        stem = f"rank_{rank:05}_{grid.label(rank)}_time_20261120T201530_000"
+        stem = f"rank_{rank:05}_{topology.label(rank)}_time_20261120T201530_000"
         assert TraceName.parse(f"{stem}.pb")
         write(path / f"raw/{stem}.pb", thread)
     for rank, lines in enumerate(step_lines):
@@ -268,8 +268,8 @@ def test_the_guides_benchmark(tmp_path):
 
 
 def test_ips_of_a_job_are_those_of_all_replicas(tmp_path):
-    grid = Topology.of(dp=2, mp=2)
-    path = run(tmp_path / "a", [], grid=grid, step_lines=[step_lines(1e9, noise=0)] * 4)
+    topology = Topology.of(dp=2, mp=2)
+    path = run(tmp_path / "a", [], topology=topology, step_lines=[step_lines(1e9, noise=0)] * 4)
     diff = ppprof.diff(ppprof.open(path), ppprof.open(path))
     assert diff.overview.filter(metric="ips")["baseline"].item() == 16
     assert diff.overview.filter(metric="tokens_per_s")["baseline"].item() == 16 * 64
@@ -285,7 +285,7 @@ def test_what_else_is_different(tmp_path):
         for layers in (4, 5)
     ]
     runs = [
-        run(tmp_path / str(at), [training(gpt())], config=config, grid=Topology.of(dp=1, pp=1))
+        run(tmp_path / str(at), [training(gpt())], config=config, topology=Topology.of(dp=1, pp=1))
         for at, config in enumerate(configs)
     ]
     found = ppprof.diff(*map(ppprof.open, runs)).comparability
@@ -319,11 +319,11 @@ def test_ranks_of_one_run(tmp_path):
 def test_ranks_are_compared_with_those_that_stand_where_they_stand(tmp_path):
     """mp and dp in another order: rank 1 of the one run is rank 2 of the other."""
     layers = [gpt(linear=linear) for linear in (4.0, 5.0, 6.0, 7.0)]
-    one = run(tmp_path / "a", [*map(training, layers)], grid=Topology.of(dp=2, mp=2))
+    one = run(tmp_path / "a", [*map(training, layers)], topology=Topology.of(dp=2, mp=2))
     slower = training(gpt(linear=7.5), backward=3.0)
     swapped = [training(layers[0]), training(layers[2]), training(layers[1]), slower]
     order = ("mp", "pp", "sharding", "sep", "dp")
-    other = run(tmp_path / "b", swapped, grid=Topology((2, 1, 1, 1, 2), order))
+    other = run(tmp_path / "b", swapped, topology=Topology((2, 1, 1, 1, 2), order))
     table = ppprof.diff(ppprof.open(one), ppprof.open(other)).ranks
     columns = ["baseline_rank", "experiment_rank", "coordinate", "delta_own_ns", "is_clear"]
     assert table.select(columns).rows() == [
@@ -335,9 +335,9 @@ def test_ranks_are_compared_with_those_that_stand_where_they_stand(tmp_path):
 
 
 def test_stages_of_a_pipeline_have_trees_of_their_own(tmp_path):
-    grid = Topology.of(pp=2)
+    topology = Topology.of(pp=2)
     runs = [
-        run(tmp_path / name, [training(gpt(2)), training(gpt(3, linear=linear))], grid=grid)
+        run(tmp_path / name, [training(gpt(2)), training(gpt(3, linear=linear))], topology=topology)
         for name, linear in (("a", 4.0), ("b", 4.5))
     ]
     diff = ppprof.diff(*map(ppprof.open, runs))
@@ -383,7 +383,7 @@ def test_the_rfcs_overview():
     """pytorch/kineto issue 342: its table of two ResNet runs on a V100, to the digit."""
     from ppprof.analysis.diff.costs import Device
     from ppprof.report.text.diff import _overview
-    from ppprof.report.text.summary import Layout
+    from ppprof.report.text.summary import TableOptions
 
     def ran(utilization, mean, peak, step_ms):
         steps = {"rank": [0], "step": [0], "step_ns": [int(step_ms * MS)]}
@@ -392,7 +392,7 @@ def test_the_rfcs_overview():
         return side(steps=pl.DataFrame({**steps, **parts}), devices=[device])
 
     diff = Diff(ran(0.30, 1.5e9, 5_000_000_000, 9.3), ran(0.17, 1.7e9, 4_900_000_000, 11.2))
-    printed = {line[0]: line[1:] for line in _overview(diff, diff.overview, Layout()).lines}
+    printed = {line[0]: line[1:] for line in _overview(diff, diff.overview, TableOptions()).lines}
     assert printed["device"] == ["Tesla V100-DGXS-32GB", "Tesla V100-DGXS-32GB", "", ""]
     assert printed["device memory"][:2] == ["31.74 GB", "31.74 GB"]
     assert printed["gpu utilization"] == ["30.00%", "17.00%", "-13.00 points", "-43.33"]
@@ -422,7 +422,7 @@ def slower(tmp_path):
     ],
 )
 def test_rules(slower, rule, status, told):
-    outcome = Rule.parse(rule).check(slower)
+    outcome = Threshold.parse(rule).check(slower)
     assert (outcome.status, outcome.told[: len(told)]) == (status, told)
     assert str(outcome).startswith(f"{status}: {rule}: ")
 
@@ -431,17 +431,17 @@ def test_a_limit_within_the_interval_is_not_sure(tmp_path):
     noisy = training(gpt(linear=5.0), jitter=400_000)
     diff = compared(tmp_path, training(gpt(), jitter=400_000), noisy)
     assert diff.change.low < 0.13 < diff.change.ratio
-    assert Rule.parse("step_time > 13%").check(diff).status == "unsure"
+    assert Threshold.parse("step_time > 13%").check(diff).status == "unsure"
 
 
 def test_a_new_operator_breaks_any_ratio(tmp_path):
     diff = compared(tmp_path, training(gpt()), training(gpt(activation="relu")))
-    assert Rule.parse("op.relu.cpu > 1000%").check(diff).status == "broken"
-    assert Rule.parse("op.gelu.cpu > 5%").check(diff).status == "kept"
+    assert Threshold.parse("op.relu.cpu > 1000%").check(diff).status == "broken"
+    assert Threshold.parse("op.gelu.cpu > 5%").check(diff).status == "kept"
     with pytest.raises(UsageError, match="neither run has an operator 'silu'"):
-        Rule.parse("op.silu.cpu > 5%").check(diff)
+        Threshold.parse("op.silu.cpu > 5%").check(diff)
     with pytest.raises(UsageError, match="not both runs tell their ips"):
-        Rule.parse("ips < -5%").check(diff)
+        Threshold.parse("ips < -5%").check(diff)
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def test_a_new_operator_breaks_any_ratio(tmp_path):
 )
 def test_rules_that_are_none(rule):
     with pytest.raises(UsageError, match="expected METRIC > NUMBER%"):
-        Rule.parse(rule)
+        Threshold.parse(rule)
 
 
 @pytest.mark.parametrize(
@@ -478,7 +478,7 @@ def test_rules_that_are_none(rule):
 )
 def test_a_unit_has_to_fit(rule, units):
     with pytest.raises(UsageError, match=units):
-        Rule.parse(rule)
+        Threshold.parse(rule)
 
 
 def test_what_ran_in_remote_calls_is_not_the_callers(tmp_path):
@@ -546,7 +546,7 @@ def test_a_rate_has_the_interval_of_what_a_step_does_over_its_time(tmp_path):
         for samples in (8, 4)
     ]
     diff = ppprof.diff(*map(ppprof.open, runs))
-    outcome = Rule.parse("ips < -5%").check(diff)
+    outcome = Threshold.parse("ips < -5%").check(diff)
     assert outcome.status == "broken"
     assert outcome.told.startswith("-50.0%, 95% interval -5")
 
@@ -573,8 +573,8 @@ def test_one_rank_against_one(tmp_path):
 
 def test_ranks_of_a_job_with_more_replicas(tmp_path):
     threads = [training(gpt())] * 2
-    one = run(tmp_path / "a", threads, grid=Topology.of(mp=2))
-    other = run(tmp_path / "b", threads * 2, grid=Topology.of(dp=2, mp=2))
+    one = run(tmp_path / "a", threads, topology=Topology.of(mp=2))
+    other = run(tmp_path / "b", threads * 2, topology=Topology.of(dp=2, mp=2))
     table = ppprof.diff(ppprof.open(one), ppprof.open(other)).ranks
     assert table.select("baseline_rank", "experiment_rank", "coordinate", "status").rows() == [
         (0, 0, "dp0 mp0", "both"),
@@ -597,7 +597,7 @@ def test_a_module_in_one_of_its_name_counts_once(tmp_path):
         return Thread(1, "main", tuple(spans))
 
     diff = compared(tmp_path, steps(0), steps(10))
-    outcome = Rule.parse("module.Seq > 12ns").check(diff)
+    outcome = Threshold.parse("module.Seq > 12ns").check(diff)
     assert (outcome.status, outcome.told[:6]) == ("kept", "+10 ns")
 
 
@@ -609,12 +609,12 @@ def test_modules_of_a_trace_without_steps(tmp_path):
 
 def test_a_part_that_was_nothing(tmp_path):
     diff = compared(tmp_path, training(gpt(), data=0.0), training(gpt(), data=5.0))
-    assert Rule.parse("data_loading > 1ms").check(diff).status == "broken"
-    assert Rule.parse("bubble > 1ms").check(diff).status == "kept"
+    assert Threshold.parse("data_loading > 1ms").check(diff).status == "broken"
+    assert Threshold.parse("bubble > 1ms").check(diff).status == "kept"
 
 
 def test_a_timer_only_run_has_no_windows(tmp_path):
-    path = run(tmp_path / "a", [], grid=Topology.of(dp=2), step_lines=[step_lines(1e9)] * 2)
+    path = run(tmp_path / "a", [], topology=Topology.of(dp=2), step_lines=[step_lines(1e9)] * 2)
     opened = ppprof.open(path)
     with pytest.raises(UsageError, match="no steps of window 3"):
         ppprof.diff(opened, opened, windows=3)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import ppprof
 from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR, modules
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.steps import Steps, select_steps
+from ppprof.analysis.profile.steps import StepRange, select_steps
 from ppprof.trace import formats, read
 from tests.fixtures import small_net
 from tests.fixtures.random_traces import traces
@@ -131,7 +131,7 @@ def test_a_gradient_is_of_the_module_whose_forward_made_it(tmp_path):
 
 
 def test_or_all_of_them_are_the_backwards(tmp_path):
-    found = table(read(written(tmp_path, *LINEARS)), by_forward=False)
+    found = table(read(written(tmp_path, *LINEARS)), attribute_backward=False)
     assert found.filter(pl.col("path").str.contains("Backward")).rows() == [
         ("Backward#0", 0, 20, 16, 16, 16, 0)
     ]
@@ -182,7 +182,7 @@ def test_a_forward_may_be_of_the_step_before(tmp_path):
         (1, "Backward#0", 3, 0),
         (1, "Backward#0/Net#0", 3, 3),
     ]
-    alone = select_steps(trace, Steps(1, 2))
+    alone = select_steps(trace, StepRange(1, 2))
     assert alone.events["forward"].to_list() == [None] * 3
     assert table(alone)["path"].to_list() == ["", "Backward#0"]
 
@@ -377,8 +377,10 @@ def test_a_link_of_a_backward_or_of_a_step_is_ignored(tmp_path, linked):
     events = trace.events.with_columns(forward=pl.Series(forward, dtype=pl.Int64))
     profile = Profile(dataclasses.replace(trace, events=events))
     found, plain = (
-        modules(profile, profile.trace.events["step"], by_forward=by_forward).sort("path", "step")
-        for by_forward in (True, False)
+        modules(profile, profile.trace.events["step"], attribute_backward=attribute_backward).sort(
+            "path", "step"
+        )
+        for attribute_backward in (True, False)
     )
     assert found.equals(plain)
 
@@ -393,8 +395,8 @@ def test_whoever_made_what_no_time_is_lost_or_counted_twice(tmp_path_factory, th
     linked = hosts.with_columns(forward=forward.set(forward < 0, None))
     profile = Profile(dataclasses.replace(trace, events=linked))
     linked, plain = (
-        modules(profile, profile.trace.events["step"], by_forward=by_forward)
-        for by_forward in (True, False)
+        modules(profile, profile.trace.events["step"], attribute_backward=attribute_backward)
+        for attribute_backward in (True, False)
     )
     # A gradient that begins in another step than its Backward takes its time along to that step.
     assert linked["self_ns"].sum() == plain["self_ns"].sum()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from ppprof.analysis.profile.profile import Options, Profile
+from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.summaries.views import summarize
-from ppprof.report.text.summary import Layout, render
+from ppprof.report.text.summary import TableOptions, render
 from ppprof.trace import read
 from tests.fixtures.timeline import Thread, span, write
 
@@ -64,7 +64,7 @@ def _block(at):
 
 
 def profile_of(path):
-    return Profile(read(path), Options("cpu_total"))
+    return Profile(read(path), SummaryOptions("cpu_total"))
 
 
 @both_stages
@@ -90,5 +90,5 @@ def test_paddle_counts_them_the_same(stage, recompute, tmp_path):
     from tests.oracles import paddle_tables
 
     path = write(tmp_path / "a.pb", two_steps(stage, recompute=recompute))
-    ours = render(profile_of(path), ["model"], Layout("ns"))
+    ours = render(profile_of(path), ["model"], TableOptions("ns"))
     assert ours == paddle_tables.load(path).text(["model"], time_unit="ns")

@@ -7,7 +7,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.steps import Steps, select_steps
+from ppprof.analysis.profile.steps import StepRange, select_steps
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.errors import UsageError
 from ppprof.trace import read
@@ -66,7 +66,7 @@ def across_steps(tmp_path):
 
 
 def test_rows_point_at_what_is_left(tmp_path):
-    trace = select_steps(across_steps(tmp_path), Steps.parse(2))
+    trace = select_steps(across_steps(tmp_path), StepRange.parse(2))
 
     rows = trace.events.select(
         pl.col("name").cast(pl.String), pl.col("start_ns") - EPOCH_NS, "parent", "depth", "step"
@@ -90,7 +90,7 @@ def test_rows_point_at_what_is_left(tmp_path):
 
 
 def test_everything_derived_is_of_those_steps(tmp_path):
-    profile = Profile(select_steps(across_steps(tmp_path), Steps.parse("1:2")))
+    profile = Profile(select_steps(across_steps(tmp_path), StepRange.parse("1:2")))
 
     assert profile.steps == [1]
     assert summarize(profile, "device").rows() == [
@@ -135,7 +135,7 @@ def test_some_steps_are_as_if_those_alone_had_been_recorded(first, last, tmp_pat
     """All nine tables; only peaks of memory, which count from the process's start, may differ."""
     whole = read(write(tmp_path / "whole.pb", *loop(0, 3)))
     alone = read(write(tmp_path / "alone.pb", *loop(first, last), extra_info={}))
-    cut = select_steps(whole, Steps(first, last))
+    cut = select_steps(whole, StepRange(first, last))
 
     peaks = pl.selectors.starts_with("peak_")
     for view in VIEWS:
@@ -146,7 +146,7 @@ def test_some_steps_are_as_if_those_alone_had_been_recorded(first, last, tmp_pat
 
 def test_all_steps_of_a_trace_are_all_but_what_is_outside(tmp_path):
     trace = read(write(tmp_path / "a.pb", *loop(0, 3)))
-    cut = select_steps(trace, Steps.parse("0:"))
+    cut = select_steps(trace, StepRange.parse("0:"))
 
     assert_frame_equal(cut.events, trace.events)
     assert_frame_equal(cut.kernels, trace.kernels)
@@ -156,7 +156,7 @@ def test_all_steps_of_a_trace_are_all_but_what_is_outside(tmp_path):
 @pytest.mark.parametrize("name", ["no_step", "nothing", "training"])
 def test_steps_that_are_not_there_leave_nothing(name, tmp_path):
     trace = read(write(tmp_path / "a.pb", *getattr(gpu_traces, name)()))
-    cut = select_steps(trace, Steps.parse("100:"))
+    cut = select_steps(trace, StepRange.parse("100:"))
     assert [table.height for table in (cut.events, cut.memory, cut.kernels, cut.memsets)] == [0] * 4
     assert cut.events.schema == trace.events.schema
 
@@ -166,16 +166,16 @@ def test_steps_that_are_not_there_leave_nothing(name, tmp_path):
     [("2:5", 2, 5), ("2:", 2, None), (":5", 0, 5), ("4", 4, 5), (4, 4, 5), ("0:1", 0, 1)],
 )
 def test_how_steps_are_written(text, start, stop):
-    assert Steps.parse(text) == Steps(start, stop)
+    assert StepRange.parse(text) == StepRange(start, stop)
 
 
 @pytest.mark.parametrize("text", ["", ":", "a:b", "-1", "-2:3", "1:2:3", "1.5", "1-3"])
 def test_what_is_no_range_of_steps(text):
     with pytest.raises(UsageError, match=r"expected A:B \(steps A to B-1\)"):
-        Steps.parse(text)
+        StepRange.parse(text)
 
 
 @pytest.mark.parametrize("text", ["5:5", "5:1", ":0"])
 def test_a_range_without_a_step(text):
     with pytest.raises(UsageError, match="no step is in it"):
-        Steps.parse(text)
+        StepRange.parse(text)

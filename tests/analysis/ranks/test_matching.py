@@ -11,7 +11,7 @@ from ppprof.analysis.ranks.matching import (
     COLLECTIVES,
     align,
     collectives,
-    matched,
+    match_collectives,
     offsets_by_starts,
 )
 from ppprof.rundir.clocks import Clock, Reading
@@ -96,7 +96,9 @@ def test_only_what_all_members_have_is_matched():
     first = parts_of(("0,1", "all_reduce", 1, 0, 0, 9), ("0,1,2", "barrier", 1, 0, 9, 12), rank=0)
     second = parts_of(("0,1", "all_reduce", 1, 0, 4, 9), ("0,1", "all_reduce", 1, 1, 5, 9), rank=1)
     clocks = {1: Clock(1, (Reading(0, 100, 1),))}
-    assert matched([first, second], clocks).select("rank", "start_ns", "end_ns").rows() == [
+    assert match_collectives([first, second], clocks).select(
+        "rank", "start_ns", "end_ns"
+    ).rows() == [
         (0, 0, 9),
         (1, 104, 109),
     ]
@@ -104,7 +106,7 @@ def test_only_what_all_members_have_is_matched():
 
 def test_a_rank_that_is_no_member_is_none():
     parts = [parts_of(("0,2", "barrier", 1, 0, 0, 9), rank=rank) for rank in (0, 1)]
-    assert matched(parts, {}).is_empty()
+    assert match_collectives(parts, {}).is_empty()
 
 
 def test_the_last_one_costs_the_others():
@@ -122,7 +124,7 @@ def test_the_last_one_costs_the_others():
         parts_of((members, "all_reduce", 1, 0, start, 20), rank=rank)
         for rank, start in enumerate(starts)
     ]
-    (row,) = arrivals(matched(parts, {}), {}).rows(named=True)
+    (row,) = arrivals(match_collectives(parts, {}), {}).rows(named=True)
     assert (row["last_rank"], row["cost_ns"], row["transfer_ns"]) == (3, 12, 3)
     assert row["wait_ns"] == (17 + 12 + 6 + 0) // 4
     assert row["verdict"] == "mixed"  # 8 of 11 on average are waiting
@@ -146,7 +148,7 @@ def test_a_verdict_is_no_better_than_the_clocks(starts, end, error, verdict):
         for rank, start in enumerate(starts)
     ]
     clocks = {rank: Clock(rank, (Reading(0, 0, error),)) for rank in (0, 1)}
-    (row,) = arrivals(matched(parts, clocks), clocks).rows(named=True)
+    (row,) = arrivals(match_collectives(parts, clocks), clocks).rows(named=True)
     assert (row["verdict"], row["error_ns"]) == (verdict, 2 * error)
 
 
@@ -161,7 +163,7 @@ def test_groups_tell_who_is_late_and_how_fast_the_link_is():
         )
         for rank, lates in enumerate([(0, 0, 0, 0), (0, 10, 20, 0), (90, 80, 60, 40)])
     ]
-    (row,) = by_group(arrivals(matched(parts, {}), {}), num_steps=4).rows(named=True)
+    (row,) = by_group(arrivals(match_collectives(parts, {}), {}), num_steps=4).rows(named=True)
     assert (row["last_rank"], row["last_ratio"], row["calls"]) == (2, 1.0, 4)
     assert row["cost_ns"] == (90 + 70 + 40 + 40) / 4
     assert row["transfer_ns"] == (10 + 20 + 40 + 60) / 4

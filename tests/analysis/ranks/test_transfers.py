@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from ppprof.analysis.ranks.cluster import Cluster, examine
-from ppprof.analysis.ranks.matching import COLLECTIVES, placed
+from ppprof.analysis.ranks.cluster import Cluster, analyze_rank
+from ppprof.analysis.ranks.matching import COLLECTIVES, with_rank
 from ppprof.analysis.ranks.step_table import PLACES, join_ranks, of_window
 from ppprof.analysis.ranks.transfers import without_transfers
 from ppprof.rundir.clocks import Clock, Reading
@@ -30,10 +30,10 @@ def cluster(tmp_path, *ranks, clocks=None):
     parts, bubbles, met = [], [], []
     for rank, (start, end, *children) in enumerate(ranks):
         step = span("ProfileStep", "ProfileStep#4", start, end, *children)
-        found = examine(read(write(tmp_path / f"{rank}.pb", Thread(1, "main", (step,)))))
+        found = analyze_rank(read(write(tmp_path / f"{rank}.pb", Thread(1, "main", (step,)))))
         parts.append((rank, 0, found.breakdown.parts))
         bubbles.append(of_window(found.breakdown.bubbles, rank, 0))
-        met.append(placed(found.collectives, rank))
+        met.append(with_rank(found.collectives, rank))
     places = pl.DataFrame({"rank": range(len(ranks))}).select(
         pl.col("rank").cast(dtype) if name == "rank" else pl.lit(None, dtype).alias(name)
         for name, dtype in PLACES.items()
@@ -107,7 +107,7 @@ def test_against_counting(bubble, transfers, meetings):
                 rows[rank].append(
                     (members, axis, op, 4, index, rank, EPOCH_NS + begun, EPOCH_NS + end, 64)
                 )
-    matched = pl.DataFrame(rows[0] + rows[1], COLLECTIVES, orient="row")
+    match_collectives = pl.DataFrame(rows[0] + rows[1], COLLECTIVES, orient="row")
     sets = sorted(in_bubble)
     table = pl.DataFrame(
         [(0, 0, 4, EPOCH_NS + tick, EPOCH_NS + tick + 1) for tick in sets],
@@ -126,7 +126,7 @@ def test_against_counting(bubble, transfers, meetings):
     )
     sent = {tick for start, end in transfers for tick in range(start, end)} & in_bubble
     met = {tick for start, end in meetings for tick in range(start, end)} & in_bubble - sent
-    found = without_transfers(steps, [table], matched, {})
+    found = without_transfers(steps, [table], match_collectives, {})
     assert found.row(0)[3:] == (
         7 + len(sent),
         5 + len(met),

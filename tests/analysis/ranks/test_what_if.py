@@ -63,9 +63,9 @@ def ticked(orders, duration, *, gap=0, way=0):
     return ran
 
 
-def recorded(grid, orders, duration, *, steps=1, gap=0, ways=(0, 0, 0)):
+def recorded(topology, orders, duration, *, steps=1, gap=0, ways=(0, 0, 0)):
     """What `passes` gives of each rank, and how long the steps are; they follow each other."""
-    parts = {rank: [] for rank in range(grid.world_size)}
+    parts = {rank: [] for rank in range(topology.world_size)}
     begin, lengths = 1000, []
     for step in range(steps):
         at = {
@@ -75,11 +75,11 @@ def recorded(grid, orders, duration, *, steps=1, gap=0, ways=(0, 0, 0)):
                 gap=gap,
                 way=ways[replica],
             )
-            for replica in range(grid.replicas)
+            for replica in range(topology.replicas)
         }
         length = TAIL + max(end for ran in at.values() for _, end in ran.values())
         for rank, rows in parts.items():
-            where = grid.coordinate(rank)
+            where = topology.coordinate(rank)
             rows.append((rank, step, "step", None, None, begin, begin + length))
             rows += [
                 (rank, step, kind, chunk, micro_batch, begin + start, begin + end)
@@ -112,11 +112,11 @@ def forward_and_backward(forward, backward, extra=lambda *_: 0):
 @pytest.mark.parametrize("num_micro_batches", [1, 4, 9])
 def test_equal_stages_take_what_the_formula_says(num_stages, num_micro_batches):
     """(m + p - 1) (f + b): m passes of each kind, and p - 1 more that are the bubble."""
-    grid = Topology.of(dp=2, pp=num_stages)
+    topology = Topology.of(dp=2, pp=num_stages)
     parts, _ = recorded(
-        grid, schedule(num_stages, num_micro_batches), forward_and_backward(30, 50), steps=2
+        topology, schedule(num_stages, num_micro_batches), forward_and_backward(30, 50), steps=2
     )
-    found = what_if(parts, grid)
+    found = what_if(parts, topology)
     expected = HEAD + (num_micro_batches + num_stages - 1) * (30 + 50) + TAIL
     assert found.columns == list(WHAT_IF)
     assert set(found["step_ns"]) == {expected}
@@ -133,12 +133,12 @@ def test_one_slow_worker_is_all_there_is_to_gain():
         stage 0   FF......
         stage 1     F===BBBBF===BBBB...
     """
-    grid = Topology.of(dp=2, pp=2, mp=2)
+    topology = Topology.of(dp=2, pp=2, mp=2)
     slow = forward_and_backward(
         30, 50, lambda replica, stage, of, _: 20 * (replica == stage == 1 and of[0] == "forward")
     )
-    parts, _ = recorded(grid, schedule(2, 4), slow, steps=3)
-    found = what_if(parts, grid)
+    parts, _ = recorded(topology, schedule(2, 4), slow, steps=3)
+    found = what_if(parts, topology)
     ideal = HEAD + 5 * 80 + TAIL
     assert row(found, "recorded")["step_ns"] == row(found, "nothing")["step_ns"] == ideal + 80
     assert row(found, "all")["slowdown"] == pytest.approx((ideal + 80) / ideal)
@@ -156,14 +156,14 @@ def test_one_slow_worker_is_all_there_is_to_gain():
 
 def test_two_slow_workers_hide_each_other():
     """On the last of 3 stages, replica 0 is late by 4 x 20 and replica 1 by 4 x 15."""
-    grid = Topology.of(dp=2, pp=3)
+    topology = Topology.of(dp=2, pp=3)
     slow = forward_and_backward(
         100,
         100,
         lambda replica, stage, of, _: (20, 15)[replica] * (of[0] == "forward") * (stage == 2),
     )
-    parts, _ = recorded(grid, schedule(3, 4), slow)
-    found = what_if(parts, grid)
+    parts, _ = recorded(topology, schedule(3, 4), slow)
+    found = what_if(parts, topology)
     ideal = HEAD + 6 * 200 + TAIL
     assert row(found, "nothing")["step_ns"] == ideal + 80
     assert row(found, "all")["step_ns"] == row(found, "stage", stage=2)["step_ns"] == ideal
@@ -176,12 +176,12 @@ def test_two_slow_workers_hide_each_other():
 
 def test_the_slowest_are_three_percent_of_the_workers():
     """Of 40 two, rounded up: the one that is late by 20, and the one that is late by 10."""
-    grid = Topology.of(dp=40)
+    topology = Topology.of(dp=40)
     slow = forward_and_backward(
         30, 50, lambda replica, _, of, __: {7: 20, 30: 10}.get(replica, 0) * (of[0] == "forward")
     )
-    parts, _ = recorded(grid, schedule(1, 1), slow, ways=[0] * 40)
-    found = what_if(parts, grid)
+    parts, _ = recorded(topology, schedule(1, 1), slow, ways=[0] * 40)
+    found = what_if(parts, topology)
     assert row(found, "worker")["ranks"] == "7"
     assert row(found, "worker")["share"] == 0.5
     assert row(found, "slowest")["ranks"] == "7,30"
@@ -190,10 +190,10 @@ def test_the_slowest_are_three_percent_of_the_workers():
 
 def test_a_slow_last_stage_is_all_there_is_to_gain():
     """It does m passes of each kind without a break, between p - 1 forwards and backwards."""
-    grid = Topology.of(pp=4)
+    topology = Topology.of(pp=4)
     slow = forward_and_backward(30, 50, lambda _, stage, of, __: (stage == 3) * 25)
-    parts, _ = recorded(grid, schedule(4, 8), slow)
-    found = what_if(parts, grid)
+    parts, _ = recorded(topology, schedule(4, 8), slow)
+    found = what_if(parts, topology)
     whole, ideal = HEAD + 8 * 130 + 3 * 80 + TAIL, HEAD + 11 * 80 + TAIL
     assert row(found, "all")["slowdown"] == whole / ideal
     last = row(found, "stage", stage=3)
@@ -203,9 +203,9 @@ def test_a_slow_last_stage_is_all_there_is_to_gain():
 
 def test_a_slow_link_is_all_there_is_to_gain():
     """Inputs are 5 under way in replica 0, forth and back, and 25 in replica 1."""
-    grid = Topology.of(dp=2, pp=2)
-    parts, _ = recorded(grid, schedule(2, 1), forward_and_backward(30, 50), ways=(5, 25))
-    found = what_if(parts, grid)
+    topology = Topology.of(dp=2, pp=2)
+    parts, _ = recorded(topology, schedule(2, 1), forward_and_backward(30, 50), ways=(5, 25))
+    found = what_if(parts, topology)
     ideal = HEAD + 2 * 80 + 2 * 5 + TAIL
     assert row(found, "nothing")["step_ns"] == ideal + 40
     assert found.filter(fixed="link").select("ranks", "stage", "step_ns", "share").rows() == [
@@ -216,8 +216,8 @@ def test_a_slow_link_is_all_there_is_to_gain():
 
 def test_slow_data_loading_is_the_first_stages():
     """In replica 2 all passes begin 100 later, and so all steps end 100 later."""
-    grid = Topology.of(dp=3, pp=2)
-    parts, _ = recorded(grid, schedule(2, 2), forward_and_backward(30, 50))
+    topology = Topology.of(dp=3, pp=2)
+    parts, _ = recorded(topology, schedule(2, 2), forward_and_backward(30, 50))
     is_step = pl.col("kind") == "step"
     for rank, part in enumerate(parts):
         late = (rank in (4, 5)) * 100
@@ -225,19 +225,19 @@ def test_slow_data_loading_is_the_first_stages():
             start_ns=pl.col("start_ns") + pl.when(is_step).then(0).otherwise(late),
             end_ns=pl.col("end_ns") + pl.when(is_step).then(100).otherwise(late),
         )
-    found = what_if(parts, grid)
+    found = what_if(parts, topology)
     assert row(found, "nothing")["step_ns"] - row(found, "all")["step_ns"] == 100
     assert row(found, "worker", ranks="4")["share"] == 1
 
 
 def test_what_varies_is_no_worker():
     """Stage 1, the last, takes 20 longer in two of its six forwards."""
-    grid = Topology.of(pp=2)
+    topology = Topology.of(pp=2)
     odd = forward_and_backward(
         30, 50, lambda _, stage, of, step: 20 * ((stage, of) == (1, ("forward", 0, 1 - step)))
     )
-    parts, _ = recorded(grid, schedule(2, 3), odd, steps=2)
-    found = what_if(parts, grid)
+    parts, _ = recorded(topology, schedule(2, 3), odd, steps=2)
+    found = what_if(parts, topology)
     assert row(found, "nothing")["step_ns"] - row(found, "all")["step_ns"] == 20
     assert row(found, "steady")["share"] == 1
 
@@ -246,7 +246,7 @@ def test_what_varies_is_no_worker():
 def jobs(draw):
     """A grid, the order of passes on its stages, and any durations."""
     num_stages, num_micro_batches = draw(st.integers(1, 4)), draw(st.integers(1, 5))
-    grid = Topology.of(dp=draw(st.integers(1, 2)), pp=num_stages)
+    topology = Topology.of(dp=draw(st.integers(1, 2)), pp=num_stages)
     orders = schedule(num_stages, num_micro_batches)
     if num_stages > 1 and draw(st.booleans()):  # two virtual stages, forwards before backwards
         orders = [
@@ -255,14 +255,14 @@ def jobs(draw):
         ] * num_stages
     seed = draw(st.randoms(use_true_random=False))
     known = {}
-    return grid, orders, lambda *of: known.setdefault(of, seed.randint(1, 9))
+    return topology, orders, lambda *of: known.setdefault(of, seed.randint(1, 9))
 
 
 @given(jobs(), st.integers(1, 2))
 def test_the_replay_takes_as_long_as_what_was_recorded(job, steps):
-    grid, orders, duration = job
-    parts, lengths = recorded(grid, orders, duration, steps=steps)
-    found = what_if(parts, grid)
+    topology, orders, duration = job
+    parts, lengths = recorded(topology, orders, duration, steps=steps)
+    found = what_if(parts, topology)
     assert row(found, "nothing")["error_ratio"] == 0
     assert set(found["step_ns"][:2]) == {sum(lengths) / steps}
 
@@ -270,32 +270,34 @@ def test_the_replay_takes_as_long_as_what_was_recorded(job, steps):
 @given(jobs(), st.data())
 def test_where_some_are_slower_than_usual_no_repair_does_harm(job, data):
     """All passes of a kind are the same but for those of one worker."""
-    grid, orders, extra = job
-    assume(grid.world_size > 1)
-    slow = data.draw(st.tuples(st.integers(0, grid.replicas - 1), st.integers(0, len(orders) - 1)))
+    topology, orders, extra = job
+    assume(topology.world_size > 1)
+    slow = data.draw(
+        st.tuples(st.integers(0, topology.replicas - 1), st.integers(0, len(orders) - 1))
+    )
     duration = forward_and_backward(
         4, 6, lambda replica, stage, of, step: extra(of) * ((replica, stage) == slow)
     )
-    parts, _ = recorded(grid, orders, duration)
-    found = what_if(parts, grid)
+    parts, _ = recorded(topology, orders, duration)
+    found = what_if(parts, topology)
     base, ideal = row(found, "nothing")["step_ns"], row(found, "all")["step_ns"]
     repaired = found.filter(pl.col("fixed") != "steady")
     times = repaired["step_ns"]
     assert base == times.max()
     assert ideal == times.min()
     assert repaired["share"].is_between(0, 1).all()
-    rank = grid.rank({"dp": slow[0], "pp": slow[1]})
+    rank = topology.rank({"dp": slow[0], "pp": slow[1]})
     if base > ideal:
         assert row(found, "worker", ranks=str(rank))["share"] == row(found, "slowest")["share"] == 1
 
 
 @pytest.mark.parametrize(("gap", "way"), [(2, 5), (3, 0)])
 def test_what_lies_between_passes_stays(gap, way):
-    grid = Topology.of(dp=2, pp=3)
+    topology = Topology.of(dp=2, pp=3)
     parts, (length,) = recorded(
-        grid, schedule(3, 6), forward_and_backward(30, 50), gap=gap, ways=(way, way)
+        topology, schedule(3, 6), forward_and_backward(30, 50), gap=gap, ways=(way, way)
     )
-    found = what_if(parts, grid)
+    found = what_if(parts, topology)
     assert row(found, "nothing")["step_ns"] == row(found, "all")["step_ns"] == length
 
 
@@ -306,48 +308,48 @@ def test_a_pass_is_as_long_as_the_longest_of_its_mp_ranks():
         rank 0   ...FFFF.....    came first, and waited in the first layer
         rank 1   .....FF.....
     """
-    grid = Topology.of(mp=2)
+    topology = Topology.of(mp=2)
     rows = [
         [(0, 0, "step", None, None, 0, 100), (0, 0, "forward", 0, 0, 30, 70)],
         [(1, 0, "step", None, None, 0, 100), (1, 0, "forward", 0, 0, 50, 70)],
     ]
-    found = what_if([pl.DataFrame(part, PASSES, orient="row") for part in rows], grid)
+    found = what_if([pl.DataFrame(part, PASSES, orient="row") for part in rows], topology)
     assert row(found, "nothing")["step_ns"] == 100
     assert row(found, "worker")["ranks"] == "0,1"
 
 
 def test_clocks_that_are_known_do_not_matter():
-    grid = Topology.of(pp=2)
-    parts, (length,) = recorded(grid, schedule(2, 3), forward_and_backward(30, 50), ways=(4,))
+    topology = Topology.of(pp=2)
+    parts, (length,) = recorded(topology, schedule(2, 3), forward_and_backward(30, 50), ways=(4,))
     shifted = [parts[0], parts[1].with_columns(pl.col("start_ns", "end_ns") - 1_000_000)]
-    found = what_if(shifted, grid, {1: Clock(1, (Reading(0, 1_000_000, 0),))})
-    assert found.equals(what_if(parts, grid))
+    found = what_if(shifted, topology, {1: Clock(1, (Reading(0, 1_000_000, 0),))})
+    assert found.equals(what_if(parts, topology))
     assert row(found, "nothing")["step_ns"] == length
-    assert row(what_if(shifted, grid), "nothing")["error_ratio"] > 0
+    assert row(what_if(shifted, topology), "nothing")["error_ratio"] > 0
 
 
 def test_a_replica_of_which_a_pass_is_missing_is_left_out():
-    grid = Topology.of(dp=2, pp=2)
+    topology = Topology.of(dp=2, pp=2)
     slow = forward_and_backward(30, 50, lambda replica, *_: replica * 5)
-    parts, _ = recorded(grid, schedule(2, 3), slow)
+    parts, _ = recorded(topology, schedule(2, 3), slow)
     without_rank = [part for rank, part in enumerate(parts) if rank != 3]
     without_pass = [*without_rank, parts[3].head(4)]
     for kept in (without_rank, without_pass):
-        found = what_if(kept, grid)
+        found = what_if(kept, topology)
         assert found.filter(fixed="worker")["ranks"].sort().to_list() == ["0", "1"]
         assert row(found, "nothing")["step_ns"] == HEAD + 4 * 80 + TAIL
 
 
 def test_passes_that_wait_for_each_other_are_left_out():
     """Stage 0 is told to go backward before it has gone forward."""
-    grid = Topology.of(pp=2)
-    parts, _ = recorded(grid, schedule(2, 1), forward_and_backward(30, 50))
+    topology = Topology.of(pp=2)
+    parts, _ = recorded(topology, schedule(2, 1), forward_and_backward(30, 50))
     kind = pl.col("kind").replace({"forward": "backward", "backward": "forward"})
-    assert what_if([parts[0].with_columns(kind), parts[1]], grid).is_empty()
+    assert what_if([parts[0].with_columns(kind), parts[1]], topology).is_empty()
 
 
 def test_where_nothing_can_be_replayed_there_are_no_rows():
-    grid = Topology.of(pp=2)
+    topology = Topology.of(pp=2)
     steps = [
         pl.DataFrame(
             [(rank, 0, "step", None, None, 0, 9), (rank, 0, "own", None, None, 0, 5)],
@@ -357,7 +359,7 @@ def test_where_nothing_can_be_replayed_there_are_no_rows():
         for rank in (0, 1)
     ]
     for parts in ([], steps, [part.clear() for part in steps]):
-        found = what_if(parts, grid)
+        found = what_if(parts, topology)
         assert found.is_empty()
         assert found.schema == pl.DataFrame(schema=WHAT_IF).schema
 

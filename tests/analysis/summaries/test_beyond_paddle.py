@@ -6,21 +6,21 @@ import json
 
 import pytest
 
-from ppprof.analysis.profile.profile import Options, Profile
+from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.report.data import to_json
-from ppprof.report.text.summary import Layout, render
+from ppprof.report.text.summary import TableOptions, render
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import Thread, kernel, launch, span, write
 
 
 def profile_of(tmp_path, *threads, **written):
-    return Profile(read(write(tmp_path / "a.pb", *threads, **written)), Options("cpu_total"))
+    return Profile(read(write(tmp_path / "a.pb", *threads, **written)), SummaryOptions("cpu_total"))
 
 
 def text_of(profile, *views):
-    return render(profile, views or tuple(VIEWS), Layout(row_limit=None)).split("\n")
+    return render(profile, views or tuple(VIEWS), TableOptions(row_limit=None)).split("\n")
 
 
 def test_gradient_accumulation_is_global_minus_local(tmp_path):

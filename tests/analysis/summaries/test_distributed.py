@@ -8,10 +8,10 @@ from collections import defaultdict
 
 from hypothesis import given
 
-from ppprof.analysis.profile.profile import Options, Profile
+from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.summaries.views import summarize
 from ppprof.report.data import read_document, to_json
-from ppprof.report.text.summary import Layout, draw
+from ppprof.report.text.summary import TableOptions, render_tables
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces
@@ -19,7 +19,7 @@ from tests.fixtures.timeline import Launch, Span, Thread, kernel, launch, span, 
 
 
 def profile_of(path, *threads):
-    return Profile(read(write(path, *threads)), Options("cpu_total"))
+    return Profile(read(write(path, *threads)), SummaryOptions("cpu_total"))
 
 
 def times_of(profile):
@@ -110,7 +110,7 @@ def test_without_communication_there_is_no_table(tmp_path):
 
 def test_as_printed_and_as_printed_from_data(tmp_path):
     profile = profile_of(tmp_path / "a.pb", *two_threads())
-    lines = draw({"dist": summarize(profile, "dist")}, Layout("ns")).splitlines()
+    lines = render_tables({"dist": summarize(profile, "dist")}, TableOptions("ns")).splitlines()
     assert [line.split() for line in lines[5:10]] == [
         ["ProfileStep", "60.00", "100.00"],
         ["Communication", "34.00", "56.67"],
@@ -122,7 +122,7 @@ def test_as_printed_and_as_printed_from_data(tmp_path):
 
     (tmp_path / "w0.json").write_text(to_json(profile), encoding="utf-8")
     _, tables = read_document(tmp_path / "w0.json")
-    assert draw({"dist": tables["dist"]}, Layout("ns")).splitlines() == lines
+    assert render_tables({"dist": tables["dist"]}, TableOptions("ns")).splitlines() == lines
 
 
 def test_tables_of_older_runs_keep_paddles_note(tmp_path):
@@ -131,7 +131,9 @@ def test_tables_of_older_runs_keep_paddles_note(tmp_path):
     older = re.sub(r',\s*"computed_by": (null|"operators")', "", document)
     (tmp_path / "w0.json").write_text(older, encoding="utf-8")
     _, tables = read_document(tmp_path / "w0.json")
-    assert "Computation time: Kernel time" in draw({"dist": tables["dist"]}, Layout())
+    assert "Computation time: Kernel time" in render_tables(
+        {"dist": tables["dist"]}, TableOptions()
+    )
 
 
 @given(threads=traces(newer_types=True))

@@ -20,8 +20,8 @@ from itertools import product
 import pytest
 from hypothesis import given
 
-from ppprof.analysis.profile.profile import Options, Profile
-from ppprof.report.text.summary import Layout, render
+from ppprof.analysis.profile.profile import Profile, SummaryOptions
+from ppprof.report.text.summary import TableOptions, render
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces
@@ -58,8 +58,8 @@ def ours(
     op_detail=True,
     thread_sep=False,
 ):
-    profile = Profile(trace, Options(sorted_by=sorted_by, thread_sep=thread_sep))
-    text = render(profile, views, Layout(time_unit, op_detail, row_limit=None))
+    profile = Profile(trace, SummaryOptions(sorted_by=sorted_by, thread_sep=thread_sep))
+    text = render(profile, views, TableOptions(time_unit, op_detail, row_limit=None))
     return [line for line in text.split("\n") if not line.startswith(OURS_ALONE)]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ppprof.capture.ranks import clock_sync
-from ppprof.capture.ranks.clock_sync import Asker, Reference, described
+from ppprof.capture.ranks.clock_sync import ClockClient, ClockServer, described
 from ppprof.capture.schedule import State
 from ppprof.rundir.clocks import Clock, Reading, read_clocks
 
@@ -46,8 +46,8 @@ def test_readings_at_attach_and_after_each_window_on_one_clock_differ_by_nothing
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store()
-    reference = Reference(tmp_path, HOST, store, KEY)
-    asker = Asker(tmp_path, 1, store, KEY)
+    reference = ClockServer(tmp_path, HOST, store, KEY)
+    asker = ClockClient(tmp_path, 1, store, KEY)
     for step, before in enumerate([State.CLOSED, State.CLOSED, State.LAST, State.CLOSED]):
         asker.turn(before, step)
         reference.turn(before, step)
@@ -67,10 +67,13 @@ def test_a_rank_0_that_attaches_late_is_found_after_the_first_step_or_not_at_all
     tmp_path: Path,
 ) -> None:
     store = Store()
-    early, never = Asker(tmp_path, 1, store, KEY), Asker(tmp_path, 2, store, "another session")
+    early, never = (
+        ClockClient(tmp_path, 1, store, KEY),
+        ClockClient(tmp_path, 2, store, "another session"),
+    )
     for asker in (early, never):
         asker.turn(State.CLOSED, 0)
-    reference = Reference(tmp_path, HOST, store, KEY)
+    reference = ClockServer(tmp_path, HOST, store, KEY)
     for asker in (early, never):
         asker.turn(State.LAST, 1)
         asker.turn(State.LAST, 2)
@@ -82,8 +85,8 @@ def test_a_rank_0_that_attaches_late_is_found_after_the_first_step_or_not_at_all
 
 def test_rank_0_waits_for_who_asked_unless_it_fails(tmp_path: Path) -> None:
     store = Store()
-    reference = Reference(tmp_path, HOST, store, KEY)
-    asker = Asker(tmp_path, 1, store, KEY)
+    reference = ClockServer(tmp_path, HOST, store, KEY)
+    asker = ClockClient(tmp_path, 1, store, KEY)
     asker.turn(State.CLOSED, 0)
     asker._thread.join()  # type: ignore[union-attr]
     closing = threading.Thread(target=reference.close, args=(False, False))
@@ -94,8 +97,8 @@ def test_rank_0_waits_for_who_asked_unless_it_fails(tmp_path: Path) -> None:
     closing.join()
     assert len(readings(tmp_path)) == 2
 
-    reference = Reference(tmp_path, HOST, store, "second")
-    asker = Asker(tmp_path, 2, store, "second")
+    reference = ClockServer(tmp_path, HOST, store, "second")
+    asker = ClockClient(tmp_path, 2, store, "second")
     asker.turn(State.CLOSED, 0)
     asker._thread.join()  # type: ignore[union-attr]
     start = time.monotonic()
@@ -108,8 +111,8 @@ def test_a_rank_0_that_is_gone_costs_a_line_and_little_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store()
-    Reference(tmp_path, HOST, store, KEY).close(compare=False, failed=False)
-    asker = Asker(tmp_path, 1, store, KEY)
+    ClockServer(tmp_path, HOST, store, KEY).close(compare=False, failed=False)
+    asker = ClockClient(tmp_path, 1, store, KEY)
     asker.turn(State.CLOSED, 0)
     start = time.monotonic()
     for step in range(1, 4):
@@ -131,7 +134,7 @@ def test_a_rank_0_that_says_nothing_costs_a_line_and_little_time(
         store = Store()
         store.set(f"{KEY}/address", json.dumps([*silent.getsockname(), "00" * 8]))
         store.add(f"{KEY}/posted", 1)
-        asker = Asker(tmp_path, 1, store, KEY)
+        asker = ClockClient(tmp_path, 1, store, KEY)
         start = time.monotonic()
         asker.turn(State.CLOSED, 0)
         assert time.monotonic() - start < 0.1
@@ -160,7 +163,7 @@ def test_answers_that_are_none_and_late_ones_are_passed_over(tmp_path: Path) -> 
         store = Store()
         store.set(f"{KEY}/address", json.dumps([*other.getsockname(), token.hex()]))
         store.add(f"{KEY}/posted", 1)
-        asker = Asker(tmp_path, 1, store, KEY)
+        asker = ClockClient(tmp_path, 1, store, KEY)
         asker.turn(State.CLOSED, 0)
         asker._thread.join()  # type: ignore[union-attr]
         thread.join()
@@ -171,7 +174,7 @@ def test_answers_that_are_none_and_late_ones_are_passed_over(tmp_path: Path) -> 
 
 def test_rank_0_passes_over_packets_that_are_no_questions(tmp_path: Path) -> None:
     store = Store()
-    reference = Reference(tmp_path, HOST, store, KEY)
+    reference = ClockServer(tmp_path, HOST, store, KEY)
     address = json.loads(store[f"{KEY}/address"])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         stranger.settimeout(0.2)
@@ -179,7 +182,7 @@ def test_rank_0_passes_over_packets_that_are_no_questions(tmp_path: Path) -> Non
             stranger.sendto(packet, (address[0], address[1]))
         with pytest.raises(OSError, match="timed out"):
             stranger.recv(64)
-    asker = Asker(tmp_path, 1, store, KEY)
+    asker = ClockClient(tmp_path, 1, store, KEY)
     asker.turn(State.CLOSED, 0)
     asker.close(compare=False, failed=False)
     reference.close(compare=False, failed=False)
@@ -190,8 +193,8 @@ def test_a_clock_that_is_set_back_between_question_and_answer_gives_no_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store()
-    reference = Reference(tmp_path, HOST, store, KEY)
-    asker = Asker(tmp_path, 1, store, KEY)
+    reference = ClockServer(tmp_path, HOST, store, KEY)
+    asker = ClockClient(tmp_path, 1, store, KEY)
     asker._look_for_rank_0()
     backwards = iter(range(10**18, 0, -1_000))
     with monkeypatch.context() as patch:
@@ -208,7 +211,7 @@ def test_what_fails_is_told_and_does_not_get_out(
         def add(self, key: str, number: int) -> int:
             raise RuntimeError("the store is gone")
 
-    asker = Asker(tmp_path, 1, Broken(), KEY)
+    asker = ClockClient(tmp_path, 1, Broken(), KEY)
     asker.turn(State.CLOSED, 0)
     asker.turn(State.CLOSED, 1)
     asker.close(compare=True, failed=False)
@@ -219,8 +222,8 @@ def test_what_fails_is_told_and_does_not_get_out(
 
     store = Store()
     (tmp_path / "clocks").touch()  # where the folder should be
-    reference = Reference(tmp_path, HOST, store, KEY)
-    asker = Asker(tmp_path, 1, store, KEY)
+    reference = ClockServer(tmp_path, HOST, store, KEY)
+    asker = ClockClient(tmp_path, 1, store, KEY)
     for step in range(3):
         reference.turn(State.LAST, step)
         asker.turn(State.LAST, step)
@@ -233,16 +236,16 @@ def test_what_fails_is_told_and_does_not_get_out(
     ]
 
     with pytest.raises(RuntimeError, match="gone"):
-        Reference(tmp_path, HOST, Broken(), KEY)
+        ClockServer(tmp_path, HOST, Broken(), KEY)
     with pytest.raises(OSError, match="assign"):
-        Reference(tmp_path, "192.0.2.1", Store(), KEY)  # for documentation, so nobody's
+        ClockServer(tmp_path, "192.0.2.1", Store(), KEY)  # for documentation, so nobody's
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_leaves_the_exchange_alone(tmp_path: Path) -> None:
     store = Store()
-    reference = Reference(tmp_path, HOST, store, KEY)
-    asker = Asker(tmp_path, 1, store, KEY)
+    reference = ClockServer(tmp_path, HOST, store, KEY)
+    asker = ClockClient(tmp_path, 1, store, KEY)
     asker.turn(State.CLOSED, 0)
     child = os.fork()
     if child == 0:

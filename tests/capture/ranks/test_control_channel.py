@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from ppprof.capture.ranks.control_channel import Alone, Hub, Mail, Message, Spoke
+from ppprof.capture.ranks.control_channel import (
+    ControlChannel,
+    CoordinatorChannel,
+    LocalChannel,
+    Message,
+    WorkerChannel,
+)
 
 
 class Store(dict[str, Any]):
@@ -32,14 +38,14 @@ class Ends(list[Any]):
 @pytest.fixture
 def ends() -> Iterator[Ends]:
     store, made = Store(), Ends()
-    made.append(Hub("127.0.0.1", 3, store, "key", lambda: made.now))
-    made += [Spoke(rank, store, "key", lambda: made.now) for rank in (1, 2)]
+    made.append(CoordinatorChannel("127.0.0.1", 3, store, "key", lambda: made.now))
+    made += [WorkerChannel(rank, store, "key", lambda: made.now) for rank in (1, 2)]
     yield made
     for end in made:
         end.close()
 
 
-def until(mail: Mail, expected: Callable[[list[Message]], bool]) -> list[Message]:
+def until(mail: ControlChannel, expected: Callable[[list[Message]], bool]) -> list[Message]:
     """What has come once it is as expected: the kernel delivers when it does."""
     found: list[Message] = []
     for _ in range(1000):
@@ -50,7 +56,7 @@ def until(mail: Mail, expected: Callable[[list[Message]], bool]) -> list[Message
     raise AssertionError(found)
 
 
-def introduced(ends: Ends) -> tuple[Hub, Spoke, Spoke]:
+def introduced(ends: Ends) -> tuple[CoordinatorChannel, WorkerChannel, WorkerChannel]:
     hub, *spokes = ends
     for spoke in spokes:
         ends.now += 1
@@ -140,7 +146,7 @@ def test_a_rank_looks_for_rank_0_twice_and_no_more() -> None:
     store = Store()
     asked = []
     store.add = lambda key, number: asked.append(key) or 0  # type: ignore[assignment, method-assign, func-returns-value]
-    spoke = Spoke(1, store, "key")
+    spoke = WorkerChannel(1, store, "key")
     for _ in range(9):
         assert spoke.read() == []
         spoke.send({"kind": "ask"})
@@ -149,7 +155,7 @@ def test_a_rank_looks_for_rank_0_twice_and_no_more() -> None:
 
 
 def test_alone() -> None:
-    alone = Alone()
+    alone = LocalChannel()
     alone.send({"kind": "plan"})
     assert (alone.read(), alone.late()) == ([], [])
     alone.close()

@@ -52,16 +52,16 @@ def test_a_given_topology_counts_if_it_has_as_many_ranks(
 
 @pytest.mark.usefixtures("four")
 def test_fleet_tells_axes_and_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = fleet_topology.CommunicateTopology(
+    of_fleet = fleet_topology.CommunicateTopology(
         ["data", "sharding", "pipe", "sep", "model"], [1, 2, 1, 1, 2]
     )
-    fleet = SimpleNamespace(topology=lambda: grid)
+    fleet = SimpleNamespace(topology=lambda: of_fleet)
     monkeypatch.setattr(fleet_topology, "_HYBRID_PARALLEL_GROUP", fleet)
 
     topology = Job.here().topology
     assert topology.order == ("dp", "sharding", "pp", "sep", "mp")
     assert [topology.coordinate(rank) for rank in range(4)] == [
-        dict(zip(topology.order, grid.get_coord(rank))) for rank in range(4)
+        dict(zip(topology.order, of_fleet.get_coord(rank))) for rank in range(4)
     ]
 
 

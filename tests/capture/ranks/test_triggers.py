@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from ppprof.capture.ranks.control_channel import Mail, Message
+from ppprof.capture.ranks.control_channel import ControlChannel, Message
 from ppprof.capture.ranks.triggers import Triggers
 from ppprof.capture.schedule import Schedule, State
 from ppprof.config import ProfilerConfig, TriggerConfig
-from ppprof.rundir.triggers import answer_to, leave_request, request_path
+from ppprof.rundir.triggers import read_response, request_path, write_request
 from ppprof.topology import Topology
 
 MS = 1_000_000
 LETTERS = {State.CLOSED: ".", State.READY: "r", State.RECORD: "R", State.LAST: "L"}
 
 
-class Post(Mail):
+class Post(ControlChannel):
     """Delivers at the next step, unless it is to lose or delay."""
 
     def __init__(self, ranks: list[Post], rank: int) -> None:
@@ -63,23 +63,30 @@ class Job:
         block = ProfilerConfig.from_mapping({"trigger": {"steps": 3, **config}}).trigger
         assert isinstance(block, TriggerConfig)
         self.schedule = schedule or Schedule.of(None, on_demand=True)
-        grid = Topology.of(dp=ranks)
+        topology = Topology.of(dp=ranks)
         self.ranks = [
             Triggers(
-                block, self.schedule, rank, grid, range(ranks), run, self.posts[rank], self.clock
+                block,
+                self.schedule,
+                rank,
+                topology,
+                range(ranks),
+                run,
+                self.posts[rank],
+                self.clock,
             )
             for rank in range(ranks)
         ]
         self.step = 0
         self.windows = [0] * ranks
-        self.states = [self._turn(rank, State.CLOSED) for rank in range(ranks)]
+        self.states = [self._advance(rank, State.CLOSED) for rank in range(ranks)]
         self.timeline = [LETTERS[state] for state in self.states]
-        self.verdicts: list[dict[int, bool]] = [{} for _ in range(ranks)]
+        self.keep_decisions: list[dict[int, bool]] = [{} for _ in range(ranks)]
 
     def clock(self) -> float:
         return self.now
 
-    def _turn(self, rank: int, before: State) -> State:
+    def _advance(self, rank: int, before: State) -> State:
         triggers = self.ranks[rank]
         self.windows[rank] += before is State.LAST
         triggers.turn(self.step, self.windows[rank])
@@ -97,10 +104,10 @@ class Job:
             for triggers, took, state in zip(self.ranks, each, self.states):
                 triggers.saw(self.step, int(took * MS), state is State.CLOSED)
             self.step += 1
-            self.states = [self._turn(rank, was) for rank, was in enumerate(self.states)]
+            self.states = [self._advance(rank, was) for rank, was in enumerate(self.states)]
             for rank, state in enumerate(self.states):
                 self.timeline[rank] += LETTERS[state]
-                self.verdicts[rank] |= self.ranks[rank].verdicts
+                self.keep_decisions[rank] |= self.ranks[rank].keep_decisions
         return self
 
 
@@ -108,12 +115,12 @@ def test_a_request_starts_at_the_same_step_on_all_ranks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = Job(tmp_path, ranks=3).go(6)
-    request_id = leave_request(tmp_path, None, None)
+    request_id = write_request(tmp_path, None, None)
     job.go(12)
     # Seen ahead of step 7, and 2 steps and half a second on: 11.
     assert job.timeline == ["..........rRRL....."] * 3
     assert job.windows == [1, 1, 1]
-    answer = answer_to(tmp_path, request_id)
+    answer = read_response(tmp_path, request_id)
     assert answer is not None
     assert (answer.window, answer.start, answer.steps, answer.ranks) == (0, 11, 3, [0, 1, 2])
     assert not request_path(tmp_path).exists()
@@ -124,7 +131,7 @@ def test_a_request_starts_at_the_same_step_on_all_ranks(
 
 def test_a_request_says_how_long_and_where(tmp_path: Path) -> None:
     job = Job(tmp_path, ranks=3).go(6)
-    leave_request(tmp_path, 1, "0,2")
+    write_request(tmp_path, 1, "0,2")
     job.go(8)
     assert job.timeline == ["..........rL...", "...............", "..........rL..."]
     assert job.windows == [1, 1, 1]  # the next one has the same number on all
@@ -159,7 +166,7 @@ def test_a_request_that_is_none(
     err = capsys.readouterr().err
     assert err.startswith(f"ppprof: rank 0: no window, asked for by request: {why}")
     assert err.count("\n") == 1
-    leave_request(tmp_path, 1, None)  # and the next one is taken
+    write_request(tmp_path, 1, None)  # and the next one is taken
     assert job.go(6).timeline[1].endswith("rL.")
 
 
@@ -167,12 +174,12 @@ def test_a_request_while_one_is_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = Job(tmp_path).go(6)
-    leave_request(tmp_path, 5, None)
+    write_request(tmp_path, 5, None)
     job.go(2)
-    again = leave_request(tmp_path, 5, None)
+    again = write_request(tmp_path, 5, None)
     job.go(12)
     assert job.timeline == ["..........rRRRRL....."] * 2
-    answer = answer_to(tmp_path, again)
+    answer = read_response(tmp_path, again)
     assert answer is not None
     assert answer.refused == "already recording: window 0, steps 11 to 15"
 
@@ -181,15 +188,15 @@ def test_windows_of_the_scheduler_go_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = Job(tmp_path, schedule=Schedule.of((12, 14))).go(6)
-    ids = [leave_request(tmp_path, None, None)]
+    ids = [write_request(tmp_path, None, None)]
     job.go(6)
-    ids.append(leave_request(tmp_path, None, None))
+    ids.append(write_request(tmp_path, None, None))
     job.go(3)
-    ids.append(leave_request(tmp_path, None, None))
+    ids.append(write_request(tmp_path, None, None))
     job.go(9)
     assert job.timeline == ["...........rRL.....rRRL.."] * 2
     assert job.windows == [2, 2]
-    assert [answer.refused for answer in (answer_to(tmp_path, at) for at in ids) if answer] == [
+    assert [answer.refused for answer in (read_response(tmp_path, at) for at in ids) if answer] == [
         "already recording before step 14: the schedule is steps 12 to 13",
         "already recording: the schedule is steps 12 to 13",
         None,
@@ -217,7 +224,7 @@ def test_a_rank_that_hears_of_it_too_late_joins_or_says_that_it_missed_it(
     told: str,
 ) -> None:
     job = Job(tmp_path).go(6)
-    leave_request(tmp_path, None, None)
+    write_request(tmp_path, None, None)
     job.posts[1].delays = True
     job.go(delivered_at - 7)
     job.posts[1].deliver()
@@ -241,7 +248,7 @@ def test_a_slow_step_of_any_rank_opens_a_window_that_stays_if_it_has_slow_steps(
     job = slow_job(tmp_path).go(1, [250, 501])
     job.go(6).go(1, [250, 501]).go(8)
     assert job.timeline == ["." * 29 + "rRRL" + "." * 9] * 2
-    assert job.verdicts == [{0: True}] * 2
+    assert job.keep_decisions == [{0: True}] * 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
         "ppprof: rank 0: window 0, steps 30 to 32, on ranks 0-1: "
@@ -254,7 +261,7 @@ def test_a_window_without_a_slow_step_is_deleted_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = slow_job(tmp_path).go(1, [600, 250]).go(15)
-    assert job.verdicts == [{0: False}] * 2
+    assert job.keep_decisions == [{0: False}] * 2
     assert capsys.readouterr().err.splitlines()[1:] == [
         "ppprof: rank 0: window 0 is deleted: none of its steps took 2 times the median"
     ]
@@ -263,7 +270,7 @@ def test_a_window_without_a_slow_step_is_deleted_in_a_line(
 def test_all_can_be_kept(tmp_path: Path) -> None:
     job = slow_job(tmp_path, keep="all").go(1, [600, 250]).go(15)
     assert "rRRL" in job.timeline[1]
-    assert job.verdicts == [{}, {}]
+    assert job.keep_decisions == [{}, {}]
 
 
 def test_cool_down_and_number_are_the_jobs(
@@ -298,8 +305,8 @@ def test_a_failure_ends_what_was_to_come(
 
 def test_closing_decides_and_takes_the_request_away(tmp_path: Path) -> None:
     job = Job(tmp_path, slow_step={"times": 2, "cool_down": 10}).go(25).go(1, [600, 250]).go(7)
-    leave_request(tmp_path, None, None)
+    write_request(tmp_path, None, None)
     for triggers in job.ranks:
         triggers.close(failed=False)
-    assert [triggers.verdicts for triggers in job.ranks] == [{0: False}] * 2
+    assert [triggers.keep_decisions for triggers in job.ranks] == [{0: False}] * 2
     assert not request_path(tmp_path).exists()

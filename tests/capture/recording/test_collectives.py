@@ -71,9 +71,9 @@ def names(monkeypatch: pytest.MonkeyPatch, topology: Counting) -> Iterator[list[
 
     monkeypatch.setattr(collectives, "span", span)
     wrappers = collectives.Collectives(topology)  # type: ignore[arg-type]
-    wrappers.put_on()
+    wrappers.install()
     yield found
-    wrappers.take_off()
+    wrappers.uninstall()
 
 
 def test_the_axis_is_that_of_the_group(names: list[str]) -> None:
@@ -139,12 +139,12 @@ def test_modules_imported_in_a_window_are_given_the_function_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wrappers, function, wait = collectives.Collectives(GRID), dist.all_reduce, core.task.wait
-    wrappers.put_on()
+    wrappers.install()
     late = ModuleType("late")
     late.all_reduce = dist.all_reduce  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "late", late)
     assert late.all_reduce is not function
-    wrappers.take_off()
+    wrappers.uninstall()
     assert late.all_reduce is dist.all_reduce is function
     assert core.task.wait is wait
 
@@ -152,7 +152,7 @@ def test_modules_imported_in_a_window_are_given_the_function_too(
 def test_a_wait_that_somebody_has_wrapped_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core.task, "wait", core.task.wait)  # puts it back in the end
     wrappers, theirs = collectives.Collectives(GRID), lambda task: None
-    wrappers.put_on()
+    wrappers.install()
     core.task.wait = theirs
-    wrappers.take_off()
+    wrappers.uninstall()
     assert core.task.wait is theirs

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ppprof.capture.schedule import Schedule
-from ppprof.capture.session import Session
+from ppprof.capture.session import RecordingSession
 from ppprof.capture.steps.step_log import StepLog, StepRecord
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
@@ -115,7 +115,7 @@ def test_a_session_writes_what_its_step_log_has(tmp_path: Path, visualdl: Any) -
     now, lines = [0], tmp_path / "steps.jsonl"
     path = tmp_path / "vdlrecords.a.log"
     scalars, steps = Scalars(path), StepLog(lines)
-    with Session(
+    with RecordingSession(
         Schedule.of((2, 4)), timer=StepTimer(lambda: now[0]), steps=steps, scalars=scalars
     ) as prof:
         for step in range(6):
@@ -157,7 +157,7 @@ def test_a_loss_on_a_device_is_not_waited_for(
 
 
 def test_without_scalars_a_callable_is_not_called() -> None:
-    with Session(Schedule.of((2, 4))) as prof:
+    with RecordingSession(Schedule.of((2, 4))) as prof:
         prof.step(loss=lambda: 1 / 0)
 
 
@@ -262,7 +262,7 @@ class TestFailures:
     ) -> None:
         path, lines = tmp_path / "vdlrecords.a.log", tmp_path / "steps.jsonl"
         scalars = Scalars(path)
-        with Session(Schedule.of((2, 4)), steps=StepLog(lines), scalars=scalars) as prof:
+        with RecordingSession(Schedule.of((2, 4)), steps=StepLog(lines), scalars=scalars) as prof:
             prof.step(loss=1.0)
             prof.step(loss="no number")
             prof.step(loss="no number")

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from ppprof.trace.fastpath.fixed_layout import Scanner
 from ppprof.trace.fastpath.layouts import DIALECTS, Dialect
-from ppprof.trace.fastpath.scan import Layout, Text
-from ppprof.trace.fastpath.string_table import Texts
+from ppprof.trace.fastpath.scan import EventPattern, Text
+from ppprof.trace.fastpath.string_table import StringTable
 from ppprof.trace.source import MARGIN, Block
 
 FORM = '\n{"name":"%s{name}","n":%d{n},"f":%f{f},"g":%g{g},"w":"%w{w}",\n  "l":%l{},"d":%d{d}},'
-LAYOUT = Layout("event", FORM)
+LAYOUT = EventPattern("event", FORM)
 START = b'\n{"name":"'
 free_text = st.text(st.characters(codec="utf-8", exclude_characters="\n{"), max_size=90)
 events = st.tuples(
@@ -87,7 +87,7 @@ def test_numbers_of_any_length(num_digits):
 
 
 def test_longer_numbers_do_not_match():
-    layout = Layout("event", '\n{"n":%d{n}}')
+    layout = EventPattern("event", '\n{"n":%d{n}}')
     text = Text(block_of('\n{"n":1234567890123456789}'))
     assert not len(layout.match(text, np.array([MARGIN]), np.array([text.end])).rows)
 
@@ -106,7 +106,7 @@ def test_texts_are_told_apart(pieces):
     data = b"".join(pieces)
     ends = np.cumsum([len(piece) for piece in pieces]) + MARGIN
     text = Text(Block(bytearray(MARGIN) + data + bytes(MARGIN), len(data), 0, True))
-    texts = Texts()
+    texts = StringTable()
     first = np.append(MARGIN, ends[:-1])
     numbers = [texts.between(text, first, ends) for _ in range(2)]
     assert [texts.all()[number] for number in numbers[0]] == pieces

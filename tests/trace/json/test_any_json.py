@@ -60,7 +60,7 @@ def test_lists_in_events_and_behind_them(
     longest = max(len(json.dumps(told, separators=separators)) for told in content["traceEvents"])
     monkeypatch.setattr(source_module, "BLOCK_BYTES", longest + more_bytes)
     trace = read(path, cache=False)
-    assert trace.lost == {}
+    assert trace.skipped == {}
     found = trace.events.select(pl.col("name").cast(pl.String), "start_ns", "dur_ns").rows()
     start = found[0][1]
     assert [(name, began - start, dur) for name, began, dur in found] == [
@@ -85,6 +85,6 @@ def test_many_lists_in_events_and_behind_them(tmp_path, monkeypatch, num_within,
         json.dumps({"traceEvents": events, **behind, "ExtraInfo": {"7": "Main"}}), encoding="utf-8"
     )
     trace = read(path, cache=False)
-    assert trace.lost == {}
+    assert trace.skipped == {}
     assert trace.events["name"].to_list() == [told["name"] for told in events]
     assert trace.extra_info == {"7": "Main"}

@@ -96,14 +96,14 @@ def test_names_that_nobody_escaped(reads, name, layout):
         pytest.skip("also JSON as it stands, and then it means something else")
     trace = reads(layout(paddle(operator("before"), operator(name, 2), operator("after", 4))))
     assert names(trace) == ["before", name, "after"]
-    assert trace.lost == {}
+    assert trace.skipped == {}
     assert trace.extra_info == {"7": "Main"}
 
 
 def test_a_name_over_two_lines_costs_no_other_event(reads):
     trace = reads(paddle(operator("before"), operator("two\nlines", 2), operator("after", 4)))
     assert names(trace) == ["before", "two\nlines", "after"]
-    assert trace.lost == {}
+    assert trace.skipped == {}
 
 
 @pytest.mark.parametrize("layout", [str, compact])
@@ -121,7 +121,7 @@ def test_numbers_that_json_does_not_have(reads, number, layout):
     trace = reads(layout(paddle(operator("one"), memcpy(64, number), operator("two", 9))))
     assert names(trace) == ["one", "two", "MEMCPY"]
     assert trace.events["bytes"].to_list() == [None, None, 64]
-    assert trace.lost == {}
+    assert trace.skipped == {}
 
 
 @pytest.mark.parametrize("layout", [str, compact])
@@ -166,7 +166,7 @@ def test_cut_anywhere(reads, layout, every):
         trace = reads(text[:end])
         assert names(trace) == ["one", "two", "three"][: sum(end >= whole for whole in ends)], end
         if end < complete - 10:
-            assert trace.lost[CUT] == 1, end
+            assert trace.skipped[CUT] == 1, end
 
 
 def test_zeros_behind_a_cut_cost_no_event(reads):
@@ -174,7 +174,7 @@ def test_zeros_behind_a_cut_cost_no_event(reads):
     text = paddle(operator("one"), operator("two", 2), tail="").encode()
     trace = reads(text + bytes(5000))
     assert names(trace) == ["one", "two"]
-    assert trace.lost == {CUT: 1}
+    assert trace.skipped == {CUT: 1}
 
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.all)])
@@ -189,7 +189,7 @@ def test_a_torch_trace_cut_anywhere_in_its_events(reads, every):
     for end in range(first, text.rindex("]"), every):
         trace = reads(text[:end])
         assert names(trace) == ["one", "two", "three"][: sum(end >= whole for whole in ends)], end
-        assert trace.lost[CUT] == 1, end
+        assert trace.skipped[CUT] == 1, end
 
 
 @pytest.mark.parametrize("behind", ["", "\n  {", '\n  {\n    "na'])
@@ -199,14 +199,14 @@ def test_a_cut_between_events_that_several_processes_read(reads, monkeypatch, be
     monkeypatch.setattr(stretches_module, "_num_processors", lambda: 2)
     trace = reads(paddle(*(operator("a", 2 * at) for at in range(1000)), tail=behind))
     assert trace.events.height == 1000
-    assert trace.lost == {CUT: 1}
+    assert trace.skipped == {CUT: 1}
 
 
 @pytest.mark.parametrize("content", ["", "[]", "[{}]"])
 def test_no_events_at_all(reads, content):
     trace = reads(content or paddle())
     assert trace.events.is_empty()
-    assert trace.lost == {}
+    assert trace.skipped == {}
 
 
 def test_one_event_that_is_beyond_mending_costs_only_itself(reads):
@@ -225,7 +225,7 @@ def test_one_event_that_is_beyond_mending_costs_only_itself(reads):
     texts = [json.dumps(event) for event in events]
     texts[40] = texts[40].replace('"dur": 5', '"dur": 5 5')
     trace = reads('{"schemaVersion": "1.0.2", "traceEvents": [' + ", ".join(texts) + "]}")
-    assert trace.lost == {NOT_JSON: 1}
+    assert trace.skipped == {NOT_JSON: 1}
     assert names(trace) == [f"e{at}" for at in range(100) if at != 40]
 
 
@@ -243,7 +243,7 @@ def test_values_of_other_types_cost_only_themselves(reads):
     whole = {**event, "name": "b", "ts": 10, "args": {}}
     trace = reads(json.dumps({"schemaVersion": "1.0.2", "traceEvents": [event, whole]}))
     assert names(trace) == ["", "b"]
-    assert sum(trace.lost.values()) == 2
+    assert sum(trace.skipped.values()) == 2
 
 
 def test_events_without_time_or_thread_are_counted(reads):
@@ -269,7 +269,7 @@ def test_events_without_time_or_thread_are_counted(reads):
     ]
     trace = reads(json.dumps({"schemaVersion": "1.0.2", "traceEvents": [*broken, event]}))
     assert trace.events.height == 1
-    assert trace.lost == {"events without time, process or thread": 6}
+    assert trace.skipped == {"events without time, process or thread": 6}
 
 
 def test_odd_values_in_a_torch_trace(reads):
@@ -290,7 +290,7 @@ def test_odd_values_in_a_torch_trace(reads):
     ]
     trace = reads(json.dumps(content))
     assert trace.events.height == whole.events.height
-    assert sum(trace.lost.values()) > sum(whole.lost.values())
+    assert sum(trace.skipped.values()) > sum(whole.skipped.values())
     text = json.dumps(content)
     assert 0 < reads(text[: len(text) // 2]).events.height < whole.events.height
 
@@ -391,11 +391,11 @@ def test_damaged_gzip_gives_what_comes_before_the_damage(tmp_path):
     path.write_bytes(packed[: len(packed) // 2])
     trace = read(path)
     assert 1000 < trace.events.height < 20_000
-    assert any("damaged gzip" in kind for kind in trace.lost)
+    assert any("damaged gzip" in kind for kind in trace.skipped)
     path.write_bytes(packed[: len(packed) // 2] + b"\xff" * 99 + packed[len(packed) // 2 + 99 :])
     flipped = read(path)
     assert flipped.events.height > 1000
-    assert any("gzip" in kind for kind in flipped.lost)
+    assert any("gzip" in kind for kind in flipped.skipped)
 
 
 def test_where_no_event_begins_for_long_it_is_refused(tmp_path, monkeypatch):

@@ -72,7 +72,7 @@ def text_of(kinds: list[str]) -> str:
 def assert_same(found: Trace, expected: Trace) -> None:
     for table in TABLES:
         assert_frame_equal(getattr(found, table), getattr(expected, table), categorical_as_str=True)
-    assert found.lost == expected.lost
+    assert found.skipped == expected.skipped
     assert found.extra_info == expected.extra_info == {"7": "Main"}
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.analysis.profile.profile import Options, Profile
+from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.trace.kineto.columns import KinetoArgs, KinetoEvent
 from ppprof.trace.kineto.events import kineto_trace
@@ -130,7 +130,7 @@ def test_calls_and_times_of_every_name_equal_torchs() -> None:
 
 
 def test_the_operator_summary_has_torchs_totals() -> None:
-    table = summarize(Profile(_read("cpu_ddp_rank1.json.gz"), Options()), "op")
+    table = summarize(Profile(_read("cpu_ddp_rank1.json.gz"), SummaryOptions()), "op")
     operators = table.filter(kind="operator")
     torchs = _key_averages()
     assert operators.height > 20
@@ -143,7 +143,7 @@ def test_the_operator_summary_has_torchs_totals() -> None:
 
 
 def test_the_model_summary_has_every_phase_of_a_cpu_trace() -> None:
-    table = summarize(Profile(_read("cpu_ddp_rank1.json.gz"), Options()), "model")
+    table = summarize(Profile(_read("cpu_ddp_rank1.json.gz"), SummaryOptions()), "model")
     assert table.select("name", "calls").rows() == [
         ("ProfileStep", 2),
         ("Dataloader", 2),
@@ -180,7 +180,7 @@ def test_what_is_told_beside_the_events() -> None:
     threads = {key: told.pop(key) for key in list(told) if key.isdigit()}
     assert told == {"rank": "1", "world_size": "2", "backend": "gloo", "host_name": "elsewhere"}
     assert set(threads) == set(map(str, trace.events["thread"].unique()))
-    assert trace.lost == {}
+    assert trace.skipped == {}
     assert trace.devices == ()
 
 
@@ -261,7 +261,7 @@ def test_device_events_hang_on_their_launches() -> None:
 
 
 def test_gpu_time_of_the_step_is_that_of_its_phases() -> None:
-    table = summarize(Profile(_read("gpu_ddp.json"), Options()), "model")
+    table = summarize(Profile(_read("gpu_ddp.json"), SummaryOptions()), "model")
     gpu_ns = dict(table.select("name", "gpu_total_ns").iter_rows())
     assert gpu_ns["ProfileStep"] == sum(
         dur_ns for (dur_ns,) in _rows(_read("gpu_ddp.json"), "dur_ns", category="Kernel")
@@ -343,7 +343,7 @@ def test_the_size_of_batches_does_not_matter(name: str, batch: int) -> None:
 
 def test_no_events_are_an_empty_trace() -> None:
     trace = _trace()
-    assert (trace.events.height, trace.memory.height, trace.lost) == (0, 0, {})
+    assert (trace.events.height, trace.memory.height, trace.skipped) == (0, 0, {})
     assert dict(trace.events.schema) == {key: dtype for key, (dtype, _) in EVENTS.items()}
 
 
@@ -760,7 +760,7 @@ def test_events_without_time_process_or_thread_are_counted() -> None:
     del lost_kernel["dur"]
     trace = _trace(no_time, no_thread, odd_time, negative, lost_kernel, _x("aten::mul", 1, 1))
     assert _tree(trace) == ["Operator aten::mul"]
-    assert trace.lost == {
+    assert trace.skipped == {
         "hosts without time, process or thread": 4,
         "devices without time, process or thread": 1,
     }
@@ -825,7 +825,7 @@ _heads = st.dictionaries(
 @given(st.lists(_events, max_size=12), _heads)
 def test_no_values_break_the_reader_or_the_summaries(events: Any, head: Any) -> None:
     trace = kineto_trace(head, [_decode(events)])
-    profile = Profile(trace, Options())
+    profile = Profile(trace, SummaryOptions())
     for view in VIEWS:
         summarize(profile, view)
     num_wanted = sum(event["ph"] == "X" and "cat" in event for event in events)

@@ -224,7 +224,7 @@ def test_a_node_that_no_root_reaches_is_counted_as_lost(tmp_path):
     trees.thread_trees[0].host_nodes[2].parentid = 40
     trace = read_bytes(tmp_path, trees.SerializeToString())
     assert trace.events["name"].to_list() == ["a"]
-    assert sum(trace.lost.values()) == 1
+    assert sum(trace.skipped.values()) == 1
 
 
 def trace_or_reason(tmp_path, raw: bytes):

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.trace.paddle.timestamps import MISSING, Clock
+from ppprof.trace.paddle.timestamps import MISSING, TimestampEstimator
 
 ZERO_NS = 1_795_214_805_084_966_791
 
@@ -31,7 +31,7 @@ def arrays(spans: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 def test_starts_are_within_the_slack(spans):
     start, dur = arrays([(0, 1), *spans])
     ts, begin, end = as_paddle_prints(start, dur)
-    found, slack = Clock([(ts, begin)]).starts(ts, dur, begin, end)
+    found, slack = TimestampEstimator([(ts, begin)]).starts(ts, dur, begin, end)
     shift = found[0] - start[0]  # of all alike: what the first event's microsecond leaves open
     assert abs(shift) < 1000
     assert (np.abs(found - start) <= slack + 1000).all()
@@ -41,7 +41,7 @@ def test_starts_are_within_the_slack(spans):
 def test_early_starts_are_exact_once_the_zero_is():
     start, dur = arrays([(at, 10) for at in range(0, 16_000_000, 99_991)])
     ts, begin, end = as_paddle_prints(start, dur)
-    found, slack = Clock([(ts, begin)]).starts(ts, dur, begin, end)
+    found, slack = TimestampEstimator([(ts, begin)]).starts(ts, dur, begin, end)
     assert np.abs(found - start).max() <= 5
     assert np.ptp(found - start) == 0
     assert not slack.any()
@@ -51,7 +51,7 @@ def test_without_start_times_half_a_microsecond_is_all_there_is():
     start, dur = arrays([(123, 5), (4567, 6)])
     ts = start // 1000 * 1000
     none = np.full(2, MISSING)
-    found, slack = Clock([(ts, none)]).starts(ts, dur, none, none)
+    found, slack = TimestampEstimator([(ts, none)]).starts(ts, dur, none, none)
     assert (found - ts).tolist() == [499, 499]
     assert slack.tolist() == [500, 500]
 
@@ -59,4 +59,4 @@ def test_without_start_times_half_a_microsecond_is_all_there_is():
 def test_events_that_disagree_on_the_zero_have_none():
     ts = np.array([1_000_000, 9_000_000])
     begin = np.array([0, 0])
-    assert Clock([(ts, begin)]).zero_ns is None
+    assert TimestampEstimator([(ts, begin)]).zero_ns is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ppprof.capture.steps.peak_flops import known_peak_flops
+from ppprof.hardware import known_peak_flops
 
 
 @pytest.mark.parametrize(

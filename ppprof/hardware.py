@@ -1,4 +1,4 @@
-"""What a GPU can compute at the most, for MFU."""
+"""Peak compute rates of known devices."""
 
 from __future__ import annotations
 
@@ -41,12 +41,3 @@ def known_peak_flops(name: str) -> float | None:
     model = re.sub(r"^(NVIDIA |Tesla |GeForce )*", "", name.strip())
     matches = (flops for pattern, flops, _ in PEAK_FLOPS if re.fullmatch(pattern, model))
     return next(matches, None)
-
-
-def device_peak_flops() -> float | None:
-    """`known_peak_flops` of the device that Paddle computes on; None on CPU."""
-    import paddle
-
-    if not paddle.device.get_device().startswith("gpu"):
-        return None
-    return known_peak_flops(paddle.device.cuda.get_device_name())
