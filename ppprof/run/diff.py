@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import polars as pl
 
@@ -25,7 +25,9 @@ from ppprof.paths import read_bounded, to_path
 from ppprof.run.run import Run
 from ppprof.run.traces import WindowResult
 from ppprof.topology import RankSelector, Topology
-from ppprof.units import format_ranges, format_skipped
+from ppprof.units import format_ranges
+
+Steps = Union[StepRange, str, int, None]
 
 _FOLDED = 16
 """Windows whose tables are held before they are added up."""
@@ -42,7 +44,7 @@ def diff(
     *,
     ranks: RankSelector | tuple[RankSelector, RankSelector] = "all",
     windows: int | tuple[int | None, int | None] | None = None,
-    steps: str | tuple[str | None, str | None] | None = None,
+    steps: Steps | tuple[Steps, Steps] = None,
     exact: bool = False,
     names: str | Path | None = None,
     executor: Executor | None = None,
@@ -71,7 +73,8 @@ def diff(
         UsageError: no such ranks, window or steps; says what there is.
         InputError: nothing of a run can be read.
     """
-    of_ranks, of_windows, of_steps = _pair(ranks), _pair(windows), _pair(steps)
+    of_ranks, of_windows = _pair(ranks), _pair(windows)
+    of_steps = [StepRange.of(value) for value in _pair(steps)]
     if exact and names is not None:
         raise UsageError("exact: names stay as they were recorded, so names has no effect")
     same = {} if names is None else read_names(names)
@@ -113,7 +116,7 @@ def measured(
     ranks: RankSelector = "all",
     window: int | None = None,
     *,
-    steps: str | None = None,
+    steps: StepRange | None = None,
     naming: Naming | None = None,
     attribute_backward: bool = True,
     executor: Executor | None = None,
@@ -124,12 +127,11 @@ def measured(
         UsageError: no such ranks, window or steps; says what there is.
         InputError: nothing of it can be read.
     """
-    wanted = None if steps is None else StepRange.parse(steps)
     made: Iterator[WindowResult[Costs]] = iter(())
     if run.recordings:
         work = partial(costs, naming=naming or Naming(), attribute_backward=attribute_backward)
-        made = run.each(work, run.select_ranks(ranks, window), executor)
-    return side_of(run, made, ranks, window, wanted)
+        made = run.map_windows(work, run.select_ranks(ranks, window), executor)
+    return side_of(run, made, ranks, window, steps)
 
 
 def side_of(
@@ -158,8 +160,6 @@ def side_of(
     stages = _stages(run)
     for at in made:
         rank, number = at.recording.rank, at.recording.window
-        if at.skipped:
-            run.tell(format_skipped(at.source, at.skipped))
         breakdowns.append((rank, number, at.value.breakdown.parts))
         tables.add(at.value, stages.get(rank), number, wanted)
     if run.recordings:
