@@ -71,7 +71,7 @@ def register(subparsers: Any) -> None:
         metavar="T",
         help="only changes of at least this much: 50us; default: 0.1%% of a step",
     )
-    add("--all", action="store_true", help="also changes smaller than the noise")
+    add("--all", action="store_true", default=None, help="also changes smaller than the noise")
     add("--exact", action="store_true", help="compare names as recorded, with template arguments")
     add("--names", metavar="FILE", help="YAML, name: [other names of the same operator...]")
     add(
@@ -150,14 +150,10 @@ class _Request:
                 "with: --experiment-rank, --experiment-window or --experiment-steps"
             )
         is_data = args.format in ("json", "csv")
-        if is_data:
-            checks.no_effect(["row_limit", "all"], f"on {args.format}, which holds every change")
-        if args.exact:
-            checks.no_effect(["names"], "with --exact")
         shown = Shown(
             checks.parsed("views", _views, VIEWS),
-            args.all or is_data,
-            None if is_data else checks.row_limit(20),
+            bool(args.all) or is_data,
+            checks.row_limit(None if is_data else 20, least=0),
             checks.parsed("min_delta", nanoseconds, None),
             checks.parsed("filter", _pattern, None),
             checks.parsed("sorted_by", _sort_key, None),
@@ -169,6 +165,10 @@ class _Request:
             if (threshold := checks.parsed_text("--fail-if", rule, Threshold.parse, None))
         ]
         workers = checks.workers()
+        if is_data:
+            checks.no_effect(["row_limit", "all"], f"on {args.format}, which holds every change")
+        if args.exact:
+            checks.no_effect(["names"], "with --exact")
         if args.format == "csv" and len(shown.views) != 1:
             checks.problems.append("--format csv: one table: name it with --views")
         checks.output([path for path in (args.baseline, args.experiment) if path])

@@ -152,18 +152,18 @@ class Checks:
         """Return ``--workers``."""
         return self.parsed("workers", partial(whole_number, least=1), 1)
 
-    def row_limit(self, default: int | None) -> int | None:
+    def row_limit(self, default: int | None, least: int = 1) -> int | None:
         """Return ``--row-limit``; None: no limit."""
 
         def parse(text: str) -> int | None:
-            return None if text == "none" else whole_number(text, 1, "none")
+            return None if text == "none" else whole_number(text, least, "none")
 
         return self.parsed("row_limit", parse, default)
 
     def no_effect(self, names: Iterable[str], reason: str) -> None:
         """Reject options that were given and have no effect."""
         for name in names:
-            if getattr(self._args, name) not in (None, False):
+            if getattr(self._args, name) is not None:
                 self.problems.append(f"{_flag(name)}: has no effect {reason}")
 
     def output(self, sources: Sequence[str | Path]) -> None:

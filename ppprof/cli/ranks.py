@@ -122,14 +122,6 @@ class _Request:
             UsageError: with every problem, one a line.
         """
         checks = Checks(args)
-        if args.workers is not None and args.dask is not None:
-            checks.problems.append("--workers, --dask: both say where to read; give one of them")
-        if args.format != "table":
-            checks.no_effect(
-                ["time_unit", "row_limit"],
-                f"on {args.format}, which holds every row, in nanoseconds",
-            )
-        checks.output(args.paths)
         request = cls(
             checks.parsed("by", _groups, ()),
             checks.ranks("all"),
@@ -141,6 +133,14 @@ class _Request:
             checks.parsed("time_unit", TableOptions, TableOptions()),
             checks.row_limit(20),
         )
+        if args.workers is not None and args.dask is not None:
+            checks.problems.append("--workers, --dask: both say where to read; give one of them")
+        if args.format != "table":
+            checks.no_effect(
+                ["time_unit", "row_limit"],
+                f"on {args.format}, which holds every row, in nanoseconds",
+            )
+        checks.output(args.paths)
         checks.done()
         return request
 

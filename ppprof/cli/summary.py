@@ -30,6 +30,7 @@ from ppprof.report.markdown import markdown
 from ppprof.report.text.across_ranks import render_across
 from ppprof.report.text.summary import TableOptions, render_tables, title, window_title
 from ppprof.run.run import Run
+from ppprof.run.selection import warn_of_missing
 from ppprof.run.summary import AcrossRanks, WindowTables
 from ppprof.rundir.recordings import Recording, group_by_run
 from ppprof.rundir.summaries import document, dumps
@@ -129,6 +130,7 @@ class _Request:
         """
         checks = Checks(args)
         views = checks.parsed("views", partial(_views, by=args.by), None)
+        ranks, window, steps = checks.ranks(None), checks.window(), checks.steps()
         settings = {
             "sorted_by": checks.parsed("sorted_by", sort_key, None),
             "thread_sep": args.thread_sep,
@@ -149,7 +151,6 @@ class _Request:
         if args.format == "csv" and (views is None or len(views) != 1):
             checks.problems.append("--format csv: one table: name it with --views")
         checks.output(args.paths)
-        ranks, window, steps = checks.ranks(None), checks.window(), checks.steps()
         checks.done()
         return cls(views, ranks, args.by, window, steps, given)
 
@@ -310,11 +311,7 @@ def _recordings(request: _Request, run: Run, block: ProfilerConfig | None) -> Se
     except UsageError:
         return recordings
     if missing := recorded.difference(run.ranks):
-        log.warning(
-            "%s: no trace of %s; if other nodes wrote them, give their directories too",
-            run,
-            format_ranges("rank", missing),
-        )
+        warn_of_missing(run, missing)
     shown = [recording for recording in recordings if recording.rank in printed] or recordings
     others = {recording.rank for recording in recordings}
     others -= {recording.rank for recording in shown}

@@ -77,7 +77,10 @@ def select_ranks(
         if isinstance(ranks, Mapping):
             raise UsageError(f"{run.path}: {ranks}: coordinates need a manifest; it has none")
         topology = Topology.of(dp=max(run.ranks) + 1)
-    wanted = topology.select(ranks)
+    try:
+        wanted = topology.select(ranks)
+    except UsageError as error:
+        raise UsageError(f"{run.path}: {error}") from error
     if ranks == "all":
         wanted = wanted.union(run.ranks)
     selected = [recording for recording in run.recordings if recording.rank in wanted]
@@ -88,7 +91,7 @@ def select_ranks(
         )
     missing = (wanted & configured_ranks(run)) - set(run.ranks)
     if missing:
-        _log.warning("%s: no trace of %s", run.path, format_ranges("rank", missing))
+        warn_of_missing(run, missing)
     windows = {recording.window for recording in selected}
     if window is not None and window not in windows:
         raise UsageError(
@@ -105,6 +108,15 @@ def configured_ranks(run: Run) -> frozenset[int]:
         return run.topology.select(ranks) if run.topology else frozenset()
     except (KeyError, TypeError, UsageError):
         return frozenset()
+
+
+def warn_of_missing(run: Run, ranks: Iterable[int]) -> None:
+    """Log that ranks that were to be recorded have no trace."""
+    _log.warning(
+        "%s: no trace of %s; if other nodes wrote them, give their directories too",
+        run,
+        format_ranges("rank", ranks),
+    )
 
 
 def _check_recordings(run: Run) -> None:

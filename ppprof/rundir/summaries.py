@@ -15,7 +15,7 @@ from ppprof.paths import read_bounded, store_errors_as_oserror
 SCHEMA_VERSION = 1
 """Goes up when a reader of the older form would misread a file."""
 
-_MAX_BYTES = 64 << 20
+_MOST_BYTES = 64 << 20
 
 Row = dict[str, Any]
 
@@ -43,7 +43,7 @@ def read_document(path: Path) -> tuple[dict[str, Any], dict[str, list[Row]]]:
     """
     try:
         with store_errors_as_oserror(path):
-            identity = json.loads(read_bounded(path, _MAX_BYTES))
+            identity = json.loads(read_bounded(path, _MOST_BYTES))
         version = identity.pop("schema_version")
         rows = identity.pop("tables")
         is_valid = isinstance(version, int) and isinstance(rows, dict)
