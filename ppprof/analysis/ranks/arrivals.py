@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from ppprof.rundir.clocks import Clock
+from ppprof.trace import Clock
 
 _KEYS = ["members", "op", "step", "index"]
 

@@ -16,8 +16,8 @@ from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
 from ppprof.analysis.ranks.stragglers import slow_groups, slow_ranks
 from ppprof.analysis.ranks.transfers import without_transfers
 from ppprof.analysis.ranks.what_if import WHAT_IF, passes, what_if
-from ppprof.rundir.clocks import Clock
 from ppprof.topology import Topology
+from ppprof.trace import Clock
 from ppprof.trace.schema import Trace
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Int64
-from ppprof.rundir.clocks import Clock, Reading
+from ppprof.trace import Clock, Reading
 from ppprof.trace.schema import Trace
 
 COLLECTIVES: dict[str, pl.DataType] = {

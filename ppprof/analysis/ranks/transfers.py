@@ -14,7 +14,7 @@ from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import covered_within, difference, intersection, together
 from ppprof.analysis.ranks.matching import to_reference_clock
 from ppprof.analysis.ranks.step_breakdown import axis_position
-from ppprof.rundir.clocks import Clock
+from ppprof.trace import Clock
 
 _ROWS = ("rank", "window", "step")
 

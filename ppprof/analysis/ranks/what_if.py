@@ -51,8 +51,8 @@ from ppprof.analysis.profile.intervals import difference, overlap
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.matching import as_kernels, to_reference_clock
 from ppprof.arrays import Bool, Int64
-from ppprof.rundir.clocks import Clock
 from ppprof.topology import Topology
+from ppprof.trace import Clock
 
 PASSES: dict[str, pl.DataType] = {
     "rank": pl.Int64(),

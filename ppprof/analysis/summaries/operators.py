@@ -10,7 +10,7 @@ import polars as pl
 
 from ppprof.analysis.profile.grouping import STATS, grouped, ratio_of, sort_by
 from ppprof.analysis.profile.profile import Profile
-from ppprof.rundir.remote_calls import REMOTE
+from ppprof.trace import REMOTE
 from ppprof.trace.remote_calls import ends_of
 
 Row = Mapping[str, Any]
