@@ -11,8 +11,9 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.diff.diff import KERNEL_VALUES, OPERATOR_VALUES, Diff
+from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome, Threshold, check
+from ppprof.analysis.diff.run_costs import KERNEL_VALUES, OPERATOR_VALUES
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.cli import executors
 from ppprof.cli.merge import nanoseconds

@@ -15,8 +15,9 @@ import polars as pl
 
 from ppprof.analysis.diff import costs as of_window
 from ppprof.analysis.diff.costs import Costs, Device, costs
-from ppprof.analysis.diff.diff import PARTS, Diff, Side
+from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.naming import Naming, normalized
+from ppprof.analysis.diff.run_costs import PARTS, RunCosts
 from ppprof.analysis.modules.module_tree import MODULES
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.step_table import join_ranks
@@ -76,7 +77,7 @@ def diff(
         raise UsageError("exact: names stay as they were recorded, so names has no effect")
     same = {} if names is None else read_names(names)
 
-    def both(naming: Naming, *, attribute_backward: bool) -> list[Side]:
+    def both(naming: Naming, *, attribute_backward: bool) -> list[RunCosts]:
         parts = zip((baseline, experiment), of_ranks, of_windows, of_steps)
         return [
             measured(
@@ -117,7 +118,7 @@ def measured(
     naming: Naming | None = None,
     attribute_backward: bool = True,
     executor: Executor | None = None,
-) -> Side:
+) -> RunCosts:
     """One side of a `Diff`: see `diff` for what is chosen, `costs` for ``by_forward``.
 
     Raises:
@@ -138,7 +139,7 @@ def side_of(
     ranks: RankSelector = "all",
     window: int | None = None,
     wanted: StepRange | None = None,
-) -> Side:
+) -> RunCosts:
     """One side of a `Diff`, of what its windows cost.
 
     Args:
@@ -249,14 +250,16 @@ class _Tables:
     def _folded(self, name: str) -> pl.DataFrame:
         return _added_up(pl.concat(self._parts[name]))
 
-    def side(self, run: Run, steps: pl.DataFrame, times: pl.DataFrame, *, repeats: bool) -> Side:
+    def side(
+        self, run: Run, steps: pl.DataFrame, times: pl.DataFrame, *, repeats: bool
+    ) -> RunCosts:
         """All of it."""
         topology = run.topology
         replicas = topology.degree("dp") * topology.degree("sharding") if topology else 1
         tables = {
             name: _added_up(_numbered(self._folded(name), repeats=repeats)) for name in self._parts
         }
-        return Side(
+        return RunCosts(
             str(run),
             steps,
             times,

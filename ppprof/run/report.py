@@ -15,7 +15,8 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.advice import advise
-from ppprof.analysis.diff.diff import Diff, Side
+from ppprof.analysis.diff.diff import Diff
+from ppprof.analysis.diff.run_costs import RunCosts
 from ppprof.analysis.profile.profile import PHASES
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.cluster import Cluster
@@ -82,7 +83,7 @@ def collect_report_data(
         windows=run.windows(),
         manifest=run.manifest,
         cluster=cluster,
-        side=side,
+        costs=side,
         step_times=run.step_times,
         devices={at.recording.rank: at.value.costs.device for at in made},
         phases=_phases(made),
@@ -171,7 +172,7 @@ def _quietly(at: WindowResult[RankReportData], made: Any) -> WindowResult[Any]:
 def _compared(
     baseline: Run,
     run: Run,
-    side: Side,
+    side: RunCosts,
     part: tuple[RankSelector, int, str | None],
     executor: Executor | None,
 ) -> Diff:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.diff.diff import METRICS, Diff
+from ppprof.analysis.diff.diff import Diff
+from ppprof.analysis.diff.run_costs import METRICS
 from ppprof.analysis.diff.significance import Change
 from ppprof.errors import UsageError
 

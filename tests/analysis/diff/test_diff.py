@@ -6,9 +6,10 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.analysis.diff.diff import PARTS, Diff, Side
+from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Threshold
 from ppprof.analysis.diff.module_changes import UNKNOWN
+from ppprof.analysis.diff.run_costs import PARTS, RunCosts
 from ppprof.analysis.modules.module_tree import MODULES
 from ppprof.errors import InputError, UsageError
 from ppprof.rundir import TraceName, claim, write_manifest
@@ -376,7 +377,7 @@ def side(**overview):
         "kernels": pl.DataFrame(),
         "modules": pl.DataFrame(schema={"stage": pl.Int64, **MODULES, "calls": pl.Int64}),
     }
-    return Side("run", **{**empty, **overview})
+    return RunCosts("run", **{**empty, **overview})
 
 
 def test_the_rfcs_overview():
