@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from ppprof.analysis.profile.steps import StepRange
+from ppprof.analysis.ranks.clock_alignment import offsets_by_starts
 from ppprof.analysis.ranks.cluster import Cluster
-from ppprof.analysis.ranks.matching import offsets_by_starts
 from ppprof.analysis.ranks.step_table import GROUPS, group_steps, slowest
 from ppprof.cli import executors
 from ppprof.cli.options import Checks, add_cache, add_part, add_ranks, opened, whole_number

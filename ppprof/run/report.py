@@ -20,7 +20,7 @@ from ppprof.analysis.diff.run_costs import RunCosts
 from ppprof.analysis.profile.profile import PHASES
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.cluster import Cluster
-from ppprof.analysis.ranks.matching import to_reference_clock
+from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.report_data.rank import Details, RankReportData, collect_rank_report_data
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.errors import InputError, UsageError

@@ -22,8 +22,9 @@ import polars as pl
 from ppprof import rundir
 from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.profile.steps import StepRange, select_steps
+from ppprof.analysis.ranks.clock_alignment import align_clocks
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_rank
-from ppprof.analysis.ranks.matching import align, collectives, with_rank
+from ppprof.analysis.ranks.collectives import collectives, with_rank
 from ppprof.analysis.ranks.step_table import PLACES, group_steps, join_ranks, of_window
 from ppprof.analysis.summaries.across_ranks import (
     by_name,
@@ -730,7 +731,7 @@ class Run:
         return Merged(to_path(path), tuple(written), num_events)
 
     def _clocks_of(self, chosen: Sequence[Recording]) -> Clocks:
-        """Clocks as they were measured, else as collectives bound them (`align`)."""
+        """Clocks as they were measured, else as collectives bound them (`align_clocks`)."""
         reference = {0: Clock(0, (Reading(0, 0, 0),), "same")}
         measured = {**reference, **self.clocks} if self.clocks else {}
         ranks = {at.rank for at in chosen}
@@ -740,7 +741,7 @@ class Run:
         for at in chosen:
             with suppress(InputError):  # told where it is written
                 met.append(collectives(self._trace(at)[1], at.rank))
-        clocks = align(_by_rank(met), measured) if met else measured
+        clocks = align_clocks(_by_rank(met), measured) if met else measured
         bound = {r: at.error_ns for r, at in clocks.items() if at.method == "collectives"}
         if bound:
             self.tell(

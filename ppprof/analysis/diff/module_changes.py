@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from ppprof.analysis.diff.changes import SURE, per_step
-from ppprof.analysis.diff.tree_alignment import Node, align, levels
+from ppprof.analysis.diff.tree_alignment import Node, align_trees, levels
 from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR
 
 MODULE_VALUES = ("time_ns", "self_ns", "cpu_ns", "gpu_ns", "calls")
@@ -148,7 +148,7 @@ def _unknown(value: Mapping[str, Any]) -> Mapping[str, Any]:
 def _align_trees(sides: Sequence[_Tree], stage: int | None) -> Iterator[tuple[Any, ...]]:
     """Rows of two trees, laid over one another."""
     until = [0.0, 0.0]
-    for one, other, depth in align(sides[0].root, sides[1].root):
+    for one, other, depth in align_trees(sides[0].root, sides[1].root):
         values = [
             tree.values[node.key] if node is not None else None
             for tree, node in zip(sides, (one, other))

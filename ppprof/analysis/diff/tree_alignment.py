@@ -48,7 +48,7 @@ Pair = tuple["Node | None", "Node | None", int]
 """What matches what, None for a gap, and how deep it lies."""
 
 
-def align(left: Node, right: Node) -> list[Pair]:
+def align_trees(left: Node, right: Node) -> list[Pair]:
     """Both trees as one, in pre-order; the roots match whatever they are called.
 
     Of siblings in a gap, those of ``left`` come first.

@@ -37,7 +37,7 @@ def arrivals(matched: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataFrame
         rank 1         [| transfer ]       last: costs everybody last - median
 
     Args:
-        matched: what `ppprof.analysis.ranks.matching.match_collectives` gave.
+        matched: what `ppprof.analysis.ranks.collectives.match_collectives` gave.
         clocks: how well each rank's clock is known; a rank that has none is taken as exact.
 
     Returns:

@@ -11,7 +11,8 @@ import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.arrivals import arrivals, by_group
-from ppprof.analysis.ranks.matching import align, collectives, match_collectives
+from ppprof.analysis.ranks.clock_alignment import align_clocks
+from ppprof.analysis.ranks.collectives import collectives, match_collectives
 from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
 from ppprof.analysis.ranks.stragglers import slow_groups, slow_ranks
 from ppprof.analysis.ranks.transfers import without_transfers
@@ -26,7 +27,7 @@ class RankAnalysis(NamedTuple):
 
     breakdown: Breakdown
     collectives: pl.DataFrame
-    """Filled in later, by `ppprof.analysis.ranks.matching.with_rank`."""
+    """Filled in later, by `ppprof.analysis.ranks.collectives.with_rank`."""
     passes: pl.DataFrame
     """As `ppprof.analysis.ranks.what_if.passes` gives them."""
 
@@ -51,7 +52,7 @@ class Cluster:
     bubbles: Sequence[pl.DataFrame]
     """A table a rank, on its own clock: rank, window, `ppprof.analysis.ranks.step_breakdown.STRETCHES`."""
     collectives: Sequence[pl.DataFrame]
-    """A table a rank, on its own clock: what `ppprof.analysis.ranks.matching.collectives` gave."""
+    """A table a rank, on its own clock: what `ppprof.analysis.ranks.collectives.collectives` gave."""
     passes: Sequence[pl.DataFrame]
     """A table a rank: what `ppprof.analysis.ranks.what_if.passes` gave."""
     measured: Mapping[int, Clock]
@@ -62,7 +63,7 @@ class Cluster:
     @cached_property
     def clocks(self) -> Mapping[int, Clock]:
         """Every rank's clock: as it was measured, else as its collectives bound it."""
-        return align(self.collectives, self.measured)
+        return align_clocks(self.collectives, self.measured)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -71,7 +72,7 @@ class Cluster:
 
     @cached_property
     def matched(self) -> pl.DataFrame:
-        """Every collective, member by member, on one clock; see `ppprof.analysis.ranks.matching`."""
+        """Every collective, member by member, on one clock; see `ppprof.analysis.ranks.collectives`."""
         return match_collectives(self.collectives, self.clocks)
 
     @cached_property

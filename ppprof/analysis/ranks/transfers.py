@@ -12,7 +12,7 @@ import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import covered_within, difference, intersection, together
-from ppprof.analysis.ranks.matching import to_reference_clock
+from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.step_breakdown import axis_position
 from ppprof.trace import Clock
 
@@ -34,7 +34,7 @@ def without_transfers(
         steps: as `ppprof.analysis.ranks.join_ranks` returns it.
         bubbles: a table a rank, on its own clock: rank, window and columns of
             `ppprof.analysis.ranks.step_breakdown.STRETCHES`.
-        matched: as `ppprof.analysis.ranks.matching.match_collectives` returns it.
+        matched: as `ppprof.analysis.ranks.collectives.match_collectives` returns it.
         clocks: of ranks whose clock is known.
 
     Returns:

@@ -49,7 +49,7 @@ import polars as pl
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import difference, overlap
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.ranks.matching import as_kernels, to_reference_clock
+from ppprof.analysis.ranks.collectives import to_reference_clock, with_kernel_times
 from ppprof.arrays import Bool, Int64
 from ppprof.topology import Topology
 from ppprof.trace import Clock
@@ -105,7 +105,7 @@ def passes(profile: Profile, rank: int = -1) -> pl.DataFrame:
     steps = in_steps.filter(pl.col("category") == "ProfileStep").with_columns(kind=pl.lit("step"))
     of_pipeline = pl.col("micro_batch").is_not_null()
     spans = in_steps.filter(of_pipeline & pl.col("category").is_in(["Forward", "Backward"]))
-    found = as_kernels(spans, events).with_columns(
+    found = with_kernel_times(spans, events).with_columns(
         pl.col("chunk").fill_null(0),
         kind=pl.col("category").cast(pl.String).str.to_lowercase(),
     )
@@ -135,7 +135,7 @@ def _without_other_replicas(
         pl.col("axis").cast(pl.String).str.split("+").list.contains(axis)
         for axis in _BETWEEN_REPLICAS
     )
-    communication = as_kernels(
+    communication = with_kernel_times(
         events.filter((pl.col("category") == "Communication") & between.fill_null(value=True)),
         events,
     )

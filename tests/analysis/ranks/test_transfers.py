@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from ppprof.analysis.ranks.cluster import Cluster, analyze_rank
-from ppprof.analysis.ranks.matching import COLLECTIVES, with_rank
+from ppprof.analysis.ranks.collectives import COLLECTIVES, with_rank
 from ppprof.analysis.ranks.step_table import PLACES, join_ranks, of_window
 from ppprof.analysis.ranks.transfers import without_transfers
 from ppprof.rundir.clocks import Clock, Reading
