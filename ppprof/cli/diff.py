@@ -124,7 +124,7 @@ def diff(args: argparse.Namespace) -> int:
     if args.format != "table" or args.output is not None:
         for outcome in outcomes:
             tell(outcome)
-    return _BROKEN if any(outcome.status == "broken" for outcome in outcomes) else 0
+    return _BROKEN if any(outcome.status == "fail" for outcome in outcomes) else 0
 
 
 @dataclass(frozen=True)
