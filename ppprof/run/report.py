@@ -70,7 +70,7 @@ def collect_report_data(
         shown = max(at.window for at in chosen) if window is None else window
         chosen = [at for at in chosen if at.window == shown]
         made = _portraits(run, chosen, wanted, executor)
-        cluster = run.cluster_of([_part(at, at.value.examined) for at in made])
+        cluster = run.cluster_of([_part(at, at.value.analysis) for at in made])
         side = side_of(run, [_quietly(at, at.value.costs) for at in made], ranks, shown)
     found = None
     if baseline is not None:
@@ -139,7 +139,7 @@ def _portraits(
         raise InputError("\n".join(errors))
     for message in errors:
         run.tell(message)
-    if steps is not None and all(at.value.examined.breakdown.parts.is_empty() for at in made):
+    if steps is not None and all(at.value.analysis.breakdown.parts.is_empty() for at in made):
         raise UsageError(f"{run}: no step of {steps}")
     return sorted(made, key=lambda at: at.recording.rank)
 
@@ -193,7 +193,7 @@ def _phases(made: Sequence[WindowResult[RankReportData]]) -> pl.DataFrame:
     schema = {"rank": pl.Int64, "name": pl.String, "cpu_ns": pl.Float64, "gpu_ns": pl.Float64}
     parts = [pl.DataFrame(schema=schema)]
     for at in made:
-        num_steps = at.value.examined.breakdown.parts["step"].n_unique()
+        num_steps = at.value.analysis.breakdown.parts["step"].n_unique()
         parts.append(
             at.value.phases.filter(pl.col("name").is_in(PHASES)).select(
                 pl.lit(at.recording.rank, pl.Int64).alias("rank"),

@@ -11,7 +11,7 @@ from ppprof.analysis.diff.costs import Costs, costs_of
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import StepRange, select_steps
-from ppprof.analysis.ranks.cluster import RankAnalysis, rank_analysis_of
+from ppprof.analysis.ranks.cluster import RankAnalysis, analyze_profile
 from ppprof.analysis.report_data.memory_timeline import Memory, memory_levels
 from ppprof.analysis.report_data.timeline import lanes
 from ppprof.analysis.summaries.overview import model
@@ -32,7 +32,7 @@ class Details(NamedTuple):
 class RankReportData(NamedTuple):
     """One rank's window."""
 
-    examined: RankAnalysis
+    analysis: RankAnalysis
     costs: Costs
     indicators: Indicators
     phases: pl.DataFrame
@@ -54,7 +54,7 @@ def collect_rank_report_data(
     profile = Profile(trace if steps is None else select_steps(trace, steps))
     cost = costs_of(profile, Naming())
     return RankReportData(
-        rank_analysis_of(profile, cost.breakdown),
+        analyze_profile(profile, cost.breakdown),
         cost,
         collect_indicators(profile),
         model(profile),

@@ -62,9 +62,9 @@ def test_what_is_left_once_both_have_come_is_transfer(tmp_path, ahead):
         clocks=clocks,
     )
     columns = ("step", "computation", "exposed_pp", "bubble", "rest", "communication_pp")
-    assert told(found.alone, *columns) == [(0, 10, 4, 0, 4, 2, 4), (1, 10, 2, 0, 8, 0, 8)]
+    assert told(found.steps_per_trace, *columns) == [(0, 10, 4, 0, 4, 2, 4), (1, 10, 2, 0, 8, 0, 8)]
     assert told(found.steps, *columns) == [(0, 10, 4, 4, 0, 2, 4), (1, 10, 2, 4, 4, 0, 8)]
-    assert found.steps.columns == found.alone.columns
+    assert found.steps.columns == found.steps_per_trace.columns
 
 
 def test_who_waits_until_all_meet_waits_until_the_last_has_come(tmp_path):
@@ -80,13 +80,13 @@ def test_who_waits_until_all_meet_waits_until_the_last_has_come(tmp_path):
         (0, 10, forward(0, 0, 2), span("Communication", meeting, 2, 8)),
         (0, 10, forward(1, 0, 6), span("Communication", meeting, 6, 8)),
     )
-    assert told(found.alone, "exposed_pp", "bubble") == [(0, 0, 6), (1, 0, 2)]
+    assert told(found.steps_per_trace, "exposed_pp", "bubble") == [(0, 0, 6), (1, 0, 2)]
     assert told(found.steps, "exposed_pp", "bubble") == [(0, 2, 4), (1, 2, 0)]
 
 
 def test_without_the_other_side_it_stays_in_the_bubble(tmp_path):
     found = cluster(tmp_path, (0, 10, forward(0, 0, 4), sent("send", 4, 8, 1)))
-    assert_frame_equal(found.steps, found.alone)
+    assert_frame_equal(found.steps, found.steps_per_trace)
 
 
 ticks = st.integers(0, 40)
