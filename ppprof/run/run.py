@@ -25,7 +25,7 @@ from ppprof.analysis.profile.steps import StepRange, select_steps
 from ppprof.analysis.ranks.clock_alignment import align_clocks
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_rank
 from ppprof.analysis.ranks.collectives import collectives, with_rank
-from ppprof.analysis.ranks.step_table import PLACES, group_steps, join_ranks, of_window
+from ppprof.analysis.ranks.step_table import PLACES, group_steps, join_ranks, with_window
 from ppprof.analysis.summaries.across_ranks import (
     by_name,
     by_rank,
@@ -626,7 +626,7 @@ class Run:
                 self.tell(f"{at.source}: no step in it; left out")
             rank, number = at.recording.rank, at.recording.window
             parts.append((rank, number, at.value.breakdown.parts))
-            bubbles.append(of_window(at.value.breakdown.bubbles, rank, number))
+            bubbles.append(with_window(at.value.breakdown.bubbles, rank, number))
             met.append(with_rank(at.value.collectives, rank))
             passed.append(at.value.passes.with_columns(rank=pl.lit(rank, pl.Int64)))
         rows = join_ranks(parts, self.places)
