@@ -10,8 +10,9 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.diff.diff import KERNEL_VALUES, OPERATOR_VALUES, Diff
+from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome, Threshold, check
+from ppprof.analysis.diff.run_costs import KERNEL_VALUES, OPERATOR_VALUES
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.cli import executors
 from ppprof.cli.options import (
@@ -110,7 +111,7 @@ def diff(args: argparse.Namespace) -> int:
     if args.format != "table" or args.output is not None:
         for outcome in outcomes:
             log.info("%s", outcome)
-    return _FAILED if any(outcome.status == "broken" for outcome in outcomes) else 0
+    return _FAILED if any(outcome.status == "fail" for outcome in outcomes) else 0
 
 
 @dataclass(frozen=True)

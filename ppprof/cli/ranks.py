@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppprof.analysis.profile.steps import StepRange
+from ppprof.analysis.ranks.clock_alignment import offsets_by_starts
 from ppprof.analysis.ranks.cluster import Cluster
-from ppprof.analysis.ranks.matching import offsets_by_starts
 from ppprof.analysis.ranks.step_table import GROUPS, group_steps, slowest
 from ppprof.cli import executors
 from ppprof.cli.options import (

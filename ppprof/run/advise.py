@@ -17,7 +17,7 @@ from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.advice.indicators import Indicators, collect_indicators, joined
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import StepRange
-from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, rank_analysis_of
+from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_profile
 from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.errors import InputError, UsageError
 from ppprof.run.ranks import cluster_of
@@ -79,7 +79,7 @@ def collect_evidence_of_run(
 
 def _analyze(trace: Trace) -> tuple[RankAnalysis, Indicators]:
     profile = Profile(trace)
-    return rank_analysis_of(profile, breakdown(profile)), collect_indicators(profile)
+    return analyze_profile(profile, breakdown(profile)), collect_indicators(profile)
 
 
 def collect_evidence(

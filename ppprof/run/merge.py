@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ppprof.analysis.profile.steps import StepRange, select_steps
-from ppprof.analysis.ranks.matching import align, collectives
+from ppprof.analysis.ranks.clock_alignment import align_clocks
+from ppprof.analysis.ranks.collectives import collectives
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import to_path
 from ppprof.run.ranks import tables_by_rank
@@ -116,7 +117,7 @@ class _Windows:
 
 
 def _clocks_of(run: Run, recordings: Sequence[Recording]) -> Clocks:
-    """Return clocks as the capture compared them, else as collectives bound them (`align`)."""
+    """Return clocks as the capture compared them, else as collectives bound them (`align_clocks`)."""
     reference = {0: Clock(0, (Reading(0, 0, 0),), "same")}
     measured = {**reference, **run.clocks} if run.clocks else {}
     ranks = {recording.rank for recording in recordings}
@@ -126,7 +127,7 @@ def _clocks_of(run: Run, recordings: Sequence[Recording]) -> Clocks:
     for recording in recordings:
         with suppress(InputError):  # reported where the window is written
             tables.append(collectives(run.reader.trace(recording)[1], recording.rank))
-    clocks = align(tables_by_rank(tables), measured) if tables else measured
+    clocks = align_clocks(tables_by_rank(tables), measured) if tables else measured
     errors_ns = {
         rank: clock.error_ns for rank, clock in clocks.items() if clock.method == "collectives"
     }

@@ -10,8 +10,8 @@ import polars as pl
 
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis
-from ppprof.analysis.ranks.matching import with_rank
-from ppprof.analysis.ranks.step_table import join_ranks, of_window
+from ppprof.analysis.ranks.collectives import with_rank
+from ppprof.analysis.ranks.step_table import join_ranks, with_window
 from ppprof.errors import InputError, UsageError
 from ppprof.run.traces import WindowResult
 from ppprof.units import format_ranges
@@ -42,7 +42,7 @@ def cluster_of(
             _log.warning("%s: no step in it; left out", result.source)
         rank, window = result.recording.rank, result.recording.window
         parts.append((rank, window, result.value.breakdown.parts))
-        bubbles.append(of_window(result.value.breakdown.bubbles, rank, window))
+        bubbles.append(with_window(result.value.breakdown.bubbles, rank, window))
         collectives.append(with_rank(result.value.collectives, rank))
         passes.append(result.value.passes.with_columns(rank=pl.lit(rank, pl.Int64)))
     rows = join_ranks(parts, run.places)

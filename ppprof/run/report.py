@@ -14,16 +14,16 @@ from functools import partial
 import polars as pl
 
 from ppprof.analysis.advice import advise
-from ppprof.analysis.diff.diff import Diff, Side
+from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.profile.profile import PHASES
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.cluster import Cluster
-from ppprof.analysis.ranks.matching import to_reference_clock
+from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.report_data.rank import Details, RankReportData, collect_rank_report_data
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.errors import InputError, UsageError
 from ppprof.run.advise import collect_evidence
-from ppprof.run.diff import diff, measured, side_of
+from ppprof.run.diff import RunPart, compare, costs_of_run, measure, naming_for
 from ppprof.run.ranks import cluster_of
 from ppprof.run.run import Run
 from ppprof.run.traces import WindowResult
@@ -70,19 +70,24 @@ def collect_report_data(
         recordings = run.select_ranks(ranks, window)
         number = max(recording.window for recording in recordings) if window is None else window
         recordings = [recording for recording in recordings if recording.window == number]
-        results = _rank_data(run, recordings, chosen_steps, executor)
-        cluster = cluster_of(run, [result.map(result.value.examined) for result in results])
-        side = side_of(run, [result.map(result.value.costs) for result in results], ranks, number)
+        sides = [RunPart(run, ranks, number)]
+        if baseline is not None:
+            last = max(baseline.windows(), default=None) if baseline.recordings else None
+            sides.append(RunPart(baseline, ranks, last))
+        naming = naming_for(sides)
+        results = _rank_data(run, recordings, naming, chosen_steps, executor)
+        cluster = cluster_of(run, [result.map(result.value.analysis) for result in results])
+        costs = costs_of_run(sides[0], [result.map(result.value.costs) for result in results])
         change = None
         if baseline is not None:
-            change = _change(baseline, run, side, (ranks, number, chosen_steps), executor)
+            change = compare(measure(sides[1], naming, executor), costs)
     return ReportData(
         paths=[str(path) for path in run.paths],
         window=number,
         windows=run.windows(),
         manifest=run.manifest,
         cluster=cluster,
-        side=side,
+        costs=costs,
         step_times=run.step_times,
         devices={result.recording.rank: result.value.costs.device for result in results},
         phases=_phases(results),
@@ -115,11 +120,15 @@ def _warnings() -> Iterator[list[str]]:
 
 
 def _rank_data(
-    run: Run, recordings: Sequence[Recording], steps: StepRange | None, executor: Executor | None
+    run: Run,
+    recordings: Sequence[Recording],
+    naming: Naming,
+    steps: StepRange | None,
+    executor: Executor | None,
 ) -> list[WindowResult[RankReportData]]:
     """Return the data of every window that can be read, by rank; of some, also what is drawn."""
     drawn = _drawn(run, [recording.rank for recording in recordings])
-    collect = partial(collect_rank_report_data, steps=steps)
+    collect = partial(collect_rank_report_data, naming=naming, steps=steps)
     errors: list[str] = []
     results: list[WindowResult[RankReportData]] = []
     for work, part in (
@@ -135,7 +144,7 @@ def _rank_data(
     for message in errors:
         _log.warning("%s", message)
     if steps is not None and all(
-        result.value.examined.breakdown.parts.is_empty() for result in results
+        result.value.analysis.breakdown.parts.is_empty() for result in results
     ):
         raise UsageError(f"{run}: no step of {steps}")
     return sorted(results, key=lambda result: result.recording.rank)
@@ -161,34 +170,12 @@ def _drawn(run: Run, ranks: Sequence[int]) -> list[int]:
     return (firsts or list(ranks))[:_MOST_DRAWN]
 
 
-def _change(
-    baseline: Run,
-    run: Run,
-    side: Side,
-    part: tuple[RankSelector, int, StepRange | None],
-    executor: Executor | None,
-) -> Diff:
-    """Return the comparison of the run with the last window of the baseline."""
-    ranks, number, steps = part
-    window = max(baseline.windows(), default=None) if baseline.recordings else None
-    other = measured(baseline, ranks, window, executor=executor)
-    is_alike = (other.frameworks, other.has_forward_links) == (
-        side.frameworks,
-        side.has_forward_links,
-    )
-    if not other.frameworks or is_alike:
-        return Diff(other, side)
-    # Both sides need the same names, and gradients attributed in the same way.
-    windows = (window, number)
-    return diff(baseline, run, ranks=ranks, windows=windows, steps=(None, steps), executor=executor)
-
-
 def _phases(results: Sequence[WindowResult[RankReportData]]) -> pl.DataFrame:
     """Return the time of each phase in a step of each rank."""
     schema = {"rank": pl.Int64, "name": pl.String, "cpu_ns": pl.Float64, "gpu_ns": pl.Float64}
     parts = [pl.DataFrame(schema=schema)]
     for result in results:
-        num_steps = max(result.value.examined.breakdown.parts["step"].n_unique(), 1)
+        num_steps = max(result.value.analysis.breakdown.parts["step"].n_unique(), 1)
         parts.append(
             result.value.phases.filter(pl.col("name").is_in(PHASES)).select(
                 pl.lit(result.recording.rank, pl.Int64).alias("rank"),

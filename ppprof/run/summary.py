@@ -20,12 +20,11 @@ from ppprof.analysis.summaries.across_ranks import (
     comparable,
     of_rank,
 )
-from ppprof.analysis.summaries.views import VIEWS, summarize
+from ppprof.analysis.summaries.views import VIEWS, schema_of, summarize
 from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.run.selection import select_one
 from ppprof.rundir.recordings import Recording
 from ppprof.rundir.summaries import not_a_document, read_document
-from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, empty
 from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
@@ -287,13 +286,9 @@ def read_tables(path: Path) -> tuple[dict[str, Any], dict[str, pl.DataFrame]]:
     """
     identity, rows = read_document(path)
     try:
-        by_thread = any("thread" in row for row in rows["udf"])
-        like = Profile(
-            Trace(empty(EVENTS), empty(MEMORY), empty(KERNELS), empty(MEMSETS)),
-            SummaryOptions(thread_sep=by_thread),
-        )
+        thread_sep = any("thread" in row for row in rows["udf"])
         tables = {
-            view: pl.DataFrame(rows[view], summarize(like, view).schema, orient="row")
+            view: pl.DataFrame(rows[view], schema_of(view, thread_sep=thread_sep), orient="row")
             for view in VIEWS
         }
     except (LookupError, ValueError, TypeError, AttributeError, pl.exceptions.PolarsError) as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ppprof.rundir.clocks import Clock, Reading
+    from ppprof.rundir.remote_calls import REMOTE
     from ppprof.trace.formats import read, write
     from ppprof.trace.paddle.json_writer import write_paddle_json
     from ppprof.trace.paddle.pb_reader import read_paddle_pb
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
     from ppprof.trace.schema import Trace
 
 __all__ = [
+    "REMOTE",
+    "Clock",
+    "Reading",
     "Trace",
     "read",
     "read_paddle_pb",
@@ -23,13 +28,16 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Trace": "schema",
-    "read": "formats",
-    "read_paddle_pb": "paddle.pb_reader",
-    "read_window": "remote_calls",
-    "write": "formats",
-    "write_paddle_json": "paddle.json_writer",
-    "write_paddle_pb": "paddle.pb_writer",
+    "REMOTE": "rundir.remote_calls",
+    "Clock": "rundir.clocks",
+    "Reading": "rundir.clocks",
+    "Trace": "trace.schema",
+    "read": "trace.formats",
+    "read_paddle_pb": "trace.paddle.pb_reader",
+    "read_window": "trace.remote_calls",
+    "write": "trace.formats",
+    "write_paddle_json": "trace.paddle.json_writer",
+    "write_paddle_pb": "trace.paddle.pb_writer",
 }
 
 
@@ -39,4 +47,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(f"ppprof.{_MODULES[name]}"), name)

@@ -89,7 +89,7 @@ def test_data_for_scripts(traces, capsys):
     assert found["step_time"]["low"] < found["step_time"]["ratio"] < found["step_time"]["high"]
     (row,) = found["tables"]["op"]
     assert (row["name"], row["delta_cpu_self_ns"], row["is_clear"]) == ("matmul", 2_000_000, True)
-    assert [rule["status"] for rule in found["rules"]] == ["kept"]
+    assert [rule["status"] for rule in found["rules"]] == ["pass"]
     out, _ = printed(capsys, *traces, "--format", "csv", "--views", "op")
     (row,) = csv.DictReader(io.StringIO(out))
     assert float(row["delta_cpu_self_ns"]) == 2_000_000
@@ -98,9 +98,9 @@ def test_data_for_scripts(traces, capsys):
 def test_a_comment_for_a_pull_request(traces, capsys, tmp_path):
     out, err = printed(capsys, *traces, "--format", "md", "--fail-if", "step_time > 5%", code=1)
     assert out.startswith("**Step time: slower: +9.5%")
-    assert "- broken: step_time > 5%: +9.5%" in out
+    assert "- failed: step_time > 5%: +9.5%" in out
     assert "| `matmul` " in out
-    assert err.startswith("broken: step_time > 5%: +9.5%, 95% interval")
+    assert err.startswith("failed: step_time > 5%: +9.5%, 95% interval")
     target = tmp_path / "comment.md"
     assert printed(capsys, *traces, "--format", "md", "-o", target).out == ""
     assert target.read_text().startswith("**Step time")
@@ -121,7 +121,7 @@ def test_a_gate(traces, capsys, rules, code):
     flags = [part for rule in rules for part in ("--fail-if", rule)]
     out, _ = printed(capsys, *traces, *flags, code=code)
     assert sum(rule in line for rule in rules for line in out.splitlines()) == len(rules)
-    assert ("broken: " in out) == bool(code)
+    assert ("failed: " in out) == bool(code)
 
 
 def test_the_guides_four_steps(tmp_path, capsys):

@@ -156,7 +156,7 @@ def test_traces_without_a_manifest(tmp_path, capsys):
     out = printed(capsys, tmp_path, "--by", "pp", "--format", "csv").out
     assert [row["pp"] for row in csv.DictReader(io.StringIO(out))] == ["0", "1"]
     assert main(["ranks", str(tmp_path), "--by", "host"]) == 2
-    assert "'host': nothing says where the ranks are" in capsys.readouterr().err
+    assert "'host': the ranks' hosts and coordinates are unknown" in capsys.readouterr().err
     assert main(["ranks", str(tmp_path), "--rank", "pp=0"]) == 2
     assert "coordinates need a manifest" in capsys.readouterr().err
 

@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.steps import select_events
-from ppprof.rundir.remote_calls import REMOTE
+from ppprof.trace import REMOTE
 from ppprof.trace.remote_calls import call_of
 from ppprof.trace.schema import Trace
 

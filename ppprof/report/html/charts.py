@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.diff.module_changes import UNKNOWN
-from ppprof.analysis.ranks.matching import to_reference_clock
+from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.report.html.sections import has_pipeline, label, typical_step
 from ppprof.report.html.words import Words
@@ -39,12 +39,12 @@ def chart_data(report: ReportData, words: Words) -> dict[str, Any]:
         "heat": _heat(report, words),
         "communication": _communication(report),
         "pipeline": _pipeline(report, words) if has_pipeline(report) else None,
-        "modules": _modules(report.itself.modules),
+        "modules": _modules(report.costs.module_means),
         "memory": _memory(report),
         "timeline": _timeline(report),
     }
     if report.diff is not None:
-        data["change_modules"] = _modules(report.diff.modules)
+        data["change_modules"] = _module_changes(report.diff.modules)
         data["trend"] = _trend(report.diff.modules)
         data["change_steps"] = _change_steps(report)
     return data
@@ -259,22 +259,52 @@ def _pipeline(report: ReportData, words: Words) -> dict[str, Any]:
 
 
 def _modules(table: pl.DataFrame) -> dict[str, Any]:
-    """The tree in pre-order; of two runs, and of one beside itself."""
-    table = table.filter(pl.col("depth") < 60).head(_MOST_MODULES)
-    found: dict[str, Any] = {
+    """Return the run's module tree in pre-order, as a comparison without changes.
+
+    One script draws both.
+    """
+    table = _drawn_modules(table)
+    times, num = _module_times(table, ""), table.height
+    return {
+        **_module_names(table),
+        "status": ["both"] * num,
+        "baseline": times,
+        "experiment": times,
+        "delta_self": [0.0] * num,
+        "is_clear": [False] * num,
+    }
+
+
+def _module_changes(table: pl.DataFrame) -> dict[str, Any]:
+    """Return the module tree of two runs, in pre-order."""
+    table = _drawn_modules(table)
+    return {
+        **_module_names(table),
+        "status": table["status"].to_list(),
+        "baseline": _module_times(table, "baseline_"),
+        "experiment": _module_times(table, "experiment_"),
+        "delta_self": _ms(table["delta_self_ns"]),
+        "is_clear": table["is_clear"].to_list(),
+    }
+
+
+def _drawn_modules(table: pl.DataFrame) -> pl.DataFrame:
+    return table.filter(pl.col("depth") < 60).head(_MOST_MODULES)
+
+
+def _module_names(table: pl.DataFrame) -> dict[str, Any]:
+    return {
         "stage": table["stage"].to_list(),
         "depth": table["depth"].to_list(),
         "name": table["name"].replace(UNKNOWN, "?").to_list(),
-        "status": table["status"].to_list(),
     }
-    for side in ("baseline", "experiment"):
-        found[side] = {
-            value: _ms(table[f"{side}_{value}_ns"]) for value in ("time", "self", "cpu", "gpu")
-        }
-        found[side]["calls"] = table[f"{side}_calls"].to_list()
-    found["delta_self"] = _ms(table["delta_self_ns"])
-    found["is_clear"] = table["is_clear"].to_list()
-    return found
+
+
+def _module_times(table: pl.DataFrame, prefix: str) -> dict[str, Any]:
+    times: dict[str, Any] = {
+        value: _ms(table[f"{prefix}{value}_ns"]) for value in ("time", "self", "cpu", "gpu")
+    }
+    return {**times, "calls": table[f"{prefix}calls"].to_list()}
 
 
 def _trend(table: pl.DataFrame) -> dict[str, Any]:

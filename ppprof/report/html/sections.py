@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.diff.module_changes import UNKNOWN
+from ppprof.analysis.diff.run_costs import METRICS
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.report.html.blocks import (
     Advice,
@@ -65,21 +66,23 @@ def _nothing(words: Words, reason: str) -> Made:
 
 def headline(report: ReportData, words: Words) -> Tiles:
     """The numbers that matter most."""
-    rows = {row["metric"]: row for row in report.itself.overview.rows(named=True)}
+    metrics = report.costs.metrics
     tiles = []
     for metric in _HEADLINE:
-        row = rows.get(metric, {})
-        value = row.get("baseline")
+        value = metrics.get(metric)
         if value is None:
-            if row.get("baseline_text"):
-                tiles.append(Tile(metric, row["baseline_text"]))
+            continue
+        if isinstance(value, str):
+            tiles.append(Tile(metric, value))
             continue
         detail = ""
         if metric in _PARTS and report.step_ns:
             detail = ratio_text(value / report.step_ns)
-        if metric == "step_time_p95" and rows["step_time"]["baseline"]:
-            detail = f"{value / rows['step_time']['baseline'] - 1:+.1%}"
-        tiles.append(Tile(metric, written(value, OVERVIEW_KINDS[row["unit"]]), detail))
+        step_time = metrics.get("step_time")
+        if metric == "step_time_p95" and isinstance(step_time, float) and step_time:
+            detail = f"{value / step_time - 1:+.1%}"
+        kind = OVERVIEW_KINDS[METRICS[metric]]
+        tiles.append(Tile(metric, written(float(value), kind), detail))
     return Tiles(tiles)
 
 
@@ -215,43 +218,44 @@ def typical_step(report: ReportData) -> int:
 
 
 def _operators(report: ReportData, words: Words) -> Made:
-    clock = report.itself.clock
+    clock = report.costs.clock
     values = ["cpu_total", "cpu_self", *(["gpu_total", "gpu_self"] if clock == "gpu" else [])]
-    table = _shares(report.itself.operators, f"baseline_{clock}_self_ns")
+    table = _shares(report.costs.operator_means, f"{clock}_self_ns")
     if table.is_empty():
         return _nothing(words, "no_operators")
     spec = [
         ("name", "text", "name"),
-        ("calls", "number", "baseline_calls"),
-        *((value, "ms", f"baseline_{value}_ns") for value in values),
+        ("calls", "number", "calls"),
+        *((value, "ms", f"{value}_ns") for value in values),
         (f"{clock}_ratio", "ratio", "share"),
     ]
     return words("about.operators"), [table_of(words("sections.operators"), table, spec)]
 
 
 def _kernels(report: ReportData, words: Words) -> Made:
-    total = "baseline_gpu_total_ns"
-    table = _shares(report.itself.kernels, total)
+    total = "gpu_total_ns"
+    table = _shares(report.costs.kernel_means, total)
     if table.is_empty():
         return _nothing(words, "no_kernels")
     spec = [
         ("name", "text", "name"),
-        ("calls", "number", "baseline_calls"),
+        ("calls", "number", "calls"),
         ("gpu_total", "ms", total),
         ("mean_dur", "ms", "mean"),
         ("gpu_ratio", "ratio", "share"),
     ]
-    table = table.with_columns(mean=pl.col(total) / pl.col("baseline_calls"))
+    table = table.with_columns(mean=pl.col(total) / pl.col("calls"))
     return words("about.kernels"), [table_of(words("sections.kernels"), table, spec)]
 
 
 def _shares(table: pl.DataFrame, by: str) -> pl.DataFrame:
     """The largest first, with each one's share."""
-    return table.sort(by, descending=True).with_columns(share=pl.col(by) / (table[by].sum() or 1))
+    ordered = table.sort(by, descending=True, maintain_order=True)
+    return ordered.with_columns(share=pl.col(by) / (table[by].sum() or 1))
 
 
 def _modules(report: ReportData, words: Words) -> Made:
-    table = report.itself.modules
+    table = report.costs.module_means
     if table.filter((pl.col("depth") > 0) & (pl.col("name") != UNKNOWN)).is_empty():
         return _nothing(words, "no_modules")
     return words("about.modules"), [Chart("modules", words("sections.modules"), "tree")]

@@ -8,9 +8,10 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.diff.diff import KERNEL_VALUES, OPERATOR_VALUES, Diff
+from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.module_changes import UNKNOWN
+from ppprof.analysis.diff.run_costs import KERNEL_VALUES, OPERATOR_VALUES
 from ppprof.report.markdown import code
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Column, Line, Table
