@@ -12,10 +12,10 @@ from ppprof.analysis.profile.steps import StepRange
 from ppprof.cli import executors
 from ppprof.cli.options import Checks, add_cache, add_part, add_ranks, opened, whole_number
 from ppprof.report.data import dumps
+from ppprof.report.markdown import findings_markdown
 from ppprof.report.text.advice import (
     LANGUAGES,
     findings_document,
-    findings_markdown,
     findings_table,
     render_findings,
 )
@@ -94,5 +94,5 @@ def _text(args: argparse.Namespace, run: Run, found: Sequence[Finding], limit: i
         return f"{dumps(findings_document(found, args.language, run=str(run)))}\n"
     if args.format == "csv":
         return findings_table(found, args.language).write_csv()
-    draw = findings_markdown if args.format == "md" else render_findings
-    return draw(found, args.language, limit)
+    render = findings_markdown if args.format == "md" else render_findings
+    return render(found, args.language, limit)

@@ -28,7 +28,9 @@ from ppprof.cli.options import (
 from ppprof.cli.terminal import tell
 from ppprof.errors import UsageError
 from ppprof.report.data import dumps
-from ppprof.report.text.diff import VIEWS, Shown, as_data, as_markdown, render_diff, tables
+from ppprof.report.diff_rows import VIEWS, RowSelection, diff_document, select_rows
+from ppprof.report.markdown import diff_markdown
+from ppprof.report.text.diff import render_diff
 from ppprof.report.text.summary import TableOptions
 from ppprof.run.diff import diff as compare
 from ppprof.topology import parse_selector
@@ -133,7 +135,7 @@ class _Request:
     ranks: tuple[Any, Any]
     windows: tuple[int | None, int | None]
     steps: tuple[str | None, str | None]
-    shown: Shown
+    shown: RowSelection
     layout: TableOptions
     rules: Sequence[Threshold]
     workers: int
@@ -180,7 +182,7 @@ class _Request:
         if args.exact and args.names:
             problems.append("--names: has no effect with --exact")
         limit = "none" if is_data else args.limit or "20"
-        shown = Shown(
+        shown = RowSelection(
             views or VIEWS,
             args.all or is_data,
             None if limit == "none" else checked("--limit", whole_number, limit),
@@ -224,22 +226,28 @@ def _sort_key(text: str | None) -> str | None:
     return text
 
 
-def _table(found: Diff, shown: Shown, layout: TableOptions, outcomes: Sequence[Outcome]) -> str:
+def _table(
+    found: Diff, shown: RowSelection, layout: TableOptions, outcomes: Sequence[Outcome]
+) -> str:
     return render_diff(found, shown, layout, outcomes)
 
 
-def _json(found: Diff, shown: Shown, layout: TableOptions, outcomes: Sequence[Outcome]) -> str:
-    return dumps(as_data(found, shown, outcomes)) + "\n"
+def _json(
+    found: Diff, shown: RowSelection, layout: TableOptions, outcomes: Sequence[Outcome]
+) -> str:
+    return dumps(diff_document(found, shown, outcomes)) + "\n"
 
 
-def _csv(found: Diff, shown: Shown, layout: TableOptions, outcomes: Sequence[Outcome]) -> str:
-    (table,) = tables(found, shown).values()
+def _csv(
+    found: Diff, shown: RowSelection, layout: TableOptions, outcomes: Sequence[Outcome]
+) -> str:
+    (table,) = select_rows(found, shown).values()
     return table.write_csv()
 
 
-_FORMATS: dict[str, Callable[[Diff, Shown, TableOptions, Sequence[Outcome]], str]] = {
+_FORMATS: dict[str, Callable[[Diff, RowSelection, TableOptions, Sequence[Outcome]], str]] = {
     "table": _table,
     "json": _json,
     "csv": _csv,
-    "md": as_markdown,
+    "md": diff_markdown,
 }

@@ -21,7 +21,7 @@ from ppprof.errors import UsageError
 from ppprof.paths import to_path
 from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
-from ppprof.report.text.ranks import render_findings, render_groups, render_ranks
+from ppprof.report.text.ranks import render_groups, render_ranks, render_stragglers
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.what_if import render_what_if
 from ppprof.run.run import Run
@@ -164,7 +164,7 @@ def _together(shown: _Shown) -> str:
     if shown.cluster.arrivals.is_empty():
         return ""
     groups = render_groups(shown.cluster, shown.layout)
-    return f"\n{groups}{render_findings(shown.cluster, shown.layout)}"
+    return f"\n{groups}{render_stragglers(shown.cluster, shown.layout)}"
 
 
 def _slowest(shown: _Shown) -> str:

@@ -13,16 +13,15 @@ import ppprof
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import CONFIDENCES, SEVERITIES, Finding
 from ppprof.errors import UsageError
+from ppprof.report.markdown import findings_markdown, rules_markdown
 from ppprof.report.text.advice import (
     LANGUAGES,
     findings_document,
-    findings_markdown,
     findings_table,
     headline,
     read_catalogue,
     render_findings,
     rows,
-    rules_markdown,
 )
 from tests.analysis.advice.test_advice import TRIGGERS, run
 
@@ -139,5 +138,5 @@ def test_names_do_not_break_a_table():
 
 def test_the_page_has_the_rules_as_they_are():
     assert rules_markdown() in PAGE.read_text("utf-8"), (
-        "docs/advice.md: its table is made by ppprof.report.text.advice.rules_markdown(): paste it"
+        "docs/advice.md: its table is made by ppprof.report.markdown.rules_markdown(): paste it"
     )

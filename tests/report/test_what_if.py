@@ -29,7 +29,7 @@ def test_what_stragglers_cost():
         "-------------------------------------What-if Summary--------------------------------------",
         "Time unit: ms",
         "S 1.25, M_W 75.0%, M_S 90.0%",
-        "The replay differs from what was recorded by 2.0%, step by step",
+        "The replay differs from the recording by 2.0%, mean over steps",
         "------------------------  ----------------  ------------  ------------  --------  --------",
         "If as fast as usual       Ranks             Step Time     Saved         Share     Alone",
         "------------------------  ----------------  ------------  ------------  --------  --------",

@@ -11,7 +11,7 @@ import polars as pl
 from ppprof.report.text.advice import FindingRow
 from ppprof.units import bytes_text, format_time, ratio_text
 
-MOST_ROWS = 300
+MAX_ROWS = 300
 """Of a table: behind these nobody looks, and each costs the browser."""
 
 _SEEN_AT_ONCE = 12
@@ -114,14 +114,14 @@ Spec = Sequence[tuple[str, str, Union[str, Callable[[Mapping[str, Any]], Cell]]]
 
 
 def table_of(label: str, table: pl.DataFrame, spec: Spec) -> Table:
-    """The first `MOST_ROWS` rows of a table, some of its columns."""
+    """The first `MAX_ROWS` rows of a table, some of its columns."""
     rows = []
-    for row in table.head(MOST_ROWS).rows(named=True):
+    for row in table.head(MAX_ROWS).rows(named=True):
         rows.append(
             [cell(row[at], kind) if isinstance(at, str) else at(row) for _, kind, at in spec]
         )
     columns = [Column(term, kind) for term, kind, _ in spec]
-    return Table(label, columns, rows, max(0, table.height - MOST_ROWS))
+    return Table(label, columns, rows, max(0, table.height - MAX_ROWS))
 
 
 @dataclass(frozen=True)

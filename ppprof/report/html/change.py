@@ -9,8 +9,9 @@ import polars as pl
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.significance import Change
 from ppprof.analysis.report_data.run import ReportData
+from ppprof.report.diff_rows import RowSelection, select_rows
 from ppprof.report.html.blocks import (
-    MOST_ROWS,
+    MAX_ROWS,
     Block,
     Cell,
     Chart,
@@ -24,12 +25,11 @@ from ppprof.report.html.blocks import (
     table_of,
 )
 from ppprof.report.html.words import Words
-from ppprof.report.text.diff import Shown, tables
 from ppprof.units import ratio_text
 
 _MORE_IS_BETTER = ("ips", "tokens_per_s", "gpu_utilization")
 
-_MOST_DIFFERENCES = 12
+_MAX_DIFFERENCES = 12
 """Of the runs' configs and versions."""
 
 OVERVIEW_KINDS = {"ns": "time", "per_s": "number", "bytes": "bytes", "ratio": "ratio"}
@@ -41,7 +41,7 @@ def change_section(report: ReportData, words: Words) -> tuple[str, Sequence[Bloc
     diff = report.diff
     if diff is None:
         return None
-    found = tables(diff, Shown(limit=MOST_ROWS))
+    tables = select_rows(diff, RowSelection(limit=MAX_ROWS))
     in_words = words("about.change_steps", words=diff.step_times[1][1])
     blocks: list[Block] = [
         Tiles(
@@ -50,11 +50,11 @@ def change_section(report: ReportData, words: Words) -> tuple[str, Sequence[Bloc
                 Tile("alike", ratio_text(diff.comparability.score)),
             ]
         ),
-        *map(Note, diff.comparability.differences[:_MOST_DIFFERENCES]),
-        _overview(found["overview"], words),
+        *map(Note, diff.comparability.differences[:_MAX_DIFFERENCES]),
+        _overview(tables["overview"], words),
         Chart("change_steps", in_words, height=300),
-        *_by_name(diff, "operators", found["op"], words),
-        *_by_name(diff, "kernels", found["kernel"], words),
+        *_by_name(diff, "operators", tables["op"], words),
+        *_by_name(diff, "kernels", tables["kernel"], words),
     ]
     if diff.modules.height > 1:
         blocks += [
