@@ -1,4 +1,4 @@
-"""Findings in words: both languages say the same, of every rule, with every number filled in."""
+"""Findings in words: both languages have every rule, with every number filled in."""
 
 from __future__ import annotations
 
@@ -43,9 +43,10 @@ def shape(texts):
 def triggered(tmp_path_factory):
     """A finding of each rule."""
     found = {}
-    for rule, (told, *_) in TRIGGERS.items():
-        path = run(tmp_path_factory.mktemp(rule) / "log", **told)
-        found[rule] = next(at for at in ppprof.advise(ppprof.open(path)) if at.rule == rule)
+    for rule, (arguments, *_) in TRIGGERS.items():
+        path = run(tmp_path_factory.mktemp(rule) / "log", **arguments)
+        findings = ppprof.advise(ppprof.open(path))
+        found[rule] = next(finding for finding in findings if finding.rule == rule)
     return found
 
 
@@ -72,7 +73,7 @@ def test_every_placeholder_is_a_fact_and_every_remedy_has_a_text(rule, triggered
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_every_finding_is_said(language, triggered):
+def test_every_finding_is_rendered(language, triggered):
     for finding, row in zip(triggered.values(), rows(list(triggered.values()), language)):
         assert "{" not in f"{row.title}{row.what}{row.do}{row.how}"
         headers, cells = row.evidence_cells

@@ -155,7 +155,9 @@ def test_nothing_in_the_page_is_fetched(pages, name):
         and not value.startswith(("#", "data:,"))
     ]
     assert fetched == []
-    policy = next(at["content"] for tag, at in found.tags if "http-equiv" in at)
+    policy = next(
+        attributes["content"] for tag, attributes in found.tags if "http-equiv" in attributes
+    )
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe-eval" not in policy
 
@@ -221,15 +223,17 @@ def test_languages_say_the_same(language):
         return sorted(name for _, name, _, _ in string.Formatter().parse(text) if name)
 
     one, other = texts["en"], texts[language]
-    assert {group: set(of) for group, of in one.items()} == {
-        group: set(of) for group, of in other.items()
+    assert {group: set(entries) for group, entries in one.items()} == {
+        group: set(entries) for group, entries in other.items()
     }
     for group in ("page", "about", "sections", "reasons", "verdicts"):
         assert {key: fields(text) for key, text in one[group].items()} == {
             key: fields(text) for key, text in other[group].items()
         }
     assert all(
-        len(pair) == 2 and all(pair) for of in texts.values() for pair in of["terms"].values()
+        len(pair) == 2 and all(pair)
+        for groups in texts.values()
+        for pair in groups["terms"].values()
     )
 
 
@@ -279,7 +283,7 @@ def test_problems_of_the_command_line_come_together(runs, capsys, tmp_path):
     assert capsys.readouterr().err == "-o: expected the page to write, -o report.html\n"
 
 
-def test_a_trace_that_cannot_be_read_is_told_in_the_page(runs, tmp_path, capsys):
+def test_the_page_lists_unreadable_traces(runs, tmp_path, capsys):
     path = pipeline(tmp_path / "run")
     broken = next(path.glob("raw/rank_00002*"))
     broken.write_bytes(b"nothing of the kind")
@@ -322,7 +326,7 @@ def chromium():
 
 @pytest.fixture
 def opened(chromium, pages):
-    """Opens pages; at the end, none of them has asked for anything or complained."""
+    """Open pages; at the end, check that none made a request or logged an error."""
     all_of_them = []
 
     def open_page(name, **options):
@@ -331,10 +335,10 @@ def opened(chromium, pages):
         return found
 
     yield open_page
-    for found, address in all_of_them:
-        assert found.complaints == []
-        assert [url for url in found.requests if url != address and url != "data:,"] == []
-        found.close()
+    for page, address in all_of_them:
+        assert page.complaints == []
+        assert [url for url in page.requests if url != address and url != "data:,"] == []
+        page.close()
 
 
 class TestInChromium:
@@ -366,7 +370,7 @@ class TestInChromium:
         assert titles == [
             *("What to do", "Change from the baseline"),
             *words("Steps Ranks Communication Pipeline Operators Kernels Modules Memory Timeline"),
-            *("What could not be read", "Definitions"),
+            *("Skipped inputs", "Definitions"),
         ]
 
     def test_a_press_on_a_heading_sorts(self, opened):
@@ -401,7 +405,7 @@ class TestInChromium:
         table.locator("input").fill("")
         assert table.locator("tbody tr:visible").count() > 2
 
-    def test_a_number_tells_what_it_means(self, opened):
+    def test_a_number_shows_its_definition(self, opened):
         page = opened("run").page
         tip = page.locator("#tip")
         page.locator("#headline .term", has_text="Bubble").focus()
@@ -409,7 +413,7 @@ class TestInChromium:
         page.keyboard.press("Escape")
         assert not tip.is_visible()
         page.locator("#ranks tbody td").nth(3).hover()
-        assert "while it waits for nobody" in tip.inner_text()
+        assert "waits for no other rank" in tip.inner_text()
 
     def test_tab_goes_through_the_page_in_order(self, opened):
         found = opened("gpu")
@@ -427,11 +431,11 @@ class TestInChromium:
             if at is None:
                 break
             seen.append(at)
-        order = [at[0] for at in seen]
+        order = [element[0] for element in seen]
         assert order == sorted(set(order))
         assert seen[0][2] == "skip"
-        assert {"BUTTON", "A", "CANVAS", "SPAN", "SELECT"} <= {at[1] for at in seen}
-        assert max(at[3] for at in seen) == 0
+        assert {"BUTTON", "A", "CANVAS", "SPAN", "SELECT"} <= {element[1] for element in seen}
+        assert max(element[3] for element in seen) == 0
 
     def test_spans_can_be_walked_with_the_keyboard(self, opened):
         found = opened("gpu")
@@ -452,7 +456,7 @@ class TestInChromium:
         found.page.keyboard.press("Home")
         assert found.page.evaluate("f => f.lanes.from", figure.element_handle()) == 0
 
-    def test_a_span_tells_its_name_and_length_under_the_mouse(self, opened):
+    def test_hovering_a_span_shows_its_name_and_length(self, opened):
         found = opened("run")
         found.draw_all()
         canvas = found.page.locator('figure[data-chart="pipeline"] canvas')
