@@ -278,9 +278,9 @@ def _by_thread(table: pl.DataFrame) -> list[tuple[str, list[Row]]]:
     blocks: dict[int | None, list[Row]] = {}
     for row in table.rows(named=True):
         blocks.setdefault(row.get("thread"), []).append(row)
+    merged = "All threads merged"
     return [
-        (f"Thread: {'All threads merged' if thread is None else thread}", rows)
-        for thread, rows in blocks.items()
+        (f"Thread: {thread if thread is not None else merged}", rows) for thread, rows in blocks.items()
     ]
 
 
