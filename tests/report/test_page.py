@@ -1,4 +1,4 @@
-"""``ppprof report``: what the page holds, and what it does in a real Chromium without a network."""
+"""``ppprof report``: content of the page, and its behaviour in a real Chromium without a network."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def pipeline(folder, *, forward=30_000_000):
 
 
 def gpu(folder):
-    """One rank on a GPU: modules, memory, and a kernel whose name would be an image."""
+    """One rank on a GPU: modules, memory, and a kernel with an HTML image tag as its name."""
     folder.mkdir()
     us = 1000
 
@@ -121,7 +121,7 @@ def pages(folder, runs):
     }
 
 
-# What is in the page, read without a browser.
+# Content of the page, read without a browser.
 
 
 class Tags(HTMLParser):
@@ -169,7 +169,7 @@ def test_a_kernel_named_like_an_image_stays_text(pages):
 
 
 def cells(page, section, first):
-    """The rows of a section's tables that begin so."""
+    """Return the rows of a section's tables whose first cell matches."""
     text = (
         page.read_text("utf-8").partition(f'<section id="{section}"')[2].partition("</section>")[0]
     )
@@ -178,7 +178,7 @@ def cells(page, section, first):
 
 
 def test_tables_hold_the_numbers(pages):
-    """Of the pipeline: a step is 4 x 86 ms of passes, 86 of bubble and 7 ns of adamw; 80 before."""
+    """A pipeline step has 4 x 86 ms of passes (80 before), 86 ms of bubble and 7 ns of adamw."""
     assert [row[:5] for row in cells(pages["run"], "ranks", r"\d · dp\d pp\d")] == [
         [f"{rank} · dp{rank // 2} pp{rank % 2}", f"host-{rank // 2}", "430.000", "344.000", "0.000"]
         for rank in range(4)
@@ -211,7 +211,7 @@ def test_tables_of_a_gpu_hold_the_numbers(pages):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_languages_say_the_same(language):
+def test_languages_have_the_same_texts(language):
     texts = {
         name: yaml.safe_load(
             files("ppprof.report.html").joinpath(f"{name}.yaml").read_text("utf-8")
@@ -267,7 +267,7 @@ def test_an_unknown_language_is_refused(runs):
         render(collect_report_data(ppprof.open(runs["gpu"])), "fr")
 
 
-def test_problems_of_the_command_line_come_together(runs, capsys, tmp_path):
+def test_all_problems_of_the_command_line_are_reported_at_once(runs, capsys, tmp_path):
     taken = tmp_path / "taken.html"
     taken.write_text("mine")
     asked = ["report", str(runs["gpu"]), "--window", "x", "--steps", "y", "--workers", "0"]
@@ -313,7 +313,7 @@ def test_training_on_two_gpus_is_drawn_stream_by_stream(tmp_path):
     assert {"GPU 0 stream 7", "GPU 1 stream 20"} <= set(lanes)
 
 
-# What the page does, in Chromium.
+# Behaviour of the page, in Chromium.
 
 
 @pytest.fixture(scope="module")
@@ -359,7 +359,7 @@ class TestInChromium:
         assert min(colours.values()) > 4, colours
         assert found.page.evaluate("document.documentElement.dataset.theme") == scheme
 
-    def test_every_section_has_something(self, opened):
+    def test_every_section_has_content(self, opened):
         found = opened("run")
         empty = found.page.evaluate(
             """[...document.querySelectorAll("main > section")]
@@ -373,7 +373,7 @@ class TestInChromium:
             *("Skipped inputs", "Definitions"),
         ]
 
-    def test_a_press_on_a_heading_sorts(self, opened):
+    def test_a_click_on_a_header_sorts(self, opened):
         page = opened("run").page
         ranks = page.locator("#ranks figure.table")
         head = ranks.locator("th", has_text="Rank").first
@@ -475,14 +475,14 @@ class TestInChromium:
         )
         assert labels == ["pp0", "pp1"]
 
-    def test_light_and_dark_are_a_press_away(self, opened):
+    def test_the_theme_button_switches_light_and_dark(self, opened):
         page = opened("run", color_scheme="light").page
         page.locator("#theme").press("Enter")
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
         assert page.locator("#theme").get_attribute("aria-pressed") == "true"
 
     def test_an_intruding_script_does_not_run(self, opened, folder, pages):
-        """Were a name to become markup all the same, the page's policy would stop it."""
+        """The page's policy blocks scripts even if a name became markup."""
         text = (
             pages["gpu"].read_text("utf-8").replace("<main", "<img src=x onerror=alert(1)><main", 1)
         )

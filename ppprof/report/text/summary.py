@@ -280,7 +280,8 @@ def _by_thread(table: pl.DataFrame) -> list[tuple[str, list[Row]]]:
         blocks.setdefault(row.get("thread"), []).append(row)
     merged = "All threads merged"
     return [
-        (f"Thread: {thread if thread is not None else merged}", rows) for thread, rows in blocks.items()
+        (f"Thread: {thread if thread is not None else merged}", rows)
+        for thread, rows in blocks.items()
     ]
 
 
