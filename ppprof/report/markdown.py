@@ -13,11 +13,11 @@ from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.report.diff_rows import RowSelection
 from ppprof.report.text.advice import (
+    finding_rows,
     format_facts,
     headline,
     hidden_findings,
     read_catalogue,
-    rows,
 )
 from ppprof.report.text.diff import diff_blocks
 from ppprof.report.text.summary import TableOptions
@@ -87,7 +87,7 @@ def findings_markdown(
     """Return the headline, then each finding with its evidence and what to change."""
     words = read_catalogue(language)["words"]
     blocks = [f"**{headline(findings, language)}**"]
-    for number, row in enumerate(rows(findings[:limit], language), 1):
+    for number, row in enumerate(finding_rows(findings[:limit], language), 1):
         summary = words["summary"].format(**vars(row))
         blocks += [f"### {number}. {row.title}", f"`{row.rule}`: {summary}", row.what, row.do]
         headers, cells = row.evidence_cells

@@ -16,12 +16,12 @@ from ppprof.errors import UsageError
 from ppprof.report.markdown import findings_markdown, rules_markdown
 from ppprof.report.text.advice import (
     LANGUAGES,
+    finding_rows,
     findings_document,
     findings_table,
     headline,
     read_catalogue,
     render_findings,
-    rows,
 )
 from tests.analysis.advice.test_advice import TRIGGERS, run
 
@@ -74,7 +74,7 @@ def test_every_placeholder_is_a_fact_and_every_remedy_has_a_text(rule, triggered
 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_finding_is_rendered(language, triggered):
-    for finding, row in zip(triggered.values(), rows(list(triggered.values()), language)):
+    for finding, row in zip(triggered.values(), finding_rows(list(triggered.values()), language)):
         assert "{" not in f"{row.title}{row.what}{row.do}{row.how}"
         headers, cells = row.evidence_cells
         assert len(headers) == finding.evidence.width
@@ -105,7 +105,7 @@ def test_a_finding_in_chinese(triggered):
         "   现象：rank 0 在 1 ms 的 step 中有 480 us（48.0%）在等待 DataLoader。",
     ]
     with pytest.raises(UsageError, match="language 'de': expected one of en, zh"):
-        rows([], "de")
+        finding_rows([], "de")
 
 
 def test_headlines(triggered):

@@ -84,7 +84,7 @@ def headline(report: ReportData, words: Words) -> Tiles:
 
 
 def _findings(report: ReportData, words: Words) -> Content:
-    rows = advice.rows(report.findings, words.language)
+    rows = advice.finding_rows(report.findings, words.language)
     blocks = [Advice(row, row.evidence_cells) for row in rows]
     return advice.headline(report.findings, words.language), blocks
 

@@ -62,7 +62,7 @@ class FindingRow:
         return [_header(name) for name in columns], cells
 
 
-def rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
+def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
     """Return findings in a language, in their order.
 
     Raises:
@@ -71,7 +71,7 @@ def rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
     catalogue = read_catalogue(language)
     thresholds = {rule.name: rule.thresholds for rule in RULES}
     words = catalogue["words"]
-    finding_rows = []
+    translated = []
     for finding in findings:
         texts = catalogue["rules"][finding.rule]
         facts = format_facts(finding.facts)
@@ -79,7 +79,7 @@ def rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
             name: words["not_set"] if value is None else facts[name]
             for name, value in finding.facts.items()
         }
-        finding_rows.append(
+        translated.append(
             FindingRow(
                 finding.rule,
                 finding.severity,
@@ -96,7 +96,7 @@ def rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
                 finding.evidence,
             )
         )
-    return finding_rows
+    return translated
 
 
 def headline(findings: Sequence[Finding], language: str = "en") -> str:
@@ -108,7 +108,7 @@ def headline(findings: Sequence[Finding], language: str = "en") -> str:
     words = read_catalogue(language)["words"]
     if not findings:
         return str(words["nothing"])
-    first, row = findings[0], rows(findings[:1], language)[0]
+    first, row = findings[0], finding_rows(findings[:1], language)[0]
     if first.severity == "minor":
         return str(words["nothing_above_minor"]).format(num=len(findings))
     facts = {"num": len(findings), "severity": row.severity_text, "title": row.title}
@@ -126,7 +126,7 @@ def render_findings(
     """Return the headline, then each finding with its evidence and what to change, as text."""
     words = read_catalogue(language)["words"]
     blocks = [headline(findings, language)]
-    for number, row in enumerate(rows(findings[:limit], language), 1):
+    for number, row in enumerate(finding_rows(findings[:limit], language), 1):
         summary = words["summary"].format(**vars(row))
         lines = [f"{number}. {row.title} [{row.rule}]", f"   {summary}"]
         lines += [f"   {words[name]}{getattr(row, name)}" for name in ("what", "do")]
@@ -150,7 +150,9 @@ def findings_table(findings: Sequence[Finding], language: str = "en") -> pl.Data
     """Return one row per finding: rule, severity, cost_ns, share, confidence, title, what, do."""
     names = ("rule", "severity", "cost_ns", "share", "confidence", "title", "what", "do")
     schema = {name: pl.Float64 if name in ("cost_ns", "share") else pl.String for name in names}
-    values = [{name: getattr(row, name) for name in names} for row in rows(findings, language)]
+    values = [
+        {name: getattr(row, name) for name in names} for row in finding_rows(findings, language)
+    ]
     return pl.DataFrame(values, schema)
 
 
@@ -159,7 +161,7 @@ def findings_document(
 ) -> dict[str, Any]:
     """Return findings as JSON-compatible values: texts, and facts and evidence as numbers."""
     entries = []
-    for finding, row in zip(findings, rows(findings, language)):
+    for finding, row in zip(findings, finding_rows(findings, language)):
         texts = {name: getattr(row, name) for name in ("title", "what", "do", "how")}
         entries.append(
             {
