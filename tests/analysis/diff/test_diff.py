@@ -377,6 +377,7 @@ def side(**overview):
         "kernels": pl.DataFrame(),
         "modules": pl.DataFrame(schema={"stage": pl.Int64, **MODULES, "calls": pl.Int64}),
     }
+    empty["unattributed_modules"] = empty["modules"]
     return RunCosts("run", **{**empty, **overview})
 
 
