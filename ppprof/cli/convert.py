@@ -11,6 +11,7 @@ from ppprof.errors import UsageError
 from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.trace import read, write
 from ppprof.trace.formats import suffix_of
+from ppprof.units import format_omitted
 
 
 def register(subparsers: Any) -> None:
@@ -49,7 +50,9 @@ def convert(args: argparse.Namespace) -> int:
     )
     tell_lost(args.source, trace.skipped)
     try:
-        tell_lost(args.target, write(trace, args.target))
+        omitted = write(trace, args.target)
+        if omitted:
+            tell(format_omitted(args.target, omitted))
     except OSError as error:
         raise UsageError(f"{args.target}: {error.strerror or error}") from error
     tell(f"{args.target}: {trace.events.height} events, {args.target.stat().st_size} bytes")

@@ -22,7 +22,6 @@ from ppprof.trace.fastpath.fixed_layout import Ranges, Scanner
 from ppprof.trace.fastpath.layouts import DIALECTS, dialect_of
 from ppprof.trace.fastpath.workers import ScanWorkers, stretches
 from ppprof.trace.json.recovery import (
-    CUT_SHORT,
     EventText,
     keys_before,
     keys_behind,
@@ -37,6 +36,7 @@ from ppprof.trace.paddle.json_columns import PaddleColumns, PaddleEvent
 from ppprof.trace.paddle.json_events import paddle_tables
 from ppprof.trace.schema import CATEGORIES, Trace
 from ppprof.trace.source import BLOCK_BYTES, LONGEST_EVENT_BYTES, Progress, TraceStream
+from ppprof.units import TRUNCATED
 
 Event = TypeVar("Event")
 Keys = dict[str, Any]
@@ -73,7 +73,7 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
         if progress:
             progress(source.size, source.size)
         if source.damage:
-            skipped[f"end of the file ({source.damage})"] += 1
+            skipped[f"{TRUNCATED} ({source.damage})"] += 1
     if trace.events.is_empty() and skipped and not keys:
         raise TraceError(f"{path}: a JSON list, but nothing in it could be read as a trace's event")
     is_known = "schemaVersion" in keys or trace.events["category"].is_in(CATEGORIES).any()
@@ -193,7 +193,7 @@ def _scan(source: TraceStream, name: str, columns: PaddleColumns, keys: Keys) ->
             for _, odd in groupby(scanned.odd, lambda range_: range_[0] // BLOCK_BYTES):
                 columns.add_decoded(decoded(list(odd), source.between, bounds[-1]))
     if not has_end:
-        columns.skipped[CUT_SHORT] += 1
+        columns.skipped[TRUNCATED] += 1
 
 
 def _extra_info(value: object) -> Mapping[str, str]:

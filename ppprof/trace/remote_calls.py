@@ -88,7 +88,10 @@ class _Placed:
 def _with_calls(trace: Trace, folder: Path) -> Trace:
     calls, num_broken = read_calls(folder)
     placed = _placed(calls)
-    skipped = {"remote calls": num_broken + len(calls) - len(placed), "events of remote calls": 0}
+    skipped = {
+        "remote calls": num_broken + len(calls) - len(placed),
+        "recordings of remote calls": 0,
+    }
     numbers = _Numbers(trace)
     parts = [trace]
     for at in placed:
@@ -97,7 +100,7 @@ def _with_calls(trace: Trace, folder: Path) -> Trace:
             try:
                 recorded = read_paddle_pb(folder / f"{at.call.id}.pb")
             except (TraceError, OSError):
-                skipped["events of remote calls"] += 1
+                skipped["recordings of remote calls"] += 1
         parts.append(_part(at, recorded, numbers))
     return dataclasses.replace(
         _together(parts),

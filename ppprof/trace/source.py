@@ -90,7 +90,7 @@ class _Unpacked:
             elif not self._packed:
                 self._packed = self._file.read(_STEP_BYTES)
                 if not self._packed:
-                    raise EOFError("it is cut short")
+                    raise EOFError("unexpected end of the compressed data")
 
 
 class TraceStream:

@@ -238,7 +238,7 @@ def test_a_pb_carries_all_that_a_name_can(rows, tmp_path):
 )
 def test_what_a_pb_does_not_carry_is_counted(rows, category, tmp_path):
     trace = with_facts(spans(tmp_path, *("x" for _ in rows), category=category), rows)
-    skipped = write_paddle_pb(trace, tmp_path / "a.pb").get("events whose facts are not told", 0)
+    skipped = write_paddle_pb(trace, tmp_path / "a.pb").get("event annotations", 0)
     found = read(tmp_path / "a.pb").events
     is_bare = ~found.select(has_facts()).to_series()
     had = trace.events.select(has_facts()).to_series()
@@ -258,5 +258,5 @@ def test_facts_of_launches_are_counted(suffix, tmp_path):
     events = exact.events.with_columns(stage=pl.when(is_first).then(pl.lit(1)))
     writer = {".json": write_paddle_json, ".pb": write_paddle_pb}[suffix]
     skipped = writer(dataclasses.replace(exact, events=events), tmp_path / f"b{suffix}")
-    assert skipped == {"events whose facts are not told": 1}
+    assert skipped == {"event annotations": 1}
     assert_same(read(tmp_path / f"b{suffix}"), exact)

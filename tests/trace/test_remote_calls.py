@@ -217,7 +217,7 @@ def test_what_is_broken_costs_itself(tmp_path: Path) -> None:
     trace = read_window(raw)
     names = trace.events["name"].cast(pl.String)
     assert names.to_list().count(F) == 2
-    assert dict(trace.skipped) == {"remote calls": 6, "events of remote calls": 1}
+    assert dict(trace.skipped) == {"remote calls": 6, "recordings of remote calls": 1}
 
 
 @pytest.mark.parametrize("out", [0, 15, 5_000])

@@ -19,12 +19,12 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ppprof.errors import TraceError
+from ppprof.units import TRUNCATED
 
 Event = TypeVar("Event")
 Keys = dict[str, Any]
 
-CUT_SHORT = "end of the file (it is cut short)"
-UNREADABLE = "events that are no JSON"
+UNREADABLE = "events that are not valid JSON"
 MISFIT = "fields of an unexpected type"
 
 _KEYS = "name|pid|tid|ts|dur|ph|cat|cname|args|id|s|bp"
@@ -232,11 +232,11 @@ class EventText(Generic[Event]):
         if ends:
             keys.update(tails[-1][0])
             if not text.rstrip().endswith(b"}"):
-                self._skipped[CUT_SHORT] += 1
+                self._skipped[TRUNCATED] += 1
             return self.events(text[: ends[-1]].rstrip()[:-1])
         if _BARE_END.search(text, max(len(text) - 4096, 0)):  # the file is the list alone
             return self.events(text.rstrip()[:-1])
-        self._skipped[CUT_SHORT] += 1
+        self._skipped[TRUNCATED] += 1
         # An event that was cut before its first key does not show where the one before it ends.
         begun = _HARDLY_BEGUN.search(text, max(len(text) - 4096, 0))
         return self.events(text[: begun.start()] if begun else text)

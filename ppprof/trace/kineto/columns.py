@@ -103,6 +103,12 @@ _MEMORY_ARGS: Mapping[str, Any] = {
 }
 
 
+_NOUNS = {
+    **{"hosts": "host events", "launches": "launch events"},
+    **{"devices": "device events", "memory": "memory events"},
+}
+
+
 class KinetoColumns:
     """Kineto's events by what they become, in the order of the file.
 
@@ -179,7 +185,7 @@ class KinetoColumns:
                 *(pl.col(key).is_not_null() for key in ("start_ns", "process", "thread")),
             )
             if found[kind].height < table.height:
-                skipped[f"{kind} without time, process or thread"] = (
+                skipped[f"{_NOUNS[kind]} without time, process or thread"] = (
                     table.height - found[kind].height
                 )
         return found, skipped

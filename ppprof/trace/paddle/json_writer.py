@@ -57,7 +57,7 @@ def write_paddle_json(
         _write(trace, file, most_bytes)
     is_host = pl.col("device").is_null() & pl.col("correlation_id").is_null()
     num_lost = trace.events.filter(is_host.not_() & has_facts()).height
-    return {"events whose facts are not told": num_lost} if num_lost else {}
+    return {"event annotations": num_lost} if num_lost else {}
 
 
 def _write(trace: Trace, file: IO[bytes], most_bytes: int | None) -> None:

@@ -72,7 +72,7 @@ def read_paddle_pb(path: str | Path) -> Trace:
         span=int(top.number(2)[0]),
         extra_info=_extra_info(buffer, buffer.fields(top.spans(4))),
         devices=_devices(buffer, buffer.fields(top.spans(5))),
-        skipped={"host events without a way to the root": host.num_lost} if host.num_lost else {},
+        skipped={"host events not connected to the root": host.num_lost} if host.num_lost else {},
     )
 
 

@@ -43,11 +43,9 @@ def write_paddle_pb(trace: Trace, path: str | Path) -> Mapping[str, int]:
             file.write(part)
     is_device = pl.col("device").is_not_null()
     counts = trace.events.select(
-        (is_device & pl.col("parent").is_null())
-        .sum()
-        .alias("device events that no launch is known of"),
-        (has_facts().sum() - told.height).alias("events whose facts are not told"),
-        pl.col("forward").count().alias("gradients whose forward is not told"),
+        (is_device & pl.col("parent").is_null()).sum().alias("device events without a launch"),
+        (has_facts().sum() - told.height).alias("event annotations"),
+        pl.col("forward").count().alias("links from gradients to forward events"),
     ).row(0, named=True)
     return {what: count for what, count in counts.items() if count}
 

@@ -19,8 +19,8 @@ HEAD = (
     '\n  {\n    "displayTimeUnit": "ms",\n    "schemaVersion": "1.0.2",\n    "traceEvents": [\n  '
 )
 TAIL = '{}\n  ],\n  \n  "ExtraInfo": {\n     "7": "Main"\n   \n  }\n  }\n  '
-CUT = "end of the file (it is cut short)"
-NOT_JSON = "events that are no JSON"
+CUT = "truncated end of file"
+NOT_JSON = "events that are not valid JSON"
 
 
 def operator(name: str, start: int = 0, more: str = "") -> str:
@@ -333,7 +333,7 @@ def test_what_was_lost_is_one_line_on_stderr(tmp_path, capsys):
     path.write_text(paddle(operator("one"), operator("two", 2))[:-200], encoding="utf-8")
     assert main(["summary", str(path), "--views", "op"]) == 0
     assert capsys.readouterr().err == (
-        f"{path}: not all of it could be used: 1 {CUT}, 1 {NOT_JSON}\n"
+        f"{path}: partly read: the file is truncated; skipped 1 event that is not valid JSON\n"
     )
 
 

@@ -761,8 +761,8 @@ def test_events_without_time_process_or_thread_are_counted() -> None:
     trace = _trace(no_time, no_thread, odd_time, negative, lost_kernel, _x("aten::mul", 1, 1))
     assert _tree(trace) == ["Operator aten::mul"]
     assert trace.skipped == {
-        "hosts without time, process or thread": 4,
-        "devices without time, process or thread": 1,
+        "host events without time, process or thread": 4,
+        "device events without time, process or thread": 1,
     }
 
 

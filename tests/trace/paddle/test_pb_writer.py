@@ -128,7 +128,7 @@ def test_facts_of_collectives_go_into_their_names_and_out_again(name, written, t
 def test_facts_that_a_name_cannot_carry_are_counted(name, tmp_path):
     exact = read(write(tmp_path / "a.pb", *gpu_traces.training()))
     trace = with_first_collective(exact, name=name, group=3, bytes=64, peers="0,1")
-    assert write_paddle_pb(trace, tmp_path / "b.pb") == {"events whose facts are not told": 1}
+    assert write_paddle_pb(trace, tmp_path / "b.pb") == {"event annotations": 1}
     bare = with_first_collective(exact, name=name, group=None, bytes=None, peers=None)
     assert_same(read(tmp_path / "b.pb"), bare)
 
