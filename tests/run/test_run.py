@@ -278,7 +278,7 @@ def test_of_several_files_of_a_window_the_next_best_is_read_when_one_is_broken(t
     whole = ppprof.open(run_path).summary("op")
     good.write_bytes(good.read_bytes()[:-9])
 
-    with pytest.warns(UserWarning, match=rf"{good.name}: byte .*; the file is cut short"):
+    with pytest.warns(UserWarning, match=rf"{good.name}: byte .*; the file is truncated"):
         assert_frame_equal(ppprof.open(run_path).summary("op"), whole)
 
 
@@ -391,7 +391,7 @@ def test_tables_stand_in_for_a_trace_that_cannot_be_read(tmp_path):
     assert main(["finish", str(run_path)]) == 0
     whole = ppprof.open(run_path).summary("model")
     (run_path / trace_name(0).raw).write_bytes(b"\x0f")
-    with pytest.warns(UserWarning, match="cut short"):
+    with pytest.warns(UserWarning, match="truncated"):
         assert_frame_equal(ppprof.open(run_path).summary("model"), whole)
 
 

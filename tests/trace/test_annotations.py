@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from ppprof.trace import Trace, json_reader, read, write_paddle_json, write_paddle_pb
-from ppprof.trace.annotations import FACTS, format_annotation, has_facts, parse_annotation
+from ppprof.trace.annotations import (
+    ANNOTATION_KEYS,
+    format_annotation,
+    has_annotations,
+    parse_annotation,
+)
 from ppprof.trace.schema import EVENTS
 from tests.fixtures.timeline import Thread, span, write
 from tests.trace.paddle.test_json import assert_same
@@ -73,7 +78,7 @@ NO_FACTS = [
 @pytest.mark.parametrize(("text", "parts"), {**NAMES, **SPANS}.items())
 def test_a_name_is_taken_apart(text, parts):
     name, facts = parts
-    assert parse_annotation(text) == (name, {**dict.fromkeys(FACTS), **facts})
+    assert parse_annotation(text) == (name, {**dict.fromkeys(ANNOTATION_KEYS), **facts})
 
 
 @pytest.mark.parametrize("text", NO_FACTS)
@@ -84,7 +89,7 @@ def test_a_name_without_facts_stays_whole(text):
 def test_the_keys_have_one_order():
     name, facts = parse_annotation(ALL)
     assert name == "y.x"
-    assert list(facts) == list(FACTS)
+    assert list(facts) == list(ANNOTATION_KEYS)
     assert None not in facts.values()
     assert format_annotation(name, facts) == ALL
 
@@ -139,7 +144,10 @@ def spans(directory, *texts: str, category: str) -> Trace:
 def told(trace: Trace) -> list[tuple[str, dict[str, object]]]:
     """Name and facts of the events in the step."""
     rows = trace.events.filter(pl.col("category") != "ProfileStep").rows(named=True)
-    return [(row["name"], {key: row[key] for key in FACTS if row[key] is not None}) for row in rows]
+    return [
+        (row["name"], {key: row[key] for key in ANNOTATION_KEYS if row[key] is not None})
+        for row in rows
+    ]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +212,7 @@ def test_what_capture_writes_is_read_without_decoding(tmp_path, monkeypatch):
     assert [event.name for event in decoded if event.ph == "X"] == []
 
 
-def with_facts(trace: Trace, rows) -> Trace:
+def split_annotated_names(trace: Trace, rows) -> Trace:
     """The trace with these names and facts in the events of the step."""
     inside = trace.events.with_row_index("row").filter(pl.col("category") != "ProfileStep")["row"]
     table = trace.events.rows(named=True)
@@ -219,7 +227,7 @@ def with_facts(trace: Trace, rows) -> Trace:
     category=st.sampled_from(["Forward", "Operator"]),
 )
 def test_json_carries_any_facts_of_host_events(rows, category, tmp_path):
-    trace = with_facts(spans(tmp_path, *("x" for _ in rows), category=category), rows)
+    trace = split_annotated_names(spans(tmp_path, *("x" for _ in rows), category=category), rows)
     assert write_paddle_json(trace, tmp_path / "a.json") == {}
     json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
     assert_same(read(tmp_path / "a.json"), trace)
@@ -227,7 +235,9 @@ def test_json_carries_any_facts_of_host_events(rows, category, tmp_path):
 
 @given(rows=st.lists(st.tuples(names, facts_of_events), max_size=4))
 def test_a_pb_carries_all_that_a_name_can(rows, tmp_path):
-    trace = with_facts(spans(tmp_path, *("x" for _ in rows), category="Communication"), rows)
+    trace = split_annotated_names(
+        spans(tmp_path, *("x" for _ in rows), category="Communication"), rows
+    )
     assert write_paddle_pb(trace, tmp_path / "a.pb") == {}
     assert_same(read(tmp_path / "a.pb"), trace)
 
@@ -237,14 +247,14 @@ def test_a_pb_carries_all_that_a_name_can(rows, tmp_path):
     category=st.sampled_from(["Communication", "Backward", "Operator"]),
 )
 def test_what_a_pb_does_not_carry_is_counted(rows, category, tmp_path):
-    trace = with_facts(spans(tmp_path, *("x" for _ in rows), category=category), rows)
+    trace = split_annotated_names(spans(tmp_path, *("x" for _ in rows), category=category), rows)
     skipped = write_paddle_pb(trace, tmp_path / "a.pb").get("event annotations", 0)
     found = read(tmp_path / "a.pb").events
-    is_bare = ~found.select(has_facts()).to_series()
-    had = trace.events.select(has_facts()).to_series()
+    is_bare = ~found.select(has_annotations()).to_series()
+    had = trace.events.select(has_annotations()).to_series()
     assert skipped == (had & is_bare).sum()
     bare = trace.events.with_columns(
-        pl.when(~is_bare).then(pl.col(key)).alias(key) for key in FACTS
+        pl.when(~is_bare).then(pl.col(key)).alias(key) for key in ANNOTATION_KEYS
     )
     assert_frame_equal(found, bare, categorical_as_str=True)
 

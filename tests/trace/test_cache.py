@@ -51,7 +51,7 @@ def num_parsed(monkeypatch):
 def assert_same(one: Trace, other: Trace) -> None:
     for table in ("events", "memory", "kernels", "memsets"):
         assert_frame_equal(getattr(one, table), getattr(other, table))
-    for name in ("version", "span", "extra_info", "devices", "lost"):
+    for name in ("version", "span", "extra_info", "devices", "skipped"):
         assert getattr(one, name) == getattr(other, name), name
 
 

@@ -65,9 +65,9 @@ def _decode(raw: bytes) -> list[dict[str, object]]:
     """All items of a List, read with `Buffer`; what is missing reads as protobuf's default."""
     buffer = Buffer(raw, "x.pb")
     top = buffer.fields(buffer.whole())
-    body = buffer.fields(top.spans(1))
-    texts, ids = buffer.strings(body.span(3))
-    parts = body.spans(6)
+    body = buffer.fields(top.ranges(1))
+    texts, ids = buffer.strings(body.range(3))
+    parts = body.ranges(6)
     part_texts, part_ids = buffer.strings(parts)
     return [
         {
@@ -138,7 +138,7 @@ def _decode_or_complain(raw: bytes) -> tuple[list[dict[str, object]], str]:
 
 
 def test_not_protobuf() -> None:
-    with pytest.raises(TraceError, match="not a protobuf wire type; the file is cut short or"):
+    with pytest.raises(TraceError, match="not a protobuf wire type; the file is truncated or"):
         _decode(b"\x0f" * 50)
 
 

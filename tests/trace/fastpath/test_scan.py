@@ -45,7 +45,7 @@ def block_of(text: str) -> Block:
 @given(st.lists(events, min_size=1, max_size=12))
 def test_what_was_printed_is_read(values):
     text = Text(block_of("".join(printed(*value) for value in values)))
-    start = text.places(START)
+    start = text.positions(START)
     assert len(start) == len(values)
     found = LAYOUT.match(text, start, np.append(start[1:], text.end))
     assert found.rows.tolist() == list(range(len(values)))
@@ -124,7 +124,7 @@ def test_what_is_in_no_layout_is_left_with_its_place():
     assert [text[first:end] for first, end in ranges] == ["junk", odd + odd, odd]
     ((kind, columns),) = scanner.scanned().parts
     assert kind == "event"
-    assert columns["at"].tolist() == [4, 4 + len(sound) + 2 * len(odd)]
+    assert columns["position"].tolist() == [4, 4 + len(sound) + 2 * len(odd)]
 
 
 def test_every_layout_begins_as_its_dialect_says():

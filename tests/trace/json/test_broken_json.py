@@ -13,7 +13,7 @@ from ppprof.cli import main
 from ppprof.errors import TraceError
 from ppprof.trace import Trace, read, write
 from ppprof.trace import source as source_module
-from ppprof.trace.fastpath import workers as stretches_module
+from ppprof.trace.fastpath import workers
 
 HEAD = (
     '\n  {\n    "displayTimeUnit": "ms",\n    "schemaVersion": "1.0.2",\n    "traceEvents": [\n  '
@@ -160,7 +160,7 @@ def test_cut_anywhere(reads, layout, every):
     complete = text.index(b'"ExtraInfo"')
     for end in range(0, len(text), every):
         if b"[" not in text[:end]:
-            with pytest.raises(TraceError, match=r"no list of events|not a|cut short|empty"):
+            with pytest.raises(TraceError, match=r"no list of events|not a|truncated|empty"):
                 reads(text[:end])
             continue
         trace = reads(text[:end])
@@ -194,9 +194,9 @@ def test_a_torch_trace_cut_anywhere_in_its_events(reads, every):
 
 @pytest.mark.parametrize("behind", ["", "\n  {", '\n  {\n    "na'])
 def test_a_cut_between_events_that_several_processes_read(reads, monkeypatch, behind):
-    monkeypatch.setattr(stretches_module, "STRETCH_BYTES", 100_000)
-    monkeypatch.setattr(stretches_module, "HEAD_START_BYTES", 10_000)
-    monkeypatch.setattr(stretches_module, "_num_processors", lambda: 2)
+    monkeypatch.setattr(workers, "MIN_RANGE_BYTES", 100_000)
+    monkeypatch.setattr(workers, "HEAD_START_BYTES", 10_000)
+    monkeypatch.setattr(workers, "_num_processors", lambda: 2)
     trace = reads(paddle(*(operator("a", 2 * at) for at in range(1000)), tail=behind))
     assert trace.events.height == 1000
     assert trace.skipped == {CUT: 1}
@@ -343,8 +343,8 @@ REFUSED = {
     "text": (b"hello, world\n" * 99, "not a Paddle .pb trace"),
     "binary": (bytes(range(256)) * 9, "not a"),
     "other JSON": (b'{"a": 1}', 'no list of events \\("traceEvents": \\[...\\]\\)'),
-    "a number": (b"[1, 2, 3]", "nothing in it could be read"),
-    "brackets": (b'{"traceEvents": [{"a": ' + b"[" * 100_000, "nested too deep for a trace"),
+    "a number": (b"[1, 2, 3]", "none of its items is an event"),
+    "brackets": (b'{"traceEvents": [{"a": ' + b"[" * 100_000, "nested too deeply for a trace"),
     "no gzip": (b"\x1f\x8b not gzip", "damaged gzip"),
     "someone else's": (
         b'{"traceEvents": [{"ph": "X", "name": "a", "cat": "toplevel", "pid": 1, "tid": 1, '
@@ -380,7 +380,7 @@ def test_a_bomb_is_refused(tmp_path):
     path = tmp_path / "bomb.json.gz"
     head = b'{"traceEvents": ['
     path.write_bytes(gzip.compress(head + b" " * (64 << 20)))
-    with pytest.raises(TraceError, match=r"unpacks to more than 250 times its size.*refused"):
+    with pytest.raises(TraceError, match=r"unpacks to more than 250 times its size.*rejected"):
         read(path)
 
 
@@ -399,10 +399,10 @@ def test_damaged_gzip_gives_what_comes_before_the_damage(tmp_path):
 
 
 def test_where_no_event_begins_for_long_it_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(source_module, "LONGEST_EVENT_BYTES", 1 << 20)
+    monkeypatch.setattr(source_module, "MAX_EVENT_BYTES", 1 << 20)
     path = tmp_path / "long.json"
     path.write_bytes(b'{"traceEvents": [' + b" " * (12 << 20))
-    with pytest.raises(TraceError, match=r"no event begins in the .* MiB from byte"):
+    with pytest.raises(TraceError, match=r"no event begins in the .* MiB after byte"):
         read(path)
 
 

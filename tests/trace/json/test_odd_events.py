@@ -85,7 +85,7 @@ def general(path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
 
 def divide(patch: pytest.MonkeyPatch) -> None:
     """Divides files of some kilobytes as if they were long."""
-    patch.setattr(workers, "STRETCH_BYTES", 3000)
+    patch.setattr(workers, "MIN_RANGE_BYTES", 3000)
     patch.setattr(workers, "HEAD_START_BYTES", 1000)
     patch.setattr(workers, "_num_processors", lambda: 3)
 

@@ -32,7 +32,7 @@ NOT_IN_A_TRACE = {
 def assert_same(one, other):
     for name in ("events", "memory", "kernels", "memsets"):
         assert_frame_equal(getattr(one, name), getattr(other, name), categorical_as_str=True)
-    for name in ("version", "span", "extra_info", "devices", "lost"):
+    for name in ("version", "span", "extra_info", "devices", "skipped"):
         assert getattr(one, name) == getattr(other, name), name
 
 
