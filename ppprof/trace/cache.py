@@ -123,7 +123,7 @@ def _cache_path(path: str | Path) -> Path:
 def _code() -> int:
     """Return a number that changes with the code of the readers."""
     code = 0
-    for module in sorted(Path(__file__).parent.glob("*.py")):
+    for module in sorted(Path(__file__).parent.rglob("*.py")):
         state = module.stat()
         code = zlib.crc32(f"{module.name} {state.st_size} {state.st_mtime_ns}".encode(), code)
     return code
