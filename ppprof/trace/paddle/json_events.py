@@ -52,7 +52,7 @@ def paddle_tables(
 
     owner, memory["start"] = hosts.enclosing(memory)
     memory["event"] = owner
-    # The enclosing events give the order within one tick of the estimator.
+    # The enclosing events give the order within one tick of the clock.
     order = np.lexsort((memory["position"], owner, memory["start"], memory["pid"], memory["tid"]))
     _reorder(memory, order)
 
