@@ -21,7 +21,7 @@ from ppprof.trace.fastpath.byte_view import ByteView
 from ppprof.trace.fastpath.string_table import StringTable
 
 VARINT, I64, LEN, I32 = 0, 1, 2, 5
-"""Wire types: a number, 8 bytes, a length and so many bytes, 4 bytes."""
+"""Wire types: a number; 8 bytes; a length and that many bytes; 4 bytes."""
 
 _PADDING = 16  # a 10-byte varint at the very end may be read as two 8-byte words
 _FEW = 48  # with fewer messages, a Python loop is faster than numpy calls

@@ -115,7 +115,7 @@ def _work() -> None:
 
 
 def _next_start(path: str, start: bytes, position: int) -> int | None:
-    """Return where the next event begins; None if none begins soon."""
+    """Return where the next event begins; None if no event begins soon."""
     with TraceStream(path, first=position) as source:
         text = source.read(BLOCK_BYTES // 16)
         while start not in text and len(text) < MAX_EVENT_BYTES:

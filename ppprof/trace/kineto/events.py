@@ -526,8 +526,8 @@ def _devices(properties: Any) -> Iterator[Mapping[str, object]]:
     """Yield the properties with Paddle's key for numSms; all other keys agree."""
     for item in properties if isinstance(properties, list) else ():
         if isinstance(item, dict):
-            sound = drop_nonportable_numbers(item)
-            yield {"smCount" if key == "numSms" else key: value for key, value in sound.items()}
+            values = drop_nonportable_numbers(item)
+            yield {"smCount" if key == "numSms" else key: value for key, value in values.items()}
 
 
 def _named(values: Mapping[str, Any], *keys: str) -> dict[str, str]:
