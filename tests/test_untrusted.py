@@ -416,7 +416,7 @@ class TestCache:
 
     def forged(self, trace: Path, **parts: bytes) -> Path:
         """With some of its parts replaced, and deflated where they are."""
-        kept = cache._beside(trace)
+        kept = cache._cache_path(trace)
         with zipfile.ZipFile(kept) as archive:
             sound = {name: archive.read(name) for name in archive.namelist()}
         with zipfile.ZipFile(kept, "w") as archive:
@@ -443,7 +443,7 @@ class TestCache:
             assert read(trace).events.height
 
     def test_one_that_unpacks_to_more_than_it_is_does_not_count(self, trace):
-        kept = cache._beside(trace)
+        kept = cache._cache_path(trace)
         with zipfile.ZipFile(kept, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("trace.json", " " * (64 << 20))
         assert kept.stat().st_size < 1 << 20

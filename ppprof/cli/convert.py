@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ppprof.cli.options import is_same
@@ -14,7 +12,7 @@ from ppprof.errors import UsageError
 from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.trace import read, write
 from ppprof.trace.formats import suffix_of
-from ppprof.units import format_skipped
+from ppprof.units import format_omitted, format_skipped
 
 
 def register(subparsers: Any) -> None:
@@ -51,16 +49,13 @@ def convert(args: argparse.Namespace) -> int:
     trace = read(
         args.source, progress=partial(progress, args.source) if progress else None, cache=False
     )
-    _warn_of_skipped(args.source, trace.skipped)
+    if trace.skipped:
+        log.warning("%s", format_skipped(args.source, trace.skipped))
     try:
-        _warn_of_skipped(args.target, write(trace, args.target))
+        if omitted := write(trace, args.target):
+            log.warning("%s", format_omitted(args.target, omitted))
     except OSError as error:
         raise UsageError(f"{args.target}: {error.strerror or error}") from error
     size = args.target.stat().st_size
     log.info("%s: %d events, %d bytes", args.target, trace.events.height, size)
     return 0
-
-
-def _warn_of_skipped(path: Path, skipped: Mapping[str, int]) -> None:
-    if skipped:
-        log.warning("%s", format_skipped(path, skipped))

@@ -1,4 +1,8 @@
-"""Files to the events table, and back: readers and writers of traces."""
+"""Read trace files into one columnar events table, and write them back.
+
+`Clock`, `Reading` and `REMOTE` belong to `ppprof.rundir`. They are exported here too, because
+`ppprof.analysis` needs them and may import only leaves and this package.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +32,23 @@ __all__ = [
 ]
 
 _MODULES = {
-    "REMOTE": "rundir.remote_calls",
-    "Clock": "rundir.clocks",
-    "Reading": "rundir.clocks",
-    "Trace": "trace.schema",
-    "read": "trace.formats",
-    "read_paddle_pb": "trace.paddle.pb_reader",
-    "read_window": "trace.remote_calls",
-    "write": "trace.formats",
-    "write_paddle_json": "trace.paddle.json_writer",
-    "write_paddle_pb": "trace.paddle.pb_writer",
+    "REMOTE": "ppprof.rundir.remote_calls",
+    "Clock": "ppprof.rundir.clocks",
+    "Reading": "ppprof.rundir.clocks",
+    "Trace": "ppprof.trace.schema",
+    "read": "ppprof.trace.formats",
+    "read_paddle_pb": "ppprof.trace.paddle.pb_reader",
+    "read_window": "ppprof.trace.remote_calls",
+    "write": "ppprof.trace.formats",
+    "write_paddle_json": "ppprof.trace.paddle.json_writer",
+    "write_paddle_pb": "ppprof.trace.paddle.pb_writer",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Loads on first use: the processes that scan a long file need numpy alone."""
+    """Import a public name on first use: `fastpath.workers` starts processes with numpy alone."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"ppprof.{_MODULES[name]}"), name)
+    return getattr(import_module(_MODULES[name]), name)

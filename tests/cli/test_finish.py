@@ -76,7 +76,7 @@ def test_a_broken_capture_costs_itself(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["finish", str(run)]) == 0
     seen = capsys.readouterr()
     assert f"{raw}: byte " in seen.err
-    assert "the file is cut short or is not a Paddle .pb trace" in seen.err
+    assert "the file is truncated or is not a Paddle .pb trace" in seen.err
     assert "rank 1 (" in seen.out
     assert raw.exists()
 

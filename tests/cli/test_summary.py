@@ -221,7 +221,7 @@ def test_what_was_lost_is_said(tmp_path, capsys):
     path.write_bytes(trees.SerializeToString())
     assert main(["summary", str(path)]) == 0
     assert capsys.readouterr().err == (
-        f"{path}: not all of it could be used: 1 host events without a way to the root\n"
+        f"{path}: partly read: skipped 1 host event not connected to the root\n"
     )
 
 

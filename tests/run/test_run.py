@@ -280,7 +280,7 @@ def test_of_several_files_of_a_window_the_next_best_is_read_when_one_is_broken(t
     good.write_bytes(good.read_bytes()[:-9])
 
     assert_frame_equal(ppprof.open(run_path).summary("op"), whole)
-    assert re.search(rf"{good.name}: byte .*; the file is cut short", messages[0])
+    assert re.search(rf"{good.name}: byte .*; the file is truncated", messages[0])
 
 
 def test_a_broken_file_costs_itself(tmp_path, messages):
@@ -394,7 +394,7 @@ def test_tables_stand_in_for_a_trace_that_cannot_be_read(tmp_path, messages):
     whole = ppprof.open(run_path).summary("model")
     (run_path / trace_name(0).raw).write_bytes(b"\x0f")
     assert_frame_equal(ppprof.open(run_path).summary("model"), whole)
-    assert re.search("cut short", messages[0])
+    assert re.search("truncated", messages[0])
 
 
 @pytest.mark.parametrize(
