@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from ppprof.capture.output import log_to_stderr
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import RecordingSession
 from ppprof.capture.steps.step_log import StepLog, StepRecord
@@ -236,7 +235,8 @@ class TestFailures:
         """A limit on the size of files cuts a write short, as a full disk does."""
         path = tmp_path / "vdlrecords.a.log"
         code = (
-            "import resource, signal, sys; from pathlib import Path; from tests.capture.steps.test_visualdl_scalars import *;"
+            "import resource, signal, sys; from pathlib import Path; from ppprof.capture.output import log_to_stderr;"
+            "from tests.capture.steps.test_visualdl_scalars import *;"
             "log_to_stderr(); scalars = Scalars(Path(sys.argv[1])); scalars.add(record(0)); scalars.flush();"
             "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
             "room = Path(sys.argv[1]).stat().st_size + 50;"
