@@ -7,10 +7,18 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppprof import rundir
 from ppprof.capture.output import log_to_stderr, reason
+from ppprof.capture.parts import (
+    ClockSyncPart,
+    LivenessPart,
+    Part,
+    RecordingPart,
+    StepsPart,
+    TriggersPart,
+)
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.ranks.clock_sync import ClockClient, ClockServer, ClockSync
 from ppprof.capture.ranks.control_channel import (
@@ -22,11 +30,14 @@ from ppprof.capture.ranks.control_channel import (
 from ppprof.capture.ranks.job import Job, agreement, job_store
 from ppprof.capture.ranks.triggers import Triggers
 from ppprof.capture.recording.disk_budget import Budget
+from ppprof.capture.results import Results
 from ppprof.capture.schedule import Schedule
-from ppprof.capture.session import NoopSession, RecordingSession
+from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
+from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
+from ppprof.capture.window_clock import WindowClock
 from ppprof.errors import PpprofError, UsageError
 from ppprof.hardware import known_peak_flops
 from ppprof.rundir.liveness import LivenessRegistry
@@ -38,8 +49,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ppprof")
 
-_attached: RecordingSession | None = None
-_settings: Mapping[str, Any] = {}
+
+class _Attached(NamedTuple):
+    session: RecordingSession
+    windows: Windows | None
+    settings: Mapping[str, Any]
+
+
+_attached: _Attached | None = None
 
 
 @dataclass(frozen=True)
@@ -55,9 +72,10 @@ class OpenWindow:
 
 def open_window() -> OpenWindow | None:
     """The window of the session that `attach` opened, while one is recorded."""
-    session = _attached
-    calls = session.calls if session is not None else None
-    return None if session is None or calls is None else OpenWindow(session.rank, calls, _settings)
+    if _attached is None or _attached.windows is None or not _attached.session.is_active:
+        return None
+    calls = _attached.windows.calls
+    return OpenWindow(_attached.session.rank, calls, _attached.settings) if calls else None
 
 
 def attach(
@@ -66,7 +84,7 @@ def attach(
     topology: Topology | None = None,
     config: Mapping[str, Any] | None = None,
     device_peak_flops: float | None = None,
-) -> NoopSession:
+) -> ProfilerSession:
     """A profiler for a training loop; an object that does nothing when it is off.
 
     To be called after ``fleet.init`` or ``init_parallel_env``, on every rank: those that
@@ -104,7 +122,7 @@ def attach(
     if not profiler.enable:
         return NoopSession()
     log_to_stderr()
-    if _attached is not None and not _attached.closed:
+    if _attached is not None and not _attached.session.closed:
         log.warning("attach() was called while an earlier session is open: this one does nothing")
         return NoopSession()
     if device_peak_flops is None:
@@ -122,7 +140,7 @@ def attach(
         log.warning(f"cannot attach: {reason(error)}; nothing is recorded, the training goes on")
         # Not `NoopSession`: the other ranks will stop where ``stop_training`` says, and so has this one.
         return RecordingSession(
-            Schedule.of(profiler.scheduler), stop_training=profiler.stop_training, prints=False
+            WindowClock(Schedule.of(profiler.scheduler)), stop_training=profiler.stop_training
         )
 
 
@@ -132,7 +150,7 @@ def _attach(
     config: Mapping[str, Any] | None,
     device_peak_flops: float | None,
 ) -> RecordingSession:
-    global _attached, _settings
+    global _attached
     job = Job.here(topology)
     recorded = job.topology.select(profiler.ranks)
     printing = job.topology.select(profiler.print_ranks)
@@ -145,46 +163,65 @@ def _attach(
     }
     key = agreement()
     shown = _run_directory(job, Path(profiler.profiler_log), manifest, key)
-    run = shown and shown.absolute()  # wherever the training changes to
-    clock = finisher = windows = triggers = None
-    on_demand = profiler.trigger is not None
-    schedule = Schedule.of(profiler.scheduler, on_demand)
+    run = shown and shown.absolute()  # the training may change its directory
+    schedule = Schedule.of(profiler.scheduler, on_demand=profiler.trigger is not None)
+    triggers = clock_sync = None
     if run is not None and not profiler.timer_only:
-        clock = _clock(job, run, key, recorded)
+        clock_sync = _clock_sync(job, run, key, recorded)
         triggers = _triggers(profiler, schedule, job, run, key, recorded)
+    clock = WindowClock(schedule, triggers, profiler.timer_only)
+    summary = PerfSummary(device_peak_flops)
+    results = Results(
+        job.rank,
+        shown,
+        clock,
+        summary,
+        prints=job.rank in printing,
+        viewed=next((fmt for fmt in profiler.formats if fmt != "pb"), None),
+        clocks_of=run if clock_sync is not None else None,
+    )
+    parts: list[Part] = []
+    if run is not None:
+        results.liveness = _liveness(job, run)
+        parts += [results.liveness] if results.liveness is not None else []
+    if triggers is not None:
+        parts.append(TriggersPart(triggers))
     if run is not None and job.rank in recorded and not profiler.timer_only:
-        finisher = PostProcessor(
+        post_processor = PostProcessor(
             run,
             job.rank,
-            prints=job.rank in printing,
+            prints=results.prints,
             background=profiler.background,
             then=profiler.command,
         )
-        windows = _windows(profiler, job, run, finisher, prints=job.rank in printing)
+        results.post_processor = post_processor
+        results.windows = _windows(profiler, job, run, post_processor, results.prints)
+        parts.append(RecordingPart(clock, results.windows, post_processor, triggers))
+    if clock_sync is not None:
+        parts.append(ClockSyncPart(clock_sync))
+    parts += [_steps(profiler, job, run, summary, printing), results]
     timer = StepTimer()
     timer.watch_readers()
-    _settings = manifest["profiler"]
-    _attached = RecordingSession(
-        schedule,
-        rank=job.rank,
-        run=run,
-        shown=shown,
-        roster=_roster(job, run),
-        clock=clock,
-        windows=windows,
-        finisher=finisher,
-        triggers=triggers,
-        steps=StepLog(run / rundir.steps_path(job.rank)) if run is not None else None,
-        scalars=_scalars(job, run, printing) if profiler.visualdl_scalars else None,
-        timer=timer,
-        device_peak_bytes=_device_peak_bytes(),
-        device_peak_flops=device_peak_flops,
-        stop_training=profiler.stop_training,
-        timer_only=profiler.timer_only,
-        prints=job.rank in printing,
-        viewed=next((fmt for fmt in profiler.formats if fmt != "pb"), None),
+    session = RecordingSession(
+        clock, parts, timer=timer, rank=job.rank, stop_training=profiler.stop_training
     )
-    return _attached
+    _attached = _Attached(session, results.windows, manifest["profiler"])
+    return session
+
+
+def _steps(
+    profiler: ProfilerConfig,
+    job: Job,
+    run: Path | None,
+    summary: PerfSummary,
+    printing: Collection[int],
+) -> StepsPart:
+    return StepsPart(
+        summary,
+        log=StepLog(run / rundir.steps_path(job.rank)) if run is not None else None,
+        scalars=_scalars(job, run, printing) if profiler.visualdl_scalars else None,
+        device_peak_bytes=_device_peak_bytes(),
+    )
 
 
 def _run_directory(job: Job, log_dir: Path, manifest: Mapping[str, Any], key: str) -> Path | None:
@@ -197,15 +234,15 @@ def _run_directory(job: Job, log_dir: Path, manifest: Mapping[str, Any], key: st
         return None
 
 
-def _roster(job: Job, run: Path | None) -> LivenessRegistry | None:
+def _liveness(job: Job, run: Path) -> LivenessPart | None:
     try:
-        return LivenessRegistry(run, job.topology, job.rank) if run is not None else None
+        return LivenessPart(LivenessRegistry(run, job.topology, job.rank))
     except OSError as error:
         log.warning(f"rank {job.rank}: {error}; should ranks die, they will not be named")
         return None
 
 
-def _clock(job: Job, run: Path, key: str, recorded: Collection[int]) -> ClockSync | None:
+def _clock_sync(job: Job, run: Path, key: str, recorded: Collection[int]) -> ClockSync | None:
     if not set(recorded) - {0}:  # nobody to compare
         return None
     try:

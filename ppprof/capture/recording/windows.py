@@ -143,6 +143,7 @@ class Windows:
                 self._recorder.end_step()
                 self._save()
         finally:
+            self._open = None
             self._uninstall()
             self._recorder.close()
 
