@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import shlex
@@ -11,12 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import Namespace
 from collections import deque
 from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,7 +58,8 @@ class PostProcessor:
         rank: of this process.
         prints: whether to print the tables.
         command: stands in for ``ppprof finish``.
-        background: as above; else in this process, while the training waits: for debugging.
+        background: as above; otherwise `add` waits for the child, which has the usual priority.
+        then: a command that the child runs afterwards (``Profiler.on_window_end``).
     """
 
     def __init__(
@@ -81,23 +79,20 @@ class PostProcessor:
         self._then = ["--then", shlex.join(then)] if then else []
         self._waiting: deque[tuple[int, Path]] = deque()
         self._child: _Child | None = None
-        self._is_left = False
 
     def add(self, window: int, raw: Path, brief: bool = False) -> None:
-        """Finishes a window as soon as the ones before it are.
+        """Make tables and traces of a window as soon as those of earlier windows are made.
 
         Args:
             window: its number.
             raw: the capture.
-            brief: the process is about to end: it stays raw where this process would finish it.
+            brief: return at once, also without ``background``: the process is about to end.
         """
-        if self._background:
-            self._waiting.append((window, raw))
+        self._waiting.append((window, raw))
+        self.poll()
+        if not self._background and not brief and self._child is not None:
+            self._child.process.wait()
             self.poll()
-        elif brief:
-            self._is_left = True
-        else:
-            self._finish_here(window, raw)
 
     @property
     def has_finished_child(self) -> bool:
@@ -111,7 +106,7 @@ class PostProcessor:
             child.report(self._prints)
         while self._child is None and self._waiting:
             window, raw = self._waiting.popleft()
-            self._child = _start(self._command_for(window), raw)
+            self._child = _start(self._command_for(window), raw, 19 if self._background else 0)
         return self._child is not None
 
     def wait(self, seconds: float, patience: float = 3.0) -> None:
@@ -146,9 +141,8 @@ class PostProcessor:
 
     def leave(self) -> None:
         """Waits no longer: says which command makes, or makes again, what is not there yet."""
-        if self._child is not None or self._is_left:
-            if self._child is not None:
-                self._child.close()
+        if self._child is not None:
+            self._child.close()
             log.info(
                 f"rank {self._rank}: not waiting for the tables of {self._run}; "
                 f"if they stay away: ppprof finish {shlex.quote(str(self._run))}"
@@ -161,24 +155,8 @@ class PostProcessor:
         where = [str(self._run), "--rank", rank, "--window", str(window)]
         return [*self._command, *where, *self._then]
 
-    def _finish_here(self, window: int, raw: Path) -> None:
-        # By name, as a child finds it: a capture knows nothing of how tables are made.
-        command = import_module("ppprof.cli.finish")
-        then = self._then[1] if self._then else None
-        asked = Namespace(
-            run=str(self._run), rank=self._rank, window=window, seconds=None, then=then
-        )
-        printed = io.StringIO()
-        try:
-            with redirect_stdout(printed):
-                command.finish(asked)
-        except Exception as error:
-            _tell_failure(raw, self._command_for(window), reason(error))
-        if self._prints:
-            _show_tables(printed.getvalue(), raw)
 
-
-def _start(command: list[str], raw: Path) -> _Child | None:
+def _start(command: list[str], raw: Path, nice: int) -> _Child | None:
     short = _shortage(raw)
     if short:
         _tell_failure(raw, command, short)
@@ -198,7 +176,8 @@ def _start(command: list[str], raw: Path) -> _Child | None:
         err.close()
         _tell_failure(raw, command, str(error))
         return None
-    _set_priority(process.pid, 19)
+    if nice:
+        _set_priority(process.pid, nice)
     with suppress(OSError):
         Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000")
     return _Child(command, raw, process, out, err)

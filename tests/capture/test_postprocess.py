@@ -268,13 +268,21 @@ def test_tables_that_nobody_reads_are_a_warning(
     )
 
 
-def test_in_the_foreground_nothing_is_finished_as_the_process_ends(
+def test_in_the_foreground_a_process_that_ends_does_not_wait(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = PostProcessor(tmp_path, 3, prints=True, background=False)
+    done = tmp_path / "done"
+    program = f"import pathlib, time; time.sleep(0.3); pathlib.Path({str(done)!r}).touch()"
+    command = [sys.executable, "-c", program]
+    made = PostProcessor(tmp_path, 3, prints=True, command=command, background=False)
     made.add(0, tmp_path / "0.pb", brief=True)
+    assert not done.exists()
     made.leave()
     assert capsys.readouterr().err == (
         f"ppprof: rank 3: not waiting for the tables of {tmp_path}; "
         f"if they stay away: ppprof finish {tmp_path}\n"
     )
+    deadline = time.monotonic() + 30
+    while not done.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert done.exists()
