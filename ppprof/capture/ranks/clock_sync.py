@@ -15,9 +15,7 @@ interpreter, here and on rank 0, in most round trips but not in the fastest.
 from __future__ import annotations
 
 import itertools
-import json
 import logging
-import secrets
 import socket
 import struct
 import threading
@@ -28,6 +26,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ppprof.capture.ranks import udp
 from ppprof.capture.schedule import State
 from ppprof.rundir.clocks import Clock, Reading, clocks_path, line_of
 
@@ -110,19 +109,10 @@ class ClockServer(ClockSync):
 
     def __init__(self, run: Path, host: str, store: Any, key: str) -> None:
         super().__init__(run, rank=0)
-        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
-        self._token = secrets.token_bytes(8)
         self._asking: set[int] = set()
         self._thread = threading.Thread(target=self._answer, name="ppprof clock", daemon=True)
-        self._socket = socket.socket(family, socket.SOCK_DGRAM)
-        try:
-            self._socket.bind(address)
-            port = self._socket.getsockname()[1]
-            store.set(f"{key}/address", json.dumps([host, port, self._token.hex()]))
-            store.add(f"{key}/posted", 1)
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket, token = udp.listen(host, store, key)
+        self._token = bytes.fromhex(token)
         self._thread.start()
 
     def close(self, compare: bool, failed: bool) -> None:
@@ -209,14 +199,10 @@ class ClockClient(ClockSync):
         self._socket.close()
 
     def _look_for_rank_0(self) -> None:
-        if not self._store.add(f"{self._key}/posted", 0):
-            return
-        host, port, token = json.loads(self._store.get(f"{self._key}/address"))
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        self._token = bytes.fromhex(token)
-        self._socket = socket.socket(family, kind)
-        self._socket.settimeout(_TRIP_SECONDS)
-        self._socket.connect(address)  # which makes the kernel tell when nobody listens there
+        endpoint = udp.connect(self._store, self._key)
+        if endpoint is not None:
+            self._socket, self._token = endpoint.socket, bytes.fromhex(endpoint.token)
+            self._socket.settimeout(_TRIP_SECONDS)
 
     def _compare(self) -> None:
         if self._thread is None or not self._thread.is_alive():

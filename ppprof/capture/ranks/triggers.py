@@ -267,7 +267,7 @@ class Triggers:
         self._decide(step)
         if self._announced is not None and step >= self._announced.start:
             plan, self._announced = self._announced, None
-            late = self._mail.late()
+            late = self._mail.unconfirmed()
             if late:
                 log.warning(
                     f"rank 0: {plan} begins, and {format_ranges('rank', late)} did not confirm it"

@@ -38,7 +38,7 @@ class Post(ControlChannel):
         for other in self.ranks[1:] if self.rank == 0 else self.ranks[:1]:
             (other.delayed if other.delays else other.box).append(json.loads(text))
 
-    def late(self) -> list[int]:
+    def unconfirmed(self) -> list[int]:
         return [other.rank for other in self.ranks[1:] if other.delays]
 
     def deliver(self) -> None:
