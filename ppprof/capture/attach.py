@@ -29,7 +29,7 @@ from ppprof.capture.ranks.control_channel import (
 )
 from ppprof.capture.ranks.job import Job, agreement, job_store
 from ppprof.capture.ranks.triggers import Triggers
-from ppprof.capture.recording.disk_budget import Budget
+from ppprof.capture.recording.disk_budget import DiskBudget
 from ppprof.capture.results import Results
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
@@ -61,17 +61,17 @@ _attached: _Attached | None = None
 
 @dataclass(frozen=True)
 class OpenWindow:
-    """The window that this process records right now."""
+    """The window that this process records now."""
 
     rank: int
     calls: Path
-    """Where remote calls made in it are kept."""
+    """The folder of remote calls that are made in it."""
     settings: Mapping[str, Any]
     """The ``Profiler`` block."""
 
 
 def open_window() -> OpenWindow | None:
-    """The window of the session that `attach` opened, while one is recorded."""
+    """Return the window that the attached session records now; None if it records none."""
     if _attached is None or _attached.windows is None or not _attached.session.is_active:
         return None
     calls = _attached.windows.calls
@@ -85,10 +85,10 @@ def attach(
     config: Mapping[str, Any] | None = None,
     device_peak_flops: float | None = None,
 ) -> ProfilerSession:
-    """A profiler for a training loop; an object that does nothing when it is off.
+    """Return the profiler session of a training loop; one that does nothing if profiling is off.
 
-    To be called after ``fleet.init`` or ``init_parallel_env``, on every rank: those that
-    ``Profiler.ranks`` leaves out still write their step times::
+    Call it after ``fleet.init`` or ``init_parallel_env``, on every rank. Ranks that ``Profiler.ranks``
+    leaves out still write their step times::
 
         with ppprof.attach(cfg.Profiler) as prof:
             for batch in loader:
@@ -96,22 +96,22 @@ def attach(
                 prof.step(num_samples=batch_size)
 
     Args:
-        profiler: the ``Profiler`` block, typed or as a plain mapping; None is off.
-        topology: where the ranks stand; without it, Fleet's if it is initialised, else data
-            parallel over all ranks.
-        config: the whole config, to be kept in the manifest.
-        device_peak_flops: dense FLOP/s of one device in the type that is trained in, for MFU;
-            without it, that of bf16 and fp16 where the device is a known one (`ppprof.hardware`).
-            Kept in the manifest.
+        profiler: the ``Profiler`` block, typed or as a plain mapping; None means off.
+        topology: rank to coordinate. By default Fleet's if it is initialised, else data parallel
+            over all ranks.
+        config: the whole config, which is written into the manifest.
+        device_peak_flops: dense FLOP/s of one device in the data type of the training, for MFU. By
+            default that of bf16 and fp16 if the device is known (`ppprof.hardware`). It is written
+            into the manifest.
 
     Returns:
         A context manager with ``step(num_samples, num_tokens, num_micro_batches, num_flops,
         loss)``, ``paused()``, ``should_stop`` and ``close()``.
 
     Raises:
-        ConfigError: the mapping is no valid ``Profiler`` block.
-        UsageError: ``ranks``, ``print_ranks`` or ``trigger.ranks`` name ranks that the job does not have, or
-            ``device_peak_flops`` is no positive number.
+        ConfigError: the mapping is not a valid ``Profiler`` block.
+        UsageError: ``ranks``, ``print_ranks`` or ``trigger.ranks`` name ranks that the job does not
+            have, or ``device_peak_flops`` is not a positive number.
     """
     if profiler is None:
         return NoopSession()
@@ -123,7 +123,9 @@ def attach(
         return NoopSession()
     log_to_stderr()
     if _attached is not None and not _attached.session.closed:
-        log.warning("attach() was called while an earlier session is open: this one does nothing")
+        log.warning(
+            "attach() was called while an earlier session is open: the new session does nothing"
+        )
         return NoopSession()
     if device_peak_flops is None:
         device_peak_flops = _device_peak_flops()
@@ -136,9 +138,9 @@ def attach(
         return _attach(profiler, topology, config, device_peak_flops)
     except PpprofError:
         raise
-    except Exception as error:  # an environment or a Paddle that we have not seen
+    except Exception as error:  # an unknown environment or version of Paddle
         log.warning(f"cannot attach: {reason(error)}; nothing is recorded, the training goes on")
-        # Not `NoopSession`: the other ranks will stop where ``stop_training`` says, and so has this one.
+        # Not `NoopSession`: all ranks have to stop at the step that ``stop_training`` asks for.
         return RecordingSession(
             WindowClock(Schedule.of(profiler.scheduler)), stop_training=profiler.stop_training
         )
@@ -238,12 +240,12 @@ def _liveness(job: Job, run: Path) -> LivenessPart | None:
     try:
         return LivenessPart(LivenessRegistry(run, job.topology, job.rank))
     except OSError as error:
-        log.warning(f"rank {job.rank}: {error}; should ranks die, they will not be named")
+        log.warning(f"rank {job.rank}: {error}; ranks that die will not be named")
         return None
 
 
 def _clock_sync(job: Job, run: Path, key: str, recorded: Collection[int]) -> ClockSync | None:
-    if not set(recorded) - {0}:  # nobody to compare
+    if not set(recorded) - {0}:  # no other rank records
         return None
     try:
         if job.rank == 0:
@@ -269,43 +271,42 @@ def _triggers(
     if profiler.trigger is None:
         return None
     try:
-        mail: ControlChannel = LocalChannel()
+        channel: ControlChannel = LocalChannel()
         if job.topology.world_size > 1 and job.rank == 0:
-            mail = CoordinatorChannel(
+            channel = CoordinatorChannel(
                 job.hosts[0], job.topology.world_size, job_store(), f"{key}/trigger"
             )
         elif job.topology.world_size > 1:
-            mail = WorkerChannel(job.rank, job_store(), f"{key}/trigger")
+            channel = WorkerChannel(job.rank, job_store(), f"{key}/trigger")
     except (OSError, RuntimeError) as error:
-        log.warning(f"rank {job.rank}: {error}; there are no triggered windows")
+        log.warning(f"rank {job.rank}: {error}; windows on demand are off")
         return None
-    return Triggers(profiler.trigger, schedule, job.rank, job.topology, recorded, run, mail)
+    return Triggers(profiler.trigger, schedule, job.rank, job.topology, recorded, run, channel)
 
 
 def _windows(
-    profiler: ProfilerConfig, job: Job, run: Path, finisher: PostProcessor, prints: bool
+    profiler: ProfilerConfig, job: Job, run: Path, post_processor: PostProcessor, prints: bool
 ) -> Windows | None:
-    # Here is where Paddle's private parts are touched first, and a Paddle that we have not seen
-    # may have moved them.
+    # These modules use Paddle's private names first, and a new version of Paddle may have moved them.
     try:
         from ppprof.capture.recording.collectives import Collectives
         from ppprof.capture.recording.fleet import FleetSpans
         from ppprof.capture.recording.recorder import Recorder
         from ppprof.capture.recording.windows import Windows
 
-        most, budget = profiler.max_trace_mb, None
-        if most is not None:
-            budget = Budget(run, job.rank, most, profiler.formats)
+        max_trace_mb, budget = profiler.max_trace_mb, None
+        if max_trace_mb is not None:
+            budget = DiskBudget(run, job.rank, max_trace_mb, profiler.formats)
         recorder = Recorder(profiler, prints)
         wrappers = (Collectives(job.topology), FleetSpans())
-        return Windows(recorder, finisher, run, job.rank, job.topology, budget, wrappers)
+        return Windows(recorder, post_processor, run, job.rank, job.topology, budget, wrappers)
     except Exception as error:
         log.warning(f"rank {job.rank}: cannot record: {error}; the training goes on without")
         return None
 
 
 def _scalars(job: Job, run: Path | None, printing: Collection[int]) -> Scalars | None:
-    # A page can show some ranks and not thousands, and those that print are the ones looked at.
+    # VisualDL's page can show some ranks but not thousands: take those whose tables are printed.
     if run is None or job.rank not in printing:
         return None
     is_first = job.rank == min(printing)

@@ -131,13 +131,13 @@ class TriggersPart(Part):
 
     def __init__(self, triggers: Triggers) -> None:
         self._triggers = triggers
-        triggers.turn(0, 0)
+        triggers.advance(0, 0)
 
     def on_step(self, step: FinishedStep) -> None:
         """Report the step's time, then agree with the other ranks on the steps that come."""
         is_clean = step.window is None and not step.excluded
-        self._triggers.saw(step.step, step.batch_cost_ns - step.stall_ns, is_clean)
-        self._triggers.turn(step.step + 1, step.next_window)
+        self._triggers.add_step(step.step, step.batch_cost_ns - step.stall_ns, is_clean)
+        self._triggers.advance(step.step + 1, step.next_window)
 
     def close(self, ending: Ending) -> None:
         """Wait shortly for decisions on which windows to keep."""
@@ -173,7 +173,7 @@ class RecordingPart(Part):
             if not windows.fits(transition.own_before, transition.own_after, transition.window):
                 transition = self._clock.cut(transition)
                 holds_up = True
-            windows.turn(
+            windows.advance(
                 transition.own_before, transition.own_after, transition.step, transition.window
             )
             windows.holds = transition.is_provisional
@@ -219,7 +219,7 @@ class ClockSyncPart(Part):
 
     def on_transition(self, transition: Transition) -> int:
         """Start a reading after a window; it is taken beside the training."""
-        self._clock_sync.turn(transition.before, transition.step)
+        self._clock_sync.advance(transition.before, transition.step)
         return 0
 
     def wait(self, ending: Ending) -> None:

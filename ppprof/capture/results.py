@@ -9,7 +9,7 @@ from pathlib import Path
 from ppprof.capture.output import print_result
 from ppprof.capture.parts import Ending, LivenessPart, Part
 from ppprof.capture.postprocess import PostProcessor
-from ppprof.capture.ranks.clock_sync import described
+from ppprof.capture.ranks.clock_sync import describe_clocks
 from ppprof.capture.recording.windows import Windows
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.window_clock import WindowClock
@@ -28,7 +28,7 @@ class Results(Part):
 
     rank: int
     shown: Path | None
-    """The run directory as the config names it; None if there is none."""
+    """The run directory as the config names it; None without one."""
     clock: WindowClock
     summary: PerfSummary
     prints: bool = True
@@ -93,7 +93,7 @@ class Results(Part):
         if self.clock.timer_only or self.summary.has_table:
             print_result(f"{self.summary.text()}\n")
         if self.clocks_of is not None:
-            line = described(read_clocks(self.clocks_of))
+            line = describe_clocks(read_clocks(self.clocks_of))
             if line is not None:
                 print_result(f"{line}\n")
 

@@ -34,7 +34,7 @@ class Windows:
     def fits(self, before: State, after: State, window: int) -> bool:
         return True
 
-    def turn(self, before: State, after: State, step: int, window: int) -> None:
+    def advance(self, before: State, after: State, step: int, window: int) -> None:
         self.calls.append((f"{before.value}->{after.value}", step, window))
         if step == self.fail_at:
             raise OSError(28, "No space left on device")
@@ -268,7 +268,7 @@ def test_a_forked_child_has_no_part_in_its_parents_window(
     windows = SimpleNamespace(
         calls=tmp_path,
         saved=[],
-        turn=lambda *_: None,
+        advance=lambda *_: None,
         fits=lambda *_: True,
         close=lambda keep_empty: None,
     )
@@ -293,7 +293,7 @@ def test_a_window_that_cannot_be_saved_at_the_end_is_one_warning(
         raise MemoryError
 
     windows = SimpleNamespace(
-        calls=tmp_path, saved=[], turn=lambda *_: None, fits=lambda *_: True, close=close
+        calls=tmp_path, saved=[], advance=lambda *_: None, fits=lambda *_: True, close=close
     )
     with session(windows, Schedule.of((1, 5)), run=tmp_path) as prof:  # type: ignore[arg-type]
         for _ in range(3):
@@ -305,14 +305,14 @@ def test_a_window_that_cannot_be_saved_at_the_end_is_one_warning(
 
 def test_an_interrupt_while_a_window_is_saved_is_the_trainings() -> None:
     windows = Windows()
-    turn = windows.turn
+    advance = windows.advance
 
     def interrupted(before: State, after: State, step: int, window: int) -> None:
-        turn(before, after, step, window)
+        advance(before, after, step, window)
         if before is State.LAST:
             raise KeyboardInterrupt
 
-    windows.turn = interrupted  # type: ignore[method-assign]
+    windows.advance = interrupted  # type: ignore[method-assign]
     prof = session(windows, Schedule.of((1, 3)))
     started: list[int] = []
 

@@ -32,7 +32,7 @@ class OnDemand:
 
     @property
     def is_provisional(self) -> bool:
-        return self._is_known and self.plan.is_trial
+        return self._is_known and self.plan.is_provisional
 
     def state(self, step: int) -> State:
         return self.plan.state(step) if self._is_known else State.CLOSED
@@ -114,8 +114,8 @@ def test_a_timer_records_and_excludes_nothing() -> None:
     }
 
 
-TRIAL = Plan(window=0, start=4, steps=3, ranks="all", is_trial=True)
-LATER = Plan(window=1, start=7, steps=3, ranks="all", is_trial=False)
+TRIAL = Plan(window=0, start=4, steps=3, ranks="all", is_provisional=True)
+LATER = Plan(window=1, start=7, steps=3, ranks="all", is_provisional=False)
 
 
 @pytest.mark.parametrize(
