@@ -164,10 +164,10 @@ def _look_us(looks: int = 5000) -> float:
     store = _Store()
     hub = CoordinatorChannel("127.0.0.1", 2, store, "")
     spoke = WorkerChannel(1, store, "")
-    while hub.late() or not spoke._is_welcome:
+    while hub.unconfirmed() or not spoke._is_welcome:
         spoke.read()
         hub.read()
-        if not hub.late():
+        if not hub.unconfirmed():
             time.sleep(0.01)
     start = time.thread_time()
     for _ in range(looks):

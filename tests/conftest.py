@@ -43,6 +43,17 @@ hypothesis.settings.load_profile(
 Make = Callable[[Path], None]
 
 
+@pytest.fixture(autouse=True)
+def _logger() -> Iterator[None]:
+    """Restore the logger "ppprof" after each test: a command or `attach` installs a handler."""
+    logger = logging.getLogger("ppprof")
+    handlers, propagate, level = logger.handlers[:], logger.propagate, logger.level
+    yield
+    logger.handlers[:] = handlers
+    logger.propagate = propagate
+    logger.setLevel(level)
+
+
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Make], Path]:
     """``once(name, make)``: a folder that ``make`` fills once in the whole test run.

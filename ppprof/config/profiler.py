@@ -166,9 +166,8 @@ class ProfilerConfig:
     stop_training: bool = False
     """End the training cleanly once the last window of the ``scheduler`` has closed."""
     background: bool = True
-    """Make tables and traces in a process of low priority while the training goes on; False: in the
-    training's own, which waits at the end of each window. For debugging: other ranks wait too, and
-    what uses up the memory or crashes there takes the training along."""
+    """Make tables and traces in a process of low priority while the training goes on; False: wait
+    for that process at the end of each window. For debugging: other ranks wait too."""
     max_trace_mb: Optional[float] = knob(None, above=0)
     """Most that a rank's traces of a run may take on the disk, in MB of 10^6 bytes: a window that
     comes close is closed early on that rank, and what still does not fit stays unwritten. How
