@@ -330,7 +330,7 @@ class TestYaml:
     def test_a_chain_of_files_has_an_end(self, tmp_path):
         for number in range(150):
             (tmp_path / f"{number}.yaml").write_text(f"_base_: {number + 1}.yaml\n")
-        with pytest.raises(ConfigError, match="more than 100 files are based on one another"):
+        with pytest.raises(ConfigError, match="more than 100 files inherit from one another"):
             load_config(tmp_path / "0.yaml")
 
     def test_a_base_is_a_file(self, tmp_path):

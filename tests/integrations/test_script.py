@@ -148,15 +148,15 @@ def test_a_signal_ends_it_as_by_itself(folder: Path) -> None:
         ),
         (
             ["-c", "on.yaml", "-o", "Global.seed=1", "-o", "Profilr.enable=True", "x.py"],
-            "-o Global.seed=1: Global.seed: no block but Profiler is looked at; expected "
+            "-o Global.seed=1: Global.seed: only the Profiler block is read; expected "
             "Profiler.KEY=VALUE\n"
-            "-o Profilr.enable=True: Profilr.enable: no block but Profiler is looked at; expected "
+            "-o Profilr.enable=True: Profilr.enable: only the Profiler block is read; expected "
             "Profiler.KEY=VALUE",
         ),
         (
             ["--profiler-options", "batch_range=[60, 50]; stat=GPU", "x.py"],
             "-o Profiler.profiler_options=batch_range=[60, 50]; stat=GPU: Profiler.profiler_options: "
-            "batch_range: '[60, 50]': expected [START, STOP], which records batches START to STOP-1\n"
+            "batch_range: '[60, 50]': expected [START, STOP], to record batches START to STOP-1\n"
             "-o Profiler.profiler_options=batch_range=[60, 50]; stat=GPU: Profiler.profiler_options: "
             'stat: unknown option; did you mean "state"?',
         ),

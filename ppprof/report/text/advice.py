@@ -5,7 +5,6 @@ The words are data: ``catalogue/en.yaml`` and ``zh.yaml``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -189,23 +188,6 @@ def findings_document(
         "headline": headline(findings, language),
         "findings": told,
     }
-
-
-def rules_markdown(language: str = "en") -> str:
-    """The table of all rules: what each says, how its numbers are defined, what it proposes.
-
-    Facts, which differ from run to run, by their names in italics.
-    """
-    catalogue = read_catalogue(language)["rules"]
-    lines = ["| rule | says | evidence and threshold | proposes |", "|---|---|---|---|"]
-    for rule in RULES:
-        texts = catalogue[rule.name]
-        how = texts["how"].format_map(_formatted(rule.thresholds))
-        proposals = "<br>".join(dict.fromkeys(texts["do"].values()))
-        told = re.sub(r"{(\w+)}", lambda fact: f"_{fact[1].replace('_', ' ')}_", proposals)
-        cells = [f"`{rule.name}`", texts["title"], how, told]
-        lines.append(f"| {' | '.join(_cell(at) for at in cells)} |")
-    return "\n".join(lines) + "\n"
 
 
 @cache
