@@ -472,11 +472,7 @@ class Run:
     @cached_property
     def topology(self) -> Topology | None:
         """The grid of the job; None where no manifest tells it."""
-        try:
-            axes = self.manifest["axes"]
-            return Topology(tuple(axes["degrees"]), tuple(axes["order"]))
-        except (KeyError, TypeError, UsageError):
-            return None
+        return rundir.topology_of(self.manifest)
 
     @cached_property
     def places(self) -> pl.DataFrame:

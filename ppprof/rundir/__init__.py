@@ -44,6 +44,7 @@ from ppprof.rundir.manifest import (
     nodes,
     read_manifest,
     read_run_id,
+    topology_of,
     write_manifest,
     write_node_marker,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "scalars_path",
     "steps_path",
     "summary_files",
+    "topology_of",
     "trace_bytes",
     "write_manifest",
     "write_node_marker",

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ppprof.errors import InputError
+from ppprof.errors import InputError, UsageError
 from ppprof.paths import PathLike, read_bounded, store_errors_as_oserror, to_path, write_atomically
+from ppprof.topology import Topology
 
 SCHEMA_VERSION = 1
 """Of the manifest and of the layout; goes up when an older reader would misread a directory."""
@@ -58,6 +59,15 @@ def write_manifest(run: PathLike, manifest: Mapping[str, Any]) -> None:
     """
     plain = _plain({"schema_version": SCHEMA_VERSION, **manifest})
     write_atomically(Path(run, MANIFEST), json.dumps(plain, indent=1, allow_nan=False).encode())
+
+
+def topology_of(manifest: Mapping[str, Any]) -> Topology | None:
+    """Return the job's topology; None if the manifest has no valid axes."""
+    axes = manifest.get("axes")
+    try:
+        return Topology(tuple(axes["degrees"]), tuple(axes["order"]))  # type: ignore[index]
+    except (KeyError, TypeError, UsageError):
+        return None
 
 
 def _plain(value: Any) -> Any:
