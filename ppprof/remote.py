@@ -21,6 +21,7 @@ within its answer. Paddle does not survive a fork: pools must spawn.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import re
@@ -40,8 +41,10 @@ from pathlib import Path
 from typing import Any
 
 from ppprof.capture.attach import open_window
-from ppprof.capture.output import tell
+from ppprof.capture.output import log_to_stderr
 from ppprof.rundir.remote_calls import RemoteCall, has_call, write_call
+
+log = logging.getLogger("ppprof")
 
 Recorded = tuple[RemoteCall, bytes]
 """A call and Paddle's ``.pb`` of it, empty where there is none."""
@@ -153,7 +156,7 @@ _scopes: dict[str, _Scope] = {}
 """Calls that run here, by id; answers to theirs arrive in any thread."""
 _sent: set[str] = set()
 """Windows of this process from which calls were sent."""
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 class _Profiled:
@@ -208,7 +211,7 @@ def _origin(scope: _Scope | None) -> _Origin | None:
         caller = _rpc_name() or f"worker{window.rank}"
         return _Origin(str(window.calls), None, caller, window.settings, time.time_ns())
     except Exception as error:
-        tell(f"a remote call is not recorded: {error}")
+        _warn(f"a remote call is not recorded: {error}")
         return None
 
 
@@ -296,22 +299,27 @@ def _keep(scope_id: str, calls: tuple[Recorded, ...]) -> None:
         window = open_window()
         first = calls[0][0]
         if window is None or str(window.calls) != scope_id:
-            _tell_once(f"{first.span}: it came back after its window had closed, and is left out")
+            _warn_once(f"{first.span}: it came back after its window had closed, and is left out")
             return
         for call, raw in calls:
             if has_call(window.calls, call):  # an answer can be fetched again
                 continue
             write_call(window.calls, call, raw)
             if call.note:
-                _tell_once(f"{call.span}: only its times are known: {call.note}")
+                _warn_once(f"{call.span}: only its times are known: {call.note}")
     except Exception as error:
-        _tell_once(f"a remote call is not recorded: {error}")
+        _warn_once(f"a remote call is not recorded: {error}")
 
 
-def _tell_once(message: str) -> None:
-    if message not in _told:
-        _told.add(message)
-        tell(message)
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        _warn(message)
+
+
+def _warn(message: str) -> None:
+    log_to_stderr()  # a worker process has not attached
+    log.warning(message)
 
 
 def _name_of(function: Callable[..., Any]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -40,6 +41,17 @@ hypothesis.settings.load_profile(
 )
 
 Make = Callable[[Path], None]
+
+
+@pytest.fixture(autouse=True)
+def _logger() -> Iterator[None]:
+    """Restore the logger "ppprof" after each test: a command or `attach` installs a handler."""
+    logger = logging.getLogger("ppprof")
+    handlers, propagate, level = logger.handlers[:], logger.propagate, logger.level
+    yield
+    logger.handlers[:] = handlers
+    logger.propagate = propagate
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import ast
 import copy
 import io
 import json
+import logging
 import os
 import re
 import subprocess
@@ -22,7 +23,7 @@ import pytest
 
 import ppprof
 from ppprof import paths, rundir
-from ppprof.capture.output import tell
+from ppprof.capture.output import StderrHandler
 from ppprof.cli import main
 from ppprof.config import load_config
 from ppprof.errors import ConfigError, InputError, PpprofError, UsageError
@@ -529,5 +530,5 @@ class TestTerminals:
     def test_messages(self, evil, capsys):
         evil.write_text("\x1b[2J")
         assert main(["summary", str(evil)]) == 3
-        tell(EVIL)
+        StderrHandler().handle(logging.makeLogRecord({"msg": EVIL}))
         assert "\x1b" not in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppprof import rundir
-from ppprof.capture.output import reason, tell
+from ppprof.capture.output import log_to_stderr, reason
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.ranks.clock_sync import ClockClient, ClockServer, ClockSync
 from ppprof.capture.ranks.control_channel import (
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from ppprof.capture.recording.windows import Windows
     from ppprof.config import ProfilerConfig
     from ppprof.topology import Topology
+
+log = logging.getLogger("ppprof")
 
 _attached: RecordingSession | None = None
 _settings: Mapping[str, Any] = {}
@@ -100,8 +103,9 @@ def attach(
         profiler = ProfilerConfig.from_mapping(profiler)
     if not profiler.enable:
         return NoopSession()
+    log_to_stderr()
     if _attached is not None and not _attached.closed:
-        tell("attach() was called while an earlier session is open: this one does nothing")
+        log.warning("attach() was called while an earlier session is open: this one does nothing")
         return NoopSession()
     if device_peak_flops is None:
         device_peak_flops = _device_peak_flops()
@@ -115,7 +119,7 @@ def attach(
     except PpprofError:
         raise
     except Exception as error:  # an environment or a Paddle that we have not seen
-        tell(f"cannot attach: {reason(error)}; nothing is recorded, the training goes on")
+        log.warning(f"cannot attach: {reason(error)}; nothing is recorded, the training goes on")
         # Not `NoopSession`: the other ranks will stop where ``stop_training`` says, and so has this one.
         return RecordingSession(
             Schedule.of(profiler.scheduler), stop_training=profiler.stop_training, prints=False
@@ -183,11 +187,13 @@ def _attach(
     return _attached
 
 
-def _run_directory(job: Job, log: Path, manifest: Mapping[str, Any], key: str) -> Path | None:
+def _run_directory(job: Job, log_dir: Path, manifest: Mapping[str, Any], key: str) -> Path | None:
     try:
-        return job.run_directory(log, manifest, key)
+        return job.run_directory(log_dir, manifest, key)
     except (OSError, RuntimeError) as error:
-        tell(f"rank {job.rank}: {log}: {error}; nothing is recorded, the training goes on")
+        log.warning(
+            f"rank {job.rank}: {log_dir}: {error}; nothing is recorded, the training goes on"
+        )
         return None
 
 
@@ -195,7 +201,7 @@ def _roster(job: Job, run: Path | None) -> LivenessRegistry | None:
     try:
         return LivenessRegistry(run, job.topology, job.rank) if run is not None else None
     except OSError as error:
-        tell(f"rank {job.rank}: {error}; should ranks die, they will not be named")
+        log.warning(f"rank {job.rank}: {error}; should ranks die, they will not be named")
         return None
 
 
@@ -211,7 +217,7 @@ def _clock(job: Job, run: Path, key: str, recorded: Collection[int]) -> ClockSyn
             else None
         )
     except (OSError, RuntimeError) as error:
-        tell(f"rank {job.rank}: {error}; the ranks' clocks are not compared")
+        log.warning(f"rank {job.rank}: {error}; the ranks' clocks are not compared")
         return None
 
 
@@ -234,7 +240,7 @@ def _triggers(
         elif job.topology.world_size > 1:
             mail = WorkerChannel(job.rank, job_store(), f"{key}/trigger")
     except (OSError, RuntimeError) as error:
-        tell(f"rank {job.rank}: {error}; there are no triggered windows")
+        log.warning(f"rank {job.rank}: {error}; there are no triggered windows")
         return None
     return Triggers(profiler.trigger, schedule, job.rank, job.topology, recorded, run, mail)
 
@@ -257,7 +263,7 @@ def _windows(
         wrappers = (Collectives(job.topology), FleetSpans())
         return Windows(recorder, finisher, run, job.rank, job.topology, budget, wrappers)
     except Exception as error:
-        tell(f"rank {job.rank}: cannot record: {error}; the training goes on without")
+        log.warning(f"rank {job.rank}: cannot record: {error}; the training goes on without")
         return None
 
 

@@ -1,8 +1,9 @@
-"""What a capture says to people: stdout is the result, stderr the talk."""
+"""How a capture writes: results to stdout, log messages to stderr."""
 
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 from contextlib import suppress
@@ -11,28 +12,65 @@ from typing import TextIO
 from ppprof.units import escape_control_chars
 
 
-def tell(message: str) -> None:
-    """One line to stderr that says who speaks."""
-    pass_on(f"ppprof: {escape_control_chars(message)}\n")
+class StderrHandler(logging.Handler):
+    """Writes one line per record to stderr: ``ppprof: <message>``.
+
+    It has no lock. A SIGTERM is handled in a thread of its own while the training may hang in a
+    write of another thread; waiting for that thread's lock would cost the window. One line is one
+    ``write``, which needs no lock.
+
+    A failed write is ignored: a full disk may hold the log as well.
+    """
+
+    def createLock(self) -> None:  # noqa: N802 (the name that logging calls)
+        """Create no lock."""
+        self.lock = None
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Write a record unless a filter rejects it; the base class would take the lock."""
+        is_accepted = bool(self.filter(record))
+        if is_accepted:
+            self.emit(record)
+        return is_accepted
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        forward_stderr(f"ppprof: {escape_control_chars(record.getMessage())}\n")
 
 
-def pass_on(said: str) -> None:
-    """What a process of ours has said to stderr."""
+def log_to_stderr() -> None:
+    """Install a `StderrHandler` on the logger "ppprof", unless the logger has a handler already.
+
+    The logger then no longer passes records to the root logger: most training scripts configure
+    that one to write to stderr too, and every line would come out twice.
+    """
+    logger = logging.getLogger("ppprof")
+    if all(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
+        logger.addHandler(StderrHandler())
+        logger.propagate = False
+        logger.setLevel(logging.INFO)
+        # The first call of each level takes logging's global lock; later ones read a cache.
+        for level in (logging.INFO, logging.WARNING):
+            logger.isEnabledFor(level)
+
+
+def forward_stderr(text: str) -> None:
+    """Write what a child process wrote to its stderr, unchanged, to this process's stderr."""
     with suppress(OSError, ValueError):  # a full disk may hold the log as well
-        _write(said, sys.stderr)
+        _write(text, sys.stderr)
 
 
 def print_result(text: str) -> None:
-    """Text to stdout.
+    """Write text to stdout.
 
     Raises:
-        OSError: whoever reads it has left, or it is a file on a full disk.
+        OSError: the reader of a pipe is gone, or the disk is full.
     """
     _write(text, sys.stdout)
 
 
 def reason(error: BaseException) -> str:
-    """Why something failed, in one line: MemoryError and others have no words of their own.
+    """Return why something failed, in one line; the error's type if it has no text.
 
     >>> reason(OSError(28, "No space left on device", "/data/log"))
     'No space left on device'
@@ -49,20 +87,21 @@ def _write(text: str, stream: TextIO | None) -> None:
     if stream is None:  # a daemon's
         return
     stream.flush()
-    # Somebody may collect what is printed; a notebook's stream has a file, and shows another.
-    fd = _file_of(stream) if isinstance(stream, io.TextIOWrapper) else None
+    # A test or a notebook may replace the stream; a notebook's stream has a file but shows its
+    # text elsewhere.
+    fd = _file_descriptor(stream) if isinstance(stream, io.TextIOWrapper) else None
     if fd is None:
         stream.write(text)
         stream.flush()
         return
-    # Not through the stream: Python would try what could not be written again as the program
-    # ends, and end it with exit code 120.
+    # Not through the stream: text that cannot be written stays in its buffer, Python tries again
+    # as the program ends, and the exit code becomes 120.
     data = text.encode(stream.encoding or "utf-8", "backslashreplace")
     while data:
         data = data[os.write(fd, data) :]
 
 
-def _file_of(stream: TextIO) -> int | None:
+def _file_descriptor(stream: TextIO) -> int | None:
     try:
         return stream.fileno()
     except (OSError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import shlex
 import signal
@@ -20,7 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from ppprof.capture.free_memory import available_bytes
-from ppprof.capture.output import pass_on, print_result, reason, tell
+from ppprof.capture.output import forward_stderr, print_result, reason
+
+log = logging.getLogger("ppprof")
 
 _COMMAND = (sys.executable, "-m", "ppprof", "finish")
 
@@ -133,7 +136,7 @@ class PostProcessor:
                 if not bar.draw(left=len(self._waiting) + 1) and not told:
                     told = time.monotonic() - start > patience
                     if told:
-                        tell(
+                        log.info(
                             f"rank {self._rank}: making tables and traces of the recorded steps..."
                         )
                 time.sleep(0.02)
@@ -146,7 +149,7 @@ class PostProcessor:
         if self._child is not None or self._is_left:
             if self._child is not None:
                 self._child.close()
-            tell(
+            log.info(
                 f"rank {self._rank}: not waiting for the tables of {self._run}; "
                 f"if they stay away: ppprof finish {shlex.quote(str(self._run))}"
             )
@@ -220,7 +223,7 @@ class _Child:
         out, err = _text(self.out), _text(self.err)
         if prints:
             _show_tables(out, self.raw)
-        pass_on(err)
+        forward_stderr(err)
         if self.process.returncode:
             _tell_failure(self.raw, self.command, _cause(self.process.returncode))
         self.close()
@@ -257,12 +260,12 @@ def _show_tables(text: str, raw: Path) -> None:
         print_result(text)
     except (OSError, ValueError) as error:  # a reader who has left ends no recording
         again = shlex.join(["ppprof", "summary", str(raw.parents[1])])
-        tell(f"tables were not printed: {reason(error)}; to see them: {again}")
+        log.warning(f"tables were not printed: {reason(error)}; to see them: {again}")
 
 
 def _tell_failure(raw: Path, command: list[str], why: str) -> None:
     again = shlex.join(command)
-    tell(f"{raw}: could not be made into tables and traces ({why}); to try again: {again}")
+    log.warning(f"{raw}: could not be made into tables and traces ({why}); to try again: {again}")
 
 
 def _text(file: IO[bytes]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import resource
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from ppprof.capture.output import print_result, tell
+from ppprof.capture.output import print_result
 from ppprof.capture.ranks.clock_sync import described
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.sigterm import SigtermGuard
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from ppprof.capture.ranks.triggers import Triggers
     from ppprof.capture.recording.windows import Windows
     from ppprof.rundir.liveness import LivenessRegistry
+
+log = logging.getLogger("ppprof")
 
 _FINISH_SECONDS = 60.0
 """How long `RecordingSession.close` waits for tables and traces, a gigabyte of which takes a few seconds:
@@ -387,7 +390,9 @@ class RecordingSession(NoopSession):
             if self._windows is not None:
                 self._windows.rescue()
         except Exception as error:  # not `_suppress_and_report`, which lets go of the profiler
-            tell(f"rank {self._rank}: saving a window failed: {str(error) or type(error).__name__}")
+            log.warning(
+                f"rank {self._rank}: saving a window failed: {str(error) or type(error).__name__}"
+            )
         self._flush_steps()
         self._tell_lost(lost, self._windows)
         if self._finisher is not None:
@@ -397,7 +402,7 @@ class RecordingSession(NoopSession):
         if lost:
             saved = len(windows.saved) if windows is not None else 0
             words = f"{saved} window{'s' * (saved != 1)} and the step times of this rank"
-            tell(f"rank {self._rank}: {lost}; {words} are saved in {self._shown}")
+            log.warning(f"rank {self._rank}: {lost}; {words} are saved in {self._shown}")
 
     def _at_exit(self) -> None:
         self._close(getattr(sys, "last_value", None))  # set when an exception ends the program
@@ -407,10 +412,12 @@ class RecordingSession(NoopSession):
         wanted, found = self._schedule.record, self._schedule.num_recorded(self._step)
         saved = [name.window for name in windows.saved] if windows is not None and found else []
         if not self._step and not failed:
-            tell("step() was never called: nothing is known of any step")
+            log.warning("step() was never called: nothing is known of any step")
         elif wanted is not None and self._window in saved:
             steps = f"{found} of {wanted} steps, the last of them {self._step - 1}"
-            tell(f"window {self._window} was cut short by the end of the training: it has {steps}")
+            log.warning(
+                f"window {self._window} was cut short by the end of the training: it has {steps}"
+            )
 
     def _print_results(self, windows: Windows | None) -> None:
         if self._timer_only or self._summary.has_table:
@@ -431,10 +438,10 @@ class RecordingSession(NoopSession):
                         if windows.num_dropped
                         else "; no window was asked for on this rank"
                     )
-                tell(f"no window was recorded: {why}")
+                log.warning(f"no window was recorded: {why}")
             return
         if self._viewed is None:
-            tell(f"{self._shown}: no viewer opens pb alone; add json to Profiler.formats")
+            log.warning(f"{self._shown}: no viewer opens pb alone; add json to Profiler.formats")
             return
         traces = [str(self._shown / name.trace(self._viewed)) for name in windows.saved]
         if self._viewed == "json":  # it does not look into gzip
@@ -451,7 +458,9 @@ class RecordingSession(NoopSession):
             if doing not in self._failed:  # once: a step that fails, fails every time
                 self._failed.add(doing)
                 why = str(error) or type(error).__name__
-                tell(f"rank {self._rank}: {doing} failed: {why}; the training goes on without")
+                log.warning(
+                    f"rank {self._rank}: {doing} failed: {why}; the training goes on without"
+                )
             if windows is not None:
                 with self._suppress_and_report("ending the recording"):
                     windows.close(keep_empty=False)

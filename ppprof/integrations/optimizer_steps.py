@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import os
 import sys
 import threading
@@ -22,6 +23,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ppprof.integrations.imports import after_import
+
+log = logging.getLogger("ppprof")
 
 _FLEET = "paddle.distributed.fleet.meta_optimizers.dygraph_optimizer"
 _SCALERS = ("paddle.amp.grad_scaler", f"{_FLEET}.hybrid_parallel_gradscaler")
@@ -42,7 +45,6 @@ class OptimizerSteps:
         end_step: called when a step has ended.
         boundary: which optimizer ends the steps, counted from 1 in the order in which they step
             for the first time.
-        tell: called with a line when there is a choice.
     """
 
     def __init__(
@@ -50,12 +52,10 @@ class OptimizerSteps:
         begin: Callable[[], bool],
         end_step: Callable[[], None],
         boundary: int = 1,
-        tell: Callable[[str], None] = print,
     ) -> None:
         self._begin = begin
         self._end_step = end_step
         self._boundary = boundary
-        self._tell = tell
         self._pid = os.getpid()
         self._began = self._is_watching = False
         self._closed = False
@@ -150,7 +150,7 @@ class OptimizerSteps:
             at = self._place(optimizers)
             self._known[at].update(optimizers)
         except TypeError as error:  # a class of somebody's that has no hash or no weak references
-            self._tell(f"{error}; steps are no longer seen, the training goes on without")
+            log.warning(f"{error}; steps are no longer seen, the training goes on without")
             self.close()
             return False
         return at == self._boundary - 1
@@ -172,7 +172,7 @@ class OptimizerSteps:
         self._names.append(name)
         if len(self._names) == 2:
             names = " and ".join(f"{name} ({n})" for n, name in enumerate(self._names, start=1))
-            self._tell(
+            log.warning(
                 f"several optimizers step, {names}: a step ends with number {self._boundary}; "
                 "--optimizer N takes another"
             )

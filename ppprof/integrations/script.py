@@ -12,6 +12,7 @@ import builtins
 import functools
 import importlib.util
 import io
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -21,16 +22,19 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
 from ppprof.capture import attach
-from ppprof.capture.output import tell
+from ppprof.capture.output import log_to_stderr
 from ppprof.capture.session import NoopSession
 from ppprof.config import ProfilerConfig, load_profiler
 from ppprof.errors import PpprofError, UsageError
 from ppprof.integrations.optimizer_steps import OptimizerSteps
 
+log = logging.getLogger("ppprof")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the script; returns 0, or 2 when the block or the command line cannot be used."""
     args = _parser().parse_args(argv)
+    log_to_stderr()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     speaks = os.environ.get("PADDLE_LOCAL_RANK", "0") == "0"
     overrides = list(args.override)
@@ -53,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for warning in loaded.warnings:
             print(warning, file=sys.stderr)
         if not loaded.profiler.enable:
-            tell("Profiler.enable is False: the script runs as if by itself")
+            log.info("Profiler.enable is False: the script runs as if by itself")
     sys.argv[:] = [program.argv0, *command[1 + is_module :]]
     if getattr(sys.flags, "safe_path", False):
         del sys.path[0]
@@ -117,7 +121,7 @@ class _Watched:
         self._optimizer = optimizer
         self._steps: OptimizerSteps | None = None
         if profiler.enable:
-            self._steps = OptimizerSteps(self._begin, self._end_step, optimizer, tell)
+            self._steps = OptimizerSteps(self._begin, self._end_step, optimizer)
 
     def close(self, error: BaseException | None) -> None:
         """Ends the session as the script has ended."""
@@ -130,7 +134,7 @@ class _Watched:
         if error is None and not self._num_steps:
             seen = self._steps.num_optimizers
             stepped = f"{seen} optimizers stepped" if seen else "no optimizer stepped"
-            tell(
+            log.warning(
                 f"no step was seen: {stepped} in this process, and number {self._optimizer} ends a step"
             )
 
@@ -142,7 +146,7 @@ class _Watched:
         try:
             self._session = attach(self._profiler, config=self._config)
         except Exception as error:
-            tell(f"{error}; the training goes on without")
+            log.warning(f"{error}; the training goes on without")
         return True
 
     def _end_step(self) -> None:

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from ppprof import paths, rundir
+from ppprof.capture.output import log_to_stderr
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording.windows import Windows
 from ppprof.capture.schedule import Schedule
@@ -82,6 +83,7 @@ class SmallRecorder:
 
 def attach(fault: str) -> NoopSession:
     """Return a session as `ppprof.attach` makes it, on a disk, alone, without tables."""
+    log_to_stderr()
     run = rundir.claim(LOG).absolute()
     topology = Topology.of(dp=1)
     finisher = PostProcessor(run, 0, prints=True, command=[sys.executable, "-c", ""])

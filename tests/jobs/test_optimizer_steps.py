@@ -13,7 +13,7 @@ pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
 
 BEFORE = """
-import os, sys, warnings
+import logging, os, sys, warnings
 warnings.simplefilter("ignore")
 from ppprof.integrations.optimizer_steps import OptimizerSteps
 
@@ -22,9 +22,12 @@ def begin():
     return len(sys.argv) < 3 or bool(begun)
 
 begun = []
-watched = OptimizerSteps(
-    begin, lambda: print("step", end=" "), int(sys.argv[1]), lambda line: print(f"[{line}]", end=" ")
-)
+class Brackets(logging.Handler):
+    def emit(self, record):
+        print(f"[{record.getMessage()}]", end=" ")
+
+logging.getLogger("ppprof").addHandler(Brackets())
+watched = OptimizerSteps(begin, lambda: print("step", end=" "), int(sys.argv[1]))
 import paddle
 net = paddle.nn.Linear(2, 2)
 parameters = net.parameters()

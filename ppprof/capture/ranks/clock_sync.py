@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import secrets
 import socket
 import struct
@@ -27,9 +28,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ppprof.capture.output import tell
 from ppprof.capture.schedule import State
 from ppprof.rundir.clocks import Clock, Reading, clocks_path, line_of
+
+log = logging.getLogger("ppprof")
 
 _QUESTION = struct.Struct("!8s c I i")  # token, kind, number, rank
 _ANSWER = struct.Struct("!8s I q")  # token, number of the question, time in ns
@@ -89,7 +91,7 @@ class ClockSync(ABC):
     def _tell_once(self, why: str) -> None:
         if not self._told:
             self._told = True
-            tell(f"rank {self._rank}: {why}; traces may not align on one clock")
+            log.warning(f"rank {self._rank}: {why}; traces may not align on one clock")
 
 
 class ClockServer(ClockSync):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import os
 import platform
 import sys
@@ -17,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ppprof import rundir
-from ppprof.capture.output import tell
 from ppprof.topology import AXES, Topology
+
+log = logging.getLogger("ppprof")
 
 _AGREE_SECONDS = 60.0
 """How long a rank waits to hear of the run directory from the rank that made it."""
@@ -48,7 +50,9 @@ class Job:
         rank = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
         world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
         if topology is not None and topology.world_size != world_size:
-            tell(f"topology of {topology.world_size} ranks, but {world_size} processes: not used")
+            log.warning(
+                f"topology of {topology.world_size} ranks, but {world_size} processes: not used"
+            )
             topology = None
         topology = topology or _fleet_topology(world_size) or Topology.of(dp=world_size)
         endpoints = os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")
@@ -57,15 +61,15 @@ class Job:
             hosts = [platform.node()] * world_size
         return cls(rank, topology, tuple(hosts))
 
-    def run_directory(self, log: Path, manifest: Mapping[str, Any], key: str) -> Path:
-        """A directory for this run, made under ``log``; the same one for every rank that asks.
+    def run_directory(self, log_dir: Path, manifest: Mapping[str, Any], key: str) -> Path:
+        """A directory for this run, made under ``log_dir``; the same one for every rank that asks.
 
         The first rank to ask makes it and tells the others through the job's store, so that none
         waits for a rank that does not attach. Where they do not find it, the node has a disk of
         its own and gets a directory of its own, with the same run id in its manifest.
 
         Args:
-            log: the log directory.
+            log_dir: the log directory.
             manifest: what the manifest holds besides the job.
             key: this session's `agreement`.
 
@@ -73,21 +77,21 @@ class Job:
             OSError: it cannot be made or written.
             RuntimeError: the ranks cannot agree.
         """
-        run = self._agreed_directory(log, manifest, key)
+        run = self._agreed_directory(log_dir, manifest, key)
         rundir.write_node_marker(run, self.rank)
         return run
 
-    def _agreed_directory(self, log: Path, manifest: Mapping[str, Any], key: str) -> Path:
+    def _agreed_directory(self, log_dir: Path, manifest: Mapping[str, Any], key: str) -> Path:
         if self.topology.world_size == 1:
-            return _make(log, self.manifest(manifest))
+            return _make(log_dir, self.manifest(manifest))
         store = job_store()
         if store.add(f"{key}/asked", 1) == 1:
             answer = {"error": "interrupted"}
             try:
                 written = self.manifest(manifest)
-                run = _make(log, written)
+                run = _make(log_dir, written)
                 store.set(f"{key}/manifest", json.dumps(rundir.read_manifest(run)))
-                answer = {"run_id": written["run_id"], "name": run.name if run != log else ""}
+                answer = {"run_id": written["run_id"], "name": run.name if run != log_dir else ""}
             except OSError as error:
                 answer = {"error": str(error)}
                 raise
@@ -103,13 +107,13 @@ class Job:
         answer = json.loads(store.get(f"{key}/answer"))
         if "error" in answer:
             raise RuntimeError(answer["error"])
-        found = rundir.find(log, answer["run_id"])
+        found = rundir.find(log_dir, answer["run_id"])
         if found is not None:
             return found
-        run = rundir.claim(log, answer["name"], answer["run_id"])
+        run = rundir.claim(log_dir, answer["name"], answer["run_id"])
         if not rundir.has_manifest(run):  # of the ranks on this disk one writes it
             rundir.write_manifest(run, json.loads(store.get(f"{key}/manifest")))
-            _tell_of_earlier(log, run)
+            _tell_of_earlier(log_dir, run)
         return run
 
     def manifest(self, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,16 +141,16 @@ class Job:
         }
 
 
-def _make(log: Path, manifest: Mapping[str, Any]) -> Path:
-    run = rundir.claim(log)
+def _make(log_dir: Path, manifest: Mapping[str, Any]) -> Path:
+    run = rundir.claim(log_dir)
     rundir.write_manifest(run, manifest)
-    _tell_of_earlier(log, run)
+    _tell_of_earlier(log_dir, run)
     return run
 
 
-def _tell_of_earlier(log: Path, run: Path) -> None:
-    if run != log:
-        tell(f"{log} holds an earlier run; this one goes to {run}")
+def _tell_of_earlier(log_dir: Path, run: Path) -> None:
+    if run != log_dir:
+        log.info(f"{log_dir} holds an earlier run; this one goes to {run}")
 
 
 def job_store() -> Any:

@@ -15,6 +15,7 @@ job's.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -23,7 +24,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppprof.capture.output import tell
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.steps.slow_steps import RunningSteps
 from ppprof.errors import UsageError
@@ -35,6 +35,8 @@ from ppprof.units import format_ranges
 if TYPE_CHECKING:
     from ppprof.capture.ranks.control_channel import ControlChannel
     from ppprof.config import TriggerConfig
+
+log = logging.getLogger("ppprof")
 
 _LOOK_SECONDS = 0.25
 """Between two looks for a file, which may be on a network."""
@@ -251,11 +253,11 @@ class Triggers:
         if step >= plan.end:
             self.first_free = max(self.first_free, plan.window + 1)
             if self._rank in members:
-                tell(f"rank {self._rank}: missed {plan}: heard of it ahead of step {step}")
+                log.warning(f"rank {self._rank}: missed {plan}: heard of it ahead of step {step}")
             return
         if step > plan.start and self._rank in members:
             late = f"heard of it ahead of step {step}, and records from there"
-            tell(f"rank {self._rank}: {plan}: {late}")
+            log.warning(f"rank {self._rank}: {plan}: {late}")
         self._plan, self._members = plan, members
         self.first_free = plan.window
         if plan.is_trial:
@@ -267,7 +269,9 @@ class Triggers:
             plan, self._announced = self._announced, None
             late = self._mail.late()
             if late:
-                tell(f"rank 0: {plan} begins, and {format_ranges('rank', late)} did not confirm it")
+                log.warning(
+                    f"rank 0: {plan} begins, and {format_ranges('rank', late)} did not confirm it"
+                )
         if len(self._steps) < _TIMED_STEPS:
             return
         if self._config.file and self._clock() - self._looked >= _LOOK_SECONDS:
@@ -294,7 +298,7 @@ class Triggers:
         refused = refused or self._busy(step, start + steps)
         why = "asked for by request"
         if refused:
-            tell(f"rank 0: no window, {why}: {refused}")
+            log.warning(f"rank 0: no window, {why}: {refused}")
             self._leave(TriggerResponse(why, request.id, refused))
             return
         self._open(Plan(window, start, steps, ranks, is_trial=False), step, why)
@@ -311,7 +315,9 @@ class Triggers:
         if self._num_kept + len(self._trials) >= slow.max_windows:
             if not self._told_of_most:
                 self._told_of_most = True
-                tell(f"rank 0: {why}: no window, for there were max_windows {slow.max_windows}")
+                log.warning(
+                    f"rank 0: {why}: no window, for there were max_windows {slow.max_windows}"
+                )
             return
         trial = slow.keep == "slow"
         plan = Plan(window, start, config.steps, config.ranks, is_trial=trial)
@@ -328,7 +334,7 @@ class Triggers:
         self._accept_plan(plan, step)
         self._announced = plan
         who = format_ranges("rank", self._members)
-        tell(f"rank 0: {plan}, on {who}: {why}")
+        log.info(f"rank 0: {plan}, on {who}: {why}")
 
     def _decide(self, step: float) -> None:
         """Keeps or drops windows on trial whose last words have come in."""
@@ -344,7 +350,7 @@ class Triggers:
             self.keep_decisions[window] = is_slow
             if not is_slow and self._slow is not None:
                 times = f"{self._slow.times:g} times the median"
-                tell(f"rank 0: window {window} is deleted: none of its steps took {times}")
+                log.info(f"rank 0: window {window} is deleted: none of its steps took {times}")
 
     def _ahead(self) -> int:
         """Steps from now to the start of a window that is decided on now."""
@@ -378,7 +384,7 @@ class Triggers:
     def _give_up(self, error: Exception) -> None:
         if not self._is_over:
             self._is_over = True
-            tell(f"rank {self._rank}: triggered windows failed: {error}; there will be none")
+            log.warning(f"rank {self._rank}: triggered windows failed: {error}; there will be none")
 
 
 def _steps(start: int, end: int) -> str:

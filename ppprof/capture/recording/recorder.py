@@ -10,6 +10,7 @@ what ``paddle.profiler.Profiler`` records.
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -23,10 +24,12 @@ from paddle.profiler import utils as paddle_profiler
 from paddle.profiler.profiler_statistic import gen_layer_flops
 
 from ppprof import paths
-from ppprof.capture.output import print_result, tell
+from ppprof.capture.output import print_result
 
 if TYPE_CHECKING:
     from ppprof.config import ProfilerConfig
+
+log = logging.getLogger("ppprof")
 
 _TRACE_SWITCH = {"cpu": 1, "gpu": 2, "xpu": 4, "custom_device": 8}
 
@@ -131,7 +134,7 @@ def _print_flops(result: Any) -> None:
     """Paddle's table of FLOPs by layer, which it can make only of the live result."""
     table = gen_layer_flops(result.get_data(), 1)
     if not table.strip():
-        tell("no FLOPs: Paddle recorded no operator shapes, as is usual in dynamic graphs")
+        log.warning("no FLOPs: Paddle recorded no operator shapes, as is usual in dynamic graphs")
         return
     begin, end = (
         " Flops Profiler Begin ".center(100, "-"),
@@ -165,7 +168,7 @@ def _targets(wanted: Any) -> list[str]:
         return [target for target, usable in has.items() if usable]
     for target in wanted:
         if not has[target]:
-            tell(f"Profiler.targets: {target} cannot be traced here; leaving it out")
+            log.warning(f"Profiler.targets: {target} cannot be traced here; leaving it out")
     return [target for target in wanted if has[target]]
 
 

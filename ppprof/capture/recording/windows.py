@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Sequence
 from datetime import datetime
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ppprof import rundir
-from ppprof.capture.output import reason, tell
+from ppprof.capture.output import reason
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording.disk_budget import Budget
 from ppprof.capture.schedule import State
@@ -18,6 +19,8 @@ from ppprof.units import MEGABYTE
 
 if TYPE_CHECKING:  # it imports Paddle, which this module does without
     from ppprof.capture.recording.recorder import Recorder
+
+log = logging.getLogger("ppprof")
 
 
 class Wrapper(Protocol):
@@ -88,7 +91,9 @@ class Windows:
         else:
             what = "is not recorded on this rank"
         megabytes = self._budget.max_bytes / MEGABYTE
-        tell(f"rank {self._rank}: window {window} {what}: Profiler.max_trace_mb {megabytes:g}")
+        log.warning(
+            f"rank {self._rank}: window {window} {what}: Profiler.max_trace_mb {megabytes:g}"
+        )
         return False
 
     def turn(self, before: State, after: State, step: int, window: int) -> None:

@@ -8,12 +8,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from ppprof.capture.output import tell
+log = logging.getLogger("ppprof")
+
 
 _FLUSH_NS = 10_000_000_000
 """A killed run loses at most this much of its step times."""
@@ -77,4 +79,6 @@ class StepLog:
                 file.write(text)
         except OSError as error:
             self._failed = True
-            tell(f"{self._path}: {error.strerror or error}; step times are no longer written")
+            log.warning(
+                f"{self._path}: {error.strerror or error}; step times are no longer written"
+            )

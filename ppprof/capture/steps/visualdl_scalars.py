@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from ppprof.capture.output import tell
 from ppprof.capture.steps.step_log import StepRecord
+
+log = logging.getLogger("ppprof")
 
 _FLUSH_NS = 10_000_000_000
 """A page that is open on a run lags behind by this at the most."""
@@ -114,7 +116,7 @@ class Scalars:
         if place is not None and not place.is_cpu_place():
             if not self._has_told_of_device:
                 self._has_told_of_device = True
-                tell(
+                log.warning(
                     "step(loss=...) is a tensor on a device and is not read, which would wait for "
                     "the device at every step: give a number where you read it anyway, to log it"
                 )
@@ -127,7 +129,7 @@ class Scalars:
     def _fail(self, what: str) -> None:
         self._failed = True
         self._kept = BytesIO()
-        tell(f"{what}; no scalars are written from here on, the training goes on")
+        log.warning(f"{what}; no scalars are written from here on, the training goes on")
 
 
 def _values(record: StepRecord) -> Iterator[tuple[str, float]]:

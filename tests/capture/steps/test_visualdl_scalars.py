@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ppprof.capture.output import log_to_stderr
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import RecordingSession
 from ppprof.capture.steps.step_log import StepLog, StepRecord
@@ -188,7 +189,10 @@ class TestFailures:
     def test_a_home_that_visualdl_cannot_write_to(self, tmp_path: Path, visualdl: Any) -> None:
         """It makes ``~/.visualdl`` when it is imported."""
         (tmp_path / "home").write_text("a file")
-        code = "import pathlib, ppprof.capture.steps.visualdl_scalars as s; s.Scalars(pathlib.Path('a.log'))"
+        code = (
+            "import pathlib, ppprof.capture.output, ppprof.capture.steps.visualdl_scalars as s;"
+            "ppprof.capture.output.log_to_stderr(); s.Scalars(pathlib.Path('a.log'))"
+        )
         done = subprocess.run(
             [sys.executable, "-c", code],
             cwd=tmp_path,
@@ -233,7 +237,7 @@ class TestFailures:
         path = tmp_path / "vdlrecords.a.log"
         code = (
             "import resource, signal, sys; from pathlib import Path; from tests.capture.steps.test_visualdl_scalars import *;"
-            "scalars = Scalars(Path(sys.argv[1])); scalars.add(record(0)); scalars.flush();"
+            "log_to_stderr(); scalars = Scalars(Path(sys.argv[1])); scalars.add(record(0)); scalars.flush();"
             "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
             "room = Path(sys.argv[1]).stat().st_size + 50;"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (room, room));"
