@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["advise", "attach", "collect_report_data", "diff", "open", "remote", "span"]
 
 
-_HOMES = {
+_MODULES = {
     "advise": "ppprof.run.advise",
     "attach": "ppprof.capture.attach",
     "diff": "ppprof.run.diff",
@@ -28,9 +28,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads on first use: training needs no polars, and reading a run no Paddle."""
+    """Import on first use: training does not need Polars, and reading a run does not need Paddle."""
     if name == "remote":
         return import_module("ppprof.remote")
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
