@@ -142,11 +142,7 @@ class Run:
     @cached_property
     def topology(self) -> Topology | None:
         """The topology of the job; None without a manifest that has it."""
-        try:
-            axes = self.manifest["axes"]
-            return Topology(tuple(axes["degrees"]), tuple(axes["order"]))
-        except (KeyError, TypeError, UsageError):
-            return None
+        return rundir.topology_of(self.manifest)
 
     @cached_property
     def places(self) -> pl.DataFrame:

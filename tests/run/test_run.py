@@ -134,8 +134,8 @@ def test_directories_of_several_runs_are_refused(nodes, tmp_path):
         with pytest.raises(InputError) as told:
             ppprof.open(*paths)
         named = ", ".join(map(str, paths))
-        assert str(told.value) == f"{named}: not of one run: name the directories of one"
-    with pytest.raises(InputError, match="not of one run"):
+        assert str(told.value) == f"{named}: different runs; expected directories of one run"
+    with pytest.raises(InputError, match="different runs"):
         ppprof.open(tmp_path)
 
 
@@ -334,9 +334,7 @@ def test_two_runs_mixed_in_one_directory_are_refused(tmp_path):
     for second in (1, 2):
         name = TraceName(0, "dp0", datetime(2026, 11, 20, 20, 15, second), 0)
         (tmp_path / name.trace("json")).touch()
-    with pytest.raises(
-        InputError, match=r"rank 0, window 0 is there twice, as .* and .*: put each"
-    ):
+    with pytest.raises(InputError, match=r"rank 0, window 0 exists twice, as .* and .*; expected"):
         ppprof.open(tmp_path)
 
 
