@@ -31,7 +31,7 @@ from ppprof.analysis.summaries.across_ranks import (
     by_rank,
     check_across,
     comparable,
-    of_rank,
+    rank_view,
 )
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.errors import InputError, PpprofError, UsageError
@@ -368,7 +368,7 @@ class Run:
         errors: dict[int, PpprofError] = {}
         for recording in recordings:
             try:
-                of = self._tables(recording, views, steps, SummaryOptions(), of_rank)
+                of = self._tables(recording, views, steps, SummaryOptions(), rank_view)
             except PpprofError as error:
                 errors[recording.rank] = error
                 continue

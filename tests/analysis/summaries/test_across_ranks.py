@@ -16,7 +16,7 @@ from ppprof.analysis.summaries.across_ranks import (
     by_rank,
     check_across,
     comparable,
-    of_rank,
+    rank_view,
     self_time,
 )
 from ppprof.analysis.summaries.views import VIEWS, summarize
@@ -57,7 +57,7 @@ RANKS = {
 
 def tables_of(view, directory, threads=RANKS):
     return {
-        rank: comparable(view, of_rank(profile_of(directory, thread), view))
+        rank: comparable(view, rank_view(profile_of(directory, thread), view))
         for rank, thread in threads.items()
     }
 
@@ -201,7 +201,7 @@ def test_nothing_anywhere_is_a_table_without_rows(tmp_path):
     nothing = {0: gpu_traces.nothing(), 1: gpu_traces.nothing()}
     for view in ACROSS:
         tables = {
-            rank: comparable(view, of_rank(profile_of(tmp_path, *threads), view))
+            rank: comparable(view, rank_view(profile_of(tmp_path, *threads), view))
             for rank, threads in nothing.items()
         }
         for join in (by_rank, by_name):
@@ -212,7 +212,7 @@ def test_rows_are_those_of_the_rank(tmp_path):
     """Of a whole training, each view holds what the rank's own table says, and nothing else."""
     profile = profile_of(tmp_path, *gpu_traces.training())
     for view in ACROSS:
-        table = by_rank(view, {4: comparable(view, of_rank(profile, view))}, {}, "gpu_total")
+        table = by_rank(view, {4: comparable(view, rank_view(profile, view))}, {}, "gpu_total")
         own = summarize(profile, view).with_columns(pl.col("name").cast(pl.String))
         if view == "op":
             own = own.filter(kind="operator").drop("thread", "kind", "flops")
