@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -64,6 +65,18 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Make], Path
         return folder
 
     return made
+
+
+@pytest.fixture
+def messages() -> Iterator[list[str]]:
+    """Messages that the library logs during a test, so far."""
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("ppprof")
+    logger.addHandler(handler)
+    yield logged
+    logger.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

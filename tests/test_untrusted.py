@@ -27,9 +27,9 @@ from ppprof.cli import main
 from ppprof.config import load_config
 from ppprof.errors import ConfigError, InputError, PpprofError, UsageError
 from ppprof.paths import read_bounded
-from ppprof.report.data import read_document
 from ppprof.run import diff
 from ppprof.run.run import open as open_run
+from ppprof.run.summary import read_tables
 from ppprof.rundir.clocks import read_clocks
 from ppprof.rundir.remote_calls import read_calls
 from ppprof.rundir.step_times import read_step_times
@@ -212,7 +212,7 @@ class TestSizes:
     def small(self, monkeypatch):
         """Bounds that a test can reach."""
         for module in (
-            *("rundir.manifest", "rundir.clocks", "rundir.remote_calls", "report.data"),
+            *("rundir.manifest", "rundir.clocks", "rundir.remote_calls", "rundir.summaries"),
             "config.yaml_source",
         ):
             monkeypatch.setattr(f"ppprof.{module}._MOST_BYTES", 1 << 20)
@@ -239,7 +239,7 @@ class TestSizes:
     def test_tables(self, tmp_path):
         (tmp_path / "a.json").write_text(" " * (2 << 20))
         with pytest.raises(InputError, match=r"a.json: larger than"):
-            read_document(tmp_path / "a.json")
+            read_tables(tmp_path / "a.json")
 
     def test_calls(self, tmp_path):
         (tmp_path / "a.json").write_text(" " * (2 << 20))
@@ -287,7 +287,7 @@ class TestDepth:
         (tmp_path / "a.json").write_text(DEEP)
         assert read_calls(tmp_path) == ([], 2)
         with pytest.raises(InputError, match="not the tables of a window"):
-            read_document(tmp_path / "a.json")
+            read_tables(tmp_path / "a.json")
         (tmp_path / "clocks").mkdir()
         (tmp_path / "clocks/rank_00000.jsonl").write_text(DEEP)
         assert read_clocks(tmp_path) == {}

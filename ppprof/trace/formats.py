@@ -53,6 +53,22 @@ def read(path: str | Path, *, progress: Progress | None = None, cache: bool = Tr
         raise TraceError(f"{path}: {error.strerror or error}") from error
 
 
+_FRAMEWORK_BYTES = 4 << 20
+
+
+def framework_of(path: str | Path) -> str:
+    """Return ``torch`` or ``paddle``: the framework whose operators a trace file begins with.
+
+    Raises:
+        TraceError: missing or unreadable.
+    """
+    try:
+        with store_errors_as_oserror(path), TraceStream(path) as source:
+            return "torch" if b"aten::" in source.peek(_FRAMEWORK_BYTES) else "paddle"
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror or error}") from error
+
+
 def _read(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace:
     with TraceStream(path) as source:
         head = source.peek(64)

@@ -65,12 +65,12 @@ def test_a_run_against_itself(traces, capsys):
 
 
 def test_everything_that_changed(traces, capsys):
-    out, _ = printed(capsys, *traces, "--views", "op", "--all", "--sort", "calls")
+    out, _ = printed(capsys, *traces, "--views", "op", "--all", "--sorted-by", "calls")
     assert [row[0] for row in cells(out, "Operators")[1:]] == ["matmul"]
-    out, _ = printed(capsys, *traces, "--views", "op", "--sort", "cpu_total")
+    out, _ = printed(capsys, *traces, "--views", "op", "--sorted-by", "cpu_total")
     assert cells(out, "Operators")[0][:4] == ["Name", "CPU", "Total:", "Baseline"]
-    _, err = printed(capsys, *traces, "--sort", "size", code=2)
-    assert "--sort: 'size': expected one of calls, cpu_total, cpu_self" in err
+    _, err = printed(capsys, *traces, "--sorted-by", "size", code=2)
+    assert "--sorted-by: 'size': expected one of calls, cpu_total, cpu_self" in err
 
 
 def test_rows_are_chosen(traces, capsys):
@@ -78,7 +78,7 @@ def test_rows_are_chosen(traces, capsys):
     assert "none of 4 that match 'gelu' changed by more than" in out
     out, _ = printed(capsys, *traces, "--views", "op", "--min-delta", "3ms")
     assert "none of 4 changed by more than the noise and 3,000,000 ns." in out
-    out, _ = printed(capsys, *traces, "--views", "op", "--limit", "0")
+    out, _ = printed(capsys, *traces, "--views", "op", "--row-limit", "0")
     assert "1 more operators: --limit" in out
 
 
@@ -142,21 +142,21 @@ def test_two_parts_of_one_run(tmp_path, capsys):
     out, _ = printed(capsys, path, "--rank", "0", "--experiment-rank", "1", "--views", "op")
     assert cells(out, "Operators")[1][:4] == ["matmul", "14.00", "20.00", "+6.00"]
     _, err = printed(capsys, path, code=2)
-    assert err.startswith("EXPERIMENT: missing; expected a second run, or what of BASELINE")
+    assert err.startswith("EXPERIMENT: missing; expected a second run, or the part of BASELINE")
 
 
 def test_all_that_is_wrong_at_once(traces, capsys):
     _, err = printed(
         capsys,
         *traces,
-        *words("--steps 3:1 --window a --views gpu --limit - --min-delta 3 --filter ("),
+        *words("--steps 3:1 --window a --views gpu --row-limit - --min-delta 3 --filter ("),
         *words("--fail-if slow --workers 0 --time-unit h --format csv --force --all"),
         code=2,
     )
     flags = [line.partition(":")[0] for line in err.splitlines()]
     assert flags == [
-        *words("--window --steps --views --time-unit --limit --all --min-delta --filter"),
-        *("--fail-if", "--workers", "--format csv", "--force"),
+        *words("--window --steps --views --row-limit --min-delta --filter --time-unit"),
+        *("--fail-if", "--workers", "--row-limit", "--all", "--format csv", "--force"),
     ]
 
 

@@ -214,7 +214,7 @@ def test_one_rank_has_nothing_to_be_compared_with(run, capsys):
     assert main(["summary", str(run), "--by", "name", "--rank", "1"]) == 0
     out, err = capsys.readouterr()
     assert "Operator Summary by name: CPU total of 1 rank-" in out
-    assert err == f"{run}: window 0: only rank 1: nothing to compare\n"
+    assert err == f"{run}: window 0: only rank 1: no other rank to compare with\n"
     assert printed(capsys, run, "--by", "rank", "--rank", "1").startswith("rank 1, window 0, ")
 
 

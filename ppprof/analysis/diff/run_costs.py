@@ -6,6 +6,7 @@ per rank and step, so windows of different length and jobs of different size com
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -73,6 +74,8 @@ class RunCosts:
     modules: pl.DataFrame
     """stage, then `ppprof.analysis.modules.module_tree.MODULES` and calls: sums over the ranks of a
     stage."""
+    unattributed_modules: pl.DataFrame
+    """The same, without gradients attributed to the modules whose forward made them."""
     devices: Sequence[Device] = ()
     frameworks: frozenset[str] = frozenset()
     has_forward_links: bool = False
@@ -83,6 +86,10 @@ class RunCosts:
     """Ranks that read different samples: dp times sharding."""
     coordinates: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     """Each rank's coordinate, by axis; empty if the topology is unknown."""
+
+    def without_attribution(self) -> RunCosts:
+        """Return the same costs with no gradient attributed to a module."""
+        return dataclasses.replace(self, modules=self.unattributed_modules, has_forward_links=False)
 
     @cached_property
     def ranks_of_step(self) -> Mapping[int, int]:

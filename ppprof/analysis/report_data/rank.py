@@ -42,17 +42,18 @@ class RankReportData(NamedTuple):
 
 
 def collect_rank_report_data(
-    trace: Trace, steps: StepRange | None = None, budget: int = 0
+    trace: Trace, naming: Naming, steps: StepRange | None = None, budget: int = 0
 ) -> RankReportData:
     """Return the report data of one rank's window.
 
     Args:
         trace: the window.
+        naming: the names of operators and kernels.
         steps: keep only these steps; None: all.
         budget: maximum number of spans in the timeline; 0: no details.
     """
     profile = Profile(trace if steps is None else select_steps(trace, steps))
-    costs = costs_of(profile, Naming())
+    costs = costs_of(profile, naming)
     return RankReportData(
         analyze_profile(profile, costs.breakdown),
         costs,

@@ -10,19 +10,26 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from concurrent.futures import Executor
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import jinja2
 import yaml
 from markupsafe import Markup
 
+from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.errors import UsageError
+from ppprof.paths import to_path, write_atomically
 from ppprof.report.html.charts import chart_data
 from ppprof.report.html.sections import headline, sections
 from ppprof.report.html.words import Words
+from ppprof.run.report import collect_report_data
+from ppprof.run.run import Run
+from ppprof.topology import RankSelector
 from ppprof.units import format_ranges
 
 LANGUAGES = ("en", "zh")
@@ -38,8 +45,7 @@ def render(report: ReportData, language: str = "en") -> str:
     Raises:
         UsageError: no such language.
     """
-    if language not in LANGUAGES:
-        raise UsageError(f"language {language!r}: expected one of {', '.join(LANGUAGES)}")
+    _check_language(language)
     words = Words(language, yaml.safe_load(_file(f"{language}.yaml")))
     scripts = [_file(name) for name in _SCRIPTS]
     environment = jinja2.Environment(
@@ -55,6 +61,48 @@ def render(report: ReportData, language: str = "en") -> str:
         scripts=[Markup(script) for script in scripts],
         policy=_policy(scripts),
     )
+
+
+def write_report(
+    run: Run,
+    path: str | Path,
+    *,
+    baseline: Run | None = None,
+    ranks: RankSelector = "all",
+    window: int | None = None,
+    steps: StepRange | str | int | None = None,
+    language: str = "en",
+    executor: Executor | None = None,
+) -> None:
+    """Write a run as one page of HTML that opens without a network.
+
+        ppprof.write_report(ppprof.open("profiler_log"), "report.html")
+
+    Args:
+        run: the run.
+        path: the page; replaced where it exists.
+        baseline: a run to compare with.
+        ranks: which ranks; see `ppprof.run.run.Run.select_ranks`.
+        window: which window; None: the last.
+        steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
+        language: ``en`` or ``zh``.
+        executor: reads several ranks at once, any of ``concurrent.futures``.
+
+    Raises:
+        UsageError: no such ranks, window, steps or language; names those that exist.
+        InputError: a run cannot be read, or it has no steps.
+        OSError: the page cannot be written.
+    """
+    _check_language(language)
+    report = collect_report_data(
+        run, baseline=baseline, ranks=ranks, window=window, steps=steps, executor=executor
+    )
+    write_atomically(to_path(path), render(report, language).encode())
+
+
+def _check_language(language: str) -> None:
+    if language not in LANGUAGES:
+        raise UsageError(f"language {language!r}: expected one of {', '.join(LANGUAGES)}")
 
 
 def _head(report: ReportData, words: Words) -> dict[str, Any]:

@@ -17,8 +17,8 @@ import polars as pl
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import Finding
 from ppprof.errors import UsageError
-from ppprof.report.data import SCHEMA_VERSION
 from ppprof.report.markdown import code
+from ppprof.rundir.summaries import SCHEMA_VERSION
 from ppprof.units import format_time, format_value, ratio_text
 
 LANGUAGES = ("en", "zh")

@@ -111,10 +111,11 @@ _MEMBERS = 6
 """Ranks of a group that a cell names; of a larger one the first and the last."""
 
 
-def render_groups(cluster: Cluster, layout: TableOptions, limit: int = 20) -> str:
+def render_groups(cluster: Cluster, layout: TableOptions, limit: int | None = 20) -> str:
     """The table of `ppprof.analysis.ranks.arrivals.by_group`; the groups that wait longest."""
     lines: list[Line] = []
-    for row in cluster.groups.head(limit).iter_rows(named=True):
+    shown = cluster.groups if limit is None else cluster.groups.head(limit)
+    for row in shown.iter_rows(named=True):
         verdicts = [f"{row[name] / row['calls']:.0%}" for name in _VERDICTS]
         bus = row["bus_bytes_per_s"]
         times = [layout.time(row[name]) for name in ("wait_ns", "cost_ns", "transfer_ns")]
@@ -122,8 +123,8 @@ def render_groups(cluster: Cluster, layout: TableOptions, limit: int = 20) -> st
         rate = "-" if bus is None else f"{bus / 1e9:.3g}"
         group = _named(row["members"])
         lines.append([group, row["axis"] or "-", row["calls"], *times, rate, *verdicts, last])
-    if cluster.groups.height > limit:
-        lines.append(f"{cluster.groups.height - limit} more groups")
+    if num_hidden := cluster.groups.height - shown.height:
+        lines.append(f"{num_hidden} more groups")
     headers = [
         "Ranks",
         "Axis",

@@ -368,6 +368,7 @@ def test_neither_trace_nor_step_times(tmp_path):
 
 
 def side(**overview):
+    modules = pl.DataFrame(schema={"stage": pl.Int64, **MODULES, "calls": pl.Int64})
     empty = {
         "steps": pl.DataFrame(schema={"rank": pl.Int64, "step": pl.Int64, "step_ns": pl.Int64}),
         "times": pl.DataFrame(schema=STEP_TIMES),
@@ -375,7 +376,8 @@ def side(**overview):
             schema={"name": pl.String, "step": pl.Int64, "gpu_total_ns": pl.Int64}
         ),
         "kernels": pl.DataFrame(),
-        "modules": pl.DataFrame(schema={"stage": pl.Int64, **MODULES, "calls": pl.Int64}),
+        "modules": modules,
+        "unattributed_modules": modules,
     }
     return RunCosts("run", **{**empty, **overview})
 
