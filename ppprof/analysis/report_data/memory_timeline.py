@@ -38,7 +38,7 @@ class Peak(NamedTuple):
     phase: str | None
     """Forward, Backward...; None outside phases."""
     event: str | None
-    """The innermost host event around it; None if there is none."""
+    """The innermost host event around it; None outside all events."""
 
 
 class Memory(NamedTuple):

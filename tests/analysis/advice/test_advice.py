@@ -422,7 +422,7 @@ def test_step_times_alone_tell_of_data(tmp_path):
     assert (found.rule, found.cost_ns, found.share) == ("input-bound", 480 * US, 0.48)
     assert found.evidence.select("rank", "loading_ns").rows() == [(0, 480 * US), (1, US)]
     assert ppprof.advise(ppprof.open(path), ranks=1) == []
-    with pytest.raises(UsageError, match="steps 1:3: it has step times alone, and no window"):
+    with pytest.raises(UsageError, match="steps 1:3: the run has step times only, no window"):
         ppprof.advise(ppprof.open(path), steps="1:3")
 
 
