@@ -22,9 +22,9 @@ _MODULES_SCHEMA: dict[str, Any] = {
     "name": pl.String,
     "status": pl.String,
     **{
-        f"{of}_{value}": pl.Float64
+        f"{side}_{value}": pl.Float64
         for value in MODULE_VALUES
-        for of in ("baseline", "experiment", "delta")
+        for side in ("baseline", "experiment", "delta")
     },
     "delta_ratio": pl.Float64,
     "noise_time_ns": pl.Float64,

@@ -62,7 +62,8 @@ class StepRange:
         return steps if steps is None or isinstance(steps, cls) else cls.parse(steps)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        return f"{self.start}:{'' if self.stop is None else self.stop}"
+        stop = "" if self.stop is None else self.stop
+        return f"{self.start}:{stop}"
 
     def contains(self, step: pl.Expr) -> pl.Expr:
         """Return whether a step number is in the range; False for null."""
