@@ -20,8 +20,8 @@ MAJOR_RATIO = 0.10
 """Of a step: a tenth of the machine's time is worth a change to the job."""
 
 MODERATE_RATIO = 0.05
-"""Of a step: on a shared machine, two runs of one config differ by less than this. It is also the
-limit of `ppprof.analysis.ranks.stragglers`."""
+"""Of a step: smaller gains are within the noise between two runs of one config on a shared machine. It is
+also the limit of `ppprof.analysis.ranks.stragglers`."""
 
 LEAST_RATIO = 0.01
 """Of a step: smaller costs are not reported."""

@@ -97,8 +97,10 @@ class Indicators(NamedTuple):
 
     def select_steps(self, steps: Iterable[int]) -> Indicators:
         """Keep only these steps. Memory covers the whole window."""
-        wanted = pl.col("step").is_in(list(steps))
-        return Indicators(self.steps.filter(wanted), self.names.filter(wanted), self.memory)
+        is_selected = pl.col("step").is_in(list(steps))
+        return Indicators(
+            self.steps.filter(is_selected), self.names.filter(is_selected), self.memory
+        )
 
 
 def collect_indicators(profile: Profile) -> Indicators:
@@ -296,17 +298,17 @@ class IndicatorBuilder:
         local = hosts.filter(
             (pl.col("category") != "Operator") & matching(hosts["name"], "^local_")
         )
-        around = local.drop_nulls("parent").group_by("parent").agg(local_ns=pl.col(time).sum())
+        local_times = local.drop_nulls("parent").group_by("parent").agg(local_ns=pl.col(time).sum())
         nodes = (
             hosts.with_columns(step=self.step_of_host)
             .filter((pl.col("category") == "Operator") & matching(hosts["name"], "^global_"))
-            .join(around, left_on="row", right_on="parent")
+            .join(local_times, left_on="row", right_on="parent")
             .with_columns(time_ns=(pl.col(time) - pl.col("local_ns")).clip(0))
         )
         self.add_names("accumulation", nodes)
         backward = self.phase("Backward")["row"].to_numpy()
-        again = self.tree.below(backward) & (hosts["category"] == "Forward").to_numpy()
-        outermost = again & ~self.tree.below(np.flatnonzero(again))
+        is_recomputed = self.tree.below(backward) & (hosts["category"] == "Forward").to_numpy()
+        outermost = is_recomputed & ~self.tree.below(np.flatnonzero(is_recomputed))
         recomputed = self.hosts(np.flatnonzero(outermost))
         return {
             "accumulation_ns": self.sum_by_step(nodes["step"], nodes["time_ns"].to_numpy()),

@@ -58,7 +58,7 @@ class Costs(NamedTuple):
     """Columns of `ppprof.analysis.modules.module_tree.MODULES`, gradients attributed to the modules
     whose forward made them."""
     unattributed_modules: pl.DataFrame
-    """The same without attribution; the same table where the trace has no forward links."""
+    """The same without attribution; the same table if the trace has no forward links."""
     device: Device
     framework: str
     """``paddle`` or ``torch``."""
@@ -67,7 +67,7 @@ class Costs(NamedTuple):
 
 
 def costs(trace: Trace, naming: Naming) -> Costs:
-    """Return what a window costs. Events outside steps are left out, where there are steps.
+    """Return what a window costs. Events outside steps are left out if there are steps.
 
     Args:
         trace: a window.

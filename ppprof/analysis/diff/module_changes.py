@@ -178,16 +178,16 @@ def _module_row(
     for value in MODULE_VALUES:
         before = one[value] if one is not None else None
         after = other[value] if other is not None else None
-        known = before is not None or after is not None
-        cells += [before, after, (after or 0.0) - (before or 0.0) if known else None]
-    of = "self_ns" if depth else "time_ns"
+        is_known = before is not None or after is not None
+        cells += [before, after, (after or 0.0) - (before or 0.0) if is_known else None]
+    compared = "self_ns" if depth else "time_ns"
     sides = [value for value in values if value is not None]
     noises = {}
     for value in ("time_ns", "self_ns"):
         variances = [side[f"{value}_var"] for side in sides]
         noises[value] = None if None in variances else sum(variances) ** 0.5
-    noise = noises[of]
-    delta = sum(sign * (v[of] if v is not None else 0.0) for sign, v in zip((-1, 1), values))
+    noise = noises[compared]
+    delta = sum(sign * (v[compared] if v is not None else 0.0) for sign, v in zip((-1, 1), values))
     before = one["time_ns"] if one is not None else 0.0
     after = other["time_ns"] if other is not None else 0.0
     return (

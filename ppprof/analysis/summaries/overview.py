@@ -126,7 +126,7 @@ def model(profile: Profile) -> pl.DataFrame:
     Returns:
         name, calls, cpu_ and gpu_ total_ns, avg_ns, max_ns, min_ns and ratio. GPU times sum all
         kernels launched in the phase, overlapping or not. CPU ratios are of the time inside
-        steps, GPU ratios of the steps' GPU time (0 where that is 0). Others has totals only.
+        steps, GPU ratios of the steps' GPU time (0 if that is 0). Others has totals only.
         No rows if there is only one kind; no Others without steps.
     """
     steps = profile.phase("ProfileStep")
