@@ -19,10 +19,10 @@ from ppprof.cli.options import (
     open_runs,
     show,
 )
+from ppprof.report.markdown import findings_markdown
 from ppprof.report.text.advice import (
     LANGUAGES,
     findings_document,
-    findings_markdown,
     findings_table,
     render_findings,
 )

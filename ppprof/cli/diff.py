@@ -30,7 +30,9 @@ from ppprof.cli.options import (
 )
 from ppprof.cli.terminal import log
 from ppprof.errors import UsageError
-from ppprof.report.text.diff import VIEWS, Shown, as_data, as_markdown, render_diff, tables
+from ppprof.report.diff_rows import VIEWS, RowSelection, diff_document, select_rows
+from ppprof.report.markdown import diff_markdown
+from ppprof.report.text.diff import render_diff
 from ppprof.report.text.summary import TableOptions
 from ppprof.run.diff import diff as compare
 from ppprof.rundir.summaries import dumps
@@ -121,7 +123,7 @@ class _Request:
     ranks: tuple[RankSelector, RankSelector]
     windows: tuple[int | None, int | None]
     steps: tuple[StepRange | None, StepRange | None]
-    shown: Shown
+    shown: RowSelection
     options: TableOptions
     thresholds: Sequence[Threshold]
     workers: int
@@ -151,7 +153,7 @@ class _Request:
                 "with: --experiment-rank, --experiment-window or --experiment-steps"
             )
         is_data = args.format in ("json", "csv")
-        shown = Shown(
+        shown = RowSelection(
             checks.parsed("views", _views, VIEWS),
             bool(args.all) or is_data,
             checks.row_limit(None if is_data else 20, least=0),
@@ -202,22 +204,28 @@ def _sort_key(text: str) -> str:
     return text
 
 
-def _table(diff: Diff, shown: Shown, options: TableOptions, outcomes: Sequence[Outcome]) -> str:
+def _table(
+    diff: Diff, shown: RowSelection, options: TableOptions, outcomes: Sequence[Outcome]
+) -> str:
     return render_diff(diff, shown, options, outcomes)
 
 
-def _json(diff: Diff, shown: Shown, options: TableOptions, outcomes: Sequence[Outcome]) -> str:
-    return dumps(as_data(diff, shown, outcomes)) + "\n"
+def _json(
+    diff: Diff, shown: RowSelection, options: TableOptions, outcomes: Sequence[Outcome]
+) -> str:
+    return dumps(diff_document(diff, shown, outcomes)) + "\n"
 
 
-def _csv(diff: Diff, shown: Shown, options: TableOptions, outcomes: Sequence[Outcome]) -> str:
-    (table,) = tables(diff, shown).values()
+def _csv(
+    diff: Diff, shown: RowSelection, options: TableOptions, outcomes: Sequence[Outcome]
+) -> str:
+    (table,) = select_rows(diff, shown).values()
     return table.write_csv()
 
 
-_FORMATS: dict[str, Callable[[Diff, Shown, TableOptions, Sequence[Outcome]], str]] = {
+_FORMATS: dict[str, Callable[[Diff, RowSelection, TableOptions, Sequence[Outcome]], str]] = {
     "table": _table,
     "json": _json,
     "csv": _csv,
-    "md": as_markdown,
+    "md": diff_markdown,
 }

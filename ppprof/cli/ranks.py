@@ -28,7 +28,7 @@ from ppprof.cli.terminal import log
 from ppprof.errors import UsageError
 from ppprof.paths import to_path
 from ppprof.report.markdown import markdown
-from ppprof.report.text.ranks import render_findings, render_groups, render_ranks
+from ppprof.report.text.ranks import render_groups, render_ranks, render_stragglers
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.what_if import render_what_if
 from ppprof.run.run import Run
@@ -178,7 +178,7 @@ def _text(result: _Result) -> str:
     ]
     if not result.cluster.arrivals.is_empty():
         parts.append(f"\n{render_groups(result.cluster, options, request.row_limit)}")
-        parts.append(render_findings(result.cluster, options))
+        parts.append(render_stragglers(result.cluster, options))
     if request.what_if and (text := render_what_if(result.cluster.what_if, options)):
         parts.append(f"\n{text}")
     return "".join(parts)

@@ -38,7 +38,7 @@ def test_the_first_finding_is_the_headline(slow_data, capsys):
 
 def test_nothing_stands_out(tmp_path, capsys):
     path = run(tmp_path / "log", [thread(lambda at: (op(at, 0, 900),))])
-    assert printed(capsys, path).out == "Nothing above minor: no rule has anything to say.\n"
+    assert printed(capsys, path).out == "Nothing above minor: no rule reports a finding.\n"
     path = run(tmp_path / "small", [loading(20)])
     assert printed(capsys, path).out.startswith("Nothing above minor (small findings: 1).\n\n1. ")
     out = printed(capsys, path, "--language", "zh").out

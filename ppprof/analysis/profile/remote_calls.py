@@ -13,6 +13,8 @@ from ppprof.trace import REMOTE
 from ppprof.trace.remote_calls import call_of
 from ppprof.trace.schema import Trace
 
+__all__ = ["REMOTE", "call_of", "split_calls"]
+
 
 def split_calls(trace: Trace) -> tuple[Trace, Mapping[str, Trace]]:
     """Return the events of the rank's own process, and those of each remote call.

@@ -1,9 +1,8 @@
-"""A run's picture as one page of HTML that opens without a network.
+"""A run's report as one HTML page that opens without a network.
 
-`render` fills ``template.html`` (Jinja2, autoescape) with tables, which are rows of HTML, and with
-``data``, which the page's own scripts draw: bars, lines and heat maps by Apache ECharts
-(``echarts.min.js`` 6.1.0 as published on npm), spans by ``lanes.js``. What is said is in
-``en.yaml`` and ``zh.yaml``.
+`render` fills ``template.html`` (Jinja2, autoescape) with tables and with ``data`` for the page's
+own scripts: Apache ECharts (``echarts.min.js`` 6.1.0 as published on npm) draws bars, lines and
+heat maps, ``lanes.js`` draws spans. The texts are in ``en.yaml`` and ``zh.yaml``.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ from ppprof.topology import RankSelector
 from ppprof.units import format_ranges
 
 LANGUAGES = ("en", "zh")
-"""Those that there are words in."""
+"""Languages of the texts."""
 
 _SCRIPTS = ("echarts.min.js", "words.js", "charts.js", "lanes.js", "tables.js", "page.js")
-"""In the order in which they run."""
+"""In the order in which the page runs them."""
 
 
 def render(report: ReportData, language: str = "en") -> str:
-    """The page: one file that asks for nothing else.
+    """Return the page: one file that loads nothing else.
 
     Raises:
-        UsageError: no such language.
+        UsageError: unknown language.
     """
     _check_language(language)
     words = Words(language, yaml.safe_load(_file(f"{language}.yaml")))
@@ -106,7 +105,7 @@ def _check_language(language: str) -> None:
 
 
 def _head(report: ReportData, words: Words) -> dict[str, Any]:
-    """What stands above everything, and below."""
+    """Return the texts of the page's header and footer."""
     steps, ranks = format_ranges("step", report.steps), format_ranges("rank", report.ranks)
     return {
         "what": report.what,
@@ -121,11 +120,11 @@ def _file(name: str) -> str:
 
 
 def _policy(scripts: list[str]) -> str:
-    """What the page may do: run these scripts, style itself, and ask nobody for anything."""
+    """Return the content security policy: run these scripts, style the page, load nothing."""
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts)
     allowed: dict[str, Any] = {
         "default-src": "'none'",
-        "script-src": " ".join(f"'sha256-{of}'" for of in hashes),
+        "script-src": " ".join(f"'sha256-{digest}'" for digest in hashes),
         "style-src": "'unsafe-inline'",
         "img-src": "data: blob:",
         "base-uri": "'none'",

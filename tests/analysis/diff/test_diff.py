@@ -384,6 +384,7 @@ def side(**overview):
         "modules": modules,
         "unattributed_modules": modules,
     }
+    empty["unattributed_modules"] = empty["modules"]
     return RunCosts("run", **{**empty, **overview})
 
 
