@@ -29,15 +29,15 @@ class _StderrHandler(logging.Handler):
 
 @contextlib.contextmanager
 def logging_to_stderr() -> Iterator[None]:
-    """Send the library's messages to stderr while a command runs."""
-    handler = _StderrHandler(logging.INFO)
-    level, log.level = log.level, logging.INFO
-    log.addHandler(handler)
+    """Send the library's messages to stderr, and nowhere else, while a command runs."""
+    handlers, level, propagates = log.handlers, log.level, log.propagate
+    log.handlers, log.propagate = [_StderrHandler(logging.INFO)], False
+    log.setLevel(logging.INFO)
     try:
         yield
     finally:
-        log.removeHandler(handler)
-        log.level = level
+        log.handlers, log.propagate = handlers, propagates
+        log.setLevel(level)
 
 
 class Progress:

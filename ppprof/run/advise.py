@@ -14,7 +14,7 @@ import polars as pl
 from ppprof.analysis.advice import Evidence
 from ppprof.analysis.advice import advise as findings_of
 from ppprof.analysis.advice.finding import Finding
-from ppprof.analysis.advice.indicators import Indicators, collect_indicators, joined
+from ppprof.analysis.advice.indicators import Indicators, collect_indicators, concat_indicators
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_profile
@@ -73,7 +73,7 @@ def collect_evidence_of_run(
         analyses.append(result.map(analysis))
     cluster = cluster_of(run, analyses, StepRange.of(steps))
     return collect_evidence(
-        run, cluster, {rank: joined(parts) for rank, parts in indicators.items()}
+        run, cluster, {rank: concat_indicators(parts) for rank, parts in indicators.items()}
     )
 
 
@@ -90,12 +90,12 @@ def collect_evidence(
     Args:
         run: provides step times, config and topology.
         cluster: all ranks, cut to the steps that are wanted; None where there are no traces.
-        indicators_by_rank: each rank's, several windows `joined`; cut to the cluster's steps here.
+        indicators_by_rank: each rank's, several windows concatenated; cut to the cluster's steps here.
     """
     indicators = dict(indicators_by_rank)
     if cluster is not None:
         steps = cluster.steps["step"].unique().to_list()
-        indicators = {rank: part.of_steps(steps) for rank, part in indicators.items()}
+        indicators = {rank: part.select_steps(steps) for rank, part in indicators.items()}
     config = run.manifest.get("config")
     config = dict(config) if isinstance(config, Mapping) else {}
     block = run.manifest.get("profiler")

@@ -18,7 +18,7 @@ from ppprof.analysis.summaries.across_ranks import (
     by_rank,
     check_across,
     comparable,
-    of_rank,
+    rank_view,
 )
 from ppprof.analysis.summaries.views import VIEWS, schema_of, summarize
 from ppprof.errors import InputError, PpprofError, UsageError
@@ -204,7 +204,7 @@ def _comparable_tables(
     errors: dict[int, PpprofError] = {}
     for recording in recordings:
         try:
-            tables = _tables(run, recording, views, steps, SummaryOptions(), of_rank)
+            tables = _tables(run, recording, views, steps, SummaryOptions(), rank_view)
         except PpprofError as error:
             errors[recording.rank] = error
             continue

@@ -1,7 +1,7 @@
-"""What to change in a job, and what that would win: rules over a `Evidence`.
+"""Advice: changes to a job and their gain, from rules over an `Evidence`.
 
-Each rule is a small pure function of a case; one that lacks its evidence says nothing. Their texts are
-data: ``ppprof/report/catalogue``.
+Each rule is a small pure function; it returns nothing if its data is missing. The texts of the rules
+are in ``ppprof/report/catalogue``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Rule:
     """One of `RULES`."""
 
     name: str
-    """Key of its texts."""
+    """The key of its texts."""
     find: Callable[[Evidence], list[Finding]]
-    """What it has to say of a case; nothing where it lacks its evidence."""
+    """Returns the rule's findings; none if its data is missing."""
     about: str = "time"
-    """``time``, ``memory`` or ``trust``: whether the other findings can be believed."""
+    """``time``, ``memory`` or ``trust`` (whether the other findings are reliable)."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
-    """What it goes by, for its definition; units end the key."""
+    """The rule's thresholds, for its description; keys end in their units."""
 
 
 _TIME = {"least_ratio": LEAST_RATIO}
@@ -79,22 +79,22 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("short-window", trust.short_window, "trust", {"least_steps": LEAST_STEPS}),
 )
-"""Causes before what follows from them: of findings that cost the same the first is told first."""
+"""Causes come before their effects: of findings with equal cost, the earlier rule's comes first."""
 
 _TRUST = frozenset(rule.name for rule in RULES if rule.about == "trust")
 
 
-def advise(case: Evidence) -> list[Finding]:
-    """All that the rules have to say, most costly first.
+def advise(evidence: Evidence) -> list[Finding]:
+    """Return the findings of all rules, by severity, then by cost.
 
-    By severity, then by cost. What says that numbers cannot be trusted comes first where it is major,
-    else behind what it puts in doubt.
+    A major finding about trust comes before all others; a smaller one comes after those with its
+    severity that have a cost.
     """
-    found = [finding for rule in RULES for finding in rule.find(case)]
+    findings = [finding for rule in RULES for finding in rule.find(evidence)]
 
-    def place(finding: Finding) -> tuple[int, bool, float]:
+    def sort_key(finding: Finding) -> tuple[int, bool, float]:
         severity = SEVERITIES.index(finding.severity)
-        is_doubt = severity == 0 and finding.rule in _TRUST
-        return severity, not is_doubt, -(finding.cost_ns or 0.0)
+        is_major_doubt = severity == 0 and finding.rule in _TRUST
+        return severity, not is_major_doubt, -(finding.cost_ns or 0.0)
 
-    return sorted(found, key=place)
+    return sorted(findings, key=sort_key)

@@ -1,4 +1,4 @@
-"""`Evidence`: all that the rules look at, and what several of them need of it."""
+"""`Evidence`: the data of all rules, and values that several of them need."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ STEP_TIMES = {
 """The columns that the rules read of a run's step times."""
 
 SKIPPED_STEPS = 10
-"""Of a run's step times: its first ones say nothing of the others, as in Paddle's Perf Summary."""
+"""The first steps of a run are not typical, so they are skipped, as in Paddle's Perf Summary."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """One run, as its rules see it."""
+    """The data of one run."""
 
     cluster: Cluster | None
-    """All ranks; None where the run has step times alone."""
+    """All ranks; None if the run has only step times."""
     indicators: Mapping[int, Indicators] = field(default_factory=dict)
-    """By rank, of the steps that ``cluster`` has."""
+    """By rank, for the steps of ``cluster``."""
     step_times: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=STEP_TIMES))
     """The columns of `STEP_TIMES` and others; no rows if the run has no step times."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """The job's resolved config; empty where nobody tells."""
+    """The job's resolved config; empty if unknown."""
     topology: Topology | None = None
-    """Where the ranks stand; None where nobody tells."""
+    """The ranks' coordinates; None if unknown."""
 
     def setting(self, key: str) -> Any:
-        """A value of the config by its dotted key; None where it is not there.
+        """Return a value of the config by its dotted key; None if missing.
 
         >>> Evidence(None, config={"Global": {"micro_batch_size": 2}}).setting("Global.micro_batch_size")
         2
@@ -55,83 +55,84 @@ class Evidence:
         return value
 
     def number(self, key: str) -> int | None:
-        """A whole number of the config."""
+        """Return an integer of the config; None if missing or not an integer."""
         value = self.setting(key)
         return value if type(value) is int else None
 
     def text(self, key: str) -> str | None:
-        """A value of the config as it would be written; None where it is not there."""
+        """Return a value of the config as text; None if missing."""
         value = self.setting(key)
         return None if value is None else str(value)
 
     @property
     def remedy(self) -> str:
-        """``config`` where the job's keys are known, else ``code``."""
+        """``config`` if the job's config is known, else ``code``."""
         return "config" if self.config else "code"
 
     def degree(self, axis: str) -> int:
-        """How many ranks stand along an axis; 1 where nobody tells."""
+        """Return the degree of an axis; 1 if unknown."""
         return 1 if self.topology is None else self.topology.degree(axis)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """A row a rank and step: `Cluster.steps`; no rows without traces."""
+        """One row per rank and step: `Cluster.steps`; no rows without traces."""
         return pl.DataFrame() if self.cluster is None else self.cluster.steps
 
     @cached_property
-    def timed(self) -> pl.DataFrame:
-        """Steps of `step_times` that no stall of ours is in, without the run's first."""
+    def sound_times(self) -> pl.DataFrame:
+        """Rows of `step_times` without stalls of the profiler and without the run's first steps."""
         times = self.step_times.filter(pl.col("excluded").eq_missing(True).not_())
         return times.filter(pl.col("step") >= SKIPPED_STEPS)
 
     @cached_property
     def step_lengths(self) -> pl.DataFrame:
-        """window, step and step_ns: each step as long as on the rank where it is longest."""
+        """window, step and step_ns; each step takes the time of its slowest rank."""
         if self.steps.is_empty():
-            times = self.timed.group_by("step").agg(step_ns=pl.col("batch_cost_ns").max())
+            times = self.sound_times.group_by("step").agg(step_ns=pl.col("batch_cost_ns").max())
             return times.select(pl.lit(0).alias("window"), "step", "step_ns").sort("step")
         longest = self.steps.group_by("window", "step").agg(pl.col("step_ns").max())
         return longest.sort("window", "step")
 
     @cached_property
     def step_ns(self) -> float:
-        """The run's typical step: the median of `step_lengths`; 0 where there are none."""
+        """The run's typical step time: the median of `step_lengths`; 0 without steps."""
         lengths = self.step_lengths["step_ns"].to_numpy()
         return float(pl.Series(lengths).median() or 0.0)  # type: ignore[arg-type]
 
     @cached_property
-    def of_ranks(self) -> pl.DataFrame:
-        """A row a rank: means over its steps of every time of `steps`."""
+    def rank_means(self) -> pl.DataFrame:
+        """One row per rank: means over its steps of every time in `steps`."""
         if self.steps.is_empty():
             return pl.DataFrame(schema={"rank": pl.Int64})
         return self.steps.group_by("rank").agg(pl.col("^.*_ns$").mean()).sort("rank")
 
     @cached_property
-    def symptom_means(self) -> pl.DataFrame:
-        """A row a rank: means over its steps of every column of `ppprof.analysis.advice.indicators.STEPS`."""
+    def indicator_means(self) -> pl.DataFrame:
+        """One row per rank: means over its steps of `ppprof.analysis.advice.indicators.STEPS`."""
         parts = [
-            of.steps.select(pl.lit(rank, pl.Int64).alias("rank"), pl.col(list(STEPS)[1:]).mean())
-            for rank, of in sorted(self.indicators.items())
-            if of.steps.height
+            own.steps.select(pl.lit(rank, pl.Int64).alias("rank"), pl.col(list(STEPS)[1:]).mean())
+            for rank, own in sorted(self.indicators.items())
+            if own.steps.height
         ]
         schema = {"rank": pl.Int64, **dict.fromkeys(list(STEPS)[1:], pl.Float64)}
-        return pl.concat([pl.DataFrame(schema=schema), *(at.cast(schema) for at in parts)])  # type: ignore[arg-type]
+        return pl.concat([pl.DataFrame(schema=schema), *(part.cast(schema) for part in parts)])  # type: ignore[arg-type]
 
     def typical(self, column: str) -> float:
-        """A symptom in an average step of the median rank; 0 where nobody tells."""
-        return float(self.symptom_means[column].median() or 0.0)  # type: ignore[arg-type]
+        """Return an indicator in an average step of the median rank; 0 if unknown."""
+        return float(self.indicator_means[column].median() or 0.0)  # type: ignore[arg-type]
 
-    def names(self, what: str, by: str = "time_ns") -> pl.DataFrame:
-        """Names of one kind (`ppprof.analysis.advice.indicators.NAMES`), per step of an average rank.
+    def names(self, kind: str, by: str = "time_ns") -> pl.DataFrame:
+        """Return names of one kind (`ppprof.analysis.advice.indicators.NAMES`).
 
         Returns:
-            name, calls, time_ns (float64); the most ``by`` first, `MOST_ROWS`.
+            name, calls, time_ns (float64), per step of an average rank; the largest ``by`` first, at
+            most `MOST_ROWS`.
         """
-        parts = [of.names.filter(pl.col("what") == what) for of in self.indicators.values()]
+        parts = [own.names.filter(pl.col("what") == kind) for own in self.indicators.values()]
         schema = {"name": pl.String, "calls": pl.Float64, "time_ns": pl.Float64}
         if not parts:
             return pl.DataFrame(schema=schema)
-        num = max(1, sum(of.steps.height for of in self.indicators.values()))
+        num = max(1, sum(own.steps.height for own in self.indicators.values()))
         sums = pl.concat(parts).group_by("name").agg(pl.col("calls", "time_ns").sum() / num)
         return sums.sort(by, "name", descending=[True, False]).head(MOST_ROWS)
 
@@ -141,20 +142,20 @@ class Evidence:
         cost_ns: float,
         confidence: str,
         facts: Mapping[str, Fact],
-        evidence: pl.DataFrame,
+        rows: pl.DataFrame,
     ) -> list[Finding]:
-        """A finding that costs so much a step; none where that is less than `LEAST_RATIO`."""
+        """Return a finding that costs time; nothing if it costs less than `LEAST_RATIO` of a step."""
         cost_ns = min(cost_ns, self.step_ns)
         if not self.step_ns or cost_ns < LEAST_RATIO * self.step_ns:
             return []
         share = cost_ns / self.step_ns
-        told = {"step_ns": self.step_ns, "remedy": self.remedy, **facts}
-        evidence = evidence.head(MOST_ROWS)
-        return [Finding(rule, severity_of(share), cost_ns, share, confidence, told, evidence)]
+        all_facts = {"step_ns": self.step_ns, "remedy": self.remedy, **facts}
+        shown = rows.head(MOST_ROWS)
+        return [Finding(rule, severity_of(share), cost_ns, share, confidence, all_facts, shown)]
 
     def warning(
-        self, rule: str, severity: str, facts: Mapping[str, Fact], evidence: pl.DataFrame
+        self, rule: str, severity: str, facts: Mapping[str, Fact], rows: pl.DataFrame
     ) -> list[Finding]:
-        """A finding that is measured and costs no time."""
-        told = {"remedy": self.remedy, **facts}
-        return [Finding(rule, severity, None, None, "sure", told, evidence.head(MOST_ROWS))]
+        """Return a measured finding that costs no time."""
+        all_facts = {"remedy": self.remedy, **facts}
+        return [Finding(rule, severity, None, None, "sure", all_facts, rows.head(MOST_ROWS))]

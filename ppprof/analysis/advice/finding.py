@@ -1,4 +1,4 @@
-"""`Finding`: what a rule of `ppprof.analysis.advice` has to say, with its evidence."""
+"""`Finding`: the result of a rule of `ppprof.analysis.advice`, with its evidence."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ SEVERITIES = ("major", "moderate", "minor")
 """The worst first."""
 
 CONFIDENCES = ("sure", "likely", "possible")
-"""Measured as it is told; measured, and its cause inferred; one explanation of several."""
+"""Measured directly; effect measured, cause inferred; one of several possible causes."""
 
 MAJOR_RATIO = 0.10
-"""Of a step: a tenth of the machine's time, which is what one changes a job for."""
+"""Of a step: a tenth of the machine's time is worth a change to the job."""
 
 MODERATE_RATIO = 0.05
-"""Of a step: below it two runs of one config on a shared machine differ by as much, which is also
-what `ppprof.analysis.ranks.stragglers` calls little."""
+"""Of a step: smaller gains are within the noise between two runs of one config on a shared machine. It is
+also the limit of `ppprof.analysis.ranks.stragglers`."""
 
 LEAST_RATIO = 0.01
-"""Of a step: what costs less is not told."""
+"""Of a step: smaller costs are not reported."""
 
 MOST_ROWS = 10
-"""Of a finding's evidence."""
+"""Maximum number of rows of a finding's evidence."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something to change, or to know before numbers are trusted."""
+    """A change to make, or a reason to doubt the numbers."""
 
     rule: str
-    """Which rule: the key of its texts in ``ppprof/report/catalogue``."""
+    """The rule's name: the key of its texts in ``ppprof/report/catalogue``."""
     severity: str
     """One of `SEVERITIES`."""
     cost_ns: float | None
-    """What would be won per step, of the run's typical step; None where it is no time."""
+    """The possible gain per step, in the run's typical step; None if it is not time."""
     share: float | None
-    """That of the step, 0 to 1."""
+    """The same as a share of the step, 0 to 1."""
     confidence: str
     """One of `CONFIDENCES`."""
     facts: Mapping[str, Fact]
-    """Numbers and names that the text quotes; units end the key. ``remedy`` says which of the rule's
-    proposals fits."""
+    """Numbers and names in the text; keys end in their units. ``remedy`` selects one of the rule's
+    proposals."""
     evidence: pl.DataFrame
-    """The rows that show it, `MOST_ROWS` at the most; units end the columns."""
+    """The rows that show the finding, at most `MOST_ROWS`; columns end in their units."""
 
 
 def severity_of(share: float) -> str:
-    """By what is won.
+    """Return the severity of a possible gain.
 
     >>> severity_of(0.48), severity_of(0.05), severity_of(0.049)
     ('major', 'moderate', 'minor')

@@ -1,4 +1,4 @@
-"""What `ppprof.analysis.advice` needs of one rank's window beyond what `Cluster` holds: small tables."""
+"""Small tables of one rank's window that `ppprof.analysis.advice` needs in addition to a `Cluster`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from ppprof.analysis.ranks.step_breakdown import (
 from ppprof.arrays import Int64
 
 TINY_NS = 10_000
-"""A kernel that is shorter is over before the next is launched: a launch from Python takes Paddle some
-10 us, of which ``cudaLaunchKernel`` alone is about 5."""
+"""A shorter kernel ends before the next is launched: a launch from Python takes Paddle some 10 us, of
+which ``cudaLaunchKernel`` alone takes about 5."""
 
 _NAMES = 20
-"""Names that a table of names holds at the most, the largest."""
+"""Maximum number of names in a table of names; the largest are kept."""
 
 _UPDATES = r"^(merged_|fused_)?(adamw?|sgd|momentum|lamb|adagrad|rmsprop|adadelta|adamax)_?( |$)"
 """Operators that update parameters; a name ends where `` dygraph`` begins."""
@@ -58,12 +58,13 @@ STEPS = {
     "optimizer_overhead_ns": pl.Int64,
     "num_updates": pl.Int64,
 }
-"""A row a step. ``num_micro_batches`` are Backward phases. ``idle``: no device has anything to do and
-the host does not wait (`ppprof.analysis.ranks.step_breakdown`'s host_bound), of which disjoint parts follow a
-blocking copy, lie among the updates of parameters, and lie between two tiny kernels; null without device events.
-``accumulation``: Global minus Local of gradient nodes; ``recompute``: Forward in Backward; of devices
-where there are some. ``optimizer_overhead``: from the first to the last update of parameters, outside
-of kernels; null where nothing tells, and with device events. ``num_updates``: operators that update parameters."""
+"""One row per step. ``num_micro_batches``: Backward phases. ``idle``: all devices are idle and the host
+does not wait (host_bound of `ppprof.analysis.ranks.step_breakdown`); disjoint parts of it follow a blocking
+copy, lie among the updates of parameters, or lie between two tiny kernels. Null without device events.
+``accumulation``: Global minus Local of gradient nodes. ``recompute``: Forward in Backward. Both are device
+time if there are device events. ``optimizer_overhead``: from the first to the last update of parameters,
+outside kernels; null if unknown, and with device events. ``num_updates``: operators that update
+parameters."""
 
 NAMES = {
     "step": pl.Int64,
@@ -81,11 +82,11 @@ MEMORY = {
     "peak_reserved_bytes": pl.Int64,
     "total_bytes": pl.Int64,
 }
-"""A row a place; ``total_bytes`` of its device, null where nobody tells."""
+"""One row per place. ``total_bytes``: memory of its device, null if unknown."""
 
 
 class Indicators(NamedTuple):
-    """Of one rank's window, or of several joined."""
+    """The indicators of one or several windows of a rank."""
 
     steps: pl.DataFrame
     """Columns of `STEPS`."""
@@ -94,41 +95,43 @@ class Indicators(NamedTuple):
     memory: pl.DataFrame
     """Columns of `MEMORY`."""
 
-    def of_steps(self, steps: Iterable[int]) -> Indicators:
-        """Without what is of other steps; memory is of the whole."""
-        wanted = pl.col("step").is_in(list(steps))
-        return Indicators(self.steps.filter(wanted), self.names.filter(wanted), self.memory)
+    def select_steps(self, steps: Iterable[int]) -> Indicators:
+        """Keep only these steps. Memory covers the whole window."""
+        is_selected = pl.col("step").is_in(list(steps))
+        return Indicators(
+            self.steps.filter(is_selected), self.names.filter(is_selected), self.memory
+        )
 
 
 def collect_indicators(profile: Profile) -> Indicators:
-    """One rank's window.
+    """Return the indicators of one rank's window.
 
     Args:
         profile: the window.
 
     Returns:
-        Tables without rows where it has no steps.
+        Tables without rows if the window has no steps.
     """
     if not profile.steps:
-        return joined(())
-    window = _Window(profile)
+        return concat_indicators(())
+    builder = IndicatorBuilder(profile)
     columns: dict[str, Int64 | None] = {
-        "num_micro_batches": window.counted(window.phase("Backward")["row"].to_numpy()),
-        **window.device_columns(),
-        **window.gradient_columns(),
-        **window.optimizer_columns(),
+        "num_micro_batches": builder.count_by_step(builder.phase("Backward")["row"].to_numpy()),
+        **builder.device_columns(),
+        **builder.gradient_columns(),
+        **builder.optimizer_columns(),
     }
     steps = pl.DataFrame(
-        {"step": window.steps["step"], **{name: columns[name] for name in list(STEPS)[1:]}}, STEPS
+        {"step": builder.steps["step"], **{name: columns[name] for name in list(STEPS)[1:]}}, STEPS
     )
     steps = steps.group_by("step").agg(_sum(name) for name in list(STEPS)[1:]).sort("step")
     return Indicators(
-        steps, pl.concat([pl.DataFrame(schema=NAMES), *window.names]), _memory(profile)
+        steps, pl.concat([pl.DataFrame(schema=NAMES), *builder.names]), _memory(profile)
     )
 
 
-def joined(parts: Sequence[Indicators]) -> Indicators:
-    """Several windows of a rank."""
+def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
+    """Return the indicators of several windows of a rank."""
     steps = pl.concat([pl.DataFrame(schema=STEPS), *(part.steps for part in parts)])
     names = pl.concat([pl.DataFrame(schema=NAMES), *(part.names for part in parts)])
     memory = pl.concat([pl.DataFrame(schema=MEMORY), *(part.memory for part in parts)])
@@ -140,8 +143,8 @@ def _sum(name: str) -> pl.Expr:
     return pl.when(pl.col(name).count() > 0).then(pl.col(name).sum()).alias(name)
 
 
-class _Window:
-    """What the columns of a window are made from."""
+class IndicatorBuilder:
+    """Computes the columns of `STEPS` for one window."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile, self.tree = profile, profile.tree
@@ -152,33 +155,33 @@ class _Window:
         self.names: list[pl.DataFrame] = []
 
     def phase(self, category: str) -> pl.DataFrame:
-        """Outermost spans of a phase."""
+        """Return the outermost spans of a phase."""
         return self.profile.outermost.filter(pl.col("category") == category)
 
     def hosts(self, rows: Int64) -> pl.DataFrame:
-        """Some host events, with their step."""
+        """Return some host events, with their step."""
         return self.tree.hosts[rows].with_columns(step=self.step_of_host.gather(rows))
 
-    def counted(self, rows: Int64) -> Int64:
-        """How many of some host events are of each step."""
-        return self.at_steps(self.step_of_host.gather(rows), np.ones(len(rows), np.int64))
+    def count_by_step(self, rows: Int64) -> Int64:
+        """Return the number of these host events in each step."""
+        return self.sum_by_step(self.step_of_host.gather(rows), np.ones(len(rows), np.int64))
 
-    def at_steps(self, step: pl.Series, values: Int64) -> Int64:
-        """Values added up by step; what is of none, or of one that is not here, is left out."""
-        by = pl.DataFrame({"step": step, "value": values}).drop_nulls("step")
-        sums = by.group_by("step").agg(pl.col("value").sum())
-        # A step's number may be there twice: what is of it counts once.
+    def sum_by_step(self, step: pl.Series, values: Int64) -> Int64:
+        """Sum values per step. Values without a step, or of a step outside the window, are dropped."""
+        by_step = pl.DataFrame({"step": step, "value": values}).drop_nulls("step")
+        sums = by_step.group_by("step").agg(pl.col("value").sum())
+        # A step number may occur twice; its values count once.
         first = self.steps.select("step", first=pl.col("step").is_first_distinct())
-        found = first.join(sums, on="step", how="left", maintain_order="left")
+        joined = first.join(sums, on="step", how="left", maintain_order="left")
         value = pl.when("first").then("value").fill_null(0).cast(pl.Int64)
-        return found.select(value).to_series().to_numpy()
+        return joined.select(value).to_series().to_numpy()
 
     def within(self, instants: Intervals) -> Int64:
-        """How much of a union lies in each step."""
+        """Return the time of a union within each step."""
         return covered_within(instants, *self.extents)
 
-    def tell(self, what: str, events: pl.DataFrame) -> None:
-        """Adds rows of `NAMES`; events have step, name and time_ns."""
+    def add_names(self, kind: str, events: pl.DataFrame) -> None:
+        """Add rows of `NAMES`; events have step, name and time_ns."""
         events = events.drop_nulls("step").with_columns(pl.col("name").cast(pl.String))
         rows = events.group_by("step", "name").agg(
             calls=pl.len().cast(pl.Int64), time_ns=pl.col("time_ns").sum()
@@ -186,11 +189,11 @@ class _Window:
         totals = rows.group_by("name").agg(pl.col("time_ns").sum())
         largest = totals.sort("time_ns", "name", descending=[True, False]).head(_NAMES)["name"]
         chosen = rows.filter(pl.col("name").is_in(largest.implode())).sort("step", "name")
-        self.names.append(chosen.select(pl.lit(what).alias("what"), pl.all()).select(*NAMES))
+        self.names.append(chosen.select(pl.lit(kind).alias("what"), pl.all()).select(*NAMES))
 
     @cached_property
     def updating(self) -> Intervals:
-        """From the first to the last update of parameters, in each Optimization.
+        """The time from the first to the last update of parameters, in each Optimization.
 
         Optimization   ##############
         operators      norm scale  u u u u       u: adamw
@@ -204,14 +207,16 @@ class _Window:
             & (pl.col("category") == "Operator")
             & matching(hosts["name"], _UPDATES)
         )
-        at = np.searchsorted(spans["start_ns"].to_numpy(), updates["start_ns"].to_numpy(), "right")
-        extents = updates.group_by(at=pl.Series(at)).agg(
+        span = np.searchsorted(
+            spans["start_ns"].to_numpy(), updates["start_ns"].to_numpy(), "right"
+        )
+        extents = updates.group_by(span=pl.Series(span)).agg(
             pl.col("start_ns").min(), pl.col("end_ns").max()
         )
         return together(intervals_of(extents))
 
     def device_columns(self) -> dict[str, Int64 | None]:
-        """Kernels, copies, and why no device has anything to do."""
+        """Return the columns of kernels, copies and idle devices."""
         if not self.on_device:
             nothing = dict.fromkeys(name for name in STEPS if name.startswith("idle_"))
             counts = (
@@ -224,31 +229,33 @@ class _Window:
         events = self.profile.trace.events
         kernels = events.filter(pl.col("category") == "Kernel")
         tiny = kernels.filter(pl.col("dur_ns") < TINY_NS)
-        self.tell("kernel", tiny.select("step", "name", time_ns="dur_ns"))
+        self.add_names("kernel", tiny.select("step", "name", time_ns="dur_ns"))
         copies = self._blocking_copies()
         devices = intervals_of(self.tree.devices)
         threads = self.steps["thread"].unique()
         loading = stepping_thread_in(self.profile, "Dataloader", threads)
         busy = together(devices, waiting_intervals(self.profile, threads), loading)
         idle = difference(self.extents, busy)
-        after = _holding(idle, np.sort(copies["end_ns"].to_numpy()))
+        after = _containing(idle, np.sort(copies["end_ns"].to_numpy()))
         rest = difference(idle, after)
         in_optimizer = intersection(rest, self.updating)
         between = difference(_between_tiny(rest, self.tree.devices), in_optimizer)
         ones = np.ones(kernels.height, np.int64)
         return {
-            "num_kernels": self.at_steps(kernels["step"], ones),
-            "num_tiny_kernels": self.at_steps(tiny["step"], np.ones(tiny.height, np.int64)),
+            "num_kernels": self.sum_by_step(kernels["step"], ones),
+            "num_tiny_kernels": self.sum_by_step(tiny["step"], np.ones(tiny.height, np.int64)),
             "idle_ns": self.within(idle),
             "idle_after_copies_ns": self.within(after),
             "idle_in_optimizer_ns": self.within(in_optimizer),
             "idle_between_tiny_ns": self.within(between),
-            "num_blocking_copies": self.at_steps(copies["step"], np.ones(copies.height, np.int64)),
-            "blocking_copies_ns": self.at_steps(copies["step"], copies["time_ns"].to_numpy()),
+            "num_blocking_copies": self.sum_by_step(
+                copies["step"], np.ones(copies.height, np.int64)
+            ),
+            "blocking_copies_ns": self.sum_by_step(copies["step"], copies["time_ns"].to_numpy()),
         }
 
     def _blocking_copies(self) -> pl.DataFrame:
-        """step, name (of what is around it), time_ns and end_ns of each, of the thread that steps."""
+        """Return step, name (of the event around it), time_ns and end_ns of the stepping thread's copies."""
         hosts, threads = self.tree.hosts, self.steps["thread"].unique().implode()
         spans = pl.Series(matching(hosts["name"], _COPIES)) & hosts["thread"].is_in(threads)
         rows = np.flatnonzero(spans.to_numpy())
@@ -263,59 +270,59 @@ class _Window:
             np.concatenate((hosts[name].to_numpy()[rows], calls[name].to_numpy()))
             for name in ("start_ns", "end_ns")
         )
-        at = np.searchsorted(self.extents[0], start, side="right") - 1
-        inside = (at >= 0) & (start < np.append(self.extents[1], 0)[at])
-        found = pl.DataFrame(
+        row = np.searchsorted(self.extents[0], start, side="right") - 1
+        is_inside = (row >= 0) & (start < np.append(self.extents[1], 0)[row])
+        copies = pl.DataFrame(
             {
-                "step": self.steps["step"].gather(np.maximum(at, 0)),
+                "step": self.steps["step"].gather(np.maximum(row, 0)),
                 "name": np.where(callers < 0, own, names.to_list()).tolist(),
                 "time_ns": end - start,
                 "end_ns": end,
-                "inside": inside,
+                "is_inside": is_inside,
             },
             {
                 "step": pl.Int64,
                 "name": pl.String,
                 "time_ns": pl.Int64,
                 "end_ns": pl.Int64,
-                "inside": pl.Boolean,
+                "is_inside": pl.Boolean,
             },
-        ).filter("inside")
-        self.tell("copy", found)
-        return found
+        ).filter("is_inside")
+        self.add_names("copy", copies)
+        return copies
 
     def gradient_columns(self) -> dict[str, Int64 | None]:
-        """What gradient nodes do beside their own computation, and what is computed again."""
+        """Return the columns of gradient accumulation and recomputation."""
         hosts = self.tree.hosts
         time = "device_ns" if self.on_device else "cpu_ns"
         local = hosts.filter(
             (pl.col("category") != "Operator") & matching(hosts["name"], "^local_")
         )
-        around = local.drop_nulls("parent").group_by("parent").agg(local_ns=pl.col(time).sum())
+        local_times = local.drop_nulls("parent").group_by("parent").agg(local_ns=pl.col(time).sum())
         nodes = (
             hosts.with_columns(step=self.step_of_host)
             .filter((pl.col("category") == "Operator") & matching(hosts["name"], "^global_"))
-            .join(around, left_on="row", right_on="parent")
+            .join(local_times, left_on="row", right_on="parent")
             .with_columns(time_ns=(pl.col(time) - pl.col("local_ns")).clip(0))
         )
-        self.tell("accumulation", nodes)
+        self.add_names("accumulation", nodes)
         backward = self.phase("Backward")["row"].to_numpy()
-        again = self.tree.below(backward) & (hosts["category"] == "Forward").to_numpy()
-        outermost = again & ~self.tree.below(np.flatnonzero(again))
+        is_recomputed = self.tree.below(backward) & (hosts["category"] == "Forward").to_numpy()
+        outermost = is_recomputed & ~self.tree.below(np.flatnonzero(is_recomputed))
         recomputed = self.hosts(np.flatnonzero(outermost))
         return {
-            "accumulation_ns": self.at_steps(nodes["step"], nodes["time_ns"].to_numpy()),
-            "recompute_ns": self.at_steps(recomputed["step"], recomputed[time].to_numpy()),
+            "accumulation_ns": self.sum_by_step(nodes["step"], nodes["time_ns"].to_numpy()),
+            "recompute_ns": self.sum_by_step(recomputed["step"], recomputed[time].to_numpy()),
         }
 
     def optimizer_columns(self) -> dict[str, Int64 | None]:
-        """What the optimizer takes, and how much of it is not computation."""
+        """Return the columns of the optimizer."""
         hosts = self.tree.hosts
         spans = self.phase("Optimization")
         below = self.tree.below(spans["row"].to_numpy())
         inside = hosts.with_columns(step=self.step_of_host).filter(pl.Series(below))
         operators = inside.filter(pl.col("category") == "Operator").with_columns(time_ns="cpu_ns")
-        self.tell("optimizer", operators)
+        self.add_names("optimizer", operators)
         updates = operators.filter(matching(operators["name"], _UPDATES))
         whole = self.within(together(intervals_of(spans)))
         launched = inside.filter(
@@ -329,19 +336,19 @@ class _Window:
         return {
             "optimizer_ns": whole,
             "optimizer_overhead_ns": overhead,
-            "num_updates": self.at_steps(updates["step"], np.ones(updates.height, np.int64)),
+            "num_updates": self.sum_by_step(updates["step"], np.ones(updates.height, np.int64)),
         }
 
 
-def _holding(gaps: Intervals, instants: Int64) -> Intervals:
-    """The intervals of a union in which one of some instants, ascending, lies."""
+def _containing(gaps: Intervals, instants: Int64) -> Intervals:
+    """Return the intervals of a union that contain one of the instants, which ascend."""
     start, end = gaps
     holds = np.searchsorted(instants, end, "left") > np.searchsorted(instants, start, "left")
     return start[holds], end[holds]
 
 
 def _between_tiny(gaps: Intervals, devices: pl.DataFrame) -> Intervals:
-    """The intervals of a union before and after which a tiny kernel runs.
+    """Return the intervals of a union with a tiny kernel before and after them.
 
     kernels   ##__####____##      of tiny kernels alone
     gaps        ==
@@ -360,7 +367,8 @@ def _between_tiny(gaps: Intervals, devices: pl.DataFrame) -> Intervals:
 
 def _memory(profile: Profile) -> pl.DataFrame:
     totals = {
-        f"Place(gpu:{at.get('id')})": at.get("totalGlobalMem") for at in profile.trace.devices
+        f"Place(gpu:{device.get('id')})": device.get("totalGlobalMem")
+        for device in profile.trace.devices
     }
     peaks = profile.trace.memory.group_by("place", maintain_order=True).agg(
         peak_allocated_bytes=pl.col("peak_allocated").max(),

@@ -1,4 +1,4 @@
-"""Rules about data."""
+"""Rules about data loading."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Finding
 
 MOST_WORKERS = 16
-"""Proposed for a rank: a machine of 8 devices rarely has more than 16 cores for each."""
+"""Most workers to propose per rank: a machine with 8 devices rarely has more than 16 cores for each."""
 
 _KEY = "Data.Train.loader.num_workers"
 
 
-def loading(case: Evidence) -> pl.DataFrame:
-    """rank, window, step, loading_ns and step_ns; of step times where there are no traces."""
-    if case.steps.is_empty():
-        return case.timed.drop_nulls("reader_cost_ns").select(
+def loading(evidence: Evidence) -> pl.DataFrame:
+    """Return rank, window, step, loading_ns and step_ns; from step times if there are no traces."""
+    if evidence.steps.is_empty():
+        return evidence.sound_times.drop_nulls("reader_cost_ns").select(
             "rank",
             pl.lit(0).alias("window"),
             "step",
             loading_ns="reader_cost_ns",
             step_ns="batch_cost_ns",
         )
-    return case.steps.select(
+    return evidence.steps.select(
         "rank",
         "window",
         "step",
@@ -34,15 +34,15 @@ def loading(case: Evidence) -> pl.DataFrame:
     )
 
 
-def input_bound(case: Evidence) -> list[Finding]:
-    """The thread that trains waits for batches.
+def input_bound(evidence: Evidence) -> list[Finding]:
+    """The training thread waits for batches.
 
     ::
 
-        rank 0   LLLL########      costs 4 a step: who waits longest holds up the others
+        rank 0   LLLL########      costs 4 per step: the longest wait delays all ranks
         rank 1   L####___####
     """
-    table = loading(case)
+    table = loading(evidence)
     if table.is_empty():
         return []
     longest = table.group_by("window", "step").agg(pl.col("loading_ns").max())
@@ -53,22 +53,22 @@ def input_bound(case: Evidence) -> list[Finding]:
         .with_columns(loading_ratio=pl.col("loading_ns") / pl.col("step_ns"))
         .sort("loading_ns", "rank", descending=[True, False])
     )
-    present = case.number(_KEY)
+    present = evidence.number(_KEY)
     facts = {
         "rank": ranks["rank"][0],
         "loading_ns": cost_ns,
-        "loading_ratio": min(1.0, cost_ns / case.step_ns) if case.step_ns else None,
+        "loading_ratio": min(1.0, cost_ns / evidence.step_ns) if evidence.step_ns else None,
         "num_workers": present,
-        "proposed_workers": proposed_workers(present or 0, case.step_ns, cost_ns),
+        "proposed_workers": proposed_workers(present or 0, evidence.step_ns, cost_ns),
     }
-    return case.time_finding("input-bound", cost_ns, "sure", facts, ranks)
+    return evidence.time_finding("input-bound", cost_ns, "sure", facts, ranks)
 
 
 def proposed_workers(present: int, step_ns: float, loading_ns: float) -> int:
-    """As many as load a batch in the time that the rest of a step takes.
+    """Return the number of workers that load a batch in the time of the rest of a step.
 
-    A step that waits for its data takes as long as the present workers (0: the process itself) need
-    for a batch:
+    A step that waits for data takes the time in which the present workers (0: the process itself)
+    load a batch:
 
         1 worker    LLLLLLLLL           a batch in 9
         step        wwwwww###           6 of waiting, 3 of training: 3 workers load as fast

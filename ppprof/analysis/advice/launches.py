@@ -1,7 +1,7 @@
 """Rules about devices that wait for the host, and about the optimizer's many launches.
 
-The time in which no device has anything to do is told once: what follows a blocking copy, lies in the
-optimizer or between two tiny kernels is that rule's, the rest is host-bound.
+Idle time of the devices counts once. Idle time after a blocking copy, in the optimizer or between two
+tiny kernels belongs to that rule; the rest is host-bound.
 """
 
 from __future__ import annotations
@@ -15,42 +15,44 @@ from ppprof.analysis.advice.finding import LEAST_RATIO, Finding
 from ppprof.analysis.advice.indicators import TINY_NS
 
 LEAST_UPDATES = 16
-"""Of parameters in a step: with fewer there is nothing to fuse."""
+"""Parameter updates per step; with fewer, there is nothing to fuse."""
 
 FUSED_UPDATES = 2
-"""What a fused optimizer is left with: parameters with weight decay, and those without."""
+"""Updates of a fused optimizer: parameters with weight decay, and those without."""
 
 
-def idle_costs(case: Evidence) -> Mapping[str, float]:
-    """Time in which devices wait for the host, by rule.
+def idle_costs(evidence: Evidence) -> Mapping[str, float]:
+    """Return the time in which devices wait for the host, by rule.
 
-    What costs too little for a rule of its own is host-bound's.
+    Costs too small for their own rule count as host-bound.
     """
     parts = {
-        "blocking-copies": case.typical("idle_after_copies_ns"),
-        "optimizer-unfused": _fusible(case, "idle_in_optimizer_ns"),
-        "tiny-kernels": case.typical("idle_between_tiny_ns"),
+        "blocking-copies": evidence.typical("idle_after_copies_ns"),
+        "optimizer-unfused": _fusible(evidence, "idle_in_optimizer_ns"),
+        "tiny-kernels": evidence.typical("idle_between_tiny_ns"),
     }
-    told = {rule: ns for rule, ns in parts.items() if ns >= LEAST_RATIO * case.step_ns}
-    return {**told, "host-bound": case.typical("idle_ns") - sum(told.values())}
+    reported = {rule: ns for rule, ns in parts.items() if ns >= LEAST_RATIO * evidence.step_ns}
+    return {**reported, "host-bound": evidence.typical("idle_ns") - sum(reported.values())}
 
 
-def host_bound(case: Evidence) -> list[Finding]:
-    """No device has anything to do, and the host waits for nothing: it does not launch fast enough."""
-    cost_ns = idle_costs(case)["host-bound"]
-    ranks = case.symptom_means.select("rank", "idle_ns", "num_kernels")
+def host_bound(evidence: Evidence) -> list[Finding]:
+    """All devices are idle and the host does not wait: it does not launch fast enough."""
+    cost_ns = idle_costs(evidence)["host-bound"]
+    ranks = evidence.indicator_means.select("rank", "idle_ns", "num_kernels")
     facts = {
-        "idle_ns": case.typical("idle_ns"),
-        "other_idle_ns": case.typical("idle_ns") - cost_ns,
-        "num_kernels": case.typical("num_kernels"),
+        "idle_ns": evidence.typical("idle_ns"),
+        "other_idle_ns": evidence.typical("idle_ns") - cost_ns,
+        "num_kernels": evidence.typical("num_kernels"),
     }
-    return case.time_finding("host-bound", cost_ns, "likely", facts, _most(ranks, "idle_ns"))
+    return evidence.time_finding(
+        "host-bound", cost_ns, "likely", facts, _largest_first(ranks, "idle_ns")
+    )
 
 
-def tiny_kernels(case: Evidence) -> list[Finding]:
-    """Kernels that are over before the next is launched. Costs what devices idle between them."""
-    cost_ns = idle_costs(case).get("tiny-kernels", 0.0)
-    num, tiny = case.typical("num_kernels"), case.typical("num_tiny_kernels")
+def tiny_kernels(evidence: Evidence) -> list[Finding]:
+    """Kernels that end before the next is launched. Their cost is the idle time between them."""
+    cost_ns = idle_costs(evidence).get("tiny-kernels", 0.0)
+    num, tiny = evidence.typical("num_kernels"), evidence.typical("num_tiny_kernels")
     facts = {
         "num_kernels": num,
         "num_tiny_kernels": tiny,
@@ -58,50 +60,55 @@ def tiny_kernels(case: Evidence) -> list[Finding]:
         "tiny_ns": TINY_NS,
         "idle_ns": cost_ns,
     }
-    return case.time_finding(
-        "tiny-kernels", cost_ns, "likely", facts, case.names("kernel", "calls")
+    return evidence.time_finding(
+        "tiny-kernels", cost_ns, "likely", facts, evidence.names("kernel", "calls")
     )
 
 
-def blocking_copies(case: Evidence) -> list[Finding]:
-    """Copies that the host waits for: then it has launched nothing ahead. Costs the idling behind."""
-    cost_ns = idle_costs(case).get("blocking-copies", 0.0)
-    copies = case.names("copy", "calls")
+def blocking_copies(evidence: Evidence) -> list[Finding]:
+    """Copies that the host waits for, so it launches nothing ahead. Their cost is the idle time after."""
+    cost_ns = idle_costs(evidence).get("blocking-copies", 0.0)
+    copies = evidence.names("copy", "calls")
     facts = {
-        "num_copies": case.typical("num_blocking_copies"),
-        "copies_ns": case.typical("blocking_copies_ns"),
+        "num_copies": evidence.typical("num_blocking_copies"),
+        "copies_ns": evidence.typical("blocking_copies_ns"),
         "idle_ns": cost_ns,
         "caller": copies["name"][0] if copies.height else None,
-        "logging_freq": case.number("Engine.logging_freq"),
+        "logging_freq": evidence.number("Engine.logging_freq"),
     }
-    return case.time_finding("blocking-copies", cost_ns, "likely", facts, copies)
+    return evidence.time_finding("blocking-copies", cost_ns, "likely", facts, copies)
 
 
-def optimizer_unfused(case: Evidence) -> list[Finding]:
-    """An update for each parameter. Costs what of the updates is not computation.
+def optimizer_unfused(evidence: Evidence) -> list[Finding]:
+    """A separate update for each parameter. The cost is the time of updates without computation.
 
-    On a device that is the idling from the first to the last of them, on a CPU their time outside of
-    kernels; less the part of the `FUSED_UPDATES` that are left. Clipping is no update.
+    On a device, this is the idle time from the first to the last update; on a CPU, the time of the
+    updates outside kernels. The part of the remaining `FUSED_UPDATES` is subtracted. Clipping is not
+    an update.
 
-        optimizer   norm norm norm  u##_u##_u##_      # kernels, the rest of the updates is won
+        optimizer   norm norm norm  u##_u##_u##_      # kernels; the rest of the updates is saved
     """
-    cost_ns = idle_costs(case).get("optimizer-unfused") or _fusible(case, "optimizer_overhead_ns")
+    cost_ns = idle_costs(evidence).get("optimizer-unfused") or _fusible(
+        evidence, "optimizer_overhead_ns"
+    )
     facts = {
-        "num_updates": case.typical("num_updates"),
-        "optimizer_ns": case.typical("optimizer_ns"),
+        "num_updates": evidence.typical("num_updates"),
+        "optimizer_ns": evidence.typical("optimizer_ns"),
         "overhead_ns": cost_ns,
-        "name": case.setting("Optimizer.name"),
-        "use_multi_tensor": str(case.setting("Optimizer.use_multi_tensor") or False),
+        "name": evidence.setting("Optimizer.name"),
+        "use_multi_tensor": str(evidence.setting("Optimizer.use_multi_tensor") or False),
     }
-    return case.time_finding("optimizer-unfused", cost_ns, "likely", facts, case.names("optimizer"))
+    return evidence.time_finding(
+        "optimizer-unfused", cost_ns, "likely", facts, evidence.names("optimizer")
+    )
 
 
-def _fusible(case: Evidence, column: str) -> float:
-    updates = case.typical("num_updates")
+def _fusible(evidence: Evidence, column: str) -> float:
+    updates = evidence.typical("num_updates")
     if updates < LEAST_UPDATES:
         return 0.0
-    return case.typical(column) * (1 - FUSED_UPDATES / updates)
+    return evidence.typical(column) * (1 - FUSED_UPDATES / updates)
 
 
-def _most(table: pl.DataFrame, column: str) -> pl.DataFrame:
+def _largest_first(table: pl.DataFrame, column: str) -> pl.DataFrame:
     return table.sort(column, "rank", descending=[True, False])

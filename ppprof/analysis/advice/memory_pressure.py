@@ -1,4 +1,4 @@
-"""Rules about memory. They cost no time."""
+"""Rules about memory. Their findings cost no time."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Finding
 
 NEAR_RATIO = 0.90
-"""Of a device's memory: from here on a longer sequence ends the job (Paddle's own pool stops at 92%
-by default, ``FLAGS_fraction_of_gpu_memory_to_use``)."""
+"""Of a device's memory: from here on, a longer sequence ends the job (Paddle's own pool stops at 92% by
+default, ``FLAGS_fraction_of_gpu_memory_to_use``)."""
 
 FULL_RATIO = 0.97
-"""Of a device's memory: what is left is less than the CUDA context and NCCL's buffers vary by."""
+"""Of a device's memory: the rest is smaller than the variation of the CUDA context and NCCL's buffers."""
 
 FRAGMENTED_RATIO = 0.20
-"""Of what is held from the device and in no tensor at the peak."""
+"""Of the reserved memory: the part outside tensors at the peak."""
 
 FRAGMENTED_BYTES = 1 << 30
-"""Less is not worth a flag."""
+"""Smaller fragmentation is not reported."""
 
 FILLED_RATIO = 0.75
-"""Of a device's memory: while less is held, holes in it harm nobody."""
+"""Of a device's memory: with less reserved, fragmentation does no harm."""
 
 
-def held(case: Evidence) -> pl.DataFrame:
-    """A row a rank and device of known size: rank, `ppprof.analysis.advice.indicators.MEMORY` and more."""
+def held(evidence: Evidence) -> pl.DataFrame:
+    """Return one row per rank and device of known size: rank, `MEMORY`, held_ratio and unused_bytes.
+
+    `MEMORY` is that of `ppprof.analysis.advice.indicators`.
+    """
     parts = [
-        of.memory.select(pl.lit(rank, pl.Int64).alias("rank"), pl.all())
-        for rank, of in sorted(case.indicators.items())
+        own.memory.select(pl.lit(rank, pl.Int64).alias("rank"), pl.all())
+        for rank, own in sorted(evidence.indicators.items())
     ]
     if not parts:
         return pl.DataFrame()
@@ -43,17 +46,17 @@ def held(case: Evidence) -> pl.DataFrame:
     )
 
 
-def fullest(case: Evidence) -> Mapping[str, Any] | None:
-    """The device with the least room; None where nobody tells."""
-    table = held(case)
+def fullest(evidence: Evidence) -> Mapping[str, Any] | None:
+    """Return the row of the fullest device; None if unknown."""
+    table = held(evidence)
     if table.is_empty():
         return None
     return table.sort("held_ratio", descending=True, maintain_order=True).row(0, named=True)
 
 
-def memory_limit(case: Evidence) -> list[Finding]:
+def memory_limit(evidence: Evidence) -> list[Finding]:
     """Devices that are nearly full."""
-    table = held(case)
+    table = held(evidence)
     full = table.filter(pl.col("held_ratio") >= NEAR_RATIO) if table.height else table
     if full.is_empty():
         return []
@@ -65,27 +68,27 @@ def memory_limit(case: Evidence) -> list[Finding]:
         "peak_bytes": first["peak_reserved_bytes"],
         "total_bytes": first["total_bytes"],
         "held_ratio": first["held_ratio"],
-        "use_recompute": str(case.setting("Model.use_recompute") or False),
-        "micro_batch_size": case.number("Global.micro_batch_size"),
+        "use_recompute": str(evidence.setting("Model.use_recompute") or False),
+        "micro_batch_size": evidence.number("Global.micro_batch_size"),
     }
-    evidence = full.select("rank", "place", "peak_reserved_bytes", "total_bytes", "held_ratio")
-    return case.warning("memory-limit", severity, facts, evidence)
+    rows = full.select("rank", "place", "peak_reserved_bytes", "total_bytes", "held_ratio")
+    return evidence.warning("memory-limit", severity, facts, rows)
 
 
-def memory_fragmented(case: Evidence) -> list[Finding]:
-    """Devices that are filling up with memory that no tensor is in."""
-    table = held(case)
+def memory_fragmented(evidence: Evidence) -> list[Finding]:
+    """Devices that fill up with reserved memory outside tensors."""
+    table = held(evidence)
     if table.is_empty():
         return []
     unused = pl.col("unused_bytes")
-    found = table.filter(
+    fragmented = table.filter(
         (pl.col("held_ratio") >= FILLED_RATIO)
         & (unused >= FRAGMENTED_BYTES)
         & (unused >= FRAGMENTED_RATIO * pl.col("peak_reserved_bytes"))
     ).sort("unused_bytes", descending=True, maintain_order=True)
-    if found.is_empty():
+    if fragmented.is_empty():
         return []
-    first = found.row(0, named=True)
+    first = fragmented.row(0, named=True)
     facts = {
         "rank": first["rank"],
         "unused_bytes": first["unused_bytes"],
@@ -94,4 +97,4 @@ def memory_fragmented(case: Evidence) -> list[Finding]:
         "unused_ratio": first["unused_bytes"] / first["peak_reserved_bytes"],
     }
     columns = ("rank", "place", "peak_allocated_bytes", "peak_reserved_bytes", "unused_bytes")
-    return case.warning("memory-fragmented", "minor", facts, found.select(columns))
+    return evidence.warning("memory-fragmented", "minor", facts, fragmented.select(columns))

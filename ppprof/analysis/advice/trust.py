@@ -1,4 +1,4 @@
-"""Rules about whether the other numbers can be trusted. They cost no time."""
+"""Rules about the reliability of the other numbers. Their findings cost no time."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.diff.significance import LEAST_STEPS, step_change
 
 WARM_UP_RATIO = 1.5
-"""Times the median of the others: compiling, autotuning and growing pools make a first step several
-times as long; noise hardly ever this much."""
+"""Times the median of the other steps. Compiling, autotuning and growing pools make a first step several
+times as long; noise rarely does."""
 
 LEAST_OTHERS = 3
-"""Steps behind the first, to know what is usual."""
+"""Steps after the first that are needed to know the usual time."""
 
 SHIFT_MAJOR, SHIFT_MODERATE = 0.25, 0.10
-"""What a first step adds to the mean step."""
+"""Shares that a first step adds to the mean step time."""
 
 OVERHEAD_MAJOR, OVERHEAD_MODERATE, OVERHEAD_MINOR = 0.50, 0.25, 0.10
-"""What recording adds to a step: some 10% is usual with memory events (Paddle on CPU), and shares of
-a step are still right within that; beyond half, operators that are many and short look dear."""
+"""Shares that recording adds to a step. Some 10% is usual with memory events (Paddle on CPU), and shares
+of a step are right within that. Beyond half, many short operators look too expensive."""
 
 FEW_STEPS = 3
-"""Fewer show nothing that would be there step after step (`ppprof.analysis.ranks.stragglers`)."""
+"""With fewer steps, no straggler can be found (`ppprof.analysis.ranks.stragglers`)."""
 
 _MOST_STEPS = 200
-"""Outside of windows that are compared, the latest."""
+"""Steps outside windows that are compared; the latest ones."""
 
 
-def warm_up(case: Evidence) -> list[Finding]:
-    """A window whose first step is no step like the others."""
-    if case.steps.is_empty():
+def warm_up(evidence: Evidence) -> list[Finding]:
+    """A window whose first step is much longer than the others."""
+    if evidence.steps.is_empty():
         return []
     first = pl.col("step_ns").first()
     others = pl.col("step_ns").slice(1)
-    windows = case.step_lengths.group_by("window", maintain_order=True).agg(
+    windows = evidence.step_lengths.group_by("window", maintain_order=True).agg(
         pl.col("step").first(),
         first_ns=first,
         typical_ns=others.median(),
@@ -61,18 +61,18 @@ def warm_up(case: Evidence) -> list[Finding]:
         "typical_ns": row["typical_ns"],
         "mean_ratio": shift,
         "next_step": row["step"] + 1,
-        "scheduler": case.text("Profiler.scheduler"),
+        "scheduler": evidence.text("Profiler.scheduler"),
     }
-    evidence = odd.select("window", "step", "first_ns", "typical_ns", "mean_ratio")
-    return case.warning("warm-up", severity, facts, evidence)
+    rows = odd.select("window", "step", "first_ns", "typical_ns", "mean_ratio")
+    return evidence.warning("warm-up", severity, facts, rows)
 
 
-def profiler_overhead(case: Evidence) -> list[Finding]:
+def profiler_overhead(evidence: Evidence) -> list[Finding]:
     """Steps that take clearly longer while they are recorded."""
-    times = case.timed.select("rank", "step", "window", step_ns="batch_cost_ns")
+    times = evidence.sound_times.select("rank", "step", "window", step_ns="batch_cost_ns")
     outside = times.filter(pl.col("window").is_null())
     inside = times.filter(pl.col("window").is_not_null())
-    if outside.is_empty() or inside.is_empty() or case.steps.is_empty():
+    if outside.is_empty() or inside.is_empty() or evidence.steps.is_empty():
         return []
     latest = outside["step"].unique().sort().tail(_MOST_STEPS)
     outside = outside.filter(pl.col("step").is_in(latest.implode()))
@@ -98,28 +98,28 @@ def profiler_overhead(case: Evidence) -> list[Finding]:
         "high_ratio": change.high,
         "inside_ns": means["inside"],
         "outside_ns": means["outside"],
-        "profile_memory": case.text("Profiler.profile_memory"),
-        "record_shapes": case.text("Profiler.record_shapes"),
+        "profile_memory": evidence.text("Profiler.profile_memory"),
+        "record_shapes": evidence.text("Profiler.record_shapes"),
     }
-    evidence = pl.DataFrame(
+    rows = pl.DataFrame(
         {
             "steps": list(means),
             "num_steps": [outside["step"].n_unique(), inside["step"].n_unique()],
             "mean_step_ns": list(means.values()),
         }
     )
-    return case.warning("profiler-overhead", severity, facts, evidence)
+    return evidence.warning("profiler-overhead", severity, facts, rows)
 
 
-def short_window(case: Evidence) -> list[Finding]:
-    """Too few steps to tell what is usual from what is chance."""
-    num = case.step_lengths.height
-    if case.steps.is_empty() or num >= LEAST_STEPS:
+def short_window(evidence: Evidence) -> list[Finding]:
+    """Too few steps to separate the usual from chance."""
+    num = evidence.step_lengths.height
+    if evidence.steps.is_empty() or num >= LEAST_STEPS:
         return []
     facts = {
         "num_steps": num,
         "least_steps": LEAST_STEPS,
-        "scheduler": case.text("Profiler.scheduler"),
+        "scheduler": evidence.text("Profiler.scheduler"),
     }
     severity = "moderate" if num < FEW_STEPS else "minor"
-    return case.warning("short-window", severity, facts, case.step_lengths)
+    return evidence.warning("short-window", severity, facts, evidence.step_lengths)

@@ -1,4 +1,4 @@
-"""Rules about ranks that wait for one another."""
+"""Rules about ranks that wait for each other."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.inputs import loading
 
 ALL_OF_IT = 0.5
-"""From this part of a slow rank's excess on, data that it waits for is what makes it slow."""
+"""From this share of a slow rank's excess on, the wait for data is the cause."""
 
 GOOD_BUBBLE_RATIO = 0.1
-"""Bubble of a pipeline from which on more micro-batches win little, and cost in smaller kernels."""
+"""Bubble of a pipeline below which more micro-batches gain little and make kernels smaller."""
 
 _AXES = ("dp", "mp", "sep", "sharding", "pp")
 
 
-def exposed_communication(case: Evidence) -> list[Finding]:
-    """Communication that no computation hides, an axis each, without the wait for whoever is late."""
-    found: list[Finding] = []
-    for column in case.of_ranks.columns:
+def exposed_communication(evidence: Evidence) -> list[Finding]:
+    """Communication that no computation hides, per axis, without the wait for late ranks."""
+    findings: list[Finding] = []
+    for column in evidence.rank_means.columns:
         if column.startswith("exposed_"):
-            found += _exposed(case, column.removeprefix("exposed_").removesuffix("_ns"))
-    return found
+            findings += _exposed(evidence, column.removeprefix("exposed_").removesuffix("_ns"))
+    return findings
 
 
-def _exposed(case: Evidence, axis: str) -> list[Finding]:
+def _exposed(evidence: Evidence, axis: str) -> list[Finding]:
     exposed, whole = f"exposed_{axis}_ns", f"communication_{axis}_ns"
-    ranks = case.of_ranks.filter(pl.col(whole) > 0).select("rank", exposed, whole)
-    if ranks.is_empty() or case.cluster is None:
+    ranks = evidence.rank_means.filter(pl.col(whole) > 0).select("rank", exposed, whole)
+    if ranks.is_empty() or evidence.cluster is None:
         return []
-    # Of a pipeline's transfers the wait for the other side is bubble, and taken off already.
-    ratio = 1.0 if axis == "pp" else _transfer_ratio(case, axis)
+    # In a pipeline, the wait for the other side is bubble, so transfers do not include it.
+    ratio = 1.0 if axis == "pp" else _transfer_ratio(evidence, axis)
     each_ns = float(ranks[exposed].median() or 0.0)  # type: ignore[arg-type]
-    slow = case.cluster.slow_groups.filter(pl.col("is_slow") & (pl.col("axis") == axis))
+    slow = evidence.cluster.slow_groups.filter(pl.col("is_slow") & (pl.col("axis") == axis))
     slow_ns = float(slow["excess_ns"].max() or 0.0)  # type: ignore[arg-type]
     cost_ns = each_ns * (1.0 if ratio is None else ratio) - slow_ns
     on_axis = axis if axis in _AXES else "other"
@@ -45,16 +45,16 @@ def _exposed(case: Evidence, axis: str) -> list[Finding]:
         "exposed_ns": each_ns,
         "communication_ns": float(ranks[whole].median() or 0.0),  # type: ignore[arg-type]
         "transfer_ratio": ratio,
-        "degree": case.degree(axis) if axis in _AXES else None,
-        "remedy": f"{case.remedy}-{on_axis}",
-        "present": case.text(_KEYS[axis]) if axis in _KEYS else None,
+        "degree": evidence.degree(axis) if axis in _AXES else None,
+        "remedy": f"{evidence.remedy}-{on_axis}",
+        "present": evidence.text(_KEYS[axis]) if axis in _KEYS else None,
     }
-    groups = case.cluster.groups.filter(pl.col("axis") == axis)
-    evidence = groups.select("members", "axis", "calls", "wait_ns", "transfer_ns")
+    groups = evidence.cluster.groups.filter(pl.col("axis") == axis)
+    rows = groups.select("members", "axis", "calls", "wait_ns", "transfer_ns")
     if groups.is_empty():
-        evidence = ranks.sort(exposed, "rank", descending=[True, False])
-    # How much of it can be hidden or left out is not known: this is the most.
-    return case.time_finding("exposed-communication", cost_ns, "possible", facts, evidence)
+        rows = ranks.sort(exposed, "rank", descending=[True, False])
+    # How much of it can be hidden is unknown: this is the maximum.
+    return evidence.time_finding("exposed-communication", cost_ns, "possible", facts, rows)
 
 
 _KEYS = {
@@ -65,23 +65,23 @@ _KEYS = {
 }
 
 
-def _transfer_ratio(case: Evidence, axis: str) -> float | None:
-    """Of the time in an axis' collectives what goes on after all have come; None: nobody tells.
+def _transfer_ratio(evidence: Evidence, axis: str) -> float | None:
+    """Return the share of transfer in the time of an axis' collectives; None if unknown.
 
-    Whoever comes last waits for nobody, so the shortest of the members' times is the transfer, on
-    whatever clocks:
+    The last rank to arrive does not wait, so the shortest of the members' times is the transfer,
+    whatever the clocks:
 
         rank 0   [ wait | transfer ]
         rank 1          [ transfer ]
     """
-    parts = case.cluster.collectives if case.cluster else ()
-    if not parts:
+    tables = evidence.cluster.collectives if evidence.cluster else ()
+    if not tables:
         return None
-    met = pl.concat(parts).filter(
-        (pl.col("axis") == axis) & pl.col("step").is_in(case.steps["step"].unique().implode())
+    collectives = pl.concat(tables).filter(
+        (pl.col("axis") == axis) & pl.col("step").is_in(evidence.steps["step"].unique().implode())
     )
     lengths = (
-        met.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns"))
+        collectives.with_columns(time_ns=pl.col("end_ns") - pl.col("start_ns"))
         .group_by("members", "op", "step", "index")
         .agg(pl.len(), least=pl.col("time_ns").min(), mean=pl.col("time_ns").mean())
         .filter(pl.col("len") > 1)
@@ -90,25 +90,25 @@ def _transfer_ratio(case: Evidence, axis: str) -> float | None:
     return transfer / whole if whole else None
 
 
-def slow_rank(case: Evidence) -> list[Finding]:
-    """Ranks that are longer at their own work than their peers, step after step.
+def slow_rank(evidence: Evidence) -> list[Finding]:
+    """Ranks whose own work takes longer than their peers', step after step.
 
-    One whose data is what it waits for is input-bound instead. Slow ranks are slow at the same time:
-    together they cost as much as the slowest, and no more than a replay without it wins.
+    A rank that waits for data is input-bound instead. Slow ranks are slow at the same time: together
+    they cost as much as the slowest, and at most the gain of a replay without it.
     """
-    if case.cluster is None:
+    if evidence.cluster is None:
         return []
-    waits = loading(case).group_by("rank").agg(pl.col("loading_ns").median())
+    waits = loading(evidence).group_by("rank").agg(pl.col("loading_ns").median())
     usual = pl.col("loading_ns").sort().get((pl.len() - 1) // 2)
     waits = waits.with_columns(loading_ns=pl.col("loading_ns") - usual)
-    slow = case.cluster.slow_ranks.filter("is_slow").join(waits, on="rank", how="left")
+    slow = evidence.cluster.slow_ranks.filter("is_slow").join(waits, on="rank", how="left")
     slow = slow.filter(pl.col("loading_ns").fill_null(0) < ALL_OF_IT * pl.col("excess_ns"))
     slow = slow.sort("excess_ns", descending=True)
     if slow.is_empty():
         return []
     first = slow.row(0, named=True)
-    place = case.steps.filter(pl.col("rank") == first["rank"]).row(0, named=True)
-    means = case.of_ranks.filter(pl.col("rank") == first["rank"]).row(0, named=True)
+    place = evidence.steps.filter(pl.col("rank") == first["rank"]).row(0, named=True)
+    means = evidence.rank_means.filter(pl.col("rank") == first["rank"]).row(0, named=True)
     facts = {
         "rank": first["rank"],
         "host": place["host"],
@@ -118,36 +118,36 @@ def slow_rank(case: Evidence) -> list[Finding]:
         "noise_ns": first["noise_ns"],
         "num_slow": slow.height,
         "host_bound_ns": means.get("host_bound_ns"),
-        "saved_ns": _saved(case, first["rank"]),
+        "saved_ns": _saved(evidence, first["rank"]),
     }
     cost_ns = min(first["excess_ns"], facts["saved_ns"] or first["excess_ns"])
-    evidence = slow.select("rank", "role", "peers", "excess_ns", "noise_ns")
-    return case.time_finding("slow-rank", cost_ns, "sure", facts, evidence)
+    rows = slow.select("rank", "role", "peers", "excess_ns", "noise_ns")
+    return evidence.time_finding("slow-rank", cost_ns, "sure", facts, rows)
 
 
-def _saved(case: Evidence, rank: int) -> float | None:
-    """What a replay wins with this rank's worker as fast as usual; None where that tells nothing."""
-    table = case.cluster.what_if if case.cluster else pl.DataFrame()
+def _saved(evidence: Evidence, rank: int) -> float | None:
+    """Return the gain of a replay with this rank's worker as fast as usual; None if unknown."""
+    table = evidence.cluster.what_if if evidence.cluster else pl.DataFrame()
     if table.is_empty() or table.filter(fixed="nothing")["error_ratio"][0] > 0.1:
         return None
     workers = table.filter(pl.col("fixed") == "worker")
-    of_rank = workers.filter(pl.col("ranks").str.split(",").list.contains(str(rank)))
-    if of_rank.is_empty():
+    own = workers.filter(pl.col("ranks").str.split(",").list.contains(str(rank)))
+    if own.is_empty():
         return None
-    saved = float(table.filter(fixed="nothing")["step_ns"][0] - of_rank["step_ns"][0])
+    saved = float(table.filter(fixed="nothing")["step_ns"][0] - own["step_ns"][0])
     return saved if saved > 0 else None
 
 
-def slow_link(case: Evidence) -> list[Finding]:
-    """Groups whose transfers take longer than those of the groups beside them."""
-    if case.cluster is None:
+def slow_link(evidence: Evidence) -> list[Finding]:
+    """Groups whose transfers take longer than those of their sibling groups."""
+    if evidence.cluster is None:
         return []
-    slow = case.cluster.slow_groups.filter("is_slow").sort("excess_ns", descending=True)
+    slow = evidence.cluster.slow_groups.filter("is_slow").sort("excess_ns", descending=True)
     if slow.is_empty():
         return []
     first = slow.row(0, named=True)
     ranks = [int(rank) for rank in re.split("[,>]", first["members"])]
-    on = case.steps.filter(pl.col("rank").is_in(ranks))["host"].drop_nulls().unique().sort()
+    on = evidence.steps.filter(pl.col("rank").is_in(ranks))["host"].drop_nulls().unique().sort()
     facts = {
         "members": first["members"],
         "axis": first["axis"],
@@ -156,24 +156,28 @@ def slow_link(case: Evidence) -> list[Finding]:
         "excess_ns": first["excess_ns"],
         "noise_ns": first["noise_ns"],
     }
-    evidence = slow.select("members", "axis", "siblings", "excess_ns", "noise_ns")
-    return case.time_finding("slow-link", first["excess_ns"], "sure", facts, evidence)
+    rows = slow.select("members", "axis", "siblings", "excess_ns", "noise_ns")
+    return evidence.time_finding("slow-link", first["excess_ns"], "sure", facts, rows)
 
 
-def pipeline_bubble(case: Evidence) -> list[Finding]:
+def pipeline_bubble(evidence: Evidence) -> list[Finding]:
     """Stages that wait because the schedule has too few micro-batches.
 
-    Of p stages with m micro-batches in v chunks each (p - 1) / (v m + p - 1) is bubble; with m' of
-    them, the same samples in smaller pieces, m / m' of it is left. What is more bubble than the
-    schedule's is not won: that is stages which are not equal, or somebody late.
+    With p stages, m micro-batches and v chunks, (p - 1) / (v m + p - 1) is bubble. With m'
+    micro-batches of the same samples, m / m' of it remains. Bubble beyond the schedule's cannot be
+    gained this way: its causes are unequal stages or late ranks.
     """
-    bubble = scheduled_bubble(case)
+    bubble = scheduled_bubble(evidence)
     if bubble is None:
         return []
-    stages, batches, chunks = case.degree("pp"), num_micro_batches(case), num_chunks(case)
-    proposed = proposed_micro_batches(stages, batches, chunks, samples(case))
-    remedy = case.remedy
-    if proposed == batches:  # the samples cannot be cut finer
+    stages, batches, chunks = (
+        evidence.degree("pp"),
+        num_micro_batches(evidence),
+        num_chunks(evidence),
+    )
+    proposed = proposed_micro_batches(stages, batches, chunks, samples(evidence))
+    remedy = evidence.remedy
+    if proposed == batches:  # the samples cannot be split further
         proposed = proposed_micro_batches(stages, batches, chunks, None)
         remedy = f"{remedy}-more-samples"
     ratio, then = ((stages - 1) / (chunks * number + stages - 1) for number in (batches, proposed))
@@ -185,55 +189,63 @@ def pipeline_bubble(case: Evidence) -> list[Finding]:
         "chunks": chunks,
         "bubble_ratio": ratio,
         "proposed_bubble_ratio": then,
-        "local_batch_size": samples(case),
-        "micro_batch_size": case.number("Global.micro_batch_size"),
-        "proposed_micro_batch_size": (samples(case) or 0) // proposed or None,
+        "local_batch_size": samples(evidence),
+        "micro_batch_size": evidence.number("Global.micro_batch_size"),
+        "proposed_micro_batch_size": (samples(evidence) or 0) // proposed or None,
         "remedy": remedy,
     }
-    evidence = case.steps.group_by("pp").agg(pl.col("step_ns", "bubble_ns").mean()).sort("pp")
-    return case.time_finding(
-        "pipeline-bubble", bubble * (1 - batches / proposed), "likely", facts, evidence
+    rows = evidence.steps.group_by("pp").agg(pl.col("step_ns", "bubble_ns").mean()).sort("pp")
+    return evidence.time_finding(
+        "pipeline-bubble", bubble * (1 - batches / proposed), "likely", facts, rows
     )
 
 
-def scheduled_bubble(case: Evidence) -> float | None:
-    """The measured bubble of the median rank, no more than the schedule has; None without one."""
-    stages, batches = case.degree("pp"), num_micro_batches(case)
-    if case.cluster is None or stages < 2 or not batches:
+def scheduled_bubble(evidence: Evidence) -> float | None:
+    """Return the measured bubble of the median rank, at most the schedule's; None without one."""
+    stages, batches = evidence.degree("pp"), num_micro_batches(evidence)
+    if evidence.cluster is None or stages < 2 or not batches:
         return None
-    passes = pl.concat(case.cluster.passes)
+    passes = pl.concat(evidence.cluster.passes)
     passes = passes.filter(pl.col("kind").is_in(["forward", "backward"]))
-    passes = passes.filter(pl.col("step").is_in(case.steps["step"].unique().implode()))
+    passes = passes.filter(pl.col("step").is_in(evidence.steps["step"].unique().implode()))
     busy = passes.group_by("rank", "step").agg(
         busy_ns=(pl.col("end_ns") - pl.col("start_ns")).sum()
     )
     if busy.is_empty():
         return None
-    of_schedule = busy["busy_ns"].to_numpy().mean() * (stages - 1) / (num_chunks(case) * batches)
-    measured = float(case.of_ranks["bubble_ns"].median() or 0.0)  # type: ignore[arg-type]
+    of_schedule = (
+        busy["busy_ns"].to_numpy().mean() * (stages - 1) / (num_chunks(evidence) * batches)
+    )
+    measured = float(evidence.rank_means["bubble_ns"].median() or 0.0)  # type: ignore[arg-type]
     return min(measured, float(of_schedule))
 
 
-def num_micro_batches(case: Evidence) -> int:
-    """Of a step of one replica; 0 where nobody tells."""
-    told = [part.drop_nulls("micro_batch") for part in case.cluster.passes] if case.cluster else []
-    most = [int(part["micro_batch"].to_numpy().max()) + 1 for part in told if part.height]
-    return max(most, default=round(case.typical("num_micro_batches")))
+def num_micro_batches(evidence: Evidence) -> int:
+    """Return the micro-batches of a replica's step; 0 if unknown."""
+    tables = evidence.cluster.passes if evidence.cluster else ()
+    numbered = [table["micro_batch"].drop_nulls() for table in tables]
+    most = [int(numbers.to_numpy().max()) + 1 for numbers in numbered if len(numbers)]
+    return max(most, default=round(evidence.typical("num_micro_batches")))
 
 
-def num_chunks(case: Evidence) -> int:
-    """Virtual stages of a stage."""
-    told = [part.drop_nulls("chunk") for part in case.cluster.passes] if case.cluster else []
-    return max((int(part["chunk"].to_numpy().max()) + 1 for part in told if part.height), default=1)
+def num_chunks(evidence: Evidence) -> int:
+    """Return the virtual stages per stage."""
+    tables = evidence.cluster.passes if evidence.cluster else ()
+    numbered = [table["chunk"].drop_nulls() for table in tables]
+    return max(
+        (int(numbers.to_numpy().max()) + 1 for numbers in numbered if len(numbers)), default=1
+    )
 
 
-def samples(case: Evidence) -> int | None:
-    """That a replica takes in a step; None where nobody tells."""
-    return case.number("Global.local_batch_size")
+def samples(evidence: Evidence) -> int | None:
+    """Return the samples of a replica's step; None if unknown."""
+    return evidence.number("Global.local_batch_size")
 
 
 def proposed_micro_batches(stages: int, present: int, chunks: int, samples: int | None) -> int:
-    """As few as make the bubble `GOOD_BUBBLE_RATIO`, or as many as the samples can be cut into.
+    """Return the fewest micro-batches with a bubble of at most `GOOD_BUBBLE_RATIO`.
+
+    If the samples cannot be split into that many, the most they can be split into.
 
     >>> proposed_micro_batches(2, 1, 1, 8), proposed_micro_batches(2, 1, 1, None)
     (8, 9)

@@ -1,1 +1,1 @@
-"""Two runs compared: operators, modules, significance, thresholds."""
+"""Comparison of two runs: operators, modules, significance, thresholds."""

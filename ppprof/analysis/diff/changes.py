@@ -1,4 +1,4 @@
-"""What changed by name: two tables of means side by side, and how sure each difference is."""
+"""Changes by name: two tables of means joined, with the noise of each difference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 SURE = 5.0
-"""Standard errors from which on a change is called clear; as of stragglers."""
+"""A change is clear from this many standard errors on; the same as for stragglers."""
 
 
 def changes(
@@ -17,21 +17,21 @@ def changes(
     values: Sequence[str],
     by: str,
 ) -> pl.DataFrame:
-    """Two tables joined by their keys, what changed most first.
+    """Join two tables by their keys, the biggest change first.
 
     Args:
-        baseline: keys, and of each value its mean and, as ``<value>_var``, the variance of that.
+        baseline: keys, and for each value its mean and, as ``<value>_var``, the mean's variance.
         experiment: the same.
-        keys: what rows are joined by.
+        keys: the columns that join rows.
         values: numeric columns.
-        by: which of them it is sorted by.
+        by: the value that sorts the table.
 
     Returns:
-        As `Diff.operators` has it. What one side lacks is 0 there.
+        See `ppprof.analysis.diff.diff.Diff.operators`. A row that one side lacks is 0 there.
     """
     one, other = (
-        table.with_columns(pl.lit(value=True).alias(there))
-        for table, there in ((baseline, "is_old"), (experiment, "is_new"))
+        table.with_columns(pl.lit(value=True).alias(presence))
+        for table, presence in ((baseline, "is_old"), (experiment, "is_new"))
     )
     joined = one.join(other, on=list(keys), how="full", coalesce=True, suffix="_new")
     status = (
@@ -52,10 +52,10 @@ def changes(
             .then((after - before) / before)
             .alias(f"delta_ratio_{value.removesuffix('_ns')}"),
         ]
-        # Without a variance on the side where it is, nothing is known of the noise.
+        # The noise is unknown if a side that has the row has no variance.
         variance = [
-            pl.when(pl.col(there).is_null()).then(0.0).otherwise(pl.col(name))
-            for there, name in (("is_old", f"{value}_var"), ("is_new", f"{value}_var_new"))
+            pl.when(pl.col(presence).is_null()).then(0.0).otherwise(pl.col(name))
+            for presence, name in (("is_old", f"{value}_var"), ("is_new", f"{value}_var_new"))
         ]
         columns.append((variance[0] + variance[1]).sqrt().alias(f"noise_{value}"))
     delta = pl.col(f"delta_{by}").abs()
@@ -69,21 +69,21 @@ def changes(
 def per_step(
     table: pl.DataFrame, keys: Sequence[str], values: Sequence[str], ranks: Mapping[int, int]
 ) -> pl.DataFrame:
-    """Means over ranks and steps, and the variances of the means: of steps, whatever the ranks."""
+    """Return means over ranks and steps, and the variances of the means from step to step."""
     table = table.filter(pl.col("step").is_in(list(ranks)))
     num_ranks = pl.col("step").replace_strict(dict(ranks), default=1, return_dtype=pl.Int64)
-    of_ranks = table.with_columns((pl.col(value) / num_ranks).alias(value) for value in values)
-    return _over_steps(of_ranks, keys, values, len(ranks))
+    rank_means = table.with_columns((pl.col(value) / num_ranks).alias(value) for value in values)
+    return _over_steps(rank_means, keys, values, len(ranks))
 
 
 def _over_steps(
     table: pl.DataFrame, keys: Sequence[str], values: Sequence[str], num: int
 ) -> pl.DataFrame:
-    """Means over steps, in which a missing row is 0, and their variances (null from one step)."""
-    found = []
+    """Return means over steps and their variances (null with one step). Missing rows count as 0."""
+    means = []
     for value in values:
         mean = pl.col(value).sum() / num
         spread = (pl.col(value) ** 2).sum() - num * mean**2
         variance = spread.clip(0) / ((num - 1) * num) if num > 1 else pl.lit(None, pl.Float64)
-        found += [mean.alias(value), variance.alias(f"{value}_var")]
-    return table.group_by(list(keys)).agg(found)
+        means += [mean.alias(value), variance.alias(f"{value}_var")]
+    return table.group_by(list(keys)).agg(means)

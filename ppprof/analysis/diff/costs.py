@@ -1,4 +1,4 @@
-"""What one rank's window costs, by step: the part of it that a comparison of runs is made of."""
+"""The costs of one rank's window, by step: its share of a `RunCosts`."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ KERNELS = {"name": pl.String, "step": pl.Int64, "calls": pl.Int64, "gpu_total_ns
 
 
 class Device(NamedTuple):
-    """What a window ran on, and how busy and full that was."""
+    """The device of a window, with its utilization and memory."""
 
     name: str | None
-    """Of the first GPU; None without one."""
+    """Name of the first GPU; None without one."""
     memory_bytes: int | None
-    """Of that GPU."""
+    """Memory of that GPU."""
     gpu_utilization: float | None
-    """Time of the steps in which a kernel ran, mean over devices."""
+    """Share of the time in steps in which a kernel ran, mean over devices."""
     cpu_utilization: float | None
-    """Of the process, of all cores."""
+    """CPU utilization of the process, of all cores."""
     mean_bytes: float | None
-    """Allocated, mean over the time of the window, on the device or else on the host."""
+    """Allocated memory, mean over the window, on the device or else on the host."""
     peak_bytes: int | None
-    """Allocated at most, the same."""
+    """Maximum of the same."""
 
 
 class Costs(NamedTuple):
-    """One rank's window."""
+    """The costs of one rank's window."""
 
     breakdown: Breakdown
     operators: pl.DataFrame
@@ -58,7 +58,7 @@ class Costs(NamedTuple):
     """Columns of `ppprof.analysis.modules.module_tree.MODULES`, gradients attributed to the modules
     whose forward made them."""
     unattributed_modules: pl.DataFrame
-    """The same without attribution; the same table where the trace has no forward links."""
+    """The same without attribution; the same table if the trace has no forward links."""
     device: Device
     framework: str
     """``paddle`` or ``torch``."""
@@ -67,7 +67,7 @@ class Costs(NamedTuple):
 
 
 def costs(trace: Trace, naming: Naming) -> Costs:
-    """Return what a window costs. Events outside steps are left out, where there are steps.
+    """Return what a window costs. Events outside steps are left out if there are steps.
 
     Args:
         trace: a window.
@@ -78,7 +78,7 @@ def costs(trace: Trace, naming: Naming) -> Costs:
 
 def costs_of(profile: Profile, naming: Naming) -> Costs:
     """Return the same for a profile that has other uses too."""
-    step = profile.trace.events["step"]  # without what ran in remote calls, as its tree
+    step = profile.trace.events["step"]  # without remote calls, like the tree
     if not profile.steps:
         step = pl.Series("step", np.zeros(len(step), np.int64))
     is_linked = has_forward_links(profile)
@@ -96,27 +96,27 @@ def costs_of(profile: Profile, naming: Naming) -> Costs:
 
 
 def operator_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.DataFrame:
-    """Operators by name and step.
+    """Return operators by name and step.
 
     ::
 
         linear           ##########      10, self 2
-          addmm           ########       8: where both are "matmul", that is one call of 10, self 10
+          addmm           ########       8; if both are "matmul", that is one call of 10, self 10
             kernel           ====        GPU: 4, of addmm itself
 
     Args:
         profile: a window.
         step: of each event of the trace.
-        naming: names that become one are one operator; one within another is part of it, and so
-            is all within a gradient where two frameworks are compared.
+        naming: operators with the same common name are one operator, and the inner is part of the
+            outer; see also `Naming.is_whole`.
 
     Returns:
-        Columns of `OPERATORS`. Total: of the outermost of a name; self: without the operators it
-        calls. GPU: kernels, copies and sets launched in it, overlap counted twice.
+        Columns of `OPERATORS`. Total: of the outermost events of a name. Self: without the operators
+        they call. GPU: kernels, copies and sets launched in them; overlap counts twice.
     """
     hosts = profile.tree.hosts
     is_operator = (hosts["category"] == "Operator").to_numpy()
-    is_operator &= ~_is_part(profile.tree, is_operator, naming)
+    is_operator &= ~_is_part_of_whole(profile.tree, is_operator, naming)
     above = profile.tree.enclosing(is_operator)
     rows = np.flatnonzero(is_operator)
     own = {
@@ -124,10 +124,10 @@ def operator_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.Data
         for clock, column in (("cpu", "cpu_ns"), ("gpu", "device_ns"))
     }
     cpu_ns, gpu_ns = hosts["cpu_ns"].to_numpy(), hosts["device_ns"].to_numpy()
-    names = naming.applied(hosts["name"].gather(rows))
+    names = naming.apply(hosts["name"].gather(rows))
     code = np.full(len(is_operator), -1, np.int64)
     code[rows] = names.cast(pl.Categorical).to_physical().to_numpy()
-    outermost = ~_is_within_its_own(above, code, rows)
+    outermost = ~_is_in_same_name(above, code, rows)
     table = pl.DataFrame(
         {
             "name": names,
@@ -143,34 +143,34 @@ def operator_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.Data
     return table.drop_nulls("step").group_by("name", "step").agg(pl.col(list(OPERATORS)[2:]).sum())
 
 
-def _is_part(
+def _is_part_of_whole(
     tree: Tree, is_operator: npt.NDArray[np.bool_], naming: Naming
 ) -> npt.NDArray[np.bool_]:
-    """Which host events lie in an operator that counts with all it calls (`Naming.is_whole`)."""
+    """Return whether each host event lies in an operator with all its calls (`Naming.is_whole`)."""
     names = tree.hosts["name"].filter(pl.Series(is_operator)).unique().cast(pl.String)
-    whole = [name for name in names if naming.is_whole(naming.of(name))]
+    whole = [name for name in names if naming.is_whole(naming.common_name(name))]
     if not whole:
         return np.zeros(len(is_operator), bool)
     is_whole = tree.hosts["name"].cast(pl.String).is_in(whole).to_numpy() & is_operator
     return tree.below(np.flatnonzero(is_whole))
 
 
-def _is_within_its_own(above: Int64, code: Int64, rows: Int64) -> npt.NDArray[np.bool_]:
-    """Whether an operator lies, however deep, in one of the same name; shape of ``rows``."""
-    found = np.zeros(len(rows), bool)
-    at = above[rows].copy()
+def _is_in_same_name(above: Int64, code: Int64, rows: Int64) -> npt.NDArray[np.bool_]:
+    """Return whether each operator lies, at any depth, in one of its name; shape of ``rows``."""
+    is_inside = np.zeros(len(rows), bool)
+    outer = above[rows].copy()
     own = code[rows]
-    while (climbs := at >= 0).any():
-        found |= climbs & (code[at] == own)
-        at = np.where(climbs & ~found, above[at], -1)
-    return found
+    while (climbs := outer >= 0).any():
+        is_inside |= climbs & (code[outer] == own)
+        outer = np.where(climbs & ~is_inside, above[outer], -1)
+    return is_inside
 
 
 def _kernel_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.DataFrame:
     events = profile.trace.events.select("name", "category", "dur_ns").with_columns(step=step)
     devices = events.filter(pl.col("category") == "Kernel")
     return (
-        devices.select(name=naming.applied(devices["name"]), step="step", gpu_total_ns="dur_ns")
+        devices.select(name=naming.apply(devices["name"]), step="step", gpu_total_ns="dur_ns")
         .drop_nulls("step")
         .group_by("name", "step")
         .agg(calls=pl.len().cast(pl.Int64), gpu_total_ns=pl.col("gpu_total_ns").sum())
@@ -180,25 +180,25 @@ def _kernel_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.DataF
 
 def _device(profile: Profile) -> Device:
     trace = profile.trace
-    found = trace.devices[0] if trace.devices else {}
-    name, memory_bytes = found.get("name"), found.get("totalGlobalMem")
+    properties = trace.devices[0] if trace.devices else {}
+    name, memory_bytes = properties.get("name"), properties.get("totalGlobalMem")
     table = device(profile)
-    of_gpus = table.filter(pl.col("device").str.starts_with("GPU"))["utilization"]
-    of_process = table.filter(device="CPU(Process)")["utilization"]
-    gpu = of_gpus.mean()
+    gpus = table.filter(pl.col("device").str.starts_with("GPU"))["utilization"]
+    process = table.filter(device="CPU(Process)")["utilization"]
+    gpu = gpus.mean()
     mean_bytes, peak_bytes = _memory(trace)
     return Device(
         str(name) if name else None,
         memory_bytes if isinstance(memory_bytes, int) and memory_bytes else None,
         float(gpu) if isinstance(gpu, (int, float)) else None,
-        of_process.item() if of_process.len() else None,
+        process.item() if process.len() else None,
         mean_bytes,
         peak_bytes,
     )
 
 
 def _memory(trace: Trace) -> tuple[float | None, int | None]:
-    """Allocated bytes, mean over time and the most: of the device that is used most, or the host."""
+    """Return allocated bytes, mean over time and maximum, of the fullest device, else the host."""
     memory = trace.memory.filter(pl.col("current_allocated").is_not_null())
     if memory.is_empty():
         return None, None

@@ -121,7 +121,7 @@ class Threshold:
         change = self._change(diff)
         if change.value is None:
             status = "fail" if self.above else "pass"
-            return Outcome(self.text, status, "new: it is 0 in the baseline")
+            return Outcome(self.text, status, "new: the baseline has none of it")
         detail = self._format(change.value)
         if change.low is None or change.high is None:
             beyond = "fail" if change.is_exact else "inconclusive"

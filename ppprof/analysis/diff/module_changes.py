@@ -1,4 +1,4 @@
-"""The module trees of two runs, laid over one another: what each module takes in either."""
+"""The module trees of two runs, aligned, with the times of each module in both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR
 MODULE_VALUES = ("time_ns", "self_ns", "cpu_ns", "gpu_ns", "calls")
 
 UNKNOWN = "(unknown)"
-"""What of a step lies in no module."""
+"""The time of a step outside all modules."""
 
 _MODULES_SCHEMA: dict[str, Any] = {
     "stage": pl.Int64,
@@ -22,9 +22,9 @@ _MODULES_SCHEMA: dict[str, Any] = {
     "name": pl.String,
     "status": pl.String,
     **{
-        f"{of}_{value}": pl.Float64
+        f"{side}_{value}": pl.Float64
         for value in MODULE_VALUES
-        for of in ("baseline", "experiment", "delta")
+        for side in ("baseline", "experiment", "delta")
     },
     "delta_ratio": pl.Float64,
     "noise_time_ns": pl.Float64,
@@ -42,8 +42,8 @@ def module_changes(
     """Return both trees as one, stage by stage; see `ppprof.analysis.diff.diff.Diff.modules`.
 
     Args:
-        baseline: stage, columns of `ppprof.analysis.modules.MODULES` and calls, summed over ranks;
-            and how many ranks recorded each step.
+        baseline: stage, columns of `ppprof.analysis.modules.module_tree.MODULES` and calls, summed
+            over ranks; and how many ranks recorded each step.
         experiment: the same.
     """
     tables = _with_common_stages([baseline[0], experiment[0]])
@@ -104,14 +104,14 @@ def _stages(tables: Sequence[pl.DataFrame]) -> list[int | None]:
 class _Tree(NamedTuple):
     root: Node
     values: Sequence[Mapping[str, Any]]
-    """By the key of a node."""
+    """The times of each node, by its key."""
 
 
 def _tree(modules: pl.DataFrame, stage: int | None, ranks: Mapping[int, int]) -> _Tree:
-    """The modules of a stage, laid over all steps and ranks."""
+    """Return the modules of a stage, as means over all its steps and ranks."""
     own = modules.filter(pl.col("stage").eq_missing(pl.lit(stage, pl.Int64)))
-    of_step = own.filter(path="").group_by("step").agg(num=pl.col("calls").sum())
-    steps = dict(of_step.iter_rows()) or ranks  # of a trace without steps, all of it is one
+    by_step = own.filter(path="").group_by("step").agg(num=pl.col("calls").sum())
+    steps = dict(by_step.iter_rows()) or ranks  # a trace without steps counts as one step
     numbered = per_step(own, ["path"], ("start_ns", *MODULE_VALUES), steps)
     rows = numbered.with_columns(
         start_ns=pl.col("start_ns") / pl.when(pl.col("calls") > 0).then(pl.col("calls"))
@@ -123,7 +123,7 @@ def _tree(modules: pl.DataFrame, stage: int | None, ranks: Mapping[int, int]) ->
     if root is None:
         values.append({**empty, "path": ""})
         root = Node("", key=len(values) - 1)
-    for path, node in nodes.items():  # by when they begin, so siblings are in order
+    for path, node in nodes.items():  # by start, so siblings are in order
         above = nodes.get(path.rpartition(SEPARATOR)[0], root)
         above.children.append(node)
     return _Tree(root, values)
@@ -134,7 +134,7 @@ def _name(path: str) -> str:
 
 
 def _unknown(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The step's own time as if it were a module."""
+    """Return the step's own time as the row of a module."""
     return {
         **value,
         "time_ns": value["self_ns"],
@@ -146,22 +146,22 @@ def _unknown(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _align_trees(sides: Sequence[_Tree], stage: int | None) -> Iterator[tuple[Any, ...]]:
-    """Rows of two trees, laid over one another."""
+    """Yield the rows of two trees, aligned."""
     until = [0.0, 0.0]
     for one, other, depth in align_trees(sides[0].root, sides[1].root):
         values = [
             tree.values[node.key] if node is not None else None
             for tree, node in zip(sides, (one, other))
         ]
-        for at, value in enumerate(values):
+        for side, value in enumerate(values):
             if value is not None and depth:
-                until[at] += value["self_ns"]
+                until[side] += value["self_ns"]
         name = (one or other or Node("")).name
         yield _module_row(stage, depth, name if depth else "step", values, until)
         if not depth:
             unknown = [value and _unknown(value) for value in values]
-            for at, value in enumerate(unknown):
-                until[at] += value["self_ns"] if value else 0.0
+            for side, value in enumerate(unknown):
+                until[side] += value["self_ns"] if value else 0.0
             yield _module_row(stage, 1, UNKNOWN, unknown, until)
 
 
@@ -178,16 +178,16 @@ def _module_row(
     for value in MODULE_VALUES:
         before = one[value] if one is not None else None
         after = other[value] if other is not None else None
-        known = before is not None or after is not None
-        cells += [before, after, (after or 0.0) - (before or 0.0) if known else None]
-    of = "self_ns" if depth else "time_ns"
+        is_known = before is not None or after is not None
+        cells += [before, after, (after or 0.0) - (before or 0.0) if is_known else None]
+    compared = "self_ns" if depth else "time_ns"
     sides = [value for value in values if value is not None]
     noises = {}
     for value in ("time_ns", "self_ns"):
         variances = [side[f"{value}_var"] for side in sides]
         noises[value] = None if None in variances else sum(variances) ** 0.5
-    noise = noises[of]
-    delta = sum(sign * (v[of] if v is not None else 0.0) for sign, v in zip((-1, 1), values))
+    noise = noises[compared]
+    delta = sum(sign * (v[compared] if v is not None else 0.0) for sign, v in zip((-1, 1), values))
     before = one["time_ns"] if one is not None else 0.0
     after = other["time_ns"] if other is not None else 0.0
     return (
@@ -199,5 +199,5 @@ def _module_row(
         (after - before) / before if before else None,
         *noises.values(),
         None if noise is None else delta != 0 and abs(delta) >= SURE * noise,
-        *(at if value is not None and depth else None for at, value in zip(until, values)),
+        *(time if value is not None and depth else None for time, value in zip(until, values)),
     )

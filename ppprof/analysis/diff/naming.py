@@ -1,4 +1,4 @@
-"""Names as they compare between two runs: over builds of a kernel, and over frameworks."""
+"""Names by which operators and kernels compare, across builds and frameworks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import polars as pl
 
 _NAMESPACES = re.compile(r"\(anonymous namespace\)::|<unnamed>::|_GLOBAL__N_\w+::")
 _EVALUATE = "autograd::engine::evaluate_function: "
-"""What torch calls a grad node in whose name it runs."""
+"""torch's prefix of a span that runs a grad node."""
 _FUNCTOR = re.compile(
     r"\b(?:\w*(?:Functor|[kK]ernelImpl|_kernel_impl|_kernel_cuda)\w*|cutlass_\w+)"
 )
@@ -20,46 +20,45 @@ _BUILDS = (
     (re.compile(r"^cutlass_\d+_"), "cutlass_"),
     (re.compile(r"(^triton_\w*?)(_\d\w*)?$"), r"\1"),
 )
-"""What tells the architecture or the build of a kernel, and not what it does."""
+"""Parts of a kernel name that state its architecture or build, not its function."""
 
 
 @dataclass(frozen=True)
 class Naming:
-    """What an operator or kernel is called when two runs are compared; can be pickled."""
+    """Names of operators and kernels for a comparison of two runs; can be pickled."""
 
     exact: bool = False
-    """Names as they were recorded."""
+    """Whether recorded names stay unchanged."""
     same: Mapping[str, str] = field(default_factory=dict)
-    """Name, as `normalized` has it -> the name it counts as: across frameworks."""
+    """`normalized` name -> common name of the frameworks."""
 
     def is_whole(self, name: str) -> bool:
-        """Whether an operator counts with all operators that it calls, which are none of their own.
+        """Whether the operators that an operator calls count as part of it.
 
-        Of frameworks that are compared, those are gradients: Paddle's have no operators in them,
-        as torch's have.
+        Across frameworks, this holds for gradients: torch's contain operators, Paddle's do not.
         """
         return name.endswith(" grad") and name in self.same.values()
 
-    def of(self, name: str) -> str:
-        """The name to compare by."""
+    def common_name(self, name: str) -> str:
+        """Return the name to compare by."""
         if self.exact:
             return name
-        found = normalized(name)
-        return self.same.get(found, found)
+        short = normalized(name)
+        return self.same.get(short, short)
 
-    def applied(self, names: pl.Series) -> pl.Series:
-        """``names`` (String or Categorical) as they compare: String."""
+    def apply(self, names: pl.Series) -> pl.Series:
+        """Return the names to compare by, String, for ``names``, String or Categorical."""
         distinct = names.cast(pl.String).unique().drop_nulls().to_list()
-        known = {name: self.of(name) for name in distinct}
+        common_names = {name: self.common_name(name) for name in distinct}
         texts: pl.Series = names.cast(pl.String)
-        found: pl.Series = texts.replace_strict(known, default=None, return_dtype=pl.String)
-        return found
+        series: pl.Series = texts.replace_strict(common_names, default=None, return_dtype=pl.String)
+        return series
 
 
 def normalized(name: str) -> str:
-    """A name without what differs from build to build: templates, arguments, architecture.
+    """Return a name without the parts that depend on the build: templates, arguments, architecture.
 
-    Functors, and what else a kernel is made for, stay: they say what a kernel of many does.
+    Functors and similar template arguments stay: they distinguish the uses of a generic kernel.
 
     >>> normalized("void phi::funcs::VectorizedKernel<float, phi::AddFunctor<float>, 2, 4>(int)")
     'phi::funcs::VectorizedKernel<AddFunctor>'
@@ -75,39 +74,41 @@ def normalized(name: str) -> str:
         .removesuffix(" static")
         .strip()
     )
-    head, arguments = _without(short)
-    functors = list(dict.fromkeys(_built(found) for found in _FUNCTOR.findall(arguments)))
-    head = _built(head) or short
+    head, arguments = _split_cpp_name(short)
+    functors = list(
+        dict.fromkeys(_without_build(functor) for functor in _FUNCTOR.findall(arguments))
+    )
+    head = _without_build(head) or short
     return f"{head}<{', '.join(functors)}>" if functors else head
 
 
-def _built(name: str) -> str:
+def _without_build(name: str) -> str:
     for pattern, replacement in _BUILDS:
         name = pattern.sub(replacement, name)
     return name
 
 
-def _without(name: str) -> tuple[str, str]:
-    """A C++ name without template arguments, parameters and return type; and what was taken out.
+def _split_cpp_name(name: str) -> tuple[str, str]:
+    """Return a C++ function's name without arguments and return type, and the removed arguments.
 
-    A name that is no C++ function's, such as ``rpc#f(a -> b)`` or ``a < b``, stays as it is.
+    Other names, such as ``rpc#f(a -> b)`` or ``a < b``, are returned unchanged.
     """
     if not re.match(
         r"^(void |[\w:~]+ )?[\w:~]+\s*<.*>|^(void |[\w:~]+ )?[\w:~]+::[\w:~]+\s*\(", name
     ):
         return name, ""
-    kept: list[str] = []
-    taken: list[str] = []
+    outside: list[str] = []
+    inside: list[str] = []
     depth = 0
     text = name.replace("operator()", "call").replace("->", "")
     for char in text:
         if char in "<(":
             depth += 1
-        (taken if depth else kept).append(char)
+        (inside if depth else outside).append(char)
         if char in ">)":
             depth -= 1
-            taken.append(" ")
+            inside.append(" ")
     if depth:
         return name, ""
-    head = "".join(kept).removesuffix(" const").strip()
-    return head.rpartition(" ")[2] or name, "".join(taken)
+    head = "".join(outside).removesuffix(" const").strip()
+    return head.rpartition(" ")[2] or name, "".join(inside)

@@ -210,6 +210,6 @@ def _mean(values: pl.Series) -> float | None:
 
 
 def _mean_of(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the known values; None if there is none."""
+    """Return the mean of the known values; None if all are unknown."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None

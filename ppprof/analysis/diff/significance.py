@@ -1,4 +1,4 @@
-"""Whether two runs differ in speed, or only as two runs of the same thing do."""
+"""Whether two runs differ in speed, or only by the noise between equal runs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import polars as pl
 from ppprof.arrays import Float64
 
 LEAST_STEPS = 5
-"""Of either run; from fewer nothing can be said."""
+"""Steps that either run needs for an interval."""
 
 _REPLICATES = 2000
 _AT_ONCE = 100
 _CONFIDENCE = 0.95
 _PARTS = 4
-"""Of a run, to see how far it drifts."""
+"""Parts of a run that are compared to find its drift."""
 _SEED = 342  # the same data give the same interval
 _MOST_RANKS = 64
-"""Ranks of a run that are resampled: more would not make the interval narrower."""
+"""Ranks of a run that are resampled. More do not narrow the interval."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """How much longer (or shorter, below 0) a step of the experiment takes.
+    """The change of the step time from the baseline to the experiment; below 0 it is shorter.
 
     >>> print(Change(0.052, 0.031, 0.074, 40, 40, 0.01))
     slower: +5.2% (95% interval +3.1% to +7.4%)
@@ -35,14 +35,14 @@ class Change:
     """Mean step time of the experiment over that of the baseline, minus 1; None without steps."""
     low: float | None
     high: float | None
-    """The 95% interval of ``ratio``; None from fewer than `LEAST_STEPS` steps."""
+    """The 95% interval of ``ratio``; None with fewer than `LEAST_STEPS` steps."""
     baseline_steps: int
     experiment_steps: int
     noise: float | None = None
-    """How far apart parts of one run are, as a ratio: the larger of the two runs'; what is smaller
-    is not seen as a difference."""
+    """The drift between parts of one run, as a ratio; the larger of the two runs'. Smaller changes cannot
+    be seen."""
     reason: str = ""
-    """Why there is no interval; empty where there is one."""
+    """Why there is no interval; empty if there is one."""
 
     @property
     def verdict(self) -> str:
@@ -65,15 +65,15 @@ class Change:
 
 
 def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
-    """The change of the mean step time, and how sure it is.
+    """Return the change of the mean step time, with its interval.
 
-    Steps of a job are no independent samples: what slows one slows its neighbours, on all ranks.
-    So blocks of steps are drawn (and single steps: the wider interval counts), and ranks, each time all steps of a block on all ranks drawn; and
-    the interval is widened by what parts of one run differ from one another, which another run of
-    the same thing differs by at the least.
+    Steps of a job are not independent samples: a delay affects neighbouring steps, on all ranks. So
+    the bootstrap draws ranks and blocks of steps, and takes each drawn block on all drawn ranks. It
+    also draws single steps, and the wider interval counts. Then the interval is widened by the drift
+    between parts of one run, since two equal runs differ at least that much.
 
     Args:
-        baseline: rank, step, step_ns: a row a rank and step.
+        baseline: rank, step, step_ns; one row per rank and step.
         experiment: the same.
 
     Returns:
@@ -97,13 +97,13 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
     random = np.random.default_rng(_SEED)
     tail = (1 - _CONFIDENCE) / 2
     low, high = ratio, ratio
-    for is_single in (False, True):  # whichever varies more: blocks hide what alternates
+    for is_single in (False, True):  # blocks hide alternating step times
         lengths = [1 if is_single else _block(number) for number in num]
-        drawn = [_drawn(side, length, random) for side, length in zip(sides, lengths)]
-        ends = np.nanquantile(drawn[1] / drawn[0] - 1, [tail, 1 - tail])
+        draws = [_draw_means(side, length, random) for side, length in zip(sides, lengths)]
+        ends = np.nanquantile(draws[1] / draws[0] - 1, [tail, 1 - tail])
         low, high = min(low, float(ends[0])), max(high, float(ends[1]))
     noise = max(_drift(side) for side in sides)
-    # Few blocks vary less than what they are drawn from: Student's factor, as of a mean of them.
+    # Few blocks underestimate the variance: widen by Student's factor.
     num_blocks = min(number // _block(number) for number in num)
     few = _student(num_blocks - 1) / _student(None) * math.sqrt(num_blocks / (num_blocks - 1))
     drifted = _student(2 * (_PARTS - 1)) * noise
@@ -114,7 +114,7 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
 
 
 def _matrix(table: pl.DataFrame) -> Float64:
-    """Step times, shape (ranks, steps); NaN where a rank has not that step."""
+    """Return step times, shape (ranks, steps); NaN for a missing step of a rank."""
     if table.is_empty():
         return np.empty((0, 0))
     wide = table.pivot("rank", index="step", values="step_ns", aggregate_function="mean")
@@ -124,34 +124,33 @@ def _matrix(table: pl.DataFrame) -> Float64:
     return times[:, ~np.isnan(times).all(axis=0)]
 
 
-def _drawn(times: Float64, length: int, random: np.random.Generator) -> Float64:
-    """Means of `_REPLICATES` draws of ranks and blocks of ``length`` steps."""
+def _draw_means(times: Float64, length: int, random: np.random.Generator) -> Float64:
+    """Return the means of `_REPLICATES` draws of ranks and blocks of ``length`` steps."""
     num_ranks, num_steps = times.shape
-    is_there = ~np.isnan(times)
-    known = np.where(is_there, times, 0.0)
-    found = []
+    is_known = ~np.isnan(times)
+    known = np.where(is_known, times, 0.0)
+    means = []
     for _ in range(0, _REPLICATES, _AT_ONCE):
         ranks = random.multinomial(num_ranks, np.full(num_ranks, 1 / num_ranks), _AT_ONCE)
         starts = random.integers(0, num_steps - length + 1, (_AT_ONCE, -(-num_steps // length), 1))
         drawn = (starts + np.arange(length)).reshape(_AT_ONCE, -1)[:, :num_steps]
-        steps = np.zeros((_AT_ONCE, num_steps))  # how often each step was drawn
+        steps = np.zeros((_AT_ONCE, num_steps))  # how many times each step was drawn
         np.add.at(steps, (np.arange(_AT_ONCE)[:, None], drawn), 1)
-        num = ((ranks @ is_there) * steps).sum(1)  # 0 where ranks were drawn without these steps
-        found.append(((ranks @ known) * steps).sum(1)[num > 0] / num[num > 0])
-    drawn_means = np.concatenate(found)
-    return random.choice(drawn_means, _REPLICATES)
+        num = ((ranks @ is_known) * steps).sum(1)  # 0 if no drawn rank has a drawn step
+        means.append(((ranks @ known) * steps).sum(1)[num > 0] / num[num > 0])
+    return random.choice(np.concatenate(means), _REPLICATES)
 
 
 def _drift(times: Float64) -> float:
-    """Standard deviation of the means of a run's quarters, over its mean."""
-    of_steps = np.nanmedian(times, axis=0)
-    num_parts = min(_PARTS, len(of_steps) // 2)
-    quarters = [part.mean() for part in np.array_split(of_steps, num_parts)]
-    return float(np.std(quarters, ddof=1) / of_steps.mean()) if len(quarters) > 1 else 0.0
+    """Return the standard deviation of the means of a run's quarters, over its mean."""
+    medians = np.nanmedian(times, axis=0)
+    num_parts = min(_PARTS, len(medians) // 2)
+    quarters = [part.mean() for part in np.array_split(medians, num_parts)]
+    return float(np.std(quarters, ddof=1) / medians.mean()) if len(quarters) > 1 else 0.0
 
 
 def _student(freedom: int | None) -> float:
-    """The 97.5% quantile of Student's t; None: of the normal distribution.
+    """Return the 97.5% quantile of Student's t; for None, of the normal distribution.
 
     >>> round(_student(3), 1), round(_student(10), 2), round(_student(None), 2)
     (3.2, 2.23, 1.96)
@@ -170,5 +169,5 @@ def _student(freedom: int | None) -> float:
 
 
 def _block(num_steps: int) -> int:
-    """Steps of a block: as many as depend on one another, for all one knows."""
+    """Return the number of steps in a block: an estimate of how many depend on each other."""
     return max(1, round(math.sqrt(num_steps) / 1.5))

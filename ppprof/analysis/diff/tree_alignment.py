@@ -1,4 +1,4 @@
-"""Two trees laid over one another: which node of one is which of the other.
+"""Align two trees: match the nodes of one with those of the other.
 
 ::
 
@@ -9,8 +9,8 @@
       Norm              GELU            -        GELU        new
                       Norm            Norm     Norm
 
-Nodes match if they have the same name and their parents match; the order of siblings is kept. Of all
-such alignments it is one that matches the most nodes.
+Nodes match if they have the same name and their parents match. The order of siblings is kept. The
+result is an alignment that matches the most nodes.
 
 Source: S. M. Selkow, "The tree-to-tree editing problem" (1977), with insertion and deletion of whole
 subtrees; siblings as in D. S. Hirschberg, "A linear space algorithm for computing maximal common
@@ -28,36 +28,36 @@ import numpy as np
 from ppprof.arrays import Int32, Int64
 
 _LARGEST_MATRIX = 1 << 22
-"""Cells of a table of scores; larger ones are cut in two, again and again (Hirschberg)."""
+"""Cells of a score matrix; larger ones are split in two recursively (Hirschberg)."""
 
 _MOST_PAIRS = 100_000
-"""Pairs of subtrees that differ and are compared node by node; of more, their first levels count."""
+"""Pairs of different subtrees that are compared node by node; further pairs count only their roots."""
 
 
 @dataclass(eq=False)
 class Node:
-    """A node and what lies below it."""
+    """A node and its descendants."""
 
     name: str
     children: list[Node] = field(default_factory=list)
     key: int = -1
-    """For whoever made the tree."""
+    """A value for the caller."""
 
 
 Pair = tuple["Node | None", "Node | None", int]
-"""What matches what, None for a gap, and how deep it lies."""
+"""Two matching nodes, None for a gap, and their depth."""
 
 
 def align_trees(left: Node, right: Node) -> list[Pair]:
-    """Both trees as one, in pre-order; the roots match whatever they are called.
+    """Return both trees as one, in pre-order. The roots match, whatever their names.
 
-    Of siblings in a gap, those of ``left`` come first.
+    Among siblings in a gap, those of ``left`` come first.
     """
     return list(_Alignment(left, right).pairs(left, right, 0))
 
 
 class _Alignment:
-    """What is known of all subtrees of two trees."""
+    """Shapes, sizes and scores of all subtrees of two trees."""
 
     def __init__(self, left: Node, right: Node) -> None:
         self._shape: dict[int, int] = {}
@@ -74,9 +74,9 @@ class _Alignment:
         self._num_compared = 0
 
     def pairs(self, left: Node, right: Node, depth: int) -> Iterator[Pair]:
-        """Two nodes that match, and what is below them."""
+        """Yield two matching nodes and the pairs below them."""
         if self._shape[id(left)] == self._shape[id(right)]:
-            for one, other, below in _together(left, right):
+            for one, other, below in _zip_equal(left, right):
                 yield one, other, depth + below
             return
         yield left, right, depth
@@ -93,7 +93,7 @@ class _Alignment:
             past = (i + 1, j + 1)
 
     def _siblings(self, left: Sequence[Node], right: Sequence[Node]) -> list[tuple[int, int]]:
-        """Which of two rows of siblings match, in their order."""
+        """Return the matching indices of two rows of siblings, ascending."""
         shapes = [[self._shape[id(node)] for node in nodes] for nodes in (left, right)]
         first = 0
         while first < min(len(left), len(right)) and shapes[0][first] == shapes[1][first]:
@@ -106,9 +106,9 @@ class _Alignment:
             last += 1
         inner = self._best(left[first : len(left) - last], right[first : len(right) - last])
         return [
-            *((at, at) for at in range(first)),
+            *((index, index) for index in range(first)),
             *((first + i, first + j) for i, j in inner),
-            *((len(left) - at, len(right) - at) for at in range(last, 0, -1)),
+            *((len(left) - back, len(right) - back) for back in range(last, 0, -1)),
         ]
 
     def _best(self, left: Sequence[Node], right: Sequence[Node]) -> list[tuple[int, int]]:
@@ -125,7 +125,7 @@ class _Alignment:
         return _longest(rows, 0, len(left), 0, len(right))
 
     def _score(self, left: Node, right: Node) -> int:
-        """How many nodes of two subtrees match, whose roots do."""
+        """Return the number of matching nodes of two subtrees whose roots match."""
         key = (self._shape[id(left)], self._shape[id(right)])
         if key[0] == key[1]:
             return self._size[id(left)]
@@ -146,7 +146,7 @@ class _Alignment:
 
 
 class _Siblings(NamedTuple):
-    """A row of siblings: equal numbers are equal shapes and names."""
+    """A row of siblings. Equal numbers mean equal shapes or names."""
 
     shape: Int64
     name: Int64
@@ -155,37 +155,39 @@ class _Siblings(NamedTuple):
 
 @dataclass
 class _Scores:
-    """Two rows of siblings, and what it is worth to match two of them."""
+    """Two rows of siblings, with the score of matching two of them."""
 
     left: _Siblings
     right: _Siblings
     exact: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Of pairs of shapes with the same name, where it was worked out; else 1."""
-    _kept: dict[int, Int32] = field(default_factory=dict)
+    """Scores of pairs of shapes with the same name; 1 if missing."""
+    _cache: dict[int, Int32] = field(default_factory=dict)
 
-    def of(self, i: int, first: int, last: int) -> Int32:
-        """Of one on the left with each of some on the right; 0 where they do not match."""
+    def row(self, i: int, first: int, last: int) -> Int32:
+        """Return the scores of one on the left with some on the right; 0 if they do not match."""
         shape = int(self.left.shape[i])
-        if shape not in self._kept:
+        if shape not in self._cache:
             is_same = self.right.name == self.left.name[i]
             scores = is_same.astype(np.int32)
             scores[self.right.shape == shape] = self.left.size[i]
             for j in np.flatnonzero(is_same) if self.exact else ():
                 scores[j] = self.exact.get((shape, int(self.right.shape[j])), scores[j])
-            self._kept[shape] = scores
-        return self._kept[shape][first:last]
+            self._cache[shape] = scores
+        return self._cache[shape][first:last]
 
 
 def _longest(
     scores: _Scores, top: int, bottom: int, first: int, last: int
 ) -> list[tuple[int, int]]:
-    """The pairs, in order, that are worth the most together."""
+    """Return the pairs, in order, with the highest total score."""
     if top == bottom or first == last:
         return []
     if (bottom - top) * (last - first) > _LARGEST_MATRIX and bottom - top > 1:
         middle = (top + bottom) // 2
-        before = _worth(scores, range(top, middle), first, last)
-        behind = _worth(scores, range(bottom - 1, middle - 1, -1), first, last, backwards=True)
+        before = _best_scores(scores, range(top, middle), first, last)
+        behind = _best_scores(
+            scores, range(bottom - 1, middle - 1, -1), first, last, backwards=True
+        )
         cut = first + int((before + behind[::-1]).argmax())
         return [
             *_longest(scores, top, middle, first, cut),
@@ -193,7 +195,7 @@ def _longest(
         ]
     best = np.zeros((bottom - top + 1, last - first + 1), np.int32)
     for row, i in enumerate(range(top, bottom), 1):
-        best[row] = _next_row(best[row - 1], scores.of(i, first, last))
+        best[row] = _next_row(best[row - 1], scores.row(i, first, last))
     pairs = []
     row, column = bottom - top, last - first
     while row and column:
@@ -207,13 +209,16 @@ def _longest(
     return pairs[::-1]
 
 
-def _worth(
+def _best_scores(
     scores: _Scores, rows: range, first: int, last: int, *, backwards: bool = False
 ) -> Int32:
-    """Of matching all rows with the first 0, 1, ... on the right (backwards: the last)."""
+    """Return the scores of matching all rows with the first 0, 1, ... on the right.
+
+    If ``backwards``, with the last 0, 1, ...
+    """
     best = np.zeros(last - first + 1, np.int32)
     for i in rows:
-        values = scores.of(i, first, last)
+        values = scores.row(i, first, last)
         best = _next_row(best, values[::-1] if backwards else values)
     return best
 
@@ -226,20 +231,20 @@ def _next_row(above: Int32, scores: Int32) -> Int32:
 
 
 def walk(root: Node) -> Iterator[Node]:
-    """A tree in pre-order."""
+    """Yield the nodes of a tree in pre-order."""
     return (node for node, _ in levels(root))
 
 
 def levels(root: Node) -> Iterator[tuple[Node, int]]:
     """Yield the nodes of a tree in pre-order, each with its depth; 0 is the root."""
-    waiting = [(root, 0)]
-    while waiting:
-        node, depth = waiting.pop()
+    stack = [(root, 0)]
+    while stack:
+        node, depth = stack.pop()
         yield node, depth
-        waiting += [(child, depth + 1) for child in reversed(node.children)]
+        stack += [(child, depth + 1) for child in reversed(node.children)]
 
 
-def _together(left: Node, right: Node) -> Iterator[tuple[Node, Node, int]]:
-    """Two trees of the same shape."""
+def _zip_equal(left: Node, right: Node) -> Iterator[tuple[Node, Node, int]]:
+    """Yield the pairs of two trees of the same shape, with their depth."""
     for (one, depth), (other, _) in zip(levels(left), levels(right)):
         yield one, other, depth

@@ -1,4 +1,4 @@
-"""Which module each piece of a backward pass belongs to: the one whose forward made it."""
+"""The module of each gradient in a backward pass: the one whose forward created it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import polars as pl
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.arrays import Bool, Int64
 
-_LONGEST = 100
-"""How often a gradient may be of what another gradient did."""
+_MAX_ORDER = 100
+"""How many times a gradient can be a gradient of another gradient."""
 
 
 def modules_of_gradients(tree: Tree, forward: pl.Series, is_module: Bool) -> Int64:
-    """The module in which what an event is the gradient of ran.
+    """Return the module in which the forward of each gradient ran.
 
     ::
 
@@ -21,45 +21,45 @@ def modules_of_gradients(tree: Tree, forward: pl.Series, is_module: Bool) -> Int
           Linear               ######               module
             addmm               ####
         Backward                            #####   module
-          AddmmBackward                      ###    forward: addmm, so of Linear
+          AddmmBackward                      ###    forward: addmm, so its module is Linear
 
-    What ran in a gradient itself, as that of a gradient does, belongs to that one's module.
+    If the forward ran in a gradient itself (a gradient of a gradient), its module counts.
 
     Args:
         tree: of a window with N host events.
-        forward: of `ppprof.trace.schema.EVENTS`, shape (N,) or more.
+        forward: the column of `ppprof.trace.schema.EVENTS`, shape (N,) or more.
         is_module: shape (N,).
 
     Returns:
-        Row of the module, which begins before the gradient does; -1 for all else, for a gradient
-        in no Backward, and for one whose forward ran in no module but such as hold the Backward as
-        well. Shape (N,).
+        Row of the module, which begins before the gradient. -1 for other events, for gradients
+        outside any Backward, and for gradients whose forward ran in no module, or only in modules
+        that contain the Backward. Shape (N,).
     """
     size = tree.size
-    of = forward.slice(0, len(size)).fill_null(-1).to_numpy()
+    forward_row = forward.slice(0, len(size)).fill_null(-1).to_numpy()
     category = tree.hosts["category"]
     is_backward = (category == "Backward").to_numpy() & is_module
+    is_step = (category == "ProfileStep").to_numpy()
     start = tree.hosts["start_ns"].to_numpy()
     parent = tree.hosts["parent"].fill_null(-1).to_numpy()
-    backward = tree.enclosing(is_backward)  # a Backward with a link is no gradient of its own
-    # What is inside a gradient and says so of itself, too, is a part of it.
-    is_gradient = (of >= 0) & (of < len(size)) & (backward >= 0)
-    is_gradient &= (parent < 0) | (of[parent] != of)
-    is_gradient &= (category != "ProfileStep").to_numpy()  # damaged traces link steps as well
+    backward = tree.enclosing(is_backward)  # a Backward with a link is not a gradient itself
+    # An event in a gradient with the same forward is part of that gradient.
+    is_gradient = (forward_row >= 0) & (forward_row < len(size)) & (backward >= 0)
+    is_gradient &= (parent < 0) | (forward_row[parent] != forward_row)
+    is_gradient &= ~is_step  # damaged traces link steps, too
     rows = np.flatnonzero(is_gradient)
-    rows = rows[start[of[rows]] < start[rows]]
+    rows = rows[start[forward_row[rows]] < start[rows]]
     is_gradient = np.zeros(len(size), bool)
     is_gradient[rows] = True
-    holder = tree.innermost(np.flatnonzero(is_module | is_gradient))
-    at = holder[of[rows]]
-    for _ in range(_LONGEST):
-        again = np.flatnonzero((at >= 0) & is_gradient[at])
-        if not len(again):
+    enclosing = tree.innermost(np.flatnonzero(is_module | is_gradient))
+    module = enclosing[forward_row[rows]]
+    for _ in range(_MAX_ORDER):
+        unresolved = np.flatnonzero((module >= 0) & is_gradient[module])
+        if not len(unresolved):
             break
-        at[again] = holder[of[at[again]]]
-    is_told = (at >= 0) & ~is_gradient[at] & ~is_backward[at]
-    is_told &= (category != "ProfileStep").to_numpy()[at]
-    is_told &= (backward[rows] < at) | (backward[rows] > at + size[at])
-    found = np.full(len(size), -1, np.int64)
-    found[rows[is_told]] = at[is_told]
-    return found
+        module[unresolved] = enclosing[forward_row[module[unresolved]]]
+    is_valid = (module >= 0) & ~is_gradient[module] & ~is_backward[module] & ~is_step[module]
+    is_valid &= (backward[rows] < module) | (backward[rows] > module + size[module])
+    modules = np.full(len(size), -1, np.int64)
+    modules[rows[is_valid]] = module[is_valid]
+    return modules

@@ -1,1 +1,1 @@
-"""Events of one window, taken apart: the tree with costs, intervals, steps and communication."""
+"""One window: its event tree with costs, intervals, steps and communication."""

@@ -1,4 +1,4 @@
-"""Which time is communication, which is computation."""
+"""Split the time of a window into communication and computation."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from ppprof.analysis.profile.intervals import Intervals, difference, union
 from ppprof.arrays import Int64
 
 OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "StaticKernelLaunch")
-"""Host events during which a CPU computes; the last two are what newer Paddles record inside."""
+"""Host events during which a CPU computes. Newer Paddles record the last two inside the first."""
 
 
 @dataclass(frozen=True)
 class Communication:
-    """When a rank communicates and when it computes, as Paddle's Distributed Summary has it.
+    """The intervals in which a rank communicates and computes, as in Paddle's Distributed Summary.
 
-    Where nothing ran on a device, of which Paddle says that nothing was computed, operators stand
-    for kernels.
+    Paddle reports no computation for a trace without device events; here operators stand for kernels
+    then.
     """
 
     host: Intervals
-    """Communication events, and operators that are named after a collective."""
+    """Communication events, and operators named after a collective."""
     host_rows: Int64
-    """Which host events these are."""
+    """Rows of these events in ``tree.hosts``."""
     device: Intervals
-    """Kernels launched below those, and kernels of NCCL (or XCCL) launched elsewhere."""
+    """Kernels launched below these events, and kernels of NCCL (or XCCL) launched elsewhere."""
     device_rows: Int64
-    """Which rows of ``tree.devices`` these are."""
+    """Rows of these kernels in ``tree.devices``."""
     computation: Intervals
-    """All other kernels launched by events that are not communication themselves; of a trace
-    without device events what `_operating` finds."""
+    """All other kernels not launched by communication events themselves; without device events, see
+    `_operator_intervals`."""
     computed_by: str
-    """What ``computation`` is made of: "kernels" or "operators"."""
+    """The events behind ``computation``: "kernels" or "operators"."""
 
     @classmethod
-    def of(cls, tree: Tree) -> Communication:
-        """Sorts host events and kernels into the three."""
+    def from_tree(cls, tree: Tree) -> Communication:
+        """Sort host events and kernels into communication and computation."""
         named = matching(tree.hosts["name"], "allreduce|broadcast|rpc")
         hosts = tree.hosts.filter(
             (pl.col("category") == "Communication") | (pl.col("category") == "Operator") & named
@@ -49,8 +49,8 @@ class Communication:
         if tree.devices.is_empty():
             nowhere = intervals_of(tree.devices)
             none = np.empty(0, np.int64)
-            operating = _operating(tree.hosts, hosts)
-            return cls(intervals_of(hosts), rows, nowhere, none, operating, "operators")
+            operators = _operator_intervals(tree.hosts, hosts)
+            return cls(intervals_of(hosts), rows, nowhere, none, operators, "operators")
         below = tree.below(rows)
         below[rows] = True
         kernels = tree.devices.with_row_index("row").filter(
@@ -72,13 +72,13 @@ class Communication:
 
     @property
     def both(self) -> Intervals:
-        """Communication on the host or on the device."""
+        """The intervals of communication on the host or on the device."""
         start = np.concatenate((self.host[0], self.device[0]))
         return start, np.concatenate((self.host[1], self.device[1]))
 
 
-def _operating(hosts: pl.DataFrame, communication: pl.DataFrame) -> Intervals:
-    """When a thread runs an operator and does not communicate meanwhile, thread by thread.
+def _operator_intervals(hosts: pl.DataFrame, communication: pl.DataFrame) -> Intervals:
+    """Return when a thread runs an operator and does not communicate, thread by thread.
 
         thread 1   Operator        ##########
                    Communication      ####

@@ -1,4 +1,4 @@
-"""The event tree with what each host event cost, ready to be grouped."""
+"""The event tree with the cost of each host event, ready to be grouped."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from ppprof.trace.tree_arrays import subtree_sizes, subtree_sums
 class Tree:
     """Host events and device events of a trace, joined.
 
-    Paddle walks each thread depth first, *last* child first, and its tables keep what it met first
-    where two rows tie; ``visit`` numbers that walk, so that ours do too.
+    Paddle walks each thread depth first, *last* child first, and ties in its tables keep the order of
+    that walk. ``visit`` numbers it, so that ties here come in the same order.
     """
 
     hosts: pl.DataFrame
-    """One row a host event, in pre-order: row, name, category, thread, start_ns, end_ns, cpu_ns,
-    parent, visit, gpu_ns (kernels below it, launches summed, overlap counted twice) and device_ns
-    (the same with copies and sets)."""
+    """One row per host event, in pre-order: row, name, category, thread, start_ns, end_ns, cpu_ns,
+    parent, visit, gpu_ns (kernels below it, summed; overlap counts twice) and device_ns (the
+    same with copies and sets)."""
     launches: pl.DataFrame
-    """One row a runtime call: row, name, category, thread, start_ns, end_ns, host (null at a
-    thread's root), visit of the host (-1 at a root). As Paddle meets them: thread by thread."""
+    """One row per runtime call: row, name, category, thread, start_ns, end_ns, host (null at a
+    thread's root), visit of the host (-1 at a root). In Paddle's order: thread by thread."""
     devices: pl.DataFrame
-    """One row a device event: name, category, device, stream, start_ns, end_ns, gpu_ns, and of its
-    launch thread, host and visit. In the order of the launches."""
+    """One row per device event: name, category, device, stream, start_ns, end_ns, gpu_ns, and its
+    launch's thread, host and visit. In the order of the launches."""
     size: Int64
-    """Descendants of each host event, shape (hosts,)."""
+    """Number of descendants of each host event, shape (hosts,)."""
 
     @classmethod
-    def of(cls, trace: Trace) -> Tree:
-        """The tree of a trace."""
-        # Slices, which copy nothing: host events come first, then launches, then device events.
+    def from_trace(cls, trace: Trace) -> Tree:
+        """Return the tree of a trace."""
+        # Slices copy nothing: host events come first, then launches, then device events.
         num_devices = trace.events["device"].count()
         num_hosts = trace.events["depth"].count()
         num_launches = trace.events.height - num_hosts - num_devices
@@ -76,17 +76,17 @@ class Tree:
         kernels = devices.filter(pl.col("category") == "Kernel")
         hosts = hosts.with_columns(
             visit=pl.Series(visit),
-            gpu_ns=pl.Series(subtree_sums(_own(kernels, len(size)), size)),
-            device_ns=pl.Series(subtree_sums(_own(devices, len(size)), size)),
+            gpu_ns=pl.Series(subtree_sums(_launched_ns(kernels, len(size)), size)),
+            device_ns=pl.Series(subtree_sums(_launched_ns(devices, len(size)), size)),
         )
-        return cls(hosts, _visited(launches, visit), _visited(devices, visit), size)
+        return cls(hosts, _by_visit(launches, visit), _by_visit(devices, visit), size)
 
     def of_category(self, *categories: str) -> pl.DataFrame:
-        """Host events of these categories, in Paddle's order of visiting."""
+        """Return host events of these categories, by visit."""
         return self.hosts.filter(pl.col("category").is_in(categories)).sort("visit")
 
     def enclosing(self, chosen: npt.NDArray[np.bool_]) -> Int64:
-        """The nearest chosen host event above each, -1 for none, shape (hosts,)."""
+        """Return the nearest chosen host event above each, -1 for none, shape (hosts,)."""
         parent = self.hosts["parent"].fill_null(-1).to_numpy()
         above: Int64 = parent.copy()
         climbing = np.flatnonzero((above >= 0) & ~chosen[above])
@@ -97,17 +97,17 @@ class Tree:
         return above
 
     def innermost(self, rows: Int64) -> Int64:
-        """The innermost of some host events that holds, or is, each one, -1 for none, (hosts,)."""
+        """Return the innermost of ``rows`` that contains or is each host event; -1 for none."""
         chosen = np.zeros(len(self.size), bool)
         chosen[rows] = True
         return np.where(chosen, np.arange(len(chosen)), self.enclosing(chosen))
 
     def own(self, column: str, chosen: npt.NDArray[np.bool_], above: Int64) -> Int64:
-        """A time of chosen host events without that of the chosen ones right below them.
+        """Return a time of chosen host events without that of the next chosen ones below them.
 
         Args:
             column: ``cpu_ns``, ``gpu_ns`` or ``device_ns`` of `hosts`.
-            chosen: shape (hosts,); elsewhere the time is as it is.
+            chosen: shape (hosts,); other events keep their whole time.
             above: `enclosing` of ``chosen``.
 
         Returns:
@@ -120,14 +120,17 @@ class Tree:
         return own
 
     def below(self, rows: Int64) -> npt.NDArray[np.bool_]:
-        """Which host events lie below one of ``rows`` (not the rows themselves), shape (hosts,)."""
+        """Return whether each host event lies below one of ``rows``, itself excluded, shape (hosts,)."""
         ends = np.zeros(len(self.size) + 1, np.int64)
         ends[rows + 1] = rows + self.size[rows] + 1
         return np.arange(len(self.size)) < np.maximum.accumulate(ends)[:-1]
 
 
 def _visits(thread: Int64, depth: Int64, size: Int64) -> Int64:
-    """Last child first, depth first, is post-order backwards; threads stay in their order."""
+    """Return the number of each host event in Paddle's walk.
+
+    Depth first with the last child first is reversed post-order. Threads keep their order.
+    """
     post = np.arange(len(size)) + size - depth
     change = np.flatnonzero(np.diff(thread)) + 1
     bounds = np.concatenate(([0], change, [len(thread)]))
@@ -137,16 +140,16 @@ def _visits(thread: Int64, depth: Int64, size: Int64) -> Int64:
     return visits
 
 
-def _own(devices: pl.DataFrame, num_hosts: int) -> Int64:
-    """Device time that each host event launched itself, shape (num_hosts,)."""
+def _launched_ns(devices: pl.DataFrame, num_hosts: int) -> Int64:
+    """Return the device time that each host event launched itself, shape (num_hosts,)."""
     own = np.zeros(num_hosts, np.int64)
     known = devices.drop_nulls("host")
     np.add.at(own, known["host"].to_numpy(), known["gpu_ns"].to_numpy())
     return own
 
 
-def _visited(table: pl.DataFrame, visit: Int64) -> pl.DataFrame:
-    """The table in Paddle's order of visiting; a thread's root comes before its host events."""
+def _by_visit(table: pl.DataFrame, visit: Int64) -> pl.DataFrame:
+    """Return the table with visit, by thread and visit; a thread's root comes first."""
     host = table["host"].fill_null(-1).to_numpy()
     numbers = np.append(visit, -1)[host] if len(host) else host
     thread = table["thread"].fill_null(np.iinfo(np.int64).min).to_numpy()

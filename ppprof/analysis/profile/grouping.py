@@ -1,4 +1,4 @@
-"""Rows by name: how the summaries add events up, sort them and relate them to a whole."""
+"""Group events by name: sums, sort order and ratios of the summaries."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def grouped(
     clocks: tuple[str, ...] = ("cpu", "gpu"),
     gpu: str = "gpu_ns",
 ) -> pl.DataFrame:
-    """Calls, total, average, maximum and minimum by ``keys``, groups in the order of the rows."""
+    """Return calls, total, average, maximum and minimum by ``keys``; groups in the order of the rows."""
     columns = {"cpu": "cpu_ns", "gpu": gpu}
     stats = []
     for clock in clocks:
@@ -41,7 +41,7 @@ def grouped(
 
 
 def sort_by(table: pl.DataFrame, key: str, within: list[str] | None = None) -> pl.DataFrame:
-    """By ``key``, ties as they were; blocks of ``within`` in the order of their first row."""
+    """Sort by ``key``, stable; blocks of equal ``within`` stay in the order of their first row."""
     if not within:
         return table.sort(f"{key}_ns", descending=not key.endswith("_min"), maintain_order=True)
     blocks = [sort_by(block, key) for _, block in table.group_by(within, maintain_order=True)]
@@ -49,27 +49,35 @@ def sort_by(table: pl.DataFrame, key: str, within: list[str] | None = None) -> p
 
 
 def ratio_of(column: str, whole: float, if_none: float | None = 0.0) -> pl.Expr:
-    """``column`` over ``whole``; ``if_none`` where there is no whole (Paddle prints 0)."""
+    """Return ``column`` over ``whole``; ``if_none`` if ``whole`` is 0 (Paddle prints 0)."""
     return pl.col(column) / whole if whole else pl.lit(if_none, pl.Float64)
 
 
 def ratio(part: int, whole: int) -> float | None:
-    """``part`` over ``whole``; None where there is no whole."""
+    """Return ``part`` over ``whole``; None if ``whole`` is 0."""
     return part / whole if whole else None
 
 
 def intervals_of(events: pl.DataFrame) -> Intervals:
-    """Start and end of events, from start_ns and end_ns."""
+    """Return the intervals of events, from start_ns and end_ns."""
     return events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
 
 
 def num_distinct(intervals: Intervals) -> int:
-    """How many different (start, end) there are."""
+    """Return the number of distinct intervals."""
     return pl.DataFrame(intervals, ["start", "end"]).n_unique()
 
 
 def matching(names: pl.Series, pattern: str) -> pl.Series:
-    """Which names, a categorical column, match in lower case; as many booleans as names."""
+    """Return whether each name, in lower case, contains a pattern.
+
+    Args:
+        names: a categorical column, shape (N,).
+        pattern: a regular expression in lower case.
+
+    Returns:
+        Booleans, shape (N,).
+    """
     distinct = names.unique()
-    found = distinct.filter(distinct.cast(pl.String).str.to_lowercase().str.contains(pattern))
-    return names.is_in(found.implode())
+    matches = distinct.filter(distinct.cast(pl.String).str.to_lowercase().str.contains(pattern))
+    return names.is_in(matches.implode())

@@ -1,21 +1,20 @@
 """Sets of half-open time intervals [start, end), as arrays.
 
-A set is two int64 arrays of one length: any order, overlaps allowed. A *union* is sorted by start
-and disjoint, and intervals that touch are one.
+A set is two int64 arrays of the same length, in any order; overlaps are allowed. A *union* is sorted by
+start and disjoint; touching intervals are merged.
 """
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from ppprof.arrays import Int64
+from ppprof.arrays import Bool, Int64
 
 Intervals = tuple[Int64, Int64]
 
 
 def union(start: Int64, end: Int64) -> Intervals:
-    """The same instants, each covered once.
+    """Return the same instants as disjoint intervals.
 
         in      ###   ##
                   ####
@@ -23,7 +22,7 @@ def union(start: Int64, end: Int64) -> Intervals:
 
     Args:
         start: shape (N,).
-        end: shape (N,), not below start.
+        end: shape (N,), at least start.
 
     Returns:
         start and end of the M <= N disjoint intervals, ascending.
@@ -38,41 +37,41 @@ def union(start: Int64, end: Int64) -> Intervals:
 
 
 def covered(start: Int64, end: Int64) -> int:
-    """How many nanoseconds lie in at least one interval."""
+    """Return the nanoseconds that lie in at least one interval."""
     first, last = union(start, end)
     return int((last - first).sum())
 
 
 def overlap(left: Intervals, right: Intervals) -> int:
-    """How many nanoseconds lie in both sets: |A| + |B| - |A or B|."""
+    """Return the nanoseconds that lie in both sets: |A| + |B| - |A or B|."""
     both = (np.concatenate((left[0], right[0])), np.concatenate((left[1], right[1])))
     return covered(*left) + covered(*right) - covered(*both)
 
 
 def difference(left: Intervals, right: Intervals) -> Intervals:
-    """The instants that lie in ``left`` and not in ``right``, as a union.
+    """Return the instants in ``left`` but not in ``right``, as a union.
 
         left    ######  ##
         right     ##     ##
         out     ##  ##  #
 
     Args:
-        left: shapes (N,); as in all of this module, any order, overlaps allowed.
-        right: shapes (M,).
+        left: N intervals, in any order, overlaps allowed.
+        right: M intervals, likewise.
     """
     bounds = np.sort(np.concatenate((*left, *right)))
     first, last = bounds[:-1], bounds[1:]
-    kept = _open(left, first) & ~_open(right, first)
-    return union(first[kept], last[kept])
+    is_kept = _contains(left, first) & ~_contains(right, first)
+    return union(first[is_kept], last[is_kept])
 
 
 def intersection(left: Intervals, right: Intervals) -> Intervals:
-    """The instants that lie in both sets, as a union."""
+    """Return the instants in both sets, as a union."""
     return difference(left, difference(left, right))
 
 
 def together(*sets: Intervals) -> Intervals:
-    """The instants that lie in any of the sets, as a union."""
+    """Return the instants in any of the sets, as a union."""
     nothing = np.empty(0, np.int64)
     return union(
         np.concatenate((nothing, *(start for start, _ in sets))),
@@ -81,7 +80,7 @@ def together(*sets: Intervals) -> Intervals:
 
 
 def covered_within(disjoint: Intervals, start: Int64, end: Int64) -> Int64:
-    """How many nanoseconds of a union lie in each of some windows.
+    """Return the nanoseconds of a union that lie in each of some windows.
 
         union     ####  ##   ###
         windows     |----||----|        6 ticks each
@@ -90,25 +89,27 @@ def covered_within(disjoint: Intervals, start: Int64, end: Int64) -> Int64:
     Args:
         disjoint: a `union`.
         start: shape (N,).
-        end: shape (N,), not below start; windows may overlap.
+        end: shape (N,), at least start; windows may overlap.
 
     Returns:
         Shape (N,).
     """
     first, last = disjoint
-    done = np.concatenate(([0], np.cumsum(last - first)))
+    total = np.concatenate(([0], np.cumsum(last - first)))
     ends = np.concatenate(([np.iinfo(np.int64).min], last))
 
     def until(time: Int64) -> Int64:
         begun = np.searchsorted(first, time, side="right")
-        so_far: Int64 = done[begun] - np.maximum(ends[begun], time) + time
+        so_far: Int64 = total[begun] - np.maximum(ends[begun], time) + time
         return so_far
 
     return until(end) - until(start)
 
 
-def _open(intervals: Intervals, at: Int64) -> npt.NDArray[np.bool_]:
-    """Whether each instant lies in an interval: more have begun by then than have ended."""
+def _contains(intervals: Intervals, time: Int64) -> Bool:
+    """Return whether each instant lies in an interval: more have begun by then than have ended."""
     start, end = np.sort(intervals[0]), np.sort(intervals[1])
-    begun: npt.NDArray[np.intp] = np.searchsorted(start, at, side="right")
-    return begun > np.searchsorted(end, at, side="right")
+    is_inside: Bool = np.searchsorted(start, time, side="right") > np.searchsorted(
+        end, time, side="right"
+    )
+    return is_inside

@@ -1,4 +1,4 @@
-"""One trace made ready for the summaries: its tree, its steps and phases, its communication."""
+"""One trace prepared for the summaries: its tree, steps, phases and communication."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ppprof.errors import UsageError
 from ppprof.trace.schema import Trace
 
 PHASES = ("Dataloader", "Forward", "Backward", "Optimization")
-"""What a step is made of; Paddle's "model perspective"."""
+"""The phases of a step; Paddle's "model perspective"."""
 
 SORT_KEYS = tuple(
     f"{clock}_{stat}" for clock in ("cpu", "gpu") for stat in ("total", "avg", "max", "min")
 )
-"""The largest first, except ``_min``, which puts the smallest first (as Paddle does)."""
+"""The largest come first; for ``_min``, the smallest (as in Paddle)."""
 
 
 _PADDLE_SORT_KEYS = {key[:3].upper() + key[4:].capitalize(): key for key in SORT_KEYS}
@@ -45,12 +45,12 @@ def sort_key(text: str) -> str:
 
 @dataclass(frozen=True)
 class SummaryOptions:
-    """What a caller may choose about the summaries."""
+    """Options of the summaries."""
 
     sorted_by: str = "auto"
-    """One of `SORT_KEYS`; ``auto`` is gpu_total when there are device events, else cpu_total."""
+    """One of `SORT_KEYS`; ``auto`` is gpu_total if there are device events, else cpu_total."""
     thread_sep: bool = False
-    """Operators and user-defined spans thread by thread rather than merged."""
+    """Whether operators and user-defined spans are listed thread by thread, not merged."""
 
     def __post_init__(self) -> None:
         if self.sorted_by not in ("auto", *SORT_KEYS):
@@ -60,11 +60,11 @@ class SummaryOptions:
 
 
 class Profile:
-    """One trace made ready for the summaries: what several of them need is computed once.
+    """One trace prepared for the summaries. Shared results are computed once.
 
     Attributes:
         trace: the rank's own events.
-        whole: those and what ran in its remote calls.
+        whole: the same, with the events of its remote calls.
     """
 
     def __init__(self, trace: Trace, options: SummaryOptions | None = None) -> None:
@@ -74,22 +74,22 @@ class Profile:
 
     @cached_property
     def tree(self) -> Tree:
-        """Events with their place in the tree."""
-        return Tree.of(self.trace)
+        """The event tree."""
+        return Tree.from_trace(self.trace)
 
     @cached_property
     def whole_tree(self) -> Tree:
-        """The same with what ran in remote calls."""
-        return Tree.of(self.whole) if self._remote else self.tree
+        """The event tree with the events of remote calls."""
+        return Tree.from_trace(self.whole) if self._remote else self.tree
 
     @cached_property
     def remote(self) -> Mapping[str, Profile]:
-        """What ran in remote calls, by call (`ppprof.trace.remote_calls.call_of`); the rest has none of it."""
+        """A profile of each remote call, by call (`ppprof.trace.remote_calls.call_of`)."""
         return {call: Profile(trace, self.options) for call, trace in self._remote.items()}
 
     @cached_property
     def sorted_by(self) -> str:
-        """The sort key in force."""
+        """The sort key, with ``auto`` resolved."""
         if self.options.sorted_by != "auto":
             return self.options.sorted_by
         return "cpu_total" if self.tree.devices.is_empty() else "gpu_total"
@@ -102,12 +102,12 @@ class Profile:
 
     @cached_property
     def total_ns(self) -> int:
-        """Time inside steps: the union of all ProfileStep events; the base of CPU ratios."""
+        """The time inside steps: the union of all ProfileStep events. The base of CPU ratios."""
         return covered(*intervals_of(self.tree.of_category("ProfileStep")))
 
     @cached_property
     def outermost(self) -> pl.DataFrame:
-        """Host events that are a step or a phase and lie in no phase: rows of ``tree.hosts``."""
+        """Steps and phases outside any other phase: rows of ``tree.hosts``."""
         tree = self.tree
         is_phase = tree.hosts["category"].is_in(PHASES).to_numpy()
         is_step = (tree.hosts["category"] == "ProfileStep").to_numpy()
@@ -120,11 +120,11 @@ class Profile:
         return grouped(self.outermost, ["category"])
 
     def phase(self, category: str) -> Mapping[str, Any] | None:
-        """One row of `phases`; None where the trace has no such event."""
+        """Return one row of `phases`; None if the trace has no such event."""
         row = self.phases.filter(pl.col("category") == category)
         return row.row(0, named=True) if row.height else None
 
     @cached_property
     def communication(self) -> Communication:
-        """Which time is communication."""
-        return Communication.of(self.tree)
+        """The time of communication and computation."""
+        return Communication.from_tree(self.tree)

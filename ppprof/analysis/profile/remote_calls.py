@@ -1,4 +1,4 @@
-"""A trace taken apart: the rank's own events, and those of its remote calls."""
+"""Split a trace into the rank's own events and those of its remote calls."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ __all__ = ["REMOTE", "call_of", "split_calls"]
 
 
 def split_calls(trace: Trace) -> tuple[Trace, Mapping[str, Trace]]:
-    """The events that ran in the rank's own process, and by call (`call_of`) those that did not.
+    """Return the events of the rank's own process, and those of each remote call.
 
-    The calls themselves are the rank's own; what was recorded in them goes by its plain name. A
-    trace without calls is returned as it is.
+    The calls themselves are the rank's own. Events recorded in a call get their plain name. A trace
+    without calls is returned unchanged.
+
+    Returns:
+        The rank's own trace, and one trace per call (`call_of`).
     """
     names = trace.events["name"].unique().cast(pl.String)
     calls = {name: call_of(name) for name in names.filter(names.str.starts_with("rpc#"))}
@@ -29,15 +32,16 @@ def split_calls(trace: Trace) -> tuple[Trace, Mapping[str, Trace]]:
     call = trace.events["name"].cast(pl.String).replace_strict(calls, default=None)
     call_of_memory = call.gather(trace.memory["event"])
 
-    def of(one: str | None) -> Trace:
-        wanted = pl.Series([one], dtype=pl.String)
+    def events_of(chosen: str | None) -> Trace:
+        wanted = pl.Series([chosen], dtype=pl.String)
         keep = call.eq_missing(wanted).to_numpy().astype(np.bool_)
         return select_events(trace, keep, call_of_memory.eq_missing(wanted))
 
-    def plain(one: str) -> Trace:
-        part = of(one)
-        name = pl.col("name").cast(pl.String).str.strip_prefix(f"{one}{REMOTE}")
+    def with_plain_names(chosen: str) -> Trace:
+        part = events_of(chosen)
+        name = pl.col("name").cast(pl.String).str.strip_prefix(f"{chosen}{REMOTE}")
         events = part.events.with_columns(name.cast(part.events.schema["name"]))
         return dataclasses.replace(part, events=events)
 
-    return of(None), {one: plain(one) for one in call.unique(maintain_order=True).drop_nulls()}
+    distinct = call.unique(maintain_order=True).drop_nulls()
+    return events_of(None), {chosen: with_plain_names(chosen) for chosen in distinct}

@@ -1,4 +1,4 @@
-"""A trace cut down to some of its steps."""
+"""Cut a trace to some of its steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STEPS = re.compile(r"(?P<one>\d+)|(?P<start>\d*):(?P<stop>\d*)")
 
 @dataclass(frozen=True)
 class StepRange:
-    """Steps ``start`` to ``stop - 1``, as ``Profiler.scheduler: [start, stop]`` counts them.
+    """Steps ``start`` to ``stop - 1``, like ``Profiler.scheduler: [start, stop]``.
 
     >>> print(StepRange.parse("2:5"), StepRange.parse("7"), StepRange.parse("3:"))
     2:5 7:8 3:
@@ -30,14 +30,14 @@ class StepRange:
 
     start: int = 0
     stop: int | None = None
-    """None: to the last."""
+    """None: to the last step."""
 
     @classmethod
     def parse(cls, text: str | int) -> StepRange:
-        """From ``"A:B"``, ``"A:"``, ``":B"`` or a single step.
+        """Return the steps of ``"A:B"``, ``"A:"``, ``":B"`` or a single number.
 
         Raises:
-            UsageError: none of these, or no step in it.
+            UsageError: another text, or an empty range.
         """
         match = _STEPS.fullmatch(str(text).strip())
         if match is None or match[0] == ":":
@@ -62,10 +62,11 @@ class StepRange:
         return steps if steps is None or isinstance(steps, cls) else cls.parse(steps)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        return f"{self.start}:{'' if self.stop is None else self.stop}"
+        stop = "" if self.stop is None else self.stop
+        return f"{self.start}:{stop}"
 
     def contains(self, step: pl.Expr) -> pl.Expr:
-        """Whether a step number is one of these; False for null."""
+        """Return whether a step number is in the range; False for null."""
         inside = step >= self.start
         if self.stop is not None:
             inside &= step < self.stop
@@ -73,7 +74,7 @@ class StepRange:
 
 
 def select_steps(trace: Trace, steps: StepRange) -> Trace:
-    """The events that began (device events: were launched) in ``steps``, and nothing else.
+    """Return only the events that began (device events: were launched) in ``steps``.
 
     ::
 
@@ -82,14 +83,14 @@ def select_steps(trace: Trace, steps: StepRange) -> Trace:
                            (child b) ..            a began in step 1: b is outermost now
         stream                       k..
 
-    Row numbers in ``parent`` and ``event`` are those of the new tables; where what they pointed at
-    is gone, its nearest ancestor that is left, else null; in ``forward``, null. The CPU utilisations, which Paddle
-    measures over the whole window, are unknown for a part of it and left out. Peaks of memory stay
-    the process's own, "so far".
+    ``parent`` and ``event`` hold row numbers of the new tables. If the row they pointed to is gone,
+    they point to its nearest remaining ancestor, else are null; ``forward`` is null then. Paddle
+    measures CPU utilizations over the whole window, so they are left out. Peaks of memory stay the
+    process's own, "so far".
     """
     keep = trace.events.select(steps.contains(pl.col("step"))).to_series().to_numpy()
     spans = trace.events.filter(keep).filter(pl.col("category") == "ProfileStep")
-    chosen = select_events(trace, keep, _inside(trace.memory["time_ns"], spans))
+    chosen = select_events(trace, keep, _is_inside(trace.memory["time_ns"], spans))
     return dataclasses.replace(
         chosen,
         extra_info={
@@ -103,12 +104,12 @@ def select_steps(trace: Trace, steps: StepRange) -> Trace:
 def select_events(
     trace: Trace, keep: npt.NDArray[np.bool_], keep_memory: pl.Series | npt.NDArray[np.bool_]
 ) -> Trace:
-    """Some of the events and memory events, with row numbers as `select_steps` has them.
+    """Return some of the events and memory events, with row numbers as in `select_steps`.
 
     Args:
         trace: N events, M memory events.
-        keep: which events, shape (N,).
-        keep_memory: which memory events, shape (M,).
+        keep: the events to keep, shape (N,).
+        keep_memory: the memory events to keep, shape (M,).
     """
     row = _new_rows(trace.events["parent"].fill_null(-1).to_numpy(), keep)
     events = trace.events.filter(keep)
@@ -122,24 +123,28 @@ def select_events(
         events=events.with_columns(
             parent=_nullable(parent),
             depth=pl.when(pl.col("depth").is_not_null()).then(pl.Series(depth)),
-            **_forwards(events["forward"], row, keep),
+            **_new_forwards(events["forward"], row, keep),
         ),
-        memory=_renumbered(trace.memory.filter(keep_memory), row),
-        kernels=_renumbered(trace.kernels.filter(keep[trace.kernels["event"].to_numpy()]), row),
-        memsets=_renumbered(trace.memsets.filter(keep[trace.memsets["event"].to_numpy()]), row),
+        memory=_renumber_events(trace.memory.filter(keep_memory), row),
+        kernels=_renumber_events(
+            trace.kernels.filter(keep[trace.kernels["event"].to_numpy()]), row
+        ),
+        memsets=_renumber_events(
+            trace.memsets.filter(keep[trace.memsets["event"].to_numpy()]), row
+        ),
     )
 
 
 def _new_rows(parent: Int64, keep: npt.NDArray[np.bool_]) -> Int64:
-    """Row after the cut of each event or of its nearest ancestor that is left; -1 for none.
+    """Return the new row of each event or of its nearest remaining ancestor; -1 for none.
 
-    Shape (N + 1,): the last is for whoever has no parent, which is -1.
+    Shape (N + 1,): the last element serves events without a parent (index -1).
     """
     num_events = len(parent)
-    nobody = num_events
-    nearest = np.append(np.where(keep, np.arange(num_events), parent), nobody)
-    nearest[nearest < 0] = nobody
-    for _ in range(num_events.bit_length()):  # each turn doubles how far up it has looked
+    missing = num_events
+    nearest = np.append(np.where(keep, np.arange(num_events), parent), missing)
+    nearest[nearest < 0] = missing
+    for _ in range(num_events.bit_length()):  # each turn doubles the number of levels searched
         further = nearest[nearest]
         if np.array_equal(further, nearest):
             break
@@ -148,31 +153,31 @@ def _new_rows(parent: Int64, keep: npt.NDArray[np.bool_]) -> Int64:
     return rows
 
 
-def _forwards(
+def _new_forwards(
     forward: pl.Series, row: Int64, keep: npt.NDArray[np.bool_]
 ) -> Mapping[str, pl.Series]:
-    """The column ``forward`` of the events that are kept, where any tells one."""
+    """Return the column ``forward`` of the kept events; nothing if all are null."""
     if forward.null_count() == len(forward):
         return {}
-    at = forward.fill_null(-1).to_numpy()
-    return {"forward": _nullable(np.where(np.append(keep, False)[at], row[at], -1))}
+    rows = forward.fill_null(-1).to_numpy()
+    return {"forward": _nullable(np.where(np.append(keep, False)[rows], row[rows], -1))}
 
 
-def _renumbered(table: pl.DataFrame, row: Int64) -> pl.DataFrame:
+def _renumber_events(table: pl.DataFrame, row: Int64) -> pl.DataFrame:
     return table.with_columns(event=_nullable(row[table["event"].fill_null(-1).to_numpy()]))
 
 
-def _inside(time_ns: pl.Series, spans: pl.DataFrame) -> npt.NDArray[np.bool_]:
-    """Which times lie in one of the spans, their ends excluded."""
+def _is_inside(time_ns: pl.Series, spans: pl.DataFrame) -> npt.NDArray[np.bool_]:
+    """Return whether each time lies in one of the spans, ends excluded."""
     first = spans["start_ns"].to_numpy()
     start, end = union(first, first + spans["dur_ns"].to_numpy())
     times = time_ns.to_numpy()
-    at = np.searchsorted(start, times, side="right") - 1
-    inside: npt.NDArray[np.bool_] = (at >= 0) & (times < np.append(end, 0)[at])
-    return inside
+    span = np.searchsorted(start, times, side="right") - 1
+    is_inside: npt.NDArray[np.bool_] = (span >= 0) & (times < np.append(end, 0)[span])
+    return is_inside
 
 
 def _nullable(rows: Int64) -> pl.Series:
-    """-1 becomes null."""
-    found = pl.Series(rows, dtype=pl.Int64)
-    return found.set(found < 0, None)
+    """Return the rows with null instead of -1."""
+    series = pl.Series(rows, dtype=pl.Int64)
+    return series.set(series < 0, None)

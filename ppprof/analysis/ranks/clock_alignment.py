@@ -65,7 +65,7 @@ def align_clocks(
         if rank in done:
             continue
         done.add(rank)
-        # A group's best-known member binds all others: comparing all pairs would be many.
+        # A group's best-known member binds all others: there are too many pairs to compare all.
         shared = [by_members.pop(group) for group in groups.get(rank, ()) if group in by_members]
         for other, bounds in _bounds(shared, rank).items():
             if other in done or other in fixed:

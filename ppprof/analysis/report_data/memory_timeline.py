@@ -1,4 +1,4 @@
-"""Memory over time: how full a place was, and when it was fullest."""
+"""Memory over time: the level of each place, its peak and its allocators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ LEVELS = {
     "reserved_bytes": pl.Int64,
 }
 
-
 ALLOCATORS = {
     "place": pl.String,
     "name": pl.String,
@@ -28,47 +27,46 @@ ALLOCATORS = {
 
 
 class Peak(NamedTuple):
-    """The moment at which a place held most."""
+    """The moment at which a place held the most memory."""
 
     place: str
     time_ns: int
     """On the rank's own clock."""
     allocated_bytes: int
     step: int | None
-    """None outside of steps."""
+    """None outside steps."""
     phase: str | None
-    """Forward, Backward...; None outside of all."""
+    """Forward, Backward...; None outside phases."""
     event: str | None
-    """The innermost host event around it; None where there is none."""
+    """The innermost host event around it; None outside all events."""
 
 
 class Memory(NamedTuple):
-    """One rank's window."""
+    """The memory of one rank's window."""
 
     levels: pl.DataFrame
-    """Columns of `LEVELS`, by place, then time: the most in each piece of the time."""
+    """Columns of `LEVELS`, by place and time: the maximum in each piece of time."""
     peaks: list[Peak]
-    """One a place, the fullest first."""
+    """One per place, the largest first."""
     allocators: pl.DataFrame
-    """Columns of `ALLOCATORS`: what allocated tensors, each allocation counted once: for the
-    innermost operator around it, else for the event, else for ``-``. By allocated_bytes, the most
-    first."""
+    """Columns of `ALLOCATORS`, by allocated_bytes, the most first. Each allocation counts once: for the
+    innermost operator around it, else for the event around it, else for ``-``."""
 
 
 def memory_levels(profile: Profile, budget: int) -> Memory:
-    """How many bytes tensors held, and how many were held from the device, over the window.
+    """Return allocated and reserved bytes over the window.
 
     ::
 
-        events   1 5 2 | 3 3 | 1 7 4      of a place, ``budget`` 3
-        levels     5       3       7      what was highest in each third of the window
+        events   1 5 2 | 3 3 | 1 7 4      of one place, ``budget`` 3
+        levels     5       3       7      the highest in each third of the window
 
     Args:
         profile: one rank's window.
-        budget: pieces into which the time of a place is cut.
+        budget: number of pieces of time per place.
 
     Returns:
-        No rows, no peaks where no allocation was recorded.
+        No rows and no peaks without recorded allocations.
     """
     memory = profile.trace.memory.filter(pl.col("current_allocated").is_not_null()).with_columns(
         pl.col("place").cast(pl.String)
@@ -89,12 +87,12 @@ def _allocators(profile: Profile, memory: pl.DataFrame) -> pl.DataFrame:
     is_operator = (tree.hosts["category"] == "Operator").to_numpy()
     operator = tree.innermost(np.flatnonzero(is_operator))
     names = tree.hosts["name"].cast(pl.String)
-    made = memory.filter(pl.col("kind").cast(pl.String) == "Allocate")
-    event = made["event"].fill_null(-1).to_numpy()
+    allocations = memory.filter(pl.col("kind").cast(pl.String) == "Allocate")
+    event = allocations["event"].fill_null(-1).to_numpy()
     around = np.where(event >= 0, np.append(operator, -1)[event], -1)
-    by = nullable(np.where(around >= 0, around, event))
+    allocator = nullable(np.where(around >= 0, around, event))
     return (
-        made.with_columns(name=names.gather(by).fill_null("-"))
+        allocations.with_columns(name=names.gather(allocator).fill_null("-"))
         .group_by("place", "name")
         .agg(
             allocations=pl.len().cast(pl.Int64),

@@ -1,4 +1,4 @@
-"""All that a report shows of one rank's window, in one reading of its trace."""
+"""The data of one rank in a report, collected in one reading of its trace."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ppprof.analysis.report_data.timeline import lanes
 from ppprof.analysis.summaries.overview import model
 from ppprof.trace.schema import Trace
 
-_PIECES = 400
-"""Of a window's time, in the curve of its memory."""
+_NUM_LEVELS = 400
+"""Points of the memory curve of a place."""
 
 
 class Details(NamedTuple):
-    """What is drawn of some ranks only."""
+    """The timeline and memory of a rank; drawn for some ranks only."""
 
     lanes: pl.DataFrame
     """Columns of `ppprof.analysis.report_data.timeline.LANES`, on the rank's own clock."""
@@ -38,25 +38,25 @@ class RankReportData(NamedTuple):
     phases: pl.DataFrame
     """`ppprof.analysis.summaries.overview.model`."""
     details: Details | None
-    """None of a rank that is not drawn."""
+    """None if the rank is not drawn."""
 
 
 def collect_rank_report_data(
     trace: Trace, naming: Naming, steps: StepRange | None = None, budget: int = 0
 ) -> RankReportData:
-    """What a report shows of one rank's window.
+    """Return the report data of one rank's window.
 
     Args:
-        trace: its window.
+        trace: the window.
         naming: the names of operators and kernels.
-        steps: only these; None: all.
-        budget: how many spans its timeline may have; 0: it is not drawn, and has no details.
+        steps: keep only these steps; None: all.
+        budget: maximum number of spans in the timeline; 0: no details.
     """
     profile = Profile(trace if steps is None else select_steps(trace, steps))
-    cost = costs_of(profile, naming)
+    costs = costs_of(profile, naming)
     return RankReportData(
-        analyze_profile(profile, cost.breakdown),
-        cost,
+        analyze_profile(profile, costs.breakdown),
+        costs,
         collect_indicators(profile),
         model(profile),
         _details(profile, budget) if budget else None,
@@ -64,4 +64,4 @@ def collect_rank_report_data(
 
 
 def _details(profile: Profile, budget: int) -> Details:
-    return Details(lanes(profile, budget), memory_levels(profile, _PIECES))
+    return Details(lanes(profile, budget), memory_levels(profile, _NUM_LEVELS))

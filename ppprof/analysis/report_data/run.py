@@ -1,4 +1,4 @@
-"""All that is known of one window of a run, of all its ranks: what a report is made of."""
+"""The data of a report: one window of a run, with all its ranks."""
 
 from __future__ import annotations
 
@@ -22,37 +22,36 @@ class ReportData:
     """One window of a run."""
 
     paths: Sequence[str]
-    """Where the run is: directories, one of each node that left its own, or a file."""
+    """The run's directories (one per node if nodes have their own), or its file."""
     window: int
     windows: Sequence[int]
-    """All that there are."""
+    """All windows of the run."""
     manifest: Mapping[str, Any]
-    """What the capture wrote about the job; empty for files that no capture of ours left."""
+    """The job's manifest; empty for traces without one."""
     cluster: Cluster
     """Steps, collectives and stragglers."""
     costs: RunCosts
     """Operators, kernels and modules."""
     step_times: pl.DataFrame
-    """`ppprof.rundir.step_times.STEP_TIMES`: all steps, recorded or not; no rows if the run
-    has no step times."""
+    """All steps, recorded or not, one row per rank and step; no rows if the run has no step times."""
     devices: Mapping[int, Device]
-    """How busy and full each rank's device was, by rank."""
+    """Utilization and memory of each rank's device, by rank."""
     phases: pl.DataFrame
     """rank, name, cpu_ns and gpu_ns per step, float64: Dataloader, Forward, Backward..."""
     details: Mapping[int, Details]
-    """Timelines, on the reference clock, and memory, by rank: of some ranks."""
+    """Timelines, on the reference clock, and memory, by rank; for some ranks."""
     findings: Sequence[Finding]
-    """What to change, most costly first."""
+    """Findings, most costly first."""
     sources: Mapping[int, str]
-    """The file that was read of each rank."""
+    """The file that was read, by rank."""
     unread: Sequence[str] = ()
-    """What could not be read, or not be told for certain, in words."""
+    """Messages about unreadable or uncertain data."""
     diff: Diff | None = None
-    """Against a baseline; None without one."""
+    """The comparison with a baseline; None without one."""
 
     @property
     def what(self) -> str:
-        """Where it is, for messages."""
+        """The run's paths, for messages."""
         return ", ".join(self.paths)
 
     @cached_property
@@ -62,11 +61,11 @@ class ReportData:
 
     @cached_property
     def ranks(self) -> Sequence[int]:
-        """The ranks with steps, ascending."""
+        """The ranks with recorded steps, ascending."""
         return sorted(self.cluster.steps["rank"].unique().to_list())
 
     @cached_property
     def step_ns(self) -> float:
-        """A step's time, mean over steps and ranks."""
+        """The step time, mean over steps and ranks; 0 without steps."""
         mean = self.cluster.steps["step_ns"].mean()
         return float(mean) if isinstance(mean, (int, float)) else 0.0

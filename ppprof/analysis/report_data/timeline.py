@@ -1,4 +1,4 @@
-"""One rank's window as lanes of spans, few enough to draw."""
+"""One rank's window as lanes of spans, thinned out for drawing."""
 
 from __future__ import annotations
 
@@ -20,45 +20,45 @@ LANES = {
     "num": pl.Int64,
     "busy_ns": pl.Int64,
 }
-"""What `lanes` gives. ``lane``: *steps*, *phases*, *operators*, *communication* (on the host), or
-*GPU 0 stream 7*; ``num``: how many events it stands for, the longest of which has the name;
-``busy_ns``: their time together."""
+"""Columns of `lanes`. ``lane``: *steps*, *phases*, *operators*, *communication* (on the host), or
+*GPU 0 stream 7*; ``name``: that of the longest event in the span; ``num``: its number of events;
+``busy_ns``: their total time."""
 
 
 def lanes(profile: Profile, budget: int) -> pl.DataFrame:
-    """What the stepping thread and every stream did, thinned out until it can be drawn.
+    """Return the lanes of the stepping thread and of every stream, thinned out for drawing.
 
-    Short neighbours become one span, as wide as a pixel would be; what is longer stays itself::
+    Short neighbours are merged into one span, about as wide as a pixel; longer events stay::
 
         events   a=======  b c d   e==========     a lane with room for three
         drawn    a=======  bcd===  e==========     num 1, 3, 1
 
     Args:
         profile: one rank's window.
-        budget: rows to give, more or less; lanes share it.
+        budget: approximate number of rows; lanes share it.
 
     Returns:
-        Columns of `LANES`, lane by lane, by start; on the rank's own clock.
+        Columns of `LANES`, by lane and start, on the rank's own clock.
     """
-    found = list(_spans(profile))
-    taken, left = [pl.DataFrame(schema=LANES)], budget
-    # The small ones first: what they leave of their share is the others'.
-    for index, (name, spans) in enumerate(sorted(found, key=lambda lane: lane[1].height)):
-        thinned = _thinned(spans, max(left // (len(found) - index), 1))
+    all_lanes = list(_spans(profile))
+    thinned_lanes, left = [pl.DataFrame(schema=LANES)], budget
+    # Small lanes come first: the others get the unused rest of their share.
+    for index, (name, spans) in enumerate(sorted(all_lanes, key=lambda lane: lane[1].height)):
+        thinned = _thinned(spans, max(left // (len(all_lanes) - index), 1))
         left -= thinned.height
-        taken.append(thinned.select(pl.lit(name).alias("lane"), *list(LANES)[1:]))
-    order = pl.Series([name for name, _ in found], dtype=pl.String)
-    at = pl.col("lane").replace_strict(order, pl.int_range(len(order), eager=True))
-    return pl.concat(taken).sort(at, "start_ns", maintain_order=True)
+        thinned_lanes.append(thinned.select(pl.lit(name).alias("lane"), *list(LANES)[1:]))
+    order = pl.Series([name for name, _ in all_lanes], dtype=pl.String)
+    position = pl.col("lane").replace_strict(order, pl.int_range(len(order), eager=True))
+    return pl.concat(thinned_lanes).sort(position, "start_ns", maintain_order=True)
 
 
 def _spans(profile: Profile) -> Iterable[tuple[str, pl.DataFrame]]:
-    """Each lane's name and its disjoint events: category, name, start_ns, end_ns."""
+    """Yield each lane's name and disjoint events: category, name, start_ns, end_ns."""
     tree = profile.tree
     steps = tree.of_category("ProfileStep")
     threads = steps["thread"].unique() if steps.height else tree.hosts["thread"].mode().head(1)
     hosts = tree.hosts.filter(pl.col("thread").is_in(threads.implode()))
-    of = ["category", "name", "start_ns", "end_ns"]
+    columns = ["category", "name", "start_ns", "end_ns"]
     for lane, table in (
         ("steps", hosts.filter(pl.col("category") == "ProfileStep")),
         ("phases", _outermost(tree, hosts.filter(pl.col("category").is_in(PHASES)))),
@@ -69,7 +69,10 @@ def _spans(profile: Profile) -> Iterable[tuple[str, pl.DataFrame]]:
         ),
     ):
         if table.height:
-            yield lane, table.select(pl.col(of[:2]).cast(pl.String), *of[2:]).sort("start_ns")
+            yield (
+                lane,
+                table.select(pl.col(columns[:2]).cast(pl.String), *columns[2:]).sort("start_ns"),
+            )
     communicates = np.zeros(tree.devices.height, bool)
     communicates[profile.communication.device_rows] = True
     devices = tree.devices.with_columns(
@@ -80,19 +83,19 @@ def _spans(profile: Profile) -> Iterable[tuple[str, pl.DataFrame]]:
     )
     keys = ["device", "stream"]
     for (device, stream), table in sorted(
-        devices.group_by(keys), key=lambda group: tuple(at or 0 for at in group[0])
+        devices.group_by(keys), key=lambda group: tuple(number or 0 for number in group[0])
     ):
-        yield f"GPU {device} stream {stream}", table.select(of).sort("start_ns")
+        yield f"GPU {device} stream {stream}", table.select(columns).sort("start_ns")
 
 
 def _outermost(tree: Tree, events: pl.DataFrame) -> pl.DataFrame:
-    """Those that lie in no other of them."""
+    """Return the events that lie in no other of them."""
     rows = events["row"].to_numpy()
     return events.filter(~pl.Series(tree.below(rows)[rows]))
 
 
 def _thinned(spans: pl.DataFrame, budget: int) -> pl.DataFrame:
-    """At most about ``budget`` spans; see `lanes`."""
+    """Return at most about ``budget`` spans; see `lanes`."""
     start, end = spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy()
     group, resolution = np.arange(1, len(start) + 1), 100
     while group[-1] > budget:
@@ -114,9 +117,9 @@ def _thinned(spans: pl.DataFrame, budget: int) -> pl.DataFrame:
 
 
 def _grouped(start: Int64, end: Int64, resolution: int) -> Int64:
-    """Events shorter than the resolution, by the piece of time that they begin in.
+    """Return group numbers: short events that begin in the same piece of time share one.
 
-    What is longer stands alone, and parts those before it from those behind.
+    Events longer than the resolution are groups of their own and separate their neighbours.
     """
     is_short = end - start < resolution
     piece = start // resolution

@@ -1,6 +1,6 @@
-"""The summaries of several ranks in one table: a row a name and rank, or a name over all ranks.
+"""The summaries of several ranks in one table: by name and rank, or by name over all ranks.
 
-Small tables in, a small table out: nothing here needs the events of more than one rank.
+Takes and returns small tables: nothing here needs the events of more than one rank.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from ppprof.errors import UsageError
 from ppprof.trace import REMOTE
 
 ACROSS = ("model", "dist", "op", "kernel", "memcpy", "udf")
-"""The views whose rows are names that ranks share, in the order of `ppprof.analysis.summaries.views`."""
+"""The views whose rows are names that ranks share, in the order of
+`ppprof.analysis.summaries.views.VIEWS`."""
 
 WAYS = ("rank", "name")
-"""A row a name and rank (`by_rank`), or a row a name (`by_name`)."""
+"""One row per name and rank (`by_rank`), or one row per name (`by_name`)."""
 
 _SORTED = ("op", "kernel", "udf")
-"""Those that put the largest first; the others have an order of their own."""
+"""Views sorted by time; the others have an order of their own."""
 
 
 def check_across(views: Sequence[str], by: str) -> None:
-    """Whether these views can be had so.
+    """Check that these views can be compared across ranks.
 
     Raises:
-        UsageError: a view without names that ranks share, or another way than `WAYS`.
+        UsageError: a view without names that ranks share, or ``by`` not in `WAYS`.
     """
     if by not in WAYS:
         raise UsageError(f"by {by!r}: expected {' or '.join(WAYS)}")
@@ -40,8 +41,8 @@ def check_across(views: Sequence[str], by: str) -> None:
         )
 
 
-def of_rank(profile: Profile, view: str) -> pl.DataFrame:
-    """The view of one rank; operators also with what `self_time` says of them."""
+def rank_view(profile: Profile, view: str) -> pl.DataFrame:
+    """Return the view of one rank; operators also with their `self_time`."""
     table = summarize(profile, view)
     if view == "op":
         table = table.join(self_time(profile), on="name", how="left", maintain_order="left")
@@ -49,19 +50,19 @@ def of_rank(profile: Profile, view: str) -> pl.DataFrame:
 
 
 def self_time(profile: Profile) -> pl.DataFrame:
-    """Time in operators without that in the operators that they call.
+    """Return the time in operators without the operators that they call.
 
     ::
 
         relu            ##########    10
-          compute         ####           no operator: part of relu
+          compute         ####           not an operator: part of relu
             add            ##          2
         relu, self      ###  #####     8
 
     Returns:
-        name (String), cpu_self_ns int64; one row a name, in no order; those of remote calls as
-        `ppprof.analysis.summaries.operators` names them. The sum is the time in operators, nothing counted
-        twice within a thread.
+        name (String), cpu_self_ns int64; one row per name, unordered; remote calls are named as in
+        `ppprof.analysis.summaries.operators.operators`. The sum is the time in operators; within a
+        thread, no time counts twice.
 
     Source: ``self_cpu_time_total`` of ``torch.autograd.profiler``, where children are operators.
     """
@@ -69,10 +70,10 @@ def self_time(profile: Profile) -> pl.DataFrame:
         [
             _self_time(profile),
             *(
-                _self_time(of_call).with_columns(
+                _self_time(call_profile).with_columns(
                     name=pl.concat_str(pl.lit(f"{call}{REMOTE}"), "name")
                 )
-                for call, of_call in profile.remote.items()
+                for call, call_profile in profile.remote.items()
             ),
         ]
     )
@@ -87,17 +88,16 @@ def _self_time(profile: Profile) -> pl.DataFrame:
 
 
 def comparable(view: str, table: pl.DataFrame) -> pl.DataFrame:
-    """What of one rank's view can be held against another rank's: one row a name.
+    """Return the rows of one rank's view that compare with other ranks': one row per name.
 
     Args:
         view: one of `ACROSS`.
-        table: what `of_rank` or `ppprof.analysis.summaries.views.summarize` returns, threads merged.
+        table: `rank_view` or `ppprof.analysis.summaries.views.summarize`, threads merged.
 
     Returns:
-        name (String) and the view's own columns. ``op`` has its operators only, without kind,
-        thread and flops, and with cpu_self_ns and cpu_self_ratio (as cpu_ratio, of all of this rank's
-        or remote call's; both
-        null where the table does not hold the first, as those that a capture has left).
+        name (String) and the view's own columns. ``op`` has only its operators, without kind, thread
+        and flops, and with cpu_self_ns and cpu_self_ratio (of the rank's or remote call's sum). Both
+        are null if ``table`` has no cpu_self_ns, like the tables that a capture wrote.
     """
     table = table.with_columns(pl.col("name").cast(pl.String))
     if view != "op":
@@ -119,32 +119,32 @@ def by_rank(
     coordinates: Mapping[int, str | None],
     sorted_by: str,
 ) -> pl.DataFrame:
-    """A row a name and rank.
+    """Return one row per name and rank.
 
     ::
 
         name    rank   cpu_total_ns
-        matmul  0      900             a name's ranks together, ascending;
-        matmul  1      400             the name first that is the largest on any rank
+        matmul  0      900             the ranks of a name together, ascending;
+        matmul  1      400             first the name that is largest on any rank
         relu    0      500
         relu    1      500
 
     Args:
         view: one of `ACROSS`.
-        tables: rank -> what `comparable` returned.
-        coordinates: rank -> ``dp0_pp0_sharding0_mp0``, None where it is not known.
-        sorted_by: one of `ppprof.analysis.profile.SORT_KEYS`.
+        tables: `comparable`, by rank.
+        coordinates: ``dp0_pp0_sharding0_mp0``, by rank; None if unknown.
+        sorted_by: one of `ppprof.analysis.profile.profile.SORT_KEYS`.
 
     Returns:
-        rank int64, coordinate, then the columns of `comparable`, as they are in the rank's own
-        table: ratios are of that rank. No row where a rank does not have the name. ``model``,
-        ``dist`` and ``memcpy`` keep the order of their rows.
+        rank int64, coordinate, then the columns of `comparable`, as in the rank's own table: ratios
+        are of that rank. A rank without the name has no row. ``model``, ``dist`` and ``memcpy`` keep
+        the order of their rows.
 
     Source: the table with *Node ID* of PyTorch's RFC "Integrate autograd profiler with
-    torch.distributed.rpc" (pytorch/pytorch issue 39675); a node is a rank or, of what ran in a
-    remote call, the worker in column node.
+    torch.distributed.rpc" (pytorch/pytorch issue 39675). A node there is a rank or, in a remote call,
+    the worker in column node.
     """
-    rows = _together(tables, coordinates)
+    rows = _stack(tables, coordinates)
     key = compared(view, sorted_by)
     largest_first = view in _SORTED and not key.endswith("_min")
     if view in _SORTED:
@@ -170,33 +170,32 @@ def by_name(
     coordinates: Mapping[int, str | None],
     sorted_by: str,
 ) -> pl.DataFrame:
-    """A row a name: how much it differs between ranks, what differs most on top.
+    """Return one row per name: its spread over ranks, the largest first.
 
     ::
 
         rank 0   1   2          min  median  max  spread  max_rank
         matmul   9   4   4        4       4    9       5         0
         embed    3   -   -        0       0    3       3         0     (absent: no calls, no time)
-        relu     5   5   5        5       5    5       0      null     (nobody stands out)
+        relu     5   5   5        5       5    5       0      null     (no rank stands out)
 
     Args:
         view: one of `ACROSS`.
-        tables: rank -> what `comparable` returned; a rank without rows counts as well.
-        coordinates: as `by_rank` has it.
-        sorted_by: which number of a rank is held against the others'; see `compared`.
+        tables: `comparable`, by rank; ranks without rows count too.
+        coordinates: as in `by_rank`.
+        sorted_by: selects the number that is compared; see `compared`.
 
     Returns:
-        name, num_ranks (that have it) int64, calls int64 and total_ns int64 (of all ranks
-        together; calls null where the view counts none), compared (``cpu_total``...), min_ns,
-        median_ns float64, max_ns, spread_ns (max - min; these three float64 where averages are
-        compared, else int64), max_rank int64 (the first one of several) and max_coordinate. Where
-        a rank does not have the name, its calls and total are 0, and so is what counts in min,
-        median and max where totals are compared; it has no average, longest or shortest call, and
-        is left out of these. max_rank is null where the spread is 0.
+        name; num_ranks int64, the ranks with this name; calls int64 (null if the view has none) and
+        total_ns int64, over all ranks; compared (``cpu_total``...); min_ns, median_ns float64,
+        max_ns, spread_ns (max - min); max_rank int64 (the first of several; null if the spread is 0)
+        and max_coordinate. min, max and spread are float64 if averages are compared, else int64. A
+        rank without the name counts as 0 if totals are compared. It has no average, longest or
+        shortest call, so it is left out of these.
     """
-    of = compared(view, sorted_by)
-    total = "time_ns" if of == "time" else f"{of.partition('_')[0]}_total_ns"
-    rows = _together(tables, coordinates)
+    stat = compared(view, sorted_by)
+    total = "time_ns" if stat == "time" else f"{stat.partition('_')[0]}_total_ns"
+    rows = _stack(tables, coordinates)
     if "calls" not in rows.columns:
         rows = rows.with_columns(calls=pl.lit(None, pl.Int64))
     names = rows.select("name").unique(maintain_order=True)
@@ -207,8 +206,8 @@ def by_name(
     every = names.join(nodes.select("rank"), how="cross").join(
         rows, on=["name", "rank"], how="left", maintain_order="left"
     )
-    value, calls = pl.col(f"{of}_ns"), pl.col("calls")
-    if f"{of}_ns" == total:
+    value, calls = pl.col(f"{stat}_ns"), pl.col("calls")
+    if f"{stat}_ns" == total:
         value = value.fill_null(0)
     spread = (value.max() - value.min()).alias("spread_ns")
     return (
@@ -217,7 +216,7 @@ def by_name(
             pl.col("row").count().cast(pl.Int64).alias("num_ranks"),
             pl.when(calls.count() > 0).then(calls.sum()).alias("calls"),
             pl.col(total).sum().alias("total_ns"),
-            pl.lit(of).alias("compared"),
+            pl.lit(stat).alias("compared"),
             value.min().alias("min_ns"),
             value.median().cast(pl.Float64).alias("median_ns"),
             value.max().alias("max_ns"),
@@ -232,7 +231,7 @@ def by_name(
 
 
 def compared(view: str, sorted_by: str) -> str:
-    """Which number of a rank `by_name` compares: the sort key; what the view has instead of it.
+    """Return the number that `by_name` compares: the sort key, or the view's substitute for it.
 
     >>> compared("op", "cpu_avg"), compared("kernel", "cpu_avg"), compared("dist", "cpu_avg")
     ('cpu_avg', 'gpu_total', 'time')
@@ -242,10 +241,10 @@ def compared(view: str, sorted_by: str) -> str:
     return "gpu_total" if view == "kernel" and not sorted_by.startswith("gpu") else sorted_by
 
 
-def _together(
+def _stack(
     tables: Mapping[int, pl.DataFrame], coordinates: Mapping[int, str | None]
 ) -> pl.DataFrame:
-    """The ranks below one another, ascending, and each row's number in its own table."""
+    """Return the tables of all ranks in one, ascending, with each row's number in its own table."""
     return pl.concat(
         tables[rank].select(
             pl.lit(rank, pl.Int64).alias("rank"),

@@ -1,4 +1,4 @@
-"""The Memory Summary: who allocated and who freed, place by place."""
+"""The Memory Summary: allocations and frees by event, place by place."""
 
 from __future__ import annotations
 
@@ -21,19 +21,18 @@ MEMORY = {
 
 
 def memory(profile: Profile) -> pl.DataFrame:
-    """Allocations and frees by the host event around them.
+    """Return allocations and frees by the host event around them.
 
-    As in Paddle, what happens in an operator's child counts for the operator, and once more for
-    the child itself unless that is an OperatorInner; what happens outside every event counts for
-    nobody.
+    As in Paddle, memory events in an operator's child count for the operator, and also for the child
+    unless that is an OperatorInner. Memory events outside all host events do not count.
 
     Returns:
         place, type ("Allocated": tensors, "Reserved": held from the device), name,
         allocation_count, free_count, allocation_bytes, free_bytes (both at least 0),
         increase_bytes (the difference), peak_allocated_bytes and peak_reserved_bytes (of the
-        place, the same in each of its rows). Blocks of one place, Allocated before Reserved, each
-        by increase_bytes, the largest first. A place where only memory was reserved has no rows.
-        Of remote calls too: their places are those of their workers.
+        place, equal in all its rows). Sorted by place, then Allocated before Reserved, then
+        increase_bytes, the largest first. A place with reserved memory only has no rows. Includes
+        remote calls, with their workers' places.
     """
     hosts = profile.whole_tree.hosts.select("row", "parent", "name", "category", "visit")
     parents = hosts.select(parent="row", above="name", above_is="category", above_visit="visit")
@@ -42,17 +41,19 @@ def memory(profile: Profile) -> pl.DataFrame:
         .join(hosts, left_on="event", right_on="row", maintain_order="left")
         .join(parents, on="parent", how="left", maintain_order="left")
     )
-    counted = ["place", "kind", "bytes", "peak_allocated", "peak_reserved", "event"]
+    columns = ["place", "kind", "bytes", "peak_allocated", "peak_reserved", "event"]
     own = records.filter(pl.col("category") != "OperatorInner").select(
-        *counted, "name", "visit", is_own=pl.lit(True)
+        *columns, "name", "visit", is_own=pl.lit(True)
     )
-    of_operator = records.filter(pl.col("above_is") == "Operator").select(
-        *counted, name="above", visit="above_visit", is_own=pl.lit(False)
+    in_operator = records.filter(pl.col("above_is") == "Operator").select(
+        *columns, name="above", visit="above_visit", is_own=pl.lit(False)
     )
     # Paddle walks the operators' children, in order, before the operator itself.
-    met = pl.concat([own, of_operator]).sort("visit", "is_own", "event", maintain_order=True)
+    counted_events = pl.concat([own, in_operator]).sort(
+        "visit", "is_own", "event", maintain_order=True
+    )
     kind = pl.col("kind").cast(pl.String)
-    met = met.with_columns(
+    counted_events = counted_events.with_columns(
         type=pl.when(kind.str.starts_with("Reserved"))
         .then(pl.lit("Reserved"))
         .otherwise(pl.lit("Allocated")),
@@ -60,7 +61,7 @@ def memory(profile: Profile) -> pl.DataFrame:
     )
     is_free, size = pl.col("is_free"), pl.col("bytes")
     rows = (
-        met.group_by("place", "type", "name", maintain_order=True)
+        counted_events.group_by("place", "type", "name", maintain_order=True)
         .agg(
             allocation_count=(~is_free).sum().cast(pl.Int64),
             free_count=is_free.sum().cast(pl.Int64),
@@ -69,19 +70,19 @@ def memory(profile: Profile) -> pl.DataFrame:
         )
         .with_columns(increase_bytes=pl.col("allocation_bytes") - pl.col("free_bytes"))
     )
-    peaks = met.group_by("place").agg(
+    peaks = counted_events.group_by("place").agg(
         peak_allocated_bytes=pl.max_horizontal(pl.col("peak_allocated").max(), 0),
         peak_reserved_bytes=pl.max_horizontal(pl.col("peak_reserved").max(), 0),
     )
     places = (
-        met.filter(pl.col("type") == "Allocated")
+        counted_events.filter(pl.col("type") == "Allocated")
         .select("place")
         .unique(maintain_order=True)
-        .with_row_index("place_at")
+        .with_row_index("place_order")
     )
     return (
         places.join(rows, on="place", maintain_order="left_right")
         .join(peaks, on="place", how="left", maintain_order="left")
-        .sort("place_at", "type", -pl.col("increase_bytes"), maintain_order=True)
-        .drop("place_at")
+        .sort("place_order", "type", -pl.col("increase_bytes"), maintain_order=True)
+        .drop("place_order")
     )

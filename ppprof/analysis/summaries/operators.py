@@ -36,24 +36,25 @@ KERNELS = {name: dtype for name, dtype in SPANS.items() if not name.startswith("
 
 
 def operators(profile: Profile) -> pl.DataFrame:
-    """Operators by name, each with what it called and launched; the rank's own, then call by call.
+    """Return operators by name, each with its children and device events.
+
+    The rank's own operators come first, then those of each remote call.
 
     Returns:
-        Rows in the order to print: thread (null unless ``thread_sep``), kind, name, calls, cpu_
-        and gpu_ total_ns, avg_ns, max_ns, min_ns, ratio, flops and node, which is the worker that
-        it ran on; null in a trace without remote calls. ``kind`` is
+        Rows in print order: thread (null unless ``thread_sep``), kind, name, calls, cpu_ and gpu_
+        total_ns, avg_ns, max_ns, min_ns, ratio, flops and node (the worker; null in a trace without
+        remote calls). ``kind`` is
 
         - ``operator``: one name; ratios of all operators (of the thread); GPU with copies and sets;
-        - ``inner``: a child that is no operator itself; ratios of its operator;
+        - ``inner``: a child that is not an operator; ratios of its operator;
         - ``inner_device``: device events that the inner child launched; ratio of that child;
-        - ``accumulation``: for a ``Global_XGradNode``, what is left of it after its
-          ``Local_XGradNode``, which is gradient accumulation (Paddle's pull request 62722);
-          ratios of the Global;
+        - ``accumulation``: a ``Global_XGradNode`` without its ``Local_XGradNode``, which is gradient
+          accumulation (Paddle's pull request 62722); ratios of the Global;
         - ``device``: device events that the operator launched itself; ratio of the operator.
 
-        CPU columns of device rows are null. flops is 0 for operators and null for the rest: a
-        ``.pb`` holds no attributes to compute it from, and Paddle itself reads 0 from one. Ratios
-        of what ran in a remote call are of the operators in that call.
+        CPU columns of device rows are null. flops is 0 for operators and null for other rows: a
+        ``.pb`` has no attributes to compute it from, and Paddle reads 0 from one. Ratios in a remote
+        call are of the operators in that call.
     """
     ends = {call: ends_of(call) for call in profile.remote}
     own = next((caller for caller, _ in ends.values()), None)
@@ -61,10 +62,10 @@ def operators(profile: Profile) -> pl.DataFrame:
         [
             _operators(profile, own),
             *(
-                _operators(of_call, ends[call][1]).with_columns(
+                _operators(call_profile, ends[call][1]).with_columns(
                     name=pl.concat_str(pl.lit(f"{call}{REMOTE}"), "name")
                 )
-                for call, of_call in profile.remote.items()
+                for call, call_profile in profile.remote.items()
             ),
         ]
     )
@@ -103,8 +104,8 @@ def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
         rows.append(_row("operator", item["operator"], item, whole[item["thread"]]))
         for child in inner[key]:
             rows.append(_row("inner", child["inner"], child, item))
-            of_child = (*key, child["inner"])
-            for launched in below[of_child]:
+            child_key = (*key, child["inner"])
+            for launched in below[child_key]:
                 rows.append(_row("inner_device", launched["device"], launched, child))
         rows += [_row("accumulation", "gradient accumulation", rest, item) for rest in left[key]]
         rows += [_row("device", launched["device"], launched, item) for launched in own[key]]
@@ -115,7 +116,7 @@ _TOTALS = pl.col("cpu_total_ns", "gpu_total_ns").sum()
 
 
 def _accumulation(calls: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
-    """Calls of grad nodes with the time of their Local child taken off; calls without one left out."""
+    """Return calls of grad nodes without the time of their Local child; only calls with one."""
     inner = pl.col("inner").cast(pl.String)
     local = (
         children.filter(inner.str.starts_with("Local_"))
@@ -133,20 +134,20 @@ def _accumulation(calls: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
 
 
 def _launched(devices: pl.DataFrame, hosts: pl.DataFrame, order: list[str]) -> pl.DataFrame:
-    """Device events with the host event that launched them, in the ``order`` of the hosts."""
+    """Return device events with the host event that launched them, in the ``order`` of the hosts."""
     return devices.join(
         hosts, left_on="host", right_on="row", coalesce=False, maintain_order="left"
     ).sort(order, maintain_order=True)
 
 
 def _row(kind: str, name: str, stats: Row, whole: Row) -> Row:
-    """One row of the table; ratios of the totals of ``whole``, 0 where those are 0."""
+    """Return one row of the table; ratios of the totals of ``whole``, 0 if those are 0."""
     row = {"thread": stats["thread"], "kind": kind, **stats, "name": name}
     for clock in ("cpu", "gpu"):
         total = stats.get(f"{clock}_total_ns")
         if total is not None:
-            of_all = whole[f"{clock}_total_ns"]
-            row[f"{clock}_ratio"] = total / of_all if of_all else 0.0
+            whole_ns = whole[f"{clock}_total_ns"]
+            row[f"{clock}_ratio"] = total / whole_ns if whole_ns else 0.0
     row["flops"] = 0 if kind == "operator" else None
     return {column: row.get(column) for column in OPERATORS}
 
@@ -156,7 +157,7 @@ def _rows(table: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def _blocks(table: pl.DataFrame, keys: list[str]) -> Mapping[tuple[Any, ...], list[Row]]:
-    """Rows by their key, in their order."""
+    """Return rows by key, in their order."""
     blocks: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in _rows(table):
         blocks[tuple(row[key] for key in keys)].append(row)
@@ -164,11 +165,11 @@ def _blocks(table: pl.DataFrame, keys: list[str]) -> Mapping[tuple[Any, ...], li
 
 
 def kernels(profile: Profile) -> pl.DataFrame:
-    """Kernels by name.
+    """Return kernels by name.
 
     Returns:
         name, calls, gpu_total_ns, gpu_avg_ns, gpu_max_ns, gpu_min_ns, gpu_ratio (of all kernels).
-        Sorted by the GPU key in force; by GPU total where a CPU key is.
+        Sorted by the sort key; by GPU total if that is a CPU key.
     """
     launched = profile.tree.devices.filter(pl.col("category") == "Kernel")
     table = grouped(launched, ["name"], clocks=("gpu",))
@@ -178,7 +179,7 @@ def kernels(profile: Profile) -> pl.DataFrame:
 
 
 def memory_manipulation(profile: Profile) -> pl.DataFrame:
-    """User-defined spans that copy or set memory, in the order of first meeting.
+    """Return user-defined spans that copy or set memory, in Paddle's order.
 
     Returns:
         name, calls, cpu_ and gpu_ total_ns, avg_ns, max_ns, min_ns, ratio; GPU includes copies.
@@ -188,9 +189,9 @@ def memory_manipulation(profile: Profile) -> pl.DataFrame:
 
 
 def user_defined(profile: Profile) -> pl.DataFrame:
-    """Spans recorded from Python with ``RecordEvent``; the columns of `memory_manipulation`.
+    """Return spans recorded from Python with ``RecordEvent``; columns as in `memory_manipulation`.
 
-    With ``thread_sep`` a first column thread, one block of rows a thread.
+    With ``thread_sep`` there is a first column thread, and one block of rows per thread.
     """
     spans = profile.tree.of_category("PythonUserDefined").filter(~_is_copy())
     keys = ["thread", "name"] if profile.options.thread_sep else ["name"]
@@ -199,7 +200,7 @@ def user_defined(profile: Profile) -> pl.DataFrame:
 
 
 def _with_step_ratios(profile: Profile, table: pl.DataFrame) -> pl.DataFrame:
-    """CPU ratio of the time inside steps, GPU ratio of the device time launched in steps."""
+    """Add the CPU ratio of the time inside steps and the GPU ratio of device time of steps."""
     steps = profile.outermost.filter(pl.col("category") == "ProfileStep")
     return table.with_columns(
         cpu_ratio=ratio_of("cpu_total_ns", profile.total_ns, if_none=None),

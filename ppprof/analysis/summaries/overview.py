@@ -1,4 +1,4 @@
-"""The summaries of a window as a whole: Device, Overview, Model and Distributed."""
+"""The summaries of a whole window: Device, Overview, Model and Distributed."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ DISTRIBUTED = {
 
 
 def device(profile: Profile) -> pl.DataFrame:
-    """How busy the processors were.
+    """Return the utilization of processors.
 
     Returns:
-        device ("CPU(Process)", "CPU(System)", "GPU0"...), utilization: float64 ratio of the time
-        inside steps in which a kernel ran; for CPU as the recorder measured it, of all cores;
-        null where it is not known.
+        device ("CPU(Process)", "CPU(System)", "GPU0"...), utilization: float64. For a GPU, the share
+        of the time inside steps in which a kernel ran. For a CPU, as the recorder measured it, of
+        all cores. Null if unknown.
     """
     rows: list[tuple[str, float | None]] = []
     for name in ("Process", "System"):
@@ -51,7 +51,7 @@ def device(profile: Profile) -> pl.DataFrame:
 
 
 def _finite(text: str | None) -> float | None:
-    """A recorded ratio; a window shorter than the kernel's clock tick has "-nan" or "inf"."""
+    """Return a recorded ratio; None for "-nan" and "inf", from windows shorter than a clock tick."""
     try:
         value = float(text or "")
     except ValueError:
@@ -60,25 +60,25 @@ def _finite(text: str | None) -> float | None:
 
 
 def overview(profile: Profile) -> pl.DataFrame:
-    """Time by type of event; events of one type that overlap count once.
+    """Return the time by type of event; overlapping events of one type count once.
 
     Returns:
         side ("cpu" or "gpu"), event_type, calls, time_ns, ratio (of the time inside steps; null
-        where there is none). CPU rows by time, the longest first; GPU rows as first met.
+        without steps). CPU rows by time, the longest first; GPU rows in Paddle's order.
     """
     tree, comm = profile.tree, profile.communication
     by_category: dict[str, list[pl.DataFrame]] = {}
     for table in (tree.hosts, tree.launches.drop_nulls("host")):
         times = table.select("category", "start_ns", "end_ns", "visit")
         for category in times["category"].unique(maintain_order=True):
-            of_category = times.filter(pl.col("category") == category)
-            by_category.setdefault(category, []).append(of_category)
-    met = {
+            events = times.filter(pl.col("category") == category)
+            by_category.setdefault(category, []).append(events)
+    first_visit = {
         category: min(part["visit"].to_numpy().min() for part in parts)
         for category, parts in by_category.items()
     }
     rows: dict[str, tuple[int, int]] = {}
-    for category in sorted(by_category, key=met.__getitem__):
+    for category in sorted(by_category, key=first_visit.__getitem__):
         events = pl.concat(by_category.pop(category))
         rows[category] = (events.height, covered(*intervals_of(events)))
     rows.pop("Communication", None)
@@ -92,8 +92,8 @@ def overview(profile: Profile) -> pl.DataFrame:
 
     gpu: dict[str, tuple[int, int]] = {}
     devices = tree.devices.drop_nulls("host")
-    for _, of_device in devices.group_by("device", maintain_order=True):
-        for category in of_device["category"].unique(maintain_order=True):
+    for _, device_events in devices.group_by("device", maintain_order=True):
+        for category in device_events["category"].unique(maintain_order=True):
             events = devices.filter(pl.col("category") == category)
             gpu[category] = (events.height, covered(*intervals_of(events)))
     if len(comm.device[0]):
@@ -110,24 +110,24 @@ def overview(profile: Profile) -> pl.DataFrame:
 
 
 def model(profile: Profile) -> pl.DataFrame:
-    """Steps and the phases they are made of; *Others* is what no phase covers.
+    """Return steps and their phases; *Others* is the time outside phases.
 
-    A phase counts where it lies in no other: the Forward of a layer is part of its model's, and what
-    a Backward recomputes is part of the Backward. Under pipelining that is one Forward and one
-    Backward a micro-batch:
+    Only outermost phases count: the Forward of a layer is part of its model's, and a recomputed
+    Forward is part of the Backward. With a pipeline, there is one Forward and one Backward per
+    micro-batch:
 
         ProfileStep    #############################
         Forward        F0 F1    F2    F3                4 calls
-          Forward       .  .     .     .                of layers: in their model's
+          Forward       .  .     .     .                of layers: part of the model's
         Backward             B0    B1    B2 B3          4 calls
-          Forward             .     .     .  .          recomputed: in the Backward's
+          Forward             .     .     .  .          recomputed: part of the Backward
         Optimization                           O        1 call
 
     Returns:
         name, calls, cpu_ and gpu_ total_ns, avg_ns, max_ns, min_ns and ratio. GPU times sum all
         kernels launched in the phase, overlapping or not. CPU ratios are of the time inside
-        steps, GPU ratios of the steps' GPU time (0 where that is 0). Others has totals only.
-        No rows where there is one kind alone; no Others where there are no steps.
+        steps, GPU ratios of the steps' GPU time (0 if that is 0). Others has totals only.
+        No rows if there is only one kind; no Others without steps.
     """
     steps = profile.phase("ProfileStep")
     rows = [
@@ -154,24 +154,23 @@ def model(profile: Profile) -> pl.DataFrame:
 
 
 def distributed(profile: Profile) -> pl.DataFrame:
-    """Communication, computation, and how much of the first the second hides.
+    """Return communication, computation and their overlap.
 
         Communication            ####   #####
         Computation            ####  #####
         Overlap                  ##     ##
         Exposed Communication      ##     ###
 
-    Computation is kernels. Of a trace without device events, where Paddle says 0 for Computation
-    and Overlap, it is the time in which some thread runs an operator and does not communicate
-    itself: an operator that holds an all_reduce does not compute meanwhile, and neither does one
-    that is named after a collective. Overlap then is one thread's communication while another
-    computes. Exposed Communication, which Paddle leaves out, is Communication minus Overlap.
+    Computation is kernels. In a trace without device events, Paddle reports 0 for Computation and
+    Overlap. Here, Computation is then the time in which some thread runs an operator and does not
+    communicate: an operator that contains an all_reduce, or is named after a collective, does not
+    compute meanwhile. Overlap is then one thread's communication while another computes. Exposed
+    Communication, which Paddle does not report, is Communication minus Overlap.
 
     Returns:
         name (ProfileStep, Communication, Computation, Overlap, Exposed Communication), time_ns,
-        ratio of the time inside steps (null where there is none), computed_by ("kernels" or
-        "operators"; null in the first two rows, which hold no computation). No rows where nothing
-        communicates.
+        ratio of the time inside steps (null without steps), computed_by ("kernels" or "operators";
+        null in the first two rows). No rows without communication.
     """
     comm = profile.communication
     communication_ns = covered(*comm.both)

@@ -1,8 +1,8 @@
 """The nine summaries of Paddle's profiler, as tables.
 
 Rows, values and order equal those of ``paddle.profiler.Profiler.summary()`` (paddle 3.3,
-profiler_statistic.py) for the same events; `ppprof.report.text.summary` prints them in Paddle's layout.
-Every time is int64 nanoseconds, every ratio a float64 (1.0 is all of it), every average float64.
+profiler_statistic.py) for the same events. `ppprof.report.text.summary` prints them in Paddle's layout.
+Times are int64 nanoseconds, averages float64, ratios float64 (1.0 is the whole).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ VIEWS: Mapping[str, Callable[[Profile], pl.DataFrame]] = {
     "udf": user_defined,
     "mem": memory,
 }
-"""The views by the names that the config's ``summary`` block gives them, in Paddle's order."""
+"""The views, by their names in the config's ``summary`` block, in Paddle's order."""
 
 SCHEMAS: Mapping[str, Mapping[str, pl.DataType]] = {
     "device": DEVICE,
@@ -77,7 +77,7 @@ def schema_of(view: str, *, thread_sep: bool = False) -> Mapping[str, pl.DataTyp
 
 
 def summarize(profile: Profile, view: str) -> pl.DataFrame:
-    """One view of one trace; no rows where the trace has nothing for it.
+    """Return one view of one trace; no rows if the trace has no events for it.
 
     Raises:
         UsageError: there is no such view.

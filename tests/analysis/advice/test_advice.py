@@ -87,7 +87,7 @@ def tiny(length):
 
 
 def copying(goes_on):
-    """####c____###: a copy that returns at 420; a kernel behind it begins when told."""
+    """####c____###: a copy that returns at 420; the next kernel begins at a given time."""
 
     def make(at):
         copy = launch(at + 101 * US, at + 102 * US, name="cudaMemcpyAsync").around(
@@ -152,8 +152,8 @@ def recorded(steps_ns):
     """Step times: 30 outside of a window, then 10 of it."""
     outside, inside = steps_ns
     lines = step_lines(outside, steps=40, noise=0) + step_lines(inside, steps=10, noise=0)
-    told = [{**line, "step": number} for number, line in enumerate(lines)]
-    return [[{**line, "window": 0 if line["step"] >= 40 else None} for line in told]]
+    numbered = [{**line, "step": number} for number, line in enumerate(lines)]
+    return [[{**line, "window": 0 if line["step"] >= 40 else None} for line in numbered]]
 
 
 def batches(size, samples=8, of=1):
@@ -183,8 +183,8 @@ TRIGGERS = {
     "slow-link": (
         {
             "threads": [
-                computing(500, reduced=at, peers=peers)
-                for at, peers in [(600, "0,2"), (1000, "1,3")] * 2
+                computing(500, reduced=start, peers=peers)
+                for start, peers in [(600, "0,2"), (1000, "1,3")] * 2
             ],
             "topology": FOUR,
         },
@@ -290,8 +290,8 @@ NEARLY = {
     "slow-rank": {"threads": [computing(500), computing(540)]},
     "slow-link": {
         "threads": [
-            computing(500, reduced=at, peers=peers)
-            for at, peers in [(600, "0,2"), (690, "1,3")] * 2
+            computing(500, reduced=start, peers=peers)
+            for start, peers in [(600, "0,2"), (690, "1,3")] * 2
         ],
         "topology": FOUR,
     },
@@ -315,11 +315,11 @@ NEARLY = {
     },
     "short-window": {"threads": [thread(lambda at: (op(at, 0, 900),), num=5)]},
 }
-"""Rule -> a run of which it says nothing."""
+"""Rule -> a run in which it finds nothing."""
 
 
-def findings(folder, threads, **told):
-    return ppprof.advise(ppprof.open(run(folder / "log", threads, **told)))
+def findings(folder, threads, **options):
+    return ppprof.advise(ppprof.open(run(folder / "log", threads, **options)))
 
 
 def test_every_rule_is_tested():
@@ -328,19 +328,19 @@ def test_every_rule_is_tested():
 
 
 @pytest.mark.parametrize("rule", TRIGGERS)
-def test_what_triggers_a_rule(rule, tmp_path):
-    told, expected, facts = TRIGGERS[rule]
-    (found,) = (at for at in findings(tmp_path, **told) if at.rule == rule)
-    assert tuple(getattr(found, name) for name in FIRST) == (rule, *expected)
-    assert {name: found.facts[name] for name in facts} == facts
-    assert 0 < found.evidence.height <= MOST_ROWS
-    assert found.severity in SEVERITIES
-    assert found.confidence in CONFIDENCES
+def test_a_rule_is_triggered(rule, tmp_path):
+    options, expected, facts = TRIGGERS[rule]
+    (finding,) = (finding for finding in findings(tmp_path, **options) if finding.rule == rule)
+    assert tuple(getattr(finding, name) for name in FIRST) == (rule, *expected)
+    assert {name: finding.facts[name] for name in facts} == facts
+    assert 0 < finding.evidence.height <= MOST_ROWS
+    assert finding.severity in SEVERITIES
+    assert finding.confidence in CONFIDENCES
 
 
 @pytest.mark.parametrize("rule", NEARLY)
-def test_what_nearly_triggers_a_rule(rule, tmp_path):
-    assert rule not in [at.rule for at in findings(tmp_path, **NEARLY[rule])]
+def test_a_rule_is_not_triggered_below_its_threshold(rule, tmp_path):
+    assert rule not in [finding.rule for finding in findings(tmp_path, **NEARLY[rule])]
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_evidence_is_the_rows_that_show_it(tmp_path):
         folder = tmp_path / str(number)
         folder.mkdir()
         found = findings(folder, **TRIGGERS[rule][0])
-        return next(at for at in found if at.rule == rule).evidence.rows()
+        return next(finding for finding in found if finding.rule == rule).evidence.rows()
 
     assert rows("input-bound", 0) == [(0, 480 * US, 1000 * US, 0.48)]
     assert rows("blocking-copies", 1) == [("item dygraph", 1, 320 * US)]
@@ -368,7 +368,7 @@ def test_evidence_is_the_rows_that_show_it(tmp_path):
     assert rows("slow-link", 5) == [("1,3", "dp", 1, 400 * US, 0)]
 
 
-def test_one_ranks_slow_data_is_told_once(tmp_path):
+def test_slow_data_of_one_rank_is_reported_once(tmp_path):
     """Rank 1 is slow, for it waits for data; rank 0 waits for rank 1."""
     facts = "all_reduce[axis=dp group=1 bytes=64 dtype=float32 peers=0,1]"
 
@@ -382,7 +382,7 @@ def test_one_ranks_slow_data_is_told_once(tmp_path):
         )
 
     found = findings(tmp_path, [rank(0), rank(400)])
-    assert [(at.rule, at.cost_ns) for at in found] == [("input-bound", 400 * US)]
+    assert [(finding.rule, finding.cost_ns) for finding in found] == [("input-bound", 400 * US)]
     assert found[0].facts["rank"] == 1
 
 
@@ -399,7 +399,7 @@ def test_an_optimizer_on_a_device_costs_its_idling(tmp_path):
 
     found = findings(tmp_path, [thread(make)])
     # 10 before the first kernel and 19 gaps of 20; behind the last one no update idles.
-    assert [(at.rule, at.cost_ns) for at in found] == [
+    assert [(finding.rule, finding.cost_ns) for finding in found] == [
         ("optimizer-unfused", pytest.approx(390 * 0.9 * US)),
         ("host-bound", pytest.approx(400 * US - 351 * US)),
     ]
@@ -407,14 +407,16 @@ def test_an_optimizer_on_a_device_costs_its_idling(tmp_path):
 
 def test_samples_that_cannot_be_cut_finer(tmp_path):
     (found,) = (
-        at for at in findings(tmp_path, **batches(1, samples=1)) if at.rule == "pipeline-bubble"
+        finding
+        for finding in findings(tmp_path, **batches(1, samples=1))
+        if finding.rule == "pipeline-bubble"
     )
     assert found.facts["remedy"] == "config-more-samples"
     assert found.facts["proposed_micro_batches"] == 9
     assert found.cost_ns == pytest.approx(80 * US * 8 / 9)
 
 
-def test_step_times_alone_tell_of_data(tmp_path):
+def test_step_times_alone_find_slow_data(tmp_path):
     lines = [{**line, "reader_cost_ns": 480 * US} for line in step_lines(1000 * US, noise=0)]
     others = step_lines(1000 * US, noise=0)
     path = run(tmp_path / "log", [], topology=Topology.of(dp=2), step_lines=[lines, others])
@@ -422,7 +424,7 @@ def test_step_times_alone_tell_of_data(tmp_path):
     assert (found.rule, found.cost_ns, found.share) == ("input-bound", 480 * US, 0.48)
     assert found.evidence.select("rank", "loading_ns").rows() == [(0, 480 * US), (1, US)]
     assert ppprof.advise(ppprof.open(path), ranks=1) == []
-    with pytest.raises(UsageError, match="steps 1:3: it has step times alone, and no window"):
+    with pytest.raises(UsageError, match="steps 1:3: the run has step times only, no window"):
         ppprof.advise(ppprof.open(path), steps="1:3")
 
 
@@ -440,36 +442,39 @@ def test_steps_are_chosen(tmp_path):
         )
 
     path = run(tmp_path / "log", [thread(make)])
-    assert [at.rule for at in ppprof.advise(ppprof.open(path))] == ["input-bound"]
+    assert [finding.rule for finding in ppprof.advise(ppprof.open(path))] == ["input-bound"]
     assert ppprof.advise(ppprof.open(path), steps="1:") == []
 
 
-def test_doubt_comes_first_only_where_it_is_major():
-    def made(rule, severity, cost_ns=None):
+def test_doubt_comes_first_only_if_it_is_major():
+    def finding_of(rule, severity, cost_ns=None):
         return Finding(rule, severity, cost_ns, None, "sure", {}, pl.DataFrame())
 
-    told = [
-        made("warm-up", "major"),
-        made("short-window", "minor"),
-        made("input-bound", "major", 3),
-        made("slow-rank", "major", 9),
-        made("host-bound", "minor", 1),
+    findings_of_rules = [
+        finding_of("warm-up", "major"),
+        finding_of("short-window", "minor"),
+        finding_of("input-bound", "major", 3),
+        finding_of("slow-rank", "major", 9),
+        finding_of("host-bound", "minor", 1),
     ]
     from ppprof.analysis import advice
 
     rules = tuple(
         dataclasses.replace(
-            rule, find=lambda case, name=rule.name: [at for at in told if at.rule == name]
+            rule,
+            find=lambda evidence, name=rule.name: [
+                finding for finding in findings_of_rules if finding.rule == name
+            ],
         )
         for rule in RULES
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(advice, "RULES", rules)
         found = advise(Evidence(None))
-    assert [at.rule for at in found] == words(
+    assert [finding.rule for finding in found] == words(
         "warm-up slow-rank input-bound host-bound short-window"
     )
 
 
-def test_a_case_without_anything_says_nothing():
+def test_empty_evidence_has_no_findings():
     assert advise(Evidence(None)) == []

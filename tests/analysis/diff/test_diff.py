@@ -139,9 +139,9 @@ def test_one_operator_under_several_names_counts_once(tmp_path):
     paddle = span("ProfileStep", "ProfileStep#0", 0, 20, span("Operator", "matmul dygraph", 2, 14))
     diff = compared(tmp_path, Thread(1, "main", (step,)), Thread(1, "main", (paddle,)))
     columns = [
-        f"{of}_{what}"
-        for what in ("calls", "cpu_total_ns", "cpu_self_ns")
-        for of in ("baseline", "experiment")
+        f"{side}_{value}"
+        for value in ("calls", "cpu_total_ns", "cpu_self_ns")
+        for side in ("baseline", "experiment")
     ]
     assert diff.operators.select("name", "status", *columns).rows() == [
         ("matmul", "both", 1, 1, 10, 12, 10, 12)
@@ -286,8 +286,13 @@ def test_what_else_is_different(tmp_path):
         for layers in (4, 5)
     ]
     runs = [
-        run(tmp_path / str(at), [training(gpt())], config=config, topology=Topology.of(dp=1, pp=1))
-        for at, config in enumerate(configs)
+        run(
+            tmp_path / str(number),
+            [training(gpt())],
+            config=config,
+            topology=Topology.of(dp=1, pp=1),
+        )
+        for number, config in enumerate(configs)
     ]
     found = ppprof.diff(*map(ppprof.open, runs)).comparability
     assert found.differences == ["Model.num_layers: 4 -> 5"]
@@ -368,6 +373,7 @@ def test_neither_trace_nor_step_times(tmp_path):
 
 
 def side(**overview):
+    modules = pl.DataFrame(schema={"stage": pl.Int64, **MODULES, "calls": pl.Int64})
     empty = {
         "steps": pl.DataFrame(schema={"rank": pl.Int64, "step": pl.Int64, "step_ns": pl.Int64}),
         "times": pl.DataFrame(schema=STEP_TIMES),
@@ -375,7 +381,8 @@ def side(**overview):
             schema={"name": pl.String, "step": pl.Int64, "gpu_total_ns": pl.Int64}
         ),
         "kernels": pl.DataFrame(),
-        "modules": pl.DataFrame(schema={"stage": pl.Int64, **MODULES, "calls": pl.Int64}),
+        "modules": modules,
+        "unattributed_modules": modules,
     }
     empty["unattributed_modules"] = empty["modules"]
     return RunCosts("run", **{**empty, **overview})
@@ -535,8 +542,14 @@ def test_windows_that_count_from_0_each_have_steps_of_their_own(tmp_path):
 
 def test_two_profile_steps_of_one_number_are_one_step(tmp_path):
     halves = [
-        span("ProfileStep", "ProfileStep#3", at, at + 50, span("Forward", "A", at + 5, at + 15))
-        for at in (0, 50)
+        span(
+            "ProfileStep",
+            "ProfileStep#3",
+            start,
+            start + 50,
+            span("Forward", "A", start + 5, start + 15),
+        )
+        for start in (0, 50)
     ]
     diff = compared(tmp_path, *[Thread(1, "main", tuple(halves))] * 2)
     rows = diff.modules.filter(name="A").select("baseline_time_ns", "baseline_calls").rows()
@@ -591,12 +604,12 @@ def test_ranks_of_a_job_with_more_replicas(tmp_path):
 def test_a_module_in_one_of_its_name_counts_once(tmp_path):
     def steps(length):
         spans = (
-            span("ProfileStep", f"ProfileStep#{step}", at, at + 90).around(
-                span("Forward", "Seq", at + 1, at + 11 + length).around(
-                    span("Forward", "Seq", at + 2, at + 10 + length)
+            span("ProfileStep", f"ProfileStep#{step}", start, start + 90).around(
+                span("Forward", "Seq", start + 1, start + 11 + length).around(
+                    span("Forward", "Seq", start + 2, start + 10 + length)
                 )
             )
-            for step, at in enumerate(range(0, 600, 100))
+            for step, start in enumerate(range(0, 600, 100))
         )
         return Thread(1, "main", tuple(spans))
 

@@ -20,7 +20,7 @@ from ppprof.analysis.diff.naming import Naming, normalized
 )
 def test_builds_of_one_kernel_have_one_name(one, other):
     assert normalized(one) == normalized(other)
-    assert Naming(exact=True).of(one) == one
+    assert Naming(exact=True).common_name(one) == one
 
 
 @pytest.mark.parametrize(
@@ -59,4 +59,4 @@ def test_what_is_no_name_stays_something(name):
 def test_names_that_count_as_one():
     names = pl.Series(["aten::mm", "matmul dygraph", "relu"], dtype=pl.Categorical)
     same = {"aten::mm": "matmul"}
-    assert Naming(same=same).applied(names).to_list() == ["matmul", "matmul", "relu"]
+    assert Naming(same=same).apply(names).to_list() == ["matmul", "matmul", "relu"]

@@ -80,8 +80,8 @@ def test_ranks_that_have_other_steps_and_steps_that_take_no_time():
     assert step_change(nothing, run(1)).verdict == "inconclusive"
 
 
-def test_of_many_ranks_some_tell_enough():
-    wide = pl.concat(run(1).with_columns(pl.col("rank") + 4 * at) for at in range(40))
+def test_a_sample_of_many_ranks_is_enough():
+    wide = pl.concat(run(1).with_columns(pl.col("rank") + 4 * copy) for copy in range(40))
     lone = wide.filter((pl.col("step") < 30) | (pl.col("rank") == 1))
     change = step_change(lone, lone)
     assert change.low < 0 < change.high

@@ -97,14 +97,14 @@ def test_edit_scripts_are_recovered(tree, data):
     """Subtrees of other names put in and taken out: they are the gaps, and all the rest matches."""
     left, right = copied(tree), copied(tree)
     new, gone = set(), set()
-    for side, name, found in ((right, "new", new), (left, "gone", gone)):
+    for side, name, names in ((right, "new", new), (left, "gone", gone)):
         for number in range(data.draw(st.integers(0, 3))):
             # Not into a subtree that was put in: that is a gap already.
             into = data.draw(st.sampled_from([n for n in walk(side) if n.name in "abc"]))
-            at = data.draw(st.integers(0, len(into.children)))
+            index = data.draw(st.integers(0, len(into.children)))
             node = Node(f"{name}{number}", [Node("a"), Node("b", [Node("a")])])
-            into.children.insert(at, node)
-            found.update(id(below) for below in walk(node))
+            into.children.insert(index, node)
+            names.update(id(below) for below in walk(node))
     pairs = align_trees(left, right)
     assert {id(one) for one, other, _ in pairs if other is None} == gone
     assert {id(other) for one, other, _ in pairs if one is None} == new

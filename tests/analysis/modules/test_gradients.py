@@ -295,13 +295,13 @@ def test_the_gradient_of_a_gradient_is_of_the_same_module(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
-def test_converted_a_trace_tells_the_same(suffix, tmp_path):
+def test_a_converted_trace_gives_the_same_modules(suffix, tmp_path):
     trace = read(KINETO / "cpu_small_net.json.gz")
     formats.write(trace, tmp_path / f"out{suffix}")
     assert table(read(tmp_path / f"out{suffix}")).equals(table(trace))
 
 
-def test_numbers_in_a_file_that_fit_nothing_are_nobodys(tmp_path):
+def test_sequence_numbers_without_a_match_are_ignored(tmp_path):
     trace = read(KINETO / "cpu_small_net.json.gz")
     formats.write(trace, tmp_path / "out.json")
     text = (tmp_path / "out.json").read_text().replace('"sequence":', '"sequence":9')
@@ -318,15 +318,15 @@ def test_a_slow_backward_of_one_module_is_found_in_its_branch():
     found = ppprof.diff(*(ppprof.open(KINETO / name) for name in names)).modules
     slow_ns = small_net.SLOW_S * 1e9
     (row,) = [
-        at
-        for at, delta in enumerate(found["delta_self_ns"].to_list())
+        index
+        for index, delta in enumerate(found["delta_self_ns"].to_list())
         if delta is not None and abs(delta) > slow_ns / 2
     ]
     branch, depth = [], found["depth"][row] + 1
-    for at in range(row, -1, -1):  # up to the root
-        if found["depth"][at] < depth:
-            depth = found["depth"][at]
-            branch.append(found["name"][at])
+    for index in range(row, -1, -1):  # up to the root
+        if found["depth"][index] < depth:
+            depth = found["depth"][index]
+            branch.append(found["name"][index])
     assert branch == ["Linear", "Block", "Net", "Backward", "step"]
     assert found["is_clear"][row]
     assert found["delta_self_ns"][row] == pytest.approx(slow_ns, rel=0.1)
@@ -334,11 +334,11 @@ def test_a_slow_backward_of_one_module_is_found_in_its_branch():
     assert sum(delta > slow_ns / 2 for delta in blocks) == 1  # the second that begins, of three
 
 
-def test_where_one_of_two_does_not_tell_all_is_the_backwards(tmp_path):
+def test_gradients_count_as_backward_if_one_run_has_no_links(tmp_path):
     """A pb has no place for it; `small_net` once more through one."""
     whole = KINETO / "cpu_small_net.json.gz"
-    formats.write(read(whole), tmp_path / "untold.pb")
-    found = ppprof.diff(ppprof.open(whole), ppprof.open(tmp_path / "untold.pb")).modules
+    formats.write(read(whole), tmp_path / "unlinked.pb")
+    found = ppprof.diff(ppprof.open(whole), ppprof.open(tmp_path / "unlinked.pb")).modules
     assert set(found["status"]) == {"both"}
     names = found["name"].to_list()
     assert names[names.index("Backward") + 1] == "Optimization"
@@ -372,7 +372,7 @@ def test_a_link_of_a_backward_or_of_a_step_is_ignored(tmp_path, linked):
     categories = trace.events["category"].cast(pl.String).to_list()
     row = len(categories) - 1 - categories[::-1].index(linked)
     forward = [
-        categories.index("Dataloader") if at == row else None for at in range(len(categories))
+        categories.index("Dataloader") if index == row else None for index in range(len(categories))
     ]
     events = trace.events.with_columns(forward=pl.Series(forward, dtype=pl.Int64))
     profile = Profile(dataclasses.replace(trace, events=events))
@@ -386,7 +386,7 @@ def test_a_link_of_a_backward_or_of_a_step_is_ignored(tmp_path, linked):
 
 
 @given(traces(), st.randoms(use_true_random=False))
-def test_whoever_made_what_no_time_is_lost_or_counted_twice(tmp_path_factory, threads, random):
+def test_links_of_any_kind_neither_lose_nor_double_time(tmp_path_factory, threads, random):
     """Links of any kind, such as damaged files have: to what lies inside, around, or in no step."""
     trace = read(write(tmp_path_factory.mktemp("a") / "a.pb", *threads))
     hosts = trace.events.filter(pl.col("depth").is_not_null())

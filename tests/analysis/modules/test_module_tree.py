@@ -70,10 +70,11 @@ def test_what_launches_onto_a_device_takes_the_time_there(tmp_path):
 
 def test_steps_lie_over_one_another(tmp_path):
     steps = [
-        span("ProfileStep", f"ProfileStep#{step}", at, at + 10).around(
-            span("Forward", "A", at + 1, at + 3), span("Forward", "A", at + 4, at + 5 + step)
+        span("ProfileStep", f"ProfileStep#{step}", start, start + 10).around(
+            span("Forward", "A", start + 1, start + 3),
+            span("Forward", "A", start + 4, start + 5 + step),
         )
-        for step, at in enumerate((0, 10))
+        for step, start in enumerate((0, 10))
     ]
     found = table(tmp_path, Thread(1, "main", tuple(steps)))
     assert found.select("step", "path", "start_ns", "time_ns").rows() == [

@@ -24,7 +24,7 @@ Pairs = list  # of (start, end)
 
 
 def _arrays(pairs: Pairs) -> tuple[np.ndarray, np.ndarray]:
-    return tuple(np.array([pair[at] for pair in pairs], np.int64) for at in (0, 1))
+    return tuple(np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
 
 
 def _pairs(intervals: tuple[np.ndarray, np.ndarray]) -> Pairs:

@@ -123,10 +123,10 @@ def loop(first: int, last: int) -> tuple[Thread, ...]:
         )
 
     starts = {step: step * gpu_traces.STEP_NS for step in range(first, last)}
-    steps = tuple(gpu_traces._step(step, at, skew=step) for step, at in starts.items())
+    steps = tuple(gpu_traces._step(step, start, skew=step) for step, start in starts.items())
     return (
         Thread(gpu_traces.MAIN, "MainThread", steps),
-        Thread(gpu_traces.WORKER, "loader", tuple(loader(at) for at in starts.values())),
+        Thread(gpu_traces.WORKER, "loader", tuple(loader(start) for start in starts.values())),
     )
 
 

@@ -24,7 +24,7 @@ def drawn(text):
     """Threads from a drawing: a row is a label and a character a tick; a run is a span.
 
     Labels: ``step`` (digits are its number), ``op``, ``data``, ``pass`` (F and B), or the axis of
-    what is communicated (letters of `OPS`, capitals to tell neighbours apart). `` 2`` behind a
+    the communication (letters of `OPS`, capitals separate neighbours). `` 2`` behind a
     label is the second thread. What lies in another span is its child.
     """
     spans = {}
@@ -35,10 +35,10 @@ def drawn(text):
         for char, run in itertools.groupby(ticks):
             end = at + len(list(run))
             if char != "_":
-                found = (at, -end, len(spans), *_named(name, char))
-                spans.setdefault(int(thread or 1), []).append(found)
+                drawn_span = (at, -end, len(spans), *_named(name, char))
+                spans.setdefault(int(thread or 1), []).append(drawn_span)
             at = end
-    return tuple(Thread(id, f"thread {id}", nested(found)) for id, found in spans.items())
+    return tuple(Thread(id, f"thread {id}", nested(rows)) for id, rows in spans.items())
 
 
 def _named(label, char):
@@ -153,7 +153,7 @@ def test_a_receiving_thread_is_where_the_wait_shows(tmp_path):
     assert (found["bubble"], found["exposed pp"], found["hidden pp"]) == ([6 + 2], [0], [2])
 
 
-def test_sends_to_nobody_knows_whom_are_to_a_stage_where_there_are_stages(tmp_path):
+def test_sends_to_unknown_ranks_go_to_a_stage_if_there_are_stages(tmp_path):
     threads = drawn(
         """
         step     000000000000
@@ -167,7 +167,7 @@ def test_sends_to_nobody_knows_whom_are_to_a_stage_where_there_are_stages(tmp_pa
 
 
 def test_passes_without_stages_are_no_pipeline(tmp_path):
-    """Gradient accumulation: what lies between two micro-batches waits for nobody."""
+    """Gradient accumulation: the time between two micro-batches waits for no rank."""
     steps = span("ProfileStep", "ProfileStep#0", 0, 100).around(
         span("Forward", "GPT", 0, 20),
         span("Backward", "Gradient Backward", 25, 60),
@@ -387,10 +387,10 @@ def counted(rows):
     operators = {id: at_ticks(span[1:] for span in spans.pop(f"op{id}", [])) for id in ("", " 2")}
     sent, bubble, exposed, communication = [], set(), {}, {}
     with_passes = {step_of[start] for start, _ in passes}
-    for label, found in spans.items():
+    for label, drawn_spans in spans.items():
         axis, _, thread = label.partition(" ")
-        operators[f" {thread}" if thread else ""] -= at_ticks(span[1:] for span in found)
-        for letter, start, end in found:
+        operators[f" {thread}" if thread else ""] -= at_ticks(span[1:] for span in drawn_spans)
+        for letter, start, end in drawn_spans:
             stages = "pp" in axis or (axis == "?" and passes)
             if stages and letter in "srw" and step_of.get(start) in with_passes:
                 sent.append((start, end))
@@ -403,8 +403,8 @@ def counted(rows):
         bubble |= set(range(first, last)) - at_ticks(passes)
         meetings = [
             (start, axis, (letter, start, end))
-            for axis, found in exposed.items()
-            for letter, start, end in found
+            for axis, spans_of_axis in exposed.items()
+            for letter, start, end in spans_of_axis
             if "pp" in axis
             and letter == "a"
             and step_of.get(start) == step
@@ -415,7 +415,10 @@ def counted(rows):
             exposed[axis].remove(meeting)
             communication.setdefault(axis, set()).update(range(*meeting[1:]))
             bubble |= set(range(*meeting[1:]))
-    exposed = {axis: at_ticks(span[1:] for span in found) for axis, found in exposed.items()}
+    exposed = {
+        axis: at_ticks(span[1:] for span in spans_of_axis)
+        for axis, spans_of_axis in exposed.items()
+    }
     exposed.setdefault("pp", set()).update(at_ticks(sent) - bubble)
     for axis, ticks in exposed.items():
         communication.setdefault(axis, set()).update(ticks)

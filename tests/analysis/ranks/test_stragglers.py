@@ -54,7 +54,7 @@ def test_the_slow_rank_is_named_with_what_it_costs(seed):
     assert first["excess_ns"] == pytest.approx(80 * MS, rel=0.1)
 
 
-def test_where_nobody_is_slow_nobody_is_blamed():
+def test_equal_ranks_are_not_slow():
     step_ns = dict.fromkeys(range(10), 400 * MS)
     ranks = [
         (noise, seed)

@@ -42,12 +42,12 @@ def cluster(tmp_path, *ranks, clocks=None):
     return Cluster(join_ranks(parts, places), bubbles, met, [], {**exact, **(clocks or {})})
 
 
-def told(steps, *columns):
+def rows_of(steps, *columns):
     return steps.select("rank", *(f"{name}_ns" for name in columns)).rows()
 
 
 @pytest.mark.parametrize("ahead", [0, 700])
-def test_what_is_left_once_both_have_come_is_transfer(tmp_path, ahead):
+def test_the_time_after_both_arrived_is_transfer(tmp_path, ahead):
     """
     ::
 
@@ -62,12 +62,15 @@ def test_what_is_left_once_both_have_come_is_transfer(tmp_path, ahead):
         clocks=clocks,
     )
     columns = ("step", "computation", "exposed_pp", "bubble", "rest", "communication_pp")
-    assert told(found.steps_per_trace, *columns) == [(0, 10, 4, 0, 4, 2, 4), (1, 10, 2, 0, 8, 0, 8)]
-    assert told(found.steps, *columns) == [(0, 10, 4, 4, 0, 2, 4), (1, 10, 2, 4, 4, 0, 8)]
+    assert rows_of(found.steps_per_trace, *columns) == [
+        (0, 10, 4, 0, 4, 2, 4),
+        (1, 10, 2, 0, 8, 0, 8),
+    ]
+    assert rows_of(found.steps, *columns) == [(0, 10, 4, 4, 0, 2, 4), (1, 10, 2, 4, 4, 0, 8)]
     assert found.steps.columns == found.steps_per_trace.columns
 
 
-def test_who_waits_until_all_meet_waits_until_the_last_has_come(tmp_path):
+def test_the_wait_ends_when_the_last_rank_arrives(tmp_path):
     """
     ::
 
@@ -80,8 +83,8 @@ def test_who_waits_until_all_meet_waits_until_the_last_has_come(tmp_path):
         (0, 10, forward(0, 0, 2), span("Communication", meeting, 2, 8)),
         (0, 10, forward(1, 0, 6), span("Communication", meeting, 6, 8)),
     )
-    assert told(found.steps_per_trace, "exposed_pp", "bubble") == [(0, 0, 6), (1, 0, 2)]
-    assert told(found.steps, "exposed_pp", "bubble") == [(0, 2, 4), (1, 2, 0)]
+    assert rows_of(found.steps_per_trace, "exposed_pp", "bubble") == [(0, 0, 6), (1, 0, 2)]
+    assert rows_of(found.steps, "exposed_pp", "bubble") == [(0, 2, 4), (1, 2, 0)]
 
 
 def test_without_the_other_side_it_stays_in_the_bubble(tmp_path):
@@ -98,11 +101,11 @@ def test_against_counting(bubble, transfers, meetings):
     """Two ranks, the second of which always comes last: at the start of each transfer."""
     in_bubble = {tick for start, end in bubble for tick in range(start, end)}
     rows = {0: [], 1: []}
-    for op, members, axis, found in [
+    for op, members, axis, intervals in [
         ("send", "1>0", "pp", transfers),
         ("all_reduce", "0,1", "dp+pp", meetings),
     ]:
-        for index, (start, end) in enumerate(found):
+        for index, (start, end) in enumerate(intervals):
             for rank, begun in ((0, start - 3), (1, start)):
                 rows[rank].append(
                     (members, axis, op, 4, index, rank, EPOCH_NS + begun, EPOCH_NS + end, 64)

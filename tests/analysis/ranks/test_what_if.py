@@ -18,14 +18,14 @@ HEAD, TAIL = 7, 11
 def one_f_one_b(stage, num_stages, num_micro_batches):
     """The passes of a stage in their order: as in Fleet, ``startup_steps`` forwards go ahead.
 
-    >>> " ".join(kind[0] + str(at) for kind, _, at in one_f_one_b(0, 2, 3))
+    >>> " ".join(kind[0] + str(number) for kind, _, number in one_f_one_b(0, 2, 3))
     'f0 f1 b0 f2 b1 b2'
     """
     ahead = min(num_stages - stage - 1, num_micro_batches)
-    order = [("forward", 0, at) for at in range(ahead)]
-    for at in range(num_micro_batches - ahead):
-        order += [("forward", 0, ahead + at), ("backward", 0, at)]
-    return order + [("backward", 0, num_micro_batches - ahead + at) for at in range(ahead)]
+    order = [("forward", 0, number) for number in range(ahead)]
+    for number in range(num_micro_batches - ahead):
+        order += [("forward", 0, ahead + number), ("backward", 0, number)]
+    return order + [("backward", 0, num_micro_batches - ahead + number) for number in range(ahead)]
 
 
 def ticked(orders, duration, *, gap=0, way=0):
@@ -250,8 +250,12 @@ def jobs(draw):
     orders = schedule(num_stages, num_micro_batches)
     if num_stages > 1 and draw(st.booleans()):  # two virtual stages, forwards before backwards
         orders = [
-            [("forward", chunk, at) for chunk in (0, 1) for at in range(num_micro_batches)]
-            + [("backward", chunk, at) for chunk in (1, 0) for at in range(num_micro_batches)]
+            [("forward", chunk, number) for chunk in (0, 1) for number in range(num_micro_batches)]
+            + [
+                ("backward", chunk, number)
+                for chunk in (1, 0)
+                for number in range(num_micro_batches)
+            ]
         ] * num_stages
     seed = draw(st.randoms(use_true_random=False))
     known = {}
@@ -341,7 +345,7 @@ def test_a_replica_of_which_a_pass_is_missing_is_left_out():
 
 
 def test_passes_that_wait_for_each_other_are_left_out():
-    """Stage 0 is told to go backward before it has gone forward."""
+    """Stage 0 runs its backward before its forward."""
     topology = Topology.of(pp=2)
     parts, _ = recorded(topology, schedule(2, 1), forward_and_backward(30, 50))
     kind = pl.col("kind").replace({"forward": "backward", "backward": "forward"})
@@ -364,7 +368,7 @@ def test_where_nothing_can_be_replayed_there_are_no_rows():
         assert found.schema == pl.DataFrame(schema=WHAT_IF).schema
 
 
-def told(op, start, end, axis):
+def comm_span(op, start, end, axis):
     return span(
         "Communication", f"{op}[axis={axis} group=3 bytes=4 dtype=float32 peers=0,1]", start, end
     )
@@ -375,9 +379,9 @@ def stepping(tmp_path, rank, late):
     done = 60 + late
     main = Thread(1, "main").around(
         span("ProfileStep", "ProfileStep#4", 0, 110).around(
-            told("all_reduce", 10, 20, "mp"),
-            told("all_reduce", done, 100, "dp"),
-            told("broadcast", 100, 105, "dp+pp"),
+            comm_span("all_reduce", 10, 20, "mp"),
+            comm_span("all_reduce", done, 100, "dp"),
+            comm_span("broadcast", 100, 105, "dp+pp"),
         ),
     )
     return passes(Profile(read(write(tmp_path / f"{rank}.pb", main))), rank)
@@ -397,9 +401,9 @@ def test_without_a_pipeline_replicas_meet_once_a_step(tmp_path):
     assert found.filter(fixed="stage").is_empty()
 
 
-def test_what_a_rank_does_in_a_pipeline(tmp_path):
-    """A pass that launches kernels is as long as they run; what is in no step, or is no
-    micro-batch's, is none."""
+def test_the_passes_of_a_rank_in_a_pipeline(tmp_path):
+    """A pass that launches kernels is as long as they run. Spans outside steps or without a
+    micro-batch are not passes."""
     main = Thread(1, "main").around(
         span("Forward", "forward[stage=1 micro_batch=0 phase=steady]", 0, 5),
         span("ProfileStep", "ProfileStep#4", 10, 100).around(

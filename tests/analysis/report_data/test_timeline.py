@@ -104,7 +104,7 @@ def spans(times):
 def test_thinning_loses_no_event_and_no_time(lengths, budget):
     gaps, durs = np.array(lengths).T
     end = np.cumsum(gaps + durs)
-    table = spans([(str(at), int(e - d), int(e)) for at, (d, e) in enumerate(zip(durs, end))])
+    table = spans([(str(index), int(e - d), int(e)) for index, (d, e) in enumerate(zip(durs, end))])
     found = _thinned(table, budget)
     assert found.height <= budget
     assert found["num"].sum() == table.height

@@ -16,7 +16,7 @@ from ppprof.analysis.summaries.across_ranks import (
     by_rank,
     check_across,
     comparable,
-    of_rank,
+    rank_view,
     self_time,
 )
 from ppprof.analysis.summaries.views import VIEWS, summarize
@@ -57,7 +57,7 @@ RANKS = {
 
 def tables_of(view, directory, threads=RANKS):
     return {
-        rank: comparable(view, of_rank(profile_of(directory, thread), view))
+        rank: comparable(view, rank_view(profile_of(directory, thread), view))
         for rank, thread in threads.items()
     }
 
@@ -94,7 +94,7 @@ def test_a_row_an_operator_with_what_differs_most_on_top(tmp_path):
     ]
 
 
-def test_a_rank_without_a_call_has_no_average_and_nobody_stands_out_alone(tmp_path):
+def test_a_rank_without_a_call_has_no_average_and_no_lone_rank_stands_out(tmp_path):
     table = by_name("op", tables_of("op", tmp_path), PLACES, "cpu_avg")
     assert table.schema["spread_ns"] == pl.Float64
     assert table.drop("compared", "max_coordinate").rows() == [
@@ -125,8 +125,14 @@ def test_of_several_ranks_with_the_maximum_the_first_is_named(tmp_path):
 def on_device(*durations):
     """Operators ``mul``, each with a kernel, and a copy from a span: gpu times as given."""
     calls = [
-        span("Operator", "mul", at, at + 5, launch(at + 1, at + 2, kernel("gemm", at, at + dur)))
-        for at, dur in zip(range(20, 200, 10), durations)
+        span(
+            "Operator",
+            "mul",
+            start,
+            start + 5,
+            launch(start + 1, start + 2, kernel("gemm", start, start + dur)),
+        )
+        for start, dur in zip(range(20, 200, 10), durations)
     ]
     copy = span("PythonUserDefined", "Memcpy x", 1, 9, launch(2, 3, memcpy(4, 8, 64)))
     return step(copy, *calls)
@@ -201,7 +207,7 @@ def test_nothing_anywhere_is_a_table_without_rows(tmp_path):
     nothing = {0: gpu_traces.nothing(), 1: gpu_traces.nothing()}
     for view in ACROSS:
         tables = {
-            rank: comparable(view, of_rank(profile_of(tmp_path, *threads), view))
+            rank: comparable(view, rank_view(profile_of(tmp_path, *threads), view))
             for rank, threads in nothing.items()
         }
         for join in (by_rank, by_name):
@@ -212,7 +218,7 @@ def test_rows_are_those_of_the_rank(tmp_path):
     """Of a whole training, each view holds what the rank's own table says, and nothing else."""
     profile = profile_of(tmp_path, *gpu_traces.training())
     for view in ACROSS:
-        table = by_rank(view, {4: comparable(view, of_rank(profile, view))}, {}, "gpu_total")
+        table = by_rank(view, {4: comparable(view, rank_view(profile, view))}, {}, "gpu_total")
         own = summarize(profile, view).with_columns(pl.col("name").cast(pl.String))
         if view == "op":
             own = own.filter(kind="operator").drop("thread", "kind", "flops")
@@ -250,10 +256,10 @@ def test_self_times_add_up_to_the_time_in_operators(threads, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_had_across_ranks(views, by, message):
-    with pytest.raises(UsageError) as told:
+def test_views_that_cannot_be_compared_across_ranks(views, by, message):
+    with pytest.raises(UsageError) as error:
         check_across(views, by)
-    assert str(told.value) == message
+    assert str(error.value) == message
 
 
 def test_the_views_are_of_the_nine_in_their_order():

@@ -71,10 +71,10 @@ def test_gradient_accumulation_is_global_minus_local(tmp_path):
 
 def test_gradient_accumulation_as_printed(tmp_path):
     lines = text_of(profile_of(tmp_path, *gpu_traces.training()), "op")
-    at = next(at for at, line in enumerate(lines) if line.startswith("Global_MatmulGradNode"))
+    row = next(row for row, line in enumerate(lines) if line.startswith("Global_MatmulGradNode"))
     # Global 1.499 ms - Local 1.198 ms, and the 0.1 ms of add_n's kernel, three times
-    assert lines[at + 1].split()[0] == "Local_MatmulGradNode"
-    assert " ".join(lines[at + 2].split()) == (
+    assert lines[row + 1].split()[0] == "Local_MatmulGradNode"
+    assert " ".join(lines[row + 2].split()) == (
         "gradient accumulation 3 0.90 / 0.30 / 0.30 / 0.30 / 20.08 "
         "0.30 / 0.10 / 0.10 / 0.10 / 6.45 -"
     )
