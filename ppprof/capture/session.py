@@ -61,9 +61,9 @@ class ProfilerSession(ABC):
             num_micro_batches: forward and backward passes of the step.
             num_flops: model FLOPs of the step on this rank alone, for MFU: its share where mp and
                 pp split the model, without recomputation.
-            loss: for ``visualdl_scalars``: a number, at the steps where the loop has read it anyway,
-                or a callable that returns one; called only where scalars are written. A tensor on
-                a device is not read, since that would wait for the device at every step.
+            loss: for ``visualdl_scalars``: a number, at the steps where the loop has read it
+                anyway, or a callable that returns one; called only where scalars are written. A
+                tensor on a device is not read, since that would wait for the device at every step.
         """
 
     @abstractmethod

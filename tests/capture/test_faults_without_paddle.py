@@ -31,7 +31,7 @@ class Expected(NamedTuple):
     """What a fault leaves."""
 
     steps: Sequence[int] | None
-    """Steps of the window on disk; None where there is none."""
+    """Steps of the window on disk; None without one."""
     says: Sequence[str] = ()
     """Lines on stderr, as regular expressions."""
 

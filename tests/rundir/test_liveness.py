@@ -59,7 +59,7 @@ def test_a_rank_without_a_process_was_killed(tmp_path: Path, reaped: bool) -> No
     process.wait()
 
 
-def test_of_other_machines_only_words_are_known(tmp_path: Path) -> None:
+def test_only_failures_are_known_of_other_machines(tmp_path: Path) -> None:
     first, second = rosters(tmp_path)[:2]
     killed(tmp_path, 3, node="other.example.org-1").wait()
     assert first.mark_failed(BOOM) == ""
@@ -72,7 +72,7 @@ def test_ranks_that_ended_well_are_not_named(tmp_path: Path) -> None:
     assert second.mark_failed(BOOM) == ""
 
 
-def test_a_sigterm_is_news_only_to_those_who_got_none(tmp_path: Path) -> None:
+def test_a_sigterm_is_reported_only_by_ranks_that_got_none(tmp_path: Path) -> None:
     everybody = rosters(tmp_path)
     assert everybody[4].mark_failed(None) == ""
     assert everybody[6].mark_failed(None) == ""

@@ -6,10 +6,11 @@
     rank 3   attach ** * ** reading     window ends * *** * reading       leaves
                     64 queries, the fastest counts
 
-Rank 0 writes its address into the job's store. The other ranks look there when they attach and after
-their first step. By then rank 0 has attached as well if it ever does, so no rank waits for it. Queries
-are sent in a thread, so they hold the training up only for the little Python that they run. The thread
-waits for a busy interpreter, here and on rank 0, in most round trips but not in the fastest.
+Rank 0 writes its address into the job's store. The other ranks look there when they attach and
+after their first step. By then rank 0 has attached as well if it ever does, so no rank waits for
+it. Queries are sent in a thread, so they hold the training up only for the little Python that they
+run. The thread waits for a busy interpreter, here and on rank 0, in most round trips but not in the
+fastest.
 """
 
 from __future__ import annotations

@@ -173,8 +173,8 @@ class Windows:
         """Save an open window as the process is about to end; called in any thread.
 
         Paddle's profiler is not released: the training may be inside an operator that uses it. The
-        step that never ended gets no span: Paddle would put the span on the thread that ends it, and
-        VisualDL shows no phases if a step is on another thread than the model.
+        step that never ended gets no span: Paddle would put the span on the thread that ends it,
+        and VisualDL shows no phases if a step is on another thread than the model.
 
         Raises:
             RuntimeError: the window could not be saved.

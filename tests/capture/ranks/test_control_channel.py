@@ -67,7 +67,7 @@ def introduced(ends: Ends) -> tuple[CoordinatorChannel, WorkerChannel, WorkerCha
     return hub, spokes[0], spokes[1]
 
 
-def test_what_rank_0_sends_reaches_all_once_and_is_confirmed(ends: Ends) -> None:
+def test_messages_of_rank_0_reach_all_once_and_are_confirmed(ends: Ends) -> None:
     hub, first, second = introduced(ends)
     hub.send({"kind": "plan", "start": 7})
     assert hub.unconfirmed() == [1, 2]
@@ -81,7 +81,7 @@ def test_what_rank_0_sends_reaches_all_once_and_is_confirmed(ends: Ends) -> None
     assert first.read() == second.read() == []
 
 
-def test_what_is_lost_is_sent_again(ends: Ends) -> None:
+def test_a_lost_message_is_sent_again(ends: Ends) -> None:
     hub, first, second = introduced(ends)
     hub.send({"kind": "plan", "start": 7})
     until(second, bool)
@@ -96,7 +96,7 @@ def test_what_is_lost_is_sent_again(ends: Ends) -> None:
     until(hub, lambda _: hub.unconfirmed() == [])
 
 
-def test_what_others_send_reaches_rank_0(ends: Ends) -> None:
+def test_messages_of_others_reach_rank_0(ends: Ends) -> None:
     hub, first, second = introduced(ends)
     first.send({"kind": "ask", "why": "slow"})
     second.send({"kind": "ask", "why": "slow"})
@@ -104,7 +104,7 @@ def test_what_others_send_reaches_rank_0(ends: Ends) -> None:
     assert {message["rank"] for message in found} == {1, 2}
 
 
-def test_a_rank_that_comes_later_hears_what_it_missed(ends: Ends) -> None:
+def test_a_rank_that_comes_later_gets_what_it_missed(ends: Ends) -> None:
     hub, first, second = ends
     hub.send({"kind": "plan", "start": 7})
     assert hub.unconfirmed() == [1, 2]
@@ -115,7 +115,7 @@ def test_a_rank_that_comes_later_hears_what_it_missed(ends: Ends) -> None:
     assert second.read() == []
 
 
-def test_what_nobody_confirms_is_given_up(ends: Ends) -> None:
+def test_an_unconfirmed_message_is_given_up(ends: Ends) -> None:
     hub, *_ = introduced(ends)
     hub.send({"kind": "plan"})
     ends.now += 31
@@ -125,7 +125,7 @@ def test_what_nobody_confirms_is_given_up(ends: Ends) -> None:
     assert time.monotonic() - start < 1
 
 
-def test_strangers_are_not_heard(ends: Ends) -> None:
+def test_packets_of_strangers_are_ignored(ends: Ends) -> None:
     hub, *_ = introduced(ends)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         for packet in (b"", b"\xff", b"{}", b'{"token": "x", "kind": "ask", "rank": 1}'):

@@ -156,7 +156,7 @@ def test_an_empty_file_is_a_request(tmp_path: Path) -> None:
         ('{"ranks": 1.5}', "ranks 1.5: "),
     ],
 )
-def test_a_request_that_is_none(
+def test_an_invalid_request_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, why: str
 ) -> None:
     job = Job(tmp_path).go(6)
@@ -292,7 +292,7 @@ def test_nothing_is_slow_before_there_is_a_median(tmp_path: Path) -> None:
     assert set(job.timeline[0]) == {"."}
 
 
-def test_a_failure_ends_what_was_to_come(
+def test_a_failure_ends_windows_on_demand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = Job(tmp_path).go(6)

@@ -73,7 +73,7 @@ def test_json_that_is_still_to_be_made_counts(tmp_path: Path) -> None:
     assert not budget.is_spent  # it took less
 
 
-def test_what_was_deleted_takes_nothing(tmp_path: Path) -> None:
+def test_a_deleted_window_takes_no_space(tmp_path: Path) -> None:
     budget = DiskBudget(tmp_path, 0, 10, ["json"], Growing())
     budget.open()
     name = window(tmp_path, 0, 2)
