@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "rundir": LEAVES,
     "capture": LEAVES | {"config", "rundir", "trace"},
     "trace": LEAVES | {"rundir"},
-    "analysis": LEAVES | {"rundir", "trace"},
+    "analysis": LEAVES | {"trace"},
     "report": LEAVES | {"rundir", "trace", "analysis"},
     # Tables that a run left are read in report/data.py, which is to become a module of rundir.
     "run": LEAVES | {"rundir", "trace", "analysis", "report"},
