@@ -117,12 +117,12 @@ class ClockServer(ClockSync):
         super().__init__(run, rank=0)
         self._clients: set[int] = set()
         self._thread = threading.Thread(target=self._serve, name="ppprof clock", daemon=True)
-        self._socket, token = udp.listen(host, store, key)
+        self._socket, token = udp.bind(host, store, key)
         self._token = bytes.fromhex(token)
         self._thread.start()
 
     def close(self, compare: bool, failed: bool) -> None:
-        """As above, once the ranks that sent queries have left."""
+        """Stop once the ranks that sent queries have left; see `ClockSync.close`."""
         deadline = time.monotonic() + (0 if failed else _LEAVE_SECONDS)
         try:
             if compare:
@@ -180,7 +180,7 @@ class ClockClient(ClockSync):
         self._thread: threading.Thread | None = None
 
     def advance(self, before: State, step: int) -> None:
-        """As above; also looks for rank 0 until the first step is over."""
+        """As `ClockSync.advance`; also looks for rank 0 until the first step is over."""
         if self._socket is None and step <= 1:
             with self._suppress_and_report():
                 self._look_for_rank_0()
@@ -190,7 +190,7 @@ class ClockClient(ClockSync):
             super().advance(before, step)
 
     def close(self, compare: bool, failed: bool) -> None:
-        """As above; rank 0 gets a message that this rank leaves."""
+        """As `ClockSync.close`; also notifies rank 0 that this rank leaves."""
         if self._thread is not None:
             self._thread.join(_BURST_SECONDS + 2)
         if self._socket is None:
