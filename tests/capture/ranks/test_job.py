@@ -1,4 +1,4 @@
-"""What a process learns of its job from the launcher and from Fleet."""
+"""The job as the launcher and Fleet describe it, and the run directory of all ranks."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_fleet_sets_axes_and_their_order(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 class Store:
-    """The job's store, which knows how often each key was read."""
+    """The job's store, which counts how often each key is read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""What the names of collectives say, of calls whose communication is left out."""
+"""Names of collective spans, without any communication."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def group(number: int, *ranks: int) -> Any:
 
 
 class Counting:
-    """A topology that counts what it is asked."""
+    """A topology that counts its calls."""
 
     num_asked = 0
 
