@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["advise", "attach", "diff", "open", "remote", "span", "write_report"]
 
 
-_HOMES = {
+_MODULES = {
     "advise": "ppprof.run.advise",
     "attach": "ppprof.capture.attach",
     "diff": "ppprof.run.diff",
@@ -31,6 +31,6 @@ def __getattr__(name: str) -> Any:
     """Import on first use: training needs no polars, and reading a run needs no Paddle."""
     if name == "remote":
         return import_module("ppprof.remote")
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

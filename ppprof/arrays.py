@@ -1,4 +1,4 @@
-"""Types of numpy arrays."""
+"""Type aliases of NumPy arrays, by the type of their items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can go wrong for a user, and the exit code that goes with it."""
+"""The errors that users see, with their exit codes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 
 class PpprofError(Exception):
-    """Base of everything ppprof raises at a user; ``exit_code`` is what the CLI returns."""
+    """Base class of all errors for users."""
 
     exit_code = 2
+    """Exit code of the CLI."""
 
 
 class UsageError(PpprofError):
-    """The command was asked for in a way it cannot serve."""
+    """Invalid arguments of a command or function."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, and where.
+    """One problem and its place.
 
     >>> print(Problem("cfg.yaml:37", "Profiler.schedular", 'unknown key; did you mean "scheduler"?'))
     cfg.yaml:37: Profiler.schedular: unknown key; did you mean "scheduler"?
@@ -27,16 +28,16 @@ class Problem:
     where: str
     """File and line (``cfg.yaml:37``) or the command-line flag (``-o``)."""
     key: str
-    """Dotted key, or empty where the problem has none (a syntax error)."""
+    """Dotted key; empty for a problem without one, such as a syntax error."""
     message: str
-    """What it is with its value, what was expected, what to do."""
+    """The problem with the value, the expected values, and what to do."""
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.where, self.key, self.message) if part)
 
 
 class ConfigError(PpprofError):
-    """A config that cannot be used; holds every problem at once, in file order."""
+    """An invalid config; holds every problem, in file order."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -44,10 +45,10 @@ class ConfigError(PpprofError):
 
 
 class InputError(PpprofError):
-    """No usable input: nothing to read, or nothing that could be read."""
+    """Missing or unreadable input."""
 
     exit_code = 3
 
 
 class TraceError(InputError):
-    """A trace file that cannot be read; the message holds path, byte offset and reason."""
+    """An unreadable trace file; the message has path, byte offset and reason."""

@@ -26,13 +26,13 @@ PEAK_FLOPS = (
     (r"RTX 4090", 165.2 * _T, "Ada GPU architecture whitepaper: FP32 accumulate, dense"),
     (r"B200", 2250 * _T, "DGX B200 datasheet: an eighth of half of 36 PFLOPS with sparsity"),
 )
-"""(name, FLOP/s, source): NVIDIA's figures for dense bf16 and fp16 matrices on tensor cores (V100:
-fp16, it has no bf16). The name is a pattern of the whole name that CUDA gives the device, without
-the maker's words in front."""
+"""(name, FLOP/s, source): NVIDIA's numbers for dense bf16 and fp16 matrices on tensor cores. V100
+has no bf16, so its number is for fp16. The name is a pattern that matches the whole device name of
+CUDA without its brand prefix (``NVIDIA``, ``Tesla``, ``GeForce``)."""
 
 
 def known_peak_flops(name: str) -> float | None:
-    """Dense bf16/fp16 FLOP/s of the GPU that CUDA calls ``name``; None for one not in the table.
+    """Return the dense bf16/fp16 FLOP/s of a GPU by its CUDA name; None for an unknown GPU.
 
     >>> known_peak_flops("NVIDIA A100-SXM4-80GB")
     312000000000000.0

@@ -1,8 +1,8 @@
-"""Where files are: on this machine, or in a store that fsspec reaches by a URL.
+"""Paths of files on this machine or in a store that fsspec opens by URL; atomic writes.
 
-A path in a store is a ``upath.UPath``, which does what ``pathlib.Path`` does; credentials and
-endpoints are found as each store's own tools find them, or in fsspec's configuration. Which stores
-there are: https://filesystem-spec.readthedocs.io, each from a package of its own (s3fs, gcsfs...).
+A path in a store is a ``upath.UPath``, which has the interface of ``pathlib.Path``. Each store's
+own tools or fsspec's configuration provide credentials and endpoints. Each store needs its own
+package (s3fs, gcsfs...): https://filesystem-spec.readthedocs.io lists them.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from ppprof.errors import InputError, PpprofError
 PathLike = Union[str, "os.PathLike[str]"]
 
 _OURS = frozenset(["builtins", "numpy", "polars", "ppprof"])
-"""Whose errors are no store's."""
+"""Packages whose errors do not come from a store's client."""
 
 
 def to_path(path: PathLike) -> Path:
-    """``s3://bucket/run`` as a path in that store, any other as one on this machine.
+    """Return ``s3://bucket/run`` as a path in that store, and any other text as a local path.
 
     Raises:
-        InputError: nothing reaches such a store; says what to install.
+        InputError: the store's package is missing (the message names it) or unknown.
     """
     if not is_remote(path):
         return Path(path)
     try:
         from upath import UPath
 
-        at = UPath(path)
-        _ = at.fs  # the first to need the store's package
+        remote_path = UPath(path)
+        _ = remote_path.fs  # imports the store's package
     except (ImportError, ValueError) as error:
         raise InputError(f"{path}: {error}") from error
-    return cast(Path, at)
+    return cast(Path, remote_path)
 
 
 def is_remote(path: PathLike) -> bool:
-    """Whether it is a URL, or what `to_path` made of one.
+    """Whether the path is a URL, or the result of `to_path` for a URL.
 
     >>> is_remote("s3://bucket/run"), is_remote("runs/s3")
     (True, False)
@@ -53,35 +53,35 @@ def is_remote(path: PathLike) -> bool:
 
 
 def reject_special_files(path: Path) -> None:
-    """Lets nothing pass that is there and no file: a pipe or a device may have no end.
+    """Reject pipes, sockets and devices: reading them may never end.
 
     Raises:
-        OSError: it is one.
+        OSError: the path is one of these.
     """
     if not is_remote(path):
         mode = path.stat().st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # a directory has its own error
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a directory raises by itself
             raise OSError(errno.EINVAL, "neither a file nor a directory", str(path))
 
 
 def read_bounded(path: Path, most_bytes: int) -> bytes:
-    """The bytes of a file that is held in memory whole.
+    """Read a whole file into memory.
 
     Raises:
-        OSError: it cannot be read, is no file, or is larger.
+        OSError: the path is unreadable, is not a file, or has more than ``most_bytes``.
     """
     reject_special_files(path)
     with path.open("rb") as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        expected = f"larger than the {most_bytes >> 20} MiB that such a file may have"
-        raise OSError(errno.EFBIG, expected, str(path))
+        message = f"larger than the {most_bytes >> 20} MiB allowed for such a file"
+        raise OSError(errno.EFBIG, message, str(path))
     return content
 
 
 @contextmanager
 def store_errors_as_oserror(path: PathLike) -> Iterator[None]:
-    """Raises what a store's client has of its own (no credentials, no connection) as OSError."""
+    """Convert errors of a store's client (no credentials, no connection) to OSError."""
     try:
         yield
     except FileNotFoundError as error:
@@ -97,15 +97,16 @@ def store_errors_as_oserror(path: PathLike) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Writes ``path`` under another name, then `publish`: readers see all of it or none.
+    """Write ``path`` under a hidden name, then `publish` it: readers never see a partial file.
 
-    A store takes a file whole of itself.
+    Writes to a store are atomic by themselves.
     """
     if is_remote(path):
         with store_errors_as_oserror(path):
             path.write_bytes(data)
         return
-    hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")  # others may write it at once
+    # A unique name: other processes may write the same path at the same time.
+    hidden = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         hidden.write_bytes(data)
         publish(hidden, path)
@@ -115,20 +116,20 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name when it is complete and on disk, or not at all.
+    """Open a file for writing that gets its name only when it is complete and on disk.
 
-    Until then it has a hidden name; VisualDL takes any with "paddle_trace" in it for a trace. What
-    goes to a store is written here and put there whole.
+    Until then it has a hidden name without "paddle_trace": VisualDL takes any file with that in
+    its name for a trace. A file for a store is written locally and then uploaded.
     """
     if is_remote(path):
-        with tempfile.NamedTemporaryFile() as whole:
-            yield cast("IO[bytes]", whole)
-            whole.flush()
+        with tempfile.NamedTemporaryFile() as local:
+            yield cast("IO[bytes]", local)
+            local.flush()
             with store_errors_as_oserror(path):
-                path.fs.put_file(whole.name, path.path)  # type: ignore[attr-defined]
+                path.fs.put_file(local.name, path.path)  # type: ignore[attr-defined]
         return
     name = path.name.replace("paddle_trace", "")
-    # Not to be guessed, and never one that is there: a link, perhaps, in a directory of others.
+    # Unpredictable, and opened with "x": another user of the directory cannot plant a symlink.
     hidden = path.with_name(f".writing_{name}.{uuid.uuid4().hex}")
     try:
         with hidden.open("xb") as file:
@@ -148,7 +149,7 @@ def remove_quietly(hidden: Path) -> None:
 
 
 def publish(hidden: Path, path: Path) -> None:
-    """Gives a complete file its name once the disk has it (fsync, rename)."""
+    """Flush a complete file to disk, then rename it to ``path`` (fsync, rename)."""
     with hidden.open("rb+") as file:
         os.fsync(file.fileno())
     hidden.replace(path)

@@ -1,9 +1,9 @@
-"""Functions called on other processes, profiled there as part of the caller's window.
+"""Profile functions called on other processes as part of the caller's window.
 
-A callable made by `profiled` goes wherever pickles go: to a process pool, a Dask worker, through
-``paddle.distributed.rpc``. If the caller records a window when it is sent, the function is recorded
-on the other side, with the caller's settings; what comes back is an `Answer`, result and events in
-one message, and `result` takes the result out::
+`profiled` returns a picklable callable: send it to a process pool, a Dask worker, or through
+``paddle.distributed.rpc``. If the caller records a window at that time, the worker records the
+function with the caller's settings. It returns an `Answer`, which holds result and events in one
+message. `result` extracts the result::
 
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
         future = pool.submit(ppprof.remote.profiled(encode), batch)
@@ -13,10 +13,10 @@ one message, and `result` takes the result out::
 
     rpc_sync("worker1", ppprof.remote.profiled(encode), args=(batch,))  # paddle.distributed.rpc
 
-Both sides look at their clocks when the call and the answer are pickled and unpickled
-(`ppprof.rundir.remote_calls`), which costs no message of its own. The other side needs ppprof; where Paddle is
-not loaded, or records already, only the call's times are known. Its own remote calls come back
-within its answer. Paddle does not survive a fork: pools must spawn.
+Both sides read their clocks when the call and the answer are pickled and unpickled
+(`ppprof.rundir.remote_calls`), so no extra message is needed. The worker needs ppprof. If Paddle is
+not loaded there, or records already, only the call's times are known. Remote calls that the worker
+makes return within its answer. Paddle does not survive a fork, so pools must spawn.
 """
 
 from __future__ import annotations
@@ -47,67 +47,67 @@ from ppprof.rundir.remote_calls import RemoteCall, has_call, write_call
 log = logging.getLogger("ppprof")
 
 Recorded = tuple[RemoteCall, bytes]
-"""A call and Paddle's ``.pb`` of it, empty where there is none."""
+"""A call and its recording as Paddle's ``.pb``; empty without a recording."""
 
 
 def profiled(
     function: Callable[..., Any], name: str | None = None, to: str | None = None
 ) -> Callable[..., Answer]:
-    """The function as a callable that is recorded where it is carried to, and returns an `Answer`.
+    """Return a callable that runs the function, records it on the worker, and returns an `Answer`.
 
-    Of other calls' answers among its arguments the function gets the results.
+    The callable replaces answers of other calls among its arguments by their results.
 
     Args:
-        function: what the carrier can pickle.
-        name: to be shown; its own without it.
-        to: name of the worker; without it the one that ``paddle.distributed.rpc``, Dask or
-            ``multiprocessing`` has for it.
+        function: any function that can be pickled.
+        name: name to show; by default the function's own.
+        to: name of the worker; by default its name in ``paddle.distributed.rpc``, Dask or
+            ``multiprocessing``.
     """
     return _Profiled(function, name or _name_of(function), to)
 
 
 def result(answer: Any) -> Any:
-    """The function's result; anything but an `Answer` is returned as it is."""
+    """Return the function's result from an `Answer`; return any other value unchanged."""
     return answer.value if isinstance(answer, Answer) else answer
 
 
 def submit(executor: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-    """``executor.submit`` with `profiled` and `result` around it: a future of the plain result.
+    """Submit a profiled function; return a future of its plain result.
 
     Args:
         executor: a ``concurrent.futures.Executor`` or a Dask client.
-        function: what it can pickle.
-        args: of the function.
-        kwargs: of the function, or of the client.
+        function: a function that the executor can pickle.
+        args: arguments of the function.
+        kwargs: keyword arguments of the function or of the client's ``submit``.
     """
     inner = executor.submit(profiled(function), *args, **kwargs)
     outer: Future[Any] = Future()
 
-    def pass_on(done: Any) -> None:
-        if done.cancelled():
+    def copy_result(future: Any) -> None:
+        if future.cancelled():
             outer.cancel()
         if not outer.set_running_or_notify_cancel():
             return
-        error = done.exception()
+        error = future.exception()
         if error is not None:
             outer.set_exception(error)
         else:
-            outer.set_result(result(done.result()))
+            outer.set_result(result(future.result()))
 
     outer.add_done_callback(lambda future: inner.cancel() if future.cancelled() else None)
-    inner.add_done_callback(pass_on)
+    inner.add_done_callback(copy_result)
     return outer
 
 
 class Answer:
-    """What comes back: the result, and the calls that were recorded, the innermost last.
+    """The result of a call, and the recorded calls, innermost last.
 
-    Where it is unpickled on the caller's side, the calls are put to the caller's window.
+    When the caller unpickles it, the calls are added to the caller's window.
     """
 
     def __init__(self, value: Any, origin: _Origin | None = None, calls: tuple[Recorded, ...] = ()):
         self.value = value
-        """What the function returned."""
+        """The function's return value."""
         self._origin = origin
         self._calls = calls
 
@@ -116,10 +116,10 @@ class Answer:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        # Several times where somebody passes it on; the last is where it stays.
+        # A process that forwards the answer also unpickles it. The last time stamp counts.
         self._calls = self._stamped("received_ns", again=True)
         if self._origin is not None and self._calls:
-            _keep(self._origin.scope, self._calls)
+            _store_calls(self._origin.scope, self._calls)
 
     def _stamped(self, when: str, again: bool = False) -> tuple[Recorded, ...]:
         if not self._calls or (getattr(self._calls[0][0], when) and not again):
@@ -131,19 +131,20 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where a call comes from, as it travels with it."""
+    """The caller's part of a call; it travels with the call."""
 
     scope: str
-    """The caller's window, or the call that the caller is itself: who keeps what comes back."""
+    """The caller's window, or the id of the call that the caller itself runs in."""
     parent: str | None
     caller: str
     settings: Mapping[str, Any]
+    """The caller's ``Profiler`` block as plain values."""
     sent_ns: int
 
 
 @dataclass(frozen=True)
 class _Scope:
-    """A call that runs here: what it calls itself belongs to it."""
+    """A call that runs in this process, and the recorded calls that it made."""
 
     id: str
     worker: str
@@ -153,26 +154,26 @@ class _Scope:
 
 _running: ContextVar[_Scope | None] = ContextVar("_running", default=None)
 _scopes: dict[str, _Scope] = {}
-"""Calls that run here, by id; answers to theirs arrive in any thread."""
+"""Calls that run in this process, by id. Answers to their calls may arrive in any thread."""
 _sent: set[str] = set()
-"""Windows of this process from which calls were sent."""
+"""Windows of this process that have sent calls."""
 _warned: set[str] = set()
 
 
 class _Profiled:
-    """See `profiled`. Pickling sends it, unpickling is its arrival."""
+    """The callable of `profiled`. Pickling it means sending, unpickling it means arrival."""
 
     def __init__(self, function: Callable[..., Any], name: str, to: str | None) -> None:
         self._function = function
-        self._name = self.__name__ = name  # the latter is what Dask shows
+        self._name = self.__name__ = name  # Dask shows __name__
         self._to = to
         self._origin: _Origin | None = None
         self._arrived_ns = 0
-        # Carriers pickle in threads of their own, to which the context does not reach.
+        # Read it now: executors pickle in their own threads, which do not have this context.
         self._scope = _running.get()
 
     def __getstate__(self) -> dict[str, Any]:
-        origin = self._origin or _origin(self._scope)  # a scheduler passes it on as it came
+        origin = self._origin or _current_origin(self._scope)  # a scheduler forwards its origin
         return {**self.__dict__, "_origin": origin, "_scope": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -180,28 +181,27 @@ class _Profiled:
         self._arrived_ns = time.time_ns()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Answer:
-        # Dask hands one call's answer to the next.
+        # Dask passes the answer of one call as an argument of the next.
         args = tuple(map(result, args))
         kwargs = {name: result(value) for name, value in kwargs.items()}
-        if self._origin is None:  # nobody records, or it has not left the process
+        if self._origin is None:  # the caller does not record, or the call is local
             return Answer(self._function(*args, **kwargs))
         recording = _Recording(self._origin, self._name, self._to, self._arrived_ns)
         try:
             value = self._function(*args, **kwargs)
         except BaseException as error:
             answer = Answer(None, self._origin, recording.end())
-            with suppress(Exception):  # an exception takes its attributes along
+            with suppress(Exception):  # attributes of an exception are pickled with it
                 error.__dict__["_ppprof_answer"] = answer
             raise
         return Answer(value, self._origin, recording.end())
 
 
-def _origin(scope: _Scope | None) -> _Origin | None:
-    """Where a call that is sent now comes from; None where nothing is recorded."""
+def _current_origin(scope: _Scope | None) -> _Origin | None:
+    """Return the origin of a call that is sent now; None if nothing is recorded."""
     try:
         if scope is not None:
-            known = _scopes.get(scope.id)
-            if known is None:  # that call has ended
+            if scope.id not in _scopes:  # that call has ended
                 return None
             return _Origin(scope.id, scope.id, scope.worker, scope.settings, time.time_ns())
         window = open_window()
@@ -216,19 +216,19 @@ def _origin(scope: _Scope | None) -> _Origin | None:
 
 
 class _Recording:
-    """A call while it runs here. Nothing of it ever raises."""
+    """A call that runs and is recorded in this process. Its methods never raise."""
 
     def __init__(self, origin: _Origin, name: str, to: str | None, arrived_ns: int) -> None:
         self._recorder: Any = None
         self._note = ""
-        self._scope = _Scope(uuid.uuid4().hex, _plain(to or _worker_name()), origin.settings)
+        self._scope = _Scope(uuid.uuid4().hex, _sanitize(to or _worker_name()), origin.settings)
         _scopes[self._scope.id] = self._scope
         self._token = _running.set(self._scope)
         self._call = RemoteCall(
             id=self._scope.id,
             parent=origin.parent,
-            name=_plain(name),
-            caller=_plain(origin.caller),
+            name=_sanitize(name),
+            caller=_sanitize(origin.caller),
             worker=self._scope.worker,
             process=f"{socket.gethostname()}:{os.getpid()}",
             thread=threading.get_native_id(),
@@ -240,13 +240,13 @@ class _Recording:
             received_ns=0,
         )
         try:
-            self._recorder = _recorder(origin.settings)
+            self._recorder = _start_recorder(origin.settings)
         except Exception as error:
             self._note = str(error) or repr(error)
         self._began_ns = time.time_ns()
 
     def end(self) -> tuple[Recorded, ...]:
-        """The call, and the calls made in it."""
+        """Stop recording; return the call and the calls made in it."""
         ended_ns = time.time_ns()
         _running.reset(self._token)
         _scopes.pop(self._scope.id, None)
@@ -265,13 +265,13 @@ class _Recording:
         return ((call, raw), *self._scope.calls)
 
 
-def _recorder(settings: Mapping[str, Any]) -> Any:
-    """Paddle's profiler, running.
+def _start_recorder(settings: Mapping[str, Any]) -> Any:
+    """Start Paddle's profiler and return its recorder.
 
     Raises:
-        Exception: whatever keeps it from that.
+        Exception: the profiler could not start.
     """
-    if sys.modules.get("paddle") is None:  # to import it takes seconds, which are the caller's
+    if sys.modules.get("paddle") is None:  # importing it would cost the caller seconds
         raise RuntimeError("Paddle is not loaded there")
     from ppprof.capture.recording.recorder import Recorder
     from ppprof.config import ProfilerConfig
@@ -286,27 +286,27 @@ def _recorder(settings: Mapping[str, Any]) -> Any:
     return recorder
 
 
-def _keep(scope_id: str, calls: tuple[Recorded, ...]) -> None:
-    """Puts calls that came back to whoever made them, if that is here."""
+def _store_calls(scope_id: str, calls: tuple[Recorded, ...]) -> None:
+    """Add returned calls to the call or window that made them, if it is in this process."""
     try:
         scope = _scopes.get(scope_id)
         if scope is not None:
-            known = {call.id for call, _ in scope.calls}
-            scope.calls.extend((call, raw) for call, raw in calls if call.id not in known)
+            ids = {call.id for call, _ in scope.calls}
+            scope.calls.extend((call, raw) for call, raw in calls if call.id not in ids)
             return
-        if scope_id not in _sent:  # somebody who passes the answer on
+        if scope_id not in _sent:  # this process only forwards the answer
             return
         window = open_window()
         first = calls[0][0]
         if window is None or str(window.calls) != scope_id:
-            _warn_once(f"{first.span}: it came back after its window had closed, and is left out")
+            _warn_once(f"{first.span}: skipped: it returned after its window had closed")
             return
         for call, raw in calls:
-            if has_call(window.calls, call):  # an answer can be fetched again
+            if has_call(window.calls, call):  # an answer can be fetched twice
                 continue
             write_call(window.calls, call, raw)
             if call.note:
-                _warn_once(f"{call.span}: only its times are known: {call.note}")
+                _warn_once(f"{call.span}: only its times were recorded: {call.note}")
     except Exception as error:
         _warn_once(f"a remote call is not recorded: {error}")
 
@@ -328,13 +328,13 @@ def _name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def _plain(name: str) -> str:
-    """As it can stand in ``rpc#name(caller -> worker)``."""
+def _sanitize(name: str) -> str:
+    """Replace spaces and parentheses, for ``rpc#name(caller -> worker)``."""
     return re.sub(r"[\s()]+", "_", str(name)) or "_"
 
 
 def _rpc_name() -> str | None:
-    """The name that ``paddle.distributed.rpc`` has for this process; None where it is not in use."""
+    """Return this process's name in ``paddle.distributed.rpc``; None if rpc is not in use."""
     rpc = sys.modules.get("paddle.distributed.rpc")
     with suppress(Exception):
         return str(rpc.get_current_worker_info().name) if rpc else None
@@ -351,6 +351,6 @@ def _worker_name() -> str:
             name = dask.get_worker().name
             return name if isinstance(name, str) else f"dask-worker-{name}"
     process = multiprocessing.current_process().name
-    if process == "MainProcess":  # every process that nobody named is called so
+    if process == "MainProcess":  # the default name, which is not unique
         return f"{socket.gethostname()}:{os.getpid()}"
     return process

@@ -1,4 +1,4 @@
-"""YAML of somebody else's, as plain values: no objects, and no more values than were meant."""
+"""Load untrusted YAML as plain values: no objects, and a limited number of values."""
 
 from __future__ import annotations
 
@@ -7,39 +7,39 @@ from typing import Any
 import yaml
 
 MOST_VALUES = 10_000
-"""In a text, each alias counted as all that it stands for; FleetX's largest config has 200."""
+"""Limit for a text, with aliases expanded. FleetX's largest config has 200 values."""
 
 
 def check_size(root: yaml.Node) -> None:
-    """Counts values as they will be once each alias is what it stands for, before any is.
+    """Count the values of a document as if its aliases were expanded, without expanding them.
 
-    Ten lines of aliases to one another can stand for a billion values.
+    Ten lines of nested aliases can expand to a billion values.
 
     Raises:
-        yaml.MarkedYAMLError: there are too many.
+        yaml.MarkedYAMLError: the document has more than `MOST_VALUES`.
     """
     sizes: dict[int, int] = {}
 
     def size(node: yaml.Node) -> int:
-        at = id(node)
-        if at not in sizes:
-            sizes[at] = 1  # what an alias inside its own anchor finds
+        key = id(node)
+        if key not in sizes:
+            sizes[key] = 1  # counts for an alias inside its own anchor
             if isinstance(node, yaml.SequenceNode):
-                sizes[at] += sum(map(size, node.value))
+                sizes[key] += sum(map(size, node.value))
             elif isinstance(node, yaml.MappingNode):
-                sizes[at] += sum(size(part) for pair in node.value for part in pair)
-        return sizes[at]
+                sizes[key] += sum(size(part) for pair in node.value for part in pair)
+        return sizes[key]
 
     if size(root) > MOST_VALUES:
-        message = f"more than {MOST_VALUES} values, aliases written out"
+        message = f"more than {MOST_VALUES} values with aliases expanded"
         raise yaml.constructor.ConstructorError(None, None, message, root.start_mark)
 
 
 def safe_load(text: str) -> Any:
-    """What a text means; None for an empty one.
+    """Load a YAML text; return None for an empty one.
 
     Raises:
-        yaml.YAMLError: not YAML, tags that make objects, too many values or nested too deeply.
+        yaml.YAMLError: not YAML, tags that create objects, too many values or nested too deeply.
     """
     loader = yaml.SafeLoader(text)
     try:

@@ -1,6 +1,6 @@
-"""Where a rank stands in the hybrid-parallel grid: rank <-> (dp, pp, sharding, sep, mp).
+"""The topology of a hybrid-parallel job: rank <-> coordinate (dp, pp, sharding, sep, mp).
 
-A grid of dp 2 x pp 2 x mp 2 in Fleet's default order, outermost axis first::
+dp 2 x pp 2 x mp 2 in Fleet's default order, outermost axis first::
 
     rank         0    1    2    3    4    5    6    7
     dp           0    0    0    0    1    1    1    1
@@ -22,7 +22,7 @@ AXES = ("dp", "pp", "sharding", "sep", "mp")
 """Fleet's default ``hybrid_parallel_order``, outermost (slowest to change) first."""
 
 MOST_RANKS = 1_000_000
-"""Of a grid: ranks are counted out, and a manifest may tell any number."""
+"""Limit for a topology: code loops over all ranks, and manifests are untrusted."""
 
 RankSelector = Union[str, int, Sequence[int], Mapping[str, Union[int, str]]]
 """``"all"``, ``3``, ``"0,8-15"``, ``[0, 8]`` or coordinates such as ``{"dp": 0, "pp": "all"}``."""
@@ -30,17 +30,17 @@ RankSelector = Union[str, int, Sequence[int], Mapping[str, Union[int, str]]]
 
 @dataclass(frozen=True)
 class Topology:
-    """Degrees of the parallel axes and the order in which ranks are laid out over them.
+    """Degrees of the parallel axes, and the order in which ranks are numbered along them.
 
-    >>> grid = Topology.of(dp=2, mp=2, pp=2)
-    >>> grid.coordinate(5)
+    >>> topology = Topology.of(dp=2, mp=2, pp=2)
+    >>> topology.coordinate(5)
     {'dp': 1, 'pp': 0, 'sharding': 0, 'sep': 0, 'mp': 1}
-    >>> grid.groups("pp")
+    >>> topology.groups("pp")
     [[0, 2], [1, 3], [4, 6], [5, 7]]
     """
 
     degrees: tuple[int, ...]
-    """One degree an axis, in the order of ``order``; each at least 1."""
+    """The degree of each axis, in the order of ``order``; each at least 1."""
     order: tuple[str, ...] = AXES
     """A permutation of `AXES`, outermost first."""
 
@@ -48,13 +48,13 @@ class Topology:
         if sorted(self.order) != sorted(AXES) or len(self.degrees) != len(self.order):
             raise UsageError(f"axis order {self.order!r}: expected a permutation of {AXES!r}")
         if any(not isinstance(degree, int) or degree < 1 for degree in self.degrees):
-            raise UsageError(f"degrees {self.degrees!r}: each must be a number, at least 1")
+            raise UsageError(f"degrees {self.degrees!r}: expected whole numbers, at least 1")
         if self.world_size > MOST_RANKS:
             raise UsageError(f"degrees {self.degrees!r}: more than {MOST_RANKS} ranks")
 
     @classmethod
     def of(cls, order: Sequence[str] = AXES, **degrees: int) -> Topology:
-        """A topology from degrees by name; an axis that is not named has degree 1."""
+        """Return a topology from degrees by name; other axes have degree 1."""
         unknown = set(degrees) - set(AXES)
         if unknown:
             raise UsageError(f"unknown axis {sorted(unknown)}; expected some of {AXES!r}")
@@ -62,20 +62,20 @@ class Topology:
 
     @property
     def world_size(self) -> int:
-        """How many ranks the grid has: the product of the degrees."""
+        """The number of ranks: the product of the degrees."""
         return math.prod(self.degrees)
 
     @property
     def replicas(self) -> int:
-        """Copies of the model, each with data of its own: dp x sharding."""
+        """The number of model copies that train on different data: dp x sharding."""
         return self.degree("dp") * self.degree("sharding")
 
     def degree(self, axis: str) -> int:
-        """The degree of one axis."""
+        """Return the degree of an axis."""
         return self.degrees[self.order.index(axis)]
 
     def coordinate(self, rank: int) -> dict[str, int]:
-        """Where ``rank`` stands on every axis, in the order of ``order``."""
+        """Return the position of ``rank`` on every axis, in the order of ``order``."""
         if not 0 <= rank < self.world_size:
             raise UsageError(f"rank {rank}: expected 0 to {self.world_size - 1}")
         coordinate = {}
@@ -84,56 +84,58 @@ class Topology:
         return {axis: coordinate[axis] for axis in self.order}
 
     def rank(self, coordinate: Mapping[str, int]) -> int:
-        """The rank at ``coordinate``; an axis that is not named is 0. Inverse of `coordinate`."""
+        """Return the rank at ``coordinate``; missing axes are 0. Inverse of `coordinate`."""
         rank = 0
         for axis, degree in zip(self.order, self.degrees):
             rank = rank * degree + coordinate.get(axis, 0)
         return rank
 
     def groups(self, axis: str) -> list[list[int]]:
-        """The ranks that differ on ``axis`` alone: one list a communication group, sorted."""
+        """Return the communication groups of ``axis``: sorted ranks that differ on it alone."""
         by_rest: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world_size):
-            rest = tuple(at for name, at in self.coordinate(rank).items() if name != axis)
+            coordinate = self.coordinate(rank)
+            rest = tuple(position for name, position in coordinate.items() if name != axis)
             by_rest.setdefault(rest, []).append(rank)
         return sorted(by_rest.values())
 
     def axis_of(self, ranks: Collection[int]) -> str | None:
-        """The axis that a group of ranks communicates over; of several, ``dp+sharding``.
+        """Return the axis that a group of ranks communicates over; several axes are joined by +.
 
-        Ranks that differ on one axis alone are of that axis, all of its group or some of them: two
-        neighbouring stages are ``pp``. Ranks that differ on several are of these, in the order of
-        ``order``, where they are all there are between them. An axis of degree 1 is never told.
+        Ranks that differ on a single axis belong to that axis, even if the group is only a part of
+        it: two neighbouring stages are ``pp``. Ranks that differ on several axes belong to these,
+        in the order of ``order``, if the group is complete. Axes of degree 1 never appear.
 
-        >>> grid = Topology.of(dp=2, mp=2, pp=2)
-        >>> grid.axis_of([1, 3]), grid.axis_of([0, 1, 4, 5]), grid.axis_of([0, 3])
+        >>> topology = Topology.of(dp=2, mp=2, pp=2)
+        >>> topology.axis_of([1, 3]), topology.axis_of([0, 1, 4, 5]), topology.axis_of([0, 3])
         ('pp', 'dp+mp', None)
 
         Returns:
-            None for a single rank, for a rank outside the grid, and where no axes make the group.
+            None for a single rank, for a rank outside the topology, and for an incomplete group.
         """
         distinct = set(ranks)
         if any(not 0 <= rank < self.world_size for rank in distinct):
             return None
-        at = [tuple(self.coordinate(rank).values()) for rank in distinct]
-        differing = [axis for axis, along in zip(self.order, zip(*at)) if len(set(along)) > 1]
-        is_whole = len(distinct) == math.prod(map(self.degree, differing))
-        return "+".join(differing) if differing and (is_whole or len(differing) == 1) else None
+        coordinates = [tuple(self.coordinate(rank).values()) for rank in distinct]
+        positions = zip(self.order, zip(*coordinates))
+        differing = [axis for axis, along in positions if len(set(along)) > 1]
+        is_complete = len(distinct) == math.prod(map(self.degree, differing))
+        return "+".join(differing) if differing and (is_complete or len(differing) == 1) else None
 
     def label(self, rank: int) -> str:
-        """The coordinate as file names carry it; ``sep`` only where it is used.
+        """Return the coordinate as in file names; ``sep`` appears only if its degree is above 1.
 
         >>> Topology.of(dp=2, mp=2).label(3)
         'dp1_pp0_sharding0_mp1'
         """
         return "_".join(
-            f"{axis}{at}"
-            for axis, at in self.coordinate(rank).items()
+            f"{axis}{position}"
+            for axis, position in self.coordinate(rank).items()
             if axis != "sep" or self.degree("sep") > 1
         )
 
     def select(self, selector: RankSelector) -> frozenset[int]:
-        """The ranks that ``selector`` names.
+        """Return the ranks that ``selector`` selects.
 
         >>> sorted(Topology.of(dp=2, pp=2, mp=2).select({"dp": 0, "mp": 0, "pp": "all"}))
         [0, 2]
@@ -141,12 +143,12 @@ class Topology:
         [0, 8, 9, 10]
 
         Raises:
-            UsageError: not one of the forms above, or a rank outside the grid.
+            UsageError: not a `RankSelector`, or a rank outside the topology.
         """
         if selector == "all":
             return frozenset(range(self.world_size))
         if isinstance(selector, Mapping):
-            return self._at(selector)
+            return self._select_coordinates(selector)
         if isinstance(selector, int):
             ranks = [selector]
         elif isinstance(selector, str):
@@ -158,26 +160,27 @@ class Topology:
             raise UsageError(f"ranks {outside}: expected 0 to {self.world_size - 1}")
         return frozenset(ranks)
 
-    def _at(self, coordinate: Mapping[str, int | str]) -> frozenset[int]:
+    def _select_coordinates(self, coordinate: Mapping[str, int | str]) -> frozenset[int]:
         unknown = set(coordinate) - set(self.order)
         if unknown:
             raise UsageError(f"unknown axis {sorted(unknown)}; expected some of {self.order!r}")
-        along = []
+        ranges = []
         for axis, degree in zip(self.order, self.degrees):
-            at = coordinate.get(axis, "all")
-            if at == "all":
-                along.append(range(degree))
-            elif isinstance(at, int) and 0 <= at < degree:
-                along.append(range(at, at + 1))
+            position = coordinate.get(axis, "all")
+            if position == "all":
+                ranges.append(range(degree))
+            elif isinstance(position, int) and 0 <= position < degree:
+                ranges.append(range(position, position + 1))
             else:
-                raise UsageError(f"{axis}: {at!r}: expected all or 0 to {degree - 1}")
-        return frozenset(self.rank(dict(zip(self.order, at))) for at in itertools.product(*along))
+                raise UsageError(f"{axis}: {position!r}: expected all or 0 to {degree - 1}")
+        positions = itertools.product(*ranges)
+        return frozenset(self.rank(dict(zip(self.order, position))) for position in positions)
 
 
 def parse_selector(text: str) -> RankSelector:
-    """A selector as a command line has it: coordinates are ``"pp=0,dp=1"``, the rest as it is.
+    """Parse a selector of the command line: ``"pp=0,dp=1"`` are coordinates, other text stays.
 
-    Whether such ranks exist depends on the grid: `Topology.select` tells.
+    `Topology.select` checks that such ranks exist.
 
     >>> parse_selector("pp=0, dp=all"), parse_selector("0,8-15")
     ({'pp': 0, 'dp': 'all'}, '0,8-15')
@@ -189,15 +192,15 @@ def parse_selector(text: str) -> RankSelector:
         return text
     coordinate: dict[str, int | str] = {}
     for part in text.split(","):
-        axis, _, at = (word.strip() for word in part.partition("="))
+        axis, _, position = (word.strip() for word in part.partition("="))
         if axis in coordinate:
-            raise UsageError(f'"{text}": {axis} is there twice; expected such as "pp=0,dp=all"')
-        coordinate[axis] = int(at) if at.isdecimal() else at
+            raise UsageError(f'"{text}": {axis} is given twice; expected for example "pp=0,dp=all"')
+        coordinate[axis] = int(position) if position.isdecimal() else position
     return coordinate
 
 
 def _parse_ranges(text: str, world_size: int) -> list[int]:
-    """``"0,8-10"`` to ``[0, 8, 9, 10]``; none beyond the world."""
+    """Parse ``"0,8-10"`` to ``[0, 8, 9, 10]``; reject ranks from ``world_size`` on."""
     ranks: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

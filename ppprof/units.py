@@ -1,4 +1,4 @@
-"""Numbers and names as text: times, sizes, ratios, ranges of ranks, characters made visible."""
+"""Format numbers and names as text: times, sizes, ratios, ranges; escape control characters."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable, Mapping
 
 MEGABYTE = 1_000_000
-"""Of a setting that ends in ``_mb``."""
+"""Bytes of a megabyte in settings that end in ``_mb``."""
 
 _UNPRINTABLE = re.compile(
-    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # a terminal obeys them
-    "\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"  # they change the order of what is shown
+    "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # terminals execute them
+    "\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"  # they reorder the text around them
 )
 _PLURAL = re.compile(r"s(?=$| (?:from|not|of|that|without)\b)")
 _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
@@ -18,7 +18,7 @@ _BYTES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 
 
 def format_time(time_ns: float) -> str:
-    """A time in the unit that suits it, three digits.
+    """Format a time in a suitable unit, with three digits.
 
     >>> format_time(1_234_567), format_time(40_000), format_time(0), format_time(-2.5e9), format_time(999_900)
     ('1.23 ms', '40 us', '0 ns', '-2.5 s', '1 ms')
@@ -27,7 +27,7 @@ def format_time(time_ns: float) -> str:
 
 
 def bytes_text(num_bytes: float) -> str:
-    """A size in the unit that suits it, three digits.
+    """Format a size in a suitable unit, with three digits.
 
     >>> bytes_text(80 << 30), bytes_text(1536), bytes_text(12)
     ('80 GiB', '1.5 KiB', '12 B')
@@ -36,7 +36,7 @@ def bytes_text(num_bytes: float) -> str:
 
 
 def ratio_text(ratio: float) -> str:
-    """A ratio as percent.
+    """Format a ratio as percent.
 
     >>> ratio_text(0.4812), ratio_text(0.05)
     ('48.1%', '5.0%')
@@ -45,7 +45,7 @@ def ratio_text(ratio: float) -> str:
 
 
 def format_value(name: str, value: str | float | None) -> str:
-    """A value by the unit that ends its name; "-" for None.
+    """Format a value by the unit at the end of its name; "-" for None.
 
     >>> format_value("step_ns", 2e6), format_value("peak_bytes", 2048), format_value("idle_ratio", 0.5)
     ('2 ms', '2 KiB', '50.0%')
@@ -66,18 +66,18 @@ def format_value(name: str, value: str | float | None) -> str:
 
 
 def escape_control_chars(text: str) -> str:
-    r"""The text with what a terminal would obey written out; lines and tabs stay.
+    r"""Escape the characters that a terminal would execute; newlines and tabs stay.
 
-    Names in traces, of files and of hosts are anybody's.
+    Names in traces and names of files and hosts are untrusted.
 
     >>> escape_control_chars("evil\x1b[2Jkernel\n")
     'evil\\x1b[2Jkernel\n'
     """
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def escape_cell(text: str) -> str:
-    r"""`escape_control_chars`, without lines and tabs: a cell of a table.
+    r"""Escape control characters, newlines and tabs, for a cell of a table.
 
     >>> escape_cell("a\tb\nc")
     'a\\tb\\nc'
@@ -86,7 +86,7 @@ def escape_cell(text: str) -> str:
 
 
 def format_ranges(what: str, numbers: Iterable[int]) -> str:
-    """``rank 0``, ``windows 0-3, 7`` or ``no step``.
+    """Format numbers as ``rank 0``, ``windows 0-3, 7`` or ``no step``.
 
     >>> format_ranges("rank", [3, 0, 1, 7]), format_ranges("step", [4]), format_ranges("step", [])
     ('ranks 0-1, 3, 7', 'step 4', 'no step')
@@ -148,6 +148,6 @@ def _format_counts(counts: Mapping[str, int]) -> str:
 def _in_unit(value: float, units: tuple[tuple[float, str], ...], least: str) -> str:
     for size, unit in units:
         if abs(value) >= 0.9995 * size:
-            few = value / size
-            return f"{few:.3g} {unit}" if abs(few) < 999.5 else f"{few:,.0f} {unit}"
+            number = value / size
+            return f"{number:.3g} {unit}" if abs(number) < 999.5 else f"{number:,.0f} {unit}"
     return f"{value:.3g} {least}"

@@ -175,11 +175,11 @@ def test_without_paddle_the_times_are_known(recorded: Recorded) -> None:
     call, ran = nap.rows(named=True)
     assert ran["name"] == f"{call['name']}{REMOTE}nap"
     assert call["dur_ns"] >= ran["dur_ns"] >= NAP_SECONDS * 1e9
-    told = f"ppprof: {call['name']}: only its times are known: Paddle is not loaded there"
-    assert recorded.errors.count(told) == 1
+    message = f"ppprof: {call['name']}: only its times were recorded: Paddle is not loaded there"
+    assert recorded.errors.count(message) == 1
 
 
-def test_an_answer_after_its_window_is_told_and_the_result_is_there(
+def test_an_answer_after_its_window_is_a_warning_and_has_its_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     block = {"enable": True, "profiler_log": str(tmp_path / "log"), "scheduler": [0, 1]}
@@ -187,7 +187,7 @@ def test_an_answer_after_its_window_is_told_and_the_result_is_there(
         sent = pickle.loads(pickle.dumps(ppprof.remote.profiled(remote_functions.double)))  # noqa: S301
         prof.step()
         assert ppprof.remote.result(pool.submit(sent, [1.0]).result()) == [2.0]
-    assert "it came back after its window had closed, and is left out" in capsys.readouterr().err
+    assert "skipped: it returned after its window had closed" in capsys.readouterr().err
 
 
 def test_with_no_profiler_at_all_it_is_the_function(capfd: pytest.CaptureFixture[str]) -> None:
@@ -209,7 +209,7 @@ def test_a_cancelled_call_is_cancelled() -> None:
         assert [done.result() for done in running] == ["rested"] * 4
 
 
-def test_a_result_that_nobody_wrapped_is_itself() -> None:
+def test_result_returns_a_plain_value_unchanged() -> None:
     assert ppprof.remote.result([1]) == [1]
 
 

@@ -14,7 +14,7 @@ from ppprof.cli.terminal import log
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import is_remote
-from ppprof.rundir import newest, nodes, read_manifest
+from ppprof.rundir import newest, nodes, read_manifest, topology_of
 from ppprof.rundir.liveness import live_ranks
 from ppprof.rundir.triggers import (
     MOST_STEPS,
@@ -23,7 +23,6 @@ from ppprof.rundir.triggers import (
     read_response,
     write_request,
 )
-from ppprof.topology import Topology
 from ppprof.units import format_ranges
 
 _POLL_SECONDS = 0.2
@@ -115,11 +114,9 @@ def _profiler(run: Path, manifest: Mapping[str, Any]) -> ProfilerConfig:
 
 def _members(rank: str | None, profiler: ProfilerConfig, manifest: Mapping[str, Any]) -> set[int]:
     """Return the ranks that will record."""
-    axes = manifest.get("axes")
-    try:
-        topology = Topology(tuple(axes["degrees"]), tuple(axes["order"]))  # type: ignore[index]
-    except (KeyError, TypeError) as error:
-        raise InputError("manifest.json: no axes; expected those of a ppprof run") from error
+    topology = topology_of(manifest)
+    if topology is None:
+        raise InputError("manifest.json: no axes; expected those of a ppprof run")
     assert profiler.trigger is not None
     recorded = topology.select(profiler.ranks)
     members = topology.select(profiler.trigger.ranks if rank is None else rank) & recorded

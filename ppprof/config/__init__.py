@@ -1,4 +1,4 @@
-"""YAML and overrides to typed configs, or every problem in them at once."""
+"""Turn YAML and overrides into typed configs, or report every problem in them at once."""
 
 from ppprof.config.load import Config, Loaded, load_config, load_profiler
 from ppprof.config.profiler import (

@@ -1,4 +1,4 @@
-"""A whole config: its blocks, what follows from them, and `load_config`."""
+"""Load a whole config: read its blocks, check them together, and derive blank values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ppprof.config.training import (
     OptimizerConfig,
 )
 from ppprof.config.validation import Problems, did_you_mean, read_block
-from ppprof.config.yaml_source import Source, read_source
+from ppprof.config.yaml_source import ConfigTree, read_tree
 from ppprof.errors import ConfigError, Problem
 from ppprof.topology import AXES, Topology
 
@@ -35,7 +35,7 @@ _FLEETX_BLOCKS = frozenset(
 
 @dataclass(frozen=True)
 class Config:
-    """A config as a program reads it."""
+    """A loaded config: typed blocks, with blank sizes derived."""
 
     Global: GlobalConfig
     Engine: EngineConfig
@@ -45,148 +45,154 @@ class Config:
     Profiler: ProfilerConfig
     Distributed: DistributedConfig
     topology: Topology
-    """The grid of ranks."""
+    """The ranks and their coordinates."""
     resolved: Mapping[str, Any] = field(default_factory=dict)
-    """Everything the files and overrides say, blocks of others included, as plain values."""
+    """All values of the files and overrides, blocks of other programs included."""
     warnings: tuple[str, ...] = ()
-    """What is odd but does not stop anything."""
-    source: Source = field(default_factory=lambda: Source({}), repr=False, compare=False)
+    """Problems that do not stop the program."""
+    source: ConfigTree = field(default_factory=lambda: ConfigTree({}), repr=False, compare=False)
     """Where each value was set."""
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values of everything, with defaults and derived numbers filled in."""
+        """Return everything as plain values, with defaults and derived numbers filled in."""
         typed = {name: dataclasses.asdict(getattr(self, name)) for name in BLOCKS}
         typed["Profiler"] = self.Profiler.to_mapping()
-        filled: dict[str, Any] = _filled(self.resolved, typed)
-        return filled
+        mapping: dict[str, Any] = _overlay(self.resolved, typed)
+        return mapping
 
     def problem(self, key: str, message: str) -> Problem:
-        """What only a program finds wrong with a key, at the file and line that set it."""
+        """Return a problem with ``key``, located at the file and line that set it.
+
+        For checks that only the program that uses the config can do.
+        """
         return Problem(self.source.where(tuple(key.split("."))), key, message)
 
 
 def load_config(
     path: str | Path, overrides: Iterable[str] = (), world_size: int | None = None
 ) -> Config:
-    """The config in a file, with overrides.
+    """Load a config file and apply overrides.
 
     Args:
         path: a YAML file.
         overrides: ``KEY=VALUE`` each, as after ``-o``.
-        world_size: number of processes; None where it is not known, and the degrees alone decide.
+        world_size: number of processes. None if unknown: then the degrees determine it.
 
     Raises:
-        ConfigError: with every problem, each with where it was set.
+        ConfigError: holds every problem, each with the place that set the key.
     """
-    from ppprof.config.overrides import apply_overrides  # brings OmegaConf, which is slow to load
+    from ppprof.config.overrides import apply_overrides  # imports OmegaConf, which takes 45 ms
 
-    source = read_source(path)
-    report = Problems(source, apply_overrides(source, overrides))
+    source = read_tree(path)
+    problems = Problems(source, apply_overrides(source, overrides))
     values = source.values
     for name in values:
         if name not in _OWN_BLOCKS and name not in _FLEETX_BLOCKS:
             hint = did_you_mean(name, _OWN_BLOCKS)
-            report.warn((name,), f"unknown block, passed through{hint}")
-    profiler = read_profiler(values.get("Profiler"), ("Profiler",), report)
+            problems.warn((name,), f"unknown block, passed through{hint}")
+    profiler = read_profiler(values.get("Profiler"), ("Profiler",), problems)
     blocks = {
-        name: read_block(cls, values.get(name), (name,), report) for name, cls in BLOCKS.items()
+        name: read_block(cls, values.get(name), (name,), problems) for name, cls in BLOCKS.items()
     }
     is_world_known = world_size is not None or blocks["Distributed"].dp_degree is not None
-    if report.is_sound("Distributed"):
-        blocks["Distributed"], topology = _grid(blocks["Distributed"], world_size, report)
-    if report.is_sound("Distributed", "Profiler") and is_world_known:
-        check_ranks(profiler, topology, report)
-    if report.is_sound("Distributed", "Global", "Engine"):
-        blocks["Global"], blocks["Engine"] = _batches(
-            blocks["Global"], blocks["Engine"], topology, report
+    if problems.is_sound("Distributed"):
+        blocks["Distributed"], topology = _build_topology(
+            blocks["Distributed"], world_size, problems
         )
-    if report.is_sound("Model"):
-        _check_model(blocks["Model"], report)
-    if report.is_sound("Distributed", "Global", "Engine", "Model", "Data"):
-        _check_split(blocks, topology, report)
-    if report.problems:
-        raise ConfigError(sorted(report.problems, key=_by_place))
+    if problems.is_sound("Distributed", "Profiler") and is_world_known:
+        check_ranks(profiler, topology, problems)
+    if problems.is_sound("Distributed", "Global", "Engine"):
+        blocks["Global"], blocks["Engine"] = _derive_batch_sizes(
+            blocks["Global"], blocks["Engine"], topology, problems
+        )
+    if problems.is_sound("Model"):
+        _check_model(blocks["Model"], problems)
+    if problems.is_sound("Distributed", "Global", "Engine", "Model", "Data"):
+        _check_split(blocks, topology, problems)
+    if problems.errors:
+        raise ConfigError(sorted(problems.errors, key=_place))
     return Config(
         **blocks,
         Profiler=profiler,
         topology=topology,
         resolved=source.values,
-        warnings=tuple(report.warnings),
+        warnings=tuple(problems.warnings),
         source=source,
     )
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A ``Profiler`` block that a program reads which knows no other block."""
+    """A loaded ``Profiler`` block, without the other blocks of its config."""
 
     profiler: ProfilerConfig
     resolved: Mapping[str, Any]
-    """Everything the file and the overrides say, as plain values."""
+    """All values of the file and the overrides."""
     warnings: tuple[str, ...]
-    """What is odd but does not stop anything."""
+    """Problems that do not stop the program."""
 
 
 def load_profiler(
     path: str | Path | None, overrides: Iterable[str] = (), world_size: int | None = None
 ) -> Loaded:
-    """The ``Profiler`` block of a config; the other blocks are not looked at.
+    """Load the ``Profiler`` block of a config and ignore the other blocks.
 
     Args:
-        path: a YAML file with a ``Profiler`` block, or with the keys of one at its top level; None
-            for the overrides alone.
+        path: a YAML file with a ``Profiler`` block, or with the keys of one at its top level. None
+            uses the overrides alone.
         overrides: ``Profiler.KEY=VALUE`` each, as after ``-o``.
-        world_size: number of processes, to check rank numbers against; coordinates cannot be.
+        world_size: number of processes, to check rank numbers against. Coordinates are not checked.
 
     Raises:
-        ConfigError: with every problem, each with where it was set.
+        ConfigError: holds every problem, each with the place that set the key.
     """
-    source = Source({}) if path is None else read_source(path)
+    source = ConfigTree({}) if path is None else read_tree(path)
     if set(source.values) & {item.name for item in dataclasses.fields(ProfilerConfig)}:
         source.values = {"Profiler": source.values}
         source.marks = {("Profiler", *key): mark for key, mark in source.marks.items()}
-    report = Problems(source)
+    problems = Problems(source)
     overrides = list(overrides)
     if overrides:
         from ppprof.config.overrides import apply_overrides
 
-        report.problems += apply_overrides(source, overrides)
+        problems.errors += apply_overrides(source, overrides)
         for text in overrides:
             name = text.partition("=")[0].strip()
             if name.partition(".")[0] != "Profiler":
-                message = "no block but Profiler is looked at; expected Profiler.KEY=VALUE"
-                report.problems.append(Problem(f"-o {text}", name, message))
+                message = "only the Profiler block is read; expected Profiler.KEY=VALUE"
+                problems.errors.append(Problem(f"-o {text}", name, message))
     if path is not None and "Profiler" not in source.values:
-        report.problem((), "expected a Profiler block, or its keys at the top level")
-    profiler = read_profiler(source.values.get("Profiler"), ("Profiler",), report)
-    if world_size is not None and not report.problems:
-        check_rank_numbers(profiler, world_size, report)
-    if report.problems:
-        raise ConfigError(sorted(report.problems, key=_by_place))
-    return Loaded(profiler, source.values, tuple(report.warnings))
+        problems.add((), "expected a Profiler block, or its keys at the top level")
+    profiler = read_profiler(source.values.get("Profiler"), ("Profiler",), problems)
+    if world_size is not None and not problems.errors:
+        check_rank_numbers(profiler, world_size, problems)
+    if problems.errors:
+        raise ConfigError(sorted(problems.errors, key=_place))
+    return Loaded(profiler, source.values, tuple(problems.warnings))
 
 
-def _filled(given: Any, typed: Any) -> Any:
-    """``typed`` over ``given``: keys of others stay, ours are as the program reads them."""
+def _overlay(resolved: Any, typed: Any) -> Any:
+    """Lay the typed values over the resolved ones; keys that are not typed stay."""
     if not isinstance(typed, dict):
         return list(typed) if isinstance(typed, tuple) else typed
-    given = given if isinstance(given, dict) else {}
-    merged = {key: _filled(given.get(key), value) for key, value in typed.items()}
-    return {**merged, **{key: value for key, value in given.items() if key not in typed}}
+    resolved = resolved if isinstance(resolved, dict) else {}
+    merged = {key: _overlay(resolved.get(key), value) for key, value in typed.items()}
+    return {**merged, **{key: value for key, value in resolved.items() if key not in typed}}
 
 
-def _by_place(problem: Problem) -> tuple[str, int]:
+def _place(problem: Problem) -> tuple[str, int]:
+    """Return the file and line of a problem, to sort by."""
     file, _, line = problem.where.rpartition(":")
     return (file, int(line)) if line.isdigit() else (problem.where, 0)
 
 
-def _grid(
-    distributed: DistributedConfig, world_size: int | None, report: Problems
+def _build_topology(
+    distributed: DistributedConfig, world_size: int | None, problems: Problems
 ) -> tuple[DistributedConfig, Topology]:
-    """The block with dp derived where it is blank, and its grid of ranks."""
+    """Return the block, with a blank dp_degree derived, and the topology."""
     order: tuple[str, ...] = distributed.order
     if sorted(order) != sorted(AXES):
-        report.problem(
+        problems.add(
             ("Distributed", "order"), f"{list(order)!r}: expected each of {', '.join(AXES)} once"
         )
         order = AXES
@@ -204,17 +210,17 @@ def _grid(
             for axis, degree in {"dp": dp, **degrees}.items()
             if axis != "sep" or degree > 1
         )
-        report.problem(
+        problems.add(
             ("Distributed",),
             f"{product} = {topology.world_size}, but {world_size} processes were launched",
         )
     return dataclasses.replace(distributed, dp_degree=dp), topology
 
 
-def _batches(
-    world: GlobalConfig, engine: EngineConfig, topology: Topology, report: Problems
+def _derive_batch_sizes(
+    world: GlobalConfig, engine: EngineConfig, topology: Topology, problems: Problems
 ) -> tuple[GlobalConfig, EngineConfig]:
-    """Batch sizes with the blank ones derived, as FleetX does."""
+    """Return the blocks with blank batch sizes derived as FleetX derives them."""
     replicas = topology.replicas
     whole, local, micro = world.global_batch_size, world.local_batch_size, world.micro_batch_size
     if whole is None and local is None:
@@ -223,7 +229,7 @@ def _batches(
         assert whole is not None
         local, rest = divmod(whole, replicas)
         if rest or not local:
-            report.problem(
+            problems.add(
                 ("Global", "global_batch_size"),
                 f"{whole} samples over dp x sharding = {replicas} ranks: expected a multiple",
             )
@@ -231,21 +237,21 @@ def _batches(
     if whole is None:
         whole = local * replicas
     if whole != local * replicas:
-        report.problem(
+        problems.add(
             ("Global", "global_batch_size"),
             f"{whole}: expected local_batch_size {local} x dp x sharding {replicas} "
             f"= {local * replicas}; leave one of the two blank",
         )
     micro = local if micro is None else micro
     if local % micro:
-        report.problem(
+        problems.add(
             ("Global", "micro_batch_size"),
             f"{micro}: expected a divisor of local_batch_size {local}",
         )
         return world, engine
     steps = local // micro
     if engine.accumulate_steps not in (None, steps):
-        report.warn(
+        problems.warn(
             ("Engine", "accumulate_steps"),
             f"has no effect: local_batch_size {local} / micro_batch_size {micro} = {steps} counts",
         )
@@ -255,16 +261,16 @@ def _batches(
     return world, dataclasses.replace(engine, accumulate_steps=steps)
 
 
-def _check_model(model: ModelConfig, report: Problems) -> None:
+def _check_model(model: ModelConfig, problems: Problems) -> None:
     if model.hidden_size % model.num_attention_heads:
-        report.problem(
+        problems.add(
             ("Model", "num_attention_heads"),
             f"{model.num_attention_heads}: expected a divisor of hidden_size {model.hidden_size}",
         )
 
 
-def _check_split(blocks: Mapping[str, Any], topology: Topology, report: Problems) -> None:
-    """Whether the grid's axes can divide the model and the batch."""
+def _check_split(blocks: Mapping[str, Any], topology: Topology, problems: Problems) -> None:
+    """Check that the axes of the topology divide the model and the batch."""
     model: ModelConfig = blocks["Model"]
     mp, pp, virtual = topology.degree("mp"), topology.degree("pp"), model.virtual_pp_degree
     for name, count, unit in (
@@ -273,29 +279,27 @@ def _check_split(blocks: Mapping[str, Any], topology: Topology, report: Problems
         ("ffn_hidden_size", model.ffn_hidden_size or 4 * model.hidden_size, "columns"),
     ):
         if count % mp:
-            report.problem(
-                ("Model", name), f"{count} {unit}: expected a multiple of mp_degree {mp}"
-            )
+            problems.add(("Model", name), f"{count} {unit}: expected a multiple of mp_degree {mp}")
     stages = f"pp_degree {pp}" + f" x virtual_pp_degree {virtual}" * (virtual > 1)
     if model.num_layers % (pp * virtual):
-        report.problem(
+        problems.add(
             ("Model", "num_layers"), f"{model.num_layers}: expected a multiple of {stages}"
         )
     if virtual > 1:
-        _check_virtual(virtual, pp, blocks["Engine"].accumulate_steps, report)
+        _check_virtual(virtual, pp, blocks["Engine"].accumulate_steps, problems)
     if model.sequence_parallel and mp == 1:
-        report.warn(("Model", "sequence_parallel"), "has no effect: mp_degree is 1")
+        problems.warn(("Model", "sequence_parallel"), "has no effect: mp_degree is 1")
     if model.sequence_parallel:
         for purpose in ("Train", "Eval"):
             length = getattr(blocks["Data"], purpose).dataset.max_seq_len
             if length % mp:
-                report.problem(
+                problems.add(
                     ("Data", purpose, "dataset", "max_seq_len"),
                     f"{length}: sequence_parallel needs a multiple of mp_degree {mp}",
                 )
     sharding = blocks["Distributed"].sharding
     if sharding.sharding_degree > 1 and sharding.sharding_stage > 1 and pp > 1:
-        report.problem(
+        problems.add(
             ("Distributed", "sharding", "sharding_stage"),
             f"{sharding.sharding_stage}: Fleet's pipeline (pp_degree {pp}) takes stage 1 only",
         )
@@ -303,19 +307,19 @@ def _check_split(blocks: Mapping[str, Any], topology: Topology, report: Problems
     in_stage_2 = sharding.sharding_degree > 1 and sharding.sharding_stage == 2
     for name in ("reduce_overlap", "broadcast_overlap"):
         if getattr(sharding, name) and not in_stage_2:
-            report.warn(
+            problems.warn(
                 ("Distributed", "sharding", name), "has no effect: Fleet overlaps in stage 2 only"
             )
 
 
-def _check_virtual(virtual: int, pp: int, micro_batches: int, report: Problems) -> None:
-    """Fleet's own conditions (PipelineParallelWithInterleave._check_sanity)."""
+def _check_virtual(virtual: int, pp: int, micro_batches: int, problems: Problems) -> None:
+    """Check Fleet's own conditions (PipelineParallelWithInterleave._check_sanity)."""
     key = ("Model", "virtual_pp_degree")
     if pp == 1:
-        report.warn(key, "has no effect: pp_degree is 1")
+        problems.warn(key, "has no effect: pp_degree is 1")
     elif pp == 2:
-        report.problem(key, f"{virtual}: Fleet interleaves from pp_degree 3 on, and it is 2")
+        problems.add(key, f"{virtual}: Fleet interleaves from pp_degree 3 on, and it is 2")
     elif micro_batches % pp:
-        report.problem(
+        problems.add(
             key, f"{virtual}: expected micro-batches (now {micro_batches}) in multiples of pp {pp}"
         )

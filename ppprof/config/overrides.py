@@ -1,49 +1,56 @@
-"""``-o A.b.c=value``: one value of the tree, set from the command line."""
+"""Apply ``-o A.b.c=value``: set one value of the tree from the command line."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from ppprof.config.validation import not_a_bool
-from ppprof.config.yaml_source import Key, Source, hide, literal, scalar, show
+from ppprof.config.yaml_source import ConfigTree, Key, literal, yaml_value
 from ppprof.errors import Problem
 
 _PATH = re.compile(r"[^.\[\]=\s]+(\.[^.\[\]=\s]+|\[\d+\])*")
-_PADDED = re.compile(r"[-+]?0[\d_]+")  # 07: YAML 1.1 would read an octal number
-_COLONS = re.compile(r"[-+]?\d[\d_]*(:\d+)+(\.\d*)?")  # 10:30: and here 630
+_ZERO_PADDED = re.compile(r"[-+]?0[\d_]+")  # 07, which YAML 1.1 reads as octal
+_BASE_60 = re.compile(r"[-+]?\d[\d_]*(:\d+)+(\.\d*)?")  # 10:30, which YAML 1.1 reads as 630
+
+# OmegaConf reads "${x}" as an interpolation and "???" as missing. These private-use characters
+# stand in for "$" and "?" while OmegaConf holds the values.
+_MASK = str.maketrans("$?", "\ue000\ue001")
+_UNMASK = str.maketrans("\ue000\ue001", "$?")
 
 
-def apply_overrides(source: Source, overrides: Iterable[str]) -> list[Problem]:
-    """Sets each override in ``source``; returns what is wrong with those that cannot be."""
+def apply_overrides(source: ConfigTree, overrides: Iterable[str]) -> list[Problem]:
+    """Apply each override to ``source``; return a problem for each that is invalid."""
     problems = []
-    tree = OmegaConf.create(hide(source.values))
+    tree = OmegaConf.create(_translate(source.values, _MASK))
     assert isinstance(tree, DictConfig)
     for text in overrides:
-        path, equals, value = text.partition("=")
+        path, equals, value_text = text.partition("=")
         path = path.strip()
         if not equals or not _PATH.fullmatch(path):
             message = f'"{text}": expected KEY=VALUE, such as Profiler.enable=True'
             problems.append(Problem("-o", "", message))
             continue
         key = tuple(part for part in re.split(r"[.\[\]]", path) if part)
-        try:
-            _set(tree, key, read_value(value))
-        except _NoPlaceError as error:
-            problems.append(Problem(f"-o {text}", ".".join(key), str(error)))
-        else:
-            source.set_mark(key, f"-o {text}")
-    source.values = show(OmegaConf.to_container(tree, resolve=False))
+        value = read_value(value_text)
+        reason = _why_not(tree, key, value)
+        if reason:
+            problems.append(Problem(f"-o {text}", ".".join(key), reason))
+            continue
+        masked = _translate(value, _MASK)
+        OmegaConf.update(tree, ".".join(key), masked, merge=False, force_add=True)
+        source.set_mark(key, f"-o {text}")
+    source.values = _translate(OmegaConf.to_container(tree, resolve=False), _UNMASK)
     return problems
 
 
 def read_value(text: str) -> Any:
-    """The value that the text of an override means.
+    """Return the value that the text of an override spells.
 
-    Python literals first, then YAML; what is neither is text. Empty is null.
+    Python literals come first, then YAML. Any other text stays text. Empty text is null.
 
     >>> read_value("true"), read_value("None"), read_value("(1, 5)"), read_value("1e-5")
     (True, None, (1, 5), 1e-05)
@@ -56,34 +63,36 @@ def read_value(text: str) -> Any:
     value = literal(text)
     if value is not text:
         return value
-    return text if _PADDED.fullmatch(text) or _COLONS.fullmatch(text) else scalar(text)
+    return text if _ZERO_PADDED.fullmatch(text) or _BASE_60.fullmatch(text) else yaml_value(text)
 
 
-class _NoPlaceError(Exception):
-    """A key that nothing can be set at, or not this value."""
+def _why_not(tree: DictConfig, key: Key, value: Any) -> str:
+    """Return why ``key`` cannot be set to ``value``; empty if it can.
+
+    Missing and null blocks on the way are fine: OmegaConf creates them.
+    """
+    node: Any = tree
+    for depth, name in enumerate(key):
+        if node is None:
+            return ""
+        if not OmegaConf.is_config(node):
+            return f"{'.'.join(key[:depth])} is {_translate(node, _UNMASK)!r}, without keys"
+        if OmegaConf.is_list(node):
+            if not name.isdecimal() or int(name) >= len(node):
+                return f'"{name}": expected an index of the list, 0 to {len(node) - 1}'
+            node = node[int(name)]
+        else:
+            node = node.get(name)
+    is_typo = isinstance(node, bool) and isinstance(value, str) and value.isalpha()
+    return not_a_bool(value) if is_typo else ""
 
 
-def _set(tree: DictConfig, key: Key, value: Any) -> None:
-    """Sets ``key``; makes blocks on the way to it where there is nothing or a null."""
-    at: Any = tree
-    for depth, name in enumerate(key[:-1]):
-        inner = at.get(_name_in(at, name))
-        if inner is None:
-            at[_name_in(at, name)] = {}
-            inner = at[_name_in(at, name)]
-        if not OmegaConf.is_config(inner):
-            raise _NoPlaceError(f"{'.'.join(key[: depth + 1])} is {show(inner)!r}, without keys")
-        at = inner
-    old = at.get(_name_in(at, key[-1]))
-    if isinstance(old, bool) and isinstance(value, str) and value.isalpha():
-        raise _NoPlaceError(not_a_bool(value))
-    OmegaConf.update(tree, ".".join(key), hide(value), merge=False, force_add=True)
-
-
-def _name_in(container: Any, name: str) -> str | int:
-    """The name as the container wants it: a list counts its items."""
-    if not OmegaConf.is_list(container):
-        return name
-    if not name.isdecimal() or int(name) >= len(container):
-        raise _NoPlaceError(f'"{name}": expected an index of the list, 0 to {len(container) - 1}')
-    return int(name)
+def _translate(value: Any, table: Mapping[int, int]) -> Any:
+    """Translate the characters of every string in a tree of values; keys stay as they are."""
+    if isinstance(value, str):
+        return value.translate(table)
+    if isinstance(value, Mapping):
+        return {name: _translate(item, table) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_translate(item, table) for item in value]
+    return value

@@ -11,13 +11,13 @@ from typing import Any, ClassVar, Literal, Optional, Union, get_args
 
 from ppprof.config.profiler_options import read_options
 from ppprof.config.validation import Problems, knob, read_block
-from ppprof.config.yaml_source import Key, Source
+from ppprof.config.yaml_source import ConfigTree, Key
 from ppprof.errors import ConfigError, UsageError
 from ppprof.paths import is_remote
 from ppprof.topology import AXES, RankSelector, Topology
 
 VIEWS = ("device", "overview", "model", "dist", "op", "kernel", "memcpy", "udf", "mem")
-"""The nine tables, in the order in which they print."""
+"""The nine tables, in printing order."""
 
 SortKey = Literal[
     "auto",
@@ -37,80 +37,81 @@ Target = Literal["cpu", "gpu", "xpu", "custom_device"]
 
 @dataclass(frozen=True)
 class WindowSchedule:
-    """Windows that repeat, as ``paddle.profiler.make_scheduler`` counts them."""
+    """Repeating windows, as ``paddle.profiler.make_scheduler`` counts them."""
 
     STRICT: ClassVar[bool] = True
 
     closed: int = knob(0, minimum=0)
-    """Steps before each window in which nothing happens."""
+    """Idle steps before each window."""
     ready: int = knob(0, minimum=0)
-    """Steps after those in which the tracers warm up and nothing is kept."""
+    """Warm-up steps after the idle ones: the tracers run and their data is dropped."""
     record: int = knob(0, minimum=1)
     """Steps of a window."""
     repeat: int = knob(0, minimum=0)
-    """How many windows; 0 for as many as the run has room for."""
+    """Number of windows; 0 repeats until the run ends."""
     skip_first: int = knob(0, minimum=0)
-    """Steps to leave out before all this begins."""
+    """Steps to skip before the first cycle."""
 
 
 @dataclass(frozen=True)
 class SummaryToggles:
-    """Which tables print when ``detailed`` is False."""
+    """Tables that print when ``detailed`` is False."""
 
     STRICT: ClassVar[bool] = True
 
     overview: bool = True
     """Time by type of event."""
     model: bool = True
-    """Steps and what they are made of: data loading, forward, backward, optimizer."""
+    """Steps by phase: data loading, forward, backward, optimizer."""
     kernel: bool = True
     """GPU kernels by name."""
     op: bool = True
-    """Operators by name, with what they called and launched."""
+    """Operators by name, with the operators they call and the kernels they launch."""
     device: bool = False
-    """How busy CPU and GPUs were."""
+    """Utilization of CPU and GPUs."""
     dist: bool = False
     """Communication, computation and their overlap."""
     mem: bool = False
-    """Allocations and frees by who made them."""
+    """Allocations and frees by the operator or span that made them."""
     memcpy: bool = False
     """User-defined spans that copy or set memory."""
     udf: bool = False
-    """Spans of your own (``paddle.profiler.RecordEvent``)."""
+    """User-defined spans (``paddle.profiler.RecordEvent``)."""
 
 
 @dataclass(frozen=True)
 class SlowStep:
-    """When a step is so slow that the next ones are recorded; one number is ``times``."""
+    """Open a window after a slow step; a single number stands for ``times``."""
 
     STRICT: ClassVar[bool] = True
 
     times: float = knob(2.0, above=1)
-    """A step is slow that takes more than so many times the running median."""
+    """A step counts as slow when it takes more than this many times the running median."""
     cool_down: int = knob(100, minimum=0)
-    """Steps after a triggered window in which a slow step opens none; the job's, not a rank's."""
+    """Steps after a triggered window in which slow steps open no other; counted for the job, not
+    for each rank."""
     max_windows: int = knob(5, minimum=1)
-    """Windows that slow steps may leave in a run."""
+    """Most windows that slow steps may keep in a run."""
     keep: Literal["slow", "all"] = "slow"
-    """``slow`` deletes a window whose own steps turned out not to be slow, ahead of its export;
-    all keeps every window."""
+    """``slow`` deletes a window without any slow step before it is exported; ``all`` keeps every
+    window."""
 
 
 @dataclass(frozen=True)
 class TriggerConfig:
-    """Windows that open on demand; True is all of it at its defaults."""
+    """Windows that open on demand; True uses the defaults."""
 
     STRICT: ClassVar[bool] = True
 
     file: bool = True
-    """Take requests of ``ppprof trigger RUN``, or of ``touch RUN/trigger/request``: looked for by
-    rank 0, in its own run directory."""
+    """Accept requests by ``ppprof trigger RUN`` or ``touch RUN/trigger/request``. Rank 0 looks for
+    them in its own run directory."""
     slow_step: Optional[SlowStep] = None
-    """Record what follows a slow step; a number is ``times``."""
+    """Record the steps that follow a slow step; a number stands for ``times``."""
     steps: int = knob(4, minimum=1, maximum=10_000)
-    """Steps of a triggered window, where the request does not say."""
+    """Steps of a triggered window, unless the request sets them."""
     ranks: Any = "all"
-    """Which of the ranks that record take part, where the request does not say; as ``ranks``."""
+    """Recording ranks that take part, unless the request sets them; the same forms as ``ranks``."""
 
 
 @dataclass(frozen=True)
@@ -120,13 +121,13 @@ class ProfilerConfig:
     STRICT: ClassVar[bool] = True
 
     enable: bool = False
-    """Attach the profiler; everything else waits for this."""
+    """Attach the profiler. The other keys have no effect without it."""
     scheduler: Union[tuple[int, int], WindowSchedule, None] = None
     """``[start, stop]`` records steps start to stop-1; a mapping ``closed, ready, record, repeat,
-    skip_first`` records windows; null records everything, or with a ``trigger`` only what that
-    opens."""
+    skip_first`` records windows; null records every step, or with a ``trigger`` only the windows
+    that it opens."""
     trigger: Optional[TriggerConfig] = None
-    """Windows that open on demand, beside those of the ``scheduler``."""
+    """Windows that open on demand, in addition to those of the ``scheduler``."""
     profiler_log: str = "profiler_log"
     """Run directory."""
     detailed: bool = False
@@ -136,67 +137,68 @@ class ProfilerConfig:
     profile_memory: bool = True
     """Allocations and frees, inside windows only."""
     summary: SummaryToggles = field(default_factory=SummaryToggles)
-    """Which tables, when ``detailed`` is False."""
+    """Tables to print when ``detailed`` is False."""
     timer_only: bool = False
-    """Only reader cost, batch cost and ips: the baseline, nearly free; no trace."""
+    """Measure only reader cost, batch cost and ips, at nearly no cost; write no trace."""
     ranks: Any = "all"
-    """Which ranks record: ``all``, ``"0,8-15"``, a list, or coordinates such as
-    ``{dp: 0, mp: 0, pp: all}``: one rank for each pipeline stage."""
+    """Ranks that record: ``all``, ``"0,8-15"``, a list, or coordinates such as
+    ``{dp: 0, mp: 0, pp: all}`` (one rank for each pipeline stage)."""
     print_ranks: Any = 0
-    """Which of them print tables; the same forms."""
+    """Recording ranks that print tables; the same forms as ``ranks``."""
     sorted_by: SortKey = "auto"
-    """How operators, kernels and spans sort; auto is gpu_total where there are device events, else
-    cpu_total. Paddle's spellings (CPUTotal) are understood."""
+    """Sort key of operators, kernels and spans; auto is gpu_total if there are device events, else
+    cpu_total. Paddle's spellings (CPUTotal) are accepted."""
     time_unit: TimeUnit = "ms"
     """Unit of the printed times."""
     op_detail: bool = True
-    """Below each operator what it called and launched."""
+    """Below each operator, print the operators it calls and the kernels it launches."""
     thread_sep: bool = False
-    """Operators and spans thread by thread."""
+    """Print operators and spans separately for each thread."""
     row_limit: int = knob(100, minimum=1)
-    """Rows of a printed table at the most; the tables as data always hold all."""
+    """Most rows of a printed table; the tables written as data have all rows."""
     formats: tuple[TraceFormat, ...] = ("json",)
-    """Formats of the trace; ``pb`` keeps Paddle's own, which is smaller."""
+    """Formats of the trace; ``pb`` is Paddle's own, which is smaller."""
     with_flops: bool = False
     """Print Paddle's FLOPs by layer at the end of a window."""
     emit_nvtx: bool = False
-    """NVTX ranges, for Nsight Systems."""
+    """Emit NVTX ranges, for Nsight Systems."""
     targets: Union[Literal["auto"], tuple[Target, ...]] = "auto"
-    """What to trace; auto is all that this build and machine have."""
+    """Devices to trace; auto traces all that this build and machine have."""
     stop_training: bool = False
     """End the training cleanly once the last window of the ``scheduler`` has closed."""
     background: bool = True
-    """Make tables and traces in a process of low priority while the training goes on; False: wait
-    for that process at the end of each window. For debugging: other ranks wait too."""
+    """Write tables and traces in a low-priority process while the training continues. False, for
+    debugging, waits for that process at the end of each window: all ranks wait."""
     max_trace_mb: Optional[float] = knob(None, above=0)
-    """Most that a rank's traces of a run may take on the disk, in MB of 10^6 bytes: a window that
-    comes close is closed early on that rank, and what still does not fit stays unwritten. How
-    large a first window gets is estimated by the memory that it takes: it may go over a little."""
+    """Disk limit for a rank's traces of a run, in MB of 10^6 bytes. A window that nears the limit
+    closes early on that rank, and traces that do not fit are not written. The size of a first
+    window is estimated from the memory that it takes, so it may exceed the limit a little."""
     on_window_end: Union[str, tuple[str, ...], None] = None
-    """A command to run on each recording rank once the files of a window are complete, with their
-    names after its own arguments: a list, or text that is split as a shell would. Without a shell."""
+    """A command that each recording rank runs when the files of a window are complete; their names
+    follow its own arguments. A list, or text that is split like a shell's. No shell is involved."""
     visualdl_scalars: bool = False
-    """Loss, ips, tokens/s, reader cost and memory of every step in VisualDL's log format, for the
-    page that shows the traces; of the ranks that print. Needs ``pip install 'ppprof[view]'``."""
+    """Write loss, ips, tokens/s, reader cost and memory of every step in VisualDL's log format, on
+    the ranks that print. VisualDL shows them beside the traces. Needs
+    ``pip install 'ppprof[view]'``."""
     profiler_options: Optional[str] = None
-    """All of this as PaddleClas, PaddleDetection and PaddleOCR say it: ``batch_range=[50, 60];
-    profile_path=log``. Turns the profiler on; keys that stand beside it count more."""
+    """The option string of PaddleClas, PaddleDetection and PaddleOCR: ``batch_range=[50, 60];
+    profile_path=log``. It enables the profiler. Other keys of the block take precedence."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> ProfilerConfig:
-        """The block from plain values, as `to_mapping` gives them.
+        """Return the block from plain values, as `to_mapping` returns them.
 
         Raises:
-            ConfigError: with every problem at once.
+            ConfigError: holds every problem.
         """
-        report = Problems(Source(dict(values), path="Profiler"))
-        config = read_profiler(values, (), report)
-        if report.problems:
-            raise ConfigError(report.problems)
+        problems = Problems(ConfigTree(dict(values), path="Profiler"))
+        config = read_profiler(values, (), problems)
+        if problems.errors:
+            raise ConfigError(problems.errors)
         return config
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain values that JSON can hold; ranks stay as they were written."""
+        """Return plain values that JSON can hold; rank selectors stay as written."""
         values = dataclasses.asdict(self)
         if isinstance(self.scheduler, tuple):
             values["scheduler"] = list(self.scheduler)
@@ -209,96 +211,98 @@ class ProfilerConfig:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """``on_window_end`` in words; none where there is no command.
+        """``on_window_end`` split into words; empty if there is no command.
 
         >>> ProfilerConfig(on_window_end="cp --target '/mnt/my traces'").command
         ('cp', '--target', '/mnt/my traces')
         """
-        given = self.on_window_end
-        return tuple(shlex.split(given)) if isinstance(given, str) else given or ()
+        command = self.on_window_end
+        return tuple(shlex.split(command)) if isinstance(command, str) else command or ()
 
     def views(self) -> tuple[str, ...]:
-        """The selected tables, in the order of `VIEWS`."""
+        """Return the selected tables, in the order of `VIEWS`."""
         return tuple(view for view in VIEWS if self.detailed or getattr(self.summary, view))
 
 
-def read_profiler(values: Any, key: Key, report: Problems) -> ProfilerConfig:
-    """The block, with what its types alone cannot say checked as well."""
+def read_profiler(values: Any, key: Key, problems: Problems) -> ProfilerConfig:
+    """Read the block; also check rules that its types alone cannot express."""
     if isinstance(values, Mapping):
-        values = _with_options(values, key, report)
+        values = _expand_options(values, key, problems)
         schedule = values.pop("scheduler", None)
-        trigger = _trigger(values.pop("trigger", None), (*key, "trigger"), report)
+        trigger = _read_trigger(values.pop("trigger", None), (*key, "trigger"), problems)
         sort_key = values.get("sorted_by")
         if isinstance(sort_key, str):
             values["sorted_by"] = _PADDLE_SORT_KEYS.get(sort_key, sort_key)
-        config = read_block(ProfilerConfig, values, key, report)
+        config = read_block(ProfilerConfig, values, key, problems)
         config = dataclasses.replace(
-            config, scheduler=_schedule(schedule, (*key, "scheduler"), report), trigger=trigger
+            config,
+            scheduler=_read_schedule(schedule, (*key, "scheduler"), problems),
+            trigger=trigger,
         )
-        _check_command(config, (*key, "on_window_end"), report)
+        _check_command(config, (*key, "on_window_end"), problems)
         if not config.formats:
-            known = ", ".join(get_args(TraceFormat))
-            report.problem((*key, "formats"), f"[]: expected at least one of {known}")
+            formats = ", ".join(get_args(TraceFormat))
+            problems.add((*key, "formats"), f"[]: expected at least one of {formats}")
         if is_remote(config.profiler_log):
             message = (
-                "a capture writes to a disk; expected a directory that this machine has, whose "
-                "files can be copied to a store later and read there"
+                "a capture can write only to local disks; expected a directory of this machine "
+                "(copy its files to a store afterwards and read them there)"
             )
-            report.problem((*key, "profiler_log"), f"{config.profiler_log}: {message}")
+            problems.add((*key, "profiler_log"), f"{config.profiler_log}: {message}")
         for name in ("ranks", "print_ranks"):
-            _check_selector(getattr(config, name), (*key, name), report)
-        _warn_of_no_effect(values, schedule, config, key, report)
+            _check_selector(getattr(config, name), (*key, name), problems)
+        _warn_about_ignored_keys(values, schedule, config, key, problems)
         return config
-    return read_block(ProfilerConfig, values, key, report)
+    return read_block(ProfilerConfig, values, key, problems)
 
 
-def _with_options(values: Mapping[str, Any], key: Key, report: Problems) -> dict[str, Any]:
-    """The block with the keys that its ``profiler_options`` stand for."""
+def _expand_options(values: Mapping[str, Any], key: Key, problems: Problems) -> dict[str, Any]:
+    """Return the block with the keys that its ``profiler_options`` stand for."""
     options = values.get("profiler_options")
     if options is None:
         return dict(values)
-    meant, problems = read_options(options)
-    for problem in problems:
-        report.problem((*key, "profiler_options"), problem)
+    equivalent, messages = read_options(options)
+    for message in messages:
+        problems.add((*key, "profiler_options"), message)
     if values.get("enable") is False:
-        report.warn((*key, "profiler_options"), "has no effect, because enable is False")
-    given = {name: value for name, value in values.items() if value is not None}
-    return {**meant, **given, "profiler_options": str(options)}
+        problems.warn((*key, "profiler_options"), "has no effect, because enable is False")
+    explicit = {name: value for name, value in values.items() if value is not None}
+    return {**equivalent, **explicit, "profiler_options": str(options)}
 
 
-def check_ranks(config: ProfilerConfig, topology: Topology, report: Problems) -> None:
-    """Notes rank selectors that name no rank of the grid, or none that records."""
+def check_ranks(config: ProfilerConfig, topology: Topology, problems: Problems) -> None:
+    """Add an error for each rank selector that selects no rank, or no recording rank."""
     for key, selector in _selectors(config):
-        _check_ranks_of(config, key, selector, topology, report)
+        _check_selected_ranks(config, key, selector, topology, problems)
 
 
-def check_rank_numbers(config: ProfilerConfig, world_size: int, report: Problems) -> None:
-    """The same where only the number of ranks is known: says nothing of coordinates."""
+def check_rank_numbers(config: ProfilerConfig, world_size: int, problems: Problems) -> None:
+    """Like `check_ranks` if only the number of ranks is known; coordinates are not checked."""
     topology = Topology.of(dp=world_size)
     for key, selector in _selectors(config):
         if not isinstance(selector, Mapping) and not isinstance(config.ranks, Mapping):
-            _check_ranks_of(config, key, selector, topology, report)
+            _check_selected_ranks(config, key, selector, topology, problems)
 
 
 def _selectors(config: ProfilerConfig) -> list[tuple[Key, RankSelector]]:
-    found: list[tuple[Key, RankSelector]] = [
+    selectors: list[tuple[Key, RankSelector]] = [
         (("ranks",), config.ranks),
         (("print_ranks",), config.print_ranks),
     ]
     if config.trigger is not None:
-        found.append((("trigger", "ranks"), config.trigger.ranks))
-    return found
+        selectors.append((("trigger", "ranks"), config.trigger.ranks))
+    return selectors
 
 
-def _check_ranks_of(
-    config: ProfilerConfig, key: Key, selector: RankSelector, topology: Topology, report: Problems
+def _check_selected_ranks(
+    config: ProfilerConfig, key: Key, selector: RankSelector, topology: Topology, problems: Problems
 ) -> None:
     try:
-        chosen = topology.select(selector)
-        if key[0] == "trigger" and not chosen & topology.select(config.ranks):
-            report.problem(("Profiler", *key), f"{selector!r}: none of them is in ranks")
+        selected = topology.select(selector)
+        if key[0] == "trigger" and not selected & topology.select(config.ranks):
+            problems.add(("Profiler", *key), f"{selector!r}: none of them is in ranks")
     except UsageError as error:
-        report.problem(("Profiler", *key), str(error))
+        problems.add(("Profiler", *key), str(error))
 
 
 _RANGES = re.compile(r"\s*\d+(-\d+)?\s*(,\s*\d+(-\d+)?\s*)*")
@@ -313,36 +317,39 @@ _PADDLE_SORT_KEYS = {
 }
 
 
-def _schedule(value: Any, key: Key, report: Problems) -> tuple[int, int] | WindowSchedule | None:
+def _read_schedule(
+    value: Any, key: Key, problems: Problems
+) -> tuple[int, int] | WindowSchedule | None:
     if value is None:
         return None
     if isinstance(value, Mapping):
-        schedule = read_block(WindowSchedule, value, key, report)
+        schedule = read_block(WindowSchedule, value, key, problems)
         if schedule.record < 1 and value.get("record") is None:
-            report.problem((*key, "record"), "missing; expected the steps of a window, at least 1")
+            message = "missing; expected the number of steps of a window, at least 1"
+            problems.add((*key, "record"), message)
         return schedule
     is_pair = isinstance(value, (list, tuple)) and len(value) == 2
     if not is_pair or not all(type(step) is int for step in value):
         expected = "expected [start, stop], a mapping with record, or null"
-        report.problem(key, f"{value!r}: {expected}")
+        problems.add(key, f"{value!r}: {expected}")
         return None
     start, stop = value
     if start < 0:
-        report.problem(key, f"{value!r}: start {start} is below 0, the first step")
+        problems.add(key, f"{value!r}: start {start} is below 0, the first step")
     elif stop <= start:
         message = f"stop {stop} is not after start {start}; no step would be recorded"
-        report.problem(key, f"{value!r}: {message}")
+        problems.add(key, f"{value!r}: {message}")
     return start, stop
 
 
-def _trigger(value: Any, key: Key, report: Problems) -> TriggerConfig | None:
+def _read_trigger(value: Any, key: Key, problems: Problems) -> TriggerConfig | None:
     if value is None or value is False:
         return None
     if value is True:
         return TriggerConfig()
     if not isinstance(value, Mapping):
         expected = "expected True, or a mapping of file, slow_step, steps, ranks"
-        report.problem(key, f"{value!r}: {expected}")
+        problems.add(key, f"{value!r}: {expected}")
         return None
     values = dict(value)
     slow_step = values.get("slow_step")
@@ -350,66 +357,70 @@ def _trigger(value: Any, key: Key, report: Problems) -> TriggerConfig | None:
         values["slow_step"] = {} if slow_step else None
     elif isinstance(slow_step, (int, float)):
         values["slow_step"] = {"times": slow_step}
-    trigger = read_block(TriggerConfig, values, key, report)
-    _check_selector(trigger.ranks, (*key, "ranks"), report)
+    trigger = read_block(TriggerConfig, values, key, problems)
+    _check_selector(trigger.ranks, (*key, "ranks"), problems)
     if not trigger.file and trigger.slow_step is None:
-        message = "file is False and slow_step blank: nothing could open a window"
-        report.problem(key, f"{message}; expected one of them")
+        message = "file is False and slow_step is blank, so no window could ever open"
+        problems.add(key, f"{message}; expected at least one of them")
     return trigger
 
 
-def _check_command(config: ProfilerConfig, key: Key, report: Problems) -> None:
+def _check_command(config: ProfilerConfig, key: Key, problems: Problems) -> None:
     if config.on_window_end is None:
         return
     try:
         command = config.command
     except ValueError as error:  # a quote that is not closed
-        report.problem(key, f"{config.on_window_end!r}: {str(error).lower()}")
+        problems.add(key, f"{config.on_window_end!r}: {str(error).lower()}")
         return
     if not command or not command[0]:
-        report.problem(key, "empty; expected a command")
+        problems.add(key, "empty; expected a command")
 
 
-def _check_selector(value: Any, key: Key, report: Problems) -> None:
-    """Notes what is no rank selector; whether the ranks exist depends on the grid."""
+def _check_selector(value: Any, key: Key, problems: Problems) -> None:
+    """Add an error if ``value`` is not a rank selector; `check_ranks` looks for the ranks."""
     if isinstance(value, Mapping):
-        unknown = sorted(set(value) - set(AXES))
-        fits = not unknown and all(at == "all" or _is_index(at) for at in value.values())
+        positions = value.values()
+        is_valid = set(value) <= set(AXES) and all(
+            position == "all" or _is_index(position) for position in positions
+        )
     elif isinstance(value, str):
-        fits = value == "all" or _RANGES.fullmatch(value) is not None
+        is_valid = value == "all" or _RANGES.fullmatch(value) is not None
     else:
-        fits = all(map(_is_index, value if isinstance(value, (list, tuple)) else [value]))
-    if not fits:
-        report.problem(key, f"{value!r}: expected {_SELECTORS}")
+        is_valid = all(map(_is_index, value if isinstance(value, (list, tuple)) else [value]))
+    if not is_valid:
+        problems.add(key, f"{value!r}: expected {_SELECTORS}")
 
 
 def _is_index(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _warn_of_no_effect(
-    values: Mapping[str, Any], schedule: Any, config: ProfilerConfig, key: Key, report: Problems
+def _warn_about_ignored_keys(
+    values: Mapping[str, Any], schedule: Any, config: ProfilerConfig, key: Key, problems: Problems
 ) -> None:
-    """Settings that another setting leaves without effect."""
+    """Add a warning for each key that has no effect because of another."""
     if not config.enable:
         return
-    idle = []
+    ignored = []
     if config.timer_only:
-        plain = ProfilerConfig()  # what says the same as its default asks for nothing
+        plain = ProfilerConfig()  # keys set to their default need no warning
         names = (
             *("summary", "detailed", "formats", "with_flops", "background"),
             *("trigger", "max_trace_mb", "on_window_end"),
         )
-        idle = [name for name in names if getattr(config, name) != getattr(plain, name)]
-        # With stop_training it says when the training ends.
-        idle += ["scheduler"] if schedule is not None and not config.stop_training else []
-        because = "timer_only is True"
+        ignored = [name for name in names if getattr(config, name) != getattr(plain, name)]
+        # With stop_training, the scheduler decides when the training ends.
+        ignored += ["scheduler"] if schedule is not None and not config.stop_training else []
+        reason = "timer_only is True"
     elif config.detailed and "summary" in values:
-        idle, because = ["summary"], "detailed is True"
-    for name in idle:
-        report.warn((*key, name), f"has no effect, because {because}")
+        ignored, reason = ["summary"], "detailed is True"
+    for name in ignored:
+        problems.warn((*key, name), f"has no effect, because {reason}")
     if config.stop_training and config.scheduler is None:
         message = "has no effect, because scheduler is null: " + (
-            "the window ends with the training" if config.trigger is None else "no window is last"
+            "the window ends with the training"
+            if config.trigger is None
+            else "a trigger has no last window"
         )
-        report.warn((*key, "stop_training"), message)
+        problems.warn((*key, "stop_training"), message)

@@ -1,20 +1,20 @@
-"""The ``profiler_options`` string of PaddleClas, PaddleDetection and PaddleOCR, as our keys.
+"""Translate the ``profiler_options`` of PaddleClas, PaddleDetection and PaddleOCR to our keys.
 
 ``batch_range=[50, 60]; state=GPU; sorted_key=max; tracer_option=OpDetail; profile_path=log``
 
 =================== ==================================== ==============================================
-theirs              ours                                 where it is missing
+theirs              ours                                 if missing
 =================== ==================================== ==============================================
-`batch_range`       `scheduler`, with the same meaning   `[10, 20]`, as there
+`batch_range`       `scheduler`, with the same meaning   `[10, 20]`, their default
 `exit_on_finished`  `stop_training`                      True, as in PaddleDetection and PaddleOCR
 `profile_path`      `profiler_log`                       our default; theirs is /tmp/profile
 `state`             `targets`: CPU, GPU (with CPU), All  all
 `sorted_key`        `sorted_by`                          auto
-`tracer_option`     `op_detail`: Default is without      our default, with
+`tracer_option`     `op_detail`: False for Default       our default, True
 `timer_only`        `timer_only`                         False; in PaddleDetection True, so no trace
 =================== ==================================== ==============================================
 
-Source: ``utils/profiler.py`` of the three, where values that make no sense are passed over.
+Source: ``utils/profiler.py`` of the three projects. They ignore invalid values; we report them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from ppprof.config.yaml_source import literal
 
 
 def read_options(options: Any) -> tuple[dict[str, Any], list[str]]:
-    """The keys of a block that the options ask for, and everything that is wrong with them.
+    """Return the keys of a ``Profiler`` block that the options stand for, and a list of errors.
 
     Args:
-        options: the string, or a mapping of the same keys, as PaddleClas takes too.
+        options: the string, or a mapping with the same keys, which PaddleClas also accepts.
 
     >>> read_options("batch_range=[50, 60]; state=CPU; exit_on_finished=False")
     ({'enable': True, 'scheduler': [50, 60], 'stop_training': False, 'targets': ['cpu']}, [])
     >>> read_options("batch_rang=[50, 60]; state=TPU")[1]
     ['batch_rang: unknown option; did you mean "batch_range"?', "state: 'TPU': expected CPU, GPU or All"]
     """
-    given, problems = _given(options)
+    texts, problems = _split_options(options)
     values: dict[str, Any] = {"enable": True, "scheduler": [10, 20], "stop_training": True}
-    for name, text in given.items():
+    for name, text in texts.items():
         if name not in _READERS:
             hint = did_you_mean(name, _READERS) or f"; expected one of {', '.join(_READERS)}"
             problems.append(f"{name}: unknown option{hint}")
@@ -48,29 +48,29 @@ def read_options(options: Any) -> tuple[dict[str, Any], list[str]]:
             values.update(_READERS[name](text))
         except ValueError as error:
             problems.append(f"{name}: {text!r}: expected {error}")
-    order = given.get("sorted_key")
+    order = texts.get("sorted_key")
     if order in _ORDERS and values.get("targets") == ["cpu", "gpu"]:
         values["sorted_by"] = values["sorted_by"].replace("cpu", "gpu")
     return values, problems
 
 
-def _given(options: Any) -> tuple[dict[str, str], list[str]]:
-    """Options by name, and what is no option; theirs split at every blank, ours around words."""
+def _split_options(options: Any) -> tuple[dict[str, str], list[str]]:
+    """Return the options by name, and a list of errors. Blanks around words are ignored."""
     if isinstance(options, Mapping):
         return {str(name): str(value) for name, value in options.items()}, []
     if not isinstance(options, str):
         return {}, [f"{options!r}: expected text such as batch_range=[50, 60]; profile_path=log"]
-    given: dict[str, str] = {}
+    texts: dict[str, str] = {}
     problems = []
     for part in filter(None, map(str.strip, options.split(";"))):
         name, equals, value = (word.strip() for word in part.partition("="))
         if not equals or not name or not value:
             problems.append(f"{part!r}: expected NAME=VALUE")
-        elif name in given:
-            problems.append(f"{name}: given twice, {given[name]!r} and {value!r}")
+        elif name in texts:
+            problems.append(f"{name}: given twice, {texts[name]!r} and {value!r}")
         else:
-            given[name] = value
-    return given, problems
+            texts[name] = value
+    return texts, problems
 
 
 _ORDERS = {"total": "auto", "max": "cpu_max", "min": "cpu_min", "ave": "cpu_avg", "calls": "auto"}
@@ -82,7 +82,7 @@ def _batch_range(text: str) -> dict[str, Any]:
     value = literal(text if text[0] in "[(" else f"[{text}]")
     is_range = isinstance(value, (list, tuple)) and len(value) == 2
     if not is_range or not all(type(n) is int for n in value) or not 0 <= value[0] < value[1]:
-        raise ValueError("[START, STOP], which records batches START to STOP-1")
+        raise ValueError("[START, STOP], to record batches START to STOP-1")
     return {"scheduler": list(value)}
 
 

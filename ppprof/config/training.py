@@ -1,7 +1,7 @@
 """The training blocks (Global, Engine, Model...), in the dialect of FleetX's GPT configs.
 
-Only what ppprof's harness reads is typed. FleetX's other keys (``UNUSED``) are known, pass through
-and change nothing; any further key passes through with a warning.
+The fields are the keys that ppprof's harness reads. FleetX's other keys (``UNUSED``) pass through
+without effect. Unknown keys pass through with a warning.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ from ppprof.topology import AXES
 
 @dataclass(frozen=True)
 class GlobalConfig:
-    """What holds for the whole job."""
+    """Settings of the whole job."""
 
     UNUSED: ClassVar[tuple[str, ...]] = ("flags", "enable_partial_send_recv", "use_recompute")
 
     device: Literal["cpu", "gpu", "xpu", "rocm", "npu", "mlu"] = "gpu"
-    """Where to train."""
+    """Device to train on."""
     seed: int = knob(1024, minimum=0)
-    """Of initialisation, dropout and data order."""
+    """Seed of initialization, dropout and data order."""
     global_batch_size: Optional[int] = knob(None, minimum=1)
-    """Samples of a step over all ranks; local_batch_size x dp x sharding. Either may be blank."""
+    """Samples of a step over all ranks: local_batch_size x dp x sharding. Either may be blank."""
     local_batch_size: Optional[int] = knob(None, minimum=1)
     """Samples of a step on one data-parallel rank."""
     micro_batch_size: Optional[int] = knob(None, minimum=1)
-    """Samples of one forward and backward; blank for local_batch_size. It divides that."""
+    """Samples of one forward and backward pass, a divisor of local_batch_size; blank for all of
+    it."""
     device_peak_flops: Optional[float] = knob(None, above=0)
-    """Dense FLOP/s of one device in the type that is trained in, for MFU; blank for the bf16 and
-    fp16 peak of a known device, and no MFU on others."""
+    """Peak dense FLOP/s of one device in the training's data type, for MFU. Blank uses the bf16
+    and fp16 peak of a known device; other devices get no MFU."""
 
 
 @dataclass(frozen=True)
 class MixPrecisionConfig:
-    """Automatic mixed precision (GPU; Paddle's CPU build computes in float32 all the same)."""
+    """Automatic mixed precision (GPU only; Paddle's CPU build computes in float32)."""
 
     UNUSED: ClassVar[tuple[str, ...]] = (
         "main_grad",
@@ -47,19 +48,19 @@ class MixPrecisionConfig:
     )
 
     enable: bool = False
-    """Whether to compute in ``dtype`` where it is safe."""
+    """Compute in ``dtype`` where it is safe."""
     dtype: Literal["float16", "bfloat16"] = "float16"
-    """The short type."""
+    """The low-precision type."""
     level: Literal["O1", "O2"] = "O2"
-    """O1 casts operator by operator, O2 keeps the parameters in the short type."""
+    """O1 casts operator by operator, O2 keeps the parameters in low precision."""
     use_pure_fp16: bool = False
-    """FleetX's older way to say enable with O2 and float16."""
+    """FleetX's older key: the same as enable with O2 and float16."""
     scale_loss: float = knob(32768.0, above=0)
     """Initial loss scale for float16."""
     custom_black_list: Optional[tuple[str, ...]] = None
     """Operators to keep in float32."""
     custom_white_list: Optional[tuple[str, ...]] = None
-    """Operators to compute in the short type."""
+    """Operators to compute in low precision."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,13 @@ class SaveLoadConfig:
     """Checkpoints."""
 
     save_steps: Optional[int] = knob(None, minimum=-1)
-    """Save each time so many steps are done; blank or -1 for never."""
+    """Steps between checkpoints; blank or -1 for never."""
     save_epoch: Optional[int] = knob(None, minimum=-1)
-    """Save at the end of each so many epochs; the harness trains by steps and does not."""
+    """Epochs between checkpoints; without effect, since the harness trains by steps."""
     output_dir: str = "./output"
-    """Where checkpoints go."""
+    """Directory of the checkpoints."""
     ckpt_dir: Optional[str] = None
-    """A checkpoint to go on from."""
+    """Checkpoint to resume from."""
 
 
 @dataclass(frozen=True)
@@ -86,15 +87,15 @@ class EngineConfig:
     )
 
     max_steps: int = knob(500000, minimum=-1)
-    """Optimizer steps; -1 for as many as the epochs have."""
+    """Optimizer steps; -1 trains for num_train_epochs."""
     num_train_epochs: int = knob(1, minimum=-1)
-    """Passes over the data, where max_steps is -1; -1 for no end to them."""
+    """Passes over the data if max_steps is -1; -1 for no limit."""
     accumulate_steps: Optional[int] = knob(None, minimum=1)
-    """Micro-batches of a step: local_batch_size over micro_batch_size; blank derives it."""
+    """Micro-batches of a step: local_batch_size / micro_batch_size; blank derives it."""
     logging_freq: int = knob(1, minimum=1)
-    """Log each so many steps."""
+    """Steps between log lines."""
     eval_freq: int = knob(-1, minimum=-1)
-    """Evaluate each so many steps; -1 for never."""
+    """Steps between evaluations; -1 for never."""
     eval_iters: int = knob(0, minimum=-1)
     """Batches of an evaluation."""
     test_iters: Optional[int] = knob(None, minimum=-1)
@@ -107,7 +108,7 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A GPT."""
+    """A GPT model."""
 
     UNUSED: ClassVar[tuple[str, ...]] = (
         *("vocab_size_divisible_unit", "scale_qk_by_layer_num", "use_flash_attn", "loss"),
@@ -120,17 +121,17 @@ class ModelConfig:
     )
 
     module: str = "GPTModule"
-    """What to train; the harness knows GPTModule."""
+    """Module to train; the harness supports GPTModule."""
     name: str = "GPT"
-    """Its name."""
+    """Name of the model."""
     vocab_size: int = knob(256, minimum=1)
-    """Tokens; the byte-level data needs 256 of them."""
+    """Size of the vocabulary; byte-level data needs 256."""
     hidden_size: int = knob(1024, minimum=1)
     """Width of the residual stream."""
     num_layers: int = knob(24, minimum=1)
     """Transformer blocks."""
     num_attention_heads: int = knob(16, minimum=1)
-    """Heads; they divide hidden_size."""
+    """Attention heads; a divisor of hidden_size."""
     ffn_hidden_size: Optional[int] = knob(None, minimum=1)
     """Width of the MLP; blank for 4 x hidden_size."""
     hidden_dropout_prob: float = knob(0.1, minimum=0, maximum=1)
@@ -140,26 +141,26 @@ class ModelConfig:
     max_position_embeddings: int = knob(1024, minimum=1)
     """Longest sequence."""
     type_vocab_size: int = knob(16, minimum=0)
-    """FleetX's segment vocabulary; not used by its GPT, nor here."""
+    """FleetX's segment vocabulary; without effect in its GPT and here."""
     initializer_range: float = knob(0.02, minimum=0)
     """Standard deviation of initial weights."""
     use_recompute: bool = False
-    """Compute activations again in backward rather than keep them."""
+    """Recompute activations in the backward pass instead of keeping them."""
     recompute_granularity: Optional[Literal["full", "full_attn", "core_attn"]] = None
-    """What to compute again; blank for full."""
+    """Part of a block to recompute; blank for full."""
     no_recompute_layers: Optional[tuple[int, ...]] = None
-    """Blocks that keep their activations all the same."""
+    """Blocks that are not recomputed."""
     fuse_attn_qkv: bool = True
     """One linear layer for query, key and value."""
     sequence_parallel: bool = False
-    """Split activations along the sequence between mp ranks."""
+    """Split activations along the sequence over the mp ranks."""
     virtual_pp_degree: int = knob(1, minimum=1)
-    """Interleaved pipeline stages a rank."""
+    """Interleaved pipeline stages of each rank."""
 
 
 @dataclass(frozen=True)
 class DatasetConfig:
-    """Where the tokens come from."""
+    """Source of the tokens."""
 
     UNUSED: ClassVar[tuple[str, ...]] = (
         *("input_dir", "mode", "eos_id", "seed", "build_data_file", "model_type", "root"),
@@ -167,17 +168,16 @@ class DatasetConfig:
     )
 
     name: str = "GPTDataset"
-    """GPTDataset, FleetX's name for its token files, and any other but one: every byte of the text
-    is a token. TokenizedText: the text is packed, and unpacked and tokenised (byte pairs)
-    whenever a sample is read."""
+    """TokenizedText packs the text; each read of a sample unpacks and tokenizes it (byte pairs).
+    With any other name, such as FleetX's GPTDataset, every byte of the text is a token."""
     input: Optional[str] = None
-    """A text file, directory or glob; blank for the Python standard library's own source."""
+    """A text file, directory or glob; blank for the source of Python's standard library."""
     split: Union[tuple[float, ...], str] = (969.0, 30.0, 1.0)
-    """Shares of train, eval and test (other datasets of FleetX's have a name here)."""
+    """Shares of train, eval and test (FleetX's other datasets have a name here)."""
     max_seq_len: int = knob(1024, minimum=1)
     """Tokens of a sample."""
     num_samples: Optional[int] = knob(None, minimum=1)
-    """Samples at the most; blank for all."""
+    """Most samples to use; blank for all."""
 
 
 @dataclass(frozen=True)
@@ -187,52 +187,52 @@ class SamplerConfig:
     UNUSED: ClassVar[tuple[str, ...]] = ("batch_size", "consumed_samples")
 
     name: str = "GPTBatchSampler"
-    """FleetX's name; the harness has one sampler."""
+    """FleetX's name for it; the harness has a single sampler."""
     shuffle: bool = False
-    """A new order for each epoch, from the seed."""
+    """Shuffle the samples anew for each epoch, from the seed."""
     drop_last: bool = True
-    """Leave out a last batch that is not full; the harness always does."""
+    """Skip a last batch that is not full; the harness always does."""
 
 
 @dataclass(frozen=True)
 class LoaderConfig:
-    """Who loads."""
+    """The data loader."""
 
     UNUSED: ClassVar[tuple[str, ...]] = ("return_list", "collate_fn", "use_shared_memory")
 
     num_workers: int = knob(0, minimum=0)
-    """Processes that load; 0 for the training process itself."""
+    """Worker processes; 0 loads in the training process."""
 
 
 @dataclass(frozen=True)
 class SplitConfig:
-    """Data of one purpose."""
+    """Data for one purpose: training or evaluation."""
 
     UNUSED: ClassVar[tuple[str, ...]] = ("batch_size", "sample_split", "collect_data", "collate_fn")
 
     dataset: DatasetConfig = field(default_factory=DatasetConfig)
-    """Where the tokens come from."""
+    """Source of the tokens."""
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     """The order of samples."""
     loader: LoaderConfig = field(default_factory=LoaderConfig)
-    """Who loads."""
+    """The data loader."""
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Data to train and to evaluate on."""
+    """Data for training and evaluation."""
 
     UNUSED: ClassVar[tuple[str, ...]] = ("Test", "Predict")
 
     Train: SplitConfig = field(default_factory=SplitConfig)
-    """To train on."""
+    """Training data."""
     Eval: SplitConfig = field(default_factory=SplitConfig)
-    """To evaluate on."""
+    """Evaluation data."""
 
 
 @dataclass(frozen=True)
 class LearningRateConfig:
-    """Linear warm-up, then a cosine down to ``min_lr``."""
+    """Linear warm-up, then cosine decay to ``min_lr``."""
 
     UNUSED: ClassVar[tuple[str, ...]] = (
         *("use_increments", "last_epoch", "total_steps", "step_each_epoch", "epochs"),
@@ -241,15 +241,15 @@ class LearningRateConfig:
     )
 
     name: str = "CosineAnnealingWithWarmupDecay"
-    """The schedule; the harness knows this one."""
+    """The schedule; the harness supports this one."""
     decay_steps: int = knob(360000, minimum=1)
-    """Steps until ``min_lr``."""
+    """Steps until the rate reaches ``min_lr``."""
     warmup_rate: float = knob(0.01, minimum=0, maximum=1)
     """Share of decay_steps spent on warm-up."""
     max_lr: float = knob(5.0e-5, minimum=0)
-    """After the warm-up."""
+    """Rate after the warm-up."""
     min_lr: float = knob(1.0e-5, minimum=0)
-    """At the end, and from then on."""
+    """Rate from decay_steps on."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +257,7 @@ class GradClipConfig:
     """Gradient clipping by global norm."""
 
     name: str = "ClipGradByGlobalNorm"
-    """The way to clip; the harness knows this one."""
+    """The method; the harness supports this one."""
     clip_norm: float = knob(1.0, above=0)
     """The largest norm."""
 
@@ -269,11 +269,11 @@ class OptimizerConfig:
     UNUSED: ClassVar[tuple[str, ...]] = ("tensor_fusion", "multi_precision", "amsgrad", "momentum")
 
     name: str = "AdamW"
-    """AdamW; FusedAdamW, FleetX's own kernel, is trained as AdamW."""
+    """AdamW. FusedAdamW, FleetX's own kernel, also selects AdamW."""
     use_multi_tensor: bool = False
-    """Update all parameters in one operator rather than each in one of its own."""
+    """Update all parameters in one operator instead of one operator each."""
     weight_decay: float = knob(0.01, minimum=0)
-    """Of all weights but biases and norms."""
+    """Decay of all weights except biases and norms."""
     beta1: float = knob(0.9, minimum=0, maximum=1)
     """Decay of the first moment."""
     beta2: float = knob(0.999, minimum=0, maximum=1)
@@ -288,7 +288,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class ShardingConfig:
-    """Optimizer state, gradients and parameters split between ranks."""
+    """Optimizer state, gradients and parameters split over ranks."""
 
     UNUSED: ClassVar[tuple[str, ...]] = (
         "comm_overlap",
@@ -297,20 +297,20 @@ class ShardingConfig:
     )
 
     sharding_degree: int = knob(1, minimum=1)
-    """Ranks to split between."""
+    """Number of ranks to split over."""
     sharding_stage: Literal[1, 2, 3] = 2
-    """1 splits optimizer state, 2 gradients too, 3 parameters too."""
+    """Stage 1 splits optimizer state, 2 also gradients, 3 also parameters."""
     sharding_offload: bool = False
-    """Keep the optimizer state in host memory; the harness does not."""
+    """Keep the optimizer state in host memory; the harness does not support it."""
     reduce_overlap: bool = False
-    """Reduce gradients while backward goes on (stage 2)."""
+    """Reduce gradients during the backward pass (stage 2)."""
     broadcast_overlap: bool = False
-    """Broadcast parameters while forward goes on (stage 2)."""
+    """Broadcast parameters during the forward pass (stage 2)."""
 
 
 @dataclass(frozen=True)
 class DistributedConfig:
-    """Degrees of the hybrid-parallel grid; their product is the number of processes."""
+    """Degrees of hybrid parallelism; their product is the number of processes."""
 
     UNUSED: ClassVar[tuple[str, ...]] = (
         *("fuse_sequence_parallel_allreduce", "use_main_grad", "fused_linear"),
@@ -318,7 +318,7 @@ class DistributedConfig:
     )
 
     dp_degree: Optional[int] = knob(None, minimum=1)
-    """Data parallel; blank for what the other degrees leave of the processes."""
+    """Data parallel; blank derives it from the number of processes and the other degrees."""
     mp_degree: int = knob(1, minimum=1)
     """Tensor parallel (tp, elsewhere)."""
     pp_degree: int = knob(1, minimum=1)
@@ -326,9 +326,9 @@ class DistributedConfig:
     sep_degree: int = knob(1, minimum=1)
     """Segment parallel."""
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
-    """Optimizer state, gradients and parameters split between ranks."""
+    """Optimizer state, gradients and parameters split over ranks."""
     order: tuple[Literal["dp", "pp", "sharding", "sep", "mp"], ...] = AXES  # type: ignore[assignment]
-    """The axes from the outside in, as Fleet's ``hybrid_configs`` has them."""
+    """The axes from the outermost to the innermost, as in Fleet's ``hybrid_configs``."""
 
 
 BLOCKS: Mapping[str, type[Any]] = {
@@ -339,4 +339,4 @@ BLOCKS: Mapping[str, type[Any]] = {
     "Optimizer": OptimizerConfig,
     "Distributed": DistributedConfig,
 }
-"""The blocks by name, without ``Profiler``."""
+"""The blocks by name, except ``Profiler``."""

@@ -1,6 +1,6 @@
-"""Thin adapters of `ppprof.attach` to loops that are not ours; imports none of their frameworks.
+"""Thin adapters of `ppprof.attach` to other training loops. This package imports no framework.
 
-- `ppprof.integrations.script`: a script that knows nothing of ppprof (``tools/attach.py``)
+- `ppprof.integrations.script`: an unmodified script (``tools/attach.py``)
 - `ppprof.integrations.paddle_model`: ``paddle.Model.fit``
 - `ppprof.integrations.paddlenlp`, `ppprof.integrations.paddleformers`: their ``Trainer``
 """

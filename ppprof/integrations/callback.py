@@ -1,4 +1,4 @@
-"""What the callbacks of several frameworks share: a session from one hook of theirs to another."""
+"""The base class of callbacks for several frameworks: a session that opens and closes in hooks."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ppprof.capture.session import NoopSession, ProfilerSession
 from ppprof.config import ProfilerConfig, load_profiler
 
 Block = Union[ProfilerConfig, Mapping[str, Any], str, Path]
-"""A ``Profiler`` block, typed or as a mapping, or the YAML file that has it."""
+"""A ``Profiler`` block: typed, as a mapping, or the path of a YAML file."""
 
 Self = TypeVar("Self", bound="CallbackSession")
 
 
 class CallbackSession:
-    """Opens with the training that a callback is told of, and closes with it.
+    """A session that opens when the training begins and closes when it ends.
 
-    A framework tells no callback of an exception. What was recorded is saved all the same when
-    the program ends, or at once in ``with callback:`` around the training.
+    Frameworks do not report exceptions to callbacks. After an exception the recording is saved
+    when the program ends, or at once if ``with callback:`` surrounds the training.
 
     Args:
         profiler: the block.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the block is invalid.
     """
 
     def __init__(self, profiler: Block) -> None:
@@ -40,24 +40,24 @@ class CallbackSession:
         self._profiler = profiler
         self._pause = ExitStack()
         self.session: ProfilerSession = NoopSession()
-        """What `ppprof.attach` gave; one that does nothing outside the training."""
+        """The session of `ppprof.attach`; outside of the training, one that does nothing."""
 
     def begin(self) -> None:
-        """Attaches; a session that an exception has left open is closed first."""
+        """Attach; first close a session that an exception has left open."""
         self.end()
         self.session = attach(self._profiler)
 
     def end(self) -> None:
-        """Closes the session."""
+        """Close the session."""
         self._finish(None)
 
     def pause(self) -> None:
-        """What comes now is no training, until `resume`."""
+        """Exclude the time until `resume` from the steps: it is not training."""
         self.resume()
         self._pause.enter_context(self.session.paused())
 
     def resume(self) -> None:
-        """Training goes on; does nothing where it was not paused."""
+        """End a pause, if there is one."""
         self._pause.close()
 
     def __enter__(self: Self) -> Self:

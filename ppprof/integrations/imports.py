@@ -1,4 +1,4 @@
-"""Doing something right after a module was imported, without importing it."""
+"""Run a function right after a module is imported, without importing it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 
 def after_import(name: str, hook: Callable[[ModuleType], None]) -> None:
-    """Calls ``hook`` with the module once its code has run; now, if it has.
+    """Call ``hook`` with the module when its code has run; at once if it is imported already.
 
-    Paddle reads environment variables when it is imported, and a script may set them before: so
-    whoever runs a script must not be the one who imports it.
+    Importing Paddle here would be too early: it reads environment variables on import, and the
+    script may set them first.
     """
     if name in sys.modules:
         hook(sys.modules[name])
@@ -23,7 +23,7 @@ def after_import(name: str, hook: Callable[[ModuleType], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds one module, once, as the finders behind it do."""
+    """A finder of one module that asks the other finders, and removes itself after the first call."""
 
     def __init__(self, name: str, hook: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -32,7 +32,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's spec, with the hook behind its code; None for every other module."""
+        """Return the module's spec, which also calls the hook; None for every other module."""
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)

@@ -1,13 +1,13 @@
-"""Where a training step ends, seen from the optimizers alone.
+"""Detect the end of training steps from calls of the optimizers.
 
-A step ends when the outermost call of ``step`` or ``minimize`` returns, of an optimizer or of what
-wraps one: a ``GradScaler``, Fleet's hybrid optimizer, ``LookAhead``::
+A step ends when the outermost call of ``step`` or ``minimize`` returns. The call may be of an
+optimizer or of a wrapper: a ``GradScaler``, Fleet's hybrid optimizer, ``LookAhead``::
 
     GradScaler.step      |----------------------|* one step ends here,
       Hybrid...step         |----------------|     also when the scaler
         AdamW.step             |----------|        skips the update
 
-Where several optimizers step, one of them ends the steps, and the others belong to its steps.
+If several optimizers step, one of them ends the steps. Calls of the others belong to its steps.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _WRAPPERS = (
     f"{_FLEET}.heter_parallel_optimizer",
     f"{_FLEET}.dygraph_sharding_optimizer",
 )
-"""Modules of classes that wrap an optimizer without being one."""
+"""Modules of classes that wrap an optimizer but do not inherit from ``Optimizer``."""
 
 
 class OptimizerSteps:
-    """Watches the optimizers of this process, once Paddle is imported; it does not import it.
+    """Watches the optimizers of this process once the script imports Paddle.
 
     Args:
-        begin: called when an optimizer is made, and again before one steps, until it returns
-            True: the training is set up far enough.
+        begin: called when an optimizer is created, and again before each step, until it returns
+            True, which means that the training is sufficiently initialized.
         end_step: called when a step has ended.
-        boundary: which optimizer ends the steps, counted from 1 in the order in which they step
-            for the first time.
+        boundary: number of the optimizer that ends the steps. Optimizers are numbered from 1 in
+            the order of their first step.
     """
 
     def __init__(
@@ -59,127 +59,128 @@ class OptimizerSteps:
         self._pid = os.getpid()
         self._began = self._is_watching = False
         self._closed = False
-        self._inside = threading.local()
+        self._thread_state = threading.local()
         self._wrapped: dict[tuple[type, str], Any] = {}
-        self._known: list[weakref.WeakSet[Any]] = []
+        self._families: list[weakref.WeakSet[Any]] = []  # an optimizer and its wrappers, by number
         self._names: list[str] = []
         self.num_optimizers = 0
-        """That have stepped so far."""
-        after_import("paddle.optimizer.optimizer", self._watch_making)
+        """Number of optimizers that have stepped so far."""
+        after_import("paddle.optimizer.optimizer", self._watch_creation)
 
     def close(self) -> None:
-        """Ends no more steps; the wrappers stay, and pass calls on."""
+        """Stop ending steps. The wrappers stay installed and only forward calls."""
         self._closed = True
 
     @property
-    def _is_on(self) -> bool:
-        # A forked child is another process, with a training of its own or none.
+    def _is_active(self) -> bool:
+        # A forked child is a different process: its training, if any, is not ours.
         return not self._closed and os.getpid() == self._pid and _in_dynamic_mode()
 
-    def _watch_making(self, module: Any) -> None:
+    def _watch_creation(self, module: Any) -> None:
         base = module.Optimizer
         steps = self
 
         def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:  # noqa: N807
             super(base, cls).__init_subclass__(**kwargs)
-            steps._wrap_making(cls)  # AdamW, for one, does not call the base's
+            steps._wrap_init(cls)  # some classes, such as AdamW, do not call the base's __init__
             if steps._is_watching:
-                steps._wrap(cls)
+                steps._wrap_steps(cls)
 
-        self._wrap_making(base)
+        self._wrap_init(base)
         base.__init_subclass__ = classmethod(__init_subclass__)
 
-    def _wrap_making(self, kind: Any) -> None:
-        make = vars(kind).get("__init__")
-        if make is None:
+    def _wrap_init(self, cls: Any) -> None:
+        init = vars(cls).get("__init__")
+        if init is None:
             return
 
-        @functools.wraps(make)
+        @functools.wraps(init)
         def wrapper(*args: Any, **kwargs: Any) -> None:
-            make(*args, **kwargs)
-            self._before_training()
+            init(*args, **kwargs)
+            self._begin_if_ready()
 
-        kind.__init__ = wrapper
+        cls.__init__ = wrapper
 
-    def _before_training(self) -> None:
-        if self._began or not self._is_on:
+    def _begin_if_ready(self) -> None:
+        if self._began or not self._is_active:
             return
         self._began = self._begin()
-        # Only now: `begin` has Paddle wrap the classes too, and a step ends after its span.
+        # Wrap only now: `begin` makes Paddle wrap the classes too, and a step must end after the
+        # span that Paddle records for it.
         self._is_watching = True
-        for kind in (*_family(_base()), *_classes(_WRAPPERS)):
-            self._wrap(kind)
-        for kind in _classes(_SCALERS):
-            self._wrap(kind, is_scaler=True)
+        for cls in (*_subclasses(_optimizer_base()), *_classes_in(_WRAPPERS)):
+            self._wrap_steps(cls)
+        for cls in _classes_in(_SCALERS):
+            self._wrap_steps(cls, is_scaler=True)
 
-    def _wrap(self, kind: type, is_scaler: bool = False) -> None:
+    def _wrap_steps(self, cls: type, is_scaler: bool = False) -> None:
         for name in ("step", "minimize"):
-            method = vars(kind).get(name)
-            if method is None or self._wrapped.get((kind, name)) is method:
+            method = vars(cls).get(name)
+            if method is None or self._wrapped.get((cls, name)) is method:
                 continue
-            wrapper = self._watched(method, is_scaler)
-            self._wrapped[kind, name] = wrapper
-            setattr(kind, name, wrapper)
+            wrapper = self._step_wrapper(method, is_scaler)
+            self._wrapped[cls, name] = wrapper
+            setattr(cls, name, wrapper)
 
-    def _watched(self, method: Callable[..., Any], is_scaler: bool) -> Callable[..., Any]:
+    def _step_wrapper(self, method: Callable[..., Any], is_scaler: bool) -> Callable[..., Any]:
         @functools.wraps(method)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if not self._is_on:
+            if not self._is_active:
                 return method(*args, **kwargs)
-            self._before_training()
-            seen = getattr(self._inside, "seen", None)
-            is_outermost = seen is None
-            if seen is None:
-                seen = self._inside.seen = []
-            seen.extend([kwargs.get("optimizer"), *args[1:2]] if is_scaler else args[:1])
+            self._begin_if_ready()
+            optimizers = getattr(self._thread_state, "optimizers", None)
+            is_outermost = optimizers is None
+            if optimizers is None:
+                optimizers = self._thread_state.optimizers = []
+            optimizers.extend([kwargs.get("optimizer"), *args[1:2]] if is_scaler else args[:1])
             try:
                 result = method(*args, **kwargs)
             finally:
                 if is_outermost:
-                    self._inside.seen = None
-            if is_outermost and self._ends_step(seen):
+                    self._thread_state.optimizers = None
+            if is_outermost and self._ends_step(optimizers):
                 self._end_step()  # may raise SystemExit, and nothing else
             return result
 
         return wrapper
 
-    def _ends_step(self, seen: list[Any]) -> bool:
-        """Whether the one optimizer that these are, wrappers included, is the one that counts."""
-        optimizers = [optimizer for optimizer in seen if optimizer is not None]
+    def _ends_step(self, called: list[Any]) -> bool:
+        """Whether a call of one optimizer through these wrappers ends a step."""
+        optimizers = [optimizer for optimizer in called if optimizer is not None]
         try:
-            at = self._place(optimizers)
-            self._known[at].update(optimizers)
-        except TypeError as error:  # a class of somebody's that has no hash or no weak references
-            log.warning(f"{error}; steps are no longer seen, the training goes on without")
+            index = self._index(optimizers)
+            self._families[index].update(optimizers)
+        except TypeError as error:  # a class without hash or weak references
+            log.warning(f"{error}; the training continues without recording of further steps")
             self.close()
             return False
-        return at == self._boundary - 1
+        return index == self._boundary - 1
 
-    def _place(self, optimizers: list[Any]) -> int:
-        """Where it stands among those that step; a new one takes the place of one that is gone."""
-        for at, known in enumerate(self._known):
-            if any(optimizer in known for optimizer in optimizers):
-                return at
+    def _index(self, optimizers: list[Any]) -> int:
+        """Return the index of the optimizer. A new one takes the index of one that is gone."""
+        for index, family in enumerate(self._families):
+            if any(optimizer in family for optimizer in optimizers):
+                return index
         self.num_optimizers += 1
         name = type(optimizers[-1]).__name__
-        if self._known:
-            gc.collect()  # an optimizer whose training is over may wait for that to be gone
-        for at, known in enumerate(self._known):
-            if not known:
-                self._names[at] = name
-                return at
-        self._known.append(weakref.WeakSet())
+        if self._families:
+            gc.collect()  # reference cycles may keep the optimizer of an ended training alive
+        for index, family in enumerate(self._families):
+            if not family:
+                self._names[index] = name
+                return index
+        self._families.append(weakref.WeakSet())
         self._names.append(name)
         if len(self._names) == 2:
             names = " and ".join(f"{name} ({n})" for n, name in enumerate(self._names, start=1))
             log.warning(
-                f"several optimizers step, {names}: a step ends with number {self._boundary}; "
-                "--optimizer N takes another"
+                f"several optimizers step, {names}: number {self._boundary} ends the steps; "
+                "select another with --optimizer N"
             )
-        return len(self._known) - 1
+        return len(self._families) - 1
 
 
-def _base() -> Any:
+def _optimizer_base() -> Any:
     return sys.modules["paddle.optimizer.optimizer"].Optimizer
 
 
@@ -187,19 +188,19 @@ def _in_dynamic_mode() -> bool:
     return bool(sys.modules["paddle"].in_dynamic_mode())
 
 
-def _family(kind: Any) -> Iterator[type]:
-    """The class and all that inherit from it, so far."""
-    yield kind
-    for inner in kind.__subclasses__():
-        yield from _family(inner)
+def _subclasses(cls: Any) -> Iterator[type]:
+    """Yield the class and its present subclasses, recursively."""
+    yield cls
+    for subclass in cls.__subclasses__():
+        yield from _subclasses(subclass)
 
 
-def _classes(modules: tuple[str, ...]) -> list[type]:
-    """The classes that those of the modules define which are loaded."""
+def _classes_in(modules: tuple[str, ...]) -> list[type]:
+    """Return the classes that the modules define, if they are loaded."""
     return [
-        kind
+        cls
         for name in modules
         if name in sys.modules
-        for kind in vars(sys.modules[name]).values()
-        if isinstance(kind, type) and kind.__module__ == name
+        for cls in vars(sys.modules[name]).values()
+        if isinstance(cls, type) and cls.__module__ == name
     ]

@@ -10,16 +10,16 @@ from ppprof.integrations.callback import Block, CallbackSession
 
 
 class PpprofCallback(CallbackSession, paddle.callbacks.Callback):  # type: ignore[misc]
-    """Records the training of ``paddle.Model.fit``.
+    """A callback that records the training of ``paddle.Model.fit``.
 
-    A step is one update of the parameters: ``accumulate_grad_batches`` batches. What comes between
-    two epochs, evaluation and checkpoint, is in no step's time.
+    A step is one update of the parameters: ``accumulate_grad_batches`` batches. Step times exclude
+    evaluation and checkpoints between epochs.
 
     Args:
         profiler: the block.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the block is invalid.
     """
 
     def __init__(self, profiler: Block) -> None:
@@ -27,17 +27,17 @@ class PpprofCallback(CallbackSession, paddle.callbacks.Callback):  # type: ignor
         self._num_samples = self._num_batches = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Attaches."""
+        """Attach."""
         self.begin()
 
     def on_epoch_begin(self, epoch: Any = None, logs: Any = None) -> None:
-        """Batches come now."""
+        """Resume: batches follow."""
         self._num_samples = self._num_batches = 0
         self.resume()
 
     def on_train_batch_end(self, step: int, logs: Any = None) -> None:
-        """Ends a step, if this batch was the last that an update waited for."""
-        # Paddle gives the samples of all ranks, as this rank's times their number.
+        """End a step if this was the last batch of an update."""
+        # Paddle passes the samples of all ranks: this rank's samples times the number of ranks.
         samples: int = (logs or {}).get("batch_size", 0)
         self._num_samples += samples // paddle.distributed.ParallelEnv().nranks
         self._num_batches += 1
@@ -47,12 +47,12 @@ class PpprofCallback(CallbackSession, paddle.callbacks.Callback):  # type: ignor
         self.session.step(num_samples=self._num_samples, num_micro_batches=self._num_batches)
         self._num_samples = self._num_batches = 0
         if self.session.should_stop:
-            self.model.num_iters = 1  # as the argument of fit: this batch was the last
+            self.model.num_iters = 1  # like the argument of fit: makes this batch the last
 
     def on_epoch_end(self, epoch: Any = None, logs: Any = None) -> None:
-        """Checkpoint and evaluation come now."""
+        """Pause: checkpoint and evaluation follow."""
         self.pause()
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Closes the session."""
+        """Close the session."""
         self.end()

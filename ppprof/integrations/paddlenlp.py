@@ -8,4 +8,4 @@ from ppprof.integrations.trainer import TrainerHooks
 
 
 class PpprofCallback(TrainerHooks, TrainerCallback):  # type: ignore[misc]
-    """`TrainerHooks` as PaddleNLP takes them."""
+    """`TrainerHooks` as a callback of PaddleNLP."""

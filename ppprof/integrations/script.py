@@ -1,8 +1,8 @@
-"""An unmodified script under a ``Profiler`` block: what ``tools/attach.py`` does.
+"""Run an unmodified script under a ``Profiler`` block; the program behind ``tools/attach.py``.
 
-The script finds the interpreter as ``python train.py its args`` would have left it: ``__main__``,
-``sys.argv``, ``sys.path[0]``, the exit code, and a traceback that begins in its own code. Its
-optimizers say where steps end (`optimizer_steps`).
+The script sees the same interpreter state as with ``python train.py ARGUMENTS``: ``__main__``,
+``sys.argv``, ``sys.path[0]``, the exit code, and tracebacks that begin in its own code. Calls of
+its optimizers mark the ends of steps (`optimizer_steps`).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ log = logging.getLogger("ppprof")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the script; returns 0, or 2 when the block or the command line cannot be used."""
+    """Run the script; return 0, or 2 if the block or the command line is invalid."""
     args = _parser().parse_args(argv)
     log_to_stderr()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
-    speaks = os.environ.get("PADDLE_LOCAL_RANK", "0") == "0"
+    prints_errors = os.environ.get("PADDLE_LOCAL_RANK", "0") == "0"
     overrides = list(args.override)
     if args.profiler_options is not None:
         overrides.append(f"Profiler.profiler_options={args.profiler_options}")
     try:
         if not command or command == ["-m"]:
-            raise UsageError("no script to run; expected -- SCRIPT ARGUMENTS behind the options")
+            raise UsageError("no script to run; expected -- SCRIPT ARGUMENTS after the options")
         if args.optimizer < 1:
             raise UsageError(f"--optimizer: {args.optimizer}: expected 1 or more")
         world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
@@ -50,28 +50,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_module = command[0] == "-m"
         program = _module(command[1]) if is_module else _script(command[0])
     except PpprofError as error:
-        if speaks:
+        if prints_errors:
             print(error, file=sys.stderr, flush=True)
         return error.exit_code
     if os.environ.get("PADDLE_TRAINER_ID", "0") == "0":
         for warning in loaded.warnings:
             print(warning, file=sys.stderr)
         if not loaded.profiler.enable:
-            log.info("Profiler.enable is False: the script runs as if by itself")
+            log.info("Profiler.enable is False: running the script without the profiler")
     sys.argv[:] = [program.argv0, *command[1 + is_module :]]
     if getattr(sys.flags, "safe_path", False):
         del sys.path[0]
     else:
         sys.path[0] = program.path0
     sys.modules["__main__"] = program.module
-    watched = _Watched(loaded.profiler, loaded.resolved, args.optimizer)
+    session = _ScriptSession(loaded.profiler, loaded.resolved, args.optimizer)
     try:
-        exec(program.code(), vars(program.module))  # noqa: S102 (we are asked to)
+        exec(program.code(), vars(program.module))  # noqa: S102 (the purpose of this program)
     except BaseException as error:
-        watched.close(error)
-        _hide_frames(vars(program.module))
+        session.close(error)
+        _hide_own_frames(vars(program.module))
         raise
-    watched.close(None)
+    session.close(None)
     return 0
 
 
@@ -86,19 +86,19 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="K=V",
-        help="set a key, such as Profiler.enable=True; may be given again",
+        help="set a key, such as Profiler.enable=True; repeatable",
     )
     parser.add_argument(
         "--profiler-options",
         metavar="TEXT",
-        help='as of PaddleClas, PaddleOCR and PaddleDetection: "batch_range=[50, 60]; ..."',
+        help='options as in PaddleClas, PaddleOCR and PaddleDetection: "batch_range=[50, 60]; ..."',
     )
     parser.add_argument(
         "--optimizer",
         type=int,
         default=1,
         metavar="N",
-        help="of several optimizers the one whose step ends a step: the N-th that steps (1)",
+        help="with several optimizers, a training step ends with the N-th that steps (default: 1)",
     )
     parser.add_argument(
         "command",
@@ -109,8 +109,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Watched:
-    """The session of a script, from its first optimizer to its end."""
+class _ScriptSession:
+    """The profiler session of a script, from its first optimizer to its end."""
 
     def __init__(self, profiler: ProfilerConfig, config: Mapping[str, Any], optimizer: int) -> None:
         self._profiler = profiler
@@ -124,18 +124,21 @@ class _Watched:
             self._steps = OptimizerSteps(self._begin, self._end_step, optimizer)
 
     def close(self, error: BaseException | None) -> None:
-        """Ends the session as the script has ended."""
+        """Close the session. ``error`` is the exception that ended the script, if any."""
         if self._steps is None or os.getpid() != self._pid:
             return
         self._steps.close()
         if isinstance(error, SystemExit) and not error.code:
-            error = None  # sys.exit(main()), as most scripts end
+            error = None  # many scripts end with sys.exit(main())
         self._session.__exit__(type(error) if error is not None else None, error, None)
         if error is None and not self._num_steps:
-            seen = self._steps.num_optimizers
-            stepped = f"{seen} optimizers stepped" if seen else "no optimizer stepped"
+            num_optimizers = self._steps.num_optimizers
+            stepped = (
+                f"{num_optimizers} optimizers stepped" if num_optimizers else "no optimizer stepped"
+            )
             log.warning(
-                f"no step was seen: {stepped} in this process, and number {self._optimizer} ends a step"
+                f"no training step was detected: {stepped} in this process, and number "
+                f"{self._optimizer} would end a step"
             )
 
     def _begin(self) -> bool:
@@ -146,18 +149,18 @@ class _Watched:
         try:
             self._session = attach(self._profiler, config=self._config)
         except Exception as error:
-            log.warning(f"{error}; the training goes on without")
+            log.warning(f"{error}; the training continues without the profiler")
         return True
 
     def _end_step(self) -> None:
         self._num_steps += 1
         self._session.step()
         if self._session.should_stop:
-            raise SystemExit(0)  # the one clean end that a script knows which did not ask
+            raise SystemExit(0)  # the only clean way to end an unmodified script
 
 
 class _Program(NamedTuple):
-    """What Python would run as ``__main__``."""
+    """The program that Python would run as ``__main__``."""
 
     code: Callable[[], CodeType]
     module: ModuleType
@@ -181,7 +184,8 @@ def _script(path: str) -> _Program:
 
 
 def _module(name: str) -> _Program:
-    here = sys.path[0] = str(Path.cwd())  # a package beside us would not be found otherwise
+    # As with python -m: packages in the working directory can be imported.
+    folder = sys.path[0] = str(Path.cwd())
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -193,7 +197,7 @@ def _module(name: str) -> _Program:
         raise UsageError(f"-m {name}: expected a module, or a package with a __main__")
     module = _main_module(spec.origin, loader)
     vars(module).update(__package__=spec.parent, __spec__=spec, __cached__=spec.cached)
-    return _Program(functools.partial(loader.get_code, spec.name), module, spec.origin, here)
+    return _Program(functools.partial(loader.get_code, spec.name), module, spec.origin, folder)
 
 
 def _main_module(path: str, loader: Any) -> ModuleType:
@@ -204,15 +208,15 @@ def _main_module(path: str, loader: Any) -> ModuleType:
     return module
 
 
-def _hide_frames(script: Mapping[str, Any]) -> None:
-    """Has whoever prints the exception that is on its way out see it begin in the script."""
-    show = sys.excepthook
+def _hide_own_frames(script: Mapping[str, Any]) -> None:
+    """Make a printed traceback begin in the script: drop the frames of this program above it."""
+    print_exception = sys.excepthook
 
     def excepthook(
         kind: type[BaseException], error: BaseException, traceback: TracebackType | None
     ) -> None:
         while traceback is not None and traceback.tb_frame.f_globals is not script:
             traceback = traceback.tb_next
-        show(kind, error.with_traceback(traceback), traceback)
+        print_exception(kind, error.with_traceback(traceback), traceback)
 
     sys.excepthook = excepthook

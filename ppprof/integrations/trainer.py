@@ -1,4 +1,4 @@
-"""The hooks that the ``Trainer`` of PaddleNLP and that of PaddleFormers have in common."""
+"""The hooks that the ``Trainer`` classes of PaddleNLP and PaddleFormers share."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from ppprof.integrations.callback import CallbackSession
 
 
 class TrainerHooks(CallbackSession):
-    """Records the training of a ``Trainer``.
+    """Hooks that record the training of a ``Trainer``.
 
-    A step is a global step, ``gradient_accumulation_steps`` micro-batches. An evaluation and a
-    checkpoint after it are in no step's time.
+    A step is a global step: ``gradient_accumulation_steps`` micro-batches. Step times exclude
+    evaluations and checkpoints after the step.
 
     Args:
         profiler: the block.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the block is invalid.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Attaches: by now the ranks are initialised."""
+        """Attach: the ranks are initialized by now."""
         self.begin()
 
     def on_load_data_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A micro-batch was read."""
+        """Resume: a micro-batch was read."""
         self.resume()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Ends a step."""
+        """End a step."""
         num_micro_batches = args.gradient_accumulation_steps
         self.session.step(
             num_samples=args.per_device_train_batch_size * num_micro_batches,
@@ -37,26 +37,26 @@ class TrainerHooks(CallbackSession):
         )
         if self.session.should_stop:
             control.should_training_stop = True
-        self._await(control)
+        self._pause_for_evaluation_or_save(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An epoch may end with an evaluation and a checkpoint."""
-        self._await(control)
+        """Pause if an evaluation or a checkpoint follows the epoch."""
+        self._pause_for_evaluation_or_save(control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """An evaluation is over; a checkpoint comes after it."""
+        """Resume after an evaluation, unless a checkpoint follows."""
         if not control.should_save:
             self.resume()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """A checkpoint is written."""
+        """Resume: a checkpoint was written."""
         self.resume()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Closes the session."""
+        """Close the session."""
         self.end()
 
-    def _await(self, control: Any) -> None:
-        """Pauses, if the trainer's own callback, which comes first, asks for one of the two."""
+    def _pause_for_evaluation_or_save(self, control: Any) -> None:
+        """Pause if the trainer's own callback, which runs first, requests one of the two."""
         if control.should_evaluate or control.should_save:
             self.pause()

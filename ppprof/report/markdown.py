@@ -7,14 +7,12 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.report.diff_rows import RowSelection
 from ppprof.report.text.advice import (
     finding_rows,
-    format_facts,
     headline,
     hidden_findings,
     read_catalogue,
@@ -96,23 +94,6 @@ def findings_markdown(
             blocks.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
     blocks += hidden_findings(findings, words, limit)
     return "\n\n".join(blocks) + "\n"
-
-
-def rules_markdown(language: str = "en") -> str:
-    """Return the table of all rules: title, definition with thresholds, proposals.
-
-    Facts, which differ from run to run, stand as their names in italics.
-    """
-    catalogue = read_catalogue(language)["rules"]
-    lines = ["| rule | says | evidence and threshold | proposes |", "|---|---|---|---|"]
-    for rule in RULES:
-        texts = catalogue[rule.name]
-        how = texts["how"].format_map(format_facts(rule.thresholds))
-        proposals = "<br>".join(dict.fromkeys(texts["do"].values()))
-        proposals = re.sub(r"{(\w+)}", lambda fact: f"_{fact[1].replace('_', ' ')}_", proposals)
-        cells = [f"`{rule.name}`", texts["title"], how, proposals]
-        lines.append(f"| {' | '.join(map(_cell, cells))} |")
-    return "\n".join(lines) + "\n"
 
 
 def _cell(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The run directory: what a capture leaves and everything after it reads.
+"""The run directory: a capture writes it, and everything after the capture reads it.
 
 ::
 
@@ -6,24 +6,26 @@
       manifest.json
       rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000.paddle_trace.json
       raw/rank_00000_dp0_pp0_sharding0_mp0_time_20261120T201530_000.pb
-      raw/rank_00000_..._000.calls/   its remote calls (remote_calls.py)
+      raw/rank_00000_..._000.calls/   remote calls of that window (remote_calls.py)
       summary/rank_00000_w0.json
       steps/rank_00000.jsonl
-      vdlrecords.rank_00000.log       scalars of the first rank that prints, for VisualDL
-      scalars/rank_00001/             and of each further one: VisualDL shows one log a directory
-      nodes/00000.node7               rank 0 ran on the machine of that name
-      clocks/rank_00000.jsonl         a rank's clock against rank 0's (clocks.py)
-      trigger/                        windows asked for while it runs (triggers.py)
-      alive/, failed/                 ranks in their session, and those that failed (liveness.py)
-      run_002/                        a later run, laid out the same way
+      vdlrecords.rank_00000.log       VisualDL scalars of the first rank that prints
+      scalars/rank_00001/             those of each further rank: VisualDL shows one log per folder
+      nodes/00000.node7               host name of the machine that rank 0 ran on
+      clocks/rank_00000.jsonl         offsets between rank 0's clock and the rank's (clocks.py)
+      trigger/                        requests for windows during the run (triggers.py)
+      alive/, failed/                 ranks in their session, and failed ranks (liveness.py)
+      run_002/                        a later run, with the same layout
 
-Nodes that share no disk leave one each; ``run_id`` of the manifest says what belongs together.
+Nodes without a shared disk write one directory each. All directories of a run have the same
+``run_id`` in their manifests.
 """
 
 from __future__ import annotations
 
 from ppprof.rundir.layout import (
     TRACE_SUFFIXES,
+    Listing,
     TraceName,
     check_writable,
     claim,
@@ -44,12 +46,14 @@ from ppprof.rundir.manifest import (
     nodes,
     read_manifest,
     read_run_id,
+    topology_of,
     write_manifest,
     write_node_marker,
 )
 
 __all__ = [
     "TRACE_SUFFIXES",
+    "Listing",
     "TraceName",
     "check_writable",
     "claim",
@@ -67,6 +71,7 @@ __all__ = [
     "scalars_path",
     "steps_path",
     "summary_files",
+    "topology_of",
     "trace_bytes",
     "write_manifest",
     "write_node_marker",

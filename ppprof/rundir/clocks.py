@@ -1,14 +1,14 @@
-r"""The clocks of a job's ranks: what was measured of each against rank 0's, and times on one clock.
+r"""Clock readings of a job's ranks, and conversion of times to the reference clock.
 
-A rank asks rank 0 for its time, over and over, and keeps the fastest round trip: rank 0 looked at
-its clock between question and answer, so half the round trip bounds the error (NTP, RFC 5905)::
+Each rank asks rank 0 for its time repeatedly and keeps the fastest round trip. Rank 0 reads its
+clock between request and response, so half the round trip bounds the error (NTP, RFC 5905)::
 
-    rank 3   ask --------------- answer        own clock at the middle: 1000
-                 \           /                round trip 60, so the error is 30 at most
-    rank 0          look: 1812                 offset 1812 - 1000 = 812
+    rank 3   request ------- response          own clock at the middle: 1000
+                 \           /                round trip 60, so the error is at most 30
+    rank 0         read: 1812                  offset 1812 - 1000 = 812
 
-Readings before and after a window give the drift as well. They are a line each in
-``clocks/rank_00003.jsonl`` of a run directory; `read_clocks` reads them back.
+Readings before and after a window also give the drift. Each reading is a line in
+``clocks/rank_00003.jsonl`` of the run directory. `read_clocks` reads them back.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ppprof.errors import InputError
 from ppprof.paths import PathLike, read_bounded, store_errors_as_oserror
 from ppprof.rundir import jsonl_files
 
-_MOST_BYTES = 16 << 20  # of a rank's readings: one a window and some 100 bytes each
-_FOREVER_NS = 2**62  # 146 years: sums of two stay in an int64
+_MOST_BYTES = 16 << 20  # limit for a rank's file; a reading per window takes about 100 bytes
+_FOREVER_NS = 2**62  # 146 years: the sum of two such times fits into an int64
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,16 @@ class Reading:
     """One comparison of a rank's clock with the reference rank's."""
 
     at_ns: int
-    """When, by the rank's own clock: wall time, as in its trace."""
+    """Time of the reading on the rank's own clock: wall time, as in its trace."""
     offset_ns: int
-    """The reference clock minus the own one at that moment."""
+    """The reference clock minus the rank's own clock at that time."""
     error_ns: int
-    """The true offset is at most this far away."""
+    """Bound of the error: the true offset is at most this far away."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """One rank's clock against the reference rank's.
+    """One rank's clock relative to the reference rank's.
 
     >>> clock = Clock(3, (Reading(1_000, 800, 30), Reading(2_000, 802, 20)))
     >>> clock.to_reference(np.array([0, 1_000, 1_500, 2_000, 9_000])).tolist()
@@ -51,54 +51,54 @@ class Clock:
 
     rank: int
     readings: tuple[Reading, ...]
-    """By time, one at least."""
+    """Readings sorted by time; at least one."""
     method: str = "exchange"
-    """How they were made: ``exchange`` (round trips), ``collectives`` (matched ends), ``same``
-    (the reference itself)."""
+    """Source of the readings: ``exchange`` (round trips), ``collectives`` (matched ends) or
+    ``same`` (the reference itself)."""
 
     @property
     def offset_ns(self) -> int:
-        """Of the first reading."""
+        """Offset of the first reading."""
         return self.readings[0].offset_ns
 
     @property
     def drift_ppm(self) -> float | None:
-        """How much faster the reference clock runs, in millionths; None from one reading."""
+        """How much faster the reference clock runs, in ppm; None with a single reading."""
         first, last = self.readings[0], self.readings[-1]
-        passed = last.at_ns - first.at_ns
-        return (last.offset_ns - first.offset_ns) / passed * 1e6 if passed else None
+        elapsed_ns = last.at_ns - first.at_ns
+        return (last.offset_ns - first.offset_ns) / elapsed_ns * 1e6 if elapsed_ns else None
 
     @property
     def drift_error_ppm(self) -> float | None:
-        """The true drift is at most this far away; None from one reading."""
+        """Bound of the error of `drift_ppm`; None with a single reading."""
         first, last = self.readings[0], self.readings[-1]
-        passed = last.at_ns - first.at_ns
-        return (first.error_ns + last.error_ns) / passed * 1e6 if passed else None
+        elapsed_ns = last.at_ns - first.at_ns
+        return (first.error_ns + last.error_ns) / elapsed_ns * 1e6 if elapsed_ns else None
 
     @property
     def error_ns(self) -> int:
-        """The largest error of a reading: between readings, clocks are taken to drift evenly."""
+        """The largest error of a reading. Assumes constant drift between readings."""
         return max(reading.error_ns for reading in self.readings)
 
     def to_reference(self, times_ns: Int64) -> Int64:
-        """Times of this rank's clock on the reference clock: int64, rounded once.
+        """Convert times of this rank's clock to the reference clock: int64, rounded once.
 
-        Between two readings the offset is interpolated, outside the nearest one holds.
+        The offset is interpolated between two readings. Outside of them the nearest reading counts.
         """
-        at = np.array([reading.at_ns for reading in self.readings])
-        offset = np.array([reading.offset_ns for reading in self.readings])
-        first = int(at[0])  # differences to it are small enough for float64
-        shift = np.interp(times_ns - first, at - first, offset - offset[0])
-        aligned: Int64 = times_ns + (np.rint(shift).astype(np.int64) + offset[0])
-        return aligned
+        own_ns = np.array([reading.at_ns for reading in self.readings])
+        offset_ns = np.array([reading.offset_ns for reading in self.readings])
+        first_ns = int(own_ns[0])  # differences from it are small enough for float64
+        shift_ns = np.interp(times_ns - first_ns, own_ns - first_ns, offset_ns - offset_ns[0])
+        aligned_ns: Int64 = times_ns + (np.rint(shift_ns).astype(np.int64) + offset_ns[0])
+        return aligned_ns
 
 
 Clocks = Mapping[int, Clock]
-"""By rank."""
+"""Clocks by rank."""
 
 
 def clocks_path(rank: int) -> str:
-    """Path of a rank's readings inside the run directory.
+    """Return the path of a rank's readings inside the run directory.
 
     >>> clocks_path(3)
     'clocks/rank_00003.jsonl'
@@ -107,7 +107,7 @@ def clocks_path(rank: int) -> str:
 
 
 def line_of(reading: Reading) -> str:
-    r"""A reading as its line of the file.
+    r"""Return a reading as a line of the file.
 
     >>> line_of(Reading(1, -2, 3))
     '{"at_ns": 1, "offset_ns": -2, "error_ns": 3}\n'
@@ -116,12 +116,12 @@ def line_of(reading: Reading) -> str:
 
 
 def read_clocks(run: PathLike) -> dict[int, Clock]:
-    """What a run directory tells of its ranks' clocks; empty where it tells nothing.
+    """Read the clocks of the ranks from a run directory; empty if it has no readings.
 
-    A line that was cut off, or that is none of ours, is left out.
+    Truncated and foreign lines are skipped.
 
     Raises:
-        InputError: a file is there and cannot be read.
+        InputError: a file exists but is unreadable.
     """
     clocks = {}
     for rank, path in jsonl_files(run, "clocks"):
@@ -139,9 +139,9 @@ def read_clocks(run: PathLike) -> dict[int, Clock]:
 def _readings(lines: Sequence[str]) -> Iterable[Reading]:
     for line in lines:
         try:
-            found = json.loads(line)
-            at, offset, error = (int(found[key]) for key in ("at_ns", "offset_ns", "error_ns"))
+            fields = json.loads(line)
+            own, offset, error = (int(fields[key]) for key in ("at_ns", "offset_ns", "error_ns"))
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
-        if abs(at) < _FOREVER_NS and abs(offset) < _FOREVER_NS and 0 <= error < _FOREVER_NS:
-            yield Reading(at, offset, error)
+        if abs(own) < _FOREVER_NS and abs(offset) < _FOREVER_NS and 0 <= error < _FOREVER_NS:
+            yield Reading(own, offset, error)

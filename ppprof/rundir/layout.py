@@ -1,4 +1,4 @@
-"""Names in a run directory, and which directory is whose."""
+"""File names in a run directory, and functions that find and create run directories."""
 
 from __future__ import annotations
 
@@ -16,18 +16,35 @@ from ppprof.rundir.manifest import MANIFEST, has_manifest, read_run_id
 TRACE_SUFFIXES = {"json": ".json", "json.gz": ".json.gz", "pb": ".pb"}
 """File suffix of each entry of ``Profiler.formats``."""
 
-# Numbers have an end: a name is anybody's, and ranks up to the highest are counted out.
+# The number of digits is limited: names are untrusted, and code loops up to the highest rank.
 _STEM = re.compile(r"rank_([0-9]{5,6})_(\w+)_time_([0-9]{8}T[0-9]{6})_([0-9]{3,6})")
 _SUMMARY = re.compile(r"rank_([0-9]{5,6})_w([0-9]{1,6})\.json")
 _LINES = re.compile(r"rank_([0-9]{5,6})\.jsonl")
 _RUN = re.compile(r"run_([0-9]{3,6})")
 _CLAIM_SECONDS = 10.0
-"""How long a directory is taken to be somebody's who claimed it and has yet to say which run's."""
+"""How long to wait for the manifest of a directory that another process has claimed."""
+
+
+class Listing:
+    """The entries of directories. Each directory is listed once: in a store that is a request."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Path, list[Path]] = {}
+
+    def entries(self, folder: PathLike) -> list[Path]:
+        """Return the paths in a directory, sorted; empty if there is no such directory."""
+        path = to_path(folder)
+        if path not in self._entries:
+            try:
+                self._entries[path] = sorted(path.iterdir())
+            except (FileNotFoundError, NotADirectoryError):
+                self._entries[path] = []
+        return self._entries[path]
 
 
 @dataclass(frozen=True)
 class TraceName:
-    """Which rank and which window a trace file holds: what its name says.
+    """The rank and window of a trace file, as its name gives them.
 
     >>> name = TraceName(0, "dp0_pp0_sharding0_mp0", datetime(2026, 11, 20, 20, 15, 30), 0)
     >>> name.stem
@@ -40,18 +57,18 @@ class TraceName:
     label: str
     """The rank's coordinate as `ppprof.topology.Topology.label` writes it."""
     started: datetime
-    """When the window opened: local time of that rank, to the second."""
+    """Time at which the window opened: local time of that rank, to the second."""
     window: int
     """0 for the first window of a run."""
 
     @property
     def stem(self) -> str:
-        """The name without a suffix; what stands before ``_time_`` is VisualDL's worker."""
+        """The name without a suffix. VisualDL calls the part before ``_time_`` the worker."""
         stamp = f"{self.started:%Y%m%dT%H%M%S}"
         return f"rank_{self.rank:05d}_{self.label}_time_{stamp}_{self.window:03d}"
 
     def trace(self, fmt: str) -> str:
-        """File name of the trace in one of the formats of `TRACE_SUFFIXES`."""
+        """Return the file name of the trace in one of the formats of `TRACE_SUFFIXES`."""
         return f"{self.stem}.paddle_trace{TRACE_SUFFIXES[fmt]}"
 
     @property
@@ -66,12 +83,12 @@ class TraceName:
 
     @property
     def summary(self) -> str:
-        """Path of the window's tables, as data, inside the run directory."""
+        """Path of the window's tables, written as data, inside the run directory."""
         return f"summary/rank_{self.rank:05d}_w{self.window}.json"
 
     @classmethod
     def parse(cls, path: PathLike) -> TraceName | None:
-        """The name behind a raw file or a trace in any format; None for any other file."""
+        """Parse the name of a raw file or of a trace in any format; None for any other file."""
         stem, _, suffix = to_path(path).name.partition(".")
         match = _STEM.fullmatch(stem)
         if match is None or suffix not in _SUFFIXES:
@@ -88,7 +105,7 @@ _SUFFIXES = frozenset(["pb", *(f"paddle_trace{suffix}" for suffix in TRACE_SUFFI
 
 
 def steps_path(rank: int) -> str:
-    """Path of a rank's step times inside the run directory.
+    """Return the path of a rank's step times inside the run directory.
 
     >>> steps_path(3)
     'steps/rank_00003.jsonl'
@@ -97,9 +114,9 @@ def steps_path(rank: int) -> str:
 
 
 def scalars_path(rank: int, *, is_first: bool) -> str:
-    """Path of a rank's scalars for VisualDL inside the run directory.
+    """Return the path of a rank's VisualDL scalars inside the run directory.
 
-    VisualDL shows one log a directory: the first rank's stands where the traces are.
+    VisualDL shows one log per directory, so the first rank's log lies beside the traces.
 
     >>> scalars_path(0, is_first=True)
     'vdlrecords.rank_00000.log'
@@ -111,72 +128,75 @@ def scalars_path(rank: int, *, is_first: bool) -> str:
 
 
 def jsonl_files(run: PathLike, folder: str) -> list[tuple[int, Path]]:
-    """Rank and path of what is in ``steps`` or ``clocks``: lines that each rank has left."""
-    found = ((_LINES.fullmatch(path.name), path) for path in to_path(run).glob(f"{folder}/*.jsonl"))
-    return sorted((int(match[1]), path) for match, path in found if match)
+    """Return rank and path of each rank's file in ``folder``: ``steps`` or ``clocks``."""
+    paths = to_path(run).glob(f"{folder}/*.jsonl")
+    matches = ((_LINES.fullmatch(path.name), path) for path in paths)
+    return sorted((int(match[1]), path) for match, path in matches if match)
 
 
 def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:
-    """Windows that were saved and not yet finished, by rank, then window."""
-    named = ((TraceName.parse(path), path) for path in to_path(run).glob("raw/*.pb"))
-    found = [(name, path) for name, path in named if name is not None]
-    return sorted(found, key=lambda item: (item[0].rank, item[0].window, item[0].started))
+    """Return saved windows that are not yet postprocessed, sorted by rank, then window."""
+    parsed = ((TraceName.parse(path), path) for path in to_path(run).glob("raw/*.pb"))
+    files = [(name, path) for name, path in parsed if name is not None]
+    return sorted(files, key=lambda file: (file[0].rank, file[0].window, file[0].started))
 
 
 def trace_bytes(run: PathLike, rank: int) -> int:
-    """What a rank's traces take in a run directory, raw ones included."""
-    named = (f"rank_{rank:05d}_*.paddle_trace.*", f"raw/rank_{rank:05d}_*.pb")
-    return sum(path.stat().st_size for name in named for path in to_path(run).glob(name))
+    """Return the size of a rank's traces in a run directory, raw ones included."""
+    patterns = (f"rank_{rank:05d}_*.paddle_trace.*", f"raw/rank_{rank:05d}_*.pb")
+    return sum(path.stat().st_size for pattern in patterns for path in to_path(run).glob(pattern))
 
 
-def summary_files(run: PathLike) -> list[tuple[int, int, Path]]:
-    """Rank, window and path of the tables that were left as data (`TraceName.summary`)."""
-    found = ((_SUMMARY.fullmatch(path.name), path) for path in to_path(run).glob("summary/*.json"))
-    return sorted((int(match[1]), int(match[2]), path) for match, path in found if match)
+def summary_files(run: PathLike, listing: Listing | None = None) -> list[tuple[int, int, Path]]:
+    """Return rank, window and path of the tables written as data (`TraceName.summary`)."""
+    paths = (listing or Listing()).entries(to_path(run) / "summary")
+    matches = ((_SUMMARY.fullmatch(path.name), path) for path in paths)
+    return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
 
 
 def check_writable(path: PathLike) -> Problem | None:
-    """What keeps ``path`` from becoming a run directory, or None; creates nothing that stays.
+    """Return why ``path`` cannot become a run directory; None if it can. Leaves no file behind.
 
-    The nearest parent that exists is asked, by making a file in it: permission bits say little
-    about read-only mounts and network file systems.
+    Creates a temporary file in the nearest existing parent: permission bits are unreliable for
+    read-only mounts and network file systems.
     """
-    wanted = Path(path)
-    existing = wanted
+    run = Path(path)
+    existing = run
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():
-        return Problem(str(wanted), "", f"{existing} is a file; expected a directory")
+        return Problem(str(run), "", f"{existing} is a file; expected a directory")
     try:
         with tempfile.TemporaryFile(dir=existing):
             return None
     except OSError as error:
-        return Problem(str(wanted), "", f"cannot write: {error.strerror or error}")
+        return Problem(str(run), "", f"cannot write: {error.strerror or error}")
 
 
 def claim(log: PathLike, name: str = "", run_id: str | None = None) -> Path:
-    """Makes a run's directory: ``log`` itself, or a ``log/run_NNN`` above those that are taken.
+    """Create a run's directory: ``log`` itself, or the next ``log/run_NNN`` after the taken ones.
 
-    Making ``steps/`` is the claim: it fails for all but one of several that try at once.
+    Creating ``steps/`` is the claim: it succeeds for only one of several concurrent processes.
 
     Args:
         log: the log directory.
-        name: the lowest name to take, such as ``run_003``; any other is that of ``log`` itself.
-        run_id: of a run that others may claim a directory of this disk for at the same time: the
-            first one does, and all of them get that one. Its manifest is to follow at once.
+        name: the lowest name to use, such as ``run_003``; any other text means ``log`` itself.
+        run_id: id of a run for which several processes claim a directory of this disk at the same
+            time. The first one creates it, and all of them get it. The process that creates it
+            must write the manifest at once.
 
     Raises:
         OSError: not a directory, no permission, disk full.
     """
     taken = [number for number, run in _runs(log) if (run / "steps").is_dir()]
-    number = max([_number(name), *taken])
+    number = max([_run_number(name), *taken])
     while True:
         run = Path(log) if number == 1 else Path(log) / f"run_{number:03d}"
         run.mkdir(parents=True, exist_ok=True)
         try:
             (run / "steps").mkdir()
         except FileExistsError:
-            if run_id is not None and _turns_out_to_be(run, run_id):
+            if run_id is not None and _belongs_to(run, run_id):
                 return run
             number += 1
         else:
@@ -185,68 +205,74 @@ def claim(log: PathLike, name: str = "", run_id: str | None = None) -> Path:
             return run
 
 
-def _turns_out_to_be(run: Path, run_id: str) -> bool:
+def _belongs_to(run: Path, run_id: str) -> bool:
+    """Wait for the manifest of a claimed directory; return whether it is that of the run."""
     deadline = time.monotonic() + _CLAIM_SECONDS
     while not has_manifest(run) and time.monotonic() < deadline:
         time.sleep(0.01)
     return read_run_id(run) == run_id
 
 
-def _runs(log: PathLike) -> list[tuple[int, Path]]:
-    """Where a log directory has or had a run, ascending: itself, then every ``run_NNN``."""
-    at = to_path(log)
-    children = (
-        [child for child in at.iterdir() if _RUN.fullmatch(child.name)] if at.is_dir() else []
-    )
-    return [(1, at), *sorted((_number(child.name), child) for child in children)]
+def _runs(log: PathLike, listing: Listing | None = None) -> list[tuple[int, Path]]:
+    """Return number and path of the run directories, ascending: ``log``, then each ``run_NNN``."""
+    children = (listing or Listing()).entries(log)
+    later = [(_run_number(child.name), child) for child in children if _RUN.fullmatch(child.name)]
+    return [(1, to_path(log)), *sorted(later)]
 
 
-def _number(name: str) -> int:
+def _run_number(name: str) -> int:
     match = _RUN.fullmatch(name)
     return int(match[1]) if match else 1
 
 
 def reject_symlinks(run: Path) -> None:
-    """Lets no run pass whose folders are links: what is written there would be somewhere else.
+    """Reject a run whose ``raw/`` or ``summary/`` is a symlink: writes would land outside the run.
 
     Raises:
-        InputError: one of them is.
+        InputError: one of them is a symlink.
     """
     for folder in ("raw", "summary"):
         if (run / folder).is_symlink():
-            raise InputError(f"{run / folder}: a link; expected a folder of the run")
+            raise InputError(f"{run / folder}: a symlink; expected a folder of the run")
 
 
-def newest(path: PathLike) -> Path:
-    """The newest run under a log directory: the highest ``run_NNN``, else ``path`` itself.
+def newest(path: PathLike, listing: Listing | None = None) -> Path:
+    """Return the newest run in a log directory: the highest ``run_NNN``, else ``path`` itself.
 
     Raises:
-        InputError: no manifest there, so no run.
+        InputError: no run, because there is no manifest.
     """
-    runs = [run for _, run in _runs(path) if has_manifest(run)]
+    runs = [run for _, run in _runs(path, listing) if has_manifest(run)]
     if not runs:
         raise InputError(f"{to_path(path)}: no run here: expected a directory with a {MANIFEST}")
     return runs[-1]
 
 
-def find(log: PathLike, run_id: str) -> Path | None:
-    """The directory under ``log`` of the run with this id; None where there is none."""
-    return next((run for _, run in reversed(_runs(log)) if read_run_id(run) == run_id), None)
+def find(log: PathLike, run_id: str, listing: Listing | None = None) -> Path | None:
+    """Return the directory under ``log`` of the run with this id; None without one."""
+    runs = (run for _, run in reversed(_runs(log, listing)))
+    return next((run for run in runs if read_run_id(run) == run_id), None)
 
 
-def find_runs_below(path: PathLike, levels: int = 2) -> list[Path]:
-    """The newest run of each log directory below ``path``: ``node0``, or ``node0/profiler_log``."""
-    found: list[Path] = []
-    for child in sorted(child for child in to_path(path).iterdir() if child.is_dir()):
+def find_runs_below(path: PathLike, levels: int = 2, listing: Listing | None = None) -> list[Path]:
+    """Return the newest run of each log directory below ``path``.
+
+    These are directories such as ``node0`` or, with two levels, ``node0/profiler_log``.
+    """
+    listing = listing or Listing()
+    runs: list[Path] = []
+    for child in listing.entries(path):
+        if not child.is_dir():
+            continue
         try:
-            found.append(newest(child))
+            runs.append(newest(child, listing))
         except InputError:
-            found += find_runs_below(child, levels - 1) if levels > 1 else []
-    return found
+            runs += find_runs_below(child, levels - 1, listing) if levels > 1 else []
+    return runs
 
 
 def partial_files(run: Path, name: TraceName) -> list[Path]:
-    """What was made of a window and never published: half a file, if nobody is writing it."""
+    """Return unpublished files of a window: leftovers, unless a process still writes them."""
     summary = Path(name.summary)
     return [
         *run.glob(f".writing_{name.stem}.*"),

@@ -1,4 +1,4 @@
-"""The manifest of a run, its id, and the machines that its ranks run on."""
+"""The manifest of a run, its run id, its topology, and the host names of its ranks."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ppprof.errors import InputError
+from ppprof.errors import InputError, UsageError
 from ppprof.paths import PathLike, read_bounded, store_errors_as_oserror, to_path, write_atomically
+from ppprof.topology import Topology
 
 SCHEMA_VERSION = 1
-"""Of the manifest and of the layout; goes up when an older reader would misread a directory."""
+"""Version of manifest and layout. It increases when older readers would misread a directory."""
 
 MANIFEST = "manifest.json"
 _MOST_BYTES = 64 << 20
-"""Of a manifest: 10,000 ranks and their groups take some 3 MB."""
+"""Limit for a manifest. 10,000 ranks and their groups take about 3 MB."""
 
 
 def write_node_marker(run: PathLike, rank: int) -> None:
-    """Leaves word of the machine that a rank runs on; the manifest is written before all are known.
+    """Record the host name of a rank in ``nodes/``.
+
+    The manifest does not have it: it is written before all host names are known.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     folder = Path(run, "nodes")
     folder.mkdir(exist_ok=True)
@@ -32,9 +35,9 @@ def write_node_marker(run: PathLike, rank: int) -> None:
 
 
 def nodes(run: PathLike) -> dict[int, str]:
-    """Host name of each rank that has left it."""
-    named = sorted(path.name.partition(".") for path in to_path(run).glob("nodes/*.*"))
-    return {int(rank): node for rank, _, node in named if rank.isdecimal()}
+    """Return the host name of each rank that has recorded it."""
+    names = sorted(path.name.partition(".") for path in to_path(run).glob("nodes/*.*"))
+    return {int(rank): node for rank, _, node in names if rank.isdecimal()}
 
 
 def has_manifest(run: PathLike) -> bool:
@@ -43,7 +46,7 @@ def has_manifest(run: PathLike) -> bool:
 
 
 def read_run_id(run: PathLike) -> str | None:
-    """What tells the run from every other; None without a manifest that can be read and has one."""
+    """Return the unique id of the run; None if there is no readable manifest with an id."""
     try:
         run_id = read_manifest(run).get("run_id")
     except InputError:
@@ -52,12 +55,21 @@ def read_run_id(run: PathLike) -> str | None:
 
 
 def write_manifest(run: PathLike, manifest: Mapping[str, Any]) -> None:
-    """Writes ``manifest.json`` with the schema version added: whole, or not at all.
+    """Write ``manifest.json`` atomically, with the schema version added.
 
-    Values that JSON has no form for (a date, an infinite float: YAML has both) become text.
+    YAML values that JSON cannot hold, such as dates and infinite floats, become text.
     """
     plain = _plain({"schema_version": SCHEMA_VERSION, **manifest})
     write_atomically(Path(run, MANIFEST), json.dumps(plain, indent=1, allow_nan=False).encode())
+
+
+def topology_of(manifest: Mapping[str, Any]) -> Topology | None:
+    """Return the job's topology; None if the manifest has no valid axes."""
+    axes = manifest.get("axes")
+    try:
+        return Topology(tuple(axes["degrees"]), tuple(axes["order"]))  # type: ignore[index]
+    except (KeyError, TypeError, UsageError):
+        return None
 
 
 def _plain(value: Any) -> Any:
@@ -72,10 +84,10 @@ def _plain(value: Any) -> Any:
 
 
 def read_manifest(run: PathLike) -> dict[str, Any]:
-    """The manifest of a run.
+    """Read the manifest of a run.
 
     Raises:
-        InputError: missing, not JSON, or of a newer schema.
+        InputError: the manifest is missing, is not JSON, or has a newer schema.
     """
     path = to_path(run) / MANIFEST
     try:

@@ -1,4 +1,4 @@
-r"""Remote calls: what is known of each, on which clocks, and their files in a run directory.
+r"""Remote calls: their times, the clock offset that follows, and their files in a run directory.
 
 ::
 
@@ -6,9 +6,10 @@ r"""Remote calls: what is known of each, on which clocks, and their files in a r
                   \                                         /
     worker         arrived   began ======== ended   left --
 
-The outer times are the caller's clock, the inner ones the worker's: the four of NTP (RFC 5905).
-They give the offset of the two clocks, wrong by half of what the call was under way at the most,
-waiting in a queue included. On the caller's clock began and ended lie between sent and received.
+Sent and received are on the caller's clock, the other times on the worker's. Sent, arrived, left
+and received are the four times of NTP (RFC 5905). They give the offset of the two clocks. Its
+error is at most half the time that the call was under way, including time in queues. On the
+caller's clock, began and ended lie between sent and received.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from pathlib import Path
 from ppprof.paths import read_bounded, write_atomically
 from ppprof.rundir.clocks import Reading
 
-_MOST_BYTES = 1 << 20  # of a call; one has some 400
+_MOST_BYTES = 1 << 20  # limit for a call's file; a call takes about 400 bytes
 
 REMOTE = "#remote_op: "
-"""In a name, between a call and what was recorded in it on the other side."""
+"""Separator in an event's name, between the call and the name on the worker's side."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,19 @@ class RemoteCall:
     """One call of a function on another process."""
 
     id: str
-    """Unique."""
+    """Unique id."""
     parent: str | None
-    """The call in which it was made; None for one of the recorded rank itself."""
+    """Id of the call that made this one; None if the recorded rank itself made it."""
     name: str
-    """Of the function."""
+    """Name of the function."""
     caller: str
+    """Name of the calling process, without spaces and parentheses."""
     worker: str
-    """Names without spaces and parentheses of who called and who was called."""
+    """Name of the called process, without spaces and parentheses."""
     process: str
-    """``host:pid`` of the worker: whose clock the inner times are."""
+    """``host:pid`` of the worker, whose clock the inner times are on."""
     thread: int
-    """Thread of the worker that ran it, as its trace numbers them."""
+    """Thread id of the call in the worker's trace."""
     sent_ns: int
     arrived_ns: int
     began_ns: int
@@ -51,31 +53,31 @@ class RemoteCall:
     left_ns: int
     received_ns: int
     note: str = ""
-    """Why there are no events of it; empty where there are."""
+    """Why the call has no events; empty if it has some."""
 
     @property
     def span(self) -> str:
-        """Its name in traces and tables: ``rpc#name(worker0 -> worker1)``."""
+        """Name of the call in traces and tables: ``rpc#name(worker0 -> worker1)``."""
         return f"rpc#{self.name}({self.caller} -> {self.worker})"
 
     @property
     def reading(self) -> Reading:
-        """The worker's clock against the caller's.
+        """The offset of the worker's clock to the caller's.
 
         >>> times = dict(sent_ns=100, arrived_ns=1030, began_ns=1040, ended_ns=1050, left_ns=1060)
         >>> RemoteCall("a", None, "f", "w0", "w1", "h:1", 1, **times, received_ns=150).reading
         Reading(at_ns=1030, offset_ns=-920, error_ns=10)
         """
         out, back = self.sent_ns - self.arrived_ns, self.received_ns - self.left_ns
-        # Below 0 where a clock was set meanwhile: then nothing is known of the error.
+        # Negative if a clock was set during the call: then the error is unknown.
         return Reading(self.arrived_ns, (out + back) // 2, max(0, -(-(back - out) // 2)))
 
 
 def aligned(calls: Iterable[RemoteCall]) -> dict[str, Reading]:
-    """The offset of each call's worker to its caller, by id: that of the pair's fastest call.
+    """Return the clock offset of each call by id: that of the fastest call of the same processes.
 
-    As far as that is possible: it stays within what the call's own times allow, so that the call
-    lies between sent and received whatever the clocks did in between.
+    The offset is limited to the range that the call's own times allow. So the call always lies
+    between sent and received, however the clocks drift.
 
     >>> def call(id, sent, arrived, left, received):
     ...     return RemoteCall(id, None, "f", "w0", "w1", "h:1", 1, sent, arrived, arrived, left,
@@ -83,31 +85,31 @@ def aligned(calls: Iterable[RemoteCall]) -> dict[str, Reading]:
     >>> fast, queued = call("fast", 100, 1101, 1111, 112), call("queued", 100, 1150, 1160, 170)
     >>> queued.reading.offset_ns, queued.reading.error_ns
     (-1020, 30)
-    >>> [(at.offset_ns, at.error_ns) for at in aligned([fast, queued]).values()]
+    >>> [(reading.offset_ns, reading.error_ns) for reading in aligned([fast, queued]).values()]
     [(-1000, 1), (-1000, 1)]
     """
     own = {call.id: (call, call.reading) for call in calls}
-    of_process = {call.id: call.process for call, _ in own.values()}
+    processes = {call.id: call.process for call, _ in own.values()}
     best: dict[tuple[str | None, str], Reading] = {}
     for call, reading in own.values():
-        pair = (of_process.get(call.parent or ""), call.process)
-        best[pair] = min(best.get(pair, reading), reading, key=lambda at: at.error_ns)
-    found = {}
+        pair = (processes.get(call.parent or ""), call.process)
+        best[pair] = min(best.get(pair, reading), reading, key=lambda candidate: candidate.error_ns)
+    readings = {}
     for id, (call, reading) in own.items():
-        fastest = best[of_process.get(call.parent or ""), call.process]
+        fastest = best[processes.get(call.parent or ""), call.process]
         low, high = reading.offset_ns - reading.error_ns, reading.offset_ns + reading.error_ns
         offset_ns = min(max(fastest.offset_ns, low), high)
-        drifted_ns = abs(offset_ns - fastest.offset_ns)
-        error_ns = min(reading.error_ns, fastest.error_ns + drifted_ns)
-        found[id] = Reading(reading.at_ns, offset_ns, error_ns)
-    return found
+        drift_ns = abs(offset_ns - fastest.offset_ns)
+        error_ns = min(reading.error_ns, fastest.error_ns + drift_ns)
+        readings[id] = Reading(reading.at_ns, offset_ns, error_ns)
+    return readings
 
 
 def write_call(folder: Path, call: RemoteCall, raw: bytes) -> None:
-    """Keeps a call and what was recorded in it, Paddle's ``.pb`` or nothing.
+    """Write a call and its recording: the bytes of Paddle's ``.pb``, or empty.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if raw:
@@ -116,38 +118,38 @@ def write_call(folder: Path, call: RemoteCall, raw: bytes) -> None:
 
 
 def has_call(folder: Path, call: RemoteCall) -> bool:
-    """Whether `write_call` has kept it."""
+    """Whether `write_call` has written the call."""
     return (folder / f"{call.id}.json").exists()
 
 
 def read_calls(folder: Path) -> tuple[list[RemoteCall], int]:
-    """The calls in a folder, by the time they were sent, and how many could not be read."""
-    calls, num_lost = [], 0
+    """Return the calls in a folder, sorted by sent time, and the number of unreadable ones."""
+    calls, num_unreadable = [], 0
     for path in folder.glob("*.json"):
         try:
             call = _checked(RemoteCall(**json.loads(read_bounded(path, _MOST_BYTES))), path.stem)
         except (OSError, ValueError, TypeError, RecursionError):
-            num_lost += 1
+            num_unreadable += 1
         else:
             calls.append(call)
-    return sorted(calls, key=lambda call: (call.sent_ns, call.id)), num_lost
+    return sorted(calls, key=lambda call: (call.sent_ns, call.id)), num_unreadable
 
 
 def _checked(call: RemoteCall, id: str) -> RemoteCall:
-    """The call, if it is what `write_call` writes.
+    """Return the call if `write_call` could have written it.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it could not.
     """
     if call.id != id:
         raise ValueError(f"id {call.id!r} in the file of {id!r}")
     for field in fields(call):
         value = getattr(call, field.name)
-        fits = {
+        is_valid = {
             "str": isinstance(value, str),
             "str | None": value is None or isinstance(value, str),
             "int": type(value) is int and 0 <= value < 2**62,
         }
-        if not fits[str(field.type)]:
+        if not is_valid[str(field.type)]:
             raise ValueError(f"{field.name} {value!r}")
     return call

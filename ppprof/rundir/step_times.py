@@ -1,4 +1,4 @@
-"""Step times that a run has left: ``steps/rank_*.jsonl``, read back as one table."""
+"""Read the step times of a run, ``steps/rank_*.jsonl``, as one table."""
 
 from __future__ import annotations
 
@@ -24,23 +24,25 @@ STEP_TIMES = {
     "excluded": pl.Boolean,
     "window": pl.Int64,
 }
-"""`ppprof.capture.steps.StepRecord` says what they mean; nulls where a line does not tell."""
+"""Columns and their types; a value that is missing in a line is null.
+
+`ppprof.capture.steps.step_log.StepRecord` says what each column means."""
 
 _MOST_BYTES = 4 << 20
-"""Read of a file, from its end: some 16,000 steps, which tell as much as all of them."""
+"""Bytes to read from the end of a file: about 16,000 steps, enough for all statistics."""
 _MOST_LINES = 16_000
-"""Read one by one, where they cannot be read at once."""
+"""Lines to parse one by one if Polars cannot parse them together."""
 
 
 def read_step_times(run: PathLike) -> pl.DataFrame:
-    """The latest steps of all ranks of a run directory.
+    """Read the latest steps of all ranks of a run directory.
 
     Returns:
-        Columns of `STEP_TIMES`, by rank, then step; no rows where nothing was left. A line that is
-        cut off is left out.
+        Columns of `STEP_TIMES`, sorted by rank, then step; no rows if there are no files.
+        Truncated lines are skipped.
 
     Raises:
-        InputError: a file is there and cannot be read.
+        InputError: a file exists but is unreadable.
     """
     parts = [pl.DataFrame(schema=STEP_TIMES)]
     for rank, path in jsonl_files(run, "steps"):
@@ -61,25 +63,25 @@ def read_step_times(run: PathLike) -> pl.DataFrame:
 
 def _table(text: bytes, *, is_whole: bool) -> pl.DataFrame:
     lines = text.split(b"\n")
-    # A line of ours ends in a newline: what is behind the last one was cut off.
-    whole = lines[0 if is_whole else 1 : -1]
+    # Every line ends in a newline, so text after the last one is a truncated line.
+    complete = lines[0 if is_whole else 1 : -1]
     schema = {name: dtype for name, dtype in STEP_TIMES.items() if name != "rank"}
-    sound = [line for line in whole if line.startswith(b"{") and line.endswith(b"}")]
-    if not sound:
+    objects = [line for line in complete if line.startswith(b"{") and line.endswith(b"}")]
+    if not objects:
         return pl.DataFrame(schema=STEP_TIMES)
     try:
-        table = pl.read_ndjson(io.BytesIO(b"\n".join(sound)), schema=schema)
-    except pl.exceptions.PolarsError:  # one line is enough
-        table = pl.DataFrame([row for row in map(_row, sound[-_MOST_LINES:]) if row], schema)
+        table = pl.read_ndjson(io.BytesIO(b"\n".join(objects)), schema=schema)
+    except pl.exceptions.PolarsError:  # a single invalid line causes it
+        table = pl.DataFrame([row for row in map(_row, objects[-_MOST_LINES:]) if row], schema)
     return table.drop_nulls(["step", "batch_cost_ns"]).with_columns(rank=pl.lit(0, pl.Int64))
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """A line by itself; None where it is none of ours."""
+    """Parse a single line; None if it is not a step."""
     try:
-        row = json.loads(line)
-        plain = {name: row.get(name) for name in STEP_TIMES if name != "rank"}
-        pl.DataFrame([plain], {name: dtype for name, dtype in STEP_TIMES.items() if name in plain})
+        fields = json.loads(line)
+        row = {name: fields.get(name) for name in STEP_TIMES if name != "rank"}
+        pl.DataFrame([row], {name: dtype for name, dtype in STEP_TIMES.items() if name in row})
     except (ValueError, TypeError, AttributeError, RecursionError, pl.exceptions.PolarsError):
         return None
-    return plain
+    return row

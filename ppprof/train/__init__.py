@@ -1,1 +1,1 @@
-"""The reference harness: a GPT that trains for real, so that the profiler has something to show."""
+"""The reference harness: real training of a small GPT, to profile."""

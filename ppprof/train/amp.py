@@ -14,38 +14,38 @@ from ppprof.config import Config
 
 
 class Amp:
-    """Mixed precision on GPU; on CPU, where Paddle takes the settings and ignores them, nothing."""
+    """Mixed precision on GPU. On CPU it does nothing: Paddle accepts the settings and ignores them."""
 
     def __init__(self, config: Config) -> None:
         mix = config.Engine.mix_precision
-        wanted = mix.enable or mix.use_pure_fp16
+        is_requested = mix.enable or mix.use_pure_fp16
         self._mix = mix
         self._level = mix.level.upper()
-        self._on = wanted and config.Global.device != "cpu"
+        self._is_enabled = is_requested and config.Global.device != "cpu"
         self.scaler: Any = None
-        """Scales the loss where gradients are float16, else None."""
-        if self._on and mix.dtype == "float16":
+        """The gradient scaler; None unless gradients are float16."""
+        if self._is_enabled and mix.dtype == "float16":
             self.scaler = paddle.amp.GradScaler(init_loss_scaling=mix.scale_loss)
             if config.topology.world_size > config.topology.degree("dp"):
                 self.scaler = fleet.distributed_scaler(self.scaler)
         self.notes: tuple[str, ...] = ()
-        if wanted and not self._on:
+        if is_requested and not self._is_enabled:
             self.notes = (
-                f"Engine.mix_precision: Paddle's CPU build computes in float32 whatever the "
-                f"setting ({mix.dtype} {self._level}); so does this run",
+                f"Engine.mix_precision: {mix.dtype} {self._level} has no effect: Paddle's CPU build "
+                "computes in float32",
             )
 
     def decorate(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
-        """O2 keeps the parameters in the short type and the optimizer's copies in float32."""
-        if self._on and self._level == "O2":
+        """Prepare O2: low-precision parameters, and float32 copies in the optimizer."""
+        if self._is_enabled and self._level == "O2":
             model, optimizer = paddle.amp.decorate(
                 model, optimizer, level="O2", dtype=self._mix.dtype
             )
         return model, optimizer
 
     def cast(self) -> Any:
-        """The context of a forward pass."""
-        if not self._on:
+        """Return the context manager of a forward pass."""
+        if not self._is_enabled:
             return contextlib.nullcontext()
         return paddle.amp.auto_cast(
             True,
@@ -56,11 +56,11 @@ class Amp:
         )
 
     def scale(self, loss: paddle.Tensor) -> paddle.Tensor:
-        """The loss, scaled where gradients are float16."""
+        """Return the loss, scaled if gradients are float16."""
         return self.scaler.scale(loss) if self.scaler else loss
 
     def step(self, optimizer: Any) -> None:
-        """The optimizer's step, left out where a scaled gradient overflowed."""
+        """Step the optimizer, unless a scaled gradient has overflowed."""
         if self.scaler:
             self.scaler.step(optimizer)
             self.scaler.update()
@@ -68,7 +68,7 @@ class Amp:
             optimizer.step()
 
     def state(self) -> dict[str, Any]:
-        """What a resumed run needs of it."""
+        """Return the state that a resumed run needs."""
         if not self.scaler:
             return {}
         return {
@@ -77,7 +77,7 @@ class Amp:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`."""
+        """Restore a `state`."""
         if state and self.scaler:
             scale = np.array([state["scale"]], np.float32)
             self.scaler.load_state_dict({**state, "scale": scale})

@@ -1,8 +1,8 @@
-"""Save and resume: tensors as safetensors, the rest as JSON; nothing that a reader would run.
+"""Save and load checkpoints: tensors as safetensors, the rest as JSON; no executable content.
 
-A checkpoint is a directory ``step_00000020`` with ``model_pp0_sharding0_mp0.safetensors``,
-``optimizer_pp0_sharding0_mp0.safetensors`` and so on, as many as the grid has parts, and
-``state.json``. It appears under its name when it is complete, on a disk that all ranks share.
+A checkpoint is a directory such as ``step_00000020`` on a disk that all ranks share. It holds
+``state.json`` and, for each (pp, sharding, mp) coordinate, ``model_pp0_sharding0_mp0.safetensors``
+and ``optimizer_pp0_sharding0_mp0.safetensors``. It gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 _STAGE = "sharding_stage"
 
-_MASTER = "master:"  # before the float32 copy of a short parameter
+_MASTER = "master:"  # prefix of the float32 copy of a low-precision parameter
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come, beside its tensors."""
+    """The progress of a run, apart from its tensors."""
 
     step: int
-    """Optimizer steps done."""
+    """Completed optimizer steps."""
     samples: int
     """Samples taken from the data, over all ranks."""
     scaler: Mapping[str, Any]
-    """State of the gradient scaler; empty where there is none."""
+    """State of the gradient scaler; empty without one."""
 
 
 def save(folder: Path, progress: Progress, model: nn.Layer, optimizer: Any, grid: Grid) -> Path:
-    """Writes a checkpoint, every rank its part; returns where.
+    """Write this rank's part of a checkpoint; return the checkpoint's directory.
 
-    Copies of a part (other dp ranks', and for parameters other sharding ranks') are not written.
+    Each part is written once: not by other dp ranks, and parameters not by other sharding ranks.
     """
     if paddle.get_device().startswith("gpu"):
-        paddle.device.synchronize()  # broadcast_overlap: parameters may still be on their way
+        paddle.device.synchronize()  # broadcast_overlap: broadcasts of parameters may be pending
     target = folder / f"step_{progress.step:08d}"
     hidden = folder / f".{target.name}.part"
     if grid.rank == 0:
-        shutil.rmtree(hidden, ignore_errors=True)  # of a run that was killed here
+        shutil.rmtree(hidden, ignore_errors=True)  # left by a killed run
         hidden.mkdir(parents=True)
     grid.barrier()
     tensors = optimizer.state_dict()
@@ -68,18 +68,18 @@ def save(folder: Path, progress: Progress, model: nn.Layer, optimizer: Any, grid
         "schedule": tensors.pop("LR_Scheduler"),
         "grid": _degrees(grid),
     }
-    at = grid.coordinate
-    if at["dp"] == 0:
+    coordinate = grid.coordinate
+    if coordinate["dp"] == 0:
         names = {param.name: name for name, param in parameters(model)}
         masters = tensors.pop("master_weights", {})
-        renamed = {_renamed(key, names): tensor for key, tensor in tensors.items()}
+        renamed = {_rename(key, names): tensor for key, tensor in tensors.items()}
         for key, tensor in masters.items():
-            renamed[_MASTER + _mark(key) + _renamed(tensor.name, names)] = tensor
-        _write(_arrays(renamed), hidden / _part("optimizer", at))
-        held = {name: _held(param) for name, param in parameters(model)}
-        is_sliced = any(held[name] is not param for name, param in parameters(model))
-        if at["sharding"] == 0 or is_sliced:
-            _write(_arrays(held), hidden / _part("model", at))
+            renamed[_MASTER + _slice_prefix(key) + _rename(tensor.name, names)] = tensor
+        _write(_arrays(renamed), hidden / _file_name("optimizer", coordinate))
+        local = {name: _local_part(param) for name, param in parameters(model)}
+        is_sliced = any(local[name] is not param for name, param in parameters(model))
+        if coordinate["sharding"] == 0 or is_sliced:
+            _write(_arrays(local), hidden / _file_name("model", coordinate))
     grid.barrier()
     if grid.rank == 0:
         (hidden / "state.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
@@ -93,22 +93,24 @@ def save(folder: Path, progress: Progress, model: nn.Layer, optimizer: Any, grid
 
 
 def load(folder: Path, model: nn.Layer, optimizer: Any, grid: Grid) -> Progress:
-    """Puts this rank's part of a checkpoint into model and optimizer.
+    """Load this rank's part of a checkpoint into model and optimizer.
 
     Raises:
-        InputError: not a checkpoint, or one of another model or grid.
+        InputError: not a checkpoint, or a checkpoint of another model or topology.
     """
-    at = grid.coordinate
+    coordinate = grid.coordinate
     try:
-        document = _document((folder / "state.json").read_text(encoding="utf-8"))
+        document = _parse_state((folder / "state.json").read_text(encoding="utf-8"))
         if document["grid"] != _degrees(grid):
             raise InputError(
-                f"{folder}: a checkpoint of another grid: {_text(document['grid'])} saved, "
-                f"{_text(_degrees(grid))} in the config; only dp may differ"
+                f"{folder}: a checkpoint with other degrees: "
+                f"{_format_degrees(document['grid'])} saved, "
+                f"{_format_degrees(_degrees(grid))} in the config; only dp may differ"
             )
         own = dict(parameters(model))
-        weights = _weights(folder, at, own)
-        state = _optimizer_state(load_file(folder / _part("optimizer", at)), model)
+        weights = _read_weights(folder, coordinate, own)
+        file = folder / _file_name("optimizer", coordinate)
+        state = _optimizer_state(load_file(file), model)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder}: not a checkpoint: {error}") from error
     _check_model(folder, own, weights)
@@ -118,48 +120,51 @@ def load(folder: Path, model: nn.Layer, optimizer: Any, grid: Grid) -> Progress:
     return Progress(document["step"], document["samples"], document["scaler"])
 
 
-def _held(param: paddle.Tensor) -> paddle.Tensor:
-    """What this rank has of a parameter: all, or under sharding stage 3 its slice, flat."""
+def _local_part(param: paddle.Tensor) -> paddle.Tensor:
+    """Return this rank's part of a parameter: all, or its flat slice under sharding stage 3."""
     return param.fw_storage if getattr(param, "status", "all") == "part" else param
 
 
-def _weights(folder: Path, at: Mapping[str, int], own: Mapping[str, paddle.Tensor]) -> Arrays:
-    """The parameters of a part, put together where sharding ranks have slices of them."""
-    first = load_file(folder / _part("model", {**at, "sharding": 0}))
-    pieces = {name: [array] for name, array in first.items()}
+def _read_weights(
+    folder: Path, coordinate: Mapping[str, int], own: Mapping[str, paddle.Tensor]
+) -> Arrays:
+    """Read the parameters of a (pp, mp) part; join the slices of sharding ranks."""
+    first = load_file(folder / _file_name("model", {**coordinate, "sharding": 0}))
+    slices = {name: [array] for name, array in first.items()}
     for rank in itertools.count(1):
-        path = folder / _part("model", {**at, "sharding": rank})
+        path = folder / _file_name("model", {**coordinate, "sharding": rank})
         if not path.exists():
             break
         for name, array in load_file(path).items():
-            pieces[name].append(array)
-    return {name: _whole(arrays, own.get(name)) for name, arrays in pieces.items()}
+            slices[name].append(array)
+    return {name: _join_slices(arrays, own.get(name)) for name, arrays in slices.items()}
 
 
-def _whole(slices: list[npt.NDArray[Any]], param: paddle.Tensor | None) -> npt.NDArray[Any]:
-    """An array of the parameter's shape, unless it is not this model's."""
+def _join_slices(slices: list[npt.NDArray[Any]], param: paddle.Tensor | None) -> npt.NDArray[Any]:
+    """Join slices to the parameter's shape. Slices that do not fit the parameter stay flat."""
     if param is None or len(slices) == 1 or list(slices[0].shape) == param.shape:
         return slices[0]
     flat = np.concatenate(slices)
     return flat[: param.size].reshape(param.shape) if flat.size >= param.size else flat
 
 
-def _part(what: str, at: Mapping[str, int]) -> str:
-    """File of the rank at a coordinate."""
-    axes = "_".join(f"{axis}{at[axis]}" for axis in ("pp", "sharding", "mp"))
-    return f"{what}_{axes}.safetensors"
+def _file_name(kind: str, coordinate: Mapping[str, int]) -> str:
+    """Return the file name of the part at a coordinate."""
+    axes = "_".join(f"{axis}{coordinate[axis]}" for axis in ("pp", "sharding", "mp"))
+    return f"{kind}_{axes}.safetensors"
 
 
 def _degrees(grid: Grid) -> dict[str, int]:
-    """What the parts of a checkpoint depend on; copies do not matter."""
+    """Return the degrees that the parts of a checkpoint depend on; dp ranks are copies."""
     degrees = {axis: grid.topology.degree(axis) for axis in ("pp", "sharding", "mp")}
-    # Each stage gives ranks other parts of the optimizer's state.
+    # The stages divide the optimizer's state differently.
     return {**degrees, _STAGE: grid.sharding_stage} if degrees["sharding"] > 1 else degrees
 
 
-def _text(degrees: Mapping[str, Any]) -> str:
+def _format_degrees(degrees: Mapping[str, Any]) -> str:
     stage = f" in {_STAGE} {degrees[_STAGE]}" if _STAGE in degrees else ""
-    return " x ".join(f"{axis} {at}" for axis, at in degrees.items() if axis != _STAGE) + stage
+    axes = (f"{axis} {degree}" for axis, degree in degrees.items() if axis != _STAGE)
+    return " x ".join(axes) + stage
 
 
 def _write(arrays: Arrays, path: Path) -> None:
@@ -168,7 +173,7 @@ def _write(arrays: Arrays, path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _document(text: str) -> dict[str, Any]:
+def _parse_state(text: str) -> dict[str, Any]:
     document = json.loads(text)
     expected = {"step": int, "samples": int, "scaler": dict, "schedule": dict, "grid": dict}
     for key, kind in expected.items():
@@ -179,43 +184,44 @@ def _document(text: str) -> dict[str, Any]:
 
 
 def _optimizer_state(arrays: Arrays, model: nn.Layer) -> dict[str, Any]:
-    """Tensors under the names that this process gave its parameters."""
+    """Return the optimizer's tensors under this process's names of the parameters."""
     names = {name: param.name for name, param in parameters(model)}
     state: dict[str, Any] = {}
     masters: dict[str, Any] = {}
     for key, array in arrays.items():
         own = key[len(_MASTER) :] if key.startswith(_MASTER) else key
         tensor = paddle.to_tensor(array)
-        tensor.name = _renamed(own, names)  # Paddle finds the moments of a master by its name
+        tensor.name = _rename(own, names)  # Paddle finds the moments of a master by its name
         if own is key:
             state[tensor.name] = tensor
         else:
-            mark = _mark(own)
-            masters[mark + names[_owner(own[len(mark) :], names)]] = tensor
+            prefix = _slice_prefix(own)
+            masters[prefix + names[_parameter(own[len(prefix) :], names)]] = tensor
     return {**state, "master_weights": masters} if masters else state
 
 
-def _renamed(key: str, names: Mapping[str, str]) -> str:
-    """A tensor's name with the name of its parameter exchanged for another.
+def _rename(key: str, names: Mapping[str, str]) -> str:
+    """Replace the parameter's name inside the name of a tensor.
 
-    Paddle numbers parameters as they are made (``linear_3.w_0_moment1_0``); a checkpoint has the
-    model's own names (``blocks.1.mlp.up.weight_moment1_0``), which every process shares.
+    Paddle numbers parameters in the order of creation (``linear_3.w_0_moment1_0``). A checkpoint
+    uses the model's names (``blocks.1.mlp.up.weight_moment1_0``), which all processes share.
     """
-    mark = _mark(key)
-    owner = _owner(key[len(mark) :], names)
-    return mark + names[owner] + key[len(mark) + len(owner) :]
+    prefix = _slice_prefix(key)
+    parameter = _parameter(key[len(prefix) :], names)
+    return prefix + names[parameter] + key[len(prefix) + len(parameter) :]
 
 
-def _mark(key: str) -> str:
+def _slice_prefix(key: str) -> str:
     return SLICE if key.startswith(SLICE) else ""
 
 
-def _owner(key: str, names: Mapping[str, str]) -> str:
-    # Group sharding calls the float32 copy of a parameter what the parameter is called.
-    owners = [name for name in names if key == name or key.startswith(f"{name}_")]
-    if not owners:
+def _parameter(key: str, names: Mapping[str, str]) -> str:
+    """Return the parameter that a tensor belongs to."""
+    # Group sharding gives the float32 copy of a parameter the parameter's own name.
+    candidates = [name for name in names if key == name or key.startswith(f"{name}_")]
+    if not candidates:
         raise ValueError(f"{key}: no such parameter")
-    return max(owners, key=len)
+    return max(candidates, key=len)
 
 
 def _arrays(tensors: Mapping[str, Any]) -> Arrays:
@@ -223,18 +229,19 @@ def _arrays(tensors: Mapping[str, Any]) -> Arrays:
 
 
 def _check_model(folder: Path, own: Mapping[str, paddle.Tensor], weights: Arrays) -> None:
-    wanted = {name: _form(param) for name, param in own.items()}
-    found = {name: _form(array) for name, array in weights.items()}
-    differing = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
+    expected = {name: _type_and_shape(param) for name, param in own.items()}
+    saved = {name: _type_and_shape(array) for name, array in weights.items()}
+    names = {*expected, *saved}
+    differing = sorted(name for name in names if expected.get(name) != saved.get(name))
     if differing:
         name = differing[0]
         raise InputError(
             f"{folder}: a checkpoint of another model: {len(differing)} tensors differ, the first "
-            f"{name}: {found.get(name, 'missing')} saved, {wanted.get(name, 'none')} in the config"
+            f"{name}: {saved.get(name, 'missing')} saved, {expected.get(name, 'none')} in the config"
         )
 
 
-def _form(tensor: Any) -> str:
-    """``float32 [256, 64]``; numpy sees Paddle's bfloat16 as uint16."""
+def _type_and_shape(tensor: Any) -> str:
+    """Format as ``float32 [256, 64]``. NumPy has no bfloat16; Paddle's appears as uint16."""
     dtype = str(tensor.dtype).replace("paddle.", "").replace("uint16", "bfloat16")
     return f"{dtype} {list(tensor.shape)}"

@@ -1,7 +1,7 @@
-"""What checks found, told to every node before any waits for one that will not come.
+"""Share the result of start-up checks between nodes.
 
-A launcher ends its own ranks when one of them ends badly, but knows nothing of other nodes: theirs
-would wait in ``fleet.init`` for minutes, until the store's time-out.
+A launcher ends its own ranks when one of them fails, but it does not know of other nodes. Their
+ranks would wait in ``fleet.init`` for minutes, until the store's timeout.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import time
 
 _KEY = "ppprof/checks"
 _LEAVE_SECONDS = 10.0
-"""How long rank 0, in which the store lives, stays for others to read it."""
+"""How long rank 0, which hosts the store, waits for others to read it."""
 
 
 def failed_anywhere(failed: bool) -> bool:
-    """Whether this rank or one of another node has failed its checks; all ranks are to ask.
+    """Return whether any rank of the job has failed its checks. All ranks must call it.
 
-    On one node it does not wait for others, and needs no Paddle.
+    On a single node it returns at once and does not need Paddle.
 
     Raises:
-        RuntimeError: a rank has not asked before the store's time-out.
+        RuntimeError: a rank has not called it before the store's timeout.
     """
     if int(os.environ.get("PADDLE_NNODES", "1")) == 1:
         return failed
@@ -34,12 +34,12 @@ def failed_anywhere(failed: bool) -> bool:
         store.set(f"{_KEY}/answer", str(store.add(f"{_KEY}/failures", 0)))
     anywhere = int(store.get(f"{_KEY}/answer")) > 0
     if anywhere:
-        # The first to leave has its launcher end the others of the node, by whose signal it would
-        # exit then; and rank 0 has to stay for the other nodes, with the store.
+        # When the first rank exits, its launcher sends SIGTERM to the others of the node. They
+        # ignore it, to exit with their own code; and rank 0 must keep the store for other nodes.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        have_read = store.add(f"{_KEY}/read", 1)
+        num_readers = store.add(f"{_KEY}/read", 1)
         deadline = time.monotonic() + _LEAVE_SECONDS
-        while rank == 0 and have_read < world_size and time.monotonic() < deadline:
+        while rank == 0 and num_readers < world_size and time.monotonic() < deadline:
             time.sleep(0.05)
-            have_read = store.add(f"{_KEY}/read", 0)
+            num_readers = store.add(f"{_KEY}/read", 0)
     return anywhere

@@ -1,6 +1,6 @@
-"""``tools/train.py``: check everything that can be checked, then train.
+"""The program of ``tools/train.py``: check config and machine, then train.
 
-Checks come before Paddle is imported: a typing error in a config costs a second, not a cluster.
+The checks run before Paddle is imported, so a typo in a config fails within a second.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from ppprof.config import Config, load_config
 from ppprof.config.training import SplitConfig
 from ppprof.errors import ConfigError, PpprofError, Problem
 from ppprof.train.checks import failed_anywhere
-from ppprof.train.corpus import NUM_TOKENS, find_files
-from ppprof.train.errors import DataError
+from ppprof.train.corpus import NUM_TOKENS, DataError, find_files
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains; returns 0, 2 when config or machine do not allow it, 3 for an unusable checkpoint."""
-    parser = argparse.ArgumentParser(description="Pretrain a GPT, as a YAML config says.")
+    """Train; return 0, 2 if config or machine are unsuitable, or 3 for an unusable checkpoint."""
+    parser = argparse.ArgumentParser(description="Pretrain a GPT with a YAML config.")
     parser.add_argument("-c", "--config", required=True, metavar="CFG")
     parser.add_argument("-o", "--override", action="append", default=[], metavar="K=V")
     args = parser.parse_args(argv)
-    speaks = os.environ.get("PADDLE_LOCAL_RANK", "0") == "0"
+    prints_errors = os.environ.get("PADDLE_LOCAL_RANK", "0") == "0"
     try:
         config = load_config(
             args.config, args.override, int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
@@ -36,13 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if problems:
             raise ConfigError(problems)
     except PpprofError as error:
-        if speaks:
+        if prints_errors:
             print(error, file=sys.stderr, flush=True)
         failed_anywhere(True)
         return error.exit_code
     if failed_anywhere(False):
-        if speaks:
-            print("another node's checks failed; its log says why", file=sys.stderr)
+        if prints_errors:
+            print("the checks of another node failed; see its log", file=sys.stderr)
         return ConfigError.exit_code
     if os.environ.get("PADDLE_TRAINER_ID", "0") == "0":
         for warning in (*config.warnings, *notes(config)):
@@ -53,43 +52,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         train(config)
     except PpprofError as error:
-        print(error, file=sys.stderr)  # of any rank: it may be the only one to fail
+        print(error, file=sys.stderr)  # on every rank: it may be the only one that fails
         return error.exit_code
     return 0
 
 
 def notes(config: Config) -> list[str]:
-    """What the config asks for and this harness does otherwise."""
-    found = []
+    """Return warnings about settings that this harness does not follow."""
+    warnings = []
     sharding = config.Distributed.sharding
     if sharding.sharding_offload:
-        message = "has no effect: the harness keeps optimizer state where it trains"
-        found.append(str(config.problem("Distributed.sharding.sharding_offload", message)))
+        message = "has no effect: the harness keeps optimizer state on the training device"
+        warnings.append(str(config.problem("Distributed.sharding.sharding_offload", message)))
     for name in ("reduce_overlap", "broadcast_overlap"):
         if config.Global.device == "cpu" and getattr(sharding, name):
             key = f"Distributed.sharding.{name}"
-            found.append(str(config.problem(key, "has no effect on a CPU")))
+            warnings.append(str(config.problem(key, "has no effect on a CPU")))
     for purpose in ("Train", "Eval"):
         key = f"Data.{purpose}.dataset"
         data: Any = (config.resolved.get("Data") or {}).get(purpose) or {}
         folder = (data.get("dataset") or {}).get("input_dir")
         if folder and getattr(config.Data, purpose).dataset.input is None:
             message = (
-                f"{folder}: FleetX's token files are not read; the text is the Python standard "
-                f"library's own source. {key}.input takes yours: a file, a directory or a glob"
+                f"{folder}: FleetX's token files are not supported; training on the source of the "
+                f"Python standard library. To use your text, set {key}.input to a file, a "
+                "directory or a glob"
             )
-            found.append(str(config.problem(f"{key}.input_dir", message)))
-    return found
+            warnings.append(str(config.problem(f"{key}.input_dir", message)))
+    return warnings
 
 
 def preflight(config: Config) -> list[Problem]:
-    """What would stop this config on this machine, all at once; starts no processes."""
+    """Return every problem that would stop this config on this machine; starts no processes."""
     problems = []
     if config.topology.degree("sep") > 1:
-        message = f"{config.topology.degree('sep')}: this harness trains without sep; expected 1"
+        message = f"{config.topology.degree('sep')}: this harness does not support sep; expected 1"
         problems.append(config.problem("Distributed.sep_degree", message))
     optimizer = config.Optimizer
-    for key, name, known in (
+    for key, name, supported in (
         ("Model.module", config.Model.module, ("GPTModule",)),
         ("Optimizer.name", optimizer.name, ("AdamW", "FusedAdamW")),
         ("Optimizer.lr.name", optimizer.lr.name, ("CosineAnnealingWithWarmupDecay",)),
@@ -99,16 +99,16 @@ def preflight(config: Config) -> list[Problem]:
             ("ClipGradByGlobalNorm", None),
         ),
     ):
-        if name not in known:
-            message = f"{name}: expected {' or '.join(filter(None, known))}"
+        if name not in supported:
+            message = f"{name}: expected {' or '.join(filter(None, supported))}"
             problems.append(config.problem(key, message))
     save_load = config.Engine.save_load
-    written = []
+    outputs = []
     if config.Profiler.enable:
-        written.append(("Profiler.profiler_log", config.Profiler.profiler_log))
+        outputs.append(("Profiler.profiler_log", config.Profiler.profiler_log))
     if (save_load.save_steps or -1) > 0:
-        written.append(("Engine.save_load.output_dir", save_load.output_dir))
-    for key, folder in written:
+        outputs.append(("Engine.save_load.output_dir", save_load.output_dir))
+    for key, folder in outputs:
         unwritable = rundir.check_writable(folder)
         if unwritable:
             problems.append(config.problem(key, f"{unwritable.where}: {unwritable.message}"))
@@ -119,7 +119,7 @@ def preflight(config: Config) -> list[Problem]:
         )
         problems.append(config.problem("Engine.save_load.ckpt_dir", message))
     if config.Model.vocab_size < NUM_TOKENS:
-        message = f"{config.Model.vocab_size}: bytes need {NUM_TOKENS} at least"
+        message = f"{config.Model.vocab_size}: expected at least {NUM_TOKENS}, one per byte value"
         problems.append(config.problem("Model.vocab_size", message))
     for purpose in ("Train", "Eval"):
         problems += _data_problems(config, f"Data.{purpose}.dataset", getattr(config.Data, purpose))
@@ -130,7 +130,7 @@ def _data_problems(config: Config, key: str, data: SplitConfig) -> list[Problem]
     dataset, problems = data.dataset, []
     split = dataset.split
     if isinstance(split, str) or len(split) != 3 or min(split) < 0 or not sum(split):
-        message = f"{split!r}: expected three shares: train, eval, test; none below 0, not all 0"
+        message = f"{split!r}: expected three shares (train, eval, test), at least 0 and not all 0"
         problems.append(config.problem(f"{key}.split", message))
     limit = config.Model.max_position_embeddings
     if dataset.max_seq_len > limit:

@@ -1,7 +1,7 @@
-"""Real text as bytes: found, and written once as one file that can be memory-mapped.
+"""Find text files and write their bytes to a single file, to be memory-mapped.
 
-A token is a byte, so 256 tokens are the whole vocabulary and nothing needs to be downloaded: the
-default text is the source of the Python standard library that runs this.
+A token is a byte, so the vocabulary has 256 tokens and no download is needed. The default text is
+the source of the running Python's standard library.
 """
 
 from __future__ import annotations
@@ -17,38 +17,42 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppprof.train.errors import DataError
+from ppprof.errors import UsageError
 
 NUM_TOKENS = 256
-"""Distinct bytes."""
+"""Number of byte values."""
 
 _SHARD_BYTES = 384 << 10
-_SEPARATOR = b"\x00"  # between files: no text holds it
+_SEPARATOR = b"\x00"  # between files; text does not contain it
 _NOT_LIBRARY = frozenset(["test", "tests", "site-packages", "idlelib", "lib2to3", "__pycache__"])
 
 
+class DataError(UsageError):
+    """Missing text, or too little text to train on."""
+
+
 def find_files(source: str | None) -> list[Path]:
-    """The files of a dataset, in a stable order.
+    """Return the files of a dataset, in a stable order.
 
     Args:
-        source: a file, a directory (every file below it), a glob, or None for the Python standard
-            library's source.
+        source: a file, a directory (with all files below it), a glob, or None for the source of
+            Python's standard library.
 
     Raises:
-        DataError: nothing there, or nothing that may be read.
+        DataError: there are no readable files with text.
     """
-    what = "the Python standard library" if source is None else source
+    name = "the Python standard library" if source is None else source
     try:
-        found = _library() if source is None else _below(source)
-        files = sorted(path for path in found if path.is_file() and path.stat().st_size)
+        paths = _library_files() if source is None else _matching_files(source)
+        files = sorted(path for path in paths if path.is_file() and path.stat().st_size)
     except OSError as error:
-        raise DataError(f"{what}: {error}") from error
+        raise DataError(f"{name}: {error}") from error
     if not files:
-        raise DataError(f"{what}: no text there; expected a file, a directory or a glob with some")
+        raise DataError(f"{name}: no text found; expected a file, a directory or a glob with text")
     return files
 
 
-def _library() -> list[Path]:
+def _library_files() -> list[Path]:
     library = Path(sysconfig.get_paths()["stdlib"])
     return [
         path
@@ -58,23 +62,23 @@ def _library() -> list[Path]:
     ]
 
 
-def _below(source: str) -> list[Path]:
+def _matching_files(source: str) -> list[Path]:
     if Path(source).is_dir():
         return list(Path(source).rglob("*"))
     return [Path(path) for path in glob.glob(source, recursive=True)]  # noqa: PTH207 - absolute patterns
 
 
 def token_file(files: Sequence[Path], cache: Path | None = None) -> Path:
-    """All bytes of ``files`` in one file, made on first use and again when a file changes.
+    """Return a file with all bytes of ``files``, written on first use and when a file changes.
 
-    Several processes may make it at once: each writes its own and renames it.
+    Concurrent processes are safe: each writes its own file and renames it.
 
     Args:
-        files: what to read, in this order.
-        cache: where to keep it; None for ``ppprof`` in the user's cache directory.
+        files: the files to join, in this order.
+        cache: directory of the result; None for ``ppprof`` in the user's cache directory.
 
     Raises:
-        DataError: a file cannot be read, or the cache cannot be written.
+        DataError: a file is unreadable, or the cache is not writable.
     """
     signature = hashlib.sha256()
     try:
@@ -90,19 +94,19 @@ def token_file(files: Sequence[Path], cache: Path | None = None) -> Path:
             _write(files, target)
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home
         raise DataError(
-            f"cannot make one file of the text: {error} (XDG_CACHE_HOME says where it goes)"
+            f"cannot join the text to one file: {error}; set XDG_CACHE_HOME to change its directory"
         ) from error
     return target
 
 
 def packed_file(tokens: Path) -> Path:
-    """The same text in shards, each compressed: a zip file beside it, made on first use.
+    """Return a zip file of the text in compressed shards, written beside it on first use.
 
     Args:
-        tokens: what `token_file` gave.
+        tokens: the path that `token_file` returned.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: the zip file cannot be written.
     """
     target = tokens.with_suffix(".zip")
     if target.exists():
@@ -123,7 +127,7 @@ def packed_file(tokens: Path) -> Path:
 
 
 def _write(files: Sequence[Path], target: Path) -> None:
-    # Not a tempfile, which only its owner may read: users may share a cache.
+    # Not a tempfile: only its owner could read it, and users may share a cache.
     hidden = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         with hidden.open("xb") as tokens:

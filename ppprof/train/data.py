@@ -1,4 +1,4 @@
-"""Samples of a token file, and which of them each rank takes at each step."""
+"""Datasets over a token file, and the sampler that divides their samples over ranks and steps."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import numpy as np
 import numpy.typing as npt
 from paddle.io import BatchSampler, Dataset
 
-from ppprof.train.errors import DataError
+from ppprof.train.corpus import DataError
 from ppprof.train.tokenizer import NUM_BYTES, BytePairs
 
 _MOST_TOKENS = 4096
-"""Learned by `TokenizedText`; more takes longer than a tiny training."""
+"""Limit for the vocabulary that `TokenizedText` learns; a larger one takes too long."""
 
 
 class TextSamples(Dataset):
-    """Samples of a share of a token file: sample i is the i-th run of ``length`` tokens.
+    """A dataset over a share of a token file; sample i is the i-th run of ``length`` tokens.
 
     Args:
         path: a file of `ppprof.train.corpus.token_file`.
         length: tokens of a sample.
         share: start and end of the part to use, as ratios of the file.
-        limit: samples at the most.
+        limit: most samples to use.
 
     Raises:
         DataError: the part is too short for one sample.
@@ -49,32 +49,33 @@ class TextSamples(Dataset):
             self._count = min(self._count, limit)
         if not self._count:
             raise DataError(
-                f"{last - first} bytes of text make no sample of max_seq_len {length} tokens"
+                f"{last - first} bytes of text are too few for a sample of max_seq_len {length} "
+                "tokens"
             )
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Tokens and the tokens that follow them, each int64 of shape (length,)."""
+        """Return tokens and the tokens that follow them, each int64 of shape (length,)."""
         start = index * self._length
         run = self._tokens[start : start + self._length + 1].astype(np.int64)
         return run[:-1], run[1:]
 
 
 class TokenizedText(Dataset):
-    """Samples of a share of a packed text, unpacked and tokenised whenever one is asked for.
+    """A dataset over a share of a packed text that unpacks and tokenizes each sample on access.
 
-    Sample i is the beginning of the i-th passage. To read it its whole shard is unpacked: the simple
-    way, and much more work than the sample itself.
+    Sample i is the beginning of the i-th passage. Each access unpacks the passage's whole shard,
+    which is simple and costs much more than the sample itself.
 
     Args:
         path: a file of `ppprof.train.corpus.packed_file`.
         length: tokens of a sample.
-        vocab_size: distinct tokens at the most: bytes, and merges of them, 3840 at the most, that
-            are learned from the beginning of the text.
+        vocab_size: most distinct tokens: the bytes, and at most 3840 merges of them, which are
+            learned from the beginning of the text.
         share: start and end of the part to use, as ratios of the text.
-        limit: samples at the most.
+        limit: most samples to use.
 
     Raises:
         DataError: the part is too short for one sample.
@@ -89,7 +90,7 @@ class TokenizedText(Dataset):
         limit: int | None = None,
     ) -> None:
         super().__init__()
-        # In memory, since loading processes would share one position in an open file.
+        # In memory: the data loader's workers would share the position in an open file.
         self._shards = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
         shards = self._shards.infolist()
         beginning = self._shards.read(shards[0])[: 64 << 10]
@@ -97,15 +98,15 @@ class TokenizedText(Dataset):
         self._length = length
         self._passage = 4 * length
         passages = [
-            (shard, at)
+            (shard, start)
             for shard in shards
-            for at in range(0, shard.file_size - self._passage + 1, self._passage)
+            for start in range(0, shard.file_size - self._passage + 1, self._passage)
         ]
         first, last = (int(len(passages) * ratio) for ratio in share)
         self._passages = passages[first:last][:limit]
         if not self._passages:
             raise DataError(
-                f"{last - first} of {len(passages)} passages of text make no sample of "
+                f"{last - first} of {len(passages)} passages of text are too few for a sample of "
                 f"max_seq_len {length} tokens"
             )
 
@@ -113,10 +114,10 @@ class TokenizedText(Dataset):
         return len(self._passages)
 
     def __getitem__(self, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Tokens and the tokens that follow them, each int64 of shape (length,)."""
-        shard, at = self._passages[index]
-        tokens = self._pairs.encode(self._shards.read(shard)[at : at + self._passage])
-        while len(tokens) <= self._length:  # where a row of one sign is few tokens
+        """Return tokens and the tokens that follow them, each int64 of shape (length,)."""
+        shard, start = self._passages[index]
+        tokens = self._pairs.encode(self._shards.read(shard)[start : start + self._passage])
+        while len(tokens) <= self._length:  # a long row of one character is only a few tokens
             tokens += tokens
         run = np.array(tokens[: self._length + 1], np.int64)
         return run[:-1], run[1:]
@@ -124,7 +125,7 @@ class TokenizedText(Dataset):
 
 @dataclass(frozen=True)
 class Share:
-    """Which samples of every global batch are this rank's."""
+    """This rank's share of every global batch."""
 
     rank: int
     """0 to replicas - 1."""
@@ -133,18 +134,19 @@ class Share:
 
 
 class StepBatches(BatchSampler):
-    """Indices of this rank's micro-batches, step after step, without end.
+    """A sampler that yields the indices of this rank's micro-batches, step after step.
 
-    A step takes the next ``replicas * local`` samples of the epoch's order, so the samples of a
-    step do not depend on how many ranks share them, and a position is the number of samples taken.
+    A step takes the next ``replicas * local`` samples of the epoch's order. So the samples of a
+    step do not depend on the number of ranks, and the number of samples taken is the position.
 
     Args:
         num_samples: samples of an epoch.
         local: samples of a step on this rank.
         micro: samples of a micro-batch; divides ``local``.
-        seed: of the order; None keeps the order of the text.
-        taken: samples already taken, over all ranks; by steps of another size too.
-        epochs: passes over the data; None for no end.
+        share: this rank's share of a step.
+        seed: seed of the order; None keeps the order of the text.
+        taken: samples already taken, over all ranks, even by steps of another size.
+        epochs: passes over the data; None for no limit.
     """
 
     def __init__(
@@ -168,7 +170,7 @@ class StepBatches(BatchSampler):
         self._steps_per_epoch = num_samples // self._step
         if not self._steps_per_epoch:
             raise DataError(
-                f"{num_samples} samples are fewer than one step's {self._step} "
+                f"{num_samples} samples are fewer than the {self._step} of one step "
                 "(local_batch_size x data-parallel ranks)"
             )
 

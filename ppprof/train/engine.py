@@ -1,4 +1,4 @@
-"""A model, its optimizer and how they are spread over the grid: one step at a time, by Fleet."""
+"""Engines: a model and its optimizer, distributed by Fleet, that train one step at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ppprof.train import layers
 from ppprof.train.amp import Amp
 from ppprof.train.flops import rank_flops
 from ppprof.train.grid import Grid
-from ppprof.train.model import GPT, Block, PretrainingLoss, initialise, pipeline_stage
+from ppprof.train.model import GPT, Block, PretrainingLoss, initialize, pipeline_stage
 from ppprof.train.optim import (
     SlicedClip,
     keeping_masters,
@@ -35,7 +35,7 @@ MicroBatches = Sequence[tuple[paddle.Tensor, paddle.Tensor]]
 
 
 def make_engine(config: Config, grid: Grid) -> Engine:
-    """The engine that the config's degrees ask for."""
+    """Return the engine for the config's degrees."""
     if grid.topology.degree("pp") > 1:
         return Pipelined(config, grid)
     sharding = config.Distributed.sharding
@@ -45,10 +45,9 @@ def make_engine(config: Config, grid: Grid) -> Engine:
 
 
 class Engine:
-    """Accumulates the gradients of micro-batches, then steps: every grid without a pipeline.
+    """Accumulates the gradients of micro-batches, then steps; for every topology without pipeline.
 
-    On one device alone that is all; with others Fleet's wrappers of model and optimizer exchange
-    what has to be.
+    With several devices, Fleet's wrappers of model and optimizer communicate.
     """
 
     def __init__(self, config: Config, grid: Grid) -> None:
@@ -56,35 +55,35 @@ class Engine:
         self._grid = grid
         self.amp = Amp(config)
         self.model = self._make_model()
-        initialise(self.model, config.Model, config.Global.seed)
+        initialize(self.model, config.Model, config.Global.seed)
         self.schedule = make_schedule(config.Optimizer)
         self.optimizer = make_optimizer(config.Optimizer, self.model, self.schedule)
         self.model, self.optimizer = self.amp.decorate(self.model, self.optimizer)
 
     def distribute(self) -> None:
-        """Hands model and optimizer, whose state may have been loaded before, to Fleet."""
+        """Wrap model and optimizer for Fleet. Load their state before."""
         if layers.splits_sequence(self._config.Model):
             register_sequence_parallel_allreduce_hooks(
                 self.model, self._config.Engine.accumulate_steps, False
             )
-        self._spread: Any = self.model
-        self._stepper: Any = self.optimizer
+        self._distributed_model: Any = self.model
+        self._distributed_optimizer: Any = self.optimizer
         self._loss = PretrainingLoss()
         if self._grid.topology.world_size > 1:
-            self._spread_out()
+            self._wrap()
             observe_norm(self.optimizer)
 
     def train(self, micro_batches: MicroBatches) -> paddle.Tensor:
-        """One optimizer step; the mean loss of its micro-batches on this replica."""
+        """Run one optimizer step; return the mean loss of its micro-batches on this replica."""
         loss = self._accumulate(micro_batches)
-        self.amp.step(self._stepper)
-        self._stepper.clear_grad()
+        self.amp.step(self._distributed_optimizer)
+        self._distributed_optimizer.clear_grad()
         self.schedule.step()
         return loss
 
     @paddle.no_grad()
     def evaluate(self, micro_batches: MicroBatches) -> paddle.Tensor:
-        """The mean loss of micro-batches, nothing learned."""
+        """Return the mean loss of micro-batches, without training."""
         self.model.eval()
         losses = []
         for tokens, labels in micro_batches:
@@ -94,7 +93,7 @@ class Engine:
         return paddle.add_n(losses) / len(losses)
 
     def flops(self, tokens: int, length: int) -> int:
-        """This rank's share of the model FLOPs of a step (`rank_flops`)."""
+        """Return this rank's share of the model FLOPs of a step (`rank_flops`)."""
         topology = self._grid.topology
         return rank_flops(
             self._config.Model,
@@ -106,35 +105,36 @@ class Engine:
         )
 
     def norm_text(self) -> str:
-        """The norm of the last step's gradients, before clipping, for the log."""
+        """Return the gradient norm of the last step before clipping, as text for the log."""
         norm = getattr(self.optimizer._grad_clip, "norm", None)
         return "" if norm is None else f" grad_norm {norm.item():.6f}"
 
     def mean(self, loss: paddle.Tensor) -> float:
-        """The mean over replicas, on every rank."""
+        """Return the mean over replicas, on every rank."""
         total = loss.detach().astype("float32").reshape([1])
-        ranks = self._grid.topology.world_size
-        if ranks > 1:
+        num_ranks = self._grid.topology.world_size
+        if num_ranks > 1:
             dist.all_reduce(total)
-        mean: float = total.item() / ranks
+        mean: float = total.item() / num_ranks
         return mean
 
-    def _spread_out(self) -> None:
-        self._spread = fleet.distributed_model(self.model)
-        self._stepper = fleet.distributed_optimizer(self.optimizer)
+    def _wrap(self) -> None:
+        self._distributed_model = fleet.distributed_model(self.model)
+        self._distributed_optimizer = fleet.distributed_optimizer(self.optimizer)
 
     def _make_model(self) -> nn.Layer:
         return GPT(self._config.Model)
 
     def _accumulate(self, micro_batches: MicroBatches) -> paddle.Tensor:
         losses = []
-        # Not Paddle's reducer, which overlaps with backward in C++ and leaves no trace of itself
-        # on CPU: gradients are reduced once a step, fused, as FleetX does when it accumulates.
-        is_reduced_here = isinstance(self._spread, paddle.DataParallel)
-        with self._spread.no_sync() if is_reduced_here else contextlib.nullcontext():
+        # Reduce gradients once per step, fused, as FleetX does when it accumulates. Paddle's own
+        # reducer overlaps with backward in C++, and its work on CPU does not appear in traces.
+        is_reduced_here = isinstance(self._distributed_model, paddle.DataParallel)
+        with self._distributed_model.no_sync() if is_reduced_here else contextlib.nullcontext():
             for tokens, labels in micro_batches:
                 with self.amp.cast():
-                    loss = self._loss(self._spread(tokens), labels) / len(micro_batches)
+                    logits = self._distributed_model(tokens)
+                    loss = self._loss(logits, labels) / len(micro_batches)
                 self._backward(self.amp.scale(loss))
                 losses.append(loss.detach())
         if is_reduced_here:
@@ -146,29 +146,29 @@ class Engine:
 
 
 class Pipelined(Engine):
-    """Fleet's 1F1B, or its interleaved schedule where ``virtual_pp_degree`` is above 1."""
+    """Fleet's 1F1B schedule, or its interleaved schedule if ``virtual_pp_degree`` is above 1."""
 
     def _make_model(self) -> nn.Layer:
         return pipeline_stage(self._config.Model)
 
     def train(self, micro_batches: MicroBatches) -> paddle.Tensor:
-        """One optimizer step; the mean loss of its micro-batches, which all stages are told."""
+        """Run one optimizer step; return the mean loss of its micro-batches, on all stages."""
         with self.amp.cast():
-            loss: paddle.Tensor = self._spread.train_batch(
-                iter(micro_batches), self._stepper, self.schedule, self.amp.scaler
+            loss: paddle.Tensor = self._distributed_model.train_batch(
+                iter(micro_batches), self._distributed_optimizer, self.schedule, self.amp.scaler
             )
         return loss
 
     @paddle.no_grad()
     def evaluate(self, micro_batches: MicroBatches) -> paddle.Tensor:
-        """The mean loss of micro-batches, a step's number at a time."""
+        """Return the mean loss of micro-batches; evaluates as many at a time as a step has."""
         size = self._config.Engine.accumulate_steps or 1
         losses = []
         for first in range(0, len(micro_batches), size):
             with self.amp.cast():
-                some = iter(micro_batches[first : first + size])
-                losses.append(self._spread.eval_batch(some, compute_loss=True))
-        self._spread.train()
+                batches = iter(micro_batches[first : first + size])
+                losses.append(self._distributed_model.eval_batch(batches, compute_loss=True))
+        self._distributed_model.train()
         return paddle.add_n(losses) / len(losses)
 
 
@@ -177,12 +177,12 @@ class Sharded(Engine):
 
     def _backward(self, loss: paddle.Tensor) -> None:
         super()._backward(loss)
-        if getattr(self._stepper, "_reduce_overlap", False):
-            # Fleet waits in the optimizer's step alone: by then the next micro-batch has added to
-            # the gradients that are being reduced, and the scaler has read them.
-            self._stepper._comm_task.wait()
+        if getattr(self._distributed_optimizer, "_reduce_overlap", False):
+            # Fleet waits only in the optimizer's step. That is too late: the next micro-batch would
+            # add to gradients that are being reduced, and the scaler would read them.
+            self._distributed_optimizer._comm_task.wait()
 
-    def _spread_out(self) -> None:
+    def _wrap(self) -> None:
         sharding = self._config.Distributed.sharding
         shard, on_cpu = group_sharded_parallel, self._config.Global.device == "cpu"
         if on_cpu:
@@ -192,7 +192,7 @@ class Sharded(Engine):
         parts = [param.name for param in self.model.parameters() if param.is_distributed]
         clip = self.optimizer._grad_clip
         with keeping_masters(self.optimizer):
-            self._spread, self._stepper, self.amp.scaler = shard(
+            self._distributed_model, self._distributed_optimizer, self.amp.scaler = shard(
                 self.model,
                 self.optimizer,
                 {2: "os_g", 3: "p_g_os"}[sharding.sharding_stage],
@@ -207,11 +207,11 @@ class Sharded(Engine):
             )
         if sharding.sharding_stage == 2 and not on_cpu:
             if sharding.reduce_overlap:
-                self._spread._set_reduce_overlap(True)
+                self._distributed_model._set_reduce_overlap(True)
             if sharding.broadcast_overlap:
-                # Fleet makes the second group where only its members see it, so that several such
-                # would have one number, and by it one NCCL id in the job's store.
-                is_alone = sharding.sharding_degree == self._grid.topology.world_size
-                self._stepper._set_broadcast_overlap(
-                    True, layers=self.model, num_groups=2 if is_alone else 1
+                # Only its members create the second group, so several sharding groups would get
+                # the same group number, and with it the same NCCL id in the job's store.
+                is_only_group = sharding.sharding_degree == self._grid.topology.world_size
+                self._distributed_optimizer._set_broadcast_overlap(
+                    True, layers=self.model, num_groups=2 if is_only_group else 1
                 )

@@ -1,22 +1,21 @@
-"""What Fleet needs and Paddle's CPU build lacks, supplied underneath it, item by item.
+"""Replacements for functions that Fleet needs and that Paddle's CPU build lacks.
 
-Used on CPU only (`supply` is called nowhere else), with Paddle 3.3 in mind; on a GPU Fleet's own
-code runs as it is. Each item is a class or a function here, says what it stands in for, and goes
-when Paddle's CPU build has it:
+They are installed on CPU only, by `install`, and written for Paddle 3.3. On a GPU Fleet's own code
+runs unchanged. Each replacement can be removed when Paddle's CPU build has the function:
 
 ====================  ============================================================================
-`_PrivateStores`      every gloo group writes the same keys into the job's one store, so that
-                      groups made after one another overwrite each other's addresses
-`_Channel`            gloo's send and recv hold their caller until the other side comes, where
-                      NCCL's run on a stream of their own; and they number messages by group, so
-                      that a third rank in a group counts differently from the other two
+`_PrivateStores`      all gloo groups write the same keys into the job's store, so each new group
+                      overwrites the addresses of the one before
+`_Channel`            gloo's send and recv block the caller until the peer calls, while NCCL's run
+                      on their own stream; gloo also numbers messages by group, so a third rank of
+                      a group counts differently from the other two
 `_on_calc_stream`,    collectives that ``ProcessGroupGloo`` does not implement
 `_reduce_scatter`
 `_Operators`          operators without a CPU kernel: ``c_identity``,
                       ``c_softmax_with_cross_entropy``
-`shard`,              sharding stages 2 and 3 ask for a GPU, though nothing in them needs one
-`_stay_on_cpu`        (two lines of `supply` are theirs as well: ``device_guard``, and the number
-                      of a device, for which ``PipelineLayer`` asks too)
+`shard`,              sharding stages 2 and 3 check for a GPU although they do not need one; two
+`_stay_on_cpu`        lines of `install` belong to them: ``device_guard``, and the device id, which
+                      ``PipelineLayer`` reads too
 ====================  ============================================================================
 """
 
@@ -44,14 +43,15 @@ from paddle.distributed.sharding import group_sharded_parallel
 
 _Gloo = core.ProcessGroupGloo
 _SEGMENT_SIZE = 2**8
-"""Elements of the smallest parameter that stage 3 divides: its 2**20 would divide no tiny model."""
+"""Elements of the smallest parameter that stage 3 divides. Fleet's 2**20 is too large for tiny
+models."""
 
 _STORE_SECONDS = 300
-"""How long the members of a group wait for one another, as other groups of theirs come first."""
+"""How long members of a group wait for one another; they may have to create other groups first."""
 
 
-def supply() -> None:
-    """Puts the stand-ins in place; to be called before ``fleet.init``, once."""
+def install() -> None:
+    """Install the replacements. Call it once, before ``fleet.init``."""
     _Gloo.create = _PrivateStores(_Gloo.create)
     _Gloo.send = _through_channel(_Gloo.send, _Channel.send)
     _Gloo.recv = _through_channel(_Gloo.recv, _Channel.recv)
@@ -65,57 +65,57 @@ def supply() -> None:
 
 
 class _PrivateStores:
-    """Makes gloo groups that meet in a store of their own, whose address the job's store tells."""
+    """Creates gloo groups with a store of their own; its address is in the job's store."""
 
     def __init__(self, create: Callable[..., Any]) -> None:
         self._create = create
-        self._servers: list[Any] = []  # a store ends with its object
-        # A server that outlives Python aborts the process, now and then: it logs that a member has
-        # left, by a logger that the end of the process has taken down.
+        self._servers: list[Any] = []  # keeps the stores alive
+        # A store that outlives Python sometimes aborts the process: it logs that a member has left
+        # with a logger that is already destroyed.
         atexit.register(self._servers.clear)
 
     def __call__(self, store: Any, rank: int, world_size: int, group_id: int = 0) -> Any:
-        if group_id == 0:  # the first, of all ranks: it has the job's store to itself
+        if group_id == 0:  # the group of all ranks is the only user of the job's store
             return self._create(store, rank, world_size, group_id)
-        return self.meet(store, f"ppprof/group/{group_id}", rank, world_size, group_id)
+        return self.create_group(store, f"ppprof/group/{group_id}", rank, world_size, group_id)
 
-    def meet(self, store: Any, key: str, rank: int, world_size: int, group_id: int) -> Any:
-        """A group of those who name the same key."""
+    def create_group(self, store: Any, key: str, rank: int, world_size: int, group_id: int) -> Any:
+        """Create a group of the processes that pass the same key."""
         if rank == 0:
             host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0]
-            server, port = _listening(host)
+            server, port = _start_store(host)
             self._servers.append(server)
             store.set(key, f"{host}:{port}")
         else:
             host, _, number = store.get(key).decode().rpartition(":")
             port = int(number)
-        # Rank 0 asks its server as the others do, for a group keeps what it was made with.
+        # Rank 0 connects as a client too: the group keeps a reference to the store it gets.
         private = core.TCPStore(host, port, False, 1, _STORE_SECONDS)
         return self._create(private, rank, world_size, group_id)
 
 
-def _listening(host: str) -> tuple[Any, int]:
-    """A store on a free port, and the port."""
+def _start_store(host: str) -> tuple[Any, int]:
+    """Start a store on a free port; return it and the port."""
     for _ in range(100):
         with socket.socket() as probe:
             probe.bind((host, 0))
             port = int(probe.getsockname()[1])
         try:
-            # For one worker: with more it would wait for them here, before they know the port.
+            # A world size of 1: with more it would wait for workers that do not know the port yet.
             return core.TCPStore(host, port, True, 1, _STORE_SECONDS), port
-        except RuntimeError:  # somebody was faster
+        except RuntimeError:  # another process took the port
             continue
     raise RuntimeError(f"{host}: no free port for a store")
 
 
 class _Task:
-    """What an asynchronous call returns."""
+    """The result of an asynchronous call."""
 
     def __init__(self, future: Future[Any] | None = None) -> None:
         self._future = future
 
     def wait(self) -> bool:
-        """Returns once the caller may go on; raises what the call raised."""
+        """Wait until the call is done; raise its exception if it failed."""
         if self._future is not None:
             self._future.result()
         return True
@@ -124,76 +124,77 @@ class _Task:
 class _Channel:
     """One direction between two ranks: a group of the two, and a thread that sends or receives.
 
-    What goes through it is in order, and each is a call of ``paddle.distributed.send`` or ``recv``
-    in that thread, where a profiler sees how long it takes beside the computation. Sends are
-    buffered, as MPI calls it: whoever waits for one waits for a copy of the tensor to be made.
+    Messages stay in order. Each is a call of ``paddle.distributed.send`` or ``recv`` in that
+    thread, so a profiler sees its duration in parallel to the computation. Sends are buffered, as
+    in MPI: waiting for a send waits only until the tensor is copied.
     """
 
     def __init__(self, group: Group, source: int, target: int) -> None:
         ranks = [group.ranks[source], group.ranks[target]]
         rank = int(group.rank == target)
-        # gloo wants one number on both sides; Paddle counts its own from 10.
-        number = (1 << 30) + (group.id << 16) + source * group.nranks + target
+        # gloo needs the same group id on both sides. Paddle's own ids count up from 10.
+        group_id = (1 << 30) + (group.id << 16) + source * group.nranks + target
         key = f"p2p/{group.id}/{source}/{target}"
-        made = _Gloo.create.meet(collective._default_store, key, rank, 2, number)
-        self._group = Group(rank, number, ranks, pg=made, name=key)
+        pair = _Gloo.create.create_group(collective._default_store, key, rank, 2, group_id)
+        self._group = Group(rank, group_id, ranks, pg=pair, name=key)
         self._peer = ranks[1 - rank]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=key)
         self._sent: Future[Any] | None = None
 
     def send(self, tensor: paddle.Tensor) -> _Task:
-        """Sends a copy, in the thread."""
+        """Send a copy in the thread."""
         if self._sent is not None and self._sent.done():
             self._sent.result()  # an earlier failure ends the training here
         self._sent = self._thread.submit(dist.send, tensor.clone(), self._peer, self._group)
         return _Task()
 
     def recv(self, tensor: paddle.Tensor) -> _Task:
-        """Receives, in the thread; what was asked for has come once the task was waited for."""
+        """Receive in the thread. The tensor is complete when the task is done."""
         return _Task(self._thread.submit(dist.recv, tensor, self._peer, self._group))
 
 
 _channels: dict[tuple[int, int, Any], _Channel] = {}
-"""By the identity of a group, the peer's rank in it, and `_Channel.send` or ``recv``."""
+"""Channels by identity of the group, the peer's rank in it, and `_Channel.send` or ``recv``."""
 
 
 def open_channels(group: Group) -> None:
-    """Channels both ways between neighbours of a ring: for the pipeline's group."""
+    """Open channels in both directions between neighbours of a ring: the pipeline's group."""
     size = group.nranks
-    for first, second in sorted({tuple(sorted((at, (at + 1) % size))) for at in range(size)}):
+    neighbours = {tuple(sorted((rank, (rank + 1) % size))) for rank in range(size)}
+    for first, second in sorted(neighbours):
         for source, target in ((first, second), (second, first)):
             if size > 1 and group.rank in (source, target):
-                sends = group.rank == source
-                way, peer = (_Channel.send, target) if sends else (_Channel.recv, source)
+                is_sender = group.rank == source
+                method, peer = (_Channel.send, target) if is_sender else (_Channel.recv, source)
                 channel = _Channel(group, source, target)
-                _channels[id(group.process_group), peer, way] = channel
+                _channels[id(group.process_group), peer, method] = channel
 
 
-def _through_channel(direct: Callable[..., Any], way: Callable[..., Any]) -> Callable[..., Any]:
-    """``ProcessGroup.send`` or ``recv``, by the channel where there is one."""
+def _through_channel(direct: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``ProcessGroup.send`` or ``recv`` that uses the channel to the peer, if any."""
 
-    def move(group: Any, tensor: paddle.Tensor, peer: int, sync_op: bool = True) -> Any:
-        channel = _channels.get((id(group), peer, way))
-        return way(channel, tensor) if channel else direct(group, tensor, peer, sync_op)
+    def transfer(group: Any, tensor: paddle.Tensor, peer: int, sync_op: bool = True) -> Any:
+        channel = _channels.get((id(group), peer, method))
+        return method(channel, tensor) if channel else direct(group, tensor, peer, sync_op)
 
-    return move
+    return transfer
 
 
-def _on_calc_stream(collective_of: Callable[..., Any]) -> Callable[..., Any]:
-    """A collective in the order of computation, which on a CPU is one that is waited for."""
+def _on_calc_stream(run_collective: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a collective in the order of computation: on a CPU, one that waits for its end."""
 
-    def collect(group: Any, *args: Any) -> Any:
-        task = collective_of(group, *args, True)
+    def run_and_wait(group: Any, *args: Any) -> Any:
+        task = run_collective(group, *args, True)
         task.wait()
         return task
 
-    return collect
+    return run_and_wait
 
 
 def _reduce_scatter(
     group: Any, out: paddle.Tensor, whole: paddle.Tensor, op: Any, sync: Any
 ) -> Any:
-    """``ProcessGroup.reduce_scatter_tensor``: the rank's part of an all-reduce."""
+    """Replace ``ProcessGroup.reduce_scatter_tensor``: take the rank's part of an all-reduce."""
     whole = whole.detach().clone()
     task = group.all_reduce(whole, op, True)
     task.wait()
@@ -202,7 +203,7 @@ def _reduce_scatter(
 
 
 class _Operators:
-    """Paddle's operators for tensor parallel layers, with those that have no CPU kernel."""
+    """Paddle's operators for tensor parallel layers, plus replacements of those without CPU kernel."""
 
     def __init__(self, operators: Any) -> None:
         self._operators = operators
@@ -212,19 +213,19 @@ class _Operators:
 
     @staticmethod
     def c_identity(tensor: paddle.Tensor, *where: Any) -> paddle.Tensor:
-        """A copy: what it does to gradients is in the layer that calls it."""
+        """Return a copy; the calling layer handles the gradients."""
         return paddle.assign(tensor)
 
     @staticmethod
     def c_softmax_with_cross_entropy(
         logits: paddle.Tensor, label: paddle.Tensor, ignore: int, group: int, rank: int, size: int
     ) -> tuple[None, paddle.Tensor]:
-        """The loss of each label; the softmax, which nothing here asks for, is left out."""
+        """Return the loss of each label. No layer here uses the softmax, so it is omitted."""
         return None, _CrossEntropy.apply(logits, label, ignore, dist.get_group(group))
 
 
 class _CrossEntropy(PyLayer):
-    """Cross entropy over logits whose last axis is spread over a group.
+    """Cross entropy over logits whose last axis is split over a group.
 
     Source: Megatron-LM, vocab_parallel_cross_entropy.
     """
@@ -233,49 +234,49 @@ class _CrossEntropy(PyLayer):
     def forward(
         ctx: Any, logits: paddle.Tensor, label: paddle.Tensor, ignore: int, group: Group
     ) -> paddle.Tensor:
-        """Logits float (..., own part of the vocabulary), label int64 (..., 1); loss (..., 1)."""
+        """Return the loss (..., 1) of float logits (..., own vocabulary), int64 labels (..., 1)."""
         own = logits.shape[-1]
         highest = logits.max(-1, keepdim=True)
         dist.all_reduce(highest, dist.ReduceOp.MAX, group)
         shifted = logits - highest
         index = label - group.rank * own
-        is_mine = ((index >= 0) & (index < own)).astype(logits.dtype)
+        is_own = ((index >= 0) & (index < own)).astype(logits.dtype)
         index = index.clip(0, own - 1)
-        target = paddle.take_along_axis(shifted, index, -1) * is_mine
+        target = paddle.take_along_axis(shifted, index, -1) * is_own
         weights = shifted.exp()
         total = weights.sum(-1, keepdim=True)
         dist.all_reduce(target, group=group)
         dist.all_reduce(total, group=group)
         counts = (label != ignore).astype(logits.dtype)
-        ctx.save_for_backward(weights / total, index, is_mine, counts)
+        ctx.save_for_backward(weights / total, index, is_own, counts)
         return (total.log() - target) * counts
 
     @staticmethod
     def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-        """Softmax minus one at the label, as everywhere."""
-        softmax, index, is_mine, counts = ctx.saved_tensor()
-        slope = paddle.put_along_axis(softmax, index, -is_mine, -1, reduce="add")
+        """Return the gradient of the logits: softmax minus one at the label."""
+        softmax, index, is_own, counts = ctx.saved_tensor()
+        slope = paddle.put_along_axis(softmax, index, -is_own, -1, reduce="add")
         return slope * (gradient * counts)
 
 
 def shard(model: nn.Layer, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-    """``group_sharded_parallel``, told that there is a GPU while it looks for one."""
-    # Stage 3 divides a parameter's gradient after every micro-batch, and Fleet adds up that of a
-    # sequence parallel one over mp ranks after the last alone: such stay whole, as on a GPU.
+    """Call ``group_sharded_parallel`` and simulate a GPU meanwhile, to pass its checks."""
+    # Stage 3 would divide a parameter's gradient after every micro-batch, but Fleet sums sequence
+    # parallel gradients over mp ranks only after the last one. So these stay whole, as on a GPU.
     whole = [param.size for param in model.parameters() if is_sequence_parallel_parameter(param)]
-    cpu, compiled = paddle.get_device, core.is_compiled_with_cuda
+    get_device, is_compiled_with_cuda = paddle.get_device, core.is_compiled_with_cuda
     paddle.get_device, core.is_compiled_with_cuda = (lambda: "gpu:0"), (lambda: True)
     try:
-        made: tuple[Any, Any, Any] = group_sharded_parallel(
+        wrapped: tuple[Any, Any, Any] = group_sharded_parallel(
             model, *args, segment_size=max([_SEGMENT_SIZE, *whole]), **kwargs
         )
-        return made
+        return wrapped
     finally:
-        paddle.get_device, core.is_compiled_with_cuda = cpu, compiled
+        paddle.get_device, core.is_compiled_with_cuda = get_device, is_compiled_with_cuda
 
 
 def _stay_on_cpu(add_rank_params: Callable[..., None]) -> Callable[..., None]:
-    """``ParamStorage.add_rank_params``, whose parameters do not come from a GPU nor go to one."""
+    """Return a ``ParamStorage.add_rank_params`` that moves no parameters from or to a GPU."""
 
     def add(storage: Any, params: Any, param2align: Any, convert_gpu: bool = False) -> None:
         add_rank_params(storage, params, param2align, convert_gpu=False)

@@ -1,4 +1,4 @@
-"""How many floating-point operations a GPT's optimizer step takes: the model's own count."""
+"""Model FLOPs of a GPT's optimizer step."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from ppprof.config import ModelConfig
 
 
 def step_flops(model: ModelConfig, tokens: int, length: int) -> int:
-    """Model FLOPs of an optimizer step of one data-parallel replica, over all its ranks.
+    """Return the model FLOPs of an optimizer step of one data-parallel replica, over all its ranks.
 
-    The matrix products, two operations a multiply-add; for each token, with hidden size h, MLP
-    width f, length s, vocabulary V and l blocks, a forward pass has
+    Counts matrix products only, two operations per multiply-add. For each token, with hidden size
+    h, MLP width f, length s, vocabulary V and l blocks, a forward pass has
 
     ====================  ==========
     query, key, value     6 h^2        each block
-    scores, values        4 s h        each block; in full, though half is masked
+    scores, values        4 s h        each block; in full, although half is masked
     attention's output    2 h^2        each block
     MLP                   4 h f        each block
     logits                2 h V        once
     ====================  ==========
 
-    and backward twice that, one product for each operand's gradient. With f = 4h these are
-    72 B s l h^2 (1 + s/6h + V/12lh) for B samples. Recomputation is not counted (it is not the
-    model's work; MFU is meant to fall with it), nor is what is no matrix product.
+    A backward pass has twice as many: one product for each operand's gradient. With f = 4h and B
+    samples the sum is 72 B s l h^2 (1 + s/6h + V/12lh). Recomputation is not counted: it is not
+    work of the model, and MFU should fall with it.
 
     Args:
-        model: the sizes; ``ffn_hidden_size`` blank is 4 x hidden_size.
-        tokens: of the step in this replica, over all its micro-batches.
+        model: the sizes; a blank ``ffn_hidden_size`` is 4 x hidden_size.
+        tokens: tokens of the step in this replica, over all its micro-batches.
         length: tokens of a sample.
 
     Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters
-    Using Megatron-LM", appendix; there it is 96 B s l h^2 (1 + s/6h + V/16lh), because all
-    blocks' forward passes are done twice.
+    Using Megatron-LM", appendix. Their formula is 96 B s l h^2 (1 + s/6h + V/16lh), because they
+    run the forward passes of all blocks twice.
     """
     return rank_flops(model, tokens, length, num_blocks=model.num_layers, has_logits=True)
 
@@ -44,15 +44,15 @@ def rank_flops(
     has_logits: bool,
     mp_degree: int = 1,
 ) -> int:
-    """One rank's share of `step_flops`; the shares of a replica's ranks add up to it.
+    """Return one rank's share of `step_flops`; the shares of a replica's ranks sum to it.
 
     Args:
         model: the whole model's sizes.
-        tokens: of the step in this replica: every pipeline stage computes all of them.
+        tokens: tokens of the step in this replica; every pipeline stage computes all of them.
         length: tokens of a sample.
-        num_blocks: blocks on this rank's pipeline stage, over all its virtual stages.
+        num_blocks: blocks of this rank's pipeline stage, over all its virtual stages.
         has_logits: whether it is the last stage.
-        mp_degree: ranks that every matrix product is split between; it divides the heads,
+        mp_degree: number of ranks that every matrix product is split over. It divides the heads,
             ``ffn_hidden_size`` and ``vocab_size``.
     """
     hidden = model.hidden_size

@@ -1,4 +1,4 @@
-"""The grid of a training job: Fleet initialised as the config says, and where this rank stands."""
+"""Initialize Fleet for the config's degrees; this rank's place in the topology."""
 
 from __future__ import annotations
 
@@ -14,57 +14,57 @@ from paddle.distributed.fleet.meta_parallel import get_rng_state_tracker
 from ppprof.config import Config
 from ppprof.topology import Topology
 
-_OWN = "model_parallel_rng"  # the name that Fleet's layers use
+_MP_RNG = "model_parallel_rng"  # the name that Fleet's layers use
 
 
 @dataclass(frozen=True)
 class Grid:
-    """This rank among the others."""
+    """This rank and the topology of the job."""
 
     rank: int
     topology: Topology
     sharding_stage: int = 1
-    """1 to 3: what sharding ranks divide, where there are several."""
+    """1 to 3; matters if there are several sharding ranks."""
 
     @property
     def coordinate(self) -> dict[str, int]:
-        """Where this rank stands on every axis."""
+        """This rank's position on every axis."""
         return self.topology.coordinate(self.rank)
 
     @property
     def replica(self) -> int:
-        """Which of them this rank is a part of."""
-        at = self.coordinate
-        return at["dp"] * self.topology.degree("sharding") + at["sharding"]
+        """Index of the data-parallel replica that this rank belongs to."""
+        coordinate = self.coordinate
+        return coordinate["dp"] * self.topology.degree("sharding") + coordinate["sharding"]
 
     def barrier(self) -> None:
-        """Waits for every rank."""
+        """Wait for every rank."""
         if self.topology.world_size > 1:
             dist.barrier()
 
     def seed(self, seed: int, step: int) -> None:
-        """Seeds dropout for a step: a resumed run drops out what an uninterrupted one would.
+        """Seed dropout for a step, so that a resumed run has the same dropout as an unbroken one.
 
-        mp ranks share one sequence of random numbers, for what they all compute, and have each
-        another for their own part of a layer.
+        mp ranks share one sequence of random numbers for replicated computation. Each has another
+        sequence for its own part of a layer.
         """
-        at = self.coordinate
-        shared = [seed, step, self.replica, at["pp"]]
+        coordinate = self.coordinate
+        shared = [seed, step, self.replica, coordinate["pp"]]
         if self.topology.degree("mp") > 1:
-            with get_rng_state_tracker().rng_state(_OWN):
-                paddle.seed(_number([*shared, at["mp"] + 1]))
-        paddle.seed(_number(shared))
+            with get_rng_state_tracker().rng_state(_MP_RNG):
+                paddle.seed(_hash_seed([*shared, coordinate["mp"] + 1]))
+        paddle.seed(_hash_seed(shared))
 
 
 def make_grid(config: Config) -> Grid:
-    """Starts what the config's degrees need; to be called once."""
+    """Initialize Fleet for the config's degrees and return this rank's grid. Call it once."""
     grid = Grid(dist.get_rank(), config.topology, config.Distributed.sharding.sharding_stage)
     if config.topology.world_size > 1:
         is_cpu = config.Global.device == "cpu"
         if is_cpu:
             from ppprof.train import fleet_on_cpu
 
-            fleet_on_cpu.supply()
+            fleet_on_cpu.install()
         fleet.init(is_collective=True, strategy=_strategy(config), log_level="WARNING")
         if is_cpu:
             fleet_on_cpu.open_channels(_fleet().get_pipe_parallel_group())
@@ -80,8 +80,7 @@ def _strategy(config: Config) -> fleet.DistributedStrategy:
     strategy = fleet.DistributedStrategy()
     on_cpu = {}
     if config.Global.device == "cpu":
-        # Options of Fleet's own: the first two are for NCCL and for GPU tensors; with the third
-        # mp ranks would each send a part of a tensor that all of them have.
+        # Switch off options of Fleet that are for NCCL and for GPU tensors.
         on_cpu = {
             "pp_configs": {"use_batch_p2p_comm": False},
             "mp_configs": {"need_broadcast_data": False},
@@ -98,11 +97,12 @@ def _strategy(config: Config) -> fleet.DistributedStrategy:
     strategy.pipeline_configs = {
         "accumulate_steps": config.Engine.accumulate_steps,
         "micro_batch_size": config.Global.micro_batch_size,
-        # In a part for each mp rank what all of them have; under sequence parallelism they do not.
+        # Each mp rank sends a part of a tensor that all of them hold. With sequence parallelism
+        # they hold different tensors.
         "enable_partial_send_recv": not (on_cpu or config.Model.sequence_parallel),
     }
     return strategy
 
 
-def _number(parts: list[int]) -> int:
+def _hash_seed(parts: list[int]) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1)[0])

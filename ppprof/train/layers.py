@@ -1,7 +1,7 @@
-"""Layers that are Fleet's tensor parallel ones where the grid has mp, and Paddle's plain ones else.
+"""Layers: Fleet's tensor parallel ones if mp_degree is above 1, else Paddle's plain ones.
 
-With sequence parallelism, what is between them (norms, dropouts, residuals) is split along the
-sequence, in Fleet's layout: (length / mp, batch, hidden).
+With sequence parallelism, the tensors between them (norms, dropouts, residuals) are split along
+the sequence, in Fleet's layout: (length / mp, batch, hidden).
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ppprof.config import ModelConfig
 
 
 def mp_degree() -> int:
-    """Ranks that share a layer: Fleet's, 1 where it was not initialised."""
-    grid = getattr(fleet.fleet, "_hcg", None)
-    return grid.get_model_parallel_world_size() if grid is not None else 1
+    """Return Fleet's number of ranks that share a layer; 1 if Fleet is not initialized."""
+    groups = getattr(fleet.fleet, "_hcg", None)
+    return groups.get_model_parallel_world_size() if groups is not None else 1
 
 
 def splits_sequence(config: ModelConfig) -> bool:
@@ -39,7 +39,7 @@ def splits_sequence(config: ModelConfig) -> bool:
 
 
 def column_linear(width_in: int, width_out: int, config: ModelConfig) -> nn.Layer:
-    """A linear layer, each rank with its part of the outputs."""
+    """Return a linear layer; each mp rank has its part of the outputs."""
     if splits_sequence(config):
         return sequence.ColumnSequenceParallelLinear(
             width_in, width_out, has_bias=True, gather_output=False
@@ -50,7 +50,7 @@ def column_linear(width_in: int, width_out: int, config: ModelConfig) -> nn.Laye
 
 
 def row_linear(width_in: int, width_out: int, config: ModelConfig) -> nn.Layer:
-    """A linear layer, each rank with its part of the inputs."""
+    """Return a linear layer; each mp rank has its part of the inputs."""
     if splits_sequence(config):
         return sequence.RowSequenceParallelLinear(width_in, width_out, input_is_parallel=True)
     if mp_degree() > 1:
@@ -59,13 +59,13 @@ def row_linear(width_in: int, width_out: int, config: ModelConfig) -> nn.Layer:
 
 
 def vocabulary(config: ModelConfig) -> nn.Layer:
-    """The embedding of tokens, each rank with its part of them."""
-    kind = VocabParallelEmbedding if mp_degree() > 1 else nn.Embedding
-    return kind(config.vocab_size, config.hidden_size)
+    """Return the embedding of tokens; each mp rank has its part of the vocabulary."""
+    embedding = VocabParallelEmbedding if mp_degree() > 1 else nn.Embedding
+    return embedding(config.vocab_size, config.hidden_size)
 
 
 def norm(config: ModelConfig) -> nn.LayerNorm:
-    """A layer norm; over a part of the sequence its gradients are partial, and Fleet is told."""
+    """Return a layer norm. On a part of the sequence its parameters are marked for Fleet to reduce."""
     layer = nn.LayerNorm(config.hidden_size)
     if splits_sequence(config):
         for param in layer.parameters():
@@ -74,7 +74,7 @@ def norm(config: ModelConfig) -> nn.LayerNorm:
 
 
 class Dropout(nn.Layer):
-    """Dropout of hidden states: the same on all mp ranks unless each has its own part of them."""
+    """Dropout of hidden states: the same on all mp ranks, unless each has its own part of them."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -82,13 +82,13 @@ class Dropout(nn.Layer):
         self._splits_sequence = splits_sequence(config)
 
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Any shape in and out."""
+        """Return the input with dropout, in the same shape."""
         with own_randomness() if self._splits_sequence else contextlib.nullcontext():
             return F.dropout(hidden, self._ratio, training=self.training)
 
 
 def own_randomness() -> AbstractContextManager[Any]:
-    """Random numbers that differ between mp ranks; `Grid.seed` seeds them."""
+    """Return a context with random numbers that differ between mp ranks; `Grid.seed` seeds them."""
     if mp_degree() == 1:
         return contextlib.nullcontext()
     context: AbstractContextManager[Any] = get_rng_state_tracker().rng_state()
@@ -96,21 +96,21 @@ def own_randomness() -> AbstractContextManager[Any]:
 
 
 def to_parts(hidden: paddle.Tensor) -> paddle.Tensor:
-    """(batch, length, hidden) to (length / mp, batch, hidden)."""
+    """Split (batch, length, hidden) into (length / mp, batch, hidden)."""
     return sequence.ScatterOp.apply(hidden.transpose([1, 0, 2]))
 
 
 def from_parts(hidden: paddle.Tensor) -> paddle.Tensor:
-    """Inverse of `to_parts`."""
+    """Invert `to_parts`."""
     return sequence.GatherOp.apply(hidden).transpose([1, 0, 2])
 
 
 def logits(hidden: paddle.Tensor, table: nn.Layer) -> paddle.Tensor:
-    """Scores of a `vocabulary`, each rank those of its part.
+    """Return the scores of a `vocabulary`; each mp rank those of its part.
 
     Args:
         hidden: shape (batch, length, hidden).
-        table: what `vocabulary` made.
+        table: the embedding from `vocabulary`.
     """
     if mp_degree() > 1:
         hidden = mp_ops._c_identity(hidden, table.model_parallel_group)
@@ -118,7 +118,7 @@ def logits(hidden: paddle.Tensor, table: nn.Layer) -> paddle.Tensor:
 
 
 def cross_entropy(scores: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
-    """Mean loss, float32, from `logits` and int64 labels (batch, length)."""
+    """Return the mean loss, float32, from `logits` and int64 labels (batch, length)."""
     scores = scores.astype("float32")
     if mp_degree() > 1:
         return ParallelCrossEntropy()(scores, labels).mean()

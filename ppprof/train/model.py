@@ -1,7 +1,7 @@
-"""A GPT with FleetX's names for its sizes: the same pieces on one device and on any grid.
+"""A GPT with FleetX's names for its sizes: the same pieces on one device and on any topology.
 
 The model is a chain of pieces: words, positions, blocks, a norm, and the words again as logits.
-`GPT` runs the whole chain; `pipeline_stage` gives this rank's part of it to Fleet's pipeline.
+`GPT` runs the whole chain. `pipeline_stage` passes this rank's part of it to Fleet's pipeline.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from ppprof.train import layers
 
 
 class GPT(nn.Layer):
-    """Decoder-only Transformer, pre-norm, with the vocabulary tied."""
+    """Decoder-only Transformer with pre-norm and tied embeddings."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.words = Words(config)
         self.positions = Positions(config)
-        self.blocks = nn.LayerList([Block(config, at) for at in range(config.num_layers)])
+        self.blocks = nn.LayerList([Block(config, index) for index in range(config.num_layers)])
         self.norm = Norm(config)
         self.extra_parameters = [self.words.weight]  # sharding stage 3: also read in `forward`
 
     def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
-        """Logits of the next token.
+        """Return the logits of the next token.
 
         Args:
             tokens: int64, shape (batch, length), length at most max_position_embeddings.
 
         Returns:
-            float, shape (batch, length, vocab_size), or this mp rank's part of the vocabulary.
+            Float, shape (batch, length, vocab_size or this mp rank's part of it).
         """
         hidden = self.positions(self.words(tokens))
         for block in self.blocks:
@@ -49,11 +49,11 @@ class GPT(nn.Layer):
 
 
 def pipeline_stage(config: ModelConfig) -> PipelineLayer:
-    """This rank's stages of the same model; blocks are divided evenly."""
+    """Return this rank's stages of the same model; blocks are divided evenly."""
     pieces = [
         SharedLayerDesc("words", Words, None, "weight", config),
         LayerDesc(Positions, config),
-        *(LayerDesc(Block, config, at) for at in range(config.num_layers)),
+        *(LayerDesc(Block, config, index) for index in range(config.num_layers)),
         LayerDesc(Norm, config),
         SharedLayerDesc("words", Words, Words.logits, "weight", config),
     ]
@@ -65,17 +65,17 @@ def pipeline_stage(config: ModelConfig) -> PipelineLayer:
         num_virtual_pipeline_stages=config.virtual_pp_degree,
     )
     for shared in stage.shared_comm.values():
-        # Fleet looks for the attribute's name among the parameters' names, does not find it, and
-        # counts the words in the gradient norm of every stage that holds them.
+        # Fleet looks up the attribute's name among the parameters' names and does not find it. It
+        # would count the words in the gradient norm of every stage that holds them.
         is_first = dist.get_rank() == min(shared["ranks"])
         shared["layer"].weight.is_firstly_shared = is_first
     return stage
 
 
 def parameters(model: nn.Layer) -> Iterator[tuple[str, paddle.Tensor]]:
-    """The parameters that this rank has, under the names they have in the whole model.
+    """Yield this rank's parameters with their names in the whole model.
 
-    The same for `GPT` and for a `pipeline_stage`: ``blocks.3.mlp.up.weight``.
+    The names are the same in a `GPT` and in a `pipeline_stage`: ``blocks.3.mlp.up.weight``.
     """
     seen: set[str] = set()
     for piece in model.sublayers():
@@ -85,20 +85,20 @@ def parameters(model: nn.Layer) -> Iterator[tuple[str, paddle.Tensor]]:
                 yield f"{piece.place}.{name}", param
 
 
-def initialise(model: nn.Layer, config: ModelConfig, seed: int) -> None:
-    """Draws the weights: normal numbers that depend on seed and name, not on the grid.
+def initialize(model: nn.Layer, config: ModelConfig, seed: int) -> None:
+    """Draw normal weights that depend on seed and name, but not on the topology.
 
-    Each mp rank keeps its part of the whole. Norms and biases stay ones and zeros.
+    Each mp rank keeps its part of a weight. Norms and biases stay ones and zeros.
     """
     for name, param in parameters(model):
         if len(param.shape) < 2:
             continue
         shape, part = list(param.shape), [slice(None)] * len(param.shape)
         if param.is_distributed:
-            at = fleet.get_hybrid_communicate_group().get_model_parallel_rank()
+            mp_rank = fleet.get_hybrid_communicate_group().get_model_parallel_rank()
             axis, size = param.split_axis, param.shape[param.split_axis]
             shape[axis] *= layers.mp_degree()
-            part[axis] = slice(at * size, (at + 1) * size)
+            part[axis] = slice(mp_rank * size, (mp_rank + 1) * size)
         rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
         whole = rng.standard_normal(shape, np.float32) * np.float32(config.initializer_range)
         param.set_value(np.ascontiguousarray(whole[tuple(part)]))
@@ -107,7 +107,7 @@ def initialise(model: nn.Layer, config: ModelConfig, seed: int) -> None:
 class Piece(nn.Layer):
     """A link of the chain.
 
-    ``place`` is its name in the whole model (``blocks.3``), whatever part of it a rank has.
+    ``place`` is its name in the whole model (``blocks.3``), on every rank.
     """
 
     def __init__(self, place: str) -> None:
@@ -116,7 +116,7 @@ class Piece(nn.Layer):
 
 
 class Words(Piece):
-    """Embedding of tokens, and the way back to logits."""
+    """Embedding of tokens, and the projection back to logits."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__("words")
@@ -124,20 +124,20 @@ class Words(Piece):
 
     @property
     def weight(self) -> paddle.Tensor:
-        """Shape (vocab_size or this mp rank's part, hidden); what the two ends share."""
+        """The weight that both ends share: shape (vocab_size or this mp rank's part, hidden)."""
         return self.table.weight
 
     def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
-        """Shape (batch, length, hidden) from (batch, length)."""
+        """Map (batch, length) to (batch, length, hidden)."""
         return self.table(tokens)
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Shape (batch, length, vocab_size or this mp rank's part) from (batch, length, hidden)."""
+        """Map (batch, length, hidden) to (batch, length, vocab_size or this mp rank's part)."""
         return layers.logits(hidden, self.table)
 
 
 class Positions(Piece):
-    """Adds an embedding of the position; the hidden states that the blocks pass on begin here."""
+    """Adds an embedding of the position; the first hidden states."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__("positions")
@@ -146,13 +146,13 @@ class Positions(Piece):
         self._splits_sequence = layers.splits_sequence(config)
 
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Shape (batch, length, hidden) in; the same out, or this mp rank's part of the length."""
+        """Map (batch, length, hidden) to the same shape, or to this mp rank's part of the length."""
         hidden = hidden + self.table(paddle.arange(hidden.shape[1]))
         return self.dropout(layers.to_parts(hidden) if self._splits_sequence else hidden)
 
 
 class Block(Piece):
-    """Attention and MLP, each behind a norm and beside a residual."""
+    """Attention and MLP, each after a norm and with a residual connection."""
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__(f"blocks.{index}")
@@ -167,7 +167,7 @@ class Block(Piece):
         self.dropout = layers.Dropout(config)
 
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Shape (batch, length, hidden) in and out, or a part of it, as `Positions` gives it."""
+        """Return hidden states in the shape of the input, which comes from `Positions`."""
         if self._granularity == "full" and self.training:
             return recompute(self._forward, hidden)
         return self._forward(hidden)
@@ -183,7 +183,7 @@ class Block(Piece):
 
 
 class Norm(Piece):
-    """The norm behind the last block, which also makes hidden states whole again."""
+    """The norm after the last block; with sequence parallelism it also gathers the sequence."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__("norm")
@@ -191,7 +191,7 @@ class Norm(Piece):
         self._splits_sequence = layers.splits_sequence(config)
 
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Shape (batch, length, hidden) from what a `Block` gives."""
+        """Map the output of a `Block` to (batch, length, hidden)."""
         normed = self.norm(hidden)
         return layers.from_parts(normed) if self._splits_sequence else normed
 
@@ -217,7 +217,7 @@ class Attention(nn.Layer):
         self.out = layers.row_linear(width, width, config)
 
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Shape (batch, length, hidden) in and out, or a part of it."""
+        """Return hidden states in the shape of the input: (batch, length, hidden) or a part."""
         if self._is_fused:
             parts = self._heads(self.qkv(hidden), 3 * self._size).split(3, axis=-1)
         else:
@@ -231,7 +231,7 @@ class Attention(nn.Layer):
         return self.out(attended.transpose([1, 0, 2]) if self._splits_sequence else attended)
 
     def _heads(self, projected: paddle.Tensor, size: int) -> paddle.Tensor:
-        """Shape (batch, length, heads, size) of what a projection gives, all of the length."""
+        """Reshape a projection to (batch, length, heads, size), with the whole length."""
         if self._splits_sequence:
             projected = projected.transpose([1, 0, 2])
         return projected.reshape([*projected.shape[:2], self._num_heads, size])
@@ -239,7 +239,7 @@ class Attention(nn.Layer):
     def _core(
         self, query: paddle.Tensor, key: paddle.Tensor, value: paddle.Tensor
     ) -> paddle.Tensor:
-        """Shape (batch, length, heads, size) in and out."""
+        """Return the attended values; shape (batch, length, heads, size) as the inputs."""
         with layers.own_randomness():
             if query.place.is_gpu_place() and query.dtype != paddle.float32:
                 return F.scaled_dot_product_attention(
@@ -264,7 +264,7 @@ class MLP(nn.Layer):
         self.down = layers.row_linear(inner, config.hidden_size, config)
 
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Shape (batch, length, hidden) in and out, or a part of it."""
+        """Return hidden states in the shape of the input: (batch, length, hidden) or a part."""
         return self.down(F.gelu(self.up(hidden), approximate=True))
 
 
@@ -272,5 +272,5 @@ class PretrainingLoss(nn.Layer):
     """Mean cross entropy of the next token, in float32."""
 
     def forward(self, logits: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
-        """A scalar, from what `Words.logits` gives and int64 labels (batch, length)."""
+        """Return a scalar from the result of `Words.logits` and int64 labels (batch, length)."""
         return layers.cross_entropy(logits, labels)

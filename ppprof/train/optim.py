@@ -1,8 +1,9 @@
-"""AdamW with a cosine schedule: the optimizer that the configs describe."""
+"""AdamW with a cosine schedule, and gradient clipping that records the norm."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -18,11 +19,11 @@ from ppprof.config import OptimizerConfig
 from ppprof.train.model import parameters
 
 SLICE = "slice@"
-"""Before the name of a parameter of which sharding stage 3 left this rank a slice."""
+"""Prefix in the name of a parameter of which this rank has a slice (sharding stage 3)."""
 
 
 class CosineWithWarmup(paddle.optimizer.lr.LRScheduler):
-    r"""Linear from 0 to ``max_lr``, then half a cosine down to ``min_lr``, then flat.
+    r"""Linear from 0 to ``max_lr``, then half a cosine down to ``min_lr``, then constant.
 
         max_lr      /\\
                    /   `.
@@ -40,7 +41,7 @@ class CosineWithWarmup(paddle.optimizer.lr.LRScheduler):
         super().__init__(max_lr)
 
     def get_lr(self) -> float:
-        """The rate at ``last_epoch`` steps done."""
+        """Return the rate after ``last_epoch`` steps."""
         done: int = self.last_epoch
         if done < self.warmup_steps:
             return self.max_lr * done / self.warmup_steps
@@ -51,14 +52,14 @@ class CosineWithWarmup(paddle.optimizer.lr.LRScheduler):
 
 
 class Clip(nn.ClipGradByGlobalNorm):
-    """Clipping by global norm that remembers the norm.
+    """Clipping by global norm that records the norm.
 
-    Fleet puts a clip of its own in the place of this one where ranks hold parts of the gradients;
-    `observe_norm` makes that one tell the norm too.
+    If ranks hold parts of the gradients, Fleet replaces it by its own clip. `observe_norm` makes
+    that one record the norm too.
     """
 
     norm: paddle.Tensor | None = None
-    """Of the last step's gradients, before clipping; None before the first."""
+    """Gradient norm of the last step before clipping; None before the first step."""
 
     @paddle.no_grad()
     def _dygraph_clip(self, params_grads: Any) -> Any:
@@ -70,13 +71,13 @@ class Clip(nn.ClipGradByGlobalNorm):
 class SlicedClip(Clip):
     """Clipping by global norm under sharding stage 3, where ranks hold slices of parameters.
 
-    Fleet's own counts the parts of one mp rank only, and does not tell the norm.
+    Fleet's own clip counts the parts of one mp rank only, and does not record the norm.
 
     Args:
         clip_norm: the largest norm.
-        names: of the parameters that mp ranks have parts of.
-        sharding: the group that has slices.
-        mp: the group that has parts; None where mp is 1.
+        names: names of the parameters that are split over mp ranks.
+        sharding: the group whose ranks hold slices.
+        mp: the group whose ranks hold parts; None if mp_degree is 1.
     """
 
     def __init__(self, clip_norm: float, names: Iterable[str], sharding: Any, mp: Any) -> None:
@@ -86,14 +87,15 @@ class SlicedClip(Clip):
 
     @paddle.no_grad()
     def _dygraph_clip(self, params_grads: Any) -> Any:
-        # Sums of squares by (is a slice, is a part).
-        sums = {(at, of): paddle.zeros([]) for at in (True, False) for of in (True, False)}
+        # Sums of squares by (is sliced, is split over mp).
+        booleans = (True, False)
+        sums = {key: paddle.zeros([]) for key in itertools.product(booleans, booleans)}
         for param, grad in params_grads:
-            is_part = param.name.replace(SLICE, "") in self._names
-            sums[param.name.startswith(SLICE), is_part] += grad.astype("float32").square().sum()
+            is_split = param.name.replace(SLICE, "") in self._names
+            sums[param.name.startswith(SLICE), is_split] += grad.astype("float32").square().sum()
         for axis, group in enumerate(self._groups):
-            for which, total in sums.items():
-                if which[axis] and group is not None:
+            for key, total in sums.items():
+                if key[axis] and group is not None:
                     dist.all_reduce(total, group=group)
         self.norm = paddle.add_n(list(sums.values())).sqrt()
         scale = self.clip_norm / self.norm.clip(min=self.clip_norm)
@@ -103,81 +105,90 @@ class SlicedClip(Clip):
 
 
 class MultiTensorAdamW(paddle.optimizer.AdamW):
-    """AdamW whose updates are one operator for the parameters that decay, one for those that do not.
+    """AdamW with one operator for the parameters that decay, and one for those that do not.
 
-    Paddle 3.3 has ``use_multi_tensor`` for Adam and Momentum alone; its operator ``fused_adam_`` knows
-    AdamW too. Parameters in a short type, with float32 copies, are a pair of operators more.
+    Paddle 3.3 has ``use_multi_tensor`` for Adam and Momentum only, but its operator ``fused_adam_``
+    supports AdamW too. Low-precision parameters with float32 copies need two more operators.
     """
 
     _CHUNK = 32 * 2048
     """Elements that a thread block updates, as in Paddle's own tests of the operator."""
 
-    _kept: list[Any] | None = None
+    _pending: list[Any] | None = None
     _groups: dict[tuple[int, ...], list[Any]] | None = None
-    """What stays the same from step to step, by the parameters that have gradients."""
+    """Arguments that stay the same between steps, by the parameters that have gradients."""
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
-        """Keeps a parameter for `_finish_update`."""
-        if self._kept is None:
-            self._kept = []
-        self._kept.append(param_and_grad)
+        """Collect a parameter for `_finish_update`."""
+        if self._pending is None:
+            self._pending = []
+        self._pending.append(param_and_grad)
 
     def _finish_update(self, block: Any, parameters_and_grads: Any) -> None:
-        kept, self._kept = self._kept or [], None
-        if not kept:
+        pending, self._pending = self._pending or [], None
+        if not pending:
             return
-        known = tuple(id(param) for param, _ in kept)
-        if self._groups is None or known not in self._groups:
-            self._groups = {known: self._grouped(kept)}
-        rate = self._create_param_lr(kept[0])
-        for places, params, state, masters, weight_decay in self._groups[known]:
+        key = tuple(id(param) for param, _ in pending)
+        if self._groups is None or key not in self._groups:
+            self._groups = {key: self._group(pending)}
+        rate = self._create_param_lr(pending[0])
+        for indices, params, state, masters, weight_decay in self._groups[key]:
             paddle._C_ops.fused_adam_(
                 params,
-                [kept[at][1] for at in places],
+                [pending[index][1] for index in indices],
                 rate,
                 *(*state[:2], None, *state[2:], masters, None),
                 *(self._beta1, self._beta2, self._epsilon, self._CHUNK, weight_decay),
                 *(True, masters is not None, False, False),
             )
 
-    def _grouped(self, kept: list[Any]) -> list[Any]:
-        """Parameters with the same treatment: where they are, they, their state, and the decay."""
-        groups: dict[tuple[bool, bool], list[int]] = {}
-        for at, (param, _) in enumerate(kept):
+    def _group(self, pending: list[Any]) -> list[Any]:
+        """Group parameters with the same treatment.
+
+        Returns:
+            For each group: indices, parameters, state, float32 copies or None, and weight decay.
+        """
+        indices_by_treatment: dict[tuple[bool, bool], list[int]] = {}
+        for index, (param, _) in enumerate(pending):
             decays = self._apply_decay_param_fun is None or self._apply_decay_param_fun(param.name)
-            is_short = self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
-            groups.setdefault((decays, is_short), []).append(at)
-        state = (
+            is_low_precision = self._multi_precision and self._is_dtype_fp16_or_bf16(param.dtype)
+            indices_by_treatment.setdefault((decays, is_low_precision), []).append(index)
+        names = (
             self._moment1_acc_str,
             self._moment2_acc_str,
             self._beta1_pow_acc_str,
             self._beta2_pow_acc_str,
         )
-        found = []
-        for (decays, is_short), places in groups.items():
-            params = [kept[at][0] for at in places]
-            of_state = [[self._get_accumulator_master(name, at) for at in params] for name in state]
-            masters = [self._master_weights[at.name] for at in params] if is_short else None
-            found.append((places, params, of_state, masters, self._weight_decay if decays else 0.0))
-        return found
+        groups = []
+        for (decays, is_low_precision), indices in indices_by_treatment.items():
+            params = [pending[index][0] for index in indices]
+            state = [
+                [self._get_accumulator_master(name, param) for param in params] for name in names
+            ]
+            masters = None
+            if is_low_precision:
+                masters = [self._master_weights[param.name] for param in params]
+            weight_decay = self._weight_decay if decays else 0.0
+            groups.append((indices, params, state, masters, weight_decay))
+        return groups
 
 
 def observe_norm(optimizer: Any) -> None:
-    """Has `Clip.norm` set by Fleet's clip, which computes the norm over the grid."""
+    """Make Fleet's clip, which computes the norm over all ranks, set `Clip.norm`."""
     clip = optimizer._grad_clip
     if not isinstance(clip, HybridParallelClipGrad):
         return
-    over_the_grid = clip._global_norm
+    global_norm = clip._global_norm
 
-    def observed(parts: paddle.Tensor, copies: paddle.Tensor) -> None:
-        over_the_grid(parts, copies)  # sums of squares, reduced in place
+    def observed_norm(parts: paddle.Tensor, copies: paddle.Tensor) -> None:
+        global_norm(parts, copies)  # reduces the sums of squares in place
         clip.norm = paddle.sqrt(parts + copies)
 
-    clip._global_norm = observed
+    clip._global_norm = observed_norm
 
 
 def make_schedule(config: OptimizerConfig) -> CosineWithWarmup:
-    """The learning rate of the config."""
+    """Return the learning rate schedule of the config."""
     lr = config.lr
     return CosineWithWarmup(lr.max_lr, lr.min_lr, lr.warmup_rate * lr.decay_steps, lr.decay_steps)
 
@@ -185,9 +196,9 @@ def make_schedule(config: OptimizerConfig) -> CosineWithWarmup:
 def make_optimizer(
     config: OptimizerConfig, model: nn.Layer, schedule: CosineWithWarmup
 ) -> paddle.optimizer.Optimizer:
-    """AdamW over the model's parameters; biases and norms do not decay.
+    """Return AdamW over the model's parameters; biases and norms do not decay.
 
-    Sharding stage 3 asks for ``slice@linear_0.w_0`` and means ``linear_0.w_0``.
+    Sharding stage 3 passes ``slice@linear_0.w_0`` for the parameter ``linear_0.w_0``.
     """
     decaying = {param.name for name, param in parameters(model) if _decays(name)}
     clip = config.grad_clip
@@ -207,21 +218,22 @@ def make_optimizer(
 
 @contextlib.contextmanager
 def keeping_masters(optimizer: Any) -> Iterator[None]:
-    """Gives an optimizer the float32 copies back that it had, whatever they are made inside.
+    """Keep the values of an optimizer's float32 copies while group sharding recreates them.
 
-    Group sharding makes new ones, of short parameters: a resumed run would lose their last bits.
+    Group sharding creates them from the low-precision parameters. A resumed run would lose their
+    last bits.
     """
-    had = dict(optimizer._master_weights)
+    masters = dict(optimizer._master_weights)
     yield
     for name, master in optimizer._master_weights.items():
-        if name in had:
-            master.set_value(had[name])
+        if name in masters:
+            master.set_value(masters[name])
 
 
 def notes(config: OptimizerConfig) -> Iterable[str]:
-    """What the config asks for and does not get, in words for the log."""
+    """Yield messages about settings that the optimizer does not follow."""
     if config.name == "FusedAdamW":
-        yield f"Optimizer.name {config.name}: trained with AdamW, the same update in plain kernels"
+        yield f"Optimizer.name {config.name}: using AdamW: the same update without fused kernels"
 
 
 def _decays(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Byte-pair encoding, as GPT-2 has it, in plain Python: what a dataset does to text on the fly."""
+"""Byte-pair encoding as in GPT-2, in plain Python: a typical cost of a dataset."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 NUM_BYTES = 256
-"""Tokens before any merge: the bytes themselves."""
+"""Number of tokens without merges: the byte values."""
 
 _WORDS = re.compile(rb" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+")
-"""What is merged within: letters, digits or signs, with the space before them; GPT-2's pattern."""
+"""Words, within which pairs merge: letters, digits or signs after an optional space. GPT-2's
+pattern."""
 
 _LONGEST = 64
-"""Bytes of a word at the most: the time to encode one grows with their square."""
+"""Most bytes of a word: the time to encode it grows with their square."""
 
 
 class BytePairs:
-    """Text to tokens: of the pairs of neighbours in a word the first learned is merged first.
+    """Encoder of text to tokens. Pairs of neighbours merge in the order in which they were learned.
 
     >>> pairs = BytePairs([(97, 98), (256, 99)])  # "ab" is 256, "abc" 257
     >>> pairs.encode(b"abcab")
@@ -35,7 +36,7 @@ class BytePairs:
 
     @classmethod
     def learn(cls, text: bytes, num_merges: int) -> BytePairs:
-        """Merges the commonest pair of tokens in ``text``, so many times or as long as one repeats."""
+        """Merge the most frequent pair in ``text`` up to ``num_merges`` times, while pairs repeat."""
         words = Counter(cls.words(text))
         parts = {word: list(word) for word in words}
         counts: Counter[tuple[int, int]] = Counter()
@@ -62,18 +63,18 @@ class BytePairs:
 
     @staticmethod
     def words(text: bytes) -> Iterator[bytes]:
-        """The pieces of a text within which pairs are merged; together they are all of it."""
+        """Split a text into words; joined, they are the text."""
         for match in _WORDS.finditer(text):
             word = match[0]
             for first in range(0, len(word), _LONGEST):
                 yield word[first : first + _LONGEST]
 
     def encode(self, text: bytes) -> list[int]:
-        """The tokens of a text."""
-        found = []
+        """Return the tokens of a text."""
+        tokens = []
         for word in self.words(text):
-            found += self._encode_word(word)
-        return found
+            tokens += self._encode_word(word)
+        return tokens
 
     def _encode_word(self, word: bytes) -> list[int]:
         tokens = list(word)
@@ -87,10 +88,10 @@ class BytePairs:
 
 
 def _merge(tokens: list[int], pair: tuple[int, int], merged: int) -> None:
-    """Puts ``merged`` in the place of each ``pair``, from the left."""
+    """Replace each ``pair`` by ``merged`` in place, from the left."""
     left, right = pair
-    at = 0
-    while at < len(tokens) - 1:
-        if tokens[at] == left and tokens[at + 1] == right:
-            tokens[at : at + 2] = [merged]
-        at += 1
+    position = 0
+    while position < len(tokens) - 1:
+        if tokens[position] == left and tokens[position + 1] == right:
+            tokens[position : position + 2] = [merged]
+        position += 1

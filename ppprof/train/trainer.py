@@ -1,8 +1,9 @@
-"""The training loop: steps of micro-batches, on any grid, under ppprof's profiler."""
+"""The training loop: steps of micro-batches, on any topology, under ppprof's profiler."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,20 +18,19 @@ import ppprof
 from ppprof.config import Config
 from ppprof.errors import ConfigError
 from ppprof.train import checkpoint
-from ppprof.train.corpus import find_files, packed_file, token_file
+from ppprof.train.corpus import DataError, find_files, packed_file, token_file
 from ppprof.train.data import Share, StepBatches, TextSamples, TokenizedText
 from ppprof.train.engine import make_engine
-from ppprof.train.errors import DataError
 from ppprof.train.grid import make_grid
 from ppprof.train.optim import notes
 
 
 def train(config: Config) -> None:
-    """Trains as the config says; needs the processes that the launcher started.
+    """Train with a config, in the processes that the launcher has started.
 
     Raises:
-        ConfigError: the device is not there, or too little text for a step.
-        InputError: the checkpoint to go on from cannot be used.
+        ConfigError: the device does not exist, or the text is too short for a step.
+        InputError: the checkpoint to resume from is unusable.
     """
     try:
         paddle.set_device(config.Global.device)
@@ -53,7 +53,7 @@ class Trainer:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        # Too little text ends the job here, before a process group is made.
+        # Check the amount of text first: an error here comes before process groups are created.
         self._samples: dict[str, TextSamples | TokenizedText] = {}
         for purpose in ("Train", "Eval") if config.Engine.eval_freq > 0 else ("Train",):
             try:
@@ -66,7 +66,7 @@ class Trainer:
         self._share = Share(self._grid.replica, config.topology.replicas)
         self._engine = make_engine(config, self._grid)
         self._step = 0
-        self._taken = 0  # samples, over all ranks
+        self._taken = 0  # samples taken, over all ranks
         if config.Engine.save_load.ckpt_dir:
             folder = Path(config.Engine.save_load.ckpt_dir)
             progress = checkpoint.load(
@@ -79,11 +79,11 @@ class Trainer:
             self._log(note)
 
     def fit(self, profiler: Any) -> None:
-        """Runs the remaining steps; ``profiler`` is what `ppprof.attach` gave."""
+        """Run the remaining steps; ``profiler`` is the session of `ppprof.attach`."""
         engine, world = self._config.Engine, self._config.Global
         last = engine.max_steps if engine.max_steps >= 0 else None
         if last is not None and self._step >= last:
-            self._log(f"{self._at(last)} nothing left to train")
+            self._log(f"{self._progress(last)} nothing left to train")
         loader = iter(self._loader("Train", self._taken))
         clock = _Clock(self._config)
         while last is None or self._step < last:
@@ -96,7 +96,7 @@ class Trainer:
             self._step += 1
             self._taken += world.global_batch_size or 1
             is_logged = self._step % engine.logging_freq == 0 or self._step == last
-            # Here the device is waited for anyway, and as part of the step that is logged.
+            # This waits for the device, inside the step that is logged.
             mean = self._engine.mean(loss) if is_logged else None
             length = micro_batches[0][0].shape[1]
             local = world.local_batch_size or 1
@@ -110,30 +110,30 @@ class Trainer:
             clock.step(tokens=local * length)
             if is_logged:
                 self._log(
-                    f"{self._at(last)} loss {mean:.6f}"
+                    f"{self._progress(last)} loss {mean:.6f}"
                     f"{self._engine.norm_text()} lr {rate:.3e} {clock}"
                 )
                 clock.reset()
             if engine.eval_freq > 0 and self._step % engine.eval_freq == 0:
                 with clock.paused(), profiler.paused():
-                    self._log(f"{self._at(last)} eval loss {self._evaluate():.6f}")
+                    self._log(f"{self._progress(last)} eval loss {self._evaluate():.6f}")
             save_steps = engine.save_load.save_steps or -1
             if save_steps > 0 and self._step % save_steps == 0:
                 with clock.paused(), profiler.paused():
                     self._save(Path(engine.save_load.output_dir))
             if profiler.should_stop:
-                self._log(f"{self._at(last)} stopping: the profiler's last window has closed")
+                self._log(f"{self._progress(last)} stopping: the profiler's last window has closed")
                 break
 
     def _evaluate(self) -> float:
-        """Mean loss of the first ``eval_iters`` batches of the evaluation text, one at least.
+        """Return the mean loss of the first ``eval_iters`` (at least 1) evaluation batches.
 
-        As in training a batch is ``local_batch_size`` samples, however it is cut.
+        As in training, a batch has ``local_batch_size`` samples, in several micro-batches.
         """
         engine = self._config.Engine
-        wanted = max(1, engine.eval_iters) * (engine.accumulate_steps or 1)
-        found = [batch for _, batch in zip(range(wanted), self._loader("Eval"))]
-        return self._engine.mean(self._engine.evaluate(found))
+        num_micro_batches = max(1, engine.eval_iters) * (engine.accumulate_steps or 1)
+        micro_batches = list(itertools.islice(self._loader("Eval"), num_micro_batches))
+        return self._engine.mean(self._engine.evaluate(micro_batches))
 
     def _batches(self, purpose: str, share: Share, taken: int = 0) -> StepBatches:
         data = getattr(self._config.Data, purpose)
@@ -149,13 +149,10 @@ class Trainer:
         )
 
     def _epochs(self) -> int | None:
-        """Passes over the text: as many as max_steps needs, or as num_train_epochs says."""
+        """Return the number of passes over the text; None for as many as max_steps needs."""
         engine = self._config.Engine
-        return (
-            engine.num_train_epochs
-            if engine.num_train_epochs >= 0 and engine.max_steps < 0
-            else None
-        )
+        is_limited = engine.num_train_epochs >= 0 and engine.max_steps < 0
+        return engine.num_train_epochs if is_limited else None
 
     def _loader(self, purpose: str, taken: int = 0) -> DataLoader:
         return DataLoader(
@@ -171,7 +168,7 @@ class Trainer:
         )
         self._log(f"saved {target}")
 
-    def _at(self, last: int | None) -> str:
+    def _progress(self, last: int | None) -> str:
         return f"step {self._step}/{last}" if last else f"step {self._step}"
 
     def _log(self, message: str) -> None:
@@ -180,69 +177,69 @@ class Trainer:
 
 
 def _samples(config: Config, purpose: str) -> TextSamples | TokenizedText:
-    """The text of one purpose ("Train" or "Eval").
+    """Return the dataset of a purpose: "Train" or "Eval".
 
     Raises:
-        DataError: there is none, or too little.
+        DataError: missing text, or too little text.
     """
     dataset = getattr(config.Data, purpose).dataset
     shares = np.cumsum([0.0, *dataset.split]) / sum(dataset.split)
-    at = {"Train": 0, "Eval": 1}[purpose]
+    index = {"Train": 0, "Eval": 1}[purpose]
     path, length = token_file(find_files(dataset.input)), dataset.max_seq_len
-    share, limit = (float(shares[at]), float(shares[at + 1])), dataset.num_samples
+    share, limit = (float(shares[index]), float(shares[index + 1])), dataset.num_samples
     if dataset.name == "TokenizedText":
         return TokenizedText(packed_file(path), length, config.Model.vocab_size, share, limit)
     return TextSamples(path, length, share, limit)
 
 
 class _Clock:
-    """Throughput since the last log; what is not training does not count."""
+    """Throughput since the last log line, without evaluation and checkpoints."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self.reset()
 
     def reset(self) -> None:
-        """Starts over."""
+        """Start over."""
         self._start = time.perf_counter()
         self._reader_s = 0.0
         self._steps = 0
         self._tokens = 0
 
     def step(self, tokens: int) -> None:
-        """Counts a step of so many tokens of this replica."""
+        """Count a step with this many tokens of this replica."""
         self._steps += 1
         self._tokens += tokens
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Time inside is the reader's."""
+        """Count the time inside as reader cost."""
         start = time.perf_counter()
         yield
         self._reader_s += time.perf_counter() - start
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Time inside does not count."""
+        """Exclude the time inside."""
         start = time.perf_counter()
         yield
         self._start += time.perf_counter() - start
 
     def __str__(self) -> str:
-        took = time.perf_counter() - self._start
-        grid = self._config.topology
-        whole = self._config.Global.global_batch_size or 1
+        elapsed_s = time.perf_counter() - self._start
+        topology = self._config.topology
+        batch_size = self._config.Global.global_batch_size or 1
         steps = max(1, self._steps)
-        rate = self._tokens * grid.replicas / took
+        rate = self._tokens * topology.replicas / elapsed_s
         return (
-            f"reader_cost {self._reader_s / steps:.5f} s batch_cost {took / steps:.5f} s "
-            f"ips {whole * self._steps / took:.1f} samples/s "
-            f"{rate:.0f} tokens/s ({rate / grid.world_size:.0f} a card)"
+            f"reader_cost {self._reader_s / steps:.5f} s batch_cost {elapsed_s / steps:.5f} s "
+            f"ips {batch_size * self._steps / elapsed_s:.1f} samples/s "
+            f"{rate:.0f} tokens/s ({rate / topology.world_size:.0f} a card)"
         )
 
 
 def _take(loader: Iterator[Any], count: int, clock: _Clock) -> list[Any]:
-    """The micro-batches of a step; fewer than ``count``, at the end of the data, are none."""
+    """Return the ``count`` micro-batches of a step; none if the data ends before."""
     with clock.reading():
-        found = [batch for _, batch in zip(range(count), loader)]
-    return found if len(found) == count else []
+        micro_batches = list(itertools.islice(loader, count))
+    return micro_batches if len(micro_batches) == count else []

@@ -256,7 +256,7 @@ def test_all_that_is_wrong_is_told_at_once_before_anything_is_read(tmp_path, cap
     arguments = ["--rank", "mp=0,mp=1", "--steps", "5:2", "--min-dur", "50"]
     assert merge(tmp_path / "missing", "-o", out, *arguments) == 2
     assert capsys.readouterr().err.splitlines() == [
-        '--rank: "mp=0,mp=1": mp is there twice; expected such as "pp=0,dp=all"',
+        '--rank: "mp=0,mp=1": mp is given twice; expected for example "pp=0,dp=all"',
         "--steps: steps '5:2': 2 is not after 5; no step is in it",
         "--min-dur: '50': expected a duration with its unit: 50us, 0.5ms, 1s",
         f"-o {out}: expected a name that ends in .json or .json.gz",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.config.yaml_source import literal, merge, read_source
+from ppprof.config.yaml_source import literal, merge, read_tree
 
 OTHER = "Generation"  # a block of FleetX's that we pass through
 
@@ -113,7 +113,7 @@ def test_a_blank_block_is_all_defaults(load):
 
 def test_a_byte_order_mark_is_skipped(folder):
     (folder / "cfg.yaml").write_bytes(b"\xef\xbb\xbfGlobal: {seed: 7}")
-    assert read_source("cfg.yaml").values == {"Global": {"seed": 7}}
+    assert read_tree("cfg.yaml").values == {"Global": {"seed": 7}}
 
 
 class TestBase:
@@ -179,7 +179,7 @@ class TestBase:
         (folder / "a" / "b" / "leaf.yaml").write_text(
             "_base_: ../mid.yaml\nModel: {hidden_size: 8}"
         )
-        source = read_source("a/b/leaf.yaml")
+        source = read_tree("a/b/leaf.yaml")
         assert source.values == {
             "Global": {"seed": 2},
             "Model": {"num_layers": 1, "hidden_size": 8},
@@ -200,13 +200,13 @@ class TestBase:
         (found,) = problems("_base_: base.yaml", base="_base_: cfg.yaml")
         here = folder.resolve()
         assert found == (
-            "base.yaml:1: _base_: files are based on each other: "
+            "base.yaml:1: _base_: files inherit from each other: "
             f"{here / 'cfg.yaml'} -> {here / 'base.yaml'} -> {here / 'cfg.yaml'}"
         )
 
     def test_based_on_itself(self, problems):
         (found,) = problems("\n_base_: ./cfg.yaml")
-        assert found.startswith("cfg.yaml:2: _base_: files are based on each other: ")
+        assert found.startswith("cfg.yaml:2: _base_: files inherit from each other: ")
 
     def test_a_list(self, problems):
         assert problems("_base_: [a.yaml, b.yaml]") == [
@@ -281,16 +281,16 @@ class TestUnreadable:
 
     def test_missing_file(self, folder):
         with pytest.raises(Exception, match=r"^nope.yaml: No such file or directory$"):
-            read_source("nope.yaml")
+            read_tree("nope.yaml")
 
     def test_a_folder(self, folder):
         with pytest.raises(Exception, match=r": Is a directory$"):
-            read_source(folder)
+            read_tree(folder)
 
     def test_not_text(self, folder):
         (folder / "cfg.yaml").write_bytes(b"\xff\xfe\x00")
         with pytest.raises(Exception, match=r"^cfg.yaml: not UTF-8$"):
-            read_source("cfg.yaml")
+            read_tree("cfg.yaml")
 
 
 scalars = st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from(["a", "${x}", "???", ""])

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.config.overrides import apply_overrides, read_value
-from ppprof.config.yaml_source import Source
+from ppprof.config.yaml_source import ConfigTree
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_python_literal_comes_back_as_it_was(value):
 
 @given(st.text())
 def test_any_text_is_some_value(text):
-    source = Source({"Model": {"x": 1}})
+    source = ConfigTree({"Model": {"x": 1}})
     assert apply_overrides(source, [f"Model.x={text}"]) == []
     assert set(source.values["Model"]) == {"x"}
 
@@ -215,7 +215,7 @@ def test_an_override_is_blamed_for_what_it_replaced(problems):
     text = "Profiler:\n  scheduler:\n    record: 2\n    repeat: 1\n"
     assert problems(text, "Profiler.scheduler={repeat: 2}") == [
         "-o Profiler.scheduler={repeat: 2}: Profiler.scheduler.record: "
-        "missing; expected the steps of a window, at least 1"
+        "missing; expected the number of steps of a window, at least 1"
     ]
 
 

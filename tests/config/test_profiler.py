@@ -183,11 +183,11 @@ def test_schedules(load, written, read):
         ("scheduler: {record: 0}", "scheduler.record: 0: expected at least 1"),
         (
             "scheduler: {closed: 1}",
-            "scheduler.record: missing; expected the steps of a window, at least 1",
+            "scheduler.record: missing; expected the number of steps of a window, at least 1",
         ),
         (
             "scheduler: {}",
-            "scheduler.record: missing; expected the steps of a window, at least 1",
+            "scheduler.record: missing; expected the number of steps of a window, at least 1",
         ),
         ("scheduler: {record: 1, closed: -1}", "scheduler.closed: -1: expected at least 0"),
         (
@@ -209,8 +209,8 @@ def test_schedules(load, written, read):
         ("enable: [True]", "enable: [True]: expected True or False"),
         (
             "profiler_log: 's3://bucket/run'",
-            "profiler_log: s3://bucket/run: a capture writes to a disk; expected a directory that "
-            "this machine has, whose files can be copied to a store later and read there",
+            "profiler_log: s3://bucket/run: a capture can write only to local disks; expected a "
+            "directory of this machine (copy its files to a store afterwards and read them there)",
         ),
         ("profiler_log: [a]", "profiler_log: ['a']: expected text"),
         ("profiler_log: 20261120", "profiler_log: 20261120: expected text"),
@@ -425,8 +425,8 @@ def test_triggers(profiler, text, expected):
         ),
         (
             "trigger: {file: False}",
-            "trigger: file is False and slow_step blank: nothing could open a window; "
-            "expected one of them",
+            "trigger: file is False and slow_step is blank, so no window could ever open; "
+            "expected at least one of them",
         ),
         ("max_trace_mb: 0", "max_trace_mb: 0: expected more than 0"),
         ("on_window_end: ' '", "on_window_end: empty; expected a command"),

@@ -52,7 +52,7 @@ def test_what_options_mean(options, meant):
     assert read_options(options) == ({**ASKED, **meant}, [])
 
 
-def test_everything_that_is_wrong_is_told_at_once():
+def test_all_errors_are_reported_at_once():
     text = (
         "batch_range=[60, 50]; state=TPU; sorted_key=median; tracer_option=All; "
         "exit_on_finished=maybe; timer_only=; profil_path=x; schedule=[1, 2]; state=CPU; y"
@@ -61,7 +61,7 @@ def test_everything_that_is_wrong_is_told_at_once():
         "'timer_only=': expected NAME=VALUE",
         "state: given twice, 'TPU' and 'CPU'",
         "'y': expected NAME=VALUE",
-        "batch_range: '[60, 50]': expected [START, STOP], which records batches START to STOP-1",
+        "batch_range: '[60, 50]': expected [START, STOP], to record batches START to STOP-1",
         "state: 'TPU': expected CPU, GPU or All",
         "sorted_key: 'median': expected calls, total, max, min or ave",
         "tracer_option: 'All': expected Default, OpDetail or AllOpDetail",
@@ -103,11 +103,11 @@ def test_timer_only_keeps_the_batches_after_which_to_exit(load):
     assert (config.Profiler.scheduler, config.Profiler.stop_training) == ((10, 20), True)
 
 
-def test_problems_stand_where_the_text_does(load):
+def test_problems_name_the_line_of_the_text(load):
     with pytest.raises(ConfigError) as raised:
         load('Profiler:\n  profiler_options: "state=TPU; batch_range=1"\n')
     assert str(raised.value) == (
         "cfg.yaml:2: Profiler.profiler_options: state: 'TPU': expected CPU, GPU or All\n"
-        "cfg.yaml:2: Profiler.profiler_options: batch_range: '1': expected [START, STOP], which "
-        "records batches START to STOP-1"
+        "cfg.yaml:2: Profiler.profiler_options: batch_range: '1': expected [START, STOP], to "
+        "record batches START to STOP-1"
     )

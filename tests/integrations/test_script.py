@@ -19,13 +19,13 @@ BLOCK = "Profiler:\n  enable: True\n  scheduler: [2, 5]\n"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A directory with ``on.yaml``, a block that is on."""
+    """A directory with ``on.yaml``, an enabled block."""
     (tmp_path / "on.yaml").write_text(BLOCK)
     return tmp_path
 
 
 def python(folder: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A run in ``folder`` of a Python that finds ppprof where ``tools/attach.py`` tells it."""
+    """Run Python in ``folder``; it finds ppprof only through ``tools/attach.py``."""
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
         [sys.executable, "-W", "ignore", *command],
@@ -100,9 +100,7 @@ def test_it_ends_as_by_itself(folder: Path, program: str) -> None:
     )
     assert attached.returncode == alone.returncode
     assert attached.stdout == alone.stdout
-    unseen = (
-        "ppprof: no step was seen: no optimizer stepped in this process, and number 1 ends a step\n"
-    )
+    unseen = "ppprof: no training step was detected: no optimizer stepped in this process, and number 1 would end a step\n"
     assert attached.stderr.replace(unseen, "") == alone.stderr
 
 
@@ -125,7 +123,7 @@ def test_a_signal_ends_it_as_by_itself(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["-c", "on.yaml"], "no script to run; expected -- SCRIPT ARGUMENTS behind the options"),
+        (["-c", "on.yaml"], "no script to run; expected -- SCRIPT ARGUMENTS after the options"),
         (["-c", "on.yaml", "no.py"], "no.py: No such file or directory; expected a Python script"),
         (
             ["-c", "on.yaml", "--", "-m", "no"],
@@ -148,15 +146,15 @@ def test_a_signal_ends_it_as_by_itself(folder: Path) -> None:
         ),
         (
             ["-c", "on.yaml", "-o", "Global.seed=1", "-o", "Profilr.enable=True", "x.py"],
-            "-o Global.seed=1: Global.seed: no block but Profiler is looked at; expected "
+            "-o Global.seed=1: Global.seed: only the Profiler block is read; expected "
             "Profiler.KEY=VALUE\n"
-            "-o Profilr.enable=True: Profilr.enable: no block but Profiler is looked at; expected "
+            "-o Profilr.enable=True: Profilr.enable: only the Profiler block is read; expected "
             "Profiler.KEY=VALUE",
         ),
         (
             ["--profiler-options", "batch_range=[60, 50]; stat=GPU", "x.py"],
             "-o Profiler.profiler_options=batch_range=[60, 50]; stat=GPU: Profiler.profiler_options: "
-            "batch_range: '[60, 50]': expected [START, STOP], which records batches START to STOP-1\n"
+            "batch_range: '[60, 50]': expected [START, STOP], to record batches START to STOP-1\n"
             "-o Profiler.profiler_options=batch_range=[60, 50]; stat=GPU: Profiler.profiler_options: "
             'stat: unknown option; did you mean "state"?',
         ),
@@ -178,4 +176,6 @@ def test_without_enable_the_script_runs_by_itself(folder: Path) -> None:
     )
     done = python(folder, ATTACH, "-c", "off.yaml", "x.py")
     assert (done.returncode, done.stdout) == (0, "False\n")
-    assert done.stderr == "ppprof: Profiler.enable is False: the script runs as if by itself\n"
+    assert (
+        done.stderr == "ppprof: Profiler.enable is False: running the script without the profiler\n"
+    )

@@ -51,8 +51,8 @@ def session(monkeypatch: pytest.MonkeyPatch) -> RecordingSession:
 
 
 @pytest.fixture
-def watched(session: RecordingSession) -> script._Watched:
-    return script._Watched(ProfilerConfig.from_mapping({"enable": True}), {}, 1)
+def watched(session: RecordingSession) -> script._ScriptSession:
+    return script._ScriptSession(ProfilerConfig.from_mapping({"enable": True}), {}, 1)
 
 
 def test_each_step_is_one_and_after_the_last_window_the_script_ends(session, watched):
@@ -82,11 +82,11 @@ def test_of_several_ranks_none_begins_before_the_job_is_initialised(monkeypatch,
 def test_a_script_whose_optimizer_never_steps_is_a_warning(session, watched, caplog):
     watched._steps.begin()
     watched.close(None)
-    assert "no step was seen: 2 optimizers stepped in this process" in caplog.text
+    assert "no training step was detected: 2 optimizers stepped in this process" in caplog.text
 
 
 def test_a_block_that_is_off_watches_nothing(session):
-    watched = script._Watched(ProfilerConfig.from_mapping({"enable": False}), {}, 1)
+    watched = script._ScriptSession(ProfilerConfig.from_mapping({"enable": False}), {}, 1)
     watched.close(None)
     assert session.calls == []
 
@@ -98,8 +98,8 @@ def test_the_help_says_what_each_option_takes(capsys):
     printed = " ".join(capsys.readouterr().out.split())
     for text in (  # Python 3.13 writes the names before them in another way
         "CFG YAML with the block",
-        "K=V set a key, such as Profiler.enable=True; may be given again",
-        'TEXT as of PaddleClas, PaddleOCR and PaddleDetection: "batch_range=[50, 60]; ..."',
-        "N of several optimizers the one whose step ends a step: the N-th that steps (1)",
+        "K=V set a key, such as Profiler.enable=True; repeatable",
+        'TEXT options as in PaddleClas, PaddleOCR and PaddleDetection: "batch_range=[50, 60]; ..."',
+        "N with several optimizers, a training step ends with the N-th that steps (default: 1)",
     ):
         assert text in printed

@@ -141,7 +141,7 @@ def test_a_checkpoint_of_another_grid_is_refused_by_all(tmp_path: Path) -> None:
     loading = f"Engine.save_load.ckpt_dir={tmp_path}/out/step_00000001"
     done = train(tmp_path, *SMALL, *BATCH, *grid(pp=2), loading, processes=2)
     assert done.returncode == 3
-    assert "of another grid: pp 1 x sharding 1 x mp 1 saved, pp 2 x" in done.stdout + done.stderr
+    assert "with other degrees: pp 1 x sharding 1 x mp 1 saved, pp 2 x" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
 
 

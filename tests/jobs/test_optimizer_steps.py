@@ -136,8 +136,8 @@ def test_of_several_optimizers_one_ends_the_steps(
     tmp_path: Path, boundary: int, printed: str
 ) -> None:
     line = (
-        f"[several optimizers step, SGD (1) and Adam (2): a step ends with number {boundary}; "
-        "--optimizer N takes another]"
+        f"[several optimizers step, SGD (1) and Adam (2): number {boundary} ends the steps; "
+        "select another with --optimizer N]"
     )
     assert seen(tmp_path, GAN, boundary) == printed.format(line)
 

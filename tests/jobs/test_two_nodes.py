@@ -115,7 +115,7 @@ def test_a_check_that_fails_on_one_node_ends_all(two: tuple[Node, Node], tmp_pat
     done = nodes.run(two, tmp_path, *SMALL, *BATCH, *PROFILER, *grid, processes=2)
     assert [launch.returncode for launch in done] == [2, 2], done
     said = [list(workerlogs(tmp_path / f"node{n}").values()) for n in (0, 1)]
-    told = "another node's checks failed; its log says why\n"
-    assert [text.count(told) for text in said[0]] == [1, 0]
+    message = "the checks of another node failed; see its log\n"
+    assert [text.count(message) for text in said[0]] == [1, 0]
     assert "profiler_log is a file; expected a directory" in said[1][0]
     assert "Traceback" not in "".join(said[0] + said[1])

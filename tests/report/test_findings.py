@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import string
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -13,7 +12,7 @@ import ppprof
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import CONFIDENCES, SEVERITIES, Finding
 from ppprof.errors import UsageError
-from ppprof.report.markdown import findings_markdown, rules_markdown
+from ppprof.report.markdown import findings_markdown
 from ppprof.report.text.advice import (
     LANGUAGES,
     finding_rows,
@@ -24,8 +23,6 @@ from ppprof.report.text.advice import (
     render_findings,
 )
 from tests.analysis.advice.test_advice import TRIGGERS, run
-
-PAGE = Path(__file__).parents[2] / "docs/advice.md"
 
 
 def placeholders(text):
@@ -135,9 +132,3 @@ def test_names_do_not_break_a_table():
     finding = Finding("tiny-kernels", "major", 2.0, 0.5, "likely", facts, evidence)
     assert "| `void k<int*>(a\\|b)` | 2.5 |" in findings_markdown([finding])
     assert findings_table([finding]).row(0)[:5] == ("tiny-kernels", "major", 2.0, 0.5, "likely")
-
-
-def test_the_page_has_the_rules_as_they_are():
-    assert rules_markdown() in PAGE.read_text("utf-8"), (
-        "docs/advice.md: its table is made by ppprof.report.markdown.rules_markdown(): paste it"
-    )

@@ -22,7 +22,7 @@ from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
 from ppprof.rundir import TraceName, claim, write_manifest, write_node_marker
-from ppprof.rundir.recordings import group_by_run
+from ppprof.rundir.recordings import resolve_each
 from ppprof.trace import formats, read, schema
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
@@ -134,8 +134,8 @@ def test_directories_of_several_runs_are_refused(nodes, tmp_path):
         with pytest.raises(InputError) as told:
             ppprof.open(*paths)
         named = ", ".join(map(str, paths))
-        assert str(told.value) == f"{named}: not of one run: name the directories of one"
-    with pytest.raises(InputError, match="not of one run"):
+        assert str(told.value) == f"{named}: different runs; expected directories of one run"
+    with pytest.raises(InputError, match="different runs"):
         ppprof.open(tmp_path)
 
 
@@ -151,7 +151,9 @@ def test_paths_are_grouped_by_run(nodes, tmp_path):
     other = make_run(tmp_path / "other", {0: 1}, "b")
     old = make_run(tmp_path / "old", {0: 1})
     paths = [nodes[0], old, "nowhere", other, nodes[1], old]
-    assert group_by_run(paths) == [nodes, [old], ["nowhere"], [other], [old]]
+    assert [list(given) for given, _ in resolve_each(paths)] == [
+        list(map(str, group)) for group in (nodes, [old], ["nowhere"], [other], [old])
+    ]
 
 
 def test_nothing_is_read_before_it_is_asked_for(tmp_path, monkeypatch):
@@ -334,9 +336,7 @@ def test_two_runs_mixed_in_one_directory_are_refused(tmp_path):
     for second in (1, 2):
         name = TraceName(0, "dp0", datetime(2026, 11, 20, 20, 15, second), 0)
         (tmp_path / name.trace("json")).touch()
-    with pytest.raises(
-        InputError, match=r"rank 0, window 0 is there twice, as .* and .*: put each"
-    ):
+    with pytest.raises(InputError, match=r"rank 0, window 0 exists twice, as .* and .*; expected"):
         ppprof.open(tmp_path)
 
 

@@ -221,7 +221,7 @@ def test_a_checkpoint_of_another_sharding_stage(tmp_path: Path) -> None:
     with pytest.raises(InputError) as raised:
         checkpoint.load(saved, job.model, job.optimizer, Grid(0, topology, sharding_stage=2))
     assert (
-        "of another grid: pp 1 x sharding 2 x mp 1 in sharding_stage 3 saved, "
+        "with other degrees: pp 1 x sharding 2 x mp 1 in sharding_stage 3 saved, "
         "pp 1 x sharding 2 x mp 1 in sharding_stage 2 in the config; only dp may differ"
     ) in str(raised.value)
 

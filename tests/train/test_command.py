@@ -17,19 +17,21 @@ SHARDING = "Distributed.sharding"
 def test_sep_is_not_for_this_harness() -> None:
     config = load_config(CONFIG, ["Distributed.sep_degree=2"], world_size=2)
     (problem,) = preflight(config)
-    assert problem.message.endswith("2: this harness trains without sep; expected 1")
+    assert problem.message.endswith("2: this harness does not support sep; expected 1")
 
 
 def test_what_a_cpu_has_no_use_for_is_said() -> None:
     idle = ("sharding_offload", "reduce_overlap", "broadcast_overlap")
     overrides = [f"{SHARDING}.sharding_degree=2", *(f"{SHARDING}.{name}=True" for name in idle)]
-    told = [note.partition(": ")[2] for note in notes(load_config(CONFIG, overrides, world_size=2))]
+    messages = [
+        note.partition(": ")[2] for note in notes(load_config(CONFIG, overrides, world_size=2))
+    ]
     not_offloaded = (
-        f"{SHARDING}.sharding_offload: has no effect: the harness keeps optimizer state where it "
-        "trains"
+        f"{SHARDING}.sharding_offload: has no effect: the harness keeps optimizer state on the "
+        "training device"
     )
     on_a_cpu = [f"{SHARDING}.{name}: has no effect on a CPU" for name in idle[1:]]
-    assert told == [not_offloaded, *on_a_cpu]
+    assert messages == [not_offloaded, *on_a_cpu]
     on_gpu = load_config(CONFIG, [*overrides, "Global.device=gpu"], world_size=2)
     assert [note.partition(": ")[2] for note in notes(on_gpu)] == [not_offloaded]
 
@@ -55,13 +57,16 @@ def refusal(
     ("overrides", "message"),
     [
         (["Engine.max_step=3", "Model.hidden_size=0"], "Model.hidden_size: 0: expected at least 1"),
-        (["Data.Train.dataset.input=/nowhere"], "/nowhere: no text there; expected a file"),
+        (["Data.Train.dataset.input=/nowhere"], "/nowhere: no text found; expected a file"),
         (["Distributed.mp_degree=2", "Distributed.dp_degree=1"], "but 1 processes were launched"),
-        (["Model.vocab_size=100"], "Model.vocab_size: 100: bytes need 256 at least"),
+        (
+            ["Model.vocab_size=100"],
+            "Model.vocab_size: 100: expected at least 256, one per byte value",
+        ),
         (["Profiler.enable=True", "Profiler.profiler_log=file/log"], "is a file; expected a dir"),
         (["Data.Train.dataset.max_seq_len=65"], "65: more than Model.max_position_embeddings 64"),
-        (["Data.Train.dataset.split=[0, 0, 0]"], "(0.0, 0.0, 0.0): expected three shares: train"),
-        (["Data.Eval.dataset.split=[9, -1, 0]"], "(9.0, -1.0, 0.0): expected three shares: train"),
+        (["Data.Train.dataset.split=[0, 0, 0]"], "(0.0, 0.0, 0.0): expected three shares (train"),
+        (["Data.Eval.dataset.split=[9, -1, 0]"], "(9.0, -1.0, 0.0): expected three shares (train"),
         (["Engine.save_load.ckpt_dir=gone"], "gone: no such directory; expected a checkpoint"),
         (
             ["Optimizer.name=Lamb", "Model.module=MoEModule"],

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.train.corpus import find_files, packed_file, token_file
+from ppprof.train.corpus import DataError, find_files, packed_file, token_file
 from ppprof.train.data import Share, StepBatches, TextSamples, TokenizedText
-from ppprof.train.errors import DataError
 
 pytestmark = pytest.mark.paddle
 
@@ -42,7 +41,7 @@ def test_the_default_is_the_standard_library_without_its_tests() -> None:
 
 @pytest.mark.parametrize("name", ["nothing", "nothing/*.txt"])
 def test_no_text_is_an_error_that_names_the_place(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match=f"{tmp_path}/nothing.*: no text there; expected a file"):
+    with pytest.raises(DataError, match=f"{tmp_path}/nothing.*: no text found; expected a file"):
         find_files(str(tmp_path / name))
 
 
@@ -63,9 +62,9 @@ def test_tokens_are_bytes_and_made_again_when_a_file_changes(tmp_path: Path) -> 
 def test_a_text_or_a_cache_that_is_out_of_reach(tmp_path: Path) -> None:
     text, gone = tmp_path / "a", tmp_path / "gone"
     text.write_text("ab")
-    with pytest.raises(DataError, match=rf"cannot make one file .*{gone}.*XDG_CACHE_HOME"):
+    with pytest.raises(DataError, match=rf"cannot join the text .*{gone}.*XDG_CACHE_HOME"):
         token_file([text, gone], tmp_path / "cache")
-    with pytest.raises(DataError, match=rf"cannot make one file .*{text}/cache.*XDG_CACHE_HOME"):
+    with pytest.raises(DataError, match=rf"cannot join the text .*{text}/cache.*XDG_CACHE_HOME"):
         token_file([text], text / "cache")
 
 
@@ -91,9 +90,11 @@ def test_a_sample_and_the_tokens_that_follow_it(tmp_path: Path) -> None:
 
 def test_too_little_text(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_bytes(b"1234")
-    with pytest.raises(DataError, match="4 bytes of text make no sample of max_seq_len 4 tokens"):
+    with pytest.raises(
+        DataError, match="4 bytes of text are too few for a sample of max_seq_len 4"
+    ):
         TextSamples(tmp_path / "tokens", length=4)
-    with pytest.raises(DataError, match="3 samples are fewer than one step's 4"):
+    with pytest.raises(DataError, match="3 samples are fewer than the 4 of one step"):
         StepBatches(3, local=2, micro=1, share=Share(0, 2))
 
 
@@ -208,7 +209,5 @@ def test_shares_and_limits_of_tokenized_samples(tmp_path: Path) -> None:
     assert (first[0][0] == whole[0][0]).all()
     assert (rest[0][0] == whole[len(first)][0]).all()
     assert len(TokenizedText(path, 64, 256, limit=5)) == 5
-    with pytest.raises(
-        DataError, match=r"0 of 4096 passages of text make no sample of max_seq_len"
-    ):
+    with pytest.raises(DataError, match=r"0 of 4096 passages of text are too few for a sample of"):
         TokenizedText(path, 64, 256, share=(0, 0.0001))

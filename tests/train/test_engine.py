@@ -30,11 +30,11 @@ def test_a_micro_batch_waits_for_the_reductions_of_the_one_before(overlaps: bool
         return score.mean()
 
     engine = Sharded.__new__(Sharded)
-    engine.model = engine._spread = layer
+    engine.model = engine._distributed_model = layer
     engine._loss = loss  # type: ignore[assignment]
     engine.amp = SimpleNamespace(cast=nullcontext, scale=lambda loss: loss)  # type: ignore[assignment]
     task = SimpleNamespace(wait=lambda: did.append("wait"))
-    engine._stepper = SimpleNamespace(_reduce_overlap=overlaps, _comm_task=task)
+    engine._distributed_optimizer = SimpleNamespace(_reduce_overlap=overlaps, _comm_task=task)
     engine._accumulate([(paddle.ones([1, 1]), None)] * 2)
     assert did == (["forward", "wait"] * 2 if overlaps else ["forward"] * 2)
 
@@ -70,5 +70,5 @@ def test_fleet_makes_groups_of_its_own_only_where_no_others_make_any(
         ],
         world_size=2 * dp,
     )
-    engine._spread_out()
+    engine._wrap()
     assert [settings["num_groups"] for settings in told] == [num_groups]

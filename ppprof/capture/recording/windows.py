@@ -113,9 +113,8 @@ class Windows:
         if before is State.LAST:
             self._save()
         opens = after.records and self._open is None
-        if before is not State.READY and (
-            after is State.READY or opens
-        ):  # CUPTI accepts one call only
+        # Not twice: CUPTI accepts one call only.
+        if before is not State.READY and (after is State.READY or opens):
             self._recorder.prepare()
         if opens:
             self._open = rundir.TraceName(self._rank, self._label, datetime.now(), window)

@@ -1,10 +1,13 @@
-"""docs/config.md says what the dataclasses say."""
+"""``tools/docs.py``: the generated tables of the docs are up to date and complete."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 
+import pytest
+
+from ppprof.analysis.advice import RULES
 from ppprof.config import (
     ProfilerConfig,
     SlowStep,
@@ -13,12 +16,20 @@ from ppprof.config import (
     WindowSchedule,
     training,
 )
-from tests.config.reference import MARKER, PAGE, tables
+from tools import docs
+
+PAGE = (docs.DOCS / "config.md").read_text(encoding="utf-8")
 
 
-def test_the_page_is_up_to_date():
-    written = PAGE.read_text(encoding="utf-8").partition(MARKER)[2]
-    assert written == f"\n{tables()}", "run python -m tests.config.reference"
+@pytest.mark.parametrize("name", docs.UPDATES)
+def test_generated_tables_are_up_to_date(name):
+    page = (docs.DOCS / name).read_text(encoding="utf-8")
+    assert page == docs.UPDATES[name](page), "run python tools/docs.py"
+
+
+def test_the_advice_page_has_a_row_for_each_rule():
+    page = (docs.DOCS / "advice.md").read_text(encoding="utf-8")
+    assert [rule.name for rule in RULES if f"\n| `{rule.name}` | " not in page] == []
 
 
 BLOCKS = [ProfilerConfig, SummaryToggles, WindowSchedule, TriggerConfig, SlowStep] + [
@@ -29,12 +40,11 @@ BLOCKS = [ProfilerConfig, SummaryToggles, WindowSchedule, TriggerConfig, SlowSte
 
 
 def test_every_key_is_on_the_page():
-    page = PAGE.read_text(encoding="utf-8")
     missing = [
         f"{block.__name__}.{item.name}"
         for block in BLOCKS
         for item in dataclasses.fields(block)
-        if not re.search(rf"^\| `([A-Za-z_]+\.)*{item.name}[.`]", page, re.MULTILINE)
+        if not re.search(rf"^\| `([A-Za-z_]+\.)*{item.name}[.`]", PAGE, re.MULTILINE)
     ]
     assert missing == []
 
