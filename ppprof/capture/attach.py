@@ -87,8 +87,8 @@ def attach(
 ) -> ProfilerSession:
     """Return the profiler session of a training loop; one that does nothing if profiling is off.
 
-    Call it after ``fleet.init`` or ``init_parallel_env``, on every rank. Ranks that ``Profiler.ranks``
-    leaves out still write their step times::
+    Call it after ``fleet.init`` or ``init_parallel_env``, on every rank. Ranks that
+    ``Profiler.ranks`` leaves out still write their step times::
 
         with ppprof.attach(cfg.Profiler) as prof:
             for batch in loader:
@@ -287,7 +287,8 @@ def _triggers(
 def _windows(
     profiler: ProfilerConfig, job: Job, run: Path, post_processor: PostProcessor, prints: bool
 ) -> Windows | None:
-    # These modules use Paddle's private names first, and a new version of Paddle may have moved them.
+    # These modules use Paddle's private names first, and a new version of Paddle may have moved
+    # them.
     try:
         from ppprof.capture.recording.collectives import Collectives
         from ppprof.capture.recording.fleet import FleetSpans

@@ -1,4 +1,4 @@
-"""How much memory a helper may take without taking it from the training."""
+"""Memory that a child process may use without taking it from the training."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """What the kernel takes for available: of the machine, or of the container if that is less.
+    """Return the available memory of the machine, or of the container if that is less.
 
-    None where it does not say.
+    None if the kernel does not report it.
 
     Args:
-        proc: the machine's, but for tests.
-        cgroups: as well; only the second version of cgroups is read.
+        proc: another folder in tests.
+        cgroups: another folder in tests; only cgroups of version 2 are read.
     """
-    found = [_of_machine(proc / "meminfo"), _of_cgroup(proc / "self/cgroup", cgroups)]
-    return min((size for size in found if size is not None), default=None)
+    sizes = [_of_machine(proc / "meminfo"), _of_cgroup(proc / "self/cgroup", cgroups)]
+    return min((size for size in sizes if size is not None), default=None)
 
 
 def _of_machine(meminfo: Path) -> int | None:
@@ -35,7 +35,7 @@ def _of_cgroup(own: Path, cgroups: Path) -> int | None:
     limit, used = (_lines(folder / f"memory.{name}") for name in ("max", "current"))
     if not limit or not used or limit[0] == "max":
         return None
-    # The page cache counts as used, and is given back when somebody wants it.
+    # The page cache counts as used, but is freed when memory is needed.
     stat = dict(line.split() for line in _lines(folder / "memory.stat"))
     return int(limit[0]) - int(used[0]) + int(stat.get("inactive_file", 0))
 

@@ -1,6 +1,7 @@
 """The parts of a session: step times, windows, triggers, clocks, liveness.
 
-`ppprof.capture.session.RecordingSession` calls each of them, in order, at every step and at the end.
+`ppprof.capture.session.RecordingSession` calls each of them, in order, at every step and at the
+end.
 """
 
 from __future__ import annotations

@@ -31,8 +31,9 @@ that uses all cores, the lowest priority gets a hundredth of one."""
 _REDRAW_SECONDS = 0.2
 
 _BASE_BYTES, _BYTES_A_RAW_BYTE = 200 << 20, 10
-"""Upper bound of a child's memory: it took 180, 280 and 660 MiB for raw captures of 3, 16 and 65 MiB.
-It is not enforced: polars reserves far more than it uses, and a limit would fail good captures."""
+"""Upper bound of a child's memory: it took 180, 280 and 660 MiB for raw captures of 3, 16 and 65
+MiB. It is not enforced: polars reserves far more than it uses, and a limit would fail good
+captures."""
 
 _LAUNCHER = ("PADDLE_", "FLAGS_", "MASTER_", "POD_", "TRAINING_ROLE")
 """Prefixes of the launcher's variables; a child is not one of the ranks and must not see them."""
@@ -44,8 +45,8 @@ class PostProcessor:
     ::
 
         training   | window 0 | steps ...                        | window 1 | ... | wait
-        child 0               | at lowest priority ... tables |                   |
-        child 1                                                             | ... | at usual priority
+        child 0               | at lowest priority ... tables |
+        child 1                                                             | ... | usual priority
 
     A child starts as soon as its window is saved:
 
@@ -257,7 +258,7 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without the launcher's part, and with this package's path."""
+    """Return this environment without the launcher's part, and with the path of this package."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER)}
     package = str(Path(__file__).parents[2])
     paths = [path for path in (environment.get("PYTHONPATH"), package) if path]

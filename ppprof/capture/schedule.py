@@ -1,4 +1,4 @@
-"""Which steps a window covers: ``Profiler.scheduler`` with the semantics of ``paddle.profiler``.
+"""The steps of each window: ``Profiler.scheduler`` with the semantics of ``paddle.profiler``.
 
 ``[5, 8]``, and ``{closed: 1, ready: 1, record: 2, repeat: 2, skip_first: 1}``::
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class State(Enum):
-    """What the profiler does during a step; Paddle's ``ProfilerState``."""
+    """The profiler's state during a step: Paddle's ``ProfilerState``."""
 
     CLOSED = "closed"
     READY = "ready"
-    """Tracers are prepared but record nothing."""
+    """Tracers are set up but record nothing."""
     RECORD = "record"
     LAST = "last"
     """The last recorded step of a window (Paddle's ``RECORD_AND_RETURN``)."""
@@ -35,31 +35,31 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Periods of ``closed``, ``ready`` and ``record`` steps, after ``skip_first`` others."""
+    """Periods of ``closed``, ``ready`` and ``record`` steps, after ``skip_first`` closed steps."""
 
     closed: int
     ready: int
     record: int | None
-    """Steps of a window; None for one window without an end, 0 for no window."""
+    """Steps per window; None for one window without an end, 0 for no window."""
     repeat: int
-    """How many windows; 0 for no end to them."""
+    """Number of windows; 0 for no limit."""
     skip_first: int = 0
 
     @classmethod
     def of(
         cls, scheduler: tuple[int, int] | WindowSchedule | None, on_demand: bool = False
     ) -> Schedule:
-        """The schedule that a config's ``scheduler`` asks for.
+        """Return the schedule of a config's ``scheduler``.
 
         Args:
-            scheduler: None records every step.
-            on_demand: windows open on demand as well, and None schedules none.
+            scheduler: None for every step, in one window.
+            on_demand: windows open on demand as well; ``scheduler`` None then means no window.
         """
         if scheduler is None:
             return cls(closed=0, ready=0, record=0 if on_demand else None, repeat=1)
         if isinstance(scheduler, tuple):
             start, stop = scheduler
-            ready = min(start, 1)  # one step to warm up, where there is room
+            ready = min(start, 1)  # one step of warm-up, unless the window starts at step 0
             return cls(closed=start - ready, ready=ready, record=stop - start, repeat=1)
         return cls(
             closed=scheduler.closed,
@@ -70,21 +70,21 @@ class Schedule:
         )
 
     def state(self, step: int) -> State:
-        """The state of a step, counted from 0."""
+        """Return the state of a step, counted from 0."""
         if self.record is None:
             return State.RECORD
         if not self.record or step < self.skip_first:
             return State.CLOSED
         period = self.closed + self.ready + self.record
-        window, at = divmod(step - self.skip_first, period)
-        if (self.repeat and window >= self.repeat) or at < self.closed:
+        window, position = divmod(step - self.skip_first, period)
+        if (self.repeat and window >= self.repeat) or position < self.closed:
             return State.CLOSED
-        if at < self.closed + self.ready:
+        if position < self.closed + self.ready:
             return State.READY
-        return State.LAST if at == period - 1 else State.RECORD
+        return State.LAST if position == period - 1 else State.RECORD
 
     def num_recorded(self, step: int) -> int:
-        """Steps before ``step`` that the window around it holds; 0 outside a window.
+        """Return how many steps of its window come before ``step``; 0 outside a window.
 
         >>> [Schedule(closed=1, ready=1, record=3, repeat=1).num_recorded(step) for step in range(7)]
         [0, 0, 0, 1, 2, 0, 0]
@@ -93,17 +93,17 @@ class Schedule:
             return 0
         if self.record is None:
             return step
-        at = (step - self.skip_first) % (self.closed + self.ready + self.record)
-        return at - self.closed - self.ready
+        position = (step - self.skip_first) % (self.closed + self.ready + self.record)
+        return position - self.closed - self.ready
 
     def is_over(self, step: int) -> bool:
-        """Whether no window is open at ``step`` and none will open any more."""
+        """Return whether all windows have closed before ``step``, and some window was scheduled."""
         if not self.record or not self.repeat:
             return False
         return step >= self.skip_first + self.repeat * (self.closed + self.ready + self.record)
 
     def __str__(self) -> str:
-        """The schedule in words, for messages about a window that was never reached."""
+        """Return the schedule in words, for messages about windows that were not reached."""
         if self.record is None:
             return "every step"
         if not self.record:

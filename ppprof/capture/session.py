@@ -11,7 +11,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -61,9 +60,9 @@ class ProfilerSession(ABC):
             num_micro_batches: forward and backward passes of the step.
             num_flops: model FLOPs of the step on this rank alone, for MFU: its share where mp and
                 pp split the model, without recomputation.
-            loss: for ``visualdl_scalars``: a number, at the steps where the loop has read it anyway,
-                or a callable that returns one; called only where scalars are written. A tensor on
-                a device is not read, since that would wait for the device at every step.
+            loss: for ``visualdl_scalars``: a number, at the steps where the loop has read it
+                anyway, or a callable that returns one; called only where scalars are written. A
+                tensor on a device is not read, since that would wait for the device at every step.
         """
 
     @abstractmethod
@@ -274,7 +273,10 @@ class RecordingSession(ProfilerSession):
             is_in_window = self._clock.state.records
             ending = Ending(error, self._step, is_in_window, self._failures)
             self._call_parts(lambda part: part.close(ending))
-            self._attempt("timing a step", self._timer.close)
+            try:
+                self._timer.close()
+            except Exception as another:
+                self._report("timing a step", another)
             if self._guard is not None:
                 self._guard.uninstall()
         self._call_parts(lambda part: part.wait(ending))
@@ -299,13 +301,10 @@ class RecordingSession(ProfilerSession):
 
     def _call_parts(self, call: Callable[[Part], None]) -> None:
         for part in self._parts:
-            self._attempt(part.task, partial(call, part))
-
-    def _attempt(self, task: str, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:
-            self._report(task, error)
+            try:
+                call(part)
+            except Exception as error:
+                self._report(part.task, error)
 
     def _report(self, task: str, error: Exception) -> None:
         """Log a failure, once for each task, and end the recording."""

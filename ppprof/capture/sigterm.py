@@ -1,4 +1,4 @@
-"""SIGTERM: what a launcher sends to the other ranks when one has failed, and kills 3 s later."""
+"""Saves data on SIGTERM, which a launcher sends to all ranks when one fails; it kills 3 s later."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from collections.abc import Callable
 from contextlib import suppress
 
 _PATIENCE = 20.0
-"""Seconds after which the process ends whether or not all is saved: a disk may hang."""
+"""Seconds after which the process ends, even if saving has not finished: a disk may hang."""
 
 _active: SigtermGuard | None = None
 _mask = threading.local()
 
 
 class SigtermGuard:
-    """Has something saved when SIGTERM comes; then the signal ends the process as ever.
+    """Calls a function when SIGTERM arrives; then the signal ends the process as usual.
 
     ::
 
-        SIGTERM -> C handler -> pipe -> thread of ours: save, die of SIGTERM
-                                        (the main thread may sit in a collective for ever)
+        SIGTERM -> C handler -> pipe -> thread of the guard: save, die of SIGTERM
+                                        (the main thread may hang in a collective)
 
-    Python runs a signal's handler in the main thread, and only once that is back from C++. What
-    Python does at once, in whichever thread, is to write to the wakeup fd; a thread reads that.
-    Masking the signal and waiting for it in a thread would do too, but only where it is masked
-    before Paddle starts its threads, and every child would inherit the mask.
+    Python runs signal handlers in the main thread, and only once that has returned from C++. Only
+    the write to the wakeup fd happens at once, in any thread; the guard's thread reads it. Masking
+    the signal and waiting for it in a thread would work too, but only if it were masked before
+    Paddle starts its threads, and every child process would inherit the mask.
 
-    The process dies by the default action. Paddle's own handler, which Python does not know of,
-    would die of the same signal after a dump, or hang in it when it interrupts malloc.
+    The process dies by the default action. Paddle's own handler, which Python does not see, would
+    die of the same signal after a dump, or hang if it interrupted malloc.
     """
 
     def __init__(self, save: Callable[[], None]) -> None:
@@ -40,10 +40,13 @@ class SigtermGuard:
 
     @classmethod
     def install(cls, save: Callable[[], None]) -> SigtermGuard | None:
-        """A guard that is on; None where the program minds its signals itself, or cannot.
+        """Install a guard and return it.
+
+        None if the program handles SIGTERM itself, or signals cannot be handled here: not in the
+        main thread, or not on POSIX.
 
         Args:
-            save: what to do first; called once, in a thread of the guard's.
+            save: called once, in a thread of the guard, before the process ends.
         """
         global _active
         if (
@@ -53,9 +56,9 @@ class SigtermGuard:
         ):
             return None
         guard = cls(save)
-        before = signal.set_wakeup_fd(guard._writer, warn_on_full_buffer=False)
-        if before != -1:  # an event loop's
-            signal.set_wakeup_fd(before)
+        previous = signal.set_wakeup_fd(guard._writer, warn_on_full_buffer=False)
+        if previous != -1:  # of an event loop
+            signal.set_wakeup_fd(previous)
             guard._close_pipe()
             return None
         signal.signal(signal.SIGTERM, guard._handle)
@@ -65,22 +68,22 @@ class SigtermGuard:
         return guard
 
     def uninstall(self) -> None:
-        """SIGTERM ends the process at once again; does nothing outside the main thread."""
+        """Let SIGTERM end the process at once again; does nothing outside the main thread."""
         global _active
         if threading.current_thread() is threading.main_thread() and _active is self:
             _active = None
-            self._let_go()
+            self._restore_signals()
             os.close(self._writer)  # ends the thread, which closes the other end
 
     def _watch(self) -> None:
-        heard = b""
-        while signal.SIGTERM not in heard:
-            heard = os.read(self._reader, 64)
-            if not heard:
+        signals = b""
+        while signal.SIGTERM not in signals:
+            signals = os.read(self._reader, 64)
+            if not signals:
                 os.close(self._reader)
                 return
             if signal.getsignal(signal.SIGTERM) not in (self._handle, signal.SIG_DFL):
-                heard = b""  # the program has a handler of its own by now
+                signals = b""  # the program has installed a handler of its own since
         deadline = threading.Timer(_PATIENCE, _die)
         deadline.daemon = True
         deadline.start()
@@ -90,15 +93,15 @@ class SigtermGuard:
             _die()
 
     def _handle(self, number: int, frame: object) -> None:
-        with suppress(OSError):  # somebody may have taken the wakeup fd since
+        with suppress(OSError):  # the program may have set another wakeup fd since
             os.write(self._writer, bytes([number]))
 
-    def _let_go(self) -> None:
+    def _restore_signals(self) -> None:
         if signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        now = signal.set_wakeup_fd(-1)
-        if now not in (-1, self._writer):
-            signal.set_wakeup_fd(now)
+        current = signal.set_wakeup_fd(-1)
+        if current not in (-1, self._writer):
+            signal.set_wakeup_fd(current)
 
     def _close_pipe(self) -> None:
         os.close(self._reader)
@@ -109,29 +112,29 @@ def _die() -> None:
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal.restype = ctypes.c_void_p
-    libc.signal(signal.SIGTERM, None)  # SIG_DFL; Python's own call works in the main thread alone
+    libc.signal(signal.SIGTERM, None)  # SIG_DFL; Python's own call works in the main thread only
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-# A forked child (a DataLoader's worker) shares the pipe: its SIGTERM would be taken for ours. It
-# waits until the child is rid of the guard.
+# A forked child (a worker of a DataLoader) shares the pipe, and its SIGTERM would look like this
+# process's. The signal is blocked until the child has removed the guard.
 
 
 def _before_fork() -> None:
     if _active is not None:
-        _mask.old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        _mask.previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
 
 def _after_fork() -> None:
-    old = _mask.__dict__.pop("old", None)
-    if old is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+    previous = _mask.__dict__.pop("previous", None)
+    if previous is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
 def _after_fork_in_child() -> None:
     global _active
     if _active is not None:
-        _active._let_go()
+        _active._restore_signals()
         _active._close_pipe()
         _active = None
     _after_fork()

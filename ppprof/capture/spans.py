@@ -1,4 +1,4 @@
-"""`span`: a piece of a step, marked and named by its author."""
+"""`span`: a named part of a step, marked in the training's code."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import cast
 
 
 def span(name: str) -> AbstractContextManager[object]:
-    """Marks a piece of a step: in a window it is a span of its own, outside one nothing.
+    """Mark a part of a step: it is recorded as a span in a window, and does nothing outside one.
 
         with ppprof.span("augment"):
             batch = augment(batch)
 
-    It is in the table of UserDefined spans (``summary.udf``), in the timeline, and in the tree of
-    modules that ``ppprof diff`` compares. To be left on the thread that entered it.
+    The span appears in the table of UserDefined spans (``summary.udf``), in the timeline, and in
+    the module tree that ``ppprof diff`` compares. Exit it on the thread that entered it.
 
     Args:
-        name: what it is called; the same in every step.
+        name: of the span; the same in every step.
 
     Returns:
         A context manager, which is Paddle's own ``RecordEvent``.

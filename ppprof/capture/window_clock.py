@@ -10,8 +10,7 @@ Two steps are recorded, and this rank runs out of disk space after the first::
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ppprof.capture.schedule import Schedule, State
 
@@ -35,8 +34,7 @@ class OnDemandWindows(Protocol):
         """Return the job's state at a step; CLOSED without a window."""
 
 
-@dataclass(frozen=True)
-class Transition:
+class Transition(NamedTuple):
     """What changes between two steps."""
 
     step: int
@@ -127,4 +125,4 @@ class WindowClock:
         """
         self._is_cut, self._own_state = True, State.CLOSED
         own_before = State.LAST if transition.own_before.records else transition.own_before
-        return replace(transition, own_before=own_before, own_after=State.CLOSED, excluded=True)
+        return transition._replace(own_before=own_before, own_after=State.CLOSED, excluded=True)

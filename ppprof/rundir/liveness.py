@@ -1,14 +1,14 @@
-"""Which ranks of a job are in their session, and which have left it in what way.
+"""Which ranks of a job run a session, and how those that ended have ended.
 
 ::
 
     profiler_log/
-      alive/00003.4711.node7-4026531836     rank 3 is process 4711 there, in its session
-      failed/00003.txt                      or has left it by an exception: "RuntimeError: boom"
-      failed/00003.sigterm                  or by a SIGTERM
+      alive/00003.4711.node7-4026531836     rank 3 runs a session in process 4711 on node7
+      failed/00003.txt                      it ended by an exception: "RuntimeError: boom"
+      failed/00003.sigterm                  it ended by SIGTERM
 
-A rank in ``alive/`` whose process is gone was killed, or has crashed. One that fails only because
-of others leaves no word: the folder names the ranks that something happened to.
+A rank in ``alive/`` whose process is gone was killed or has crashed. A rank that fails only because
+another one did writes nothing, so ``failed/`` lists root causes.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pathlib import Path
 
 from ppprof.topology import Topology
 
-_NAMED = 4
-"""Ranks that one line names; a node that dies takes many along."""
+_MAX_NAMED = 4
+"""Most ranks that one message names: when a node dies, many ranks die."""
 
-# Other files are not ours: a desktop or a file system leaves some where it likes.
+# Other names are ignored: desktops and file systems write files of their own.
 _ENTRY = re.compile(r"(?P<rank>\d{5,})\.(?P<pid>\d+)\.(?P<node>.+)")
-_WORD = re.compile(r"(?P<rank>\d{5,})\.(?P<kind>txt|sigterm)")
+_FAILURE = re.compile(r"(?P<rank>\d{5,})\.(?P<kind>txt|sigterm)")
 
 _EXITING = 0x4  # PF_EXITING of the Linux kernel: sockets close before a process is a zombie
 
 
 class LivenessRegistry:
-    """A rank's view of the roster, for the length of its session.
+    """One rank's entry, and its view of the other ranks, for the length of its session.
 
     Raises:
         OSError: the run directory cannot be written.
@@ -49,18 +49,18 @@ class LivenessRegistry:
         self._entry.touch()
 
     def mark_finished(self) -> None:
-        """The session ends well."""
+        """Take note that the session ends without an error."""
         with suppress(OSError):
             self._entry.unlink()
 
     def mark_failed(self, error: BaseException | None) -> str:
-        """The session ends by an exception, or by SIGTERM if that is None: says who was first.
+        """Take note that the session ends by an exception, or by SIGTERM without ``error``.
 
         Returns:
-            The ranks that are gone or that failed before this one, with how, as in "rank 3
-            (dp1_pp0_sharding0_mp1) failed: RuntimeError: boom"; "" if none are known.
+            The ranks that died or failed before this one, and how, as in "rank 3
+            (dp1_pp0_sharding0_mp1) failed: RuntimeError: boom"; "" if no such rank is known.
         """
-        others = self._gone() or self._failures(sigterm=error is not None)
+        others = self._dead_ranks() or self._failures(sigterm=error is not None)
         with suppress(OSError):
             if not others:
                 self._failed.mkdir(exist_ok=True)
@@ -72,41 +72,41 @@ class LivenessRegistry:
                         f"{_one_line(error)}\n", "utf-8", "backslashreplace"
                     )
             self._entry.unlink()
-        more = len(others) - _NAMED
-        return ", ".join(others[:_NAMED]) + (f" and {more} more ranks" if more > 0 else "")
+        more = len(others) - _MAX_NAMED
+        return ", ".join(others[:_MAX_NAMED]) + (f" and {more} more ranks" if more > 0 else "")
 
-    def _gone(self) -> list[str]:
-        """Ranks of this machine that have not left their session and have no process any more."""
-        found = []
+    def _dead_ranks(self) -> list[str]:
+        """Return the ranks of this machine whose session is open and whose process is gone."""
+        dead = []
         for name in _names(self._alive):
             entry = _ENTRY.fullmatch(name)
             if entry and entry["node"] == self._node and not _is_alive(int(entry["pid"])):
-                named = self._name(int(entry["rank"]), f", pid {entry['pid']}")
-                found.append(f"{named} is gone: killed, or it crashed")
-        return found
+                rank = self._name(int(entry["rank"]), f", pid {entry['pid']}")
+                dead.append(f"{rank} is gone: killed, or it crashed")
+        return dead
 
     def _failures(self, sigterm: bool) -> list[str]:
-        """Ranks that have left word; those that SIGTERM ended only if ``sigterm``."""
-        found = []
+        """Return the ranks that failed; those that SIGTERM ended only if ``sigterm``."""
+        failures = []
         for name in _names(self._failed):
-            word = _WORD.fullmatch(name)
-            if word and word["kind"] == "txt":
+            entry = _FAILURE.fullmatch(name)
+            if entry and entry["kind"] == "txt":
                 text = ""
                 with suppress(OSError):
                     text = (self._failed / name).read_text("utf-8", "replace").strip()
-                found.append(f"{self._name(int(word['rank']))} failed: {text}")
-            elif word and sigterm:
-                found.append(f"{self._name(int(word['rank']))} was ended by SIGTERM")
-        return found
+                failures.append(f"{self._name(int(entry['rank']))} failed: {text}")
+            elif entry and sigterm:
+                failures.append(f"{self._name(int(entry['rank']))} was ended by SIGTERM")
+        return failures
 
     def _name(self, rank: int, more: str = "") -> str:
         return f"rank {rank} ({self._topology.label(rank)}{more})"
 
 
 def live_ranks(run: Path) -> set[int]:
-    """Ranks that are in their session, as far as can be seen from this machine.
+    """Return the ranks that run a session, as far as this machine can see.
 
-    One that was killed counts as long as it is of another machine.
+    A killed rank of another machine is included: its process cannot be checked from here.
     """
     entries = (_ENTRY.fullmatch(name) for name in _names(run / "alive"))
     node = _node()
@@ -124,7 +124,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def _node() -> str:
-    """This machine as far as a pid is valid: containers may share a host's name."""
+    """Return a name of the pid namespace: containers may share a host's name."""
     namespace = 0
     with suppress(OSError):
         namespace = Path("/proc/self/ns/pid").stat().st_ino
@@ -132,7 +132,7 @@ def _node() -> str:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether the process runs: not when it is a zombie or about to be one."""
+    """Return whether a process runs; False if it is a zombie or about to be one."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -140,7 +140,7 @@ def _is_alive(pid: int) -> bool:
     except OSError:
         return True
     with suppress(OSError, ValueError, IndexError):
-        # "4711 (python) S ppid pgrp session tty tpgid flags"; the name may hold blanks.
+        # "4711 (python) S ppid pgrp session tty tpgid flags"; the name may contain blanks.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return fields[0] not in "ZX" and not int(fields[6]) & _EXITING
     return True
@@ -148,7 +148,7 @@ def _is_alive(pid: int) -> bool:
 
 def _one_line(error: BaseException) -> str:
     text = ""
-    with suppress(Exception):  # the training's exception may not know its own text
+    with suppress(Exception):  # the exception's own __str__ may fail
         text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip(" -\t")]
     return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__

@@ -1,13 +1,13 @@
-"""Windows asked for while a job runs: what ``ppprof trigger`` and rank 0 leave one another.
+"""Requests for windows while a job runs: files of ``ppprof trigger`` and of rank 0.
 
 ::
 
     profiler_log/
-      trigger/request                 a window is asked for: JSON, or nothing at all (touch will do)
-      trigger/answers.jsonl           what rank 0 has decided, a line each
-      trigger/rank_00003_w2.json      all files of rank 3's window 2 are complete: their names
+      trigger/request                 a request: JSON, or an empty file (``touch`` is enough)
+      trigger/answers.jsonl           rank 0's decisions, one per line
+      trigger/rank_00003_w2.json      names of the files of rank 3's window 2, once all are complete
 
-Rank 0 makes the directory when it attaches and takes the request away when it has read it.
+Rank 0 makes the directory when it attaches, and deletes the request when it has read it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from ppprof.errors import UsageError
 from ppprof.paths import write_atomically
 from ppprof.topology import RankSelector
 
 MOST_STEPS = 10_000
-"""Of a window that is asked for."""
+"""Longest window that can be requested."""
 
 _FOLDER = "trigger"
 _MOST_BYTES = 65536
@@ -34,26 +33,26 @@ _MOST_BYTES = 65536
 
 @dataclass(frozen=True)
 class TriggerRequest:
-    """A window that somebody asks for; None where the config decides."""
+    """A request for a window; None where the config decides."""
 
     steps: int | None = None
     ranks: RankSelector | None = None
     id: str = ""
-    """What its answer carries."""
+    """Written into the response too."""
     problem: str | None = None
-    """Why it is none."""
+    """Why the request is invalid; None if it is valid."""
 
 
 @dataclass(frozen=True)
 class TriggerResponse:
-    """What rank 0 has decided about a window."""
+    """Rank 0's decision on a window."""
 
     why: str
-    """Who asked."""
+    """Why the window was requested."""
     request: str = ""
-    """Id of the request; "" for a window that a slow step has opened."""
+    """Id of the request; "" for a window that a slow step opened."""
     refused: str | None = None
-    """Why there is no window; the rest is null then."""
+    """Why there is no window; the other fields are null then."""
     window: int | None = None
     start: int | None = None
     """Its first step."""
@@ -63,26 +62,26 @@ class TriggerResponse:
 
 
 def request_path(run: Path) -> Path:
-    """Where rank 0 looks for a request."""
+    """Return the path where rank 0 looks for a request."""
     return run / _FOLDER / "request"
 
 
 def write_request(run: Path, steps: int | None, ranks: RankSelector | None) -> str:
-    """Leaves a request in a run directory: whole, or not at all.
+    """Write a request into a run directory, atomically.
 
     Returns:
-        Its id.
+        The id of the request.
 
     Raises:
-        UsageError: another request waits there.
-        OSError: it cannot be written.
+        UsageError: another request is pending.
+        OSError: the file cannot be written.
     """
     path, request_id = request_path(run), uuid.uuid4().hex
     text = json.dumps({"id": request_id, "steps": steps, "ranks": ranks})
     hidden = path.with_name(f".request.{request_id}")
     hidden.write_text(text, "utf-8")
     try:
-        os.link(hidden, path)  # fails where there is one, which a rename would replace
+        os.link(hidden, path)  # fails if a request exists, which a rename would replace
     except FileExistsError as error:
         raise UsageError(f"{path}: another request waits for rank 0's next step") from error
     except OSError:  # a file system without hard links
@@ -93,10 +92,10 @@ def write_request(run: Path, steps: int | None, ranks: RankSelector | None) -> s
 
 
 def consume_request(run: Path) -> TriggerRequest | None:
-    """The request that waits, which is none any more; None where none does.
+    """Read and delete the pending request; None without one.
 
     Raises:
-        OSError: it is there, and cannot be read or taken away.
+        OSError: the request cannot be read or deleted.
     """
     path = request_path(run)
     try:
@@ -105,66 +104,73 @@ def consume_request(run: Path) -> TriggerRequest | None:
     except FileNotFoundError:
         return None
     path.unlink()
-    return _request(text)
+    return _parse_request(text)
 
 
-def _request(text: bytes) -> TriggerRequest:
+def _parse_request(text: bytes) -> TriggerRequest:
     if not text.strip():
         return TriggerRequest()
     try:
-        given = json.loads(text)
+        fields = json.loads(text)
     except ValueError:
         return TriggerRequest(problem="no JSON")
-    if not isinstance(given, dict):
+    if not isinstance(fields, dict):
         return TriggerRequest(problem="no JSON object")
-    request_id, steps, ranks = str(given.get("id", "")), given.get("steps"), given.get("ranks")
+    request_id, steps, ranks = str(fields.get("id", "")), fields.get("steps"), fields.get("ranks")
     if steps is not None and (type(steps) is not int or not 1 <= steps <= MOST_STEPS):
         problem = f"steps {steps!r}: expected a whole number from 1 to {MOST_STEPS}"
         return TriggerRequest(id=request_id, problem=problem)
     return TriggerRequest(steps, ranks, request_id)
 
 
-def append_response(run: Path, answer: TriggerResponse) -> None:
-    """Adds a decision.
+def append_response(run: Path, response: TriggerResponse) -> None:
+    """Append a decision to the file of responses.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with (run / _FOLDER / "answers.jsonl").open("a", encoding="utf-8") as file:
-        file.write(f"{json.dumps(asdict(answer))}\n")
+        file.write(f"{json.dumps(asdict(response))}\n")
 
 
 def read_response(run: Path, request_id: str) -> TriggerResponse | None:
-    """What was decided about a request; None where nothing is yet."""
+    """Return the decision on a request; None before it is made."""
     with suppress(OSError):
         text = (run / _FOLDER / "answers.jsonl").read_text("utf-8", "replace")
         for line in text.splitlines():
             with suppress(ValueError, TypeError):  # a line that is still being written
-                answer = TriggerResponse(**json.loads(line))
-                if answer.request == request_id:
-                    return answer
+                response = TriggerResponse(**json.loads(line))
+                if response.request == request_id:
+                    return response
     return None
 
 
 def write_completion(
     run: Path, rank: int, window: int, files: Iterable[Path], lost: str | None
 ) -> None:
-    """Says that all files of a rank's window are complete, where windows can be asked for.
+    """Write that all files of a rank's window are complete; does nothing in a job without triggers.
+
+    Args:
+        run: the run directory.
+        rank: of the window.
+        window: its number.
+        files: traces and tables of the window.
+        lost: which traces were left out, and why; None if all were written.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path = _files_path(run, rank, window)
     if path.parent.is_dir():
-        found: dict[str, Any] = {"files": [str(file.relative_to(run)) for file in files]}
-        write_atomically(path, json.dumps({**found, "lost": lost}).encode())
+        names = [str(file.relative_to(run)) for file in files]
+        write_atomically(path, json.dumps({"files": names, "lost": lost}).encode())
 
 
 def read_completion(run: Path, rank: int, window: int) -> tuple[list[Path], str | None] | None:
-    """The files of a rank's window and what was lost of them, if anything; None: not complete."""
+    """Return the files of a rank's window, and what was left out; None if not complete."""
     try:
-        found = json.loads(_files_path(run, rank, window).read_text("utf-8"))
-        return [run / name for name in found["files"]], found["lost"]
+        fields = json.loads(_files_path(run, rank, window).read_text("utf-8"))
+        return [run / name for name in fields["files"]], fields["lost"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

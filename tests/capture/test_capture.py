@@ -117,9 +117,9 @@ def test_an_exception_keeps_the_window_and_goes_on(tmp_path: Path, block: dict[s
 
     def train() -> None:
         with ppprof.attach(block) as prof:
-            for at in range(4):
+            for number in range(4):
                 step()
-                if at == 2:
+                if number == 2:
                     raise KeyError("tokens")
                 prof.step()
 
@@ -142,7 +142,7 @@ def test_a_window_that_opens_as_the_run_ends_is_not_kept(
     assert "no window was recorded: the schedule is steps 2 to 3, and 2" in capsys.readouterr().err
 
 
-def test_what_was_put_on_for_a_window_is_taken_off(block: dict[str, Any]) -> None:
+def test_wrappers_of_a_window_are_removed_after_it(block: dict[str, Any]) -> None:
     from paddle.base import core
     from paddle.io.dataloader import dataloader_iter
 
@@ -191,7 +191,7 @@ def test_a_cpu_has_no_known_peak(tmp_path: Path, block: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("peak", [0, -1e12, float("nan"), float("inf"), "312e12"])
-def test_a_peak_that_is_none(block: dict[str, Any], peak: Any) -> None:
+def test_a_peak_that_is_invalid(block: dict[str, Any], peak: Any) -> None:
     expected = re.escape(f"device_peak_flops: {peak!r}: expected FLOP/s, a number above 0 such as")
     with pytest.raises(UsageError, match=expected):
         ppprof.attach(block, device_peak_flops=peak)
@@ -227,7 +227,7 @@ def test_a_second_run_goes_beside_the_first(
     )
 
 
-def test_whatever_keeps_it_from_attaching_is_a_warning(
+def test_a_failure_to_attach_is_a_warning(
     tmp_path: Path,
     block: dict[str, Any],
     capsys: pytest.CaptureFixture[str],
@@ -247,7 +247,7 @@ def test_whatever_keeps_it_from_attaching_is_a_warning(
     assert not (tmp_path / "log").exists()
 
 
-def test_attaching_twice_at_once_is_told_and_does_nothing(
+def test_attaching_twice_at_once_logs_and_does_nothing(
     tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ppprof.attach({**block, "timer_only": True}):
@@ -294,7 +294,7 @@ def test_a_window_may_open_while_another_thread_reads_data(block: dict[str, Any]
     assert len(batches) == 1
 
 
-def test_flops_that_cannot_be_known_are_said_not_to_be(
+def test_unknown_flops_are_a_warning(
     block: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     step = toy.training()
@@ -304,7 +304,7 @@ def test_flops_that_cannot_be_known_are_said_not_to_be(
             prof.step()
     out, err = capsys.readouterr()
     assert "Flops Profiler" not in out
-    assert "no FLOPs: Paddle recorded no operator shapes" in err
+    assert "no FLOPs are printed: Paddle recorded no operator shapes" in err
 
 
 @pytest.fixture
@@ -334,9 +334,9 @@ def test_a_directory_that_goes_away_ends_the_recording_only(
 ) -> None:
     step = toy.training()
     with ppprof.attach(block) as prof:
-        for at in range(6):
+        for number in range(6):
             step()
-            if at == 2:
+            if number == 2:
                 (tmp_path / "log").rename(tmp_path / "elsewhere")
             prof.step()
     err = capsys.readouterr().err
@@ -393,21 +393,21 @@ def test_a_trigger_opens_windows_in_one_process(
     step = toy.training()
     run = tmp_path / "log"
     with ppprof.attach({**block, "trigger": {"steps": 2}}) as prof:
-        for at in range(30):
+        for number in range(30):
             step()
             time.sleep(0.03)
             prof.step()
-            if at in (5, 17):
+            if number in (5, 17):
                 triggers.request_path(run).touch()
     steps = [
         [int(name[12:]) for kind, name in toy.recorded(path) if kind == "ProfileStep"]
         for path in raw(run)
     ]
-    assert [len(of) for of in steps] == [2, 2, 2]
+    assert [len(numbers) for numbers in steps] == [2, 2, 2]
     assert sorted(steps[0]) == [2, 3]  # the scheduler's
     lines = [json.loads(line) for line in (run / rundir.steps_path(0)).read_text().splitlines()]
-    for window, of in enumerate(steps):
-        assert [line["step"] for line in lines if line["window"] == window] == sorted(of)
+    for window, numbers in enumerate(steps):
+        assert [line["step"] for line in lines if line["window"] == window] == sorted(numbers)
     assert capsys.readouterr().err.count("asked for by request") == 2
 
 
@@ -417,9 +417,9 @@ def test_an_exception_keeps_a_triggered_window(tmp_path: Path, block: dict[str, 
 
     def train() -> None:
         with ppprof.attach({**block, "scheduler": None, "trigger": trigger}) as prof:
-            for at in range(60):
+            for number in range(60):
                 step()
-                time.sleep(0.2 if at == 25 else 0.01)
+                time.sleep(0.2 if number == 25 else 0.01)
                 prof.step()
             raise KeyError("tokens")
 
@@ -442,9 +442,9 @@ step = toy.training()
 trigger = {{"slow_step": {{"times": 3}}, "steps": 500}}
 block = {{"enable": True, "profiler_log": {str(tmp_path / "log")!r}, "trigger": trigger}}
 prof = ppprof.attach(block)
-for at in range(60):
+for number in range(60):
     step()
-    time.sleep(0.2 if at == 25 else 0.01)
+    time.sleep(0.2 if number == 25 else 0.01)
     prof.step()
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(30)

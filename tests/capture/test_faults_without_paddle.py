@@ -1,4 +1,4 @@
-"""One fault after another around the recorder: what is saved and said, and how the program ends.
+"""One fault after another around the recorder: what is saved and logged, and how the program ends.
 
 The same with Paddle's recorder, and with a training instead of a loop: tests/jobs/test_faults.py.
 """
@@ -31,7 +31,7 @@ class Expected(NamedTuple):
     """What a fault leaves."""
 
     steps: Sequence[int] | None
-    """Steps of the window on disk; None where there is none."""
+    """Steps of the window on disk; None without one."""
     says: Sequence[str] = ()
     """Lines on stderr, as regular expressions."""
 

@@ -38,7 +38,7 @@ def test_a_container_may_have_less(machine: tuple[Path, Path], most: object, lef
     assert available_bytes(*machine) == left * MIB
 
 
-def test_where_nothing_is_said_nothing_is_known(tmp_path: Path) -> None:
+def test_without_files_of_the_kernel_nothing_is_known(tmp_path: Path) -> None:
     assert available_bytes(tmp_path, tmp_path) is None
 
 

@@ -22,7 +22,7 @@ from tests.capture.sessions import session
 
 
 class Windows:
-    """Writes down what it is told, and fails when it is told to."""
+    """Keeps its calls, and fails at one step if it should."""
 
     def __init__(self, fail_at: int | None = None) -> None:
         self.calls: list[object] = []
@@ -46,7 +46,7 @@ class Windows:
 TWICE = Schedule(closed=1, ready=1, record=2, repeat=2)
 
 
-def test_windows_are_turned_where_something_happens() -> None:
+def test_windows_advance_where_a_state_changes() -> None:
     windows = Windows()
     with session(windows, TWICE) as prof:
         for _ in range(10):
@@ -176,7 +176,7 @@ def test_closing_twice_and_stepping_after_it_do_nothing() -> None:
     assert prof.closed
 
 
-def test_a_window_that_was_never_reached_is_said_not_to_be(
+def test_a_window_that_was_never_reached_is_a_warning(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     with session(Windows(), Schedule.of((5, 8)), run=tmp_path) as prof:
@@ -233,7 +233,7 @@ def test_a_step_in_which_tables_are_printed_is_marked(
     assert lines[2]["stall_ns"] > 0
 
 
-def test_a_step_that_fails_every_time_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_fails_every_time_is_logged_once(capsys: pytest.CaptureFixture[str]) -> None:
     with session(None, TWICE) as prof:
         for _ in range(20):
             prof.step(num_samples="eight")  # type: ignore[arg-type]
@@ -342,7 +342,7 @@ def test_an_interrupt_while_a_window_is_saved_is_the_trainings() -> None:
         (Schedule.of((1, 3)), 6, None),
     ],
 )
-def test_a_window_that_is_cut_short_is_said_to_be(
+def test_a_window_that_is_cut_short_is_a_warning(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     schedule: Schedule,
@@ -360,7 +360,7 @@ def test_a_window_that_is_cut_short_is_said_to_be(
     assert err == (line if said else "")
 
 
-def test_a_loop_that_never_steps_is_told_so(
+def test_a_loop_that_never_steps_is_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with session(None, TWICE, run=tmp_path):

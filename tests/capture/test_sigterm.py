@@ -72,7 +72,7 @@ sit_in_c()
     assert run(body)[0] == -signal.SIGTERM
 
 
-def test_once_taken_off_the_signal_ends_the_process_at_once() -> None:
+def test_once_uninstalled_the_signal_ends_the_process_at_once() -> None:
     body = """
 for _ in range(2):
     guard = sigterm.SigtermGuard.install(save)

@@ -1,4 +1,4 @@
-"""Roster: who is named when a rank fails."""
+"""Which ranks are named when a rank fails."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
 
 def rosters(run: Path) -> list[LivenessRegistry]:
-    """Those of all ranks, as if each had a process of its own."""
+    """Return the registries of all ranks, as if each had a process of its own."""
     return [LivenessRegistry(run, GRID, rank) for rank in range(GRID.world_size)]
 
 
 def killed(run: Path, rank: int, node: str | None = None) -> subprocess.Popen[bytes]:
-    """A rank that left no word; its parent has not asked for it yet."""
+    """A rank that died without a file; its parent has not waited for it yet."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     (run / "alive" / f"{rank:05d}.{process.pid}.{node or liveness._node()}").touch()
     while liveness._is_alive(process.pid):
@@ -59,7 +59,7 @@ def test_a_rank_without_a_process_was_killed(tmp_path: Path, reaped: bool) -> No
     process.wait()
 
 
-def test_of_other_machines_only_words_are_known(tmp_path: Path) -> None:
+def test_only_failures_are_known_of_other_machines(tmp_path: Path) -> None:
     first, second = rosters(tmp_path)[:2]
     killed(tmp_path, 3, node="other.example.org-1").wait()
     assert first.mark_failed(BOOM) == ""
@@ -72,7 +72,7 @@ def test_ranks_that_ended_well_are_not_named(tmp_path: Path) -> None:
     assert second.mark_failed(BOOM) == ""
 
 
-def test_a_sigterm_is_news_only_to_those_who_got_none(tmp_path: Path) -> None:
+def test_a_sigterm_is_reported_only_by_ranks_that_got_none(tmp_path: Path) -> None:
     everybody = rosters(tmp_path)
     assert everybody[4].mark_failed(None) == ""
     assert everybody[6].mark_failed(None) == ""
@@ -103,7 +103,7 @@ def test_a_directory_that_is_gone_is_no_failure(tmp_path: Path) -> None:
 
 
 class Broken(Exception):
-    """One that cannot say what it is about."""
+    """An exception whose text raises."""
 
     def __str__(self) -> str:
         raise KeyError("message")

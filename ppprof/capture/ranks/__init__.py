@@ -1,1 +1,1 @@
-"""What ranks agree on while they train: their places, clocks and windows on demand."""
+"""Coordination of ranks while they train: places in the job, clocks, windows on demand."""

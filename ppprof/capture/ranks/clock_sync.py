@@ -6,10 +6,11 @@
     rank 3   attach ** * ** reading     window ends * *** * reading       leaves
                     64 queries, the fastest counts
 
-Rank 0 writes its address into the job's store. The other ranks look there when they attach and after
-their first step. By then rank 0 has attached as well if it ever does, so no rank waits for it. Queries
-are sent in a thread, so they hold the training up only for the little Python that they run. The thread
-waits for a busy interpreter, here and on rank 0, in most round trips but not in the fastest.
+Rank 0 writes its address into the job's store. The other ranks look there when they attach and
+after their first step. By then rank 0 has attached as well if it ever does, so no rank waits for
+it. Queries are sent in a thread, so they hold the training up only for the little Python that they
+run. The thread waits for a busy interpreter, here and on rank 0, in most round trips but not in the
+fastest.
 """
 
 from __future__ import annotations
@@ -116,12 +117,12 @@ class ClockServer(ClockSync):
         super().__init__(run, rank=0)
         self._clients: set[int] = set()
         self._thread = threading.Thread(target=self._serve, name="ppprof clock", daemon=True)
-        self._socket, token = udp.listen(host, store, key)
+        self._socket, token = udp.bind(host, store, key)
         self._token = bytes.fromhex(token)
         self._thread.start()
 
     def close(self, compare: bool, failed: bool) -> None:
-        """As above, once the ranks that sent queries have left."""
+        """Stop once the ranks that sent queries have left; see `ClockSync.close`."""
         deadline = time.monotonic() + (0 if failed else _LEAVE_SECONDS)
         try:
             if compare:
@@ -179,7 +180,7 @@ class ClockClient(ClockSync):
         self._thread: threading.Thread | None = None
 
     def advance(self, before: State, step: int) -> None:
-        """As above; also looks for rank 0 until the first step is over."""
+        """As `ClockSync.advance`; also looks for rank 0 until the first step is over."""
         if self._socket is None and step <= 1:
             with self._suppress_and_report():
                 self._look_for_rank_0()
@@ -189,7 +190,7 @@ class ClockClient(ClockSync):
             super().advance(before, step)
 
     def close(self, compare: bool, failed: bool) -> None:
-        """As above; rank 0 gets a message that this rank leaves."""
+        """As `ClockSync.close`; also notifies rank 0 that this rank leaves."""
         if self._thread is not None:
             self._thread.join(_BURST_SECONDS + 2)
         if self._socket is None:

@@ -5,9 +5,9 @@
     rank 3   hello -->            ack 7 -->         ask -->
     rank 0   knows rank 3         7: "window 2 starts at step 120"   sent again until confirmed
 
-Messages are UDP datagrams, as for the clocks (`clock_sync`): looking for one that is not there takes
-2 us, where a query of the job's store took 47 ms with Paddle 3.3.1, between two ranks of one machine.
-Each rank confirms what rank 0 sends; what the other ranks send may be lost.
+Messages are UDP datagrams, as for the clocks (`clock_sync`): looking for one that is not there
+takes 2 us, where a query of the job's store took 47 ms with Paddle 3.3.1, between two ranks of one
+machine. Each rank confirms what rank 0 sends; what the other ranks send may be lost.
 """
 
 from __future__ import annotations
@@ -111,11 +111,11 @@ class CoordinatorChannel(ControlChannel):
         self._addresses: dict[int, Any] = {}
         self._sent: dict[int, _SentMessage] = {}
         self._number = 0
-        self._socket, self._token = udp.listen(host, store, key)
+        self._socket, self._token = udp.bind(host, store, key)
         self._socket.setblocking(False)
 
     def read(self) -> list[Message]:
-        """As above; also sends unconfirmed messages again."""
+        """As `ControlChannel.read`; also sends unconfirmed messages again."""
         messages = []
         while True:
             try:
@@ -141,7 +141,7 @@ class CoordinatorChannel(ControlChannel):
         return messages
 
     def send(self, message: Message) -> None:
-        """As above, and again at each `read` until all ranks have confirmed it or it is old."""
+        """Send now, and again at each `read` until all ranks have confirmed it or it is old."""
         self._number += 1
         packet = _encode(self._token, {**message, "number": self._number})
         for rank in self._addresses:
@@ -156,7 +156,7 @@ class CoordinatorChannel(ControlChannel):
         return sorted(unknown | (message.missing if message is not None else set()))
 
     def close(self, seconds: float = 0) -> None:
-        """As above; returns earlier once all messages are confirmed."""
+        """Wait until all messages are confirmed, at most so many seconds; then close."""
         deadline = self._clock() + seconds
         with suppress(OSError):
             while any(sent.missing for sent in self._sent.values()) and self._clock() < deadline:
@@ -211,7 +211,7 @@ class WorkerChannel(ControlChannel):
         self._numbers_read: set[int] = set()
 
     def read(self) -> list[Message]:
-        """As above; the first two calls look for rank 0, which has attached by then."""
+        """As `ControlChannel.read`; the first two calls look for rank 0, which has attached by then."""
         if self._socket is None:
             self._look_for_rank_0()
             if self._socket is None:

@@ -8,9 +8,9 @@
     rank 2                  gets the plan  r    R    R    R    R
 
 Rank 0 decides and sends its plan through the `control_channel`, all between two steps. The window
-starts as many steps ahead as ranks may be apart and messages may take. A rank that gets the plan later
-logs it and joins, or logs that it missed the window. Rank 0 keeps the cool-down and the number of
-windows, so both are the job's.
+starts as many steps ahead as ranks may be apart and messages may take. A rank that gets the plan
+later logs it and joins, or logs that it missed the window. Rank 0 keeps the cool-down and the
+number of windows, so both are the job's.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class Endpoint(NamedTuple):
     """16 hexadecimal digits that packets of this session carry; other packets are ignored."""
 
 
-def listen(host: str, store: Any, key: str) -> Endpoint:
+def bind(host: str, store: Any, key: str) -> Endpoint:
     """Open rank 0's socket on a free port and write its address into the store.
 
     Args:
@@ -42,13 +42,13 @@ def listen(host: str, store: Any, key: str) -> Endpoint:
 
 
 def connect(store: Any, key: str) -> Endpoint | None:
-    """Open a socket that sends to rank 0 and receives from it only; None before rank 0 listens.
+    """Open a socket that sends to rank 0 and receives from it only; None before rank 0 has one.
 
-    The socket is connected, so that the kernel reports a port without a listener as an error.
+    The socket is connected, so that the kernel reports a closed port as an error.
 
     Args:
         store: the job's store; this call does not wait for it.
-        key: as given to `listen`.
+        key: as given to `bind`.
 
     Raises:
         OSError: rank 0's address cannot be reached.

@@ -1,1 +1,1 @@
-"""What happens inside a window: the recorder, windows on disk, collectives."""
+"""Recording a window: Paddle's profiler, spans of our own, files and disk space."""

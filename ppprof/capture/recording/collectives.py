@@ -1,16 +1,18 @@
-"""Communication spans for what goes through ``paddle.distributed``, while a window is open.
+"""Communication spans for calls of ``paddle.distributed``, while a window is open.
 
-Paddle records none for gloo, and its event has no field for group or size, so the name carries
-them: ``all_reduce[axis=dp group=0 bytes=4198400 dtype=float32 peers=0,1]``. ``axis`` is the group's
-in the topology; ``peers`` are global ranks: the group's, or the other side of a send or recv.
-``bytes`` is what this rank puts in (what it takes out, for recv, and for the ranks that only take
-part in a broadcast or a scatter), ``dtype`` that of the first tensor; objects, pickled inside, have
-neither. Waiting for an asynchronous one is a span of its own: ``wait[op=all_reduce axis=dp ...]``.
+Paddle records none for gloo, and its events have no field for group or size, so the span's name
+holds them: ``all_reduce[axis=dp group=0 bytes=4198400 dtype=float32 peers=0,1]``. ``axis`` is the
+group's axis in the topology. ``peers`` are global ranks: the group's, or the other side of a send
+or recv. ``bytes`` is the input of this rank; the output for recv, and for ranks that only receive
+in a broadcast or a scatter. ``dtype`` is that of the first tensor. Objects are pickled inside and
+have neither. Waiting for an asynchronous operation is a span of its own:
+``wait[op=all_reduce axis=dp ...]``.
 
-Every module that holds one of the functions gets the wrapper, however it was imported, and gets the
-function back afterwards; so do the process groups' own methods, which Fleet's tensor parallel layers
-and its pipeline call directly. Not seen: communication that starts in C++, above all the gradient
-all-reduce of ``paddle.DataParallel``; a function that was put into a class, a closure or a list.
+Every module that holds one of the functions gets the wrapper, however the function was imported,
+and gets the function back after the window. The same holds for methods of the process groups, which
+Fleet's tensor parallel layers and its pipeline call directly. Not seen: communication that starts
+in C++, above all the gradient all-reduce of ``paddle.DataParallel``; a function in a class, a
+closure or a list.
 """
 
 from __future__ import annotations
@@ -51,8 +53,8 @@ _DATA = {
     "batch_isend_irecv": "p2p_op_list",
     "barrier": "",
 }
-"""Functions of ``paddle.distributed`` (and of its ``stream``) and the parameters that hold their
-data, the first that is given; empty where the size is not known beforehand."""
+"""Functions of ``paddle.distributed`` (and of its ``stream``), and the parameters that may hold
+their data: the first one that is not None counts. Empty if the size is not known beforehand."""
 
 _METHODS = {
     "all_reduce": ("all_reduce", 0),
@@ -72,9 +74,10 @@ _METHODS = {
     "recv": ("recv", 0),
     "recv_partial": ("recv", 0),
 }
-"""Methods of ``ProcessGroup``, also as ``..._on_calc_stream``: what they are called in a trace, and
-which argument holds the data. The argument behind a tensor that is sent or received is the peer,
-the one behind that of a ``partial`` one how many ranks share the tensor."""
+"""Methods of ``ProcessGroup``, also as ``..._on_calc_stream``: their name in a trace, and the
+index of the argument that holds the data. In a send or recv, the argument after the tensor is the
+peer; in a ``partial`` one, the argument after the peer is the number of ranks that share the
+tensor."""
 
 _PEER = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
 
@@ -82,10 +85,10 @@ _Function = Callable[..., Any]
 
 
 class _Spanned:
-    """Stands in for a function, and is equal to it.
+    """Replaces a function, and is equal to it.
 
-    For ``P2POp`` compares the ``isend`` it is given, which may have been put away before the
-    window, with the one in ``paddle.distributed``.
+    ``P2POp`` compares its ``isend`` argument with the one in ``paddle.distributed``. The training
+    may have stored that argument before the window.
     """
 
     __wrapped__: _Function
@@ -107,7 +110,7 @@ class _Spanned:
 
 
 class Collectives:
-    """The wrappers: `install` at the start of a window, `uninstall` after it."""
+    """Wrappers of all communication: `install` at the start of a window, `uninstall` after it."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -118,7 +121,7 @@ class Collectives:
         self._nested = threading.local()
 
     def install(self) -> None:
-        """Wraps the functions wherever a loaded module holds them."""
+        """Wrap the functions in every loaded module that holds them."""
         wrappers = {}
         for home in (dist, dist.stream):
             for op in _DATA:
@@ -131,15 +134,17 @@ class Collectives:
                 if wrapper is not None:
                     namespace[name] = wrapper
         for kind in _process_groups():
-            for method, (op, at) in _METHODS.items():
+            for method, (op, index) in _METHODS.items():
                 for name in (method, f"{method}_on_calc_stream"):
-                    self._methods.put(kind, name, functools.partial(self._call_method, op, at))
-        self._methods.put(core.task, "wait", self._call_wait)
+                    self._methods.install(
+                        kind, name, functools.partial(self._call_method, op, index)
+                    )
+        self._methods.install(core.task, "wait", self._call_wait)
 
     def uninstall(self) -> None:
-        """Gives every module its function back; what somebody else has put there since, stays.
+        """Restore the functions, except where other code has replaced them since.
 
-        Modules that were imported meanwhile got the wrapper from another one.
+        All modules are searched: one that was imported in the window may hold a wrapper too.
         """
         for namespace in _namespaces():
             for name, value in list(namespace.items()):
@@ -151,60 +156,66 @@ class Collectives:
         self._axes.clear()
 
     def _call(self, op: _Spanned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls a wrapped function."""
+        """Call a wrapped function."""
         if getattr(self._nested, "inside", False):
             return op.__wrapped__(*args, **kwargs)
-        return self._timed(op.name, self._facts(op, args, kwargs), op.__wrapped__, args, kwargs)
+        return self._record(
+            op.name, self._annotations(op, args, kwargs), op.__wrapped__, args, kwargs
+        )
 
     def _call_method(
-        self, op: str, at: int, method: _Function, group: Any, *args: Any, **kwargs: Any
+        self, op: str, index: int, method: _Function, group: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Calls a method of a process group."""
+        """Call a method of a process group."""
         if getattr(self._nested, "inside", False):
             return method(group, *args, **kwargs)
-        facts = self._method_facts(op, at, method.__name__, group, args)
-        return self._timed(op, facts, method, (group, *args), kwargs)
+        annotations = self._method_annotations(op, index, method.__name__, group, args)
+        return self._record(op, annotations, method, (group, *args), kwargs)
 
-    def _timed(self, op: str, facts: list[str], function: _Function, args: Any, kwargs: Any) -> Any:
-        """Calls in a span; its tasks are remembered, for the wait of each is a span."""
-        name = f"{op}[{' '.join(facts)}]" if facts else op
-        done = self._span(name, function, args, kwargs)
-        for task in done if isinstance(done, list) else [done]:
+    def _record(
+        self, op: str, annotations: list[str], function: _Function, args: Any, kwargs: Any
+    ) -> Any:
+        """Call a function in a span, and keep its tasks: waiting for one is a span too."""
+        name = f"{op}[{' '.join(annotations)}]" if annotations else op
+        result = self._span(name, function, args, kwargs)
+        for task in result if isinstance(result, list) else [result]:
             if isinstance(task, core.task):
-                self._tasks[task] = f"wait[{' '.join([f'op={op}', *facts])}]"
-        return done
+                self._tasks[task] = f"wait[{' '.join([f'op={op}', *annotations])}]"
+        return result
 
-    def _facts(self, op: _Spanned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-        """``axis=dp``, ``group=0`` ... of a call; none where its arguments make no sense.
+    def _annotations(
+        self, op: _Spanned, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[str]:
+        """Return ``axis=dp``, ``group=0`` ... of a call; nothing for invalid arguments.
 
-        They are the called function's to complain about.
+        The called function rejects those itself.
         """
         try:
             call = op.signature.bind(*args, **kwargs)
             call.apply_defaults()
-            given = call.arguments
+            arguments = call.arguments
             if op.name == "batch_isend_irecv":
-                group = given["p2p_op_list"][0].group
-                peers = sorted({p2p.peer for p2p in given["p2p_op_list"]})
+                group = arguments["p2p_op_list"][0].group
+                peers = sorted({p2p.peer for p2p in arguments["p2p_op_list"]})
             else:
-                group = given["group"] or dist.get_group()
-                peer = given.get(_PEER.get(op.name, ""))
+                group = arguments["group"] or dist.get_group()
+                peer = arguments.get(_PEER.get(op.name, ""))
                 peers = group.ranks if peer is None else [peer]
-            data = (given.get(name) for name in _DATA[op.name].split())
+            data = (arguments.get(name) for name in _DATA[op.name].split())
             tensors = _tensors(next((some for some in data if some is not None), None))
-            return self._told(group, tensors, peers)
+            return self._format_annotations(group, tensors, peers)
         except Exception:
             return []
 
-    def _method_facts(
-        self, op: str, at: int, name: str, process_group: Any, args: tuple[Any, ...]
+    def _method_annotations(
+        self, op: str, index: int, name: str, process_group: Any, args: tuple[Any, ...]
     ) -> list[str]:
-        """The same of a method's call."""
+        """Return the annotations of a method's call."""
         try:
             group = self._group_of(process_group)
             peers = [group.ranks[args[1]]] if op in _PEER else group.ranks
             sharers = args[2] if "partial" in name else 1
-            return self._told(group, _tensors(args[at]), peers, sharers)
+            return self._format_annotations(group, _tensors(args[index]), peers, sharers)
         except Exception:
             return []
 
@@ -215,29 +226,29 @@ class Collectives:
             }
         return self._groups[id(process_group)]
 
-    def _told(
+    def _format_annotations(
         self, group: Any, tensors: list[Any], peers: Sequence[int], sharers: int = 1
     ) -> list[str]:
         if group.id not in self._axes:
             self._axes[group.id] = self._topology.axis_of(group.ranks)
         num_bytes = sum(tensor.size * tensor.element_size() for tensor in tensors) // sharers
-        facts = {
+        annotations = {
             "axis": self._axes[group.id],
             "group": group.id,
             "bytes": num_bytes if tensors else None,
             "dtype": str(tensors[0].dtype).rpartition(".")[2] if tensors else None,
             "peers": ",".join(map(str, peers)),
         }
-        return [f"{key}={fact}" for key, fact in facts.items() if fact is not None]
+        return [f"{key}={value}" for key, value in annotations.items() if value is not None]
 
     def _call_wait(self, wait: _Function, task: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls a task's ``wait``."""
+        """Call a task's ``wait``."""
         if getattr(self._nested, "inside", False):
             return wait(task, *args, **kwargs)
         return self._span(self._tasks.pop(task, "wait"), wait, (task, *args), kwargs)
 
     def _span(self, name: str, function: _Function, args: tuple[Any, ...], kwargs: Any) -> Any:
-        """Calls ``function`` in a span; whatever it calls in turn is part of it."""
+        """Call ``function`` in a span; communication inside it gets no span of its own."""
         self._nested.inside = True
         around = span(name, "Communication")
         try:
@@ -248,7 +259,7 @@ class Collectives:
 
 
 def _process_groups() -> list[type]:
-    """Paddle's classes of process groups, of which a build has some."""
+    """Return Paddle's classes of process groups that this build has."""
     return [
         kind
         for name, kind in vars(core).items()
@@ -264,7 +275,7 @@ def _namespaces() -> Iterator[dict[str, Any]]:
 
 
 def _tensors(data: Any) -> list[Any]:
-    """The tensors of a tensor, of a list of tensors or of a list of ``P2POp``; of none, none."""
+    """Return the tensors in a tensor, a list of tensors or a list of ``P2POp``; empty for None."""
     if isinstance(data, (list, tuple)):
-        return [found for item in data for found in _tensors(getattr(item, "tensor", item))]
+        return [tensor for item in data for tensor in _tensors(getattr(item, "tensor", item))]
     return [] if data is None else [data]

@@ -12,11 +12,11 @@ from ppprof.units import MEGABYTE
 
 _PB_PER_RESIDENT = 2 / 5
 """Size of a ``.pb`` over the growth of resident memory in a first window, on the safe side: 1/5.9 to
-1/8.4 with Paddle 3.3 on a CPU, but more if memory was free before (1/3 with 2.6.2). Later windows reuse
-the memory of earlier ones, so memory does not grow."""
+1/8.4 with Paddle 3.3 on a CPU, but more if memory was free before (1/3 with 2.6.2). Later windows
+reuse the memory of earlier ones, so memory does not grow."""
 _SIZE_PER_PB = {"json": 4.5, "json.gz": 0.5, "pb": 0.0}
-"""Size of a trace over that of the ``.pb``: 4.1 and 0.42 in the same measurement. The ``.pb`` itself is
-on the disk while the other formats are written, even if it is deleted afterwards."""
+"""Size of a trace over that of the ``.pb``: 4.1 and 0.42 in the same measurement. The ``.pb`` itself
+is on the disk while the other formats are written, even if it is deleted afterwards."""
 
 
 class DiskBudget:

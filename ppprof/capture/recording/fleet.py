@@ -1,14 +1,14 @@
-"""Spans for what Fleet's engine does and Paddle does not record, while a window is open.
+"""Spans of Fleet's engine that Paddle does not record, while a window is open.
 
-- A micro-batch's way through this rank's part of a pipeline is a Forward span and a Backward span
-  (Paddle records Backward in ``Tensor.backward`` only, which Fleet's pipeline does not call, and
-  Forward for the layers inside). Their names say where in the schedule they are:
-  ``forward[stage=0 micro_batch=3 phase=steady]``; with virtual stages also which ``chunk``.
+- Each micro-batch has a Forward span and a Backward span in this rank's stage of a pipeline. (Paddle
+  records Backward in ``Tensor.backward`` only, which Fleet's pipeline does not call, and Forward
+  for the layers inside.) Their names hold the place in the schedule:
+  ``forward[stage=0 micro_batch=3 phase=steady]``; with virtual stages also the ``chunk``.
 - The step of a sharding optimizer is an Optimization span.
 
-A forward is in the *warm-up* until the first one that a backward follows, a backward in the
-*cool-down* once no forward is left; between is *steady*. A schedule that is not known here has no
-phases, and an evaluation no micro-batches either.
+Forwards before the first one that a backward follows are the *warm-up*. Backwards after the last
+forward are the *cool-down*. Everything between is *steady*. Spans of an unknown schedule have no
+phase; those of an evaluation have no micro-batch either.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ _OPTIMIZERS = (
 
 
 class FleetSpans:
-    """The wrappers: `install` at the start of a window, `uninstall` after it."""
+    """Wrappers of Fleet's methods: `install` at the start of a window, `uninstall` after it."""
 
     def __init__(self) -> None:
         self._patches = Patches()
         self._done: Counter[tuple[str, int | None]] | None = None
 
     def install(self) -> None:
-        """Wraps the methods of the parts of Fleet that are loaded."""
+        """Wrap the methods of loaded parts of Fleet."""
         for kind in _classes(_PIPELINE, "PipelineParallel"):
-            self._patches.put(kind, "forward_backward_pipeline", self._schedule)
-            self._patches.put(kind, "_forward_step", self._forward)
-            self._patches.put(kind, "_backward_step", self._backward)
+            self._patches.install(kind, "forward_backward_pipeline", self._schedule)
+            self._patches.install(kind, "_forward_step", self._forward)
+            self._patches.install(kind, "_backward_step", self._backward)
         for kind in _classes(_OPTIMIZERS, "DygraphShardingOptimizer"):
-            self._patches.put(kind, "step", _optimization)
-        self._patches.put(Optimizer, "_apply_optimize", _sliced_optimization)
+            self._patches.install(kind, "step", _optimization)
+        self._patches.install(Optimizer, "_apply_optimize", _sliced_optimization)
 
     def uninstall(self) -> None:
-        """Gives every class its methods back."""
+        """Restore the methods."""
         self._patches.uninstall()
 
     def _schedule(self, method: Method, *args: Any, **kwargs: Any) -> Any:
-        """All micro-batches of a step: inside, they are counted."""
+        """Call the schedule of a step; the micro-batches inside are counted."""
         self._done = Counter()
         try:
             return method(*args, **kwargs)
@@ -59,41 +59,42 @@ class FleetSpans:
             self._done = None
 
     def _forward(self, method: Method, *args: Any, **kwargs: Any) -> Any:
-        return self._spanned("forward", method, args, kwargs)
+        return self._record("forward", method, args, kwargs)
 
     def _backward(self, method: Method, *args: Any, **kwargs: Any) -> Any:
-        return self._spanned("backward", method, args, kwargs)
+        return self._record("backward", method, args, kwargs)
 
-    def _spanned(self, kind: str, method: Method, args: Any, kwargs: Any) -> Any:
-        facts = self._facts(kind, method, args, kwargs)
-        around = span(f"{kind}[{' '.join(facts)}]" if facts else kind, kind.capitalize())
+    def _record(self, kind: str, method: Method, args: Any, kwargs: Any) -> Any:
+        annotations = self._annotations(kind, method, args, kwargs)
+        name = f"{kind}[{' '.join(annotations)}]" if annotations else kind
+        around = span(name, kind.capitalize())
         try:
             return method(*args, **kwargs)
         finally:
             around.end()
 
-    def _facts(self, kind: str, method: Method, args: Any, kwargs: Any) -> list[str]:
-        """``stage=0``, ``micro_batch=3`` ... of a call; none where Fleet is not as we know it."""
+    def _annotations(self, kind: str, method: Method, args: Any, kwargs: Any) -> list[str]:
+        """Return ``stage=0``, ``micro_batch=3`` ... of a call; empty for an unknown Fleet."""
         try:
-            given = inspect.signature(method).bind(*args, **kwargs).arguments
-            engine, chunk = args[0], given.get("chunk_id")
-            facts = [f"stage={engine.stage_id}"]
+            arguments = inspect.signature(method).bind(*args, **kwargs).arguments
+            engine, chunk = args[0], arguments.get("chunk_id")
+            annotations = [f"stage={engine.stage_id}"]
             if chunk is not None:
-                facts.append(f"chunk={chunk}")
+                annotations.append(f"chunk={chunk}")
             if self._done is not None:
-                # Whatever the schedule, the micro-batches of a chunk come in their order.
-                facts.append(f"micro_batch={self._done[kind, chunk]}")
-                position = sum(count for (of, _), count in self._done.items() if of == kind)
+                # In every schedule, the micro-batches of a chunk come in order.
+                annotations.append(f"micro_batch={self._done[kind, chunk]}")
+                position = sum(n for (other, _), n in self._done.items() if other == kind)
                 self._done[kind, chunk] += 1
                 phase = _phase(engine, kind, position)
-                facts += [f"phase={phase}"] if phase else []
-            return facts
+                annotations += [f"phase={phase}"] if phase else []
+            return annotations
         except Exception:
             return []
 
 
 def _phase(engine: Any, kind: str, position: int) -> str | None:
-    """The phase of the ``position``-th forward or backward that a stage does in a step.
+    """Return the phase of the ``position``-th forward or backward of a stage in a step.
 
     Source: ``startup_steps`` in Fleet's pipeline_parallel.py.
     """
@@ -125,17 +126,17 @@ def _optimization(method: Method, *args: Any, **kwargs: Any) -> Any:
 
 
 def _sliced_optimization(method: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Sharding stage 3 replaces the ``step`` of an optimizer by one that Paddle does not wrap."""
+    """Record the ``step`` that sharding stage 3 puts on an optimizer: Paddle does not wrap it."""
     if "step" in vars(optimizer):
         return _optimization(method, optimizer, *args, **kwargs)
     return method(optimizer, *args, **kwargs)
 
 
 def _classes(module: str, prefix: str) -> list[type]:
-    """The classes of a loaded module whose names begin like this; none if it is not loaded."""
-    found = vars(sys.modules[module]).values() if module in sys.modules else ()
+    """Return classes of a module whose names begin with ``prefix``; empty if it is not loaded."""
+    values = vars(sys.modules[module]).values() if module in sys.modules else ()
     return [
         kind
-        for kind in found
+        for kind in values
         if isinstance(kind, type) and kind.__module__ == module and kind.__name__.startswith(prefix)
     ]

@@ -1,4 +1,4 @@
-"""Methods of other people's classes, wrapped for a while and given back."""
+"""Wraps methods of other people's classes and restores them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ Method = Callable[..., Any]
 
 
 class Patches:
-    """What was put on, so that it can be taken off."""
+    """Wrappers that are installed now, and the methods that they replace."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[type, str, Method, Method]] = []
 
-    def put(self, kind: type, name: str, call: Callable[..., Any]) -> None:
-        """Has ``kind.name(...)`` be ``call(method, ...)``, where the class itself has that method.
+    def install(self, kind: type, name: str, call: Callable[..., Any]) -> None:
+        """Replace ``kind.name(...)`` by ``call(method, ...)``, if the class has the method.
 
         Args:
             kind: the class.
-            name: of a method; one that the class inherits is wrapped where it is defined.
-            call: gets the method, which is still to be called, then its arguments.
+            name: of a method that the class defines; an inherited one is not wrapped.
+            call: takes the method, which it has to call, then the method's arguments.
         """
         method = vars(kind).get(name)
         if method is None:
@@ -34,7 +34,7 @@ class Patches:
         self._replaced.append((kind, name, method, wrapper))
 
     def uninstall(self) -> None:
-        """Gives every class its method back; what somebody else has put there since, stays."""
+        """Restore every method, except one that other code has replaced since."""
         for kind, name, method, wrapper in self._replaced:
             if vars(kind).get(name) is wrapper:
                 setattr(kind, name, method)

@@ -1,11 +1,11 @@
-"""Paddle's C++ profiler, driven by the same calls as ``paddle.profiler.Profiler`` makes.
+"""Drives Paddle's C++ profiler by the same calls as ``paddle.profiler.Profiler``.
 
-Not through that class itself, for it turns the recorders of ``record_shapes`` and
-``profile_memory`` on at ``start()``, window or not (13 MB a step that never come back), prints its
-own Perf Summary at ``stop()``, and slows every ``Layer`` down between windows. What it does within
-a window is a dozen calls that have not changed from Paddle 2.5 to 3.3; they are all here, with
-every private name of Paddle's profiler that they need, and a test compares what they record with
-what ``paddle.profiler.Profiler`` records.
+That class itself is not used. It turns the recorders of ``record_shapes`` and ``profile_memory`` on
+at ``start()``, window or not (13 MB a step that are never freed), prints its own Perf Summary at
+``stop()``, and slows every ``Layer`` down between windows. Within a window it makes a dozen calls
+that have not changed from Paddle 2.5 to 3.3. All of them are here, with every private name of
+Paddle's profiler that they need. A test compares their trace with that of
+``paddle.profiler.Profiler``.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Recorder:
         self._switch(False)
 
     def prepare(self) -> None:
-        """Sets the tracers up: in the step before a window, where there is one."""
+        """Set the tracers up: in the step before a window, if there is one."""
         self._profiler.prepare()
         self._prepared = True
 
     def start(self) -> None:
-        """Opens a window; `prepare` came before."""
+        """Open a window, after `prepare`."""
         if self._shapes:
             core.enable_op_info_recorder()
         if self._memory:
@@ -74,21 +74,21 @@ class Recorder:
         self._prepared, self._recording = False, True
 
     def begin_step(self, step: int) -> None:
-        """Opens the span of a step in an open window."""
+        """Open the span of a step in an open window."""
         self._step = core._RecordEvent(f"ProfileStep#{step}", core.TracerEventType.ProfileStep)
 
     def end_step(self) -> None:
-        """Closes the span of the step, if there is one."""
+        """Close the span of the step, if there is one."""
         if self._step is not None:
             self._step.end()
             self._step = None
 
     def stop(self, raw: Path, brief: bool = False) -> None:
-        """Closes the window and leaves what it recorded in ``raw``: whole, or not at all.
+        """Close the window and write its events to ``raw``: the whole file, or none.
 
         Args:
             raw: the file.
-            brief: leave out what takes long, Paddle's table of FLOPs.
+            brief: do not print Paddle's table of FLOPs, which takes long.
 
         Raises:
             OSError: the directory is gone, read-only or full.
@@ -99,7 +99,8 @@ class Recorder:
         hidden = raw.with_name(f".{raw.stem}.tmp")
         try:
             result.save(str(hidden), "pb")
-            _check_space(hidden.parent)  # a full disk truncates it, and Paddle does not say so
+            # Paddle does not report a full disk, which truncates the file.
+            _check_space(hidden.parent)
             paths.publish(hidden, raw)
         finally:
             paths.remove_quietly(hidden)
@@ -107,10 +108,10 @@ class Recorder:
             _print_flops(result)
 
     def close(self) -> None:
-        """Lets go of Paddle's profiler, so that another can be made."""
+        """Release Paddle's profiler, so that another one can be created."""
         self.end_step()
         self._silence()
-        if self._prepared:  # a tracer that was set up is put away by a window without a step
+        if self._prepared:  # an empty window is what tears prepared tracers down
             self._profiler.start()
         if self._prepared or self._recording:
             self._profiler.stop()
@@ -126,15 +127,17 @@ class Recorder:
         self._switch(False)
 
     def _switch(self, on: bool) -> None:
-        """Whether Paddle's own ``RecordEvent`` (layers, backward, optimizers) makes events."""
+        """Switch the events of Paddle's own ``RecordEvent``: layers, backward, optimizers."""
         paddle_profiler._is_profiler_used = on or self._nvtx
 
 
 def _print_flops(result: Any) -> None:
-    """Paddle's table of FLOPs by layer, which it can make only of the live result."""
+    """Print Paddle's table of FLOPs by layer, which needs the result in memory."""
     table = gen_layer_flops(result.get_data(), 1)
     if not table.strip():
-        log.warning("no FLOPs: Paddle recorded no operator shapes, as is usual in dynamic graphs")
+        log.warning(
+            "no FLOPs are printed: Paddle recorded no operator shapes, as is usual in dynamic graphs"
+        )
         return
     begin, end = (
         " Flops Profiler Begin ".center(100, "-"),
@@ -144,40 +147,45 @@ def _print_flops(result: Any) -> None:
 
 
 def span(name: str, category: str) -> Any:
-    """An open span, closed by its ``end()``; the public RecordEvent refuses some categories.
+    """Return an open span, which its ``end()`` closes.
+
+    The public ``RecordEvent`` rejects some categories.
 
     Args:
-        name: as it will stand in the trace.
+        name: of the span in the trace.
         category: one of ``ppprof.trace.schema.CATEGORIES`` that Paddle's recorder has.
     """
     return core._RecordEvent(name, getattr(core.TracerEventType, category))
 
 
 def _targets(wanted: Any) -> list[str]:
-    """What to trace: the ``targets`` that this build and this machine have, all of them for auto.
+    """Return the wanted targets that this build and this machine have; all of them for "auto".
 
-    A GPU build on a machine without a GPU dies when asked for the GPU.
+    A GPU build on a machine without a GPU crashes if the GPU is a target.
     """
-    has = {
+    is_usable = {
         "cpu": True,
         "gpu": core._Profiler.is_cupti_supported() and paddle.device.cuda.device_count() > 0,
         "xpu": core._Profiler.is_xpti_supported(),
         "custom_device": True,
     }
     if wanted == "auto":
-        return [target for target, usable in has.items() if usable]
+        return [target for target, usable in is_usable.items() if usable]
     for target in wanted:
-        if not has[target]:
-            log.warning(f"Profiler.targets: {target} cannot be traced here; leaving it out")
-    return [target for target in wanted if has[target]]
+        if not is_usable[target]:
+            log.warning(f"Profiler.targets: {target} cannot be traced here and is left out")
+    return [target for target in wanted if is_usable[target]]
 
 
 def _pair_events(always: bool) -> None:
-    """Makes two functions of Paddle begin and end their event by one decision, not by two.
+    """Make two functions of Paddle begin and end their event by one decision, not by two.
 
-    Both ask whether a profiler is in use before *and* after their work; a window that opens in
-    between, from another thread, would end an event that was never begun (UnboundLocalError in
-    the training). Their events still record nothing outside a window.
+    Both check whether a profiler is in use before *and* after their work. If another thread opens a
+    window in between, they end an event that was never begun (UnboundLocalError in the training).
+    Their events still record nothing outside a window.
+
+    Args:
+        always: let them record an event in any case; False restores Paddle's check.
     """
     for module in (dataloader_iter, tensor_patch_methods):
         if hasattr(module, "in_profiler_mode"):

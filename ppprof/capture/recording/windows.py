@@ -113,9 +113,8 @@ class Windows:
         if before is State.LAST:
             self._save()
         opens = after.records and self._open is None
-        if before is not State.READY and (
-            after is State.READY or opens
-        ):  # CUPTI accepts one call only
+        # Not twice: CUPTI accepts one call only.
+        if before is not State.READY and (after is State.READY or opens):
             self._recorder.prepare()
         if opens:
             self._open = rundir.TraceName(self._rank, self._label, datetime.now(), window)
@@ -173,8 +172,8 @@ class Windows:
         """Save an open window as the process is about to end; called in any thread.
 
         Paddle's profiler is not released: the training may be inside an operator that uses it. The
-        step that never ended gets no span: Paddle would put the span on the thread that ends it, and
-        VisualDL shows no phases if a step is on another thread than the model.
+        step that never ended gets no span: Paddle would put the span on the thread that ends it,
+        and VisualDL shows no phases if a step is on another thread than the model.
 
         Raises:
             RuntimeError: the window could not be saved.

@@ -1,1 +1,1 @@
-"""What is known of every step, recorded or not: times, sizes, scalars, the table of them."""
+"""Data of every step, recorded or not: times, sizes, scalars, and their summary."""

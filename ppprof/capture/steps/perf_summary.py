@@ -1,15 +1,15 @@
-"""The Perf Summary of a whole run: reader cost, batch cost and ips as Paddle prints them, and MFU."""
+"""The Perf Summary of a run: reader cost, batch cost and ips as Paddle prints them, and MFU."""
 
 from __future__ import annotations
 
 import math
 
 _SKIPPED = 10
-"""Steps that warm up and are left out; as in ``paddle.profiler``."""
+"""Steps of warm-up that are not counted, as in ``paddle.profiler``."""
 
 
 class _Row:
-    """Running total, max and min of a quantity."""
+    """Total, max and min of a quantity so far."""
 
     def __init__(self) -> None:
         self.total, self.max, self.min = 0.0, 0.0, math.inf
@@ -21,50 +21,50 @@ class _Row:
 
 
 class _Rate(_Row):
-    """What steps do in a second."""
+    """A quantity per second."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.done = 0
-        """In all steps that are counted."""
-        self.is_told = True
-        """Whether every step said how much it did, those that are not counted too."""
+        self.amount = 0
+        """Sum over the counted steps."""
+        self.is_complete = True
+        """Whether every step had an amount, steps that are not counted included."""
 
-    def add_step(self, done: int | None, seconds: float | None) -> None:
-        """Hears of a step; one without ``seconds`` is not counted."""
-        if done is None:
-            self.is_told = False
+    def add_step(self, amount: int | None, seconds: float | None) -> None:
+        """Add a step; one without ``seconds`` is not counted."""
+        if amount is None:
+            self.is_complete = False
         elif seconds is not None:
-            self.done += done
-            self.add(done / seconds)
+            self.amount += amount
+            self.add(amount / seconds)
 
 
 class PerfSummary:
     """Averages and extremes over the steps after the first ten, in constant memory.
 
-    Layout and values of ``paddle.profiler.timer``, except that
+    Layout and values are those of ``paddle.profiler.timer``, except that
 
-    - averages divide by the number of steps that were summed: Paddle has the tenth step in the
-      sum and not in the number, so that 11 steps of 1 s average 2 s;
-    - min is the least of all: Paddle looks at a value for min only when it is no new max, and
+    - averages divide by the number of summed steps: Paddle adds the tenth step to the sum and not to
+      the number, so that 11 steps of 1 s average 2 s;
+    - min is the smallest value: Paddle compares a value with min only if it is not a new max, and
       prints ``inf`` for steps that grow;
-    - reader cost is by step, where Paddle's max and min are by batch read;
-    - steps that contain a stall of the profiler's are left out;
-    - up to three rows are added, all of this rank: tokens/s; TFLOP/s, the model FLOPs a second in
-      units of 10^12; and MFU, these as a ratio of the device's peak.
+    - reader cost is per step, where Paddle's max and min are per batch read;
+    - steps that include a stall of the profiler are left out;
+    - up to three rows are added, all for this rank: tokens/s; TFLOP/s, the model FLOPs per second in
+      units of 10^12; and MFU, the ratio of these to the device's peak.
 
     Args:
-        device_peak_flops: FLOP/s of the device at the most; without it there is no MFU.
+        device_peak_flops: peak FLOP/s of the device; None for no MFU.
 
-    Source: MFU (model FLOPs utilization) as in PaLM (Chowdhery et al. 2022), appendix B: what the
-    model has to compute, whatever is computed again, over what the device could in the time.
+    Source: MFU (model FLOPs utilization) as in PaLM (Chowdhery et al. 2022), appendix B: the
+    model's FLOPs, without recomputation, over those of the device at its peak in the same time.
     """
 
     def __init__(self, device_peak_flops: float | None = None) -> None:
         self.num_steps = 0
-        """Steps seen, the skipped and the left out included."""
+        """Number of steps, those that are not counted included."""
         self.num_left_out = 0
-        """Steps after the first ten that contain a stall of the profiler's."""
+        """Number of steps after the first ten that include a stall of the profiler."""
         self._device_peak_flops = device_peak_flops
         self._reader, self._batch = _Row(), _Row()
         self._steps, self._samples, self._tokens, self._flops = (_Rate() for _ in range(4))
@@ -79,10 +79,10 @@ class PerfSummary:
         num_tokens: int | None = None,
         num_flops: int | None = None,
     ) -> None:
-        """Counts one step.
+        """Add one step.
 
-        Without ``num_samples`` in every one of them, ips is in steps/s; without ``num_tokens`` or
-        ``num_flops`` in every one, their rows are missing.
+        If any step lacks ``num_samples``, ips is in steps/s. If any step lacks ``num_tokens`` or
+        ``num_flops``, that row is missing.
         """
         self.num_steps += 1
         seconds = None
@@ -100,18 +100,18 @@ class PerfSummary:
 
     @property
     def has_table(self) -> bool:
-        """Whether any step is left to average."""
-        return self._steps.done > 0
+        """Whether at least one step is counted."""
+        return self._steps.amount > 0
 
     def text(self) -> str:
-        """The table, or a line that says why there is none."""
+        """Return the table, or a line that says why it is empty."""
         if not self.has_table:
             seen = f"{self.num_steps} steps, of which the first {_SKIPPED} warm up"
             stalls = f" and {self.num_left_out} contain a profiler stall" * bool(self.num_left_out)
             return f"Perf Summary: nothing to average in {seen}{stalls}"
         seconds = self._batch.total
         unit, ips = "steps/s", self._steps
-        if self._samples.is_told:
+        if self._samples.is_complete:
             unit, ips = "samples/s", self._samples
         lines = ["Perf Summary".center(100, "=")]
         if self._reader.total:
@@ -119,13 +119,15 @@ class PerfSummary:
         lines.append(f"Time Unit: s, IPS Unit: {unit}")
         lines.append(_line("", "avg", "max", "min"))
         if self._reader.total:
-            lines.append(_stats("reader_cost", self._reader, self._reader.total / self._steps.done))
-        lines.append(_stats("batch_cost", self._batch, seconds / self._steps.done))
-        lines.append(_stats("ips", ips, ips.done / seconds))
-        if self._tokens.is_told:
-            lines.append(_stats("tokens/s", self._tokens, self._tokens.done / seconds))
-        if self._flops.is_told:
-            flops = self._flops.done / seconds
+            lines.append(
+                _stats("reader_cost", self._reader, self._reader.total / self._steps.amount)
+            )
+        lines.append(_stats("batch_cost", self._batch, seconds / self._steps.amount))
+        lines.append(_stats("ips", ips, ips.amount / seconds))
+        if self._tokens.is_complete:
+            lines.append(_stats("tokens/s", self._tokens, self._tokens.amount / seconds))
+        if self._flops.is_complete:
+            flops = self._flops.amount / seconds
             lines.append(_stats("TFLOP/s", self._flops, flops, 1e12))
             if self._device_peak_flops is not None:
                 lines.append(_stats("MFU", self._flops, flops, self._device_peak_flops))
@@ -137,5 +139,5 @@ def _stats(name: str, row: _Row, average: float, unit: float = 1.0) -> str:
 
 
 def _line(*cells: str) -> str:
-    """Four cells as Paddle's ``print`` puts them: ``|`` and 15 columns, a blank between."""
+    """Return four cells as Paddle prints them: 15 columns each, between ``|`` and blanks."""
     return "".join(f"| {cell.center(15)} " for cell in cells) + "|"

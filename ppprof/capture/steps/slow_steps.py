@@ -1,22 +1,22 @@
-"""Which steps are slow: by how many times the running median."""
+"""Finds slow steps: those that take several times the running median."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
 
-_REMEMBERED = 64
-"""Steps that the median is of."""
-_FEWEST = 20
-"""Steps without which there is no telling what is slow."""
+_NUM_KEPT = 64
+"""Number of latest steps that the median covers."""
+_MIN_STEPS = 20
+"""Number of steps before any step counts as slow."""
 
 
 class RunningSteps:
-    """The latest steps by length, sorted; 1 us a step.
+    """The durations of the latest steps, sorted; adding one takes 1 us.
 
     >>> steps = RunningSteps()
-    >>> for took in [9, 1, 2, 3]:
-    ...     steps.add(took)
+    >>> for duration_ns in [9, 1, 2, 3]:
+    ...     steps.add(duration_ns)
     >>> steps.median_ns, steps.short_ns
     (3, 2)
     """
@@ -25,11 +25,11 @@ class RunningSteps:
         self._latest: deque[int] = deque()
         self._sorted: list[int] = []
 
-    def add(self, took_ns: int) -> None:
-        """Remembers a step, and forgets the oldest."""
-        self._latest.append(took_ns)
-        insort(self._sorted, took_ns)
-        if len(self._latest) > _REMEMBERED:
+    def add(self, duration_ns: int) -> None:
+        """Add a step, and drop the oldest one."""
+        self._latest.append(duration_ns)
+        insort(self._sorted, duration_ns)
+        if len(self._latest) > _NUM_KEPT:
             del self._sorted[bisect_left(self._sorted, self._latest.popleft())]
 
     def __len__(self) -> int:
@@ -37,14 +37,14 @@ class RunningSteps:
 
     @property
     def median_ns(self) -> int:
-        """The middle one, of two the longer; 0 without steps."""
+        """The median, the longer of two middle ones; 0 without steps."""
         return self._sorted[len(self._sorted) // 2] if self._sorted else 0
 
     @property
     def short_ns(self) -> int:
-        """What three quarters of the steps take at least; 0 without steps."""
+        """The lower quartile: three quarters of the steps take longer or as long; 0 without any."""
         return self._sorted[len(self._sorted) // 4] if self._sorted else 0
 
-    def is_slow(self, took_ns: int, times: float) -> bool:
-        """Whether a step takes more than ``times`` the median; never before there is a median."""
-        return len(self._sorted) >= _FEWEST and took_ns > times * self.median_ns
+    def is_slow(self, duration_ns: int, times: float) -> bool:
+        """Return whether a step takes more than ``times`` the median; False for the first 20."""
+        return len(self._sorted) >= _MIN_STEPS and duration_ns > times * self.median_ns

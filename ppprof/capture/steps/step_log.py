@@ -1,4 +1,4 @@
-"""Step times on disk, one JSON line a step, on every rank that is attached.
+"""Step times on disk, one JSON line per step, on every attached rank.
 
 ``{"step":4,"batch_cost_ns":31245000,"reader_cost_ns":120400,"num_samples":8,"num_tokens":1024,
 "num_micro_batches":2,"num_flops":1400000000,"device_peak_bytes":null,"host_peak_bytes":412516352,
@@ -18,42 +18,43 @@ log = logging.getLogger("ppprof")
 
 
 _FLUSH_NS = 10_000_000_000
-"""A killed run loses at most this much of its step times."""
+"""A killed run loses at most the step times of this period."""
 
 
 class StepRecord(NamedTuple):
-    """One line: what a step took. Null where the loop or the device does not tell."""
+    """One line: the times and sizes of a step; null where the loop or the device gives no value."""
 
     step: int
     """Counted from 0 since `attach`."""
     batch_cost_ns: int
-    """Wall time of the step, ``stall_ns`` included, `RecordingSession.paused` left out."""
+    """Wall time of the step, with ``stall_ns``, without `ProfilerSession.paused`."""
     reader_cost_ns: int | None
-    """Part of it spent waiting for Paddle's DataLoaders; null where none was read."""
+    """Part of it spent waiting for Paddle's DataLoaders; null if no batch was read."""
     num_samples: int | None
-    """Of this rank's data-parallel replica, as given to `RecordingSession.step`."""
+    """Samples of this rank's data-parallel replica, as given to `ProfilerSession.step`."""
     num_tokens: int | None
-    """Of this rank's data-parallel replica, as given to `RecordingSession.step`: ranks that differ in mp or
-    pp only share a replica and report the same tokens, so a job's are the sum over its replicas."""
+    """Tokens of this rank's data-parallel replica, as given to `ProfilerSession.step`. Ranks that
+    differ in mp or pp only share a replica and report the same tokens: a job's tokens are the sum
+    over its replicas."""
     num_micro_batches: int | None
-    """Forward and backward passes of the step, as given to `RecordingSession.step`."""
+    """Forward and backward passes of the step, as given to `ProfilerSession.step`."""
     num_flops: int | None
-    """Floating-point operations of this rank alone, as given to `RecordingSession.step`: a job's are the
-    sum over all ranks."""
+    """Floating-point operations of this rank alone, as given to `ProfilerSession.step`: those of a
+    job are the sum over all ranks."""
     device_peak_bytes: int | None
-    """Most memory allocated on the GPU so far (``max_memory_allocated``); null without GPU."""
+    """Peak memory allocated on the GPU so far (``max_memory_allocated``); null without GPU."""
     host_peak_bytes: int
-    """Most resident memory of the process so far (``ru_maxrss``)."""
+    """Peak resident memory of the process so far (``ru_maxrss``)."""
     stall_ns: int
     """Part of ``batch_cost_ns`` in which this rank opened or saved a window, or printed tables."""
     excluded: bool
-    """The step contains such a stall, or waited for another rank's: not the training's time."""
+    """Whether the step includes such a stall of any rank: its time is not the training's."""
     window: int | None
-    """The window that the step is in, whether or not this rank records; null outside windows."""
+    """The job's window that the step is in, whether or not this rank records; null outside."""
 
 
 class StepLog:
-    """Appends step records to a file, in memory first: a disk must not set the pace."""
+    """Appends step records to a file, collected in memory: the disk must not slow steps down."""
 
     def __init__(self, path: Path, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._path = path
@@ -63,13 +64,13 @@ class StepLog:
         self._failed = False
 
     def add(self, record: StepRecord) -> None:
-        """Keeps a record; writes what is kept when the last time was long ago."""
+        """Add a record; write all records if the last write was 10 s ago."""
         self._lines.append(record)
         if self._clock() - self._flushed >= _FLUSH_NS:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is kept; a disk that refuses is told once, and ends the log."""
+        """Write all records; a disk error is logged once and ends the log."""
         lines, self._lines, self._flushed = self._lines, [], self._clock()
         if self._failed or not lines:
             return

@@ -1,4 +1,4 @@
-"""How long steps take, and how much of that is waiting for data."""
+"""Measures how long steps take, and how long they wait for data."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 
 class StepTime(NamedTuple):
-    """One step, in the words of Paddle's Perf Summary."""
+    """The times of one step, named as in Paddle's Perf Summary."""
 
     batch_cost_ns: int
-    """Wall time from one `RecordingSession.step` to the next, reading included, pauses left out."""
+    """Wall time from one `ProfilerSession.step` to the next, with reading, without pauses."""
     reader_cost_ns: int | None
-    """Part of it spent waiting for Paddle's DataLoaders, all of them; None where none was read."""
+    """Part of it spent waiting for all of Paddle's DataLoaders; None if no batch was read."""
 
 
 class StepTimer:
-    """Cuts time into steps, on a clock that stands still in a pause.
+    """Splits time into steps, on a clock that stops in a pause.
 
     ::
 
@@ -28,10 +28,10 @@ class StepTimer:
                  batch 5   | batch 5             ticks
                  reader 2  | reader 2
 
-    Is also a hook of ``paddle.profiler.timer.benchmark()``, which Paddle's DataLoader iterators
-    call around every batch. The hook is all that is added there: with an event of ours on the
+    The timer is also a hook of ``paddle.profiler.timer.benchmark()``, which Paddle's DataLoader
+    iterators call around every batch. Nothing else is added there: with an event of ours on the
     benchmark, Paddle would compare the loaders' datasets at every batch (by ``!=``, which numpy
-    arrays refuse and lists take their time for), and another profiler could pop it.
+    arrays reject and which is slow on lists), and another profiler could pop the event.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -45,29 +45,29 @@ class StepTimer:
         self._benchmark: Any = None
 
     def watch_readers(self) -> None:
-        """Starts to count ``reader_cost``."""
+        """Start to measure ``reader_cost``."""
         from paddle.profiler.timer import benchmark
 
         self._benchmark = benchmark()
         self._benchmark.hooks["ppprof"] = self
 
     def close(self) -> None:
-        """Leaves Paddle's benchmark as it was found."""
+        """Remove the hook from Paddle's benchmark."""
         if self._benchmark is not None:
             self._benchmark.hooks.pop("ppprof", None)
             self._benchmark = None
 
     def step(self) -> StepTime:
-        """Ends a step and begins the next."""
+        """End a step, begin the next one, and return the times of the ended one."""
         now = self._now()
-        ended = StepTime(now - self._step_start, self._reader_ns)
+        step = StepTime(now - self._step_start, self._reader_ns)
         self._step_start, self._reader_ns = now, None
         self._thread = threading.get_ident()
-        return ended
+        return step
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time inside is no step's and no reader's; may be nested."""
+        """Return a context manager; time inside counts in no step and no reader. May be nested."""
         if not self._pauses:
             self._pause_start = self._clock()
         self._pauses += 1
@@ -80,22 +80,22 @@ class StepTimer:
 
     def before_reader(self, benchmark: Any) -> None:
         """Called by Paddle before a DataLoader fetches a batch."""
-        if self._holds_up_the_step():
+        if self._delays_step():
             self._reader_start = self._now()
 
     def after_reader(self, benchmark: Any) -> None:
         """Called by Paddle after a DataLoader has fetched a batch."""
-        if self._holds_up_the_step():
+        if self._delays_step():
             self._reader_ns = (self._reader_ns or 0) + self._now() - self._reader_start
 
     def begin(self, benchmark: Any) -> None:
-        """A part of Paddle's hook interface that we have no use for."""
+        """Do nothing: a part of Paddle's hook interface that is not needed here."""
 
     end = after_step = begin
 
     def _now(self) -> int:
         return (self._pause_start if self._pauses else self._clock()) - self._paused_ns
 
-    def _holds_up_the_step(self) -> bool:
-        # A thread that reads ahead does so beside the training, not instead of it.
+    def _delays_step(self) -> bool:
+        # A thread that reads ahead does not delay the training.
         return not self._pauses and threading.get_ident() == self._thread

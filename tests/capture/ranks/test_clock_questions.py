@@ -63,7 +63,7 @@ def test_readings_of_one_clock_at_attach_and_after_each_window_do_not_differ(
     assert capsys.readouterr().err == ""
 
 
-def test_a_rank_0_that_attaches_late_is_found_after_the_first_step_or_not_at_all(
+def test_a_late_rank_0_is_found_after_the_first_step_or_not_at_all(
     tmp_path: Path,
 ) -> None:
     store = Store()

@@ -1,4 +1,4 @@
-"""Mail between ranks, over real sockets of this machine and a store that is a dictionary."""
+"""Messages between ranks, over real sockets of this machine and a store that is a dictionary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Store(dict[str, Any]):
 
 
 class Ends(list[Any]):
-    """A hub, then two spokes; ``now`` is what their clock says."""
+    """Channels of rank 0 and of two workers; ``now`` is their clock's time."""
 
     now = 0.0
 
@@ -46,7 +46,7 @@ def ends() -> Iterator[Ends]:
 
 
 def until(mail: ControlChannel, expected: Callable[[list[Message]], bool]) -> list[Message]:
-    """What has come once it is as expected: the kernel delivers when it does."""
+    """Return the messages once they are as expected: the kernel delivers with a delay."""
     found: list[Message] = []
     for _ in range(1000):
         found += mail.read()
@@ -57,86 +57,86 @@ def until(mail: ControlChannel, expected: Callable[[list[Message]], bool]) -> li
 
 
 def introduced(ends: Ends) -> tuple[CoordinatorChannel, WorkerChannel, WorkerChannel]:
-    hub, *spokes = ends
-    for spoke in spokes:
+    coordinator, *workers = ends
+    for worker in workers:
         ends.now += 1
-        spoke.read()
-        rank = spoke._rank
-        until(hub, lambda _, rank=rank: rank in hub._addresses)
-        until(spoke, lambda _, spoke=spoke: spoke._is_welcome)
-    return hub, spokes[0], spokes[1]
+        worker.read()
+        rank = worker._rank
+        until(coordinator, lambda _, rank=rank: rank in coordinator._addresses)
+        until(worker, lambda _, worker=worker: worker._is_welcome)
+    return coordinator, workers[0], workers[1]
 
 
-def test_what_rank_0_sends_reaches_all_once_and_is_confirmed(ends: Ends) -> None:
-    hub, first, second = introduced(ends)
-    hub.send({"kind": "plan", "start": 7})
-    assert hub.unconfirmed() == [1, 2]
-    for spoke in (first, second):
-        (message,) = until(spoke, bool)
+def test_messages_of_rank_0_reach_all_once_and_are_confirmed(ends: Ends) -> None:
+    coordinator, first, second = introduced(ends)
+    coordinator.send({"kind": "plan", "start": 7})
+    assert coordinator.unconfirmed() == [1, 2]
+    for worker in (first, second):
+        (message,) = until(worker, bool)
         assert (message["kind"], message["start"]) == ("plan", 7)
-    until(hub, lambda _: hub.unconfirmed() == [])
+    until(coordinator, lambda _: coordinator.unconfirmed() == [])
     ends.now += 1
-    hub.read()
+    coordinator.read()
     time.sleep(0.05)
     assert first.read() == second.read() == []
 
 
-def test_what_is_lost_is_sent_again(ends: Ends) -> None:
-    hub, first, second = introduced(ends)
-    hub.send({"kind": "plan", "start": 7})
+def test_a_lost_message_is_sent_again(ends: Ends) -> None:
+    coordinator, first, second = introduced(ends)
+    coordinator.send({"kind": "plan", "start": 7})
     until(second, bool)
     time.sleep(0.05)
     assert first._socket is not None
     first._socket.recv(16384)  # lost
-    until(hub, lambda _: hub.unconfirmed() == [1])
+    until(coordinator, lambda _: coordinator.unconfirmed() == [1])
     assert first.read() == []
     ends.now += 0.06
-    hub.read()
+    coordinator.read()
     assert [message["start"] for message in until(first, bool)] == [7]
-    until(hub, lambda _: hub.unconfirmed() == [])
+    until(coordinator, lambda _: coordinator.unconfirmed() == [])
 
 
-def test_what_others_send_reaches_rank_0(ends: Ends) -> None:
-    hub, first, second = introduced(ends)
+def test_messages_of_others_reach_rank_0(ends: Ends) -> None:
+    coordinator, first, second = introduced(ends)
     first.send({"kind": "ask", "why": "slow"})
     second.send({"kind": "ask", "why": "slow"})
-    found = until(hub, lambda found: len(found) == 2)
+    found = until(coordinator, lambda found: len(found) == 2)
     assert {message["rank"] for message in found} == {1, 2}
 
 
-def test_a_rank_that_comes_later_hears_what_it_missed(ends: Ends) -> None:
-    hub, first, second = ends
-    hub.send({"kind": "plan", "start": 7})
-    assert hub.unconfirmed() == [1, 2]
+def test_a_rank_that_comes_later_gets_what_it_missed(ends: Ends) -> None:
+    coordinator, first, second = ends
+    coordinator.send({"kind": "plan", "start": 7})
+    assert coordinator.unconfirmed() == [1, 2]
     ends.now += 1
     first.read()
-    until(hub, lambda _: 1 in hub._addresses)
+    until(coordinator, lambda _: 1 in coordinator._addresses)
     assert [message["start"] for message in until(first, bool)] == [7]
     assert second.read() == []
 
 
-def test_what_nobody_confirms_is_given_up(ends: Ends) -> None:
-    hub, *_ = introduced(ends)
-    hub.send({"kind": "plan"})
+def test_an_unconfirmed_message_is_given_up(ends: Ends) -> None:
+    coordinator, *_ = introduced(ends)
+    coordinator.send({"kind": "plan"})
     ends.now += 31
-    hub.read()
+    coordinator.read()
     start = time.monotonic()
-    hub.close(5)
+    coordinator.close(5)
     assert time.monotonic() - start < 1
 
 
-def test_strangers_are_not_heard(ends: Ends) -> None:
-    hub, *_ = introduced(ends)
+def test_packets_of_strangers_are_ignored(ends: Ends) -> None:
+    coordinator, *_ = introduced(ends)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         for packet in (b"", b"\xff", b"{}", b'{"token": "x", "kind": "ask", "rank": 1}'):
-            stranger.sendto(packet, hub._socket.getsockname())
+            stranger.sendto(packet, coordinator._socket.getsockname())
     time.sleep(0.05)
-    assert hub.read() == []
+    assert coordinator.read() == []
 
 
 def test_rank_0_may_be_gone(ends: Ends) -> None:
-    hub, first, _ = introduced(ends)
-    hub.close()
+    coordinator, first, _ = introduced(ends)
+    coordinator.close()
     for _ in range(5):
         first.send({"kind": "ask"})
         assert first.read() == []
@@ -146,11 +146,11 @@ def test_a_rank_looks_for_rank_0_twice_and_no_more() -> None:
     store = Store()
     asked = []
     store.add = lambda key, number: asked.append(key) or 0  # type: ignore[assignment, method-assign, func-returns-value]
-    spoke = WorkerChannel(1, store, "key")
+    worker = WorkerChannel(1, store, "key")
     for _ in range(9):
-        assert spoke.read() == []
-        spoke.send({"kind": "ask"})
-    spoke.close()
+        assert worker.read() == []
+        worker.send({"kind": "ask"})
+    worker.close()
     assert asked == ["key/posted"] * 2
 
 

@@ -1,4 +1,4 @@
-"""What a process learns of its job from the launcher and from Fleet."""
+"""The job as the launcher and Fleet describe it, and the run directory of all ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_without_a_launcher_it_is_one_rank_here() -> None:
 
 
 @pytest.mark.usefixtures("four")
-def test_the_launcher_tells_rank_and_hosts_and_the_rest_is_data_parallel() -> None:
+def test_the_launcher_sets_rank_and_hosts_and_the_rest_is_data_parallel() -> None:
     assert Job.here() == Job(3, Topology.of(dp=4), ("a", "a", "b", "b"))
 
 
@@ -53,7 +53,7 @@ def test_a_given_topology_counts_if_it_has_as_many_ranks(
 
 
 @pytest.mark.usefixtures("four")
-def test_fleet_tells_axes_and_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fleet_sets_axes_and_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     of_fleet = fleet_topology.CommunicateTopology(
         ["data", "sharding", "pipe", "sep", "model"], [1, 2, 1, 1, 2]
     )
@@ -68,7 +68,7 @@ def test_fleet_tells_axes_and_their_order(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class Store:
-    """The job's store, which knows how often each key was read."""
+    """The job's store, which counts how often each key is read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

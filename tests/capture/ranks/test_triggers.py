@@ -20,7 +20,7 @@ LETTERS = {State.CLOSED: ".", State.READY: "r", State.RECORD: "R", State.LAST: "
 
 
 class Post(ControlChannel):
-    """Delivers at the next step, unless it is to lose or delay."""
+    """A channel that delivers at the next step, or later if it delays."""
 
     def __init__(self, ranks: list[Post], rank: int) -> None:
         self.ranks = ranks
@@ -51,7 +51,7 @@ class Post(ControlChannel):
 
 
 class Job:
-    """Ranks in lockstep; ``timeline`` has a letter a step: r ready, R recorded, L the last."""
+    """Ranks in lockstep; ``timeline`` has a letter per step: r ready, R recorded, L the last."""
 
     def __init__(
         self, run: Path, ranks: int = 2, schedule: Schedule | None = None, **config: Any
@@ -97,7 +97,7 @@ class Job:
         return state
 
     def go(self, steps: int, took_ms: list[float] | float = 250) -> Job:
-        """Steps that take so long on each rank."""
+        """Run steps that take so long on each rank."""
         for _ in range(steps):
             each = took_ms if isinstance(took_ms, list) else [took_ms] * len(self.ranks)
             self.now += max(each) / 1e3
@@ -156,7 +156,7 @@ def test_an_empty_file_is_a_request(tmp_path: Path) -> None:
         ('{"ranks": 1.5}', "ranks 1.5: "),
     ],
 )
-def test_a_request_that_is_none(
+def test_an_invalid_request_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, why: str
 ) -> None:
     job = Job(tmp_path).go(6)
@@ -292,7 +292,7 @@ def test_nothing_is_slow_before_there_is_a_median(tmp_path: Path) -> None:
     assert set(job.timeline[0]) == {"."}
 
 
-def test_a_failure_ends_what_was_to_come(
+def test_a_failure_ends_windows_on_demand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = Job(tmp_path).go(6)

@@ -1,4 +1,4 @@
-"""What the names of collectives say, of calls whose communication is left out."""
+"""Names of collective spans, without any communication."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def group(number: int, *ranks: int) -> Any:
 
 
 class Counting:
-    """A topology that counts what it is asked."""
+    """A topology that counts its calls."""
 
     num_asked = 0
 
@@ -116,23 +116,23 @@ def test_arguments_that_make_no_sense_leave_the_name_alone(names: list[str]) -> 
     assert names == ["all_reduce"]
 
 
-def test_a_method_of_a_process_group_is_told_like_the_function_it_is_behind(
+def test_a_method_of_a_process_group_is_annotated_like_its_function(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Fleet's layers call them directly; half of a tensor is sent where two ranks share it."""
     both, half = group(3, 0, 8), group(4, 0, 1)
-    known = {3: both, 4: half}
-    monkeypatch.setattr(collectives.collective, "_get_group_map", lambda: known)
-    tell = collectives.Collectives(GRID)
+    groups = {3: both, 4: half}
+    monkeypatch.setattr(collectives.collective, "_get_group_map", lambda: groups)
+    spans = collectives.Collectives(GRID)
     args = (FLOAT32,)
-    assert tell._method_facts("all_reduce", 0, "all_reduce", both.process_group, args) == words(
-        "axis=dp group=3 bytes=16 dtype=float32 peers=0,8"
-    )
+    assert spans._method_annotations(
+        "all_reduce", 0, "all_reduce", both.process_group, args
+    ) == words("axis=dp group=3 bytes=16 dtype=float32 peers=0,8")
     args = (FLOAT32, 1, 2, 0)
-    assert tell._method_facts("send", 0, "send_partial", half.process_group, args) == words(
+    assert spans._method_annotations("send", 0, "send_partial", half.process_group, args) == words(
         "axis=mp group=4 bytes=8 dtype=float32 peers=1"
     )
-    assert tell._method_facts("all_reduce", 0, "all_reduce", object(), (FLOAT32,)) == []
+    assert spans._method_annotations("all_reduce", 0, "all_reduce", object(), (FLOAT32,)) == []
 
 
 def test_modules_imported_in_a_window_are_given_the_function_too(
@@ -149,7 +149,7 @@ def test_modules_imported_in_a_window_are_given_the_function_too(
     assert core.task.wait is wait
 
 
-def test_a_wait_that_somebody_has_wrapped_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_was_wrapped_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core.task, "wait", core.task.wait)  # puts it back in the end
     wrappers, theirs = collectives.Collectives(GRID), lambda task: None
     wrappers.install()

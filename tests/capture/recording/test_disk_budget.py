@@ -12,7 +12,7 @@ MB = 1_000_000
 
 
 class Growing:
-    """Resident memory that is what a test says."""
+    """Resident memory that a test sets."""
 
     def __init__(self) -> None:
         self.size = 500 * MB
@@ -22,7 +22,7 @@ class Growing:
 
 
 def window(run: Path, number: int, size_mb: float) -> TraceName:
-    """A raw window of that size."""
+    """Write a raw window of that size."""
     name = TraceName(0, "dp0", datetime(2026, 11, 20), number)
     (run / "raw").mkdir(exist_ok=True)
     (run / name.raw).write_bytes(bytes(int(size_mb * MB)))
@@ -30,7 +30,7 @@ def window(run: Path, number: int, size_mb: float) -> TraceName:
 
 
 def num_steps(budget: DiskBudget, resident: Growing, step_mb: float) -> int:
-    """Steps of a window whose steps make memory grow by so much."""
+    """Return the number of steps of a window whose steps make memory grow by so much."""
     budget.open()
     for steps in range(1, 1000):
         resident.size += int(step_mb * MB)
@@ -73,7 +73,7 @@ def test_json_that_is_still_to_be_made_counts(tmp_path: Path) -> None:
     assert not budget.is_spent  # it took less
 
 
-def test_what_was_deleted_takes_nothing(tmp_path: Path) -> None:
+def test_a_deleted_window_takes_no_space(tmp_path: Path) -> None:
     budget = DiskBudget(tmp_path, 0, 10, ["json"], Growing())
     budget.open()
     name = window(tmp_path, 0, 2)

@@ -69,7 +69,7 @@ def test_tokens_flops_and_mfu_follow_what_paddle_prints() -> None:
     }
 
 
-def test_rows_of_what_is_not_known_are_missing() -> None:
+def test_rows_of_unknown_quantities_are_missing() -> None:
     no_peak, one_step_silent = PerfSummary(), PerfSummary(device_peak_flops=1e12)
     for step in range(12):
         no_peak.add(MS, num_flops=10**9)

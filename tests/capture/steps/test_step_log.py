@@ -49,9 +49,7 @@ def test_lines_reach_the_disk_on_flush_and_after_ten_seconds(tmp_path: Path) -> 
     )
 
 
-def test_a_disk_that_refuses_is_told_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_error_is_logged_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = StepLog(tmp_path / "gone" / "rank_00000.jsonl")
     for step in range(3):
         log.add(record(step))

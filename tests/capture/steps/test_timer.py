@@ -14,7 +14,7 @@ from ppprof.capture.steps.timer import StepTime, StepTimer
 
 
 class Clock:
-    """Time that passes when told."""
+    """A clock that advances on request."""
 
     def __init__(self) -> None:
         self.now = 1000
@@ -56,7 +56,7 @@ def test_all_reading_between_two_steps_counts(timer: StepTimer, clock: Clock) ->
     assert timer.step() == StepTime(20, None)
 
 
-def test_what_is_paused_is_no_steps_time_nor_reading(timer: StepTimer, clock: Clock) -> None:
+def test_a_pause_counts_in_no_step_and_no_reading(timer: StepTimer, clock: Clock) -> None:
     """::
 
     read     # # _ _ _ | # _ # _ _ # # # _ |

@@ -55,25 +55,25 @@ def read(path: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def expected(lines: list[dict[str, Any]]) -> dict[str, list[tuple[int, Any]]]:
-    """What lines of ``steps/*.jsonl`` say, without the loss."""
-    told: dict[str, list[tuple[int, Any]]] = {}
+    """Return the scalars of lines of ``steps/*.jsonl``, without the loss."""
+    values: dict[str, list[tuple[int, Any]]] = {}
 
-    def tell(tag: str, step: int, value: float | None) -> None:
+    def add(tag: str, step: int, value: float | None) -> None:
         if value is not None:
-            told.setdefault(tag, []).append((step, pytest.approx(value, rel=1e-6)))
+            values.setdefault(tag, []).append((step, pytest.approx(value, rel=1e-6)))
 
     for line in lines:
         step, took = line["step"], line["batch_cost_ns"]
         if not line["excluded"]:
             reader = line["reader_cost_ns"]
-            tell("time/batch_cost_ms", step, took / 1e6)
-            tell("time/reader_cost_ms", step, None if reader is None else reader / 1e6)
-            tell("speed/ips", step, line["num_samples"] and line["num_samples"] / took * 1e9)
-            tell("speed/tokens_per_s", step, line["num_tokens"] and line["num_tokens"] / took * 1e9)
+            add("time/batch_cost_ms", step, took / 1e6)
+            add("time/reader_cost_ms", step, None if reader is None else reader / 1e6)
+            add("speed/ips", step, line["num_samples"] and line["num_samples"] / took * 1e9)
+            add("speed/tokens_per_s", step, line["num_tokens"] and line["num_tokens"] / took * 1e9)
         device = line["device_peak_bytes"]
-        tell("memory/device_peak_mib", step, None if device is None else device / 2**20)
-        tell("memory/host_peak_mib", step, line["host_peak_bytes"] / 2**20)
-    return told
+        add("memory/device_peak_mib", step, None if device is None else device / 2**20)
+        add("memory/host_peak_mib", step, line["host_peak_bytes"] / 2**20)
+    return values
 
 
 def test_visualdls_reader_has_the_values_of_each_step(tmp_path: Path, visualdl: Any) -> None:
@@ -83,8 +83,8 @@ def test_visualdls_reader_has_the_values_of_each_step(tmp_path: Path, visualdl: 
         record(1, excluded=True),
         record(2, device_peak_bytes=3 << 20, reader_cost_ns=None, num_tokens=None),
     ]
-    for at, loss in zip(records, (5.5, None, 4)):
-        scalars.add(at, loss)
+    for step, loss in zip(records, (5.5, None, 4)):
+        scalars.add(step, loss)
     scalars.flush()
     assert read(tmp_path / "vdlrecords.a.log") == {
         "train/loss": [(0, 5.5), (2, 4.0)],
@@ -127,7 +127,7 @@ def test_a_session_writes_what_its_step_log_has(tmp_path: Path, visualdl: Any) -
 
 
 class Tensor:
-    """As much of a Paddle tensor as tells where it is."""
+    """A Paddle tensor's place and value."""
 
     def __init__(self, value: float, on_cpu: bool) -> None:
         self.place = SimpleNamespace(is_cpu_place=lambda: on_cpu)
@@ -150,8 +150,8 @@ def test_a_loss_on_a_device_is_not_waited_for(
     assert read(path)["train/loss"] == [(1, 2.5), (2, 3.5), (3, 2.5)]
     assert far.reads == 0
     assert capsys.readouterr().err == (
-        "ppprof: step(loss=...) is a tensor on a device and is not read, which would wait for the "
-        "device at every step: give a number where you read it anyway, to log it\n"
+        "ppprof: step(loss=...): a tensor on a device is not read, since that would wait for the "
+        "device at every step; to log the loss, pass a number at steps where you read it\n"
     )
 
 
@@ -163,7 +163,7 @@ def test_without_scalars_a_callable_is_not_called() -> None:
 class TestFailures:
     """Each is one line, and no exception."""
 
-    GOES_ON = "no scalars are written from here on, the training goes on\n"
+    GOES_ON = "no scalars are written from now on, the training goes on\n"
 
     def log(self, path: Path) -> None:
         scalars = Scalars(path)
