@@ -70,5 +70,5 @@ def test_what_was_not_looked_at_does_not_count(audit, capsys):
 )
 def test_a_database_that_cannot_be_reached_is_told_and_no_failure(audit, capsys, database, why):
     assert audit(database) == 0
-    told = f"pip-audit: skipped: its database cannot be reached ({why})\n"
+    told = f"pip-audit: skipped: its database is unreachable ({why})\n"
     assert capsys.readouterr().err == told

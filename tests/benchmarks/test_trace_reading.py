@@ -176,7 +176,7 @@ def test_only_some_readers(two_readers, tmp_path, capsys):
 def test_peers_of_other_events_are_refused(tmp_path):
     saved = tmp_path / "saved.json"
     saved.write_text(json.dumps({"machine": "", "events": gpu_job.VERSION + 1, "results": {}}))
-    with pytest.raises(ValueError, match=r"saved\.json: measured on other events"):
+    with pytest.raises(ValueError, match=r"saved\.json: measured with other events"):
         trace_reading.main(["--peers-from", str(saved)])
 
 

@@ -23,7 +23,9 @@ def test_sep_is_not_for_this_harness() -> None:
 def test_what_a_cpu_has_no_use_for_is_said() -> None:
     idle = ("sharding_offload", "reduce_overlap", "broadcast_overlap")
     overrides = [f"{SHARDING}.sharding_degree=2", *(f"{SHARDING}.{name}=True" for name in idle)]
-    messages = [note.partition(": ")[2] for note in notes(load_config(CONFIG, overrides, world_size=2))]
+    messages = [
+        note.partition(": ")[2] for note in notes(load_config(CONFIG, overrides, world_size=2))
+    ]
     not_offloaded = (
         f"{SHARDING}.sharding_offload: has no effect: the harness keeps optimizer state on the "
         "training device"
