@@ -164,10 +164,10 @@ def _read_us(reads: int = 5000) -> float:
     store = _Store()
     coordinator = CoordinatorChannel("127.0.0.1", 2, store, "")
     worker = WorkerChannel(1, store, "")
-    while coordinator.late() or not worker._is_welcome:
+    while coordinator.unconfirmed() or not worker._is_welcome:
         worker.read()
         coordinator.read()
-        if not coordinator.late():
+        if not coordinator.unconfirmed():
             time.sleep(0.01)
     start = time.thread_time()
     for _ in range(reads):

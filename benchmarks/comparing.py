@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import gpu_job
 from benchmarks.trace_reading import Measured, Reader, machine, measure
-from ppprof.analysis.diff.tree_alignment import Node, align
+from ppprof.analysis.diff.tree_alignment import Node, align_trees
 
 SIZES_MB = (20, 100)
 LOADED, COMPARED = "both traces loaded", "ppprof diff"
@@ -98,7 +98,7 @@ def alignments() -> str:
     rows = ["| two trees of 10,000 nodes | seconds |\n", "| --- | ---: |\n"]
     for name, (left, right) in cases.items():
         begin = time.perf_counter()
-        align(left, right)
+        align_trees(left, right)
         rows.append(f"| {name} | {time.perf_counter() - begin:.2f} |\n")
     return "".join(rows)
 

@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from ppprof import remote
     from ppprof.capture.attach import attach
     from ppprof.capture.spans import span
+    from ppprof.report.html import write_report
     from ppprof.run.advise import advise
     from ppprof.run.diff import diff
-    from ppprof.run.report import collect_report_data
     from ppprof.run.run import open
 
-__all__ = ["advise", "attach", "collect_report_data", "diff", "open", "remote", "span"]
+__all__ = ["advise", "attach", "diff", "open", "remote", "span", "write_report"]
 
 
 _MODULES = {
@@ -22,13 +22,13 @@ _MODULES = {
     "attach": "ppprof.capture.attach",
     "diff": "ppprof.run.diff",
     "open": "ppprof.run.run",
-    "collect_report_data": "ppprof.run.report",
     "span": "ppprof.capture.spans",
+    "write_report": "ppprof.report.html",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: training does not need Polars, and reading a run does not need Paddle."""
+    """Import on first use: training needs no polars, and reading a run needs no Paddle."""
     if name == "remote":
         return import_module("ppprof.remote")
     if name in _MODULES:

@@ -12,6 +12,7 @@ _UNPRINTABLE = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # terminals execute them
     "\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"  # they reorder the text around them
 )
+_PLURAL = re.compile(r"s(?=$| (?:from|not|of|that|without)\b)")
 _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
 _BYTES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -103,10 +104,45 @@ def format_ranges(what: str, numbers: Iterable[int]) -> str:
     return f"{what}{plural} {parts}"
 
 
+TRUNCATED = "truncated end of file"
+"""Kind of loss in a file that ends too early; a reason in parentheses may follow."""
+
+
 def format_skipped(path: object, skipped: Mapping[str, int]) -> str:
-    """Return a message that says how much of a file was skipped, and what."""
-    kinds = ", ".join(f"{count} {what}" for what, count in skipped.items())
-    return f"{path}: not all of it could be used: {kinds}"
+    """Return a message that says how much of a file was skipped, and what.
+
+    Args:
+        path: the file.
+        skipped: kind, a plural noun such as "events that are not valid JSON", -> count.
+
+    >>> format_skipped("cut.json", {TRUNCATED: 1, "events that are not valid JSON": 1})
+    'cut.json: partly read: the file is truncated; skipped 1 event that is not valid JSON'
+    >>> format_skipped("a.gz", {TRUNCATED: 1, f"{TRUNCATED} (damaged gzip)": 1})
+    'a.gz: partly read: the file is truncated (damaged gzip)'
+    """
+    reasons = [kind.removeprefix(TRUNCATED) for kind in skipped if kind.startswith(TRUNCATED)]
+    others = {kind: num for kind, num in skipped.items() if not kind.startswith(TRUNCATED)}
+    parts = [f"the file is truncated{max(reasons)}"] if reasons else []
+    if others:
+        parts.append(f"skipped {_format_counts(others)}")
+    return f"{path}: partly read: {'; '.join(parts)}"
+
+
+def format_omitted(path: object, omitted: Mapping[str, int]) -> str:
+    """Return a message that says what the format of a written file has no place for.
+
+    >>> format_omitted("a.pb", {"event annotations": 1, "device events without a launch": 2})
+    'a.pb: the format cannot hold 1 event annotation, 2 device events without a launch'
+    """
+    return f"{path}: the format cannot hold {_format_counts(omitted)}"
+
+
+def _format_counts(counts: Mapping[str, int]) -> str:
+    """Return "2 events without time, 1 field of an unexpected type"."""
+    return ", ".join(
+        f"{num} {kind if num != 1 else _PLURAL.sub('', kind, 1).replace(' are ', ' is ', 1)}"
+        for kind, num in counts.items()
+    )
 
 
 def _in_unit(value: float, units: tuple[tuple[float, str], ...], least: str) -> str:

@@ -78,6 +78,18 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Make], Path
     return made
 
 
+@pytest.fixture
+def messages() -> Iterator[list[str]]:
+    """Messages that the library logs during a test, so far."""
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("ppprof")
+    logger.addHandler(handler)
+    yield logged
+    logger.removeHandler(handler)
+
+
 @pytest.fixture(scope="session")
 def two_rank_job(once: Callable[[str, Make], Path]) -> tuple[Path, str]:
     """Run directory and output of a data parallel training: two windows, every table."""

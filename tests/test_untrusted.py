@@ -28,9 +28,9 @@ from ppprof.cli import main
 from ppprof.config import load_config
 from ppprof.errors import ConfigError, InputError, PpprofError, UsageError
 from ppprof.paths import read_bounded
-from ppprof.report.data import read_document
 from ppprof.run import diff
 from ppprof.run.run import open as open_run
+from ppprof.run.summary import read_tables
 from ppprof.rundir.clocks import read_clocks
 from ppprof.rundir.remote_calls import read_calls
 from ppprof.rundir.step_times import read_step_times
@@ -216,7 +216,7 @@ class TestSizes:
     def small(self, monkeypatch):
         """Bounds that a test can reach."""
         for module in (
-            *("rundir.manifest", "rundir.clocks", "rundir.remote_calls", "report.data"),
+            *("rundir.manifest", "rundir.clocks", "rundir.remote_calls", "rundir.summaries"),
             "config.yaml_source",
         ):
             monkeypatch.setattr(f"ppprof.{module}._MOST_BYTES", 1 << 20)
@@ -243,7 +243,7 @@ class TestSizes:
     def test_tables(self, tmp_path):
         (tmp_path / "a.json").write_text(" " * (2 << 20))
         with pytest.raises(InputError, match=r"a.json: larger than"):
-            read_document(tmp_path / "a.json")
+            read_tables(tmp_path / "a.json")
 
     def test_calls(self, tmp_path):
         (tmp_path / "a.json").write_text(" " * (2 << 20))
@@ -291,7 +291,7 @@ class TestDepth:
         (tmp_path / "a.json").write_text(DEEP)
         assert read_calls(tmp_path) == ([], 2)
         with pytest.raises(InputError, match="not the tables of a window"):
-            read_document(tmp_path / "a.json")
+            read_tables(tmp_path / "a.json")
         (tmp_path / "clocks").mkdir()
         (tmp_path / "clocks/rank_00000.jsonl").write_text(DEEP)
         assert read_clocks(tmp_path) == {}
@@ -420,7 +420,7 @@ class TestCache:
 
     def forged(self, trace: Path, **parts: bytes) -> Path:
         """With some of its parts replaced, and deflated where they are."""
-        kept = cache._beside(trace)
+        kept = cache._cache_path(trace)
         with zipfile.ZipFile(kept) as archive:
             sound = {name: archive.read(name) for name in archive.namelist()}
         with zipfile.ZipFile(kept, "w") as archive:
@@ -447,7 +447,7 @@ class TestCache:
             assert read(trace).events.height
 
     def test_one_that_unpacks_to_more_than_it_is_does_not_count(self, trace):
-        kept = cache._beside(trace)
+        kept = cache._cache_path(trace)
         with zipfile.ZipFile(kept, "w", zipfile.ZIP_DEFLATED) as archive:
             archive.writestr("trace.json", " " * (64 << 20))
         assert kept.stat().st_size < 1 << 20

@@ -224,7 +224,7 @@ def draw(rooms: dict[str, list[Mutant]], count: int, seed: int) -> list[tuple[st
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one run of pytest; after a timeout ``code`` is None."""
+    """The result of one run of pytest; ``code`` None means a timeout."""
 
     code: int | None
     failed: list[str]

@@ -7,10 +7,18 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppprof import rundir
 from ppprof.capture.output import log_to_stderr, reason
+from ppprof.capture.parts import (
+    ClockSyncPart,
+    LivenessPart,
+    Part,
+    RecordingPart,
+    StepsPart,
+    TriggersPart,
+)
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.ranks.clock_sync import ClockClient, ClockServer, ClockSync
 from ppprof.capture.ranks.control_channel import (
@@ -21,12 +29,15 @@ from ppprof.capture.ranks.control_channel import (
 )
 from ppprof.capture.ranks.job import Job, agreement, job_store
 from ppprof.capture.ranks.triggers import Triggers
-from ppprof.capture.recording.disk_budget import Budget
+from ppprof.capture.recording.disk_budget import DiskBudget
+from ppprof.capture.results import Results
 from ppprof.capture.schedule import Schedule
-from ppprof.capture.session import NoopSession, RecordingSession
+from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
+from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
+from ppprof.capture.window_clock import WindowClock
 from ppprof.errors import PpprofError, UsageError
 from ppprof.hardware import known_peak_flops
 from ppprof.rundir.liveness import LivenessRegistry
@@ -38,26 +49,33 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ppprof")
 
-_attached: RecordingSession | None = None
-_settings: Mapping[str, Any] = {}
+
+class _Attached(NamedTuple):
+    session: RecordingSession
+    windows: Windows | None
+    settings: Mapping[str, Any]
+
+
+_attached: _Attached | None = None
 
 
 @dataclass(frozen=True)
 class OpenWindow:
-    """The window that this process records right now."""
+    """The window that this process records now."""
 
     rank: int
     calls: Path
-    """Where remote calls made in it are kept."""
+    """The folder of remote calls that are made in it."""
     settings: Mapping[str, Any]
     """The ``Profiler`` block."""
 
 
 def open_window() -> OpenWindow | None:
-    """The window of the session that `attach` opened, while one is recorded."""
-    session = _attached
-    calls = session.calls if session is not None else None
-    return None if session is None or calls is None else OpenWindow(session.rank, calls, _settings)
+    """Return the window that the attached session records now; None if it records none."""
+    if _attached is None or _attached.windows is None or not _attached.session.is_active:
+        return None
+    calls = _attached.windows.calls
+    return OpenWindow(_attached.session.rank, calls, _attached.settings) if calls else None
 
 
 def attach(
@@ -66,11 +84,11 @@ def attach(
     topology: Topology | None = None,
     config: Mapping[str, Any] | None = None,
     device_peak_flops: float | None = None,
-) -> NoopSession:
-    """A profiler for a training loop; an object that does nothing when it is off.
+) -> ProfilerSession:
+    """Return the profiler session of a training loop; one that does nothing if profiling is off.
 
-    To be called after ``fleet.init`` or ``init_parallel_env``, on every rank: those that
-    ``Profiler.ranks`` leaves out still write their step times::
+    Call it after ``fleet.init`` or ``init_parallel_env``, on every rank. Ranks that ``Profiler.ranks``
+    leaves out still write their step times::
 
         with ppprof.attach(cfg.Profiler) as prof:
             for batch in loader:
@@ -78,22 +96,22 @@ def attach(
                 prof.step(num_samples=batch_size)
 
     Args:
-        profiler: the ``Profiler`` block, typed or as a plain mapping; None is off.
-        topology: where the ranks stand; without it, Fleet's if it is initialised, else data
-            parallel over all ranks.
-        config: the whole config, to be kept in the manifest.
-        device_peak_flops: dense FLOP/s of one device in the type that is trained in, for MFU;
-            without it, that of bf16 and fp16 where the device is a known one (`ppprof.hardware`).
-            Kept in the manifest.
+        profiler: the ``Profiler`` block, typed or as a plain mapping; None means off.
+        topology: rank to coordinate. By default Fleet's if it is initialised, else data parallel
+            over all ranks.
+        config: the whole config, which is written into the manifest.
+        device_peak_flops: dense FLOP/s of one device in the data type of the training, for MFU. By
+            default that of bf16 and fp16 if the device is known (`ppprof.hardware`). It is written
+            into the manifest.
 
     Returns:
         A context manager with ``step(num_samples, num_tokens, num_micro_batches, num_flops,
         loss)``, ``paused()``, ``should_stop`` and ``close()``.
 
     Raises:
-        ConfigError: the mapping is no valid ``Profiler`` block.
-        UsageError: ``ranks``, ``print_ranks`` or ``trigger.ranks`` name ranks that the job does not have, or
-            ``device_peak_flops`` is no positive number.
+        ConfigError: the mapping is not a valid ``Profiler`` block.
+        UsageError: ``ranks``, ``print_ranks`` or ``trigger.ranks`` name ranks that the job does not
+            have, or ``device_peak_flops`` is not a positive number.
     """
     if profiler is None:
         return NoopSession()
@@ -104,8 +122,10 @@ def attach(
     if not profiler.enable:
         return NoopSession()
     log_to_stderr()
-    if _attached is not None and not _attached.closed:
-        log.warning("attach() was called while an earlier session is open: this one does nothing")
+    if _attached is not None and not _attached.session.closed:
+        log.warning(
+            "attach() was called while an earlier session is open: the new session does nothing"
+        )
         return NoopSession()
     if device_peak_flops is None:
         device_peak_flops = _device_peak_flops()
@@ -118,11 +138,11 @@ def attach(
         return _attach(profiler, topology, config, device_peak_flops)
     except PpprofError:
         raise
-    except Exception as error:  # an environment or a Paddle that we have not seen
+    except Exception as error:  # an unknown environment or version of Paddle
         log.warning(f"cannot attach: {reason(error)}; nothing is recorded, the training goes on")
-        # Not `NoopSession`: the other ranks will stop where ``stop_training`` says, and so has this one.
+        # Not `NoopSession`: all ranks have to stop at the step that ``stop_training`` asks for.
         return RecordingSession(
-            Schedule.of(profiler.scheduler), stop_training=profiler.stop_training, prints=False
+            WindowClock(Schedule.of(profiler.scheduler)), stop_training=profiler.stop_training
         )
 
 
@@ -132,7 +152,7 @@ def _attach(
     config: Mapping[str, Any] | None,
     device_peak_flops: float | None,
 ) -> RecordingSession:
-    global _attached, _settings
+    global _attached
     job = Job.here(topology)
     recorded = job.topology.select(profiler.ranks)
     printing = job.topology.select(profiler.print_ranks)
@@ -145,46 +165,65 @@ def _attach(
     }
     key = agreement()
     shown = _run_directory(job, Path(profiler.profiler_log), manifest, key)
-    run = shown and shown.absolute()  # wherever the training changes to
-    clock = finisher = windows = triggers = None
-    on_demand = profiler.trigger is not None
-    schedule = Schedule.of(profiler.scheduler, on_demand)
+    run = shown and shown.absolute()  # the training may change its directory
+    schedule = Schedule.of(profiler.scheduler, on_demand=profiler.trigger is not None)
+    triggers = clock_sync = None
     if run is not None and not profiler.timer_only:
-        clock = _clock(job, run, key, recorded)
+        clock_sync = _clock_sync(job, run, key, recorded)
         triggers = _triggers(profiler, schedule, job, run, key, recorded)
+    clock = WindowClock(schedule, triggers, profiler.timer_only)
+    summary = PerfSummary(device_peak_flops)
+    results = Results(
+        job.rank,
+        shown,
+        clock,
+        summary,
+        prints=job.rank in printing,
+        viewed=next((fmt for fmt in profiler.formats if fmt != "pb"), None),
+        clocks_of=run if clock_sync is not None else None,
+    )
+    parts: list[Part] = []
+    if run is not None:
+        results.liveness = _liveness(job, run)
+        parts += [results.liveness] if results.liveness is not None else []
+    if triggers is not None:
+        parts.append(TriggersPart(triggers))
     if run is not None and job.rank in recorded and not profiler.timer_only:
-        finisher = PostProcessor(
+        post_processor = PostProcessor(
             run,
             job.rank,
-            prints=job.rank in printing,
+            prints=results.prints,
             background=profiler.background,
             then=profiler.command,
         )
-        windows = _windows(profiler, job, run, finisher, prints=job.rank in printing)
+        results.post_processor = post_processor
+        results.windows = _windows(profiler, job, run, post_processor, results.prints)
+        parts.append(RecordingPart(clock, results.windows, post_processor, triggers))
+    if clock_sync is not None:
+        parts.append(ClockSyncPart(clock_sync))
+    parts += [_steps(profiler, job, run, summary, printing), results]
     timer = StepTimer()
     timer.watch_readers()
-    _settings = manifest["profiler"]
-    _attached = RecordingSession(
-        schedule,
-        rank=job.rank,
-        run=run,
-        shown=shown,
-        roster=_roster(job, run),
-        clock=clock,
-        windows=windows,
-        finisher=finisher,
-        triggers=triggers,
-        steps=StepLog(run / rundir.steps_path(job.rank)) if run is not None else None,
-        scalars=_scalars(job, run, printing) if profiler.visualdl_scalars else None,
-        timer=timer,
-        device_peak_bytes=_device_peak_bytes(),
-        device_peak_flops=device_peak_flops,
-        stop_training=profiler.stop_training,
-        timer_only=profiler.timer_only,
-        prints=job.rank in printing,
-        viewed=next((fmt for fmt in profiler.formats if fmt != "pb"), None),
+    session = RecordingSession(
+        clock, parts, timer=timer, rank=job.rank, stop_training=profiler.stop_training
     )
-    return _attached
+    _attached = _Attached(session, results.windows, manifest["profiler"])
+    return session
+
+
+def _steps(
+    profiler: ProfilerConfig,
+    job: Job,
+    run: Path | None,
+    summary: PerfSummary,
+    printing: Collection[int],
+) -> StepsPart:
+    return StepsPart(
+        summary,
+        log=StepLog(run / rundir.steps_path(job.rank)) if run is not None else None,
+        scalars=_scalars(job, run, printing) if profiler.visualdl_scalars else None,
+        device_peak_bytes=_device_peak_bytes(),
+    )
 
 
 def _run_directory(job: Job, log_dir: Path, manifest: Mapping[str, Any], key: str) -> Path | None:
@@ -197,16 +236,16 @@ def _run_directory(job: Job, log_dir: Path, manifest: Mapping[str, Any], key: st
         return None
 
 
-def _roster(job: Job, run: Path | None) -> LivenessRegistry | None:
+def _liveness(job: Job, run: Path) -> LivenessPart | None:
     try:
-        return LivenessRegistry(run, job.topology, job.rank) if run is not None else None
+        return LivenessPart(LivenessRegistry(run, job.topology, job.rank))
     except OSError as error:
-        log.warning(f"rank {job.rank}: {error}; should ranks die, they will not be named")
+        log.warning(f"rank {job.rank}: {error}; ranks that die will not be named")
         return None
 
 
-def _clock(job: Job, run: Path, key: str, recorded: Collection[int]) -> ClockSync | None:
-    if not set(recorded) - {0}:  # nobody to compare
+def _clock_sync(job: Job, run: Path, key: str, recorded: Collection[int]) -> ClockSync | None:
+    if not set(recorded) - {0}:  # no other rank records
         return None
     try:
         if job.rank == 0:
@@ -232,43 +271,42 @@ def _triggers(
     if profiler.trigger is None:
         return None
     try:
-        mail: ControlChannel = LocalChannel()
+        channel: ControlChannel = LocalChannel()
         if job.topology.world_size > 1 and job.rank == 0:
-            mail = CoordinatorChannel(
+            channel = CoordinatorChannel(
                 job.hosts[0], job.topology.world_size, job_store(), f"{key}/trigger"
             )
         elif job.topology.world_size > 1:
-            mail = WorkerChannel(job.rank, job_store(), f"{key}/trigger")
+            channel = WorkerChannel(job.rank, job_store(), f"{key}/trigger")
     except (OSError, RuntimeError) as error:
-        log.warning(f"rank {job.rank}: {error}; there are no triggered windows")
+        log.warning(f"rank {job.rank}: {error}; windows on demand are off")
         return None
-    return Triggers(profiler.trigger, schedule, job.rank, job.topology, recorded, run, mail)
+    return Triggers(profiler.trigger, schedule, job.rank, job.topology, recorded, run, channel)
 
 
 def _windows(
-    profiler: ProfilerConfig, job: Job, run: Path, finisher: PostProcessor, prints: bool
+    profiler: ProfilerConfig, job: Job, run: Path, post_processor: PostProcessor, prints: bool
 ) -> Windows | None:
-    # Here is where Paddle's private parts are touched first, and a Paddle that we have not seen
-    # may have moved them.
+    # These modules use Paddle's private names first, and a new version of Paddle may have moved them.
     try:
         from ppprof.capture.recording.collectives import Collectives
         from ppprof.capture.recording.fleet import FleetSpans
         from ppprof.capture.recording.recorder import Recorder
         from ppprof.capture.recording.windows import Windows
 
-        most, budget = profiler.max_trace_mb, None
-        if most is not None:
-            budget = Budget(run, job.rank, most, profiler.formats)
+        max_trace_mb, budget = profiler.max_trace_mb, None
+        if max_trace_mb is not None:
+            budget = DiskBudget(run, job.rank, max_trace_mb, profiler.formats)
         recorder = Recorder(profiler, prints)
         wrappers = (Collectives(job.topology), FleetSpans())
-        return Windows(recorder, finisher, run, job.rank, job.topology, budget, wrappers)
+        return Windows(recorder, post_processor, run, job.rank, job.topology, budget, wrappers)
     except Exception as error:
         log.warning(f"rank {job.rank}: cannot record: {error}; the training goes on without")
         return None
 
 
 def _scalars(job: Job, run: Path | None, printing: Collection[int]) -> Scalars | None:
-    # A page can show some ranks and not thousands, and those that print are the ones looked at.
+    # VisualDL's page can show some ranks but not thousands: take those whose tables are printed.
     if run is None or job.rank not in printing:
         return None
     is_first = job.rank == min(printing)

@@ -45,10 +45,15 @@ def log_to_stderr() -> None:
     that one to write to stderr too, and every line would come out twice.
     """
     logger = logging.getLogger("ppprof")
-    if all(isinstance(handler, logging.NullHandler) for handler in logger.handlers):
-        logger.addHandler(StderrHandler())
+    handlers = [item for item in logger.handlers if not isinstance(item, logging.NullHandler)]
+    if not handlers:
+        handlers = [StderrHandler()]
+        logger.addHandler(handlers[0])
         logger.propagate = False
         logger.setLevel(logging.INFO)
+    if isinstance(handlers[0], StderrHandler):
+        # By default, `logging.config.dictConfig` disables every logger that it does not name.
+        logger.disabled = False
         # The first call of each level takes logging's global lock; later ones read a cache.
         for level in (logging.INFO, logging.WARNING):
             logger.isEnabledFor(level)

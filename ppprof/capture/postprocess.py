@@ -1,8 +1,7 @@
-"""Turns saved windows into tables and traces, in a child process beside the training."""
+"""Makes tables and traces of saved windows, in a child process beside the training."""
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import shlex
@@ -11,12 +10,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from argparse import Namespace
 from collections import deque
 from collections.abc import Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,17 +25,17 @@ log = logging.getLogger("ppprof")
 _COMMAND = (sys.executable, "-m", "ppprof", "finish")
 
 _LIMIT_SECONDS = 600
-"""Of computing, after which a child ends: enough for 30 GB of JSON. It may take hours, for beside a
-training that uses all cores the lowest priority gets a hundredth of one."""
+"""CPU time after which a child ends: enough for 30 GB of JSON. That may take hours: beside a training
+that uses all cores, the lowest priority gets a hundredth of one."""
 
 _REDRAW_SECONDS = 0.2
 
 _BASE_BYTES, _BYTES_A_RAW_BYTE = 200 << 20, 10
-"""Bound of a child's memory: it took 180, 280 and 660 MiB for raw captures of 3, 16 and 65 MiB. It
-is not enforced, for polars reserves far more than it uses, and a limit would fail good captures."""
+"""Upper bound of a child's memory: it took 180, 280 and 660 MiB for raw captures of 3, 16 and 65 MiB.
+It is not enforced: polars reserves far more than it uses, and a limit would fail good captures."""
 
 _LAUNCHER = ("PADDLE_", "FLAGS_", "MASTER_", "POD_", "TRAINING_ROLE")
-"""Prefixes of what the launcher tells a rank; a child that took itself for one would be wrong."""
+"""Prefixes of the launcher's variables; a child is not one of the ranks and must not see them."""
 
 
 class PostProcessor:
@@ -48,20 +45,25 @@ class PostProcessor:
 
         training   | window 0 | steps ...                        | window 1 | ... | wait
         child 0               | at lowest priority ... tables |                   |
-        child 1                                                             | ... | at the usual one
+        child 1                                                             | ... | at usual priority
 
-    A child starts as soon as its window is saved: at the lowest priority, so that it takes what
-    the training leaves; as the first that the kernel ends where memory runs out, for the training
-    is worth more; in a session of its own, so that what ends the training does not end it; and not
-    without end. What it prints is passed on when it has ended. Where it fails, the raw capture
-    stays, and a line says so.
+    A child starts as soon as its window is saved:
+
+    - at the lowest priority, so that it only uses time that the training leaves;
+    - as the first process that the kernel kills when memory runs out;
+    - in a session of its own, so that a signal that ends the training does not end it;
+    - with a limit on its CPU time.
+
+    Its output is printed when it has ended. If it fails, the raw capture stays and a warning is
+    logged.
 
     Args:
         run: the run directory.
         rank: of this process.
         prints: whether to print the tables.
-        command: stands in for ``ppprof finish``.
-        background: as above; else in this process, while the training waits: for debugging.
+        command: replaces ``ppprof finish``.
+        background: as above; otherwise `add` waits for the child, which has the usual priority.
+        then: a command that the child runs afterwards (``Profiler.on_window_end``).
     """
 
     def __init__(
@@ -81,49 +83,46 @@ class PostProcessor:
         self._then = ["--then", shlex.join(then)] if then else []
         self._waiting: deque[tuple[int, Path]] = deque()
         self._child: _Child | None = None
-        self._is_left = False
 
     def add(self, window: int, raw: Path, brief: bool = False) -> None:
-        """Finishes a window as soon as the ones before it are.
+        """Make tables and traces of a window as soon as those of earlier windows are made.
 
         Args:
             window: its number.
             raw: the capture.
-            brief: the process is about to end: it stays raw where this process would finish it.
+            brief: return at once, also without ``background``: the process is about to end.
         """
-        if self._background:
-            self._waiting.append((window, raw))
+        self._waiting.append((window, raw))
+        self.poll()
+        if not self._background and not brief and self._child is not None:
+            self._child.process.wait()
             self.poll()
-        elif brief:
-            self._is_left = True
-        else:
-            self._finish_here(window, raw)
 
     @property
     def has_finished_child(self) -> bool:
-        """Whether a child has ended, so that `poll` will print and perhaps start the next."""
+        """Whether a child has ended, so that `poll` prints and may start the next one."""
         return self._child is not None and self._child.process.poll() is not None
 
     def poll(self) -> bool:
-        """Passes on what has ended and starts what waits; True while anything is left."""
+        """Print what a finished child wrote, and start the next; return whether any is left."""
         if self._child is not None and self.has_finished_child:
             child, self._child = self._child, None
             child.report(self._prints)
         while self._child is None and self._waiting:
             window, raw = self._waiting.popleft()
-            self._child = _start(self._command_for(window), raw)
+            self._child = _start(self._command_for(window), raw, 19 if self._background else 0)
         return self._child is not None
 
     def wait(self, seconds: float, patience: float = 3.0) -> None:
-        """Waits until all is finished, or that long; says so when it takes ``patience``.
+        """Wait until all windows are finished, at most so many seconds.
 
-        On a terminal it shows how far it is.
+        On a terminal, a progress bar appears after ``patience`` seconds; elsewhere a log message.
 
         Raises:
-            KeyboardInterrupt: the user would not wait; the child goes on.
+            KeyboardInterrupt: the user stopped waiting; the child goes on.
         """
         start = time.monotonic()
-        told = False
+        has_logged = False
         bar = _Bar(len(self._waiting) + (self._child is not None), patience)
         try:
             while True:
@@ -133,9 +132,9 @@ class PostProcessor:
                     break
                 if self._child is not None:
                     self._child.raise_priority()
-                if not bar.draw(left=len(self._waiting) + 1) and not told:
-                    told = time.monotonic() - start > patience
-                    if told:
+                if not bar.draw(left=len(self._waiting) + 1) and not has_logged:
+                    has_logged = time.monotonic() - start > patience
+                    if has_logged:
                         log.info(
                             f"rank {self._rank}: making tables and traces of the recorded steps..."
                         )
@@ -145,13 +144,12 @@ class PostProcessor:
             self.leave()
 
     def leave(self) -> None:
-        """Waits no longer: says which command makes, or makes again, what is not there yet."""
-        if self._child is not None or self._is_left:
-            if self._child is not None:
-                self._child.close()
+        """Stop waiting; log which command makes tables that are not there yet."""
+        if self._child is not None:
+            self._child.close()
             log.info(
-                f"rank {self._rank}: not waiting for the tables of {self._run}; "
-                f"if they stay away: ppprof finish {shlex.quote(str(self._run))}"
+                f"rank {self._rank}: exiting before the tables in {self._run} are written; "
+                f"if they do not appear, run: ppprof finish {shlex.quote(str(self._run))}"
             )
         self._child = None
         self._waiting.clear()
@@ -161,27 +159,11 @@ class PostProcessor:
         where = [str(self._run), "--rank", rank, "--window", str(window)]
         return [*self._command, *where, *self._then]
 
-    def _finish_here(self, window: int, raw: Path) -> None:
-        # By name, as a child finds it: a capture knows nothing of how tables are made.
-        command = import_module("ppprof.cli.finish")
-        then = self._then[1] if self._then else None
-        asked = Namespace(
-            run=str(self._run), rank=self._rank, window=window, seconds=None, then=then
-        )
-        printed = io.StringIO()
-        try:
-            with redirect_stdout(printed):
-                command.finish(asked)
-        except Exception as error:
-            _tell_failure(raw, self._command_for(window), reason(error))
-        if self._prints:
-            _show_tables(printed.getvalue(), raw)
 
-
-def _start(command: list[str], raw: Path) -> _Child | None:
-    short = _shortage(raw)
-    if short:
-        _tell_failure(raw, command, short)
+def _start(command: list[str], raw: Path, nice: int) -> _Child | None:
+    shortage = _memory_shortage(raw)
+    if shortage:
+        _log_failure(raw, command, shortage)
         return None
     out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (the child's)
     try:
@@ -196,9 +178,10 @@ def _start(command: list[str], raw: Path) -> _Child | None:
     except OSError as error:
         out.close()
         err.close()
-        _tell_failure(raw, command, str(error))
+        _log_failure(raw, command, str(error))
         return None
-    _set_priority(process.pid, 19)
+    if nice:
+        _set_priority(process.pid, nice)
     with suppress(OSError):
         Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000")
     return _Child(command, raw, process, out, err)
@@ -211,61 +194,61 @@ class _Child:
     process: subprocess.Popen[bytes]
     out: IO[bytes]
     err: IO[bytes]
-    _hurries: bool = False
+    _is_raised: bool = False
 
     def raise_priority(self) -> None:
-        """Gives it the usual priority: the training only waits for it by now."""
-        if not self._hurries:
-            self._hurries = True
+        """Give the child the usual priority: the training now only waits for it."""
+        if not self._is_raised:
+            self._is_raised = True
             _set_priority(self.process.pid, 0)
 
     def report(self, prints: bool) -> None:
         out, err = _text(self.out), _text(self.err)
         if prints:
-            _show_tables(out, self.raw)
+            _print_tables(out, self.raw)
         forward_stderr(err)
         if self.process.returncode:
-            _tell_failure(self.raw, self.command, _cause(self.process.returncode))
+            _log_failure(self.raw, self.command, _cause(self.process.returncode))
         self.close()
 
     def close(self) -> None:
         self.out.close()
         self.err.close()
-        # Popen complains about a child that it may leave behind; this one is meant to live on.
+        # Popen warns about a child that is still running; this one is meant to live on.
         self.process.returncode = self.process.returncode or 0
 
 
-def _shortage(raw: Path) -> str:
-    """Why there is too little memory for it and for those of this node's other ranks, or ""."""
+def _memory_shortage(raw: Path) -> str:
+    """Return why memory is too short for the children of all local ranks; "" if it is not."""
     left = available_bytes()
     with suppress(OSError, ValueError):
         ranks = int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
         needed = ranks * (_BASE_BYTES + _BYTES_A_RAW_BYTE * raw.stat().st_size)
         if left is not None and left < needed:
-            return f"{left >> 20} MiB of memory are left, and {needed >> 20} may be needed"
+            return f"{left >> 20} MiB of memory are left, up to {needed >> 20} MiB may be needed"
     return ""
 
 
 def _cause(returncode: int) -> str:
-    """How a child ended, in words."""
+    """Return why a child ended early."""
     if returncode in (-signal.SIGALRM, -signal.SIGPROF):
-        return f"it took too long: more than {_LIMIT_SECONDS} s of computing, or hours of waiting"
+        return f"it took more than {_LIMIT_SECONDS} s of CPU time, or hours of waiting"
     if returncode == -signal.SIGKILL:
-        return "it was killed, perhaps for memory"
+        return "it was killed, perhaps because memory ran out"
     return f"exit code {returncode}"
 
 
-def _show_tables(text: str, raw: Path) -> None:
+def _print_tables(text: str, raw: Path) -> None:
     try:
         print_result(text)
-    except (OSError, ValueError) as error:  # a reader who has left ends no recording
+    except (OSError, ValueError) as error:  # a closed pipe must not end the recording
         again = shlex.join(["ppprof", "summary", str(raw.parents[1])])
-        log.warning(f"tables were not printed: {reason(error)}; to see them: {again}")
+        log.warning(f"tables were not printed: {reason(error)}; to see them, run: {again}")
 
 
-def _tell_failure(raw: Path, command: list[str], why: str) -> None:
+def _log_failure(raw: Path, command: list[str], why: str) -> None:
     again = shlex.join(command)
-    log.warning(f"{raw}: could not be made into tables and traces ({why}); to try again: {again}")
+    log.warning(f"{raw}: no tables and traces were made ({why}); to try again, run: {again}")
 
 
 def _text(file: IO[bytes]) -> str:
@@ -274,26 +257,26 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Ours without the launcher's part, and with this package where the child finds it."""
+    """Return this process's environment without the launcher's part, and with this package's path."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER)}
     package = str(Path(__file__).parents[2])
     paths = [path for path in (environment.get("PYTHONPATH"), package) if path]
-    # SAFEPATH: modules are not looked for in the directory where the training was started.
+    # SAFEPATH: do not import modules from the directory where the training was started.
     return {**environment, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
 
 
 def _set_priority(pid: int, nice: int) -> None:
-    """Also of its session, which a desktop kernel would give a fair share.
+    """Set the priority of a process, and of its session, which a desktop kernel schedules as one.
 
-    To raise it again takes a privilege; without, the child still gets what is free.
+    Raising a priority takes a privilege; without it, the child still gets idle time.
     """
-    with suppress(OSError):  # it may have ended, too
+    with suppress(OSError):  # also if the process has ended
         os.setpriority(os.PRIO_PROCESS, pid, nice)
         Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
 
 class _Bar:
-    """How many windows are finished, drawn on a terminal after a while, and nowhere else."""
+    """A progress bar of finished windows, on a terminal only, shown after ``patience`` seconds."""
 
     def __init__(self, total: int, patience: float) -> None:
         self._total = total
@@ -301,7 +284,7 @@ class _Bar:
         self._bar: Any = None
 
     def draw(self, left: int) -> bool:
-        """Draws it, or again, with the time that it has taken; False where there is no terminal."""
+        """Draw or redraw the bar; return False if stderr is no terminal."""
         if sys.stderr is None or not sys.stderr.isatty():
             return False
         if time.monotonic() >= self._next:
@@ -317,11 +300,11 @@ class _Bar:
         return True
 
     def clear(self) -> None:
-        """Makes room for what is printed now."""
+        """Remove the bar, so that other text can be printed."""
         if self._bar is not None:
             self._bar.clear()
 
     def close(self) -> None:
-        """Leaves nothing of it."""
+        """Remove the bar for good."""
         if self._bar is not None:
             self._bar.close()

@@ -1,6 +1,6 @@
-"""``ppprof completion``: a script that lets a shell complete commands, options and files.
+"""``ppprof completion``: a script for a shell to complete commands, options and files.
 
-The script is static: a press of the tab key starts no Python.
+The script is static: the tab key starts no Python.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ import argparse
 from typing import Any
 
 SHELLS = ("bash", "zsh", "tcsh")
-"""Those that there is a script for."""
+"""Supported shells."""
 
 _FILES = {"PATH", "RUN", "BASE", "FILE", "IN", "OUT", "CFG", "BASELINE", "EXPERIMENT"}
-"""Metavars of what names a file or a directory."""
+"""Metavars of arguments that are a file or a directory."""
 
 
 def register(subparsers: Any) -> None:
-    """Adds the command's parser."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "completion",
         help="print a script that lets your shell complete what you type",
@@ -24,7 +24,7 @@ def register(subparsers: Any) -> None:
             "Prints a script for SHELL. In bash: ppprof completion bash > "
             "~/.local/share/bash-completion/completions/ppprof; in zsh: ppprof completion zsh > "
             "_ppprof in a directory of $fpath; in tcsh: ppprof completion tcsh > ~/.ppprof.tcsh, "
-            "and source that in ~/.tcshrc. To be printed again after an update."
+            "and source that in ~/.tcshrc. Print it again after an update."
         ),
     )
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
@@ -32,7 +32,7 @@ def register(subparsers: Any) -> None:
 
 
 def completion(args: argparse.Namespace) -> int:
-    """0 and the script on stdout."""
+    """Return 0; the script is on stdout."""
     import shtab
 
     from ppprof.cli import COMMANDS, parser_of
@@ -44,15 +44,15 @@ def completion(args: argparse.Namespace) -> int:
 
 
 def _prepare(parser: argparse.ArgumentParser, files: Any) -> None:
-    """Says which arguments are files, and has short words for the commands.
+    """Mark the arguments that are files, and give the commands short descriptions.
 
-    argparse has no public way to walk a parser; shtab takes the same one.
+    argparse has no public way to walk a parser; shtab uses the same private one.
     """
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for listed in action._choices_actions:
-                action.choices[listed.dest].description = listed.help
-            for of_command in action.choices.values():
-                _prepare(of_command, files)
+            for choice in action._choices_actions:
+                action.choices[choice.dest].description = choice.help
+            for subparser in action.choices.values():
+                _prepare(subparser, files)
         elif action.metavar in _FILES:
             action.complete = files  # type: ignore[attr-defined]

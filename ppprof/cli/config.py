@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
-from ppprof.cli.terminal import tell
+from ppprof.cli.terminal import log
 from ppprof.config import load_config
 from ppprof.errors import UsageError
 
 
 def register(subparsers: Any) -> None:
-    """Adds the command's parser."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "config",
         help="print the resolved config, or every problem in it",
@@ -38,12 +38,12 @@ def register(subparsers: Any) -> None:
 
 
 def config(args: argparse.Namespace) -> int:
-    """0 and the config on stdout; its warnings on stderr."""
+    """Return 0; the config is on stdout, its warnings on stderr."""
     if args.world_size is not None and args.world_size < 1:
         raise UsageError(f"--world-size: {args.world_size}: expected at least 1")
     loaded = load_config(args.config, args.override, args.world_size)
     for warning in loaded.warnings:
-        tell(warning)
+        log.warning("%s", warning)
     values = loaded.to_mapping()
     if args.format == "json":
         print(json.dumps(values, indent=2, ensure_ascii=False))

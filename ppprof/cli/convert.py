@@ -6,15 +6,17 @@ import argparse
 from functools import partial
 from typing import Any
 
-from ppprof.cli.terminal import Progress, is_same, tell, tell_lost
+from ppprof.cli.options import is_same
+from ppprof.cli.terminal import Progress, log
 from ppprof.errors import UsageError
 from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.trace import read, write
 from ppprof.trace.formats import suffix_of
+from ppprof.units import format_omitted, format_skipped
 
 
 def register(subparsers: Any) -> None:
-    """Adds the command's parser."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "convert",
         help="write a trace in another format, or mend a broken one",
@@ -32,14 +34,14 @@ def register(subparsers: Any) -> None:
 
 
 def convert(args: argparse.Namespace) -> int:
-    """0 when OUT was written, whatever of IN could not be used."""
+    """Return 0 when OUT was written, even if parts of IN were skipped."""
     suffix_of(args.target)
     try:
         with store_errors_as_oserror(args.target):
-            is_there = args.target.exists()
-            if is_there and not args.force:
+            exists = args.target.exists()
+            if exists and not args.force:
                 raise UsageError(f"{args.target}: exists; --force replaces it")
-            if is_there and is_same(args.target, args.source):
+            if exists and is_same(args.target, args.source):
                 raise UsageError(f"{args.target}: IN and OUT are one file; give OUT another name")
     except OSError as error:
         raise UsageError(f"{args.target}: {error.strerror or error}") from error
@@ -47,10 +49,13 @@ def convert(args: argparse.Namespace) -> int:
     trace = read(
         args.source, progress=partial(progress, args.source) if progress else None, cache=False
     )
-    tell_lost(args.source, trace.skipped)
+    if trace.skipped:
+        log.warning("%s", format_skipped(args.source, trace.skipped))
     try:
-        tell_lost(args.target, write(trace, args.target))
+        if omitted := write(trace, args.target):
+            log.warning("%s", format_omitted(args.target, omitted))
     except OSError as error:
         raise UsageError(f"{args.target}: {error.strerror or error}") from error
-    tell(f"{args.target}: {trace.events.height} events, {args.target.stat().st_size} bytes")
+    size = args.target.stat().st_size
+    log.info("%s: %d events, %d bytes", args.target, trace.events.height, size)
     return 0

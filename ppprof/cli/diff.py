@@ -6,39 +6,44 @@ import argparse
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.diff.diff import KERNEL_VALUES, OPERATOR_VALUES, Diff
+from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome, Threshold, check
+from ppprof.analysis.diff.run_costs import KERNEL_VALUES, OPERATOR_VALUES
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.cli import executors
-from ppprof.cli.merge import nanoseconds
 from ppprof.cli.options import (
-    add_cache,
+    Checks,
+    add_format,
     add_output,
-    add_part,
-    opened,
-    problems_of_output,
+    add_reading,
+    add_renamed,
+    add_rows,
+    add_selection,
+    nanoseconds,
+    open_runs,
+    show,
     whole_number,
-    write_output,
 )
-from ppprof.cli.terminal import tell
+from ppprof.cli.terminal import log
 from ppprof.errors import UsageError
-from ppprof.report.data import dumps
-from ppprof.report.text.diff import VIEWS, Shown, as_data, as_markdown, render_diff, tables
+from ppprof.report.diff_rows import VIEWS, RowSelection, diff_document, select_rows
+from ppprof.report.markdown import diff_markdown
+from ppprof.report.text.diff import render_diff
 from ppprof.report.text.summary import TableOptions
 from ppprof.run.diff import diff as compare
-from ppprof.topology import parse_selector
+from ppprof.rundir.summaries import dumps
+from ppprof.topology import RankSelector, parse_selector
 
-_BROKEN = 1
-"""Exit code where a rule is broken."""
+_FAILED = 1
+"""Exit code where a threshold of ``--fail-if`` fails."""
 
 
 def register(subparsers: Any) -> None:
-    """Adds the command's parser."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "diff",
         help="print what changed between two runs, the biggest change on top",
@@ -52,29 +57,26 @@ def register(subparsers: Any) -> None:
     add("baseline", metavar="BASELINE", help="run directory or trace file")
     add("experiment", metavar="EXPERIMENT", nargs="?", help="the same; default: BASELINE")
     add("--views", metavar="V,...", help=f"some of {','.join(VIEWS)}; default: all")
-    add("--rank", metavar="R", help="only these ranks: 3, 0,8-15, or coordinates such as pp=0,mp=1")
-    add_part(parser)
-    for what in ("rank", "window", "steps"):
-        add(f"--experiment-{what}", metavar="X", help=f"of EXPERIMENT, if not as --{what}")
+    add_selection(parser)
+    for name in ("rank", "window", "steps"):
+        add(f"--experiment-{name}", metavar="X", help=f"of EXPERIMENT, if not as --{name}")
     add(
-        "--sort",
+        "--sorted-by",
         metavar="KEY",
         help="of operators and kernels: calls, cpu_self, cpu_total, gpu_self or gpu_total",
     )
+    add_renamed(parser, "--sort", "--sorted-by")
     add("--filter", metavar="REGEX", help="only names that match somewhere")
-    add("--limit", metavar="N", help="rows of a table (20), or none")
+    add_rows(parser, "rows", "20")
+    add_renamed(parser, "--limit", "--row-limit")
     add(
         "--min-delta",
         metavar="T",
-        help="only what changed by so much: 50us; default: 0.1%% of a step",
+        help="only changes of at least this much: 50us; default: 0.1%% of a step",
     )
-    add("--all", action="store_true", help="also what changed by less than the noise")
-    add(
-        "--exact",
-        action="store_true",
-        help="names as recorded: template arguments tell kernels apart",
-    )
-    add("--names", metavar="FILE", help="YAML, name: [what it is called...]: what counts as one")
+    add("--all", action="store_true", default=None, help="also changes smaller than the noise")
+    add("--exact", action="store_true", help="compare names as recorded, with template arguments")
+    add("--names", metavar="FILE", help="YAML, name: [other names of the same operator...]")
     add(
         "--fail-if",
         metavar="RULE",
@@ -82,29 +84,21 @@ def register(subparsers: Any) -> None:
         default=[],
         help="exit with 1 if so: 'step_time > 5%%', 'op.matmul.gpu > 0.2ms', 'ips < -5%%'; repeatable",
     )
-    add("--workers", metavar="N", default="1", help="read the traces in N processes")
-    add("--time-unit", metavar="UNIT", default="ms", help="s, ms (as it is without), us or ns")
-    add(
-        "--format",
-        choices=("table", "json", "csv", "md"),
-        default="table",
-        help="json: everything, in nanoseconds; csv: one view; md: for a comment",
-    )
+    add("--time-unit", metavar="UNIT", help="s, ms, us or ns; default: ms")
+    add_format(parser, "json: everything, in nanoseconds; csv: one view; md: for a comment")
     add_output(parser)
-    add_cache(parser)
+    add_reading(parser)
     parser.set_defaults(run_command=diff)
 
 
 def diff(args: argparse.Namespace) -> int:
-    """0 when it was shown, 1 where a rule of ``--fail-if`` is broken."""
+    """Return 0 when the comparison was shown, 1 where a threshold of ``--fail-if`` fails."""
     request = _Request.of(args)
-    cache = not args.no_cache
-    baseline = opened(args.baseline, cache=cache)
-    experiment = baseline
+    baseline = experiment = open_runs(args, args.baseline)
     if args.experiment not in (None, args.baseline):
-        experiment = opened(args.experiment, cache=cache)
+        experiment = open_runs(args, args.experiment)
     with executors.processes(request.workers) as executor:
-        found = compare(
+        comparison = compare(
             baseline,
             experiment,
             ranks=request.ranks,
@@ -114,89 +108,75 @@ def diff(args: argparse.Namespace) -> int:
             names=args.names,
             executor=executor,
         )
-    outcomes = check(request.rules, found)
-    text = _FORMATS[args.format](found, request.shown, request.layout, outcomes)
-    if args.output is None:
-        print(text, end="")
-    else:
-        write_output(args, text)
+    outcomes = check(request.thresholds, comparison)
+    show(args, [_FORMATS[args.format](comparison, request.shown, request.options, outcomes)])
     if args.format != "table" or args.output is not None:
         for outcome in outcomes:
-            tell(outcome)
-    return _BROKEN if any(outcome.status == "broken" for outcome in outcomes) else 0
+            log.info("%s", outcome)
+    return _FAILED if any(outcome.status == "fail" for outcome in outcomes) else 0
 
 
 @dataclass(frozen=True)
 class _Request:
     """The command line, checked."""
 
-    ranks: tuple[Any, Any]
+    ranks: tuple[RankSelector, RankSelector]
     windows: tuple[int | None, int | None]
-    steps: tuple[str | None, str | None]
-    shown: Shown
-    layout: TableOptions
-    rules: Sequence[Threshold]
+    steps: tuple[StepRange | None, StepRange | None]
+    shown: RowSelection
+    options: TableOptions
+    thresholds: Sequence[Threshold]
     workers: int
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> _Request:
-        """The command line of `register`.
+        """Return the command line of `register`, checked.
 
         Raises:
-            UsageError: with all that is wrong with it.
+            UsageError: with every problem, one a line.
         """
-        problems: list[str] = []
+        checks = Checks(args)
 
-        def checked(flag: str, make: Callable[[Any], Any], value: Any) -> Any:
-            try:
-                return make(value)
-            except UsageError as error:
-                problems.append(f"{flag}: {error}")
-                return None
+        def of_experiment(name: str, parse: Callable[[str], Any], baseline: Any) -> Any:
+            return checks.parsed(f"experiment_{name}", parse, baseline)
 
-        def pair(flag: str, make: Callable[[Any], Any], default: Any) -> tuple[Any, Any]:
-            texts = [getattr(args, flag), getattr(args, f"experiment_{flag}")]
-            one, other = (
-                default if text is None else checked(name, make, text)
-                for name, text in zip((f"--{flag}", f"--experiment-{flag}"), texts)
-            )
-            return one, one if texts[1] is None else other
-
-        ranks = pair("rank", parse_selector, "all")
-        windows = pair("window", whole_number, None)
-        steps = pair("steps", lambda text: str(StepRange.parse(text)), None)
-        whole = (args.experiment_rank, args.experiment_window, args.experiment_steps)
-        if args.experiment is None and whole == (None, None, None):
-            problems.append(
-                "EXPERIMENT: missing; expected a second run, or what of BASELINE to compare with: "
-                "--experiment-rank, --experiment-window or --experiment-steps"
-            )
-        views = VIEWS if args.views is None else checked("--views", _views, args.views)
-        layout = checked("--time-unit", TableOptions, args.time_unit)
-        is_data = args.format in ("json", "csv")
-        for flag, given in (("--limit", args.limit), ("--all", args.all)):
-            if is_data and given:
-                problems.append(f"{flag}: has no effect on {args.format}, which holds every change")
-        if args.exact and args.names:
-            problems.append("--names: has no effect with --exact")
-        limit = "none" if is_data else args.limit or "20"
-        shown = Shown(
-            views or VIEWS,
-            args.all or is_data,
-            None if limit == "none" else checked("--limit", whole_number, limit),
-            None if args.min_delta is None else checked("--min-delta", nanoseconds, args.min_delta),
-            checked("--filter", _pattern, args.filter),
-            checked("--sort", _sort_key, args.sort),
+        ranks, window, steps = checks.ranks("all"), checks.window(), checks.steps()
+        pairs = (
+            (ranks, of_experiment("rank", parse_selector, ranks)),
+            (window, of_experiment("window", whole_number, window)),
+            (steps, of_experiment("steps", StepRange.parse, steps)),
         )
-        rules = [checked("--fail-if", Threshold.parse, rule) for rule in args.fail_if]
-        workers = checked("--workers", partial(whole_number, least=1), args.workers)
+        parts = (args.experiment_rank, args.experiment_window, args.experiment_steps)
+        if args.experiment is None and parts == (None, None, None):
+            checks.problems.append(
+                "EXPERIMENT: missing; expected a second run, or the part of BASELINE to compare "
+                "with: --experiment-rank, --experiment-window or --experiment-steps"
+            )
+        is_data = args.format in ("json", "csv")
+        shown = RowSelection(
+            checks.parsed("views", _views, VIEWS),
+            bool(args.all) or is_data,
+            checks.row_limit(None if is_data else 20, least=0),
+            checks.parsed("min_delta", nanoseconds, None),
+            checks.parsed("filter", _pattern, None),
+            checks.parsed("sorted_by", _sort_key, None),
+        )
+        options = checks.parsed("time_unit", TableOptions, TableOptions())
+        thresholds = [
+            threshold
+            for rule in args.fail_if
+            if (threshold := checks.parsed_text("--fail-if", rule, Threshold.parse, None))
+        ]
+        workers = checks.workers()
+        if is_data:
+            checks.no_effect(["row_limit", "all"], f"on {args.format}, which holds every change")
+        if args.exact:
+            checks.no_effect(["names"], "with --exact")
         if args.format == "csv" and len(shown.views) != 1:
-            problems.append("--format csv: one table: name it with --views")
-        sources = [path for path in (args.baseline, args.experiment) if path]
-        problems += problems_of_output(args, sources)
-        if problems:
-            raise UsageError("\n".join(problems))
-        return cls(ranks, windows, steps, shown, layout, rules, workers)
+            checks.problems.append("--format csv: one table: name it with --views")
+        checks.output([path for path in (args.baseline, args.experiment) if path])
+        checks.done()
+        return cls(*pairs, shown, options, thresholds, workers)
 
 
 def _views(text: str) -> tuple[str, ...]:
@@ -207,39 +187,45 @@ def _views(text: str) -> tuple[str, ...]:
     return tuple(view for view in VIEWS if view in names)
 
 
-def _pattern(text: str | None) -> str | None:
-    if text is not None:
-        try:
-            re.compile(text)
-            pl.Series([""]).str.contains(text)  # which knows no look-around
-        except (re.error, pl.exceptions.PolarsError) as error:
-            raise UsageError(f"{text!r}: no regular expression: {error}") from error
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+        pl.Series([""]).str.contains(text)  # polars supports no look-around
+    except (re.error, pl.exceptions.PolarsError) as error:
+        raise UsageError(f"{text!r}: not a regular expression: {error}") from error
     return text
 
 
-def _sort_key(text: str | None) -> str | None:
-    keys = list(dict.fromkeys(at.removesuffix("_ns") for at in (*OPERATOR_VALUES, *KERNEL_VALUES)))
-    if text is not None and text not in keys:
+def _sort_key(text: str) -> str:
+    columns = (*OPERATOR_VALUES, *KERNEL_VALUES)
+    keys = list(dict.fromkeys(column.removesuffix("_ns") for column in columns))
+    if text not in keys:
         raise UsageError(f"{text!r}: expected one of {', '.join(keys)}")
     return text
 
 
-def _table(found: Diff, shown: Shown, layout: TableOptions, outcomes: Sequence[Outcome]) -> str:
-    return render_diff(found, shown, layout, outcomes)
+def _table(
+    diff: Diff, shown: RowSelection, options: TableOptions, outcomes: Sequence[Outcome]
+) -> str:
+    return render_diff(diff, shown, options, outcomes)
 
 
-def _json(found: Diff, shown: Shown, layout: TableOptions, outcomes: Sequence[Outcome]) -> str:
-    return dumps(as_data(found, shown, outcomes)) + "\n"
+def _json(
+    diff: Diff, shown: RowSelection, options: TableOptions, outcomes: Sequence[Outcome]
+) -> str:
+    return dumps(diff_document(diff, shown, outcomes)) + "\n"
 
 
-def _csv(found: Diff, shown: Shown, layout: TableOptions, outcomes: Sequence[Outcome]) -> str:
-    (table,) = tables(found, shown).values()
+def _csv(
+    diff: Diff, shown: RowSelection, options: TableOptions, outcomes: Sequence[Outcome]
+) -> str:
+    (table,) = select_rows(diff, shown).values()
     return table.write_csv()
 
 
-_FORMATS: dict[str, Callable[[Diff, Shown, TableOptions, Sequence[Outcome]], str]] = {
+_FORMATS: dict[str, Callable[[Diff, RowSelection, TableOptions, Sequence[Outcome]], str]] = {
     "table": _table,
     "json": _json,
     "csv": _csv,
-    "md": as_markdown,
+    "md": diff_markdown,
 }

@@ -1,42 +1,98 @@
-"""Options that commands have in common, and what they all do with them."""
+"""Options that commands share: the same name, meaning and check in each of them."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from typing import TypeVar
+import re
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
-from ppprof.cli.terminal import Progress, is_data, problem_of_output, tell
+from ppprof.analysis.profile.steps import StepRange
+from ppprof.cli.terminal import Progress, is_data, log
 from ppprof.errors import UsageError
-from ppprof.paths import to_path, write_atomically
+from ppprof.paths import is_remote, store_errors_as_oserror, to_path, write_atomically
 from ppprof.run.run import Run
 from ppprof.run.run import open as open_run
+from ppprof.topology import RankSelector, parse_selector
 from ppprof.units import escape_control_chars
 
 T = TypeVar("T")
 U = TypeVar("U")
 
+FORMATS = ("table", "json", "csv", "md")
+"""Values of ``--format``."""
 
-def add_ranks(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--rank``, which takes several."""
+_UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
+_DURATION = re.compile(r"(?P<number>\d{1,9}(\.\d{1,9})?)\s*(?P<unit>ns|us|ms|s)")
+
+
+def add_selection(parser: argparse.ArgumentParser, rank_default: str = "all") -> None:
+    """Add ``--rank``, ``--window`` and ``--steps``."""
+    add = parser.add_argument
+    add(
+        "--rank",
+        metavar="R",
+        help=f"3, 0,8-15, all, or coordinates such as pp=0,mp=1; default: {rank_default}",
+    )
+    add("--window", metavar="W", help="only this window, counted from 0")
+    add("--steps", metavar="A:B", help="only steps A to B-1; also A:, :B or one number")
+
+
+def add_reading(parser: argparse.ArgumentParser, *, workers: bool = True) -> None:
+    """Add ``--workers`` and ``--no-cache``."""
+    add = parser.add_argument
+    if workers:
+        add("--workers", metavar="N", help="read traces in N processes; default: in this one")
+    add("--no-cache", action="store_true", help="neither use nor keep parsed events")
+
+
+def add_rows(parser: argparse.ArgumentParser, rows: str, default: str) -> None:
+    """Add ``--row-limit``, of tables of ``rows``."""
     parser.add_argument(
-        "--rank", metavar="R", help="only these: 3, 0,8-15, or coordinates such as pp=0,mp=1"
+        "--row-limit", metavar="N", help=f"{rows} of a table, or none; default: {default}"
     )
 
 
-def add_part(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--window`` and ``--steps``."""
-    parser.add_argument("--window", metavar="W", help="only this window, counted from 0")
-    parser.add_argument(
-        "--steps", metavar="A:B", help="only steps A to B-1; A:, :B or one number as well"
-    )
+def add_format(parser: argparse.ArgumentParser, explanation: str) -> None:
+    """Add ``--format``."""
+    parser.add_argument("--format", choices=FORMATS, default="table", help=explanation)
+
+
+def add_output(
+    parser: argparse.ArgumentParser, explanation: str = "write there and not to stdout"
+) -> None:
+    """Add ``-o`` and ``--force``."""
+    add = parser.add_argument
+    add("-o", "--output", type=to_path, metavar="FILE", help=explanation)
+    add("--force", action="store_true", help="replace FILE where it exists")
+
+
+def add_renamed(parser: argparse.ArgumentParser, old: str, new: str) -> None:
+    """Keep the old name of an option for one version: it works and logs a warning."""
+
+    class Renamed(argparse.Action):
+        def __call__(
+            self,
+            parser: argparse.ArgumentParser,
+            namespace: argparse.Namespace,
+            values: Any,
+            option_string: str | None = None,
+        ) -> None:
+            log.warning("%s is now called %s; the next version will reject %s", old, new, old)
+            setattr(namespace, self.dest, values)
+
+    dest = new.lstrip("-").replace("-", "_")
+    parser.add_argument(old, dest=dest, action=Renamed, help=argparse.SUPPRESS)
 
 
 def whole_number(text: str, least: int = 0, word: str | None = None) -> int:
-    """A whole number that an option was given; ``word`` is what it takes beside them.
+    """Return the whole number that an option was given; ``word`` is another valid value.
 
     Raises:
-        UsageError: it is none, or below ``least``.
+        UsageError: not a whole number, or below ``least``.
     """
     if text.isdecimal() and int(text) >= least:
         return int(text)
@@ -44,51 +100,151 @@ def whole_number(text: str, least: int = 0, word: str | None = None) -> int:
     raise UsageError(f"{text!r}: expected a whole number from {least}{or_word}")
 
 
-class Checks:
-    """What is wrong with a command line, all of it at once."""
+def nanoseconds(text: str) -> int:
+    """Return a duration with its unit in nanoseconds.
 
-    def __init__(self) -> None:
+    >>> nanoseconds("20us"), nanoseconds("0.5 ms")
+    (20000, 500000)
+
+    Raises:
+        UsageError: not a duration, or without a unit.
+    """
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise UsageError(f"{text!r}: expected a duration with its unit: 50us, 0.5ms, 1s")
+    return int(Decimal(match["number"]) * _UNITS_NS[match["unit"]])
+
+
+class Checks:
+    """Checks the options of a command and collects every problem."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
         self.problems: list[str] = []
 
-    def of(self, flag: str, text: str | None, make: Callable[[str], T], default: U) -> T | U:
-        """What ``make`` makes of an option; the default where it was not given, or is wrong."""
+    def parsed(self, name: str, parse: Callable[[str], T], default: U) -> T | U:
+        """Return option ``name``, parsed; the default where it was not given or is invalid."""
+        return self.parsed_text(_flag(name), getattr(self._args, name), parse, default)
+
+    def parsed_text(
+        self, flag: str, text: str | None, parse: Callable[[str], T], default: U
+    ) -> T | U:
+        """Return the text of an option, parsed; the default where it is None or invalid."""
         try:
-            return default if text is None else make(text)
+            return default if text is None else parse(text)
         except UsageError as error:
             self.problems.append(f"{flag}: {error}")
             return default
 
+    def ranks(self, default: T) -> RankSelector | T:
+        """Return ``--rank``."""
+        return self.parsed("rank", parse_selector, default)
+
+    def window(self) -> int | None:
+        """Return ``--window``; None: all."""
+        return self.parsed("window", whole_number, None)
+
+    def steps(self) -> StepRange | None:
+        """Return ``--steps``; None: all."""
+        return self.parsed("steps", StepRange.parse, None)
+
+    def workers(self) -> int:
+        """Return ``--workers``."""
+        return self.parsed("workers", partial(whole_number, least=1), 1)
+
+    def row_limit(self, default: int | None, least: int = 1) -> int | None:
+        """Return ``--row-limit``; None: no limit."""
+
+        def parse(text: str) -> int | None:
+            return None if text == "none" else whole_number(text, least, "none")
+
+        return self.parsed("row_limit", parse, default)
+
+    def no_effect(self, names: Iterable[str], reason: str) -> None:
+        """Reject options that were given and have no effect."""
+        for name in names:
+            if getattr(self._args, name) is not None:
+                self.problems.append(f"{_flag(name)}: has no effect {reason}")
+
+    def output(self, sources: Sequence[str | Path]) -> None:
+        """Check ``-o`` and ``--force`` of a command that reads ``sources``."""
+        args = self._args
+        if args.output is None:
+            if args.force:
+                self.problems.append("--force: has no effect without -o FILE")
+        elif problem := problem_of_output(args.output, sources, args.force):
+            self.problems.append(f"-o {args.output}: {problem}")
+
     def done(self) -> None:
-        """Raises UsageError: with all that is wrong, one a line; if anything is."""
+        """Raise UsageError with all problems, one a line, if there are any."""
         if self.problems:
             raise UsageError("\n".join(self.problems))
 
 
-def add_output(parser: argparse.ArgumentParser) -> None:
-    """Adds ``-o`` and ``--force``."""
-    parser.add_argument(
-        "-o", "--output", type=to_path, metavar="FILE", help="write there and not to stdout"
-    )
-    parser.add_argument("--force", action="store_true", help="replace FILE where it exists")
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
-def add_cache(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--no-cache``."""
-    parser.add_argument(
-        "--no-cache", action="store_true", help="neither use nor keep parsed events"
-    )
+def open_runs(args: argparse.Namespace, *paths: str) -> Run:
+    """Open the run of these paths; log where it was found, if not there.
+
+    Raises:
+        InputError: no run and no trace there.
+    """
+    run = open_run(*paths, cache=not args.no_cache, progress=Progress.on_terminal())
+    if run.paths != tuple(map(to_path, paths)):
+        log.info("%s: the newest run is %s", ", ".join(paths), run)
+    return run
 
 
-def problems_of_output(args: argparse.Namespace, sources: list[str]) -> list[str]:
-    """What is wrong with `add_output`'s options of a command that reads ``sources``."""
+def is_same(output: Path, source: Path) -> bool:
+    """Return whether two paths are one file."""
+    if is_remote(output) or is_remote(source):
+        return output == source
+    return source.exists() and output.samefile(source)
+
+
+def problem_of_output(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
+    """Return why a command that reads ``sources`` cannot write ``output``; None if it can."""
+    try:
+        with store_errors_as_oserror(output):
+            return _problem_of(output, sources, force)
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _problem_of(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
+    if output.is_dir():
+        return "a directory; expected a file"
+    if not is_remote(output) and not output.parent.is_dir():  # a store creates them itself
+        return f"{output.parent} is not a directory"
+    if output.exists() and any(is_same(output, to_path(source)) for source in sources):
+        return "this command reads it; write to another file"
+    if output.exists() and not force:
+        return "exists; --force replaces it"
+    return None
+
+
+def show(args: argparse.Namespace, chunks: Iterable[str]) -> bool:
+    """Print text chunk by chunk, or write it to ``-o``'s file; return whether there was any.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
     if args.output is None:
-        return ["--force: has no effect without -o FILE"] if args.force else []
-    problem = problem_of_output(args.output, sources, args.force)
-    return [f"-o {args.output}: {problem}"] if problem else []
+        is_any = False
+        for chunk in chunks:
+            print(chunk, end="", flush=True)  # at once: the next trace may be a long one
+            is_any = True
+        return is_any
+    text = "".join(chunks)
+    if text:
+        write_output(args, text)
+    return bool(text)
 
 
 def write_output(args: argparse.Namespace, text: str) -> None:
-    """Writes ``-o``'s file, whole or not at all; tables without what a terminal would obey.
+    """Write ``-o``'s file, whole or not at all; control characters in tables are escaped.
 
     Raises:
         UsageError: it cannot be written.
@@ -98,11 +254,3 @@ def write_output(args: argparse.Namespace, text: str) -> None:
         write_atomically(args.output, (escape_control_chars(text) if is_text else text).encode())
     except OSError as error:
         raise UsageError(f"-o {args.output}: {error.strerror or error}") from error
-
-
-def opened(*paths: str, cache: bool) -> Run:
-    """The run of these paths; tells where it was found, if not there."""
-    run = open_run(*paths, cache=cache, progress=Progress.on_terminal(), tell=tell)
-    if run.paths != tuple(map(to_path, paths)):
-        tell(f"{', '.join(paths)}: the newest run is {run}")
-    return run

@@ -7,30 +7,38 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ppprof.analysis.profile.steps import StepRange
+from ppprof.analysis.ranks.clock_alignment import offsets_by_starts
 from ppprof.analysis.ranks.cluster import Cluster
-from ppprof.analysis.ranks.matching import offsets_by_starts
 from ppprof.analysis.ranks.step_table import GROUPS, group_steps, slowest
 from ppprof.cli import executors
-from ppprof.cli.options import Checks, add_cache, add_part, add_ranks, opened, whole_number
-from ppprof.cli.terminal import tell
+from ppprof.cli.options import (
+    Checks,
+    add_format,
+    add_output,
+    add_reading,
+    add_rows,
+    add_selection,
+    open_runs,
+    show,
+)
+from ppprof.cli.terminal import log
 from ppprof.errors import UsageError
 from ppprof.paths import to_path
-from ppprof.report.data import document, dumps
 from ppprof.report.markdown import markdown
-from ppprof.report.text.ranks import render_findings, render_groups, render_ranks
+from ppprof.report.text.ranks import render_groups, render_ranks, render_stragglers
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.what_if import render_what_if
 from ppprof.run.run import Run
-from ppprof.topology import RankSelector, parse_selector
+from ppprof.rundir.summaries import document, dumps
+from ppprof.topology import RankSelector
 from ppprof.units import format_ranges
 
 
 def register(subparsers: Any) -> None:
-    """Adds the command's parser."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "ranks",
         help="print what each rank spends its steps on: computation, waiting, idling",
@@ -41,52 +49,54 @@ def register(subparsers: Any) -> None:
         ),
     )
     add = parser.add_argument
-    add("path", metavar="RUN", help="run directory, or any directory of traces or trace file")
+    add(
+        "paths",
+        nargs="+",
+        metavar="RUN",
+        help="run directory, or those of a run's nodes; or a directory of traces, or a trace file",
+    )
     add(
         "--by",
         default="rank",
         metavar="KEY,...",
         help=f"a row for each {', '.join(GROUPS[:-1])} or {GROUPS[-1]}, or combination (rank,step)",
     )
-    add_ranks(parser)
-    add_part(parser)
-    add("--workers", metavar="N", help="read the traces in N processes; default: in this one")
+    add_selection(parser)
     add(
         "--dask",
         metavar="ADDRESS",
-        help="read them on the Dask cluster whose scheduler listens there, tcp://HOST:8786; its "
-        "workers need ppprof, and the files under the same paths",
+        help="read traces on the Dask cluster with this scheduler, tcp://HOST:8786; its workers "
+        "need ppprof, and the files under the same paths",
     )
     add(
         "--what-if",
         action="store_true",
         help="also the step time if slow workers, stages and links were as fast as usual",
     )
-    add("--time-unit", metavar="UNIT", help="s, ms (as it is without), us or ns; of tables only")
-    add(
-        "--format",
-        choices=tuple(_FORMATS),
-        default="table",
-        help="json, csv and md hold every column, in nanoseconds",
-    )
-    add_cache(parser)
+    add("--time-unit", metavar="UNIT", help="s, ms, us or ns, of tables; default: ms")
+    add_rows(parser, "groups", "20")
+    add_format(parser, "json, csv and md hold every column, in nanoseconds")
+    add_output(parser)
+    add_reading(parser)
     parser.set_defaults(run_command=ranks)
 
 
 def ranks(args: argparse.Namespace) -> int:
-    """0 when anything was shown, whatever could not be read beside it."""
+    """Return 0 when anything was shown, even if some ranks could not be read."""
     request = _Request.of(args)
-    # A worker on another machine works in a directory of its own.
-    path = args.path if request.dask is None else str(to_path(args.path).absolute())
-    run = opened(path, cache=not args.no_cache)
+    paths = args.paths
+    if request.dask is not None:  # workers on other machines have other working directories
+        paths = [str(to_path(path).absolute()) for path in paths]
+    run = open_runs(args, *paths)
     with request.executor() as executor:
-        cluster = run.cluster(request.ranks, request.window, steps=args.steps, executor=executor)
-    shown = _Shown(run, request, cluster)
+        cluster = run.cluster(request.ranks, request.window, steps=request.steps, executor=executor)
+    result = _Result(run, request, cluster)
     if request.what_if and cluster.what_if.is_empty():
-        tell(
-            f"{run}: nothing to replay: no manifest with the grid, or steps that ranks do not share"
+        log.warning(
+            "%s: nothing to replay: no manifest with the topology, or no steps that all ranks have",
+            run,
         )
-    print(_FORMATS[args.format](shown), end="")
+    show(args, [_FORMATS[args.format](result)])
     return 0
 
 
@@ -97,36 +107,45 @@ class _Request:
     by: Sequence[str]
     ranks: RankSelector
     window: int | None
+    steps: StepRange | None
     workers: int
     dask: str | None
     what_if: bool
-    layout: TableOptions
+    options: TableOptions
+    row_limit: int | None
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> _Request:
-        """The command line of `register`.
+        """Return the command line of `register`, checked.
 
         Raises:
-            UsageError: with all that is wrong with it, one a line.
+            UsageError: with every problem, one a line.
         """
-        checks = Checks()
-        by = checks.of("--by", args.by, _groups, ())
-        ranks = checks.of("--rank", args.rank, parse_selector, "all")
-        window = checks.of("--window", args.window, whole_number, None)
-        checks.of("--steps", args.steps, StepRange.parse, None)
-        workers = checks.of("--workers", args.workers, partial(whole_number, least=1), 1)
-        layout = checks.of("--time-unit", args.time_unit, TableOptions, TableOptions())
+        checks = Checks(args)
+        request = cls(
+            checks.parsed("by", _groups, ()),
+            checks.ranks("all"),
+            checks.window(),
+            checks.steps(),
+            checks.workers(),
+            args.dask,
+            args.what_if,
+            checks.parsed("time_unit", TableOptions, TableOptions()),
+            checks.row_limit(20),
+        )
         if args.workers is not None and args.dask is not None:
             checks.problems.append("--workers, --dask: both say where to read; give one of them")
-        if args.time_unit is not None and args.format != "table":
-            checks.problems.append(
-                f"--time-unit: has no effect on {args.format}, which is in nanoseconds"
+        if args.format != "table":
+            checks.no_effect(
+                ["time_unit", "row_limit"],
+                f"on {args.format}, which holds every row, in nanoseconds",
             )
+        checks.output(args.paths)
         checks.done()
-        return cls(by, ranks, window, workers, args.dask, args.what_if, layout)
+        return request
 
     def executor(self) -> AbstractContextManager[Executor | None]:
-        """Where to read."""
+        """Return where to read."""
         return executors.processes(self.workers) if self.dask is None else executors.dask(self.dask)
 
 
@@ -138,87 +157,88 @@ def _groups(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-class _Shown:
-    """What is printed."""
+class _Result:
+    """The tables to show."""
 
     def __init__(self, run: Run, request: _Request, cluster: Cluster) -> None:
-        self.run, self.by, self.layout = run, request.by, request.layout
-        self.cluster, self.what_if = cluster, request.what_if
+        self.run, self.request, self.cluster = run, request, cluster
         self.steps = steps = cluster.steps
-        whole = set(request.by) == {"rank", "step"}
-        self.table = steps.sort(request.by) if whole else group_steps(steps, request.by)
+        is_ungrouped = set(request.by) == {"rank", "step"}
+        self.table = steps.sort(request.by) if is_ungrouped else group_steps(steps, request.by)
 
 
-def _table(shown: _Shown) -> str:
-    numbers = shown.steps["step"].unique().to_list()
-    found = shown.steps["rank"].unique().to_list()
-    heading = f"{shown.run.path}: {format_ranges('rank', found)}, {format_ranges('step', numbers)}"
-    table = render_ranks(shown.table, shown.by, shown.layout)
-    replayed = render_what_if(shown.cluster.what_if, shown.layout) if shown.what_if else ""
-    replayed = f"\n{replayed}" if replayed else ""
-    return f"{heading}\n\n{table}{_slowest(shown)}{_together(shown)}{replayed}"
+def _text(result: _Result) -> str:
+    request, options = result.request, result.request.options
+    ranks = format_ranges("rank", result.steps["rank"].unique().to_list())
+    steps = format_ranges("step", result.steps["step"].unique().to_list())
+    parts = [
+        f"{result.run.path}: {ranks}, {steps}\n\n",
+        render_ranks(result.table, request.by, options),
+        _slowest(result),
+    ]
+    if not result.cluster.arrivals.is_empty():
+        parts.append(f"\n{render_groups(result.cluster, options, request.row_limit)}")
+        parts.append(render_stragglers(result.cluster, options))
+    if request.what_if and (text := render_what_if(result.cluster.what_if, options)):
+        parts.append(f"\n{text}")
+    return "".join(parts)
 
 
-def _together(shown: _Shown) -> str:
-    """What the ranks did together; nothing where no two of them met."""
-    if shown.cluster.arrivals.is_empty():
-        return ""
-    groups = render_groups(shown.cluster, shown.layout)
-    return f"\n{groups}{render_findings(shown.cluster, shown.layout)}"
-
-
-def _slowest(shown: _Shown) -> str:
-    """Who has most to do itself, and in how many steps."""
-    steps = slowest(shown.steps)
-    if shown.steps["rank"].n_unique() < 2:
+def _slowest(result: _Result) -> str:
+    """Return which ranks have the most work of their own, and in how many steps."""
+    steps = slowest(result.steps)
+    if result.steps["rank"].n_unique() < 2:
         return ""
     counts = steps["slowest_rank"].value_counts(sort=True)
     parts = [
         f"rank {rank} in {count}"
         for rank, count in counts.sort("count", "slowest_rank", descending=[True, False]).rows()
     ]
-    return f"Most time of its own (in which it waits for no other rank), of {steps.height} steps: {', '.join(parts)}\n"
+    return (
+        "Most time of its own (in which it waits for no other rank), "
+        f"of {steps.height} steps: {', '.join(parts)}\n"
+    )
 
 
-def _json(shown: _Shown) -> str:
-    identity = {
-        "run": str(shown.run.path),
-        "by": list(shown.by),
-        "steps": sorted(shown.steps["step"].unique()),
-    }
-    cluster = shown.cluster
+def _json(result: _Result) -> str:
+    cluster = result.cluster
     tables = {
-        "breakdown": shown.table,
+        "breakdown": result.table,
         "collectives": cluster.groups,
         "slow_ranks": cluster.slow_ranks,
         "slow_groups": cluster.slow_groups,
     }
-    if shown.what_if:
+    if result.request.what_if:
         tables["what_if"] = cluster.what_if
     by_starts = offsets_by_starts(cluster.collectives)
-    clocks = {
-        str(rank): {
-            "method": at.method,
-            "offset_ns": at.offset_ns,
-            "drift_ppm": at.drift_ppm,
-            "error_ns": at.error_ns,
-            "offset_by_starts_ns": by_starts.get(rank),
-        }
-        for rank, at in sorted(cluster.clocks.items())
+    identity = {
+        "run": str(result.run.path),
+        "by": list(result.request.by),
+        "steps": sorted(result.steps["step"].unique()),
+        "clocks": {
+            str(rank): {
+                "method": clock.method,
+                "offset_ns": clock.offset_ns,
+                "drift_ppm": clock.drift_ppm,
+                "error_ns": clock.error_ns,
+                "offset_by_starts_ns": by_starts.get(rank),
+            }
+            for rank, clock in sorted(cluster.clocks.items())
+        },
     }
-    return f"{dumps(document(tables, **identity, clocks=clocks))}\n"
+    return f"{dumps(document(tables, **identity))}\n"
 
 
-def _csv(shown: _Shown) -> str:
-    return shown.table.write_csv()
+def _csv(result: _Result) -> str:
+    return result.table.write_csv()
 
 
-def _markdown(shown: _Shown) -> str:
-    return f"{markdown(shown.table)}\n"
+def _markdown(result: _Result) -> str:
+    return f"{markdown(result.table)}\n"
 
 
-_FORMATS: Mapping[str, Callable[[_Shown], str]] = {
-    "table": _table,
+_FORMATS: Mapping[str, Callable[[_Result], str]] = {
+    "table": _text,
     "json": _json,
     "csv": _csv,
     "md": _markdown,

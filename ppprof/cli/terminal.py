@@ -1,30 +1,58 @@
-"""What commands say beside their output, on stderr, so that output can be piped; and where to."""
+"""Messages beside a command's output: on stderr, so that stdout can be piped."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import logging
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from ppprof.paths import is_remote, store_errors_as_oserror, to_path
-from ppprof.units import escape_cell, escape_control_chars, format_skipped
+from ppprof.units import escape_cell, escape_control_chars
+
+log = logging.getLogger("ppprof")
+"""Logger of the library and of the commands."""
+
+
+class _StderrHandler(logging.Handler):
+    """Writes a message to today's ``sys.stderr``, with terminal control characters escaped."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one message; a stderr that is closed or full does not end the command."""
+        if sys.stderr is None:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            print(escape_control_chars(record.getMessage()), file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def logging_to_stderr() -> Iterator[None]:
+    """Send the library's messages to stderr while a command runs."""
+    handler = _StderrHandler(logging.INFO)
+    level, log.level = log.level, logging.INFO
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.level = level
 
 
 class Progress:
-    """A bar for each file that takes longer than a blink."""
+    """A progress bar for each file that takes longer than half a second to read."""
 
     def __init__(self) -> None:
         self._bar: Any = None
 
     @classmethod
     def on_terminal(cls) -> Progress | None:
-        """None where nobody looks on."""
+        """Return one where stderr is a terminal, else None."""
         return cls() if sys.stderr.isatty() else None
 
     def __call__(self, path: Path, done: int, total: int) -> None:
-        """Draws how far it is: bytes of a file that were read, and all of them."""
+        """Show how many of a file's bytes were read."""
         if self._bar is None and done < total:
             from tqdm import tqdm
 
@@ -44,60 +72,21 @@ class Progress:
 
 
 class Terminal:
-    """Shows what is written to a stream, and lets none of it move the cursor or ring the bell."""
+    """A text stream that escapes terminal control characters."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """As a stream's."""
+        """Write text; return its length."""
         self._stream.write(escape_control_chars(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
-        """All else is the stream's."""
+        """Return any other attribute of the stream."""
         return getattr(self._stream, name)
 
 
 def is_data(args: argparse.Namespace) -> bool:
-    """Whether a command's output is for programs, which get every name as it is."""
+    """Return whether a command's output is for programs, which get every name unescaped."""
     return getattr(args, "format", "") in ("csv", "json")
-
-
-def tell(message: object) -> None:
-    """One line, or several."""
-    print(escape_control_chars(str(message)), file=sys.stderr)
-
-
-def tell_lost(path: object, skipped: Mapping[str, int]) -> None:
-    """One line on what of a file could not be used, if anything."""
-    if skipped:
-        tell(format_skipped(path, skipped))
-
-
-def is_same(output: Path, source: Path) -> bool:
-    """Whether they are one file."""
-    if is_remote(output) or is_remote(source):
-        return output == source
-    return source.exists() and output.samefile(source)
-
-
-def problem_of_output(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
-    """What keeps a command from writing ``output``, made of what is in ``sources``; None: nothing."""
-    try:
-        with store_errors_as_oserror(output):
-            return _problem_of(output, sources, force)
-    except OSError as error:
-        return error.strerror or str(error)
-
-
-def _problem_of(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
-    if output.is_dir():
-        return "a directory; expected a file"
-    if not is_remote(output) and not output.parent.is_dir():  # a store makes them itself
-        return f"{output.parent} is no directory"
-    if output.exists() and any(is_same(output, to_path(at)) for at in sources):
-        return "is read here; write to another file"
-    if output.exists() and not force:
-        return "exists; --force replaces it"
-    return None

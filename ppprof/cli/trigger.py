@@ -1,4 +1,4 @@
-"""``ppprof trigger``: a window of a job that runs, asked for while it does."""
+"""``ppprof trigger``: open a window in a running job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ppprof.cli.options import whole_number
-from ppprof.cli.terminal import tell
+from ppprof.cli.terminal import log
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import is_remote
@@ -31,37 +31,42 @@ _FINISH_SECONDS = 120.0
 
 
 def register(subparsers: Any) -> None:
-    """Adds the command's parser."""
+    """Add the command's parser."""
     parser = subparsers.add_parser(
         "trigger",
-        help="open a window in a job that runs, started with Profiler.trigger",
+        help="open a window in a running job that was started with Profiler.trigger",
         description=(
-            "Asks the job that writes RUN to record a few steps, from a step on that all ranks "
-            "agree on: 2 steps and half a second ahead, or more. Without --wait it says what will "
+            "Asks the job that writes RUN to record a few steps, from a step that all ranks agree "
+            "on: at least 2 steps and half a second ahead. Without --wait it prints what will "
             "happen and returns."
         ),
-        epilog="Exit codes: 0 asked, or with --wait recorded; 1 with --wait: the job refused, or took longer; 2 bad usage; 3 no such run, or it has ended.",
+        epilog=(
+            "Exit codes: 0 requested, or with --wait recorded; 1 with --wait: the job refused, or "
+            "took longer; 2 bad usage; 3 no such run, or it has ended."
+        ),
     )
     parser.add_argument("run", metavar="RUN", help="run directory (profiler_log) of rank 0's node")
-    parser.add_argument("--steps", metavar="N", help="steps of the window (Profiler.trigger.steps)")
+    parser.add_argument(
+        "--steps", metavar="N", help="steps of the window; default: Profiler.trigger.steps"
+    )
     parser.add_argument(
         "--rank",
         metavar="R",
-        help='which ranks record: 0, "0,8-15" or all (Profiler.trigger.ranks)',
+        help='which ranks record: 0, "0,8-15" or all; default: Profiler.trigger.ranks',
     )
     parser.add_argument(
         "--wait", action="store_true", help="wait for the window's files and print their names"
     )
     parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="how long to wait (for ever)"
+        "--timeout", type=float, metavar="SECONDS", help="how long to wait; default: for ever"
     )
     parser.set_defaults(run_command=trigger)
 
 
 def trigger(args: argparse.Namespace) -> int:
-    """0 when it was asked, or with ``--wait`` recorded; 1 when the job refused or took too long."""
+    """Return 0 when requested, or with ``--wait`` recorded; 1 when refused or not in time."""
     if is_remote(args.run):
-        raise UsageError(f"{args.run}: a job takes requests in the directory that it writes")
+        raise UsageError(f"{args.run}: a job reads requests from the directory that it writes")
     if args.timeout is not None and not args.wait:
         raise UsageError("--timeout: has no effect without --wait")
     steps = None if args.steps is None else whole_number(args.steps, 1)
@@ -69,7 +74,7 @@ def trigger(args: argparse.Namespace) -> int:
         raise UsageError(f"--steps {steps}: expected {MOST_STEPS} at the most")
     run = Path(newest(args.run))
     if run != Path(args.run):
-        tell(f"{args.run}: the newest run is {run}")
+        log.info("%s: the newest run is %s", args.run, run)
     manifest = read_manifest(run)
     profiler = _profiler(run, manifest)
     members = _members(args.rank, profiler, manifest)
@@ -82,10 +87,12 @@ def trigger(args: argparse.Namespace) -> int:
     wanted = steps or profiler.trigger.steps
     what = f"{wanted} step{'s' * (wanted != 1)} on {format_ranges('rank', members)}"
     if not args.wait:
-        tail = "rank 0 reads this within a quarter of a second and one step, and says on its stderr"
-        print(f"{run}: asked for {what}: {tail} and in {run}/trigger/answers.jsonl which steps")
+        print(
+            f"{run}: requested {what}; rank 0 reads this within a quarter of a second and one "
+            f"step, and writes which steps to its stderr and to {run}/trigger/answers.jsonl"
+        )
         return 0
-    tell(f"{run}: asked for {what}; waiting for rank 0")
+    log.info("%s: requested %s; waiting for rank 0", run, what)
     return _wait(run, request, time.monotonic() + (args.timeout or math.inf))
 
 
@@ -95,9 +102,9 @@ def _profiler(run: Path, manifest: Mapping[str, Any]) -> ProfilerConfig:
         raise InputError(f"{run}/manifest.json: no profiler block; expected one of a ppprof run")
     profiler = ProfilerConfig.from_mapping(block)
     if profiler.trigger is None or not profiler.trigger.file:
-        now = "trigger is off" if profiler.trigger is None else "trigger.file is False"
+        setting = "trigger is off" if profiler.trigger is None else "trigger.file is False"
         raise UsageError(
-            f"{run}: this job takes no requests: Profiler.{now}; "
+            f"{run}: this job accepts no requests: Profiler.{setting}; "
             "start it with -o Profiler.trigger=True"
         )
     if profiler.timer_only:
@@ -106,7 +113,7 @@ def _profiler(run: Path, manifest: Mapping[str, Any]) -> ProfilerConfig:
 
 
 def _members(rank: str | None, profiler: ProfilerConfig, manifest: Mapping[str, Any]) -> set[int]:
-    """The ranks that will record."""
+    """Return the ranks that will record."""
     topology = topology_of(manifest)
     if topology is None:
         raise InputError("manifest.json: no axes; expected those of a ppprof run")
@@ -121,7 +128,7 @@ def _members(rank: str | None, profiler: ProfilerConfig, manifest: Mapping[str, 
 
 
 def _check_alive(run: Path, manifest: Mapping[str, Any]) -> None:
-    """Whether rank 0 will read a request here.
+    """Check that rank 0 will read a request here.
 
     Raises:
         InputError: it will not.
@@ -131,45 +138,47 @@ def _check_alive(run: Path, manifest: Mapping[str, Any]) -> None:
         return
     if not ranks or 0 in nodes(run):
         raise InputError(f"{run}: the job has ended, or has not attached yet: rank 0 is not in it")
-    found = manifest.get("ranks") or [{}]
-    host = found[0].get("host", "another machine")
-    raise InputError(
-        f"{run}: rank 0 does not write here but on a disk of {host}: leave the request there"
-    )
+    entries = manifest.get("ranks") or [{}]
+    host = entries[0].get("host", "another machine")
+    raise InputError(f"{run}: rank 0 writes on a disk of {host}: run ppprof trigger there")
 
 
 def _wait(run: Path, request: str, deadline: float) -> int:
-    """Until the files are there; prints them."""
+    """Wait for the files and print their names; return the exit code."""
     answer = _answer(run, request, deadline)
     if answer is None:
-        tell(f"{run}: no answer yet; the request stays")
+        log.warning("%s: no answer yet; the request stays", run)
         return 1
     if answer.refused or answer.window is None or answer.start is None or answer.steps is None:
-        tell(f"{run}: no window: {answer.refused}")
+        log.warning("%s: no window: %s", run, answer.refused)
         return 1
     ranks = answer.ranks or []
     last = answer.start + answer.steps - 1
-    tell(
-        f"window {answer.window}: steps {answer.start} to {last} on {format_ranges('rank', ranks)}; "
-        "waiting for its files"
+    log.info(
+        "window %d: steps %d to %d on %s; waiting for its files",
+        answer.window,
+        answer.start,
+        last,
+        format_ranges("rank", ranks),
     )
     missing = set(ranks) & nodes(run).keys()
     if missing != set(ranks):
         elsewhere = format_ranges("rank", set(ranks) - missing)
-        tell(f"files of {elsewhere} are on other disks: they are not waited for")
+        log.info("not waiting for files of %s, which are on other disks", elsewhere)
     ended: float | None = None
     while missing:
         for rank in sorted(missing):
-            found = read_completion(run, rank, answer.window)
-            if found is not None:
-                files, skipped = found
+            completion = read_completion(run, rank, answer.window)
+            if completion is not None:
+                files, skipped = completion
                 missing.discard(rank)
                 print(*files, sep="\n", flush=True)
                 if skipped:
-                    tell(f"rank {rank}: {skipped}")
+                    log.warning("rank %d: %s", rank, skipped)
         now = time.monotonic()
         if missing and now > deadline:
-            tell(f"{run}: no files of {format_ranges('rank', missing)} yet; the window goes on")
+            ranks_text = format_ranges("rank", missing)
+            log.warning("%s: no files of %s yet; the window goes on", run, ranks_text)
             return 1
         if ended is None and 0 not in live_ranks(run):
             ended = now
@@ -185,11 +194,11 @@ def _wait(run: Path, request: str, deadline: float) -> int:
 
 def _answer(run: Path, request: str, deadline: float) -> TriggerResponse | None:
     while time.monotonic() <= deadline:
-        is_there = 0 in live_ranks(run)  # first: it answers before it leaves
+        is_alive = 0 in live_ranks(run)  # first: it answers before it ends
         answer = read_response(run, request)
         if answer is not None:
             return answer
-        if not is_there:
+        if not is_alive:
             raise InputError(f"{run}: the job ended without reading the request")
         time.sleep(_POLL_SECONDS)
     return None

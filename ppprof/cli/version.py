@@ -1,4 +1,4 @@
-"""``ppprof --version``: what a report of a bug has to say."""
+"""``ppprof --version``: the versions that a bug report has to name."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _PADDLES = ("paddlepaddle", "paddlepaddle-gpu", "paddlepaddle-xpu", "paddlepaddl
 
 
 def versions() -> str:
-    """One line each: ppprof, Python, the platform, and the packages that results depend on.
+    """Return a line each for ppprof, Python, the platform, and packages that results depend on.
 
-    Nothing is imported for it, Paddle least of all: a Paddle that cannot be loaded has a version.
+    No package is imported for it: a Paddle that cannot be loaded still has a version.
     """
-    found = {
+    lines = {
         "ppprof": _version("ppprof") or "not installed: run from a checkout",
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "platform": platform.platform(),
@@ -24,18 +24,18 @@ def versions() -> str:
         "paddle": _paddle(),
         "visualdl": _version("visualdl") or "not installed",
     }
-    return "\n".join(f"{name} {told}" for name, told in found.items())
+    return "\n".join(f"{name} {text}" for name, text in lines.items())
 
 
 def _paddle() -> str:
-    told = [f"{at} ({name})" for name in _PADDLES if (at := _version(name))]
-    if told:
-        return ", ".join(told)  # two at once overwrite each other: worth to be seen
+    installed = [f"{number} ({name})" for name in _PADDLES if (number := _version(name))]
+    if installed:
+        return ", ".join(installed)  # two at once overwrite each other, so show both
     try:
-        is_there = find_spec("paddle") is not None
+        is_importable = find_spec("paddle") is not None
     except (ImportError, ValueError):
-        is_there = False
-    return "of unknown version, not installed by pip" if is_there else "not installed"
+        is_importable = False
+    return "of unknown version, not installed by pip" if is_importable else "not installed"
 
 
 def _version(package: str) -> str | None:

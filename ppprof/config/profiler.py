@@ -168,8 +168,7 @@ class ProfilerConfig:
     """End the training cleanly once the last window of the ``scheduler`` has closed."""
     background: bool = True
     """Write tables and traces in a low-priority process while the training continues. False, for
-    debugging, writes them in the training process at the end of each window: all ranks wait, and a
-    crash or lack of memory there ends the training."""
+    debugging, waits for that process at the end of each window: all ranks wait."""
     max_trace_mb: Optional[float] = knob(None, above=0)
     """Disk limit for a rank's traces of a run, in MB of 10^6 bytes. A window that nears the limit
     closes early on that rank, and traces that do not fit are not written. The size of a first

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, TypeVar, Union
 
 from ppprof.capture import attach
-from ppprof.capture.session import NoopSession
+from ppprof.capture.session import NoopSession, ProfilerSession
 from ppprof.config import ProfilerConfig, load_profiler
 
 Block = Union[ProfilerConfig, Mapping[str, Any], str, Path]
@@ -39,7 +39,7 @@ class CallbackSession:
             profiler = ProfilerConfig.from_mapping(profiler)
         self._profiler = profiler
         self._pause = ExitStack()
-        self.session = NoopSession()
+        self.session: ProfilerSession = NoopSession()
         """The session of `ppprof.attach`; outside of the training, one that does nothing."""
 
     def begin(self) -> None:

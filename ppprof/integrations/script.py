@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from ppprof.capture import attach
 from ppprof.capture.output import log_to_stderr
-from ppprof.capture.session import NoopSession
+from ppprof.capture.session import NoopSession, ProfilerSession
 from ppprof.config import ProfilerConfig, load_profiler
 from ppprof.errors import PpprofError, UsageError
 from ppprof.integrations.optimizer_steps import OptimizerSteps
@@ -116,7 +116,7 @@ class _ScriptSession:
         self._profiler = profiler
         self._config = config
         self._pid = os.getpid()
-        self._session = NoopSession()
+        self._session: ProfilerSession = NoopSession()
         self._num_steps = 0
         self._optimizer = optimizer
         self._steps: OptimizerSteps | None = None

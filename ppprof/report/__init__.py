@@ -1,1 +1,1 @@
-"""Tables to what people read: text, JSON."""
+"""Tables as text, Markdown, JSON and an HTML page."""

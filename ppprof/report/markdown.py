@@ -1,17 +1,32 @@
-"""The summaries as Markdown tables, for pull requests and notes."""
+"""Tables, comparisons and findings as GitHub's Markdown, for pull requests and notes."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import polars as pl
 
+from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.diff.diff import Diff
+from ppprof.analysis.diff.gate import Outcome
+from ppprof.report.diff_rows import RowSelection
+from ppprof.report.text.advice import (
+    finding_rows,
+    headline,
+    hidden_findings,
+    read_catalogue,
+)
+from ppprof.report.text.diff import diff_blocks
+from ppprof.report.text.summary import TableOptions
+from ppprof.report.text.table import Table
+
 _DECIMALS = {"ratio": 4, "utilization": 4, "ns": 1}
-"""Of a float column, by the last word of its name."""
+"""Decimals of a float column, by the last word of the column's name."""
 
 
 def markdown(table: pl.DataFrame) -> str:
-    r"""A table as GitHub's Markdown: the columns of `ppprof.analysis`, names as code, null blank.
+    r"""Return a table: columns named as in `ppprof.analysis`, names as code, null as blank.
 
     >>> print(markdown(pl.DataFrame({"name": ["k<int>(a|b)"], "gpu_ratio": [0.5]})))
     | name           |   gpu_ratio |
@@ -20,20 +35,69 @@ def markdown(table: pl.DataFrame) -> str:
     """
     from tabulate import tabulate
 
-    rows = [
+    cells = [
         [code(cell) if column == "name" else cell for column, cell in zip(table.columns, row)]
         for row in table.rows()
     ]
     formats = [f".{_DECIMALS.get(column.rpartition('_')[2], 0)}f" for column in table.columns]
-    return tabulate(rows, table.columns, tablefmt="github", floatfmt=formats)
+    return tabulate(cells, table.columns, tablefmt="github", floatfmt=formats)
 
 
 def code(name: object) -> str:
-    """As code, for a kernel's ``<`` and ``*`` mean something in Markdown; on one line.
+    """Return a name as code on one line, since ``<`` and ``*`` of a kernel's name are markup.
 
-    A ``|`` ends a cell even there, and a backtick needs a longer fence.
+    A ``|`` is escaped, as it ends a table cell even in code; backticks in the name get a longer
+    fence.
     """
     text = re.sub(r"\s+", " ", str(name)).replace("|", "\\|")
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * (longest + 1)
     return f"{fence} {text} {fence}" if longest else f"{fence}{text}{fence}"
+
+
+def diff_markdown(
+    diff: Diff, selection: RowSelection, options: TableOptions, outcomes: Sequence[Outcome] = ()
+) -> str:
+    """Return a comparison: the verdict, the outcomes of ``--fail-if``, and the tables."""
+    lines = [f"**Step time: {diff.change}**"]
+    lines += [""] if outcomes or diff.comparability.differences else []
+    lines += [f"- {outcome}" for outcome in outcomes]
+    lines += [f"- {difference}" for difference in diff.comparability.differences]
+    for block in diff_blocks(diff, selection, options):
+        lines += ["", _text_table(block) if isinstance(block, Table) else block]
+    return "\n".join([*lines, ""])
+
+
+def _text_table(table: Table) -> str:
+    """Return a text table as Markdown: its title heads the first column, names are code."""
+    from tabulate import tabulate
+
+    cells = [[code(str(line[0])), *line[1:]] for line in table.lines if not isinstance(line, str)]
+    headers = [table.title, *(column.header for column in table.columns[1:])]
+    text: str = tabulate(cells, headers, tablefmt="github", disable_numparse=True)
+    remarks = [line for line in table.lines if isinstance(line, str)]
+    return "\n".join([text, "", *remarks, f"Times in {table.unit}, per rank and step."])
+
+
+def findings_markdown(
+    findings: Sequence[Finding], language: str = "en", limit: int | None = None
+) -> str:
+    """Return the headline, then each finding with its evidence and what to change."""
+    words = read_catalogue(language)["words"]
+    blocks = [f"**{headline(findings, language)}**"]
+    for number, row in enumerate(finding_rows(findings[:limit], language), 1):
+        summary = words["summary"].format(**vars(row))
+        blocks += [f"### {number}. {row.title}", f"`{row.rule}`: {summary}", row.what, row.do]
+        headers, cells = row.evidence_cells
+        if cells:
+            lines = [headers, ["---"] * len(headers), *([*map(_cell, line)] for line in cells)]
+            blocks.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    blocks += hidden_findings(findings, words, limit)
+    return "\n\n".join(blocks) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Return a table cell; text that would be read as markup becomes code."""
+    if any(mark in text for mark in "<>*") and "<br>" not in text:
+        return code(text)
+    return text.replace("|", "\\|").replace("\n", " ")

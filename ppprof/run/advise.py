@@ -17,9 +17,10 @@ from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.advice.indicators import Indicators, collect_indicators, joined
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import StepRange
-from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, rank_analysis_of
+from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_profile
 from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.errors import InputError, UsageError
+from ppprof.run.ranks import cluster_of
 from ppprof.run.run import Run
 from ppprof.topology import RankSelector, Topology
 from ppprof.trace import Trace
@@ -30,7 +31,7 @@ def advise(
     ranks: RankSelector = "all",
     window: int | None = None,
     *,
-    steps: str | int | None = None,
+    steps: StepRange | str | int | None = None,
     executor: Executor | None = None,
 ) -> list[Finding]:
     """What to change in a run, most costly first; each finding with its evidence.
@@ -58,63 +59,63 @@ def collect_evidence_of_run(
     ranks: RankSelector = "all",
     window: int | None = None,
     *,
-    steps: str | int | None = None,
+    steps: StepRange | str | int | None = None,
     executor: Executor | None = None,
 ) -> Evidence:
-    """All that the rules look at, every trace read once; see `advise`."""
+    """Return everything that the rules look at; every trace is read once. See `advise`."""
     if not run.recordings:
-        return _timed_only(run, ranks, window, steps)
-    wanted = None if steps is None else StepRange.parse(steps)
-    parts: dict[int, list[Indicators]] = {}
-    windows = []
-    for at in run.each(both, run.select_ranks(ranks, window), executor):
-        examined, found = at.value
-        parts.setdefault(at.recording.rank, []).append(found)
-        windows.append(at.map(examined))
-    cluster = run.cluster_of(windows, wanted)
-    return collect_evidence(cluster, {rank: joined(of) for rank, of in parts.items()}, run)
+        return _evidence_of_step_times(run, ranks, window, steps)
+    indicators: dict[int, list[Indicators]] = {}
+    analyses = []
+    for result in run.map_windows(_analyze, run.select_ranks(ranks, window), executor):
+        analysis, of_window = result.value
+        indicators.setdefault(result.recording.rank, []).append(of_window)
+        analyses.append(result.map(analysis))
+    cluster = cluster_of(run, analyses, StepRange.of(steps))
+    return collect_evidence(
+        run, cluster, {rank: joined(parts) for rank, parts in indicators.items()}
+    )
 
 
-def both(trace: Trace) -> tuple[RankAnalysis, Indicators]:
-    """What `Cluster` and `collect_evidence` need of a window, in one go."""
+def _analyze(trace: Trace) -> tuple[RankAnalysis, Indicators]:
     profile = Profile(trace)
-    return rank_analysis_of(profile, breakdown(profile)), collect_indicators(profile)
+    return analyze_profile(profile, breakdown(profile)), collect_indicators(profile)
 
 
 def collect_evidence(
-    cluster: Cluster | None, indicators_by_rank: Mapping[int, Indicators], run: Run
+    run: Run, cluster: Cluster | None, indicators_by_rank: Mapping[int, Indicators]
 ) -> Evidence:
-    """A case of what was made of the traces already.
+    """Return what the rules look at, made from windows that were analyzed already.
 
     Args:
-        cluster: of all ranks, cut to the steps that are wanted; None where there are no traces.
+        run: provides step times, config and topology.
+        cluster: all ranks, cut to the steps that are wanted; None where there are no traces.
         indicators_by_rank: each rank's, several windows `joined`; cut to the cluster's steps here.
-        run: for step times, config and grid.
     """
-    kept = dict(indicators_by_rank)
+    indicators = dict(indicators_by_rank)
     if cluster is not None:
         steps = cluster.steps["step"].unique().to_list()
-        kept = {rank: of.of_steps(steps) for rank, of in kept.items()}
+        indicators = {rank: part.of_steps(steps) for rank, part in indicators.items()}
     config = run.manifest.get("config")
     config = dict(config) if isinstance(config, Mapping) else {}
     block = run.manifest.get("profiler")
     if config and isinstance(block, Mapping):
         config["Profiler"] = block
-    return Evidence(cluster, kept, run.step_times, config, run.topology)
+    return Evidence(cluster, indicators, run.step_times, config, run.topology)
 
 
-def _timed_only(
-    run: Run, ranks: RankSelector, window: int | None, steps: str | int | None
+def _evidence_of_step_times(
+    run: Run, ranks: RankSelector, window: int | None, steps: StepRange | str | int | None
 ) -> Evidence:
-    """A case of step times alone."""
-    for what, given in (("window", window), ("steps", steps)):
-        if given is not None:
-            raise UsageError(f"{run}: {what} {given}: it has step times alone, and no window")
-    case = collect_evidence(None, {}, run)
-    times = case.step_times
+    """Return the evidence of a run that has step times only."""
+    for name, value in (("window", window), ("steps", steps)):
+        if value is not None:
+            raise UsageError(f"{run}: {name} {value}: the run has step times only, no window")
+    evidence = collect_evidence(run, None, {})
+    times = evidence.step_times
     if times.is_empty():
         raise InputError(f"{run}: neither a trace in it nor step times")
     if ranks != "all":
-        topology = case.topology or Topology.of(dp=int(times["rank"].to_numpy().max()) + 1)
+        topology = evidence.topology or Topology.of(dp=int(times["rank"].to_numpy().max()) + 1)
         times = times.filter(pl.col("rank").is_in(topology.select(ranks)))
-    return dataclasses.replace(case, step_times=times)
+    return dataclasses.replace(evidence, step_times=times)

@@ -5,30 +5,32 @@ The library behind ``ppprof report``.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import polars as pl
 
 from ppprof.analysis.advice import advise
-from ppprof.analysis.diff.diff import Diff, Side
+from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.profile.profile import PHASES
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.cluster import Cluster
-from ppprof.analysis.ranks.matching import to_reference_clock
+from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.report_data.rank import Details, RankReportData, collect_rank_report_data
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.errors import InputError, UsageError
 from ppprof.run.advise import collect_evidence
-from ppprof.run.diff import diff, measured, side_of
+from ppprof.run.diff import RunPart, compare, costs_of_run, measure, naming_for
+from ppprof.run.ranks import cluster_of
 from ppprof.run.run import Run
 from ppprof.run.traces import WindowResult
 from ppprof.rundir.recordings import Recording
 from ppprof.topology import RankSelector
+
+_log = logging.getLogger("ppprof")
 
 _MOST_DRAWN = 16
 """Ranks with a timeline and a memory curve of their own: more do not fit on a screen."""
@@ -43,7 +45,7 @@ def collect_report_data(
     baseline: Run | None = None,
     ranks: RankSelector = "all",
     window: int | None = None,
-    steps: str | None = None,
+    steps: StepRange | str | int | None = None,
     executor: Executor | None = None,
 ) -> ReportData:
     """Everything that a report of a window shows.
@@ -63,88 +65,97 @@ def collect_report_data(
         UsageError: no such ranks, window or steps; says what there is.
         InputError: nothing of a run can be read, or it has no steps.
     """
-    wanted = None if steps is None else StepRange.parse(steps)
-    with _listening(run) as unread:
-        chosen = run.select_ranks(ranks, window)
-        shown = max(at.window for at in chosen) if window is None else window
-        chosen = [at for at in chosen if at.window == shown]
-        made = _portraits(run, chosen, wanted, executor)
-        cluster = run.cluster_of([_part(at, at.value.examined) for at in made])
-        side = side_of(run, [_quietly(at, at.value.costs) for at in made], ranks, shown)
-    found = None
-    if baseline is not None:
-        with _listening(baseline) as more:
-            found = _compared(baseline, run, side, (ranks, shown, steps), executor)
-        unread += more
+    chosen_steps = StepRange.of(steps)
+    with _warnings() as warnings:
+        recordings = run.select_ranks(ranks, window)
+        number = max(recording.window for recording in recordings) if window is None else window
+        recordings = [recording for recording in recordings if recording.window == number]
+        sides = [RunPart(run, ranks, number)]
+        if baseline is not None:
+            last = max(baseline.windows(), default=None) if baseline.recordings else None
+            sides.append(RunPart(baseline, ranks, last))
+        naming = naming_for(sides)
+        results = _rank_data(run, recordings, naming, chosen_steps, executor)
+        cluster = cluster_of(run, [result.map(result.value.analysis) for result in results])
+        costs = costs_of_run(sides[0], [result.map(result.value.costs) for result in results])
+        change = None
+        if baseline is not None:
+            change = compare(measure(sides[1], naming, executor), costs)
     return ReportData(
         paths=[str(path) for path in run.paths],
-        window=shown,
+        window=number,
         windows=run.windows(),
         manifest=run.manifest,
         cluster=cluster,
-        side=side,
+        costs=costs,
         step_times=run.step_times,
-        devices={at.recording.rank: at.value.costs.device for at in made},
-        phases=_phases(made),
-        details=_on_one_clock(made, cluster),
+        devices={result.recording.rank: result.value.costs.device for result in results},
+        phases=_phases(results),
+        details=_on_one_clock(results, cluster),
         findings=advise(
-            collect_evidence(cluster, {at.recording.rank: at.value.indicators for at in made}, run)
+            collect_evidence(
+                run,
+                cluster,
+                {result.recording.rank: result.value.indicators for result in results},
+            )
         ),
-        sources={at.recording.rank: str(at.source) for at in made},
-        unread=unread,
-        diff=found,
+        sources={result.recording.rank: str(result.source) for result in results},
+        unread=warnings,
+        diff=change,
     )
 
 
 @contextmanager
-def _listening(run: Run) -> Iterator[list[str]]:
-    """What the run tells meanwhile; it is told as before, too."""
-    heard: list[str] = []
-    tell = run.tell
-
-    def hear(message: str) -> None:
-        heard.append(message)
-        tell(message)
-
-    run.tell = hear
+def _warnings() -> Iterator[list[str]]:
+    """Collect the warnings that are logged meanwhile; other handlers still get them."""
+    messages: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("ppprof")
+    logger.addHandler(handler)
     try:
-        yield heard
+        yield messages
     finally:
-        run.tell = tell
+        logger.removeHandler(handler)
 
 
-def _portraits(
-    run: Run, chosen: Sequence[Recording], steps: StepRange | None, executor: Executor | None
+def _rank_data(
+    run: Run,
+    recordings: Sequence[Recording],
+    naming: Naming,
+    steps: StepRange | None,
+    executor: Executor | None,
 ) -> list[WindowResult[RankReportData]]:
-    """Every window that can be read, by rank; some with what is drawn of them alone."""
-    drawn = set(_drawn(run, [at.rank for at in chosen]))
-    budget = _SPANS // max(len(drawn), 1)
-    errors, made = [], []
-    for work, recordings in (
-        (
-            partial(collect_rank_report_data, steps=steps, budget=budget),
-            [at for at in chosen if at.rank in drawn],
-        ),
-        (
-            partial(collect_rank_report_data, steps=steps),
-            [at for at in chosen if at.rank not in drawn],
-        ),
+    """Return the data of every window that can be read, by rank; of some, also what is drawn."""
+    drawn = _drawn(run, [recording.rank for recording in recordings])
+    collect = partial(collect_rank_report_data, naming=naming, steps=steps)
+    errors: list[str] = []
+    results: list[WindowResult[RankReportData]] = []
+    for work, part in (
+        (partial(collect, budget=_SPANS // max(len(drawn), 1)), _of_ranks(recordings, drawn)),
+        (collect, _of_ranks(recordings, set(run.ranks).difference(drawn))),
     ):
         try:
-            made += list(run.each(work, recordings, executor)) if recordings else []
+            results += run.map_windows(work, part, executor) if part else []
         except InputError as error:
             errors.append(str(error))
-    if not made:
+    if not results:
         raise InputError("\n".join(errors))
     for message in errors:
-        run.tell(message)
-    if steps is not None and all(at.value.examined.breakdown.parts.is_empty() for at in made):
+        _log.warning("%s", message)
+    if steps is not None and all(
+        result.value.analysis.breakdown.parts.is_empty() for result in results
+    ):
         raise UsageError(f"{run}: no step of {steps}")
-    return sorted(made, key=lambda at: at.recording.rank)
+    return sorted(results, key=lambda result: result.recording.rank)
+
+
+def _of_ranks(recordings: Sequence[Recording], ranks: Collection[int]) -> list[Recording]:
+    return [recording for recording in recordings if recording.rank in ranks]
 
 
 def _drawn(run: Run, ranks: Sequence[int]) -> list[int]:
-    """All ranks or, of many, one each pipeline stage of as many replicas as there is room for."""
+    """Return the ranks to draw: all, or of many, one for each pipeline stage of some replicas."""
     if len(ranks) <= _MOST_DRAWN:
         return list(ranks)
     topology = run.topology
@@ -154,66 +165,37 @@ def _drawn(run: Run, ranks: Sequence[int]) -> list[int]:
         rank
         for rank in ranks
         if rank < topology.world_size
-        and all(at == 0 for axis, at in topology.coordinate(rank).items() if axis in ("mp", "sep"))
+        and all(topology.coordinate(rank)[axis] == 0 for axis in ("mp", "sep"))
     ]
     return (firsts or list(ranks))[:_MOST_DRAWN]
 
 
-def _part(at: WindowResult[RankReportData], made: Any) -> WindowResult[Any]:
-    return at.map(made)
-
-
-def _quietly(at: WindowResult[RankReportData], made: Any) -> WindowResult[Any]:
-    """The same, where it has been told what was lost."""
-    return dataclasses.replace(at.map(made), skipped={})
-
-
-def _compared(
-    baseline: Run,
-    run: Run,
-    side: Side,
-    part: tuple[RankSelector, int, str | None],
-    executor: Executor | None,
-) -> Diff:
-    """The run against the last window of another."""
-    ranks, shown, steps = part
-    window = max(baseline.windows(), default=None) if baseline.recordings else None
-    other = measured(baseline, ranks, window, executor=executor)
-    alike = [(of.frameworks, of.has_forward_links) for of in (other, side)]
-    if not other.frameworks or alike[0] == alike[1]:
-        return Diff(other, side)
-    # Names, and whose gradients are whose, are to be told alike on both sides.
-    windows = (window, shown)
-    return diff(baseline, run, ranks=ranks, windows=windows, steps=(None, steps), executor=executor)
-
-
-def _phases(made: Sequence[WindowResult[RankReportData]]) -> pl.DataFrame:
-    """What each phase takes in a step of each rank."""
+def _phases(results: Sequence[WindowResult[RankReportData]]) -> pl.DataFrame:
+    """Return the time of each phase in a step of each rank."""
     schema = {"rank": pl.Int64, "name": pl.String, "cpu_ns": pl.Float64, "gpu_ns": pl.Float64}
     parts = [pl.DataFrame(schema=schema)]
-    for at in made:
-        num_steps = at.value.examined.breakdown.parts["step"].n_unique()
+    for result in results:
+        num_steps = max(result.value.analysis.breakdown.parts["step"].n_unique(), 1)
         parts.append(
-            at.value.phases.filter(pl.col("name").is_in(PHASES)).select(
-                pl.lit(at.recording.rank, pl.Int64).alias("rank"),
+            result.value.phases.filter(pl.col("name").is_in(PHASES)).select(
+                pl.lit(result.recording.rank, pl.Int64).alias("rank"),
                 pl.col("name").cast(pl.String),
-                cpu_ns=pl.col("cpu_total_ns") / max(num_steps, 1),
-                gpu_ns=pl.col("gpu_total_ns") / max(num_steps, 1),
+                cpu_ns=pl.col("cpu_total_ns") / num_steps,
+                gpu_ns=pl.col("gpu_total_ns") / num_steps,
             )
         )
     return pl.concat(parts)
 
 
 def _on_one_clock(
-    made: Sequence[WindowResult[RankReportData]], cluster: Cluster
+    results: Sequence[WindowResult[RankReportData]], cluster: Cluster
 ) -> Mapping[int, Details]:
-    """What is drawn of each rank, its lanes on the reference clock."""
-    found = {}
-    for at in made:
-        rank, details = at.recording.rank, at.value.details
+    """Return what is drawn of each rank, its lanes on the reference clock."""
+    drawn = {}
+    for result in results:
+        rank, details = result.recording.rank, result.value.details
         if details is not None:
             lanes = details.lanes.with_columns(rank=pl.lit(rank, pl.Int64))
-            found[rank] = details._replace(
-                lanes=to_reference_clock(lanes, cluster.clocks).drop("rank")
-            )
-    return found
+            lanes = to_reference_clock(lanes, cluster.clocks).drop("rank")
+            drawn[rank] = details._replace(lanes=lanes)
+    return drawn

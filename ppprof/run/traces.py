@@ -1,55 +1,166 @@
-"""Reads recordings, one here or many on an executor's processes."""
+"""Read the windows of a run: one here, or many on an executor's processes.
+
+Every window is read in this module, so each problem with a file is logged here, and once.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from ppprof.analysis.profile.profile import Profile, SummaryOptions
+from ppprof.analysis.profile.steps import StepRange, select_steps
 from ppprof.errors import InputError, TraceError
 from ppprof.rundir.recordings import Recording
 from ppprof.trace import Trace, read
+from ppprof.units import format_skipped
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 Progress = Callable[[Path, int, int], None]
-"""Called with a file, its bytes that were read so far, and all of them."""
+"""Called with a file, the bytes read so far, and the bytes in all."""
+
+_log = logging.getLogger("ppprof")
 
 
 @dataclass(frozen=True)
 class WindowResult(Generic[T]):
-    """What was made of one window."""
+    """The result of processing one window."""
 
     recording: Recording
     source: Path
     """The file that was read."""
     skipped: Mapping[str, int]
-    """What of the file could not be used, kind -> how many."""
+    """How much of the file was skipped: kind -> count."""
     value: T
     errors: Sequence[str] = ()
-    """Of other files of this window, which could not be read."""
+    """Errors of better files of the same window, which could not be read."""
 
     def map(self, value: U) -> WindowResult[U]:
         """Return the same window with another value."""
         return WindowResult(self.recording, self.source, self.skipped, value, self.errors)
 
 
+class TraceReader:
+    """Reads windows and keeps the last trace, and the last profile made of it, in memory.
+
+    Args:
+        cache: whether parsed events may be kept beside a trace that is slow to parse.
+        progress: called while a long file is read in this process.
+    """
+
+    def __init__(self, cache: bool, progress: Progress | None = None) -> None:
+        self._cache = cache
+        self._progress = progress
+        self._trace: tuple[Recording, Path, Trace] | None = None
+        self._profile: tuple[Recording, StepRange | None, SummaryOptions, Profile] | None = None
+        self._reported: set[Path] = set()
+
+    def trace(self, recording: Recording) -> tuple[Path, Trace]:
+        """Return the file and the trace of a window: from the best file that can be read.
+
+        Raises:
+            InputError: no file of the window can be read.
+        """
+        if self._trace is None or self._trace[0] != recording:
+            self._trace = self._profile = None  # first: memory holds one trace at a time
+            path, trace, errors = read_first_readable(recording, self._cache, self._progress)
+            self._report(path, trace.skipped, errors)
+            self._trace = (recording, path, trace)
+        return self._trace[1:]
+
+    def profile(
+        self, recording: Recording, steps: StepRange | None, options: SummaryOptions
+    ) -> Profile:
+        """Return the profile of a window, cut to ``steps``.
+
+        Raises:
+            InputError: no file of the window can be read.
+        """
+        trace = self.trace(recording)[1]
+        if self._profile is None or self._profile[:3] != (recording, steps, options):
+            profile = Profile(trace if steps is None else select_steps(trace, steps), options)
+            self._profile = (recording, steps, options, profile)
+        return self._profile[3]
+
+    def map_windows(
+        self,
+        work: Callable[[Trace], T],
+        recordings: Iterable[Recording],
+        executor: Executor | None = None,
+    ) -> Iterator[WindowResult[T]]:
+        """Yield the result of ``work`` for the trace of each window, in the order of the windows.
+
+        Args:
+            work: turns a trace into something small; with an executor of other processes, both
+                have to be picklable.
+            recordings: the windows.
+            executor: reads several windows at once; None: one after the other in this process.
+
+        Raises:
+            InputError: none of them can be read. A single window that cannot be read, or whose
+                process died, is logged and left out.
+        """
+        self._trace = self._profile = None  # memory holds one trace at a time
+        windows = tuple(recordings)
+        if executor is None:
+            task = partial(process_window, work=work, cache=self._cache, progress=self._progress)
+            results: Iterable[WindowResult[T] | str] = map(task, windows)
+        else:
+            results = map_windows(
+                executor, partial(process_window, work=work, cache=self._cache), windows
+            )
+        errors = []
+        is_any_read = False
+        for result in results:
+            if isinstance(result, str):
+                errors.append(result)
+                continue
+            _warn_each(errors)
+            errors, is_any_read = [], True
+            self._report(result.source, result.skipped, result.errors)
+            yield result
+        if not is_any_read:
+            raise InputError("\n".join(errors))
+        _warn_each(errors)
+
+    def _report(self, path: Path, skipped: Mapping[str, int], errors: Iterable[str]) -> None:
+        """Log the problems with a file, the first time that it is read."""
+        if path in self._reported:
+            return
+        self._reported.add(path)
+        _warn_each(errors)
+        if skipped:
+            _log.warning("%s", format_skipped(path, skipped))
+
+
+def _warn_each(messages: Iterable[str]) -> None:
+    for message in messages:
+        _log.warning("%s", message)
+
+
 def read_first_readable(
     recording: Recording, cache: bool, progress: Progress | None = None
 ) -> tuple[Path, Trace, list[str]]:
-    """From the best file that can be read; and what is wrong with those before it."""
+    """Return the best file that can be read, its trace, and the errors of the files before it.
+
+    Raises:
+        InputError: no file of the window can be read.
+    """
     if not recording.files:
         raise InputError(f"{recording.saved}: only tables are left of this window, no trace")
     errors: list[str] = []
-    for file in recording.files:
+    for path in recording.files:
         try:
-            told = partial(progress, file) if progress else None
-            return file, read(file, progress=told, cache=cache), errors
+            file_progress = partial(progress, path) if progress else None
+            return path, read(path, progress=file_progress, cache=cache), errors
         except TraceError as error:
             errors.append(str(error))
     raise TraceError("\n".join(errors))
@@ -61,7 +172,7 @@ def process_window(
     cache: bool,
     progress: Progress | None = None,
 ) -> WindowResult[T] | str:
-    """What `Run.each` does of one window, in whatever process; or why it cannot be read."""
+    """Return the result of ``work`` for one window, in any process; or why it cannot be read."""
     try:
         source, trace, errors = read_first_readable(recording, cache, progress)
     except InputError as error:
@@ -74,7 +185,7 @@ def map_windows(
     task: Callable[[Recording], WindowResult[T] | str],
     recordings: Sequence[Recording],
 ) -> Iterator[WindowResult[T] | str]:
-    """What `process_window` gives of each, in their order; as an error where the executor lost it."""
+    """Yield the result of ``task`` for each window in order; an error if its process died."""
     waiting = deque(_submitted(executor, task, recording) for recording in recordings)
     try:
         for recording in recordings:
@@ -82,7 +193,7 @@ def map_windows(
                 yield waiting.popleft().result()
             except BrokenExecutor as error:
                 where = recording.files[0] if recording.files else recording.name
-                yield f"{where}: the process that was to read it died: {error}"
+                yield f"{where}: the process that was reading it died: {error}"
     finally:
         for future in waiting:
             future.cancel()
@@ -93,7 +204,7 @@ def _submitted(
 ) -> Future[T]:
     try:
         return executor.submit(task, recording)
-    except BrokenExecutor as error:  # a process of the pool has died already
+    except BrokenExecutor as error:  # a process of the pool has already died
         future: Future[T] = Future()
         future.set_exception(error)
         return future

@@ -1,10 +1,16 @@
-"""Files to the events table, and back: readers and writers of traces."""
+"""Read trace files into one columnar events table, and write them back.
+
+`Clock`, `Reading` and `REMOTE` belong to `ppprof.rundir`. They are exported here too, because
+`ppprof.analysis` needs them and may import only leaves and this package.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ppprof.rundir.clocks import Clock, Reading
+    from ppprof.rundir.remote_calls import REMOTE
     from ppprof.trace.formats import read, write
     from ppprof.trace.paddle.json_writer import write_paddle_json
     from ppprof.trace.paddle.pb_reader import read_paddle_pb
@@ -13,6 +19,9 @@ if TYPE_CHECKING:
     from ppprof.trace.schema import Trace
 
 __all__ = [
+    "REMOTE",
+    "Clock",
+    "Reading",
     "Trace",
     "read",
     "read_paddle_pb",
@@ -23,20 +32,23 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Trace": "schema",
-    "read": "formats",
-    "read_paddle_pb": "paddle.pb_reader",
-    "read_window": "remote_calls",
-    "write": "formats",
-    "write_paddle_json": "paddle.json_writer",
-    "write_paddle_pb": "paddle.pb_writer",
+    "REMOTE": "ppprof.rundir.remote_calls",
+    "Clock": "ppprof.rundir.clocks",
+    "Reading": "ppprof.rundir.clocks",
+    "Trace": "ppprof.trace.schema",
+    "read": "ppprof.trace.formats",
+    "read_paddle_pb": "ppprof.trace.paddle.pb_reader",
+    "read_window": "ppprof.trace.remote_calls",
+    "write": "ppprof.trace.formats",
+    "write_paddle_json": "ppprof.trace.paddle.json_writer",
+    "write_paddle_pb": "ppprof.trace.paddle.pb_writer",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Loads on first use: the processes that scan a long file need numpy alone."""
+    """Import a public name on first use: `fastpath.workers` starts processes with numpy alone."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,8 +1,9 @@
-"""Parsed events, kept beside the trace that they were parsed from.
+"""Save parsed events beside the trace file that they were parsed from.
 
-One file a trace: a zip archive of Arrow tables, so that a damaged one is noticed by its checksums.
-It is published whole and never changed; of two processes that make one, the later replaces the
-earlier's. It says which file it was made from and by which code, and counts for no other.
+There is one cache file per trace: a zip archive of Arrow tables, whose checksums detect damage. It
+is published in one step and never changed; if two processes write it, the later one replaces the
+earlier. It records the fingerprint of the trace file and of the reading code, and is ignored for
+any other fingerprint.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from ppprof.paths import to_path
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace
 
 SMALLEST_BYTES = 4 << 20
-"""A smaller file is parsed in no time."""
+"""Smaller files are parsed fast enough without a cache."""
 
-_END_BYTES = 1 << 16  # looked at on either side of a file, besides its size and time
+_END_BYTES = 1 << 16  # at both ends of a file, checked besides its size and time
 _TABLES = {"events": EVENTS, "memory": MEMORY, "kernels": KERNELS, "memsets": MEMSETS}
-_WHAT = "trace.json"
+_FIELDS = "trace.json"
 
 Fingerprint = dict[str, int]
 
 
 def fingerprint(path: str | Path) -> Fingerprint | None:
-    """What tells this content of a file from any other; None for a file that is not worth it."""
+    """Return the values that identify a file's content; None for a small or unreadable file."""
     try:
         with to_path(path).open("rb") as file:
             state = os.fstat(file.fileno())
@@ -53,19 +54,19 @@ def fingerprint(path: str | Path) -> Fingerprint | None:
     }
 
 
-def load(path: str | Path, of: Fingerprint) -> Trace | None:
-    """What was kept of this content of the file; None where nothing usable was."""
+def load(path: str | Path, key: Fingerprint) -> Trace | None:
+    """Return the cached trace for this fingerprint of the file; None if there is no usable one."""
     try:
-        with zipfile.ZipFile(_beside(path)) as archive:
+        with zipfile.ZipFile(_cache_path(path)) as archive:
             _check(archive)
-            kept: dict[str, Any] = json.loads(archive.read(_WHAT))
-            if kept.pop("of") != of:
+            fields: dict[str, Any] = json.loads(archive.read(_FIELDS))
+            if fields.pop("of") != key:
                 return None
-            for name in _TABLES:
-                kept[name] = pl.read_ipc(io.BytesIO(archive.read(name)))
-                if kept[name].schema != {at: dtype for at, (dtype, _) in _TABLES[name].items()}:
+            for name, columns in _TABLES.items():
+                fields[name] = pl.read_ipc(io.BytesIO(archive.read(name)))
+                if fields[name].schema != {column: dtype for column, (dtype, _) in columns.items()}:
                     return None
-        return Trace(**{**kept, "devices": tuple(kept["devices"])})
+        return Trace(**{**fields, "devices": tuple(fields["devices"])})
     except (
         OSError,
         ValueError,
@@ -73,28 +74,28 @@ def load(path: str | Path, of: Fingerprint) -> Trace | None:
         TypeError,
         zipfile.BadZipFile,
         pl.exceptions.PolarsError,
-        pl.exceptions.PanicException,  # of Arrow's reader: no Exception
+        pl.exceptions.PanicException,  # raised by Arrow's reader; not a subclass of Exception
         RuntimeError,
     ):
-        return None  # then it is parsed again, and what was kept replaced
+        return None  # the trace is then parsed again, and the cache replaced
 
 
 def _check(archive: zipfile.ZipFile) -> None:
-    """Lets no archive pass that unpacks to more than it is: ours are not compressed.
+    """Reject an archive that unpacks to more than its size; ours are not compressed.
 
     Raises:
-        zipfile.BadZipFile: it is not one of ours.
+        zipfile.BadZipFile: the archive is not one of ours.
     """
     for part in archive.infolist():
         if part.compress_type != zipfile.ZIP_STORED or part.file_size != part.compress_size:
             raise zipfile.BadZipFile(part.filename)
 
 
-def keep(path: str | Path, trace: Trace, of: Fingerprint) -> None:
-    """Keeps a trace, if the directory lets it and the file is still what it was read from."""
-    target = _beside(path)
+def save(path: str | Path, trace: Trace, key: Fingerprint) -> None:
+    """Cache a trace, if the directory permits it and the file still has the fingerprint."""
+    target = _cache_path(path)
     hidden = target.with_name(f"{target.name}.{uuid.uuid4().hex}")
-    kept = {
+    fields = {
         field.name: getattr(trace, field.name)
         for field in dataclasses.fields(trace)
         if field.name not in _TABLES
@@ -102,27 +103,27 @@ def keep(path: str | Path, trace: Trace, of: Fingerprint) -> None:
     with contextlib.suppress(OSError, TypeError, ValueError):
         try:
             with zipfile.ZipFile(hidden, "x", zipfile.ZIP_STORED) as archive:
-                archive.writestr(_WHAT, json.dumps({**kept, "of": of}))
+                archive.writestr(_FIELDS, json.dumps({**fields, "of": key}))
                 for name in _TABLES:
                     buffer = io.BytesIO()
                     getattr(trace, name).write_ipc(buffer, compression="lz4")
                     archive.writestr(name, buffer.getbuffer())
-            if fingerprint(path) == of:
+            if fingerprint(path) == key:
                 hidden.replace(target)
         finally:
             hidden.unlink(missing_ok=True)
 
 
-def _beside(path: str | Path) -> Path:
-    # VisualDL takes any file with "paddle_trace" in its name for a trace.
+def _cache_path(path: str | Path) -> Path:
+    # VisualDL opens any file with "paddle_trace" in its name as a trace.
     name = Path(path).name.replace("paddle_trace", "")
     return Path(path).with_name(f".ppprof_cache_{name}.zip")
 
 
 def _code() -> int:
-    """A number that changes with the code of the readers."""
-    found = 0
-    for module in sorted(Path(__file__).parent.glob("*.py")):
+    """Return a number that changes with the code of the readers."""
+    code = 0
+    for module in sorted(Path(__file__).parent.rglob("*.py")):
         state = module.stat()
-        found = zlib.crc32(f"{module.name} {state.st_size} {state.st_mtime_ns}".encode(), found)
-    return found
+        code = zlib.crc32(f"{module.name} {state.st_size} {state.st_mtime_ns}".encode(), code)
+    return code

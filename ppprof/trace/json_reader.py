@@ -1,8 +1,8 @@
-"""Traces in JSON, Paddle's or Kineto's, sound or broken: which, and how to read them fastest.
+"""Read JSON traces of Paddle or Kineto, valid or broken, in the fastest way.
 
-A file whose events begin as one of the known writers begins them is scanned by its fixed layout,
-and only what differs from it is decoded; any other file is decoded as a whole. The two can differ
-in speed only.
+A file whose events begin like those of a known writer is scanned by its fixed layout, and only
+events that differ from the layout are decoded. Any other file is decoded completely. Both ways give
+the same trace and differ only in speed.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from typing import Any, TypeVar
 from ppprof.errors import TraceError
 from ppprof.trace.fastpath.fixed_layout import Ranges, Scanner
 from ppprof.trace.fastpath.layouts import DIALECTS, dialect_of
-from ppprof.trace.fastpath.workers import ScanWorkers, stretches
+from ppprof.trace.fastpath.workers import ScanWorkers, split_positions
 from ppprof.trace.json.recovery import (
-    CUT_SHORT,
-    EventText,
+    EventDecoder,
+    event_offsets,
+    keys_after,
     keys_before,
-    keys_behind,
-    last_event,
+    last_event_start,
     start_of_events,
-    whole_events,
 )
-from ppprof.trace.json.values import without_odd_numbers
+from ppprof.trace.json.values import drop_nonportable_numbers
 from ppprof.trace.kineto.columns import KinetoEvent
 from ppprof.trace.kineto.events import kineto_trace
 from ppprof.trace.paddle.json_columns import PaddleColumns, PaddleEvent
 from ppprof.trace.paddle.json_events import paddle_tables
 from ppprof.trace.schema import CATEGORIES, Trace
-from ppprof.trace.source import BLOCK_BYTES, LONGEST_EVENT_BYTES, Progress, TraceStream
+from ppprof.trace.source import BLOCK_BYTES, MAX_EVENT_BYTES, Progress, TraceStream
+from ppprof.units import TRUNCATED
 
 Event = TypeVar("Event")
 Keys = dict[str, Any]
-_Pieces = Iterator[tuple[int, list[Event]]]
+_Batches = Iterator[tuple[int, list[Event]]]
 
-_MOST_BLOCKS_AN_EVENT = 4
-"""One that seems to be longer is broken."""
+_MAX_BLOCKS_PER_EVENT = 4
+"""An event that seems to be longer is broken."""
 _LARGE_BYTES = 32 << 20
-"""From here on what a reader leaves behind in memory matters."""
+"""A file of this size leaves enough freed memory in the process to matter."""
 _KINETO = re.compile(
     rb'"cat"\s*:\s*"(?:cpu_op|python_function|user_annotation|kernel|gpu_\w+|cuda_\w+|cpu_instant_event|'
     rb'Runtime|ac2g|fwdbwd|Trace)"'
@@ -54,33 +54,36 @@ _PADDLE = re.compile(rb'"cname"\s*:|"start_time"\s*:')
 
 
 def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
-    """The trace in a JSON file, whether packed with gzip or not.
+    """Return the trace in a JSON file, packed with gzip or not.
 
-    Everything readable is read; ``lost`` counts the rest.
+    Everything readable is read; ``skipped`` counts the rest.
 
     Raises:
-        TraceError: missing, unreadable, refused, or not a trace; says where and why.
+        TraceError: the file is missing, unreadable, rejected, or not a trace; says where and why.
     """
     skipped: Counter[str] = Counter()
     with TraceStream(path, progress) as source:
         keys = _keys_before(source)
         text = source.peek(BLOCK_BYTES)
         if _is_kineto(keys, text):
-            events = EventText(KinetoEvent, source.path, skipped)
-            trace = kineto_trace(keys, (batch for _, batch in _decoded(source, events, keys)))
+            events = EventDecoder(KinetoEvent, source.path, skipped)
+            trace = kineto_trace(
+                keys, (batch for _, batch in _decoded_batches(source, events, keys))
+            )
         else:
-            trace = _paddle(source, dialect_of(text), keys, skipped)
+            trace = _paddle_trace(source, dialect_of(text), keys, skipped)
         if progress:
             progress(source.size, source.size)
         if source.damage:
-            skipped[f"end of the file ({source.damage})"] += 1
+            skipped[f"{TRUNCATED} ({source.damage})"] += 1
     if trace.events.is_empty() and skipped and not keys:
-        raise TraceError(f"{path}: a JSON list, but nothing in it could be read as a trace's event")
+        raise TraceError(f"{path}: a JSON list, but none of its items is an event of a trace")
     is_known = "schemaVersion" in keys or trace.events["category"].is_in(CATEGORIES).any()
     if trace.events.height and not is_known:
-        found = ", ".join(trace.events["category"].unique().cast(str).sort().head(5))
+        categories = ", ".join(trace.events["category"].unique().cast(str).sort().head(5))
         raise TraceError(
-            f"{source.path}: events of neither Paddle's nor torch's profiler (\"cat\": {found})"
+            f"{source.path}: events of neither Paddle's nor torch's profiler "
+            f'("cat": {categories})'
         )
     if source.size > _LARGE_BYTES:
         _trim_heap()
@@ -88,15 +91,15 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
 
 
 def _keys_before(source: TraceStream) -> Keys:
-    """The keys before the list of events; the source then stands behind its bracket."""
+    """Return the keys before the list of events; the source then stands behind its bracket."""
     text = source.read(1 << 16)
     while True:
-        at = start_of_events(text)
-        if at >= 0:
-            source.unread(text[at:])
-            return keys_before(text[:at])
+        start = start_of_events(text)
+        if start >= 0:
+            source.unread(text[start:])
+            return keys_before(text[:start])
         more = source.read(BLOCK_BYTES)
-        if not more or len(text) > LONGEST_EVENT_BYTES:
+        if not more or len(text) > MAX_EVENT_BYTES:
             raise TraceError(
                 f'{source.path}: no list of events ("traceEvents": [...]) in its '
                 f"{'first ' if more else ''}{len(text)} bytes; expected the JSON of Paddle's or "
@@ -106,46 +109,53 @@ def _keys_before(source: TraceStream) -> Keys:
 
 
 def _is_kineto(keys: Keys, text: bytes) -> bool:
-    """Paddle's schema version is a string, Kineto's a number; else by how events look."""
+    """Whether the file is Kineto's: its schema version is a number, Paddle's is a string.
+
+    Without a schema version, the form of the events decides.
+    """
     version = keys.get("schemaVersion")
     if version is not None:
         return isinstance(version, (int, float))
     return bool(_KINETO.search(text)) and not _PADDLE.search(text)
 
 
-def _decoded(source: TraceStream, reader: EventText[Event], keys: Keys) -> _Pieces[Event]:
-    """Position and events of each piece; what follows the list is added to ``keys``."""
-    begun = b""  # of an event that holds what looks like the beginning of another
-    for block in source.blocks(last_event):
+def _decoded_batches(
+    source: TraceStream, reader: EventDecoder[Event], keys: Keys
+) -> _Batches[Event]:
+    """Yield position and events of each piece; the keys after the list are added to ``keys``."""
+    begun = b""  # an event whose own text looks like the start of another one
+    for block in source.blocks(last_event_start):
         first = block.first - len(begun)
         text = begun + block.text()
         if block.is_last:
             yield first, reader.last_events(text, keys)
             return
         begun = b""
-        events = reader.sound_events(text)
+        events = reader.valid_events(text)
         if events is None:
-            starts, stop = whole_events(text)
+            starts, stop = event_offsets(text)
             end = starts[-1]
             if text[end : end + 1] == b"]":
-                found, is_all = keys_behind(text[end + 1 :] + source.peek(LONGEST_EVENT_BYTES))
+                tail_keys, is_all = keys_after(text[end + 1 :] + source.peek(MAX_EVENT_BYTES))
                 if is_all:
-                    keys.update(found)
+                    keys.update(tail_keys)
                     yield first, reader.events(text[:end])
                     return
-            elif stop == len(text) and len(text) - end < _MOST_BLOCKS_AN_EVENT * len(block.buffer):
+            elif stop == len(text) and len(text) - end < _MAX_BLOCKS_PER_EVENT * len(block.buffer):
                 text, begun = text[:end], text[end:]
             events = reader.events(text)
         yield first, events
 
 
-def _paddle(source: TraceStream, dialect: str | None, keys: Keys, skipped: Counter[str]) -> Trace:
+def _paddle_trace(
+    source: TraceStream, dialect: str | None, keys: Keys, skipped: Counter[str]
+) -> Trace:
     columns = PaddleColumns(skipped)
     if dialect:
-        _scan(source, dialect, columns, keys)
+        _scan_events(source, dialect, columns, keys)
     else:
-        reader = EventText(PaddleEvent, source.path, skipped)
-        for first, decoded in _decoded(source, reader, keys):
+        reader = EventDecoder(PaddleEvent, source.path, skipped)
+        for first, decoded in _decoded_batches(source, reader, keys):
             columns.add_decoded([(first, decoded)])
     events, memory, kernels, memsets = paddle_tables(columns)
     return Trace(
@@ -154,7 +164,7 @@ def _paddle(source: TraceStream, dialect: str | None, keys: Keys, skipped: Count
         kernels=kernels,
         memsets=memsets,
         version=str(keys.get("schemaVersion", "")),
-        span=_whole(keys.get("span_index", keys.get("span_indx"))),
+        span=_integer(keys.get("span_index", keys.get("span_indx"))),
         extra_info={
             **{thread: name for thread, name in columns.thread_names.items() if name},
             **_extra_info(keys.get("ExtraInfo")),
@@ -163,51 +173,51 @@ def _paddle(source: TraceStream, dialect: str | None, keys: Keys, skipped: Count
     )
 
 
-def _scan(source: TraceStream, name: str, columns: PaddleColumns, keys: Keys) -> None:
-    """Reads events by their fixed layout, the odd ones by decoding them."""
+def _scan_events(source: TraceStream, name: str, columns: PaddleColumns, keys: Keys) -> None:
+    """Read events by their fixed layout, and decode those that do not match it."""
     dialect = DIALECTS[name]
-    reader = EventText(PaddleEvent, source.path, columns.skipped, escapes=dialect.escapes)
-    bounds = stretches(source, name)
+    reader = EventDecoder(PaddleEvent, source.path, columns.skipped, escapes=dialect.escapes)
+    bounds = split_positions(source, name)
     source.num_readers = len(bounds)
     is_whole = len(bounds) == 1
     has_end = False
 
     def decoded(
-        odd: Ranges, text: Callable[[int, int], bytes], end: int | None
-    ) -> _Pieces[PaddleEvent]:
-        """Position and events of each range; ``end`` is that of the file, if it is reached."""
+        ranges: Ranges, text: Callable[[int, int], bytes], end: int | None
+    ) -> _Batches[PaddleEvent]:
+        """Yield position and events of each range; ``end`` is the end of the file, if reached."""
         nonlocal has_end
-        for first, until in odd:
+        for first, until in ranges:
             has_end = until == end
             piece = text(first, until)
             yield first, reader.last_events(piece, keys) if has_end else reader.events(piece)
 
     scanner = Scanner(dialect)
-    with ScanWorkers(source.path, name, bounds) as helpers:
+    with ScanWorkers(source.path, name, bounds) as workers:
         for block in source.blocks(dialect.last_start, None if is_whole else bounds[0]):
             end = block.end if block.is_last and is_whole else None
             columns.add_decoded(decoded(scanner.add(block), block.between, end))
         columns.add_scanned(scanner.scanned(), dialect)
-        for scanned in helpers.scanned():
+        for scanned in workers.scanned():
             columns.add_scanned(scanned, dialect)
-            for _, odd in groupby(scanned.odd, lambda range_: range_[0] // BLOCK_BYTES):
-                columns.add_decoded(decoded(list(odd), source.between, bounds[-1]))
+            for _, nearby in groupby(scanned.unmatched, lambda range_: range_[0] // BLOCK_BYTES):
+                columns.add_decoded(decoded(list(nearby), source.between, bounds[-1]))
     if not has_end:
-        columns.skipped[CUT_SHORT] += 1
+        columns.skipped[TRUNCATED] += 1
 
 
 def _extra_info(value: object) -> Mapping[str, str]:
     if not isinstance(value, dict):
         return {}
-    return {key: str(told) for key, told in value.items() if isinstance(told, (str, int, float))}
+    return {key: str(item) for key, item in value.items() if isinstance(item, (str, int, float))}
 
 
 def _devices(value: object) -> tuple[Mapping[str, object], ...]:
-    found = value if isinstance(value, list) else ()
-    return tuple(without_odd_numbers(told) for told in found if isinstance(told, dict))
+    devices = value if isinstance(value, list) else ()
+    return tuple(drop_nonportable_numbers(device) for device in devices if isinstance(device, dict))
 
 
-def _whole(value: object) -> int:
+def _integer(value: object) -> int:
     try:
         return int(str(value))
     except ValueError:
@@ -217,7 +227,7 @@ def _whole(value: object) -> int:
 def _trim_heap() -> None:
     """Return freed memory to the system.
 
-    glibc keeps what was freed in small pieces, a third of a trace; elsewhere nothing happens.
+    glibc keeps small freed pieces, a third of the size of a trace. Elsewhere this does nothing.
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,19 +1,21 @@
-"""Windows of many ranks as one timeline: Trace Event Format, for Perfetto and chrome://tracing.
+"""Merge windows of many ranks into one timeline, for Perfetto and chrome://tracing.
 
-A rank is a process, its host threads and streams are the tracks under it, times are the reference
-clock's (`ppprof.rundir.clocks`). Ranks are written one after another, and each needs nothing of another's
-trace: an arrow's id is made from what every rank of the group knows, its ranks and the how-manieth
-communication of its kind in this group and step it is. ::
+The format is Trace Event Format. A rank is a process; its host threads and streams are tracks in
+it. Times are on the reference clock (`ppprof.rundir.clocks`). Ranks are written one after another,
+and no rank needs another rank's trace. For that, an arrow's id is made of values that every rank of
+a group
+knows: the group's ranks, and the number of this communication among those of its kind in this group
+and step. ::
 
-    rank 0   [all_reduce──────]        s: it starts at the beginning of the group's lowest rank
-    rank 1         [all_reduce]        t: by way of the others, at their ends,
-    rank 2      [all_reduce───]        f: to that of the highest
+    rank 0   [all_reduce──────]        s: the arrow starts at the begin of the group's lowest rank,
+    rank 1         [all_reduce]        t: passes the ends of the others,
+    rank 2      [all_reduce───]        f: and finishes at the end of the highest rank
 
-The beginning of one is before the end of any other, which matters: viewers read events by time, and
-drop an arrow that arrives before it starts. A send starts the arrow of its receive.
+The begin of every communication lies before the end of any other. This matters: viewers read events
+by time, and drop an arrow that arrives before it starts. A send starts the arrow of its receive.
 
-Times are microseconds since midnight (UTC): since 1970 they would be too large for the nanoseconds,
-for viewers hold them as float64.
+Times are microseconds since midnight (UTC). Viewers hold times as float64, which has no room for
+nanoseconds in microseconds since 1970.
 """
 
 from __future__ import annotations
@@ -33,8 +35,16 @@ import polars as pl
 from ppprof.arrays import Int64
 from ppprof.paths import to_path
 from ppprof.rundir.clocks import Clock
-from ppprof.trace.annotations import has_facts
-from ppprof.trace.json.lines import Parts, lines_of, maybe, opened, us, with_facts, with_text
+from ppprof.trace.annotations import has_annotations
+from ppprof.trace.json.lines import (
+    Parts,
+    json_lines,
+    microseconds,
+    open_trace_file,
+    optional_arg,
+    with_annotation_args,
+    with_json_text,
+)
 from ppprof.trace.schema import Trace
 from ppprof.trace.tree_arrays import levels
 
@@ -52,9 +62,12 @@ COLOURS = (
     "generic_work",
     "terrible",
 )
-"""Of micro-batches 0, 1, 2 ..., over again after the last: names of colours that chrome://tracing
-knows (trace-viewer's color_scheme.html). Perfetto takes no colours; it makes one of a slice's name
-without its digits, so the name of a pipeline span gets a letter for each micro-batch too."""
+"""Colour names of micro-batches 0, 1, 2 ..., repeated after the last; known to chrome://tracing
+(trace-viewer's color_scheme.html).
+
+Perfetto accepts no colours. It derives one from a slice's name without digits, so the name of a
+pipeline span also gets a letter for its micro-batch.
+"""
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _FIRST_PROCESS = 100_000  # rank 5 is process 100005; to Perfetto, process 0 is the idle one
@@ -70,15 +83,15 @@ _IS_NO_COLLECTIVE = re.compile(r"\.wait$|send|recv", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Window:
-    """One window of one rank, on its way into the timeline."""
+    """One window of one rank."""
 
     rank: int
     window: int
     name: str
-    """What stands behind the rank in the name of its process: ``dp1 pp0 mp1 · host-b``."""
+    """Text behind the rank in the name of its process: ``dp1 pp0 mp1 · host-b``."""
     trace: Trace
     clock: Clock | None
-    """None: its times are taken as they are."""
+    """The rank's clock; if None, its times are used unchanged."""
 
 
 def write_merged(
@@ -88,19 +101,19 @@ def write_merged(
     ranks: Collection[int],
     min_dur_ns: int = 0,
 ) -> int:
-    """Writes windows into one timeline, each before the next is asked for.
+    """Write windows into one timeline, each before the next one is requested.
 
-    The file appears when it is complete; gzip where its name ends in ``.gz``. Allocations and the
-    launch configurations of kernels stay in the traces of the ranks.
+    The file appears when it is complete; it is gzip if its name ends in ``.gz``. Allocations and
+    launch configurations of kernels are left out.
 
     Args:
-        windows: by rank.
+        windows: ordered by rank.
         path: the file.
-        ranks: those that will be there, among which an arrow has its ends.
-        min_dur_ns: leaves out shorter events, but no step, communication or pipeline span.
+        ranks: all ranks of the timeline; arrows only connect these.
+        min_dur_ns: leaves out shorter events, except steps, communication and pipeline spans.
 
     Returns:
-        The number of events, arrows not counted.
+        The number of events, without arrows.
 
     Raises:
         OSError: the file cannot be written.
@@ -109,50 +122,50 @@ def write_merged(
     num_events = 0
     midnight_ns: int | None = None
     tracks: dict[int, _Tracks] = {}
-    with opened(to_path(path)) as file:
+    with open_trace_file(to_path(path)) as file:
         file.write(b'{"displayTimeUnit":"ms","traceEvents":[')
         for window in windows:
-            events = _placed(window)
+            events = _on_reference_clock(window)
             first = events["start_ns"].min()
             if midnight_ns is None and isinstance(first, int):
-                # An hour's room for ranks whose clocks are behind: no time is below zero.
+                # One hour earlier, so that no rank whose clock is behind has a negative time.
                 midnight_ns = (first - _HOUR_NS) // _DAY_NS * _DAY_NS
             file.write(b",\n" if tracks else b"\n")
             if window.rank not in tracks:
                 tracks = {window.rank: _Tracks(window)}
-            events = events.with_columns(tid=tracks[window.rank].of(window.trace, events))
+            events = events.with_columns(tid=tracks[window.rank].track_ids(window.trace, events))
             events = _with_arrows(window, events.filter(_is_kept(min_dur_ns)), expected)
             num_events += events.height
             for rows in events.iter_slices(_ROWS):
-                lines_of(
+                json_lines(
                     _with_texts(rows), *_parts(window.rank, midnight_ns or 0)
                 ).to_frame().write_csv(
                     file, include_header=False, quote_style="never", line_terminator=",\n"
                 )
-            # Every line above has a comma behind it.
+            # A comma follows every line above.
             file.write(",\n".join(tracks[window.rank].metadata()).encode("utf-8", "replace"))
-            del window, events  # or memory would hold this trace beside the next one
+            del window, events  # else this trace would stay in memory beside the next one
         origin = {"clock": "of rank 0", "origin_unix_ns": str(midnight_ns or 0)}
         file.write(f'\n],"otherData":{json.dumps(origin)}}}\n'.encode())
     return num_events
 
 
 class _Tracks:
-    """Threads and streams of one rank, numbered as they come."""
+    """Threads and streams of one rank, numbered as they appear."""
 
     def __init__(self, window: Window) -> None:
         self._rank = window.rank
         self._process = _FIRST_PROCESS + window.rank
         self._name = f"rank {window.rank} · {window.name}" if window.name else f"rank {window.rank}"
-        self._clock = _told(window.clock, window.rank)
+        self._clock = _clock_label(window.clock, window.rank)
         self._tids: dict[tuple[int | None, int | None, int | None], int] = {}
         self._names: dict[int, str] = {}
 
-    def of(self, trace: Trace, events: pl.DataFrame) -> pl.Series:
-        """The track of each event, int64."""
+    def track_ids(self, trace: Trace, events: pl.DataFrame) -> pl.Series:
+        """Return the track of each event, int64."""
         columns = ("device", "stream", "thread")
-        found = events.select(columns).unique().sort(columns, nulls_last=False)
-        for key in found.iter_rows():
+        tracks = events.select(columns).unique().sort(columns, nulls_last=False)
+        for key in tracks.iter_rows():
             if key not in self._tids:
                 tid = self._process * _TRACKS + len(self._tids) + 1
                 self._tids[key] = tid
@@ -171,10 +184,10 @@ class _Tracks:
         return joined["tid"]
 
     def metadata(self) -> Iterator[str]:
-        """Name and place of the process and of its tracks."""
-        first = self._process * _TRACKS + 1  # a track that is there: viewers would make another
+        """Yield name and order of the process and of its tracks."""
+        first = self._process * _TRACKS + 1  # an existing track, or viewers would add one
         yield self._line("process_name", first, name=self._name)
-        # Ranks count through the coordinates, the outermost axis slowest: this is their order too.
+        # Ranks are numbered by coordinates, the outermost axis slowest, so this orders both.
         yield self._line("process_sort_index", first, sort_index=self._rank)
         if self._clock:
             yield self._line("process_labels", first, labels=self._clock)
@@ -187,15 +200,15 @@ class _Tracks:
         return json.dumps(event, separators=(",", ":"), ensure_ascii=False)
 
 
-def _told(clock: Clock | None, rank: int) -> str:
-    """What chrome://tracing shows behind the name of a process."""
+def _clock_label(clock: Clock | None, rank: int) -> str:
+    """Return the text that chrome://tracing shows behind the name of a process."""
     if clock is not None:
         return f"clock within {clock.error_ns / 1000:g} us of rank 0's ({clock.method})"
     return "its own clock" if rank else ""
 
 
-def _placed(window: Window) -> pl.DataFrame:
-    """The events on the reference clock, each inside the one around it, with a column ``event``."""
+def _on_reference_clock(window: Window) -> pl.DataFrame:
+    """Return the events on the reference clock, without crossings; ``event`` is their row."""
     events = window.trace.events.with_columns(event=pl.int_range(pl.len()))
     start = events["start_ns"].to_numpy()
     end = start + events["dur_ns"].to_numpy()
@@ -204,14 +217,16 @@ def _placed(window: Window) -> pl.DataFrame:
     is_device = pl.col("device").is_not_null()
     track = events.select(pl.struct("device", "stream", "thread").rank("dense"))
     around = events.select(pl.when(is_device.not_()).then("parent").fill_null(-1))
-    start, end = _nested(
+    start, end = _without_crossings(
         around.to_series().to_numpy(), track.to_series().cast(pl.Int64).to_numpy(), start, end
     )
     return events.with_columns(start_ns=pl.Series(start), dur_ns=pl.Series(end - start))
 
 
-def _nested(parent: Int64, track: Int64, start: Int64, end: Int64) -> tuple[Int64, Int64]:
-    """Times of which none crosses another's: what Paddle's rounding did is undone.
+def _without_crossings(
+    parent: Int64, track: Int64, start: Int64, end: Int64
+) -> tuple[Int64, Int64]:
+    """Return times with no crossing events, which Paddle's rounding can cause.
 
     ::
 
@@ -219,11 +234,12 @@ def _nested(parent: Int64, track: Int64, start: Int64, end: Int64) -> tuple[Int6
         a          |--|             becomes        |-|
         b            |-------|                       |-----|
 
-    Viewers lose or misplace what crosses. Crossings that are longer than the rounding are left.
+    Viewers lose or misplace events that cross. Crossings longer than the rounding are left as they
+    are.
 
     Args:
         parent: shape (N,), on the same track, -1 for none.
-        track: shape (N,), of outermost events.
+        track: shape (N,), the track of outermost events.
         start: shape (N,).
         end: shape (N,).
 
@@ -249,15 +265,15 @@ def _is_kept(min_dur_ns: int) -> pl.Expr:
     return (
         (pl.col("dur_ns") >= min_dur_ns)
         | (pl.col("category") == "ProfileStep").fill_null(value=False)
-        | has_facts()
+        | has_annotations()
     )
 
 
 def _with_arrows(window: Window, events: pl.DataFrame, ranks: frozenset[int]) -> pl.DataFrame:
-    """The events and columns ``communication`` and ``launch``: id and phase of an arrow's end."""
+    """Return the events with id and phase of their arrow ends: ``communication`` and ``launch``."""
     ends = list(_communication(window, events, ranks))
     columns = {"event": pl.Int64, "communication": pl.String, "communication_phase": pl.String}
-    number = f"{window.rank}{window.window:03d}"  # with a row's 8 digits a number of 64 bits
+    number = f"{window.rank}{window.window:03d}"  # followed by a row's 8 digits: fits 64 bits
     launched = events.filter(pl.col("device").is_not_null())["parent"].drop_nulls().unique()
     is_launch = pl.col("device").is_null() & pl.col("event").is_in(launched.implode())
     is_launched = pl.col("device").is_not_null() & pl.col("parent").is_in(events["event"].implode())
@@ -273,14 +289,14 @@ def _with_arrows(window: Window, events: pl.DataFrame, ranks: frozenset[int]) ->
 def _communication(
     window: Window, events: pl.DataFrame, ranks: frozenset[int]
 ) -> Iterator[tuple[int, str, str]]:
-    """Row, arrow and phase of what links this rank to others that will be there.
+    """Yield row, arrow id and phase of each event that links this rank to others in the timeline.
 
-    A posted receive is complete where it was waited for. Several sends and receives in one kernel
-    do not tell between whom, and are not linked.
+    A posted receive ends where it was waited for. Several sends and receives in one kernel are not
+    linked, since the trace does not show their partners.
     """
     counted: Counter[tuple[Any, ...]] = Counter()
-    found = events.filter(pl.col("peers").is_not_null()).sort("start_ns")
-    for row, name, group, step, text in found.select(
+    linked = events.filter(pl.col("peers").is_not_null()).sort("start_ns")
+    for row, name, group, step, text in linked.select(
         "event", pl.col("name").cast(pl.String), "group", "step", "peers"
     ).iter_rows():
         peers = sorted({int(peer) for peer in text.split(",") if _RANK.fullmatch(peer)} & ranks)
@@ -297,19 +313,19 @@ def _communication(
         else:
             continue
         counted[key] += 1
-        told = repr((window.window, counted[key], *key)).encode("utf-8", "replace")
-        yield row, blake2b(told, digest_size=8).hexdigest(), phase
+        identity = repr((window.window, counted[key], *key)).encode("utf-8", "replace")
+        yield row, blake2b(identity, digest_size=8).hexdigest(), phase
 
 
 def _with_texts(events: pl.DataFrame) -> pl.DataFrame:
-    """The events and columns ``text``, ``facts``, ``letter`` and ``colour``."""
+    """Return the events with the columns ``text``, ``annotations``, ``letter`` and ``colour``."""
     numbers = events["micro_batch"].drop_nulls().unique().to_list()
     columns = {"micro_batch": pl.Int64, "letter": pl.String, "colour": pl.String}
     of_micro_batch = [
         (number, _LETTERS[number % len(_LETTERS)], COLOURS[number % len(COLOURS)])
         for number in numbers
     ]
-    return with_facts(with_text(events, "name")).join(
+    return with_annotation_args(with_json_text(events, "name")).join(
         pl.DataFrame(of_micro_batch, columns, orient="row"),
         on="micro_batch",
         how="left",
@@ -318,7 +334,10 @@ def _with_texts(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _parts(rank: int, origin_ns: int) -> Parts:
-    """An event's line, and those of its arrows right behind it: it is the innermost one then."""
+    """Return the parts of an event's line and of its arrows, which follow it directly.
+
+    An arrow binds to the innermost event, which is this one then.
+    """
     start = pl.col("start_ns") - origin_ns
     last = pl.max_horizontal(start, start + pl.col("dur_ns") - 1)
     is_start = pl.col("communication_phase") == "s"
@@ -330,10 +349,10 @@ def _parts(rank: int, origin_ns: int) -> Parts:
     return [
         *('{"name":"', pl.col("text"), micro_batch.fill_null("")),
         *('","cat":"', pl.col("category"), f'","ph":"X"{place}', pl.col("tid")),
-        *(',"ts":', us(start), ',"dur":', us("dur_ns"), colour.fill_null("")),
-        *(f',"args":{{"rank":{rank}', maybe("step", pl.col("step"))),
-        pl.coalesce("facts", maybe("bytes", pl.col("bytes"))),
-        maybe("correlation_id", pl.col("correlation_id")),
+        *(',"ts":', microseconds(start), ',"dur":', microseconds("dur_ns"), colour.fill_null("")),
+        *(f',"args":{{"rank":{rank}', optional_arg("step", pl.col("step"))),
+        pl.coalesce("annotations", optional_arg("bytes", pl.col("bytes"))),
+        optional_arg("correlation_id", pl.col("correlation_id")),
         "}}",
         _arrow("communication", place, pl.when(is_start).then(start).otherwise(last)),
         _arrow("launch", place, start),
@@ -341,11 +360,11 @@ def _parts(rank: int, origin_ns: int) -> Parts:
 
 
 def _arrow(kind: str, place: str, time: pl.Expr) -> pl.Expr:
-    """The line of an arrow's end; empty where the event is none."""
+    """Return the line of an arrow's end; empty for an event without one."""
     phase = pl.col(f"{kind}_phase")
     return pl.concat_str(
         *(pl.lit(f',\n{{"name":"{kind}","cat":"{kind}","id":"'), kind),
         *(pl.lit('","ph":"'), phase, pl.lit(f'"{place}'), pl.col("tid").cast(pl.String)),
-        *(pl.lit(',"ts":'), us(time)),
+        *(pl.lit(',"ts":'), microseconds(time)),
         pl.when(phase == "f").then(pl.lit(',"bp":"e"}')).otherwise(pl.lit("}")),
     ).fill_null("")

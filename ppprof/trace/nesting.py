@@ -1,15 +1,15 @@
-"""Which event of a thread ran inside which: from times, from a writer's order, from depths.
+"""Find the parent of each event in a thread: from times, from the file's order, or from depths.
 
-The calls of a thread lie inside one another, so start and end say who called whom::
+The calls of a thread nest, so start and end show which call made which::
 
     a ─────────────          a  parent -1
       b ────  d ──           b  parent a
         c ──                 c  parent b
                              d  parent a
 
-Times alone cannot tell a child from a younger sibling where both begin within one tick of the
-clock. A writer's order can: Paddle's JSON writer walks each thread's tree level by level, ours
-walks it parent first and writes the depth.
+Times alone cannot distinguish a child from a younger sibling if both begin within one tick of the
+clock. The order of the file can: Paddle's JSON writer walks each thread's tree level by level; ours
+writes parents first, with their depth.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ def nest(
     holds: Bool | None = None,
     slack_ns: int = 0,
 ) -> Int64:
-    """The parent of each event: of its thread's events before it, the last that ends no earlier.
+    """Return the parent of each event: the last earlier event of its thread that ends no earlier.
 
-    An event comes before another if it starts earlier; at the same start the longer one does, and
-    of two that are equal the one with the lower index. Intervals are half open: what starts where
-    another ends is beside it, and so are two events of no length at one instant. Of two that cross,
-    the second is beside the first. Sorted by thread and by what comes before, the events are in
-    pre-order of the forest.
+    An event comes before another one if it starts earlier. At the same start the longer event comes
+    first, and of two equal events the one with the lower index. Intervals are half open: an event
+    that starts where another ends is its sibling, and so are two events of zero length at one
+    instant. If two events cross, the second is a sibling of the first. Sorted by thread and then in
+    this order, the events are in pre-order.
 
     Args:
         thread: shape (N,), any numbers; events of different threads never nest.
         start_ns: shape (N,), in any order.
         end_ns: shape (N,), not below ``start_ns``.
-        holds: shape (N,), which events may be parents; all where it is None.
-        slack_ns: by how much an event may outlast its parent: 1000 where both start and length
-            were cut to whole microseconds, which can put an end that far past the parent's.
+        holds: shape (N,), whether an event may be a parent; None if every event may.
+        slack_ns: the most by which an event may outlast its parent. It is 1000 if both start and
+            length were cut to whole microseconds, which can put an end that far past the parent's.
 
     Returns:
-        Shape (N,), the index of the parent, -1 for none. O(N log N) whatever the depth.
+        Shape (N,), the index of the parent, -1 for an outermost event. O(N log N) for any depth.
     """
     order = np.lexsort((-end_ns, start_ns, thread))
     end = end_ns[order]
@@ -60,10 +60,10 @@ def nest(
 
 
 def _last_reaching(values: Int64, least: Int64) -> Int64:
-    """For each i the largest j < i with ``values[j] >= least[i]``, -1 for none; shapes (N,).
+    """Return the largest j < i with ``values[j] >= least[i]`` for each i, else -1; shapes (N,).
 
-    A tree of maxima over pairs: from i up to the first elder sibling that holds such a j, then down
-    to the last one in it.
+    Uses a tree of maxima over pairs: climbs from i to the first elder sibling that holds such a j,
+    then descends to the last one in it.
     """
     levels = [values]
     while len(levels[-1]) > 1:
@@ -77,19 +77,19 @@ def _last_reaching(values: Int64, least: Int64) -> Int64:
         hit = (node % 2 == 1) & (level[node - 1] >= least[rows])
         hits.append((rows[hit], node[hit] - 1))
         rows = rows[~hit]
-    found = np.full(len(values), -1, np.int64)
+    last = np.full(len(values), -1, np.int64)
     rows = node = np.zeros(0, np.int64)
     for level, (new_rows, new_nodes) in zip(levels[::-1], hits[::-1]):
         node = 2 * node
         node += level[node + 1] >= least[rows]
         rows = np.concatenate((rows, new_rows))
         node = np.concatenate((node, new_nodes))
-    found[rows] = node
-    return found
+    last[rows] = node
+    return last
 
 
 def nest_by_level(start_ns: Int64, end_ns: Int64, slack_ns: Int64) -> Int64 | None:
-    """Parents in a thread whose events come level by level, siblings by time.
+    """Return the parents in a thread whose events come level by level, siblings by time.
 
     ::
 
@@ -97,17 +97,17 @@ def nest_by_level(start_ns: Int64, end_ns: Int64, slack_ns: Int64) -> Int64 | No
           └ c          parent  -1 -1  0  0  2
         e
 
-    Within a level events follow one another; so a level ends where an event begins before the one
-    in front of it has ended. The parent is the event of the level above that overlaps the most.
+    Within a level, events follow one another. So a level ends where an event begins before the
+    previous one has ended. The parent is the event of the level above that overlaps the most.
 
     Args:
         start_ns: shape (N,), in the order of the file.
         end_ns: shape (N,).
-        slack_ns: how far ``start_ns`` and ``end_ns`` may be off, shape (N,).
+        slack_ns: the possible error of ``start_ns`` and ``end_ns``, shape (N,).
 
     Returns:
-        Index of each parent, shape (N,), -1 where there is none; None where the events are in no
-        such order, whatever the slack.
+        Shape (N,), the index of the parent, -1 for an outermost event. None if the events are in no
+        such order, even with the slack.
     """
     parent = np.full(len(start_ns), -1, np.int64)
     overlap = end_ns[:-1] - start_ns[1:]
@@ -132,15 +132,18 @@ def nest_by_level(start_ns: Int64, end_ns: Int64, slack_ns: Int64) -> Int64 | No
     return parent
 
 
-def _overlap(starts: Int64, ends: Int64, at: Int64, child_start: Int64, child_end: Int64) -> Int64:
-    """How much of each child lies in its candidate; below 0 the distance to it."""
-    return np.minimum(ends[at], child_end) - np.maximum(starts[at], child_start)
+def _overlap(
+    starts: Int64, ends: Int64, candidate: Int64, child_start: Int64, child_end: Int64
+) -> Int64:
+    """Return the overlap of each child with its candidate parent; a gap is negative."""
+    return np.minimum(ends[candidate], child_end) - np.maximum(starts[candidate], child_start)
 
 
 def nest_by_depth(depth: Int64) -> Int64 | None:
-    """Parents in pre-order from depths, shape (N,): the nearest event above that is less deep.
+    """Return the parents from depths in pre-order, shape (N,).
 
-    None where the depths are not those of a forest in pre-order.
+    A parent is the last event above that is less deep. None if the depths are not those of trees in
+    pre-order.
     """
     if len(depth) and (depth[0] != 0 or (np.diff(depth) > 1).any() or depth.min() < 0):
         return None

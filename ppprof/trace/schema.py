@@ -1,8 +1,8 @@
-"""The tables a trace becomes: the only thing that analysis reads.
+"""The tables that a trace is read into. Analysis reads nothing else.
 
-One `Trace` is one rank's window. Time is int64 nanoseconds of the clock that Paddle used (the
-system's wall clock), rounded once, in the reader. Row numbers of ``events`` are the identity of an
-event: ``parent``, ``forward`` and every ``event`` column of the side tables hold them.
+One `Trace` is one window of one rank. Times are int64 nanoseconds of the clock that Paddle used
+(the system's wall clock), rounded once, in the reader. The row number in ``events`` identifies an
+event: ``parent``, ``forward`` and the ``event`` column of the side tables hold row numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CATEGORIES = (
 """Paddle's ``TracerEventType`` in the order of its numbers (paddle 3.3, trace_event.h)."""
 
 DEVICE_CATEGORIES = ("Kernel", "Memcpy", "Memset")
-"""What runs on a device's stream."""
+"""Categories of events on a device's stream."""
 
 PYTHON_CATEGORIES = (
     "ProfileStep",
@@ -47,28 +47,31 @@ PYTHON_CATEGORIES = (
     "PythonOp",
     "PythonUserDefined",
 )
-"""What Paddle's writer puts on the ``N(Python)`` track of a thread (chrometracing_logger.cc)."""
+"""Categories that Paddle puts on a thread's ``N(Python)`` track (chrometracing_logger.cc)."""
 
 MEMORY_KINDS = ("Allocate", "Free", "ReservedAllocate", "ReservedFree")
 """Paddle's ``TracerMemEventType`` in the order of its numbers."""
 
 
 def category_name(number: int) -> str:
-    """The name of Paddle's event type ``number``; ``"Type99"`` for one this version cannot know."""
+    """Return the name of Paddle's event type ``number``; ``"Type99"`` for an unknown type."""
     return CATEGORIES[number] if number < len(CATEGORIES) else f"Type{number}"
 
 
 EVENTS: Mapping[str, tuple[pl.DataType, str]] = {
     "name": (
         pl.Categorical(),
-        "as recorded; JSON's ' [1.2 ms]' and `ppprof.trace.annotations` taken off",
+        "as recorded, without JSON's ' [1.2 ms]' and without `ppprof.trace.annotations`",
     ),
     "category": (pl.Categorical(), "see `CATEGORIES`; JSON `cat`"),
     "start_ns": (pl.Int64(), "JSON `ts` and `args.start_time`; pb start_ns"),
     "dur_ns": (pl.Int64(), "end minus start; JSON `dur`"),
     "parent": (pl.Int64(), "row of the enclosing host event; of the launch for a device event"),
     "depth": (pl.Int32(), "enclosing host events; null for device events"),
-    "step": (pl.Int64(), "N of the ProfileStep#N it began (device: was launched) in; null outside"),
+    "step": (
+        pl.Int64(),
+        "N of the ProfileStep#N in which it began (device: was launched); null outside",
+    ),
     "process": (pl.Int64(), "process id; null for device events"),
     "thread": (pl.Int64(), "host thread id, N of JSON's 'N(C++)'; null for device events"),
     "device": (pl.Int64(), "device number; null for host events"),
@@ -76,72 +79,86 @@ EVENTS: Mapping[str, tuple[pl.DataType, str]] = {
     "stream": (pl.Int64(), "stream of the device; null for host events"),
     "correlation_id": (
         pl.Int64(),
-        "joins a launch with what it started; null for other host events",
+        "joins a launch and the device events it started; null for other host events",
     ),
     "forward": (
         pl.Int64(),
-        "row of the host event whose gradient this one computes; null where the trace tells none",
+        "row of the host event whose gradient this one computes; null if not recorded",
     ),
-    "bytes": (pl.Int64(), "of a Memcpy, Memset or collective; null otherwise"),
+    "bytes": (pl.Int64(), "size of a Memcpy, Memset or collective; null otherwise"),
     "axis": (
         pl.Categorical(),
-        "of a collective's group, 'dp', or 'dp+sharding' over two; null for other groups and events",
+        "axis of a collective's group: 'dp', or 'dp+sharding' for two; null otherwise",
     ),
     "group": (pl.Int64(), "communication group of a collective; null otherwise"),
-    "dtype": (pl.Categorical(), "of a collective's elements, 'float32'; null otherwise"),
+    "dtype": (pl.Categorical(), "element type of a collective, 'float32'; null otherwise"),
     "peers": (pl.String(), "global ranks of a collective, '0,1'; null otherwise"),
     "stage": (pl.Int64(), "pipeline stage of a pipeline span, from 0; null otherwise"),
-    "chunk": (pl.Int64(), "virtual stage of that stage, from 0; null where it has but one"),
-    "micro_batch": (pl.Int64(), "of a pipeline span, from 0 in each step; null otherwise"),
+    "chunk": (pl.Int64(), "virtual stage of that stage, from 0; null if that stage has only one"),
+    "micro_batch": (
+        pl.Int64(),
+        "micro-batch of a pipeline span, from 0 in each step; null otherwise",
+    ),
     "phase": (
         pl.Categorical(),
-        "warm-up, steady or cool-down of the schedule, of a pipeline span; null otherwise",
+        "schedule phase of a pipeline span: warm-up, steady or cool-down; null otherwise",
     ),
 }
-"""Column -> dtype and meaning. Rows: host events thread by thread (ascending id) in pre-order, a
-parent before its children; then launches; then device events."""
+"""Column -> dtype and meaning.
+
+Order of rows: host events, thread by thread (ascending id) in pre-order, each parent before its
+children; then launches; then device events.
+"""
 
 MEMORY: Mapping[str, tuple[pl.DataType, str]] = {
-    "time_ns": (pl.Int64(), "when; JSON `ts`"),
+    "time_ns": (pl.Int64(), "time of the change; JSON `ts`"),
     "kind": (pl.Categorical(), "see `MEMORY_KINDS`; JSON `cat`"),
-    "event": (pl.Int64(), "row of the innermost host event around it; null where there is none"),
+    "event": (
+        pl.Int64(),
+        "row of the innermost enclosing host event; null if there is no such event",
+    ),
     "process": (pl.Int64(), "process id"),
     "thread": (pl.Int64(), "thread id"),
     "place": (pl.Categorical(), "device, such as Place(gpu:0)"),
     "addr": (pl.UInt64(), "address"),
-    "bytes": (pl.Int64(), "change; below zero when freed"),
-    "current_allocated": (pl.Int64(), "bytes in tensors after it"),
-    "current_reserved": (pl.Int64(), "bytes held from the device after it"),
+    "bytes": (pl.Int64(), "change in bytes; negative for a free"),
+    "current_allocated": (pl.Int64(), "bytes in tensors after the change"),
+    "current_reserved": (pl.Int64(), "bytes held from the device after the change"),
     "peak_allocated": (pl.Int64(), "highest current_allocated of the process so far"),
     "peak_reserved": (pl.Int64(), "highest current_reserved of the process so far"),
 }
-"""One row an allocation or free, thread by thread in time order."""
+"""Column -> dtype and meaning. One row per allocation or free, thread by thread in time order."""
 
 KERNELS: Mapping[str, tuple[pl.DataType, str]] = {
     "event": (pl.Int64(), "row of the Kernel"),
-    **{f"grid_{axis}": (pl.Int64(), "blocks launched") for axis in "xyz"},
-    **{f"block_{axis}": (pl.Int64(), "threads a block") for axis in "xyz"},
-    "registers": (pl.Int64(), "a thread"),
-    "shared_bytes": (pl.Int64(), "static and dynamic shared memory a block"),
-    "blocks_per_sm": (pl.Float64(), "null where the recorder could not tell (inf or NaN)"),
-    "warps_per_sm": (pl.Float64(), "null where the recorder could not tell"),
-    "occupancy": (pl.Float64(), "theoretical, 0 to 1; null where the recorder could not tell"),
+    **{f"grid_{axis}": (pl.Int64(), "launched blocks") for axis in "xyz"},
+    **{f"block_{axis}": (pl.Int64(), "threads per block") for axis in "xyz"},
+    "registers": (pl.Int64(), "registers per thread"),
+    "shared_bytes": (pl.Int64(), "static and dynamic shared memory per block"),
+    "blocks_per_sm": (
+        pl.Float64(),
+        "resident blocks per SM; null if unknown (recorded as inf or NaN)",
+    ),
+    "warps_per_sm": (pl.Float64(), "resident warps per SM; null if unknown"),
+    "occupancy": (pl.Float64(), "theoretical occupancy, 0 to 1; null if unknown"),
 }
-"""One row a Kernel that carries its launch configuration."""
+"""Column -> dtype and meaning. One row per Kernel with a recorded launch configuration."""
 
 MEMSETS: Mapping[str, tuple[pl.DataType, str]] = {
     "event": (pl.Int64(), "row of the Memset"),
-    "value": (pl.Int64(), "the byte written"),
+    "value": (pl.Int64(), "the byte that it wrote"),
 }
+"""Column -> dtype and meaning. One row per Memset."""
+"""Column -> dtype and meaning. One row per Memset."""
 
 
 def empty(columns: Mapping[str, tuple[pl.DataType, str]]) -> pl.DataFrame:
-    """A table of these columns and no rows."""
+    """Return a table of these columns with no rows."""
     return pl.DataFrame(schema={name: dtype for name, (dtype, _) in columns.items()})
 
 
 def conform(table: pl.DataFrame, columns: Mapping[str, tuple[pl.DataType, str]]) -> pl.DataFrame:
-    """Exactly these columns, in their order and dtypes; nulls where the table has none."""
+    """Return exactly these columns, in their order and dtypes; null where the table lacks one."""
     return table.select(
         (pl.col(name) if name in table.columns else pl.lit(None)).cast(dtype).alias(name)
         for name, (dtype, _) in columns.items()
@@ -149,13 +166,13 @@ def conform(table: pl.DataFrame, columns: Mapping[str, tuple[pl.DataType, str]])
 
 
 def nullable(values: npt.NDArray[np.int64]) -> pl.Series:
-    """A column of these numbers; what is below 0 becomes null."""
+    """Return a column of the numbers, with null for numbers below 0."""
     return pl.Series(values).set(pl.Series(values) < 0, None)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One rank's window."""
+    """One window of one rank."""
 
     events: pl.DataFrame
     """Columns of `EVENTS`."""
@@ -172,6 +189,6 @@ class Trace:
     extra_info: Mapping[str, str] = field(default_factory=dict)
     """Paddle's ExtraInfo: thread id -> name, and the two CPU utilisations (ratios as text)."""
     devices: tuple[Mapping[str, object], ...] = ()
-    """Device properties, keys as in Paddle's JSON ``deviceProperties``."""
+    """Device properties; the keys are those of Paddle's JSON ``deviceProperties``."""
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """What could not be used, kind -> how many; empty for a sound file."""
+    """Parts of the file that could not be read, kind -> count; empty for an intact file."""

@@ -1,7 +1,7 @@
-"""The bytes of a trace file, front to back, cut where events begin.
+"""Read the bytes of a trace file front to back, in blocks that end between two events.
 
-Memory is bounded by a few blocks, whatever the size of the file. A file that unpacks to hundreds
-of times its size is refused: no trace compresses that well.
+Memory is bounded by a few blocks, whatever the size of the file. A file that unpacks to hundreds of
+times its size is rejected, since no trace compresses that well.
 """
 
 from __future__ import annotations
@@ -16,55 +16,55 @@ from ppprof.errors import TraceError
 from ppprof.paths import reject_special_files, store_errors_as_oserror, to_path
 
 BLOCK_BYTES = 4 << 20
-"""Read at a time: a block and what is computed from it stay in the processor's cache."""
-LONGEST_EVENT_BYTES = 64 << 20
-"""Where no event begins in so many bytes there is no list of events."""
-MOST_COMPRESSED = 250
-"""Times that gzip makes a trace smaller at the most (15 to 40 is usual, a bomb has 1000)."""
+"""Bytes per read: a block and the values computed from it stay in the processor's cache."""
+MAX_EVENT_BYTES = 64 << 20
+"""A file in which no event begins within this many bytes has no list of events."""
+MAX_COMPRESSION_RATIO = 250
+"""Highest ratio by which gzip can shrink a trace (15 to 40 is usual, a bomb has 1000)."""
 
 Progress = Callable[[int, int], object]
-"""Called with bytes done and bytes in all."""
+"""Called with the bytes done and the bytes in total."""
 
 _GZIP = b"\x1f\x8b"
-_GZIP_BITS = 31  # zlib's word for gzip's header and checksum
-_STEP_BYTES = 1 << 16  # unpacked at a time: so many at the most are lost before a damage
+_GZIP_BITS = 31  # zlib's code for a gzip header and checksum
+_STEP_BYTES = 1 << 16  # unpacked at a time, and the most that is lost before a damage
 _BOM = b"\xef\xbb\xbf"
 
 
 MARGIN = 128
-"""Bytes in front of a block and behind it, so that a word may be read at any of its bytes."""
+"""Bytes before and after a block, so that an 8-byte word can be read at any of its bytes."""
 
 
 class Block(NamedTuple):
     """A part of a file."""
 
     buffer: bytearray
-    """Holds it, from byte `MARGIN` on."""
+    """Holds the block from byte `MARGIN` on."""
     length: int
-    """Its bytes."""
+    """Bytes in the block."""
     first: int
-    """Where in the unpacked file it begins."""
+    """Offset of the block in the unpacked file."""
     is_last: bool
-    """Whether nothing follows it."""
+    """Whether the block ends the file, or the range that is read."""
 
     @property
     def end(self) -> int:
-        """Where in the unpacked file it ends."""
+        """Offset of the block's end in the unpacked file."""
         return self.first + self.length
 
     def text(self) -> bytes:
-        """Its bytes."""
+        """Return the bytes of the block."""
         return self.between(self.first, self.end)
 
     def between(self, first: int, end: int) -> bytes:
-        """Bytes of the file that lie in it."""
+        """Return the bytes between two offsets of the file, both inside the block."""
         return bytes(self.buffer[MARGIN + first - self.first : MARGIN + end - self.first])
 
 
-class _Unpacked:
-    """What is packed in a gzip file, as far as it can be unpacked.
+class _GzipReader:
+    """Unpack a gzip file up to the point where it is damaged.
 
-    `gzip.GzipFile` gives nothing of what lies just before a damage.
+    `gzip.GzipFile` does not return the bytes just before a damage.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -73,14 +73,14 @@ class _Unpacked:
         self._unpack = zlib.decompressobj(_GZIP_BITS)
 
     def readinto(self, room: memoryview) -> int:
-        """Fills some of the room; returns how many bytes, none at the end."""
+        """Fill a part of the buffer; return the number of bytes, 0 at the end."""
         while True:
             text = self._unpack.decompress(self._packed, min(len(room), _STEP_BYTES))
             self._packed = self._unpack.unconsumed_tail
             if text:
                 room[: len(text)] = text
                 return len(text)
-            if self._unpack.eof:  # another part may follow, or zeros that fill a tape's block
+            if self._unpack.eof:  # another gzip member may follow, or zero padding
                 self._packed = (self._unpack.unused_data or self._file.read(_STEP_BYTES)).lstrip(
                     b"\0"
                 )
@@ -90,19 +90,19 @@ class _Unpacked:
             elif not self._packed:
                 self._packed = self._file.read(_STEP_BYTES)
                 if not self._packed:
-                    raise EOFError("it is cut short")
+                    raise EOFError("unexpected end of the compressed data")
 
 
 class TraceStream:
     """An open trace file.
 
     Args:
-        path: the file; gzip is told by its content.
+        path: the file; gzip is detected by its content.
         progress: called after every block.
-        first: where in a file that is not packed to begin.
+        first: offset at which to begin, for a file that is not packed.
 
     Raises:
-        TraceError: it cannot be opened or read.
+        TraceError: the file cannot be opened or read.
     """
 
     def __init__(
@@ -110,26 +110,26 @@ class TraceStream:
     ) -> None:
         self.path = str(path)
         self.position = first
-        """Bytes from the beginning of the unpacked file to what is read next."""
+        """Offset of the next byte in the unpacked file."""
         self.damage: str | None = None
-        """Why reading ended before the file did; None where it did not."""
+        """Why reading ended before the end of the file; None if it did not."""
         self.num_readers = 1
-        """How many processes read as much of the file as this one, at the same pace."""
+        """Number of processes that each read an equal share of the file at the same pace."""
         self._progress = progress
         self._rest = b""
-        self._unpacked: _Unpacked | None = None
+        self._unpacked: _GzipReader | None = None
         try:
             with store_errors_as_oserror(path):
                 reject_special_files(to_path(path))
                 self._file = to_path(path).open("rb", buffering=0)
             is_gzip = self._file.read(2) == _GZIP
             self.size = self._file.seek(0, 2)
-            """Bytes of the file as it lies on disk."""
+            """Bytes of the file on disk."""
             self._file.seek(first)
         except OSError as error:
             raise TraceError(f"{path}: {error.strerror or error}") from error
         if is_gzip:
-            self._unpacked = _Unpacked(self._file)
+            self._unpacked = _GzipReader(self._file)
         if not first and self.peek(len(_BOM)) == _BOM:
             self.read(len(_BOM))
 
@@ -150,23 +150,23 @@ class TraceStream:
         return self._unpacked is not None
 
     def read(self, num_bytes: int) -> bytes:
-        """The next bytes; fewer only at the end, none after it."""
+        """Return the next bytes: fewer only at the end of the file, none after it."""
         buffer = bytearray(num_bytes)
         return bytes(buffer[: self._read_into(memoryview(buffer))])
 
     def peek(self, num_bytes: int) -> bytes:
-        """The next bytes, which stay to be read."""
+        """Return the next bytes without consuming them."""
         text = self.read(num_bytes)
         self.unread(text)
         return text
 
     def unread(self, text: bytes) -> None:
-        """Gives back bytes that were read last."""
+        """Put back the bytes that were read last."""
         self._rest = text + self._rest
         self.position -= len(text)
 
     def between(self, first: int, end: int) -> bytes:
-        """Bytes of a file that is not packed; reading goes on where it was."""
+        """Return the bytes between two offsets of a file that is not packed; the position stays."""
         here = self._file.tell()
         self._file.seek(first)
         text = self._file.read(end - first)
@@ -176,12 +176,13 @@ class TraceStream:
     def blocks(
         self, cut: Callable[[bytearray, int, int], int], end: int | None = None
     ) -> Iterator[Block]:
-        """Blocks that end where events begin; each is gone when the next one is asked for.
+        """Yield blocks that end between two events; the next block overwrites the last one.
 
         Args:
-            cut: where the last event begins in a part of a buffer, given its first and end byte;
-                not above the first if none does behind it.
-            end: where to stop, which must be where an event begins; else at the end of the file.
+            cut: returns the offset of the last event in a part of a buffer, given the part's first
+                and end offset. A result not above the first offset means that no event begins
+                behind it.
+            end: offset at which to stop, where an event begins; None for the end of the file.
         """
         buffer = bytearray(BLOCK_BYTES + 2 * MARGIN)
         length = 0
@@ -192,25 +193,25 @@ class TraceStream:
             if end is not None:
                 room = min(room, end - self.position)
             first = self.position - length
-            got = self._read_into(memoryview(buffer)[MARGIN + length : MARGIN + length + room])
-            length += got
-            is_last = got < room or self.position == end
-            at = length if is_last else cut(buffer, MARGIN, MARGIN + length) - MARGIN
-            if at < 1 and not is_last:
-                if length > LONGEST_EVENT_BYTES:
+            num_read = self._read_into(memoryview(buffer)[MARGIN + length : MARGIN + length + room])
+            length += num_read
+            is_last = num_read < room or self.position == end
+            kept = length if is_last else cut(buffer, MARGIN, MARGIN + length) - MARGIN
+            if kept < 1 and not is_last:
+                if length > MAX_EVENT_BYTES:
                     raise TraceError(
-                        f"{self.path}: no event begins in the {length >> 20} MiB from byte {first} "
-                        "on; expected a list of events"
+                        f"{self.path}: no event begins in the {length >> 20} MiB after byte "
+                        f"{first}; expected a list of events"
                     )
                 continue
-            self.unread(bytes(buffer[MARGIN + at : MARGIN + length]))
-            yield Block(buffer, at, first, is_last)
+            self.unread(bytes(buffer[MARGIN + kept : MARGIN + length]))
+            yield Block(buffer, kept, first, is_last)
             if is_last:
                 return
             length = 0
 
     def _read_into(self, room: memoryview) -> int:
-        """Fills the room; returns how many bytes, fewer only at the end."""
+        """Fill the buffer; return the number of bytes, fewer only at the end of the file."""
         taken = self._rest[: len(room)]
         room[: len(taken)] = taken
         self._rest = self._rest[len(taken) :]
@@ -234,10 +235,11 @@ class TraceStream:
         return done
 
     def _refuse_bomb(self, num_new: int) -> None:
+        """Raise `TraceError` if the file unpacks to far more than its size."""
         if self._unpacked and self.position + num_new > max(
-            MOST_COMPRESSED * self._file.tell(), 16 << 20
+            MAX_COMPRESSION_RATIO * self._file.tell(), 16 << 20
         ):
             raise TraceError(
-                f"{self.path}: unpacks to more than {MOST_COMPRESSED} times its size; no trace "
-                "does, and reading it could fill the memory: it is refused"
+                f"{self.path}: unpacks to more than {MAX_COMPRESSION_RATIO} times its size, which "
+                "no trace does; rejected, because reading it could exhaust the memory"
             )

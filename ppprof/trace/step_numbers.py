@@ -1,4 +1,4 @@
-"""Which step an event belongs to."""
+"""The step that each event belongs to."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from ppprof.trace.schema import nullable
 
 
 def steps_of(events: pl.DataFrame) -> pl.Series:
-    """The N of the ProfileStep#N in whose time an event began; a device event takes its launch's.
+    """Return the N of the ProfileStep#N in which each event began.
+
+    A device event has the step of its launch.
 
     Args:
         events: host events, launches and device events; reads name, category, start_ns, end_ns,
             device and parent.
 
     Returns:
-        int64, as long as ``events``; null outside of steps and for a device event without launch.
+        int64, as long as ``events``; null outside of steps and for a device event without a launch.
     """
     steps = (
         events.filter(pl.col("category") == "ProfileStep")
@@ -31,9 +33,9 @@ def steps_of(events: pl.DataFrame) -> pl.Series:
     if steps.is_empty():
         return pl.Series([None] * events.height, dtype=pl.Int64)
     start = events["start_ns"].to_numpy()
-    at = np.searchsorted(steps["start_ns"].to_numpy(), start, side="right") - 1
-    inside = (at >= 0) & (start < steps["end_ns"].to_numpy()[at])
-    step = np.where(inside, steps["step"].to_numpy()[at], -1)
+    last = np.searchsorted(steps["start_ns"].to_numpy(), start, side="right") - 1
+    inside = (last >= 0) & (start < steps["end_ns"].to_numpy()[last])
+    step = np.where(inside, steps["step"].to_numpy()[last], -1)
     of_launch = events["device"].is_not_null().to_numpy()
     launch = events["parent"].fill_null(-1).to_numpy()[of_launch]
     step[of_launch] = np.where(launch >= 0, step[launch], -1)

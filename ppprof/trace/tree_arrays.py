@@ -1,13 +1,13 @@
-"""Nesting as arrays: from "who is my parent" to pre-order, depth and size of subtrees.
+"""Trees as arrays: pre-order, depth and subtree sizes from the parent of each node.
 
-A forest in pre-order, its depth and the number of descendants of every node::
+Trees in pre-order, with the depth and the number of descendants of every node::
 
     a ┬ b ─ c          row      0  1  2  3  4
       └ d              node     a  b  c  d  e
     e                  depth    0  1  2  1  0
                        size     3  1  0  0  0
 
-In pre-order the descendants of row i are the rows i+1 .. i+size: a sum over a subtree is the
+In pre-order the descendants of row i are the rows i+1 .. i+size, so the sum over a subtree is the
 difference of two prefix sums.
 """
 
@@ -19,32 +19,32 @@ from ppprof.arrays import Int64
 
 
 def levels(parent: Int64) -> list[Int64]:
-    """Nodes of each depth, the roots (parent -1) first; nodes that no root reaches are left out.
+    """Return the nodes of each depth, roots (parent -1) first; unreachable nodes are left out.
 
     Args:
-        parent: shape (N,), the parent's index, -1 for a root; anything else below 0 or not below
-            N is unreachable, and so is a cycle.
+        parent: shape (N,), index of the parent, -1 for a root. A node with another value below 0,
+            or not below N, is unreachable; so are the nodes of a cycle.
     """
     order = np.argsort(parent, kind="stable")
     sorted_parent = parent[order]
-    found = []
+    by_level = []
     frontier = order[np.searchsorted(sorted_parent, -1) : np.searchsorted(sorted_parent, 0)]
     while len(frontier):
-        found.append(frontier)
+        by_level.append(frontier)
         first = np.searchsorted(sorted_parent, frontier)
         last = np.searchsorted(sorted_parent, frontier, side="right")
         counts = last - first
         inside = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         frontier = order[np.repeat(first, counts) + inside]
-    return found
+    return by_level
 
 
 def pre_order(parent: Int64) -> tuple[Int64, Int64]:
-    """Pre-order of a forest, siblings by their index.
+    """Return the nodes of all trees in pre-order, siblings by their index.
 
     Returns:
-        order: shape (M,), M <= N, the nodes in pre-order, unreachable ones left out.
-        depth: shape (M,), the depth of each, 0 for a root.
+        order: shape (M,), M <= N, the nodes in pre-order, without unreachable ones.
+        depth: shape (M,), the depth of each node, 0 for a root.
     """
     by_level = levels(parent)
     size = np.ones(len(parent), np.int64)
@@ -53,7 +53,7 @@ def pre_order(parent: Int64) -> tuple[Int64, Int64]:
     position = np.zeros(len(parent), np.int64)
     depth = np.zeros(len(parent), np.int64)
     for level, nodes in enumerate(by_level):
-        # Nodes of one level come grouped by parent: a node starts after its elder siblings.
+        # Nodes of one level are grouped by parent: a node comes after its elder siblings.
         before = np.cumsum(size[nodes]) - size[nodes]
         if level:
             above = parent[nodes]
@@ -68,7 +68,10 @@ def pre_order(parent: Int64) -> tuple[Int64, Int64]:
 
 
 def subtree_sizes(parent: Int64, depth: Int64) -> Int64:
-    """Number of descendants of each node, shape (N,); parents before children, -1 for a root."""
+    """Return the number of descendants of each node, shape (N,).
+
+    Parents must come before their children; the parent of a root is -1.
+    """
     size = np.zeros(len(parent), np.int64)
     by_depth = np.argsort(depth, kind="stable")
     bounds = np.searchsorted(depth[by_depth], np.arange(1, depth.max(initial=0) + 2))
@@ -79,7 +82,7 @@ def subtree_sizes(parent: Int64, depth: Int64) -> Int64:
 
 
 def subtree_sums(values: Int64, size: Int64) -> Int64:
-    """Sum of ``values`` over each node and its descendants; both shape (N,), in pre-order."""
+    """Return the sum of ``values`` over each node's subtree; both shape (N,), in pre-order."""
     total = np.concatenate(([0], np.cumsum(values)))
     rows = np.arange(len(values))
     sums: Int64 = total[rows + size + 1] - total[rows]

@@ -17,11 +17,15 @@ from pathlib import Path
 
 from ppprof import paths, rundir
 from ppprof.capture.output import log_to_stderr
+from ppprof.capture.parts import LivenessPart, RecordingPart, StepsPart
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording.windows import Windows
+from ppprof.capture.results import Results
 from ppprof.capture.schedule import Schedule
-from ppprof.capture.session import NoopSession, RecordingSession
+from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
+from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog
+from ppprof.capture.window_clock import WindowClock
 from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.topology import Topology
 
@@ -81,22 +85,21 @@ class SmallRecorder:
         """Do nothing."""
 
 
-def attach(fault: str) -> NoopSession:
+def attach(fault: str) -> ProfilerSession:
     """Return a session as `ppprof.attach` makes it, on a disk, alone, without tables."""
     log_to_stderr()
     run = rundir.claim(LOG).absolute()
     topology = Topology.of(dp=1)
-    finisher = PostProcessor(run, 0, prints=True, command=[sys.executable, "-c", ""])
+    post_processor = PostProcessor(run, 0, prints=True, command=[sys.executable, "-c", ""])
     recorder = SmallRecorder(fault)
-    return RecordingSession(
-        Schedule.of(SCHEDULES.get(fault, WINDOW)),
-        run=run,
-        shown=LOG,
-        roster=LivenessRegistry(run, topology, 0),
-        windows=Windows(recorder, finisher, run, 0, topology),  # type: ignore[arg-type]
-        finisher=finisher,
-        steps=StepLog(run / rundir.steps_path(0)),
-    )
+    windows = Windows(recorder, post_processor, run, 0, topology)  # type: ignore[arg-type]
+    clock, summary = WindowClock(Schedule.of(SCHEDULES.get(fault, WINDOW))), PerfSummary()
+    liveness = LivenessPart(LivenessRegistry(run, topology, 0))
+    results = Results(0, LOG, clock, summary, liveness=liveness, windows=windows)
+    results.post_processor = post_processor
+    recording = RecordingPart(clock, windows, post_processor)
+    steps = StepsPart(summary, StepLog(run / rundir.steps_path(0)))
+    return RecordingSession(clock, [liveness, recording, steps, results])
 
 
 def heard(number: int, _: object) -> None:
@@ -140,7 +143,7 @@ def happen(fault: str) -> None:
             os.kill(os.getpid(), number)
 
 
-def train(prof: NoopSession, fault: str) -> None:
+def train(prof: ProfilerSession, fault: str) -> None:
     """Run the loop."""
     with Path("steps").open("w") as steps:
         for number in range(STEPS):

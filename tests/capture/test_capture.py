@@ -221,7 +221,10 @@ def test_a_second_run_goes_beside_the_first(
             prof.step()
     log = tmp_path / "log"
     assert rundir.newest(log) == log / "run_002"
-    assert f"{log} holds an earlier run; this one goes to {log}/run_002" in capsys.readouterr().err
+    assert (
+        f"{log} holds an earlier run; this run is written to {log}/run_002"
+        in capsys.readouterr().err
+    )
 
 
 def test_whatever_keeps_it_from_attaching_is_a_warning(

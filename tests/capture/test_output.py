@@ -97,6 +97,17 @@ def test_a_configured_root_logger_does_not_repeat_messages(first: bool) -> None:
     assert stderr_of(program) == "ppprof: once\n"
 
 
+def test_a_program_that_configures_logging_does_not_disable_messages() -> None:
+    program = """
+import logging.config
+log_to_stderr()
+logging.config.dictConfig({"version": 1})
+log_to_stderr()
+log.warning("again")
+"""
+    assert stderr_of(program) == "ppprof: again\n"
+
+
 def test_a_handler_of_the_program_stays_the_only_one() -> None:
     program = """
 log.addHandler(logging.StreamHandler())

@@ -1,4 +1,4 @@
-"""The child process that makes tables and traces, with stand-ins for ``ppprof finish``."""
+"""The child process that makes tables and traces, with programs that replace ``ppprof finish``."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_a_failing_child_is_a_warning_that_says_what_to_run(
     made.add(5, tmp_path / "5.pb")
     made.wait(30)
     assert capsys.readouterr().err == (
-        f"ppprof: {tmp_path}/5.pb: could not be made into tables and traces (exit code 3); "
-        f"to try again: {sys.executable} -c 'raise SystemExit(3)' {tmp_path} --rank 3 --window 5\n"
+        f"ppprof: {tmp_path}/5.pb: no tables and traces were made (exit code 3); "
+        f"to try again, run: {sys.executable} -c 'raise SystemExit(3)' {tmp_path} --rank 3 --window 5\n"
     )
 
 
@@ -69,7 +69,7 @@ def test_a_child_that_cannot_start_is_a_warning_too(
     made.add(0, tmp_path / "0.pb")
     made.wait(30)
     err = capsys.readouterr().err
-    assert "No such file or directory: '/nonexistent/ppprof'); to try again: /nonexist" in err
+    assert "No such file or directory: '/nonexistent/ppprof'); to try again, run: /nonexist" in err
 
 
 def test_the_child_gives_way_and_knows_nothing_of_the_launcher(
@@ -121,13 +121,13 @@ while os.getpriority(os.PRIO_PROCESS, 0) != 0:
     [
         (
             "os.kill(os.getpid(), signal.SIGALRM)",
-            "it took too long: more than 600 s of computing, .*",
+            "it took more than 600 s of CPU time, .*",
         ),
         (
             "os.kill(os.getpid(), signal.SIGPROF)",
-            "it took too long: more than 600 s of computing, .*",
+            "it took more than 600 s of CPU time, .*",
         ),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "it was killed, perhaps for memory"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "it was killed, perhaps because memory ran out"),
     ],
 )
 def test_a_child_that_is_ended_is_a_warning_that_says_why(
@@ -140,7 +140,7 @@ def test_a_child_that_is_ended_is_a_warning_that_says_why(
     made.add(5, tmp_path / "5.pb")
     made.wait(30)
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(rf"5\.pb: could not be made into tables .* \({why}\); to try again: ", line)
+    assert re.search(rf"5\.pb: no tables and traces were made \({why}\); to try again, run: ", line)
 
 
 def test_where_memory_is_short_no_child_starts(
@@ -156,10 +156,8 @@ def test_where_memory_is_short_no_child_starts(
         made.wait(30)
     seen = capsys.readouterr()
     assert seen.out == "started\n"
-    assert (
-        "6.pb: could not be made into tables and traces (2000 MiB of memory are left, " in seen.err
-    )
-    assert "and 2080 may be needed); to try again: " in seen.err
+    assert "6.pb: no tables and traces were made (2000 MiB of memory are left, " in seen.err
+    assert "up to 2080 MiB may be needed); to try again, run: " in seen.err
 
 
 @pytest.mark.parametrize("prints", [True, False])
@@ -180,7 +178,7 @@ def test_in_the_foreground_it_is_done_at_once(
     (run / name.raw).write_bytes(b"not a trace")
     made.add(0, run / name.raw)
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ppprof")]
-    assert f"{name.raw}: could not be made into tables and traces (" in line
+    assert f"{name.raw}: no tables and traces were made (" in line
     assert line.endswith(f"-m ppprof finish {run} --rank 3 --window 0")
 
 
@@ -205,7 +203,7 @@ def test_a_terminal_shows_how_far_it_is(
     ) != seen
 
 
-def test_waiting_is_told_and_ends_and_the_child_lives_on(
+def test_waiting_is_logged_and_ends_and_the_child_lives_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     done = tmp_path / "done"
@@ -222,8 +220,8 @@ pathlib.Path({str(done)!r}).touch()
 
     assert capsys.readouterr().err.splitlines() == [
         "ppprof: rank 3: making tables and traces of the recorded steps...",
-        f"ppprof: rank 3: not waiting for the tables of {tmp_path}; "
-        f"if they stay away: ppprof finish {tmp_path}",
+        f"ppprof: rank 3: exiting before the tables in {tmp_path} are written; "
+        f"if they do not appear, run: ppprof finish {tmp_path}",
     ]
     (tmp_path / "go").touch()
     deadline = time.monotonic() + 30
@@ -233,7 +231,7 @@ pathlib.Path({str(done)!r}).touch()
     assert os.waitpid(-1, 0)[1] == 0
 
 
-def test_a_user_who_does_not_wait_is_told_what_goes_on(
+def test_an_interrupt_while_waiting_logs_what_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = tmp_path / "done"
@@ -247,14 +245,14 @@ def test_a_user_who_does_not_wait_is_told_what_goes_on(
         patch.setattr("ppprof.capture.postprocess.time.sleep", interrupted)
         with pytest.raises(KeyboardInterrupt):
             made.wait(30)
-    assert "not waiting for the tables" in capsys.readouterr().err
+    assert "exiting before the tables" in capsys.readouterr().err
     end = time.monotonic() + 30
     while not done.exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert done.exists()
 
 
-def test_tables_that_nobody_reads_are_a_warning(
+def test_tables_that_cannot_be_printed_are_a_warning(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = finisher(tmp_path, "print('table')")
@@ -264,17 +262,25 @@ def test_tables_that_nobody_reads_are_a_warning(
         made.wait(30)
     assert capfd.readouterr().err == (
         "ppprof: tables were not printed: No space left on device; "
-        f"to see them: ppprof summary {tmp_path}\n"
+        f"to see them, run: ppprof summary {tmp_path}\n"
     )
 
 
-def test_in_the_foreground_nothing_is_finished_as_the_process_ends(
+def test_in_the_foreground_a_process_that_ends_does_not_wait(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = PostProcessor(tmp_path, 3, prints=True, background=False)
+    done = tmp_path / "done"
+    program = f"import pathlib, time; time.sleep(0.3); pathlib.Path({str(done)!r}).touch()"
+    command = [sys.executable, "-c", program]
+    made = PostProcessor(tmp_path, 3, prints=True, command=command, background=False)
     made.add(0, tmp_path / "0.pb", brief=True)
+    assert not done.exists()
     made.leave()
     assert capsys.readouterr().err == (
-        f"ppprof: rank 3: not waiting for the tables of {tmp_path}; "
-        f"if they stay away: ppprof finish {tmp_path}\n"
+        f"ppprof: rank 3: exiting before the tables in {tmp_path} are written; "
+        f"if they do not appear, run: ppprof finish {tmp_path}\n"
     )
+    deadline = time.monotonic() + 30
+    while not done.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert done.exists()

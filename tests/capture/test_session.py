@@ -15,10 +15,10 @@ import pytest
 
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.schedule import Schedule, State
-from ppprof.capture.session import RecordingSession
 from ppprof.capture.steps.step_log import StepLog
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.rundir import TraceName
+from tests.capture.sessions import session
 
 
 class Windows:
@@ -34,17 +34,13 @@ class Windows:
     def fits(self, before: State, after: State, window: int) -> bool:
         return True
 
-    def turn(self, before: State, after: State, step: int, window: int) -> None:
+    def advance(self, before: State, after: State, step: int, window: int) -> None:
         self.calls.append((f"{before.value}->{after.value}", step, window))
         if step == self.fail_at:
             raise OSError(28, "No space left on device")
 
     def close(self, keep_empty: bool) -> None:
         self.calls.append(f"close(keep_empty={keep_empty})")
-
-
-def session(windows: Windows | None, schedule: Schedule, **kwargs: object) -> RecordingSession:
-    return RecordingSession(schedule, windows=windows, **kwargs)  # type: ignore[arg-type]
 
 
 TWICE = Schedule(closed=1, ready=1, record=2, repeat=2)
@@ -74,7 +70,7 @@ def test_steps_next_to_a_window_are_marked_on_every_rank(
 ) -> None:
     path = tmp_path / "steps.jsonl"
     made = PostProcessor(tmp_path, 0, prints=True, command=[]) if windows else None
-    with session(windows, Schedule.of((2, 4)), steps=StepLog(path), finisher=made) as prof:
+    with session(windows, Schedule.of((2, 4)), steps=StepLog(path), post_processor=made) as prof:
         for _ in range(6):
             prof.step(num_samples=4, num_tokens=64, num_micro_batches=2, num_flops=10**12)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -221,7 +217,7 @@ def test_a_step_in_which_tables_are_printed_is_marked(
     )
     made = PostProcessor(tmp_path, 0, prints=True, command=[sys.executable, "-c", program])
     made.add(0, tmp_path / "0.pb")
-    with session(None, TWICE, timer_only=True, steps=StepLog(path), finisher=made) as prof:
+    with session(None, TWICE, timer_only=True, steps=StepLog(path), post_processor=made) as prof:
         prof.step()
         go.touch()  # not before: this step would print the table
         deadline = time.monotonic() + 60
@@ -272,21 +268,21 @@ def test_a_forked_child_has_no_part_in_its_parents_window(
     windows = SimpleNamespace(
         calls=tmp_path,
         saved=[],
-        turn=lambda *_: None,
+        advance=lambda *_: None,
         fits=lambda *_: True,
         close=lambda keep_empty: None,
     )
     path = tmp_path / "steps.jsonl"
     with session(windows, TWICE, steps=StepLog(path)) as prof:  # type: ignore[arg-type]
-        assert prof.calls == tmp_path
+        assert prof.is_active
         with monkeypatch.context() as child:
             child.setattr(os, "getpid", lambda: 1)
-            assert prof.calls is None
+            assert not prof.is_active
             prof.step()
             prof.close()
         assert not prof.closed
         prof.step()
-    assert prof.calls is None
+    assert not prof.is_active
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [0]
 
 
@@ -297,26 +293,26 @@ def test_a_window_that_cannot_be_saved_at_the_end_is_one_warning(
         raise MemoryError
 
     windows = SimpleNamespace(
-        calls=tmp_path, saved=[], turn=lambda *_: None, fits=lambda *_: True, close=close
+        calls=tmp_path, saved=[], advance=lambda *_: None, fits=lambda *_: True, close=close
     )
     with session(windows, Schedule.of((1, 5)), run=tmp_path) as prof:  # type: ignore[arg-type]
         for _ in range(3):
             prof.step()
     assert capsys.readouterr().err == (
-        "ppprof: rank 0: saving a window failed: MemoryError; the training goes on without\n"
+        "ppprof: rank 0: recording failed: MemoryError; the training goes on without\n"
     )
 
 
 def test_an_interrupt_while_a_window_is_saved_is_the_trainings() -> None:
     windows = Windows()
-    turn = windows.turn
+    advance = windows.advance
 
     def interrupted(before: State, after: State, step: int, window: int) -> None:
-        turn(before, after, step, window)
+        advance(before, after, step, window)
         if before is State.LAST:
             raise KeyboardInterrupt
 
-    windows.turn = interrupted  # type: ignore[method-assign]
+    windows.advance = interrupted  # type: ignore[method-assign]
     prof = session(windows, Schedule.of((1, 3)))
     started: list[int] = []
 
@@ -369,4 +365,4 @@ def test_a_loop_that_never_steps_is_told_so(
 ) -> None:
     with session(None, TWICE, run=tmp_path):
         pass
-    assert "step() was never called: nothing is known of any step" in capsys.readouterr().err
+    assert "step() was never called: no step times are known" in capsys.readouterr().err

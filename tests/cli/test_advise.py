@@ -38,7 +38,7 @@ def test_the_first_finding_is_the_headline(slow_data, capsys):
 
 def test_nothing_stands_out(tmp_path, capsys):
     path = run(tmp_path / "log", [thread(lambda at: (op(at, 0, 900),))])
-    assert printed(capsys, path).out == "Nothing above minor: no rule has anything to say.\n"
+    assert printed(capsys, path).out == "Nothing above minor: no rule reports a finding.\n"
     path = run(tmp_path / "small", [loading(20)])
     assert printed(capsys, path).out.startswith("Nothing above minor (small findings: 1).\n\n1. ")
     out = printed(capsys, path, "--language", "zh").out
@@ -67,7 +67,7 @@ def test_parts_of_a_run(tmp_path, capsys):
     out = printed(capsys, path).out
     assert "1. A rank is slower than its peers [slow-rank]" in out
     assert "slow-rank" not in printed(capsys, path, "--rank", "0").out
-    limited = printed(capsys, path, "--limit", "1", "--steps", "0:5", "--window", "0").out
+    limited = printed(capsys, path, "--row-limit", "1", "--steps", "0:5", "--window", "0").out
     assert "Not shown: 1 (--limit is 1)" in limited
     assert printed(capsys, path, "--workers", "2").out == out
 
@@ -77,20 +77,20 @@ def test_step_times_alone(tmp_path, capsys):
     path = run(tmp_path / "log", [], step_lines=[lines])
     assert "[input-bound]" in printed(capsys, path).out
     _, err = printed(capsys, path, "--window", "0", code=2)
-    assert err == f"{path}: window 0: it has step times alone, and no window\n"
+    assert err == f"{path}: window 0: the run has step times only, no window\n"
 
 
 def test_all_that_is_wrong_at_once(slow_data, capsys):
     _, err = printed(
         capsys,
         slow_data,
-        *words("--window a --steps 3:1 --workers 0 --limit 0 --format csv"),
+        *words("--window a --steps 3:1 --workers 0 --row-limit 0 --format csv"),
         code=2,
     )
     assert [line.partition(":")[0] for line in err.splitlines()] == words(
-        "--window --steps --workers --limit --limit"
+        "--window --steps --workers --row-limit --row-limit"
     )
-    assert "--limit: has no effect on csv, which holds every finding" in err
+    assert "--row-limit: has no effect on csv, which holds every finding" in err
     assert "--workers: '0': expected a whole number from 1" in err
 
 

@@ -60,7 +60,7 @@ def test_a_broken_file_is_mended(source, tmp_path, capsys):
     content = json.loads(mended.read_text(encoding="utf-8"))
     steps = [e["name"] for e in content["traceEvents"] if e.get("cat") == "ProfileStep"]
     assert [step.partition("[")[0] for step in steps] == ["ProfileStep#5", "ProfileStep#6"]
-    assert f"{cut}: not all of it could be used: 1 end of the file" in capsys.readouterr().err
+    assert f"{cut}: partly read: the file is truncated" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pb"])
@@ -83,9 +83,9 @@ def test_what_torch_wrote_becomes_paddles(name, num_untold, suffix, tmp_path, ca
     assert_frame_equal(found.events, told, categorical_as_str=True)
     assert exact.events.filter(on_device)["group"].count() == num_untold
     said = capsys.readouterr().err
-    untold = f"{num_untold} events whose facts are not told"
-    assert (untold in said) == (num_untold > 0)
-    assert (f"{num_gradients} gradients whose forward is not told" in said) == (suffix == ".pb")
+    omitted = f"{num_untold} event annotations"
+    assert (omitted in said) == (num_untold > 0)
+    assert (f"{num_gradients} links from gradients to forward events" in said) == (suffix == ".pb")
 
 
 def test_device_events_without_a_launch_are_told(tmp_path, capsys):
@@ -99,7 +99,7 @@ def test_device_events_without_a_launch_are_told(tmp_path, capsys):
         )
     )
     skipped = formats.write(dataclasses.replace(trace, events=kept), tmp_path / "out.pb")
-    assert skipped == {"device events that no launch is known of": trace.events["device"].count()}
+    assert skipped == {"device events without a launch": trace.events["device"].count()}
 
 
 def test_what_is_there_is_not_overwritten(source, tmp_path, capsys):

@@ -65,12 +65,12 @@ def test_a_run_against_itself(traces, capsys):
 
 
 def test_everything_that_changed(traces, capsys):
-    out, _ = printed(capsys, *traces, "--views", "op", "--all", "--sort", "calls")
+    out, _ = printed(capsys, *traces, "--views", "op", "--all", "--sorted-by", "calls")
     assert [row[0] for row in cells(out, "Operators")[1:]] == ["matmul"]
-    out, _ = printed(capsys, *traces, "--views", "op", "--sort", "cpu_total")
+    out, _ = printed(capsys, *traces, "--views", "op", "--sorted-by", "cpu_total")
     assert cells(out, "Operators")[0][:4] == ["Name", "CPU", "Total:", "Baseline"]
-    _, err = printed(capsys, *traces, "--sort", "size", code=2)
-    assert "--sort: 'size': expected one of calls, cpu_total, cpu_self" in err
+    _, err = printed(capsys, *traces, "--sorted-by", "size", code=2)
+    assert "--sorted-by: 'size': expected one of calls, cpu_total, cpu_self" in err
 
 
 def test_rows_are_chosen(traces, capsys):
@@ -78,7 +78,7 @@ def test_rows_are_chosen(traces, capsys):
     assert "none of 4 that match 'gelu' changed by more than" in out
     out, _ = printed(capsys, *traces, "--views", "op", "--min-delta", "3ms")
     assert "none of 4 changed by more than the noise and 3,000,000 ns." in out
-    out, _ = printed(capsys, *traces, "--views", "op", "--limit", "0")
+    out, _ = printed(capsys, *traces, "--views", "op", "--row-limit", "0")
     assert "1 more operators: --limit" in out
 
 
@@ -89,7 +89,7 @@ def test_data_for_scripts(traces, capsys):
     assert found["step_time"]["low"] < found["step_time"]["ratio"] < found["step_time"]["high"]
     (row,) = found["tables"]["op"]
     assert (row["name"], row["delta_cpu_self_ns"], row["is_clear"]) == ("matmul", 2_000_000, True)
-    assert [rule["status"] for rule in found["rules"]] == ["kept"]
+    assert [rule["status"] for rule in found["rules"]] == ["pass"]
     out, _ = printed(capsys, *traces, "--format", "csv", "--views", "op")
     (row,) = csv.DictReader(io.StringIO(out))
     assert float(row["delta_cpu_self_ns"]) == 2_000_000
@@ -98,9 +98,9 @@ def test_data_for_scripts(traces, capsys):
 def test_a_comment_for_a_pull_request(traces, capsys, tmp_path):
     out, err = printed(capsys, *traces, "--format", "md", "--fail-if", "step_time > 5%", code=1)
     assert out.startswith("**Step time: slower: +9.5%")
-    assert "- broken: step_time > 5%: +9.5%" in out
+    assert "- failed: step_time > 5%: +9.5%" in out
     assert "| `matmul` " in out
-    assert err.startswith("broken: step_time > 5%: +9.5%, 95% interval")
+    assert err.startswith("failed: step_time > 5%: +9.5%, 95% interval")
     target = tmp_path / "comment.md"
     assert printed(capsys, *traces, "--format", "md", "-o", target).out == ""
     assert target.read_text().startswith("**Step time")
@@ -121,7 +121,7 @@ def test_a_gate(traces, capsys, rules, code):
     flags = [part for rule in rules for part in ("--fail-if", rule)]
     out, _ = printed(capsys, *traces, *flags, code=code)
     assert sum(rule in line for rule in rules for line in out.splitlines()) == len(rules)
-    assert ("broken: " in out) == bool(code)
+    assert ("failed: " in out) == bool(code)
 
 
 def test_the_guides_four_steps(tmp_path, capsys):
@@ -142,21 +142,21 @@ def test_two_parts_of_one_run(tmp_path, capsys):
     out, _ = printed(capsys, path, "--rank", "0", "--experiment-rank", "1", "--views", "op")
     assert cells(out, "Operators")[1][:4] == ["matmul", "14.00", "20.00", "+6.00"]
     _, err = printed(capsys, path, code=2)
-    assert err.startswith("EXPERIMENT: missing; expected a second run, or what of BASELINE")
+    assert err.startswith("EXPERIMENT: missing; expected a second run, or the part of BASELINE")
 
 
 def test_all_that_is_wrong_at_once(traces, capsys):
     _, err = printed(
         capsys,
         *traces,
-        *words("--steps 3:1 --window a --views gpu --limit - --min-delta 3 --filter ("),
+        *words("--steps 3:1 --window a --views gpu --row-limit - --min-delta 3 --filter ("),
         *words("--fail-if slow --workers 0 --time-unit h --format csv --force --all"),
         code=2,
     )
     flags = [line.partition(":")[0] for line in err.splitlines()]
     assert flags == [
-        *words("--window --steps --views --time-unit --limit --all --min-delta --filter"),
-        *("--fail-if", "--workers", "--format csv", "--force"),
+        *words("--window --steps --views --row-limit --min-delta --filter --time-unit"),
+        *("--fail-if", "--workers", "--row-limit", "--all", "--format csv", "--force"),
     ]
 
 

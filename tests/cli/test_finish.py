@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from ppprof.cli import finish, main
+from ppprof.cli import main
 from ppprof.config import ProfilerConfig
+from ppprof.run import finish as run_finish
 from ppprof.rundir import TraceName, claim, write_manifest
 from ppprof.rundir.remote_calls import RemoteCall, write_call
 from tests.fixtures import gpu_traces
@@ -75,7 +76,7 @@ def test_a_broken_capture_costs_itself(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["finish", str(run)]) == 0
     seen = capsys.readouterr()
     assert f"{raw}: byte " in seen.err
-    assert "the file is cut short or is not a Paddle .pb trace" in seen.err
+    assert "the file is truncated or is not a Paddle .pb trace" in seen.err
     assert "rank 1 (" in seen.out
     assert raw.exists()
 
@@ -123,7 +124,10 @@ def test_what_could_not_be_read_is_not_removed(
     raw = run / name(0).raw
     raw.write_bytes(b"")
     assert main(["finish", str(run)]) == 0
-    assert f"{raw}: kept, for not all of it was read: no event was found" in capsys.readouterr().err
+    assert (
+        f"{raw}: kept, since it was read only in part: it contains no event"
+        in capsys.readouterr().err
+    )
     assert raw.exists()
 
 
@@ -139,7 +143,7 @@ def test_remote_calls_are_finished_with_their_window(
     assert main(["finish", str(run)]) == 0
     seen = capsys.readouterr()
     assert "-rpc#f(w0 -> w1)-" in seen.out
-    assert "kept, for not all of it was read: 1 remote calls" in seen.err
+    assert "kept, since it was read only in part: 1 remote calls" in seen.err
     assert (run / name(0).calls).is_dir()
 
     (run / name(0).calls / "b.json").unlink()
@@ -172,9 +176,7 @@ def test_a_capture_that_another_process_is_at_is_left_to_it(
     with raw.open("rb+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert main(["finish", str(run)]) == 0
-    assert capsys.readouterr().err == (
-        f"{raw}: another process is finishing it; leaving it to that\n"
-    )
+    assert capsys.readouterr().err == (f"{raw}: skipped: another process is finishing it\n")
     assert raw.exists()
     assert half.exists()
     assert (run / name(1).summary).exists()
@@ -196,12 +198,13 @@ def test_a_limit_of_time_ends_it_and_leaves_the_capture(
 import sys
 from pathlib import Path
 from ppprof.cli import finish, main
+import ppprof.run.finish
 
 def spin():
     while True: pass
 
-finish._WAITING = {1 if number == signal.SIGALRM else 60}
-finish.read_window = lambda raw: {waits_for}
+finish._WALL_TIME_FACTOR = {1 if number == signal.SIGALRM else 60}
+ppprof.run.finish.read_window = lambda raw: {waits_for}
 main(sys.argv[1:])
 """
     command = [sys.executable, "-c", program, "finish", str(run), "--seconds", "1"]
@@ -213,7 +216,7 @@ main(sys.argv[1:])
 def test_a_limit_is_at_least_a_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = killed_run(tmp_path, ranks=1)
     assert main(["finish", str(run), "--seconds", "0"]) == 2
-    assert capsys.readouterr().err == "--seconds 0: expected a whole number from 1\n"
+    assert capsys.readouterr().err == "--seconds: '0': expected a whole number from 1\n"
     assert main(["finish", str(run), "--seconds", "99"]) == 0
     assert signal.alarm(0) == 0
     assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
@@ -260,7 +263,7 @@ def test_a_command_that_fails_is_a_warning(
 def test_a_command_that_takes_too_long_is_ended(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finish, "_THEN_SECONDS", 0.2)
+    monkeypatch.setattr(run_finish, "_COMMAND_SECONDS", 0.2)
     run = killed_run(tmp_path, ranks=1)
     assert main(["finish", str(run), "--then", "sh -c 'sleep 60'"]) == 0
     assert "on_window_end sh -c 'sleep 60': ended after 0 s" in capfd.readouterr().err
@@ -278,8 +281,8 @@ def test_a_trace_that_is_too_large_is_not_written_and_the_raw_one_stays(
     run = killed_run(tmp_path, ranks=1, max_trace_mb=0.003, formats=["json"])
     assert main(["finish", str(run)]) == 0
     err = capsys.readouterr().err
-    assert f"{run / name(0).raw}: kept, for no json, which would take more than " in err
-    assert "the rest of Profiler.max_trace_mb 0.003; ppprof convert makes it elsewhere" in err
+    assert f"{run / name(0).raw}: kept: no json, which would take more than " in err
+    assert "what is left of Profiler.max_trace_mb 0.003; ppprof convert writes it elsewhere" in err
     assert list(run.glob("*.paddle_trace.json")) == []
     assert [path.name for path in run.glob("*") if path.name.startswith(".")] == []
     assert (run / name(0).summary).exists()

@@ -16,8 +16,8 @@ from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
 from tests.oracles.trace_event_format import check, load
 
 UNKNOWN = (
-    "{}: nothing tells the clocks of {}: their times are left as their machine's clock had them; "
-    "against ranks of other machines they can be off by as much as the clocks are"
+    "{}: no clock offset is known for {}; their events keep their machine's clock and may be "
+    "misaligned with ranks on other hosts"
 )
 
 
@@ -133,7 +133,7 @@ def test_axes_of_degree_1_are_told_of_dp_pp_and_mp_only(tmp_path):
 )
 def test_ranks_are_selected_as_in_the_config(selector, ranks, tmp_path):
     run, out = make_run(tmp_path / "log", {"dp": 2, "mp": 2}), tmp_path / "out.json"
-    assert merge(run, "-o", out, "--ranks", selector) == 0
+    assert merge(run, "-o", out, "--rank", selector) == 0
     assert [int(name.split()[1]) for name in processes(out)] == ranks
     assert len(check(load(out))) == (2 if {0, 2} <= set(ranks) else 0)
 
@@ -174,7 +174,7 @@ def test_a_rank_whose_clock_nobody_measured_is_told(tmp_path, capsys):
         (run / clocks_path(rank)).unlink()
     assert merge(run, "-o", out) == 0
     assert capsys.readouterr().err.splitlines()[0] == UNKNOWN.format(run, "ranks 1, 3")
-    assert merge(run, "-o", out, "--force", "--ranks", "1") == 0  # alone it is beside nobody
+    assert merge(run, "-o", out, "--force", "--rank", "1") == 0  # alone it is beside nobody
     assert "clocks" not in capsys.readouterr().err
 
 
@@ -191,7 +191,7 @@ def test_a_broken_rank_is_named_and_left_out(tmp_path, capsys):
 def test_a_rank_that_left_no_trace_is_named(tmp_path, capsys):
     run, out = make_run(tmp_path / "log", {"dp": 4}, range(3)), tmp_path / "out.json"
     assert merge(run, "-o", out) == 0
-    assert capsys.readouterr().err.startswith(f"{run}: nothing is there of rank 3\n")
+    assert capsys.readouterr().err.startswith(f"{run}: no trace of rank 3;")
 
 
 def test_a_rank_that_was_not_to_record_is_not_missed(tmp_path, capsys):
@@ -228,19 +228,19 @@ def test_traces_without_a_manifest_have_numbers_only(tmp_path, capsys):
     assert merge(tmp_path, "-o", out) == 0
     assert processes(out) == ["rank 0 · hosta", "rank 1 · hostb"]
     assert capsys.readouterr().err.splitlines()[0] == UNKNOWN.format(tmp_path, "rank 1")
-    assert merge(tmp_path, "-o", out, "--force", "--ranks", "1") == 0
+    assert merge(tmp_path, "-o", out, "--force", "--rank", "1") == 0
     assert processes(out) == ["rank 1 · hostb"]
-    assert merge(tmp_path, "-o", out, "--force", "--ranks", "dp=1") == 2
-    assert "no manifest says where its ranks are" in capsys.readouterr().err
+    assert merge(tmp_path, "-o", out, "--force", "--rank", "dp=1") == 2
+    assert "coordinates need a manifest" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--ranks", "9"], 'ranks "9": expected 0 to 3'),
-        (["--ranks", "3"], "{run}: no rank 3; it has ranks 0-2"),
-        (["--ranks", "dp=x"], "dp: 'x': expected all or 0 to 3"),
-        (["--ranks", "tp=1"], "unknown axis ['tp']; expected some of"),
+        (["--rank", "9"], 'ranks "9": expected 0 to 3'),
+        (["--rank", "3"], "{run}: no rank 3; it has ranks 0-2"),
+        (["--rank", "dp=x"], "dp: 'x': expected all or 0 to 3"),
+        (["--rank", "tp=1"], "unknown axis ['tp']; expected some of"),
         (["--steps", "7:"], "{run}: no step of 7:; it has steps 1-2"),
     ],
 )
@@ -253,12 +253,12 @@ def test_what_is_not_there_is_refused(arguments, message, tmp_path, capsys):
 
 def test_all_that_is_wrong_is_told_at_once_before_anything_is_read(tmp_path, capsys):
     out = tmp_path / "out.txt"
-    arguments = ["--ranks", "mp=0,mp=1", "--steps", "5:2", "--min-dur", "50"]
+    arguments = ["--rank", "mp=0,mp=1", "--steps", "5:2", "--min-dur", "50"]
     assert merge(tmp_path / "missing", "-o", out, *arguments) == 2
     assert capsys.readouterr().err.splitlines() == [
-        '--ranks: "mp=0,mp=1": mp is given twice; expected for example "pp=0,dp=all"',
-        "--min-dur: '50': expected a length of time with its unit: 50us, 0.5ms, 1s",
+        '--rank: "mp=0,mp=1": mp is given twice; expected for example "pp=0,dp=all"',
         "--steps: steps '5:2': 2 is not after 5; no step is in it",
+        "--min-dur: '50': expected a duration with its unit: 50us, 0.5ms, 1s",
         f"-o {out}: expected a name that ends in .json or .json.gz",
     ]
 
@@ -281,14 +281,14 @@ def test_a_trace_is_not_written_over_itself(tmp_path, capsys):
     content = trace.read_bytes()
     capsys.readouterr()
     assert merge(run, "-o", trace, "--force") == 2
-    assert capsys.readouterr().err == f"-o {trace}: is read here; write to another file\n"
+    assert capsys.readouterr().err == f"-o {trace}: this command reads it; write to another file\n"
     assert trace.read_bytes() == content
 
 
 def test_a_directory_that_is_not_there_is_told(tmp_path, capsys):
     run, out = make_run(tmp_path / "log", {"dp": 2}), tmp_path / "missing" / "out.json"
     assert merge(run, "-o", out) == 2
-    assert capsys.readouterr().err == f"-o {out}: {out.parent} is no directory\n"
+    assert capsys.readouterr().err == f"-o {out}: {out.parent} is not a directory\n"
 
 
 def test_the_library_takes_every_selector(tmp_path):
@@ -297,3 +297,11 @@ def test_the_library_takes_every_selector(tmp_path):
         assert run.merge(tmp_path / "out.json", ranks=selector).ranks == (1, 3)
     with pytest.raises(UsageError, match="expected 0 to 3"):
         run.merge(tmp_path / "out.json", ranks=[7])
+
+
+def test_the_old_name_of_an_option_still_works(tmp_path, capsys):
+    run, out = make_run(tmp_path / "log", {"dp": 2}), tmp_path / "out.json"
+    assert merge(run, "-o", out, "--ranks", "1") == 0
+    warning, written = capsys.readouterr().err.splitlines()
+    assert warning == "--ranks is now called --rank; the next version will reject --ranks"
+    assert written.startswith(f"{out}: rank 1, ")

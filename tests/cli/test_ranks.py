@@ -105,7 +105,7 @@ def test_what_cannot_be_used_is_named_and_left_out(run, capsys):
     assert [int(row["rank"]) for row in csv.DictReader(io.StringIO(out))] == [3]
     assert len(err.splitlines()) == 3
     assert raw(0) in err
-    assert f"{run}: nothing is there of rank 1" in err
+    assert f"{run}: no trace of rank 1" in err
     assert f"{run / raw(2)}: no step in it; left out" in err
 
 
@@ -120,7 +120,7 @@ def test_nothing_usable_is_exit_code_3(workers, run, capsys):
 
 
 def test_without_any_step_there_is_nothing_to_break_down(tmp_path):
-    opened = ppprof.open(write(tmp_path / "a.pb", *no_step()), tell=lambda _: None)
+    opened = ppprof.open(write(tmp_path / "a.pb", *no_step()))
     with pytest.raises(InputError, match="no step in any of its traces"):
         opened.breakdown()
 
@@ -156,9 +156,9 @@ def test_traces_without_a_manifest(tmp_path, capsys):
     out = printed(capsys, tmp_path, "--by", "pp", "--format", "csv").out
     assert [row["pp"] for row in csv.DictReader(io.StringIO(out))] == ["0", "1"]
     assert main(["ranks", str(tmp_path), "--by", "host"]) == 2
-    assert "'host': nothing says where the ranks are" in capsys.readouterr().err
+    assert "'host': the ranks' hosts and coordinates are unknown" in capsys.readouterr().err
     assert main(["ranks", str(tmp_path), "--rank", "pp=0"]) == 2
-    assert "no manifest says where its ranks are" in capsys.readouterr().err
+    assert "coordinates need a manifest" in capsys.readouterr().err
 
 
 def test_a_single_gpu_trace(tmp_path, capsys):

@@ -161,25 +161,27 @@ def test_a_rank_whose_worker_dies_is_tried_again(run, address, tmp_path):
 
 
 @pytest.mark.all
-def test_a_rank_that_costs_every_worker_is_named_and_left_out(run, address):
-    told = []
+def test_a_rank_that_costs_every_worker_is_named_and_left_out(run, address, messages):
     with executors.dask(address) as executor:
-        opened = ppprof.open(run, tell=told.append)
-        found = {at.recording.rank for at in opened.each(dying, executor=executor)}
-    left_out = {rank for rank in range(NUM_RANKS) for line in told if f"rank_0000{rank}_" in line}
+        opened = ppprof.open(run)
+        found = {at.recording.rank for at in opened.map_windows(dying, executor=executor)}
+    left_out = {
+        rank for rank in range(NUM_RANKS) for line in messages if f"rank_0000{rank}_" in line
+    }
     assert 2 in left_out  # and whom Dask had sent to the same workers, if it was so unlucky
     assert (found | left_out, found & left_out) == (set(range(NUM_RANKS)), set())
-    assert all("the process that was to read it died: Attempted to run" in line for line in told)
+    assert all(
+        "the process that was reading it died: Attempted to run" in line for line in messages
+    )
 
 
-def test_what_a_process_pool_loses_is_named(run):
+def test_what_a_process_pool_loses_is_named(run, messages):
     """It does not start a process again: what it still had to do is lost too."""
-    told = []
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
-        opened = ppprof.open(run, tell=told.append)
-        found = {at.recording.rank for at in opened.each(dying, executor=executor)}
-        left_out = {rank for rank in range(4) for line in told if f"rank_0000{rank}_" in line}
-        again = opened.each(worker, executor=executor)
+        opened = ppprof.open(run)
+        found = {at.recording.rank for at in opened.map_windows(dying, executor=executor)}
+        left_out = {rank for rank in range(4) for line in messages if f"rank_0000{rank}_" in line}
+        again = opened.map_windows(worker, executor=executor)
         with pytest.raises(ppprof.errors.InputError, match="died"):
             list(again)
     assert found == {0, 1}
@@ -187,16 +189,15 @@ def test_what_a_process_pool_loses_is_named(run):
 
 
 @pytest.mark.all
-def test_what_is_left_when_all_workers_are_gone_for_good(run, tmp_path, monkeypatch):
+def test_what_is_left_when_all_workers_are_gone_for_good(run, tmp_path, monkeypatch, messages):
     monkeypatch.setattr(executors, "_ABSENT_S", 0.5)
     monkeypatch.setattr(executors, "_LOOK_S", 0.1)
-    told = []
     with cluster(tmp_path, 1, "--no-nanny") as address, executors.dask(address) as executor:
-        opened = ppprof.open(run, tell=told.append)
-        found = {at.recording.rank for at in opened.each(dying, executor=executor)}
+        opened = ppprof.open(run)
+        found = {at.recording.rank for at in opened.map_windows(dying, executor=executor)}
     assert 2 not in found
-    assert any("every worker" in line for line in told)
-    assert len(found) + len(told) == NUM_RANKS
+    assert any("every worker" in line for line in messages)
+    assert len(found) + len(messages) == NUM_RANKS
 
 
 @pytest.mark.all

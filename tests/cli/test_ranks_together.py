@@ -97,7 +97,7 @@ def test_a_merge_without_measured_clocks_bounds_them(run, capsys, tmp_path):
         file.unlink()
     assert main(["merge", str(run), "-o", str(tmp_path / "bounded.json")]) == 0
     told = capsys.readouterr().err
-    assert f"{run}: nobody measured the clocks of ranks 1-3: what they did together bounds" in told
+    assert f"{run}: the clocks of ranks 1-3 were not compared; their collectives bound" in told
     assert "nothing tells the clocks" not in told
 
 

@@ -179,7 +179,7 @@ def test_ranks_of_which_nothing_is_there_are_named(tmp_path, capsys):
     for rank in ([], ["--rank", "all"]):
         assert main(["summary", str(whole), "--views", "model", *rank]) == 0
         assert (
-            f"{whole}: nothing of ranks 2-3: if other nodes have left them, name their directories "
+            f"{whole}: no trace of ranks 2-3; if other nodes wrote them, give their directories "
             "too\n"
         ) in capsys.readouterr().err
     printed(capsys, whole, "--views", "model", "--rank", 1)
@@ -209,7 +209,7 @@ def test_nothing_usable_is_exit_code_3(fmt, trace, capsys):
 
 def test_a_rank_that_is_nowhere_is_bad_usage(trace, capsys):
     assert main(["summary", "a.pb", "--rank", "5"]) == 2
-    assert capsys.readouterr() == ("", "a.pb: no rank 5; it has rank 0\n")
+    assert capsys.readouterr() == ("", 'a.pb: ranks "5": expected 0 to 0\n')
 
 
 def test_what_was_lost_is_said(tmp_path, capsys):
@@ -221,7 +221,7 @@ def test_what_was_lost_is_said(tmp_path, capsys):
     path.write_bytes(trees.SerializeToString())
     assert main(["summary", str(path)]) == 0
     assert capsys.readouterr().err == (
-        f"{path}: not all of it could be used: 1 host events without a way to the root\n"
+        f"{path}: partly read: skipped 1 host event not connected to the root\n"
     )
 
 
@@ -314,7 +314,7 @@ def test_only_tables_left_are_printed(tmp_path, capsys):
         "Kernel Summary",
     ]
     assert main(["summary", str(run), "--steps", "1"]) == 3
-    assert "no trace is left of this window" in capsys.readouterr().err
+    assert "only tables are left of this window, no trace" in capsys.readouterr().err
 
 
 def test_an_option_without_effect_is_reported(trace, capsys):
@@ -328,7 +328,7 @@ def test_an_option_without_effect_is_reported(trace, capsys):
 
 def test_every_problem_of_the_command_line_at_once(trace, capsys):
     arguments = words(
-        "--views op,ops --rank x --window -1 --steps 5:5 --sorted-by gpu",
+        "--views op,ops --window -1 --steps 5:5 --sorted-by gpu",
         "--time-unit h --row-limit 0 --no-op-detail --format csv --force",
     )
     assert main(["summary", "a.pb", *arguments]) == 2
@@ -336,7 +336,6 @@ def test_every_problem_of_the_command_line_at_once(trace, capsys):
     assert out == ""
     assert err.splitlines() == [
         "--views: 'ops': expected all, or some of " + ", ".join(VIEWS),
-        "--rank: 'x': expected a whole number from 0, or all",
         "--window: '-1': expected a whole number from 0",
         "--steps: steps '5:5': 5 is not after 5; no step is in it",
         "--sorted-by: sorted_by 'gpu': expected auto or one of cpu_total, cpu_avg, cpu_max, "
@@ -355,8 +354,8 @@ def test_every_problem_of_the_command_line_at_once(trace, capsys):
     ("output", "message"),
     [
         (".", "-o .: a directory; expected a file"),
-        ("no/where", "-o no/where: no is no directory"),
-        ("a.pb", "-o a.pb: is read here; write to another file"),
+        ("no/where", "-o no/where: no is not a directory"),
+        ("a.pb", "-o a.pb: this command reads it; write to another file"),
     ],
 )
 def test_where_output_cannot_go(output, message, trace, capsys):
@@ -374,7 +373,7 @@ def test_a_config_of_another_version_is_left_aside(tmp_path, capsys):
     assert main(["summary", str(run)]) == 0
     out, err = capsys.readouterr()
     assert out.count("Model Summary") == 1
-    assert err.startswith(f"{run}: its Profiler block is left aside:\n")
+    assert err.startswith(f"{run}: its Profiler block is ignored:\n")
     assert "newer_key" in err
 
 

@@ -81,7 +81,7 @@ def test_an_operator_and_rank_a_row_with_node_id(run, capsys):
         ["reshape", "8.00", "2.00", "7.41", "2.00", "2.00", "1", "0 (mp0)"],
         ["reshape", "6.67", "2.00", "6.25", "2.00", "2.00", "1", "1 (mp1)"],
     ]
-    assert "Self CPU is the time in an operator without that in the operators it calls.\n" in out
+    assert "Self CPU: time in an operator without the operators it calls.\n" in out
 
 
 def test_an_operator_a_row_with_what_differs_most_on_top(run, capsys):
@@ -97,7 +97,7 @@ def test_an_operator_a_row_with_what_differs_most_on_top(run, capsys):
         ["embedding", "1", "1", "5000.00", "0.00", "2500.00", "5000.00", "5000.00", "0 (mp0)"],
     ]
     assert cut.strip("-") == "1 more names: row_limit is 2"
-    assert "What waits for other ranks is longest where the rank came first" in out
+    assert "waits for other ranks takes longest on the rank that arrives first" in out
 
 
 def test_gpu_times_where_there_are_any(tmp_path, capsys):
@@ -214,7 +214,7 @@ def test_one_rank_has_nothing_to_be_compared_with(run, capsys):
     assert main(["summary", str(run), "--by", "name", "--rank", "1"]) == 0
     out, err = capsys.readouterr()
     assert "Operator Summary by name: CPU total of 1 rank-" in out
-    assert err == f"{run}: window 0: only rank 1: nothing to compare\n"
+    assert err == f"{run}: window 0: only rank 1: no other rank to compare with\n"
     assert printed(capsys, run, "--by", "rank", "--rank", "1").startswith("rank 1, window 0, ")
 
 

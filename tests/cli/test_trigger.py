@@ -52,13 +52,13 @@ def test_a_request_is_left_and_said_what_of(
 ) -> None:
     run = job(tmp_path)
     assert main(["trigger", str(run), "--steps", "2", "--rank", "1"]) == 0
-    assert f"{run}: asked for 2 steps on rank 1: rank 0 reads this" in capsys.readouterr().out
+    assert f"{run}: requested 2 steps on rank 1; rank 0 reads this" in capsys.readouterr().out
     request = consume_request(run)
     assert request is not None
     assert (request.steps, request.ranks, request.problem) == (2, "1", None)
     assert [path.name for path in (run / "trigger").iterdir()] == []
     assert main(["trigger", str(run)]) == 0
-    assert "asked for 4 steps on ranks 0-1" in capsys.readouterr().out
+    assert "requested 4 steps on ranks 0-1" in capsys.readouterr().out
 
 
 def test_a_second_request_does_not_replace_the_first(
@@ -72,7 +72,12 @@ def test_a_second_request_does_not_replace_the_first(
 @pytest.mark.parametrize(
     ("made", "arguments", "code", "why"),
     [
-        ({"trigger": None}, [], 2, "takes no requests: Profiler.trigger is off; start it with -o"),
+        (
+            {"trigger": None},
+            [],
+            2,
+            "accepts no requests: Profiler.trigger is off; start it with -o",
+        ),
         ({"trigger": {"file": False, "slow_step": 2}}, [], 2, "Profiler.trigger.file is False"),
         ({"timer_only": True}, [], 2, "records nothing: Profiler.timer_only is True"),
         ({}, ["--steps", "0"], 2, "'0': expected a whole number from 1"),
@@ -81,7 +86,7 @@ def test_a_second_request_does_not_replace_the_first(
         ({}, ["--timeout", "2"], 2, "--timeout: has no effect without --wait"),
         ({"ranks": 0}, ["--rank", "1"], 2, "--rank 1: the job records on rank 0 only"),
         ({"attached": ()}, [], 3, "the job has ended, or has not attached yet"),
-        ({"attached": (1,)}, [], 3, "rank 0 does not write here but on a disk of node7"),
+        ({"attached": (1,)}, [], 3, "rank 0 writes on a disk of node7"),
     ],
 )
 def test_what_is_refused(
@@ -156,7 +161,7 @@ def test_ranks_of_other_disks_are_not_waited_for(
     assert main(["trigger", str(run), "--wait"]) == 0
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 2
-    assert "files of rank 1 are on other disks: they are not waited for" in err
+    assert "not waiting for files of rank 1, which are on other disks" in err
 
 
 def test_waiting_says_when_there_will_be_none(

@@ -1,4 +1,4 @@
-"""Links from one page to another lead somewhere."""
+"""Links between pages have existing targets."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
 def anchors(page: Path) -> set[str]:
-    """Of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub derives them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
     plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings)
     return {heading.replace(" ", "-") for heading in plain}
 
 
-def leads_somewhere(page: Path, path: str, anchor: str) -> bool:
+def target_exists(page: Path, path: str, anchor: str) -> bool:
     target = (page.parent / path) if path else page
     return target.exists() and (not anchor or anchor in anchors(target))
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_targets() -> None:
     texts = {
         page: re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL) for page in PAGES
     }
@@ -31,6 +31,6 @@ def test_links_lead_somewhere() -> None:
     dead = [
         f"{page.name}: {path}#{anchor}"
         for page, path, anchor in links
-        if not leads_somewhere(page, path, anchor)
+        if not target_exists(page, path, anchor)
     ]
     assert dead == []

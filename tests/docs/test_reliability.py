@@ -1,4 +1,4 @@
-"""docs/reliability.md names tests that there are, and every fault that is tested."""
+"""docs/reliability.md names existing tests only, and every tested fault."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PAGE = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
 NAMED = re.findall(r"`(test_\w+)(?:::(test_\w+))?(?:\[(\w+)\])?`", PAGE)
 
 
-def is_there(file: str, function: str, case: str) -> bool:
+def exists(file: str, function: str, case: str) -> bool:
     (path,) = (ROOT / "tests").rglob(f"{file}.py")
     source = path.read_text(encoding="utf-8")
     has_function = not function or re.search(rf"^def {function}\(", source, re.M)
@@ -18,8 +18,8 @@ def is_there(file: str, function: str, case: str) -> bool:
     return bool(function or case) and bool(has_function) and bool(has_case)
 
 
-def test_every_test_that_is_named_is_there() -> None:
-    assert [named for named in NAMED if not is_there(*named)] == []
+def test_every_named_test_exists() -> None:
+    assert [named for named in NAMED if not exists(*named)] == []
 
 
 def test_every_fault_has_a_row() -> None:

@@ -63,9 +63,7 @@ def test_a_helper_that_is_killed_costs_a_warning_and_can_be_made_up_for(
     log = tmp_path / "log"
     said = re.findall("^ppprof: .*", output(tmp_path), re.M)
     ((name, raw),) = rundir.raw_files(log)
-    expected = (
-        rf"ppprof: \S+{raw.name}: could not be made into tables and traces \(it was killed, .*"
-    )
+    expected = rf"ppprof: \S+{raw.name}: no tables and traces were made \(it was killed, .*"
     assert len(said) == 1, said
     assert re.fullmatch(expected, said[0])
     assert not (log / name.trace("json")).exists()

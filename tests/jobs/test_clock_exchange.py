@@ -15,7 +15,8 @@ import pytest
 
 import ppprof
 from ppprof import rundir
-from ppprof.analysis.ranks.matching import align, collectives, offsets_by_starts
+from ppprof.analysis.ranks.clock_alignment import align_clocks, offsets_by_starts
+from ppprof.analysis.ranks.collectives import collectives
 from ppprof.rundir.clocks import Clock, read_clocks
 from tests.fixtures import paddle_proto
 
@@ -136,7 +137,7 @@ def test_ends_of_all_reduces_agree_once_aligned(job: Path) -> None:
 def test_collectives_alone_bound_the_clock(job: Path) -> None:
     opened = ppprof.open(job / "both")
     parts = [collectives(opened.trace(rank), rank) for rank in (0, 1)]
-    clock = align(parts)[1]
+    clock = align_clocks(parts)[1]
     truth, _ = true_offsets(job, [reading.at_ns for reading in clock.readings])
     for reading, true in zip(clock.readings, truth):
         assert abs(reading.offset_ns - true) <= reading.error_ns + 1_000  # of the marks

@@ -29,7 +29,7 @@ from tests.jobs.remains import (  # noqa: E402
     wait_until_all_have_ended,
 )
 
-NOT_WAITING = r"rank 0: not waiting for the tables of .*; if they stay away: ppprof finish .*"
+NOT_WAITING = r"rank 0: exiting before the tables in .* are written; if they do not appear, run: ppprof finish .*"
 CUT = r"window 0 was cut short by the end of the training: it has 3 of 5 steps, the last of them 3"
 LOST = r"rank 0: recording failed: .*\.pb: {}; window 0 is lost, steps recorded: 5; the training .*"
 NO_STEP_TIMES = r".*/steps/rank_00000\.jsonl: {}; step times are no longer written"
@@ -84,7 +84,7 @@ FAULTS = {
     "disk_too_small_for_the_trace": Fault(
         "cut",
         ALL,
-        [r".*\.pb: could not be made into tables and traces \(.*\); to try again: .* finish .*"],
+        [r".*\.pb: no tables and traces were made \(.*\); to try again, run: .* finish .*"],
         "size=400k",
     ),
     "output_full": Fault("whole", ALL, output="/dev/full"),
@@ -229,7 +229,7 @@ def test_two_jobs_into_one_directory_each_get_their_own(tmp_path: Path) -> None:
     first, second, nothing = (end(tmp_path / way, job) for way, job in jobs.items())
     assert [first[:3], second[:3]] == [nothing[:3]] * 2
     (line,) = first.said + second.said
-    assert line == "log holds an earlier run; this one goes to log/run_002"
+    assert line == "log holds an earlier run; this run is written to log/run_002"
     check_files(tmp_path / "log")
     runs = [tmp_path / "log", tmp_path / "log/run_002"]
     assert [steps_left(run) for run in runs] == [list(ALL)] * 2

@@ -143,9 +143,9 @@ def test_every_rank_has_a_step_breakdown(recorded: ppprof.Run, events: pl.DataFr
     assert table.select(*parts, *exposed).sum_horizontal().equals(table["step_ns"])
     assert table.select(pl.col(*parts, "exposed_mp_ns", "exposed_dp_ns").min()).row(0) > (0,) * 6
     # A stage's own trace has its whole wait; both traces separate the transfer from it.
-    assert (table["bubble_ns"] < cluster.alone["bubble_ns"]).all()
-    assert table["bubble_ns"].sum() > 0.5 * cluster.alone["bubble_ns"].sum()
-    for row in cluster.alone.rows(named=True):
+    assert (table["bubble_ns"] < cluster.steps_per_trace["bubble_ns"]).all()
+    assert table["bubble_ns"].sum() > 0.5 * cluster.steps_per_trace["bubble_ns"].sum()
+    for row in cluster.steps_per_trace.rows(named=True):
         of_step = events.filter(rank=row["rank"], step=row["step"])
         passes = of_step.filter(pl.col("micro_batch").is_not_null())
         sent = of_step.filter(pl.col("name").is_in(["send", "recv", "isend", "irecv"]))

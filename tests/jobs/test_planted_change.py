@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.report.text.diff import Shown, tables
+from ppprof.report.diff_rows import RowSelection, select_rows
 from tests.jobs.planted import SLEEP_MS
 
 MS = 1_000_000
@@ -28,7 +28,7 @@ def test_a_slow_layer(planted_run):
     assert blocks.index(max(blocks)) == 1
     assert diff.change.verdict == "slower"
     # No operator sleeps.
-    shown = tables(diff, Shown(views=("op",), min_delta_ns=0.5 * SLEEP_MS * MS))
+    shown = select_rows(diff, RowSelection(views=("op",), min_delta_ns=0.5 * SLEEP_MS * MS))
     assert shown["op"].is_empty()
 
 
@@ -42,7 +42,7 @@ def test_a_swapped_operator(planted_run):
     assert set(changed.select(pl.col("delta_calls").abs()).to_series()) == {2}  # one a layer
     others = diff.operators.filter(status="both")
     assert set(others["delta_calls"]) == {0}
-    assert "gelu" in tables(diff, Shown(views=("op",)))["op"]["name"]
+    assert "gelu" in select_rows(diff, RowSelection(views=("op",)))["op"]["name"]
 
 
 def test_an_added_layer(planted_run):

@@ -1,4 +1,4 @@
-"""Findings in words: both languages say the same, of every rule, with every number filled in."""
+"""Findings in words: both languages have every rule, with every number filled in."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import ppprof
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import CONFIDENCES, SEVERITIES, Finding
 from ppprof.errors import UsageError
+from ppprof.report.markdown import findings_markdown
 from ppprof.report.text.advice import (
     LANGUAGES,
+    finding_rows,
     findings_document,
-    findings_markdown,
     findings_table,
     headline,
     read_catalogue,
     render_findings,
-    rows,
 )
 from tests.analysis.advice.test_advice import TRIGGERS, run
 
@@ -40,9 +40,10 @@ def shape(texts):
 def triggered(tmp_path_factory):
     """A finding of each rule."""
     found = {}
-    for rule, (told, *_) in TRIGGERS.items():
-        path = run(tmp_path_factory.mktemp(rule) / "log", **told)
-        found[rule] = next(at for at in ppprof.advise(ppprof.open(path)) if at.rule == rule)
+    for rule, (arguments, *_) in TRIGGERS.items():
+        path = run(tmp_path_factory.mktemp(rule) / "log", **arguments)
+        findings = ppprof.advise(ppprof.open(path))
+        found[rule] = next(finding for finding in findings if finding.rule == rule)
     return found
 
 
@@ -69,8 +70,8 @@ def test_every_placeholder_is_a_fact_and_every_remedy_has_a_text(rule, triggered
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_every_finding_is_said(language, triggered):
-    for finding, row in zip(triggered.values(), rows(list(triggered.values()), language)):
+def test_every_finding_is_rendered(language, triggered):
+    for finding, row in zip(triggered.values(), finding_rows(list(triggered.values()), language)):
         assert "{" not in f"{row.title}{row.what}{row.do}{row.how}"
         headers, cells = row.evidence_cells
         assert len(headers) == finding.evidence.width
@@ -101,7 +102,7 @@ def test_a_finding_in_chinese(triggered):
         "   现象：rank 0 在 1 ms 的 step 中有 480 us（48.0%）在等待 DataLoader。",
     ]
     with pytest.raises(UsageError, match="language 'de': expected one of en, zh"):
-        rows([], "de")
+        finding_rows([], "de")
 
 
 def test_headlines(triggered):

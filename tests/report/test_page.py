@@ -1,4 +1,4 @@
-"""``ppprof report``: what the page holds, and what it does in a real Chromium without a network."""
+"""``ppprof report``: content of the page, and its behaviour in a real Chromium without a network."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def pipeline(folder, *, forward=30_000_000):
 
 
 def gpu(folder):
-    """One rank on a GPU: modules, memory, and a kernel whose name would be an image."""
+    """One rank on a GPU: modules, memory, and a kernel with an HTML image tag as its name."""
     folder.mkdir()
     us = 1000
 
@@ -121,7 +121,7 @@ def pages(folder, runs):
     }
 
 
-# What is in the page, read without a browser.
+# Content of the page, read without a browser.
 
 
 class Tags(HTMLParser):
@@ -155,7 +155,9 @@ def test_nothing_in_the_page_is_fetched(pages, name):
         and not value.startswith(("#", "data:,"))
     ]
     assert fetched == []
-    policy = next(at["content"] for tag, at in found.tags if "http-equiv" in at)
+    policy = next(
+        attributes["content"] for tag, attributes in found.tags if "http-equiv" in attributes
+    )
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "unsafe-eval" not in policy
 
@@ -167,7 +169,7 @@ def test_a_kernel_named_like_an_image_stays_text(pages):
 
 
 def cells(page, section, first):
-    """The rows of a section's tables that begin so."""
+    """Return the rows of a section's tables whose first cell matches."""
     text = (
         page.read_text("utf-8").partition(f'<section id="{section}"')[2].partition("</section>")[0]
     )
@@ -176,7 +178,7 @@ def cells(page, section, first):
 
 
 def test_tables_hold_the_numbers(pages):
-    """Of the pipeline: a step is 4 x 86 ms of passes, 86 of bubble and 7 ns of adamw; 80 before."""
+    """A pipeline step has 4 x 86 ms of passes (80 before), 86 ms of bubble and 7 ns of adamw."""
     assert [row[:5] for row in cells(pages["run"], "ranks", r"\d · dp\d pp\d")] == [
         [f"{rank} · dp{rank // 2} pp{rank % 2}", f"host-{rank // 2}", "430.000", "344.000", "0.000"]
         for rank in range(4)
@@ -209,7 +211,7 @@ def test_tables_of_a_gpu_hold_the_numbers(pages):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_languages_say_the_same(language):
+def test_languages_have_the_same_texts(language):
     texts = {
         name: yaml.safe_load(
             files("ppprof.report.html").joinpath(f"{name}.yaml").read_text("utf-8")
@@ -221,15 +223,17 @@ def test_languages_say_the_same(language):
         return sorted(name for _, name, _, _ in string.Formatter().parse(text) if name)
 
     one, other = texts["en"], texts[language]
-    assert {group: set(of) for group, of in one.items()} == {
-        group: set(of) for group, of in other.items()
+    assert {group: set(entries) for group, entries in one.items()} == {
+        group: set(entries) for group, entries in other.items()
     }
     for group in ("page", "about", "sections", "reasons", "verdicts"):
         assert {key: fields(text) for key, text in one[group].items()} == {
             key: fields(text) for key, text in other[group].items()
         }
     assert all(
-        len(pair) == 2 and all(pair) for of in texts.values() for pair in of["terms"].values()
+        len(pair) == 2 and all(pair)
+        for groups in texts.values()
+        for pair in groups["terms"].values()
     )
 
 
@@ -263,7 +267,7 @@ def test_an_unknown_language_is_refused(runs):
         render(collect_report_data(ppprof.open(runs["gpu"])), "fr")
 
 
-def test_problems_of_the_command_line_come_together(runs, capsys, tmp_path):
+def test_all_problems_of_the_command_line_are_reported_at_once(runs, capsys, tmp_path):
     taken = tmp_path / "taken.html"
     taken.write_text("mine")
     asked = ["report", str(runs["gpu"]), "--window", "x", "--steps", "y", "--workers", "0"]
@@ -279,7 +283,7 @@ def test_problems_of_the_command_line_come_together(runs, capsys, tmp_path):
     assert capsys.readouterr().err == "-o: expected the page to write, -o report.html\n"
 
 
-def test_a_trace_that_cannot_be_read_is_told_in_the_page(runs, tmp_path, capsys):
+def test_the_page_lists_unreadable_traces(runs, tmp_path, capsys):
     path = pipeline(tmp_path / "run")
     broken = next(path.glob("raw/rank_00002*"))
     broken.write_bytes(b"nothing of the kind")
@@ -309,7 +313,7 @@ def test_training_on_two_gpus_is_drawn_stream_by_stream(tmp_path):
     assert {"GPU 0 stream 7", "GPU 1 stream 20"} <= set(lanes)
 
 
-# What the page does, in Chromium.
+# Behaviour of the page, in Chromium.
 
 
 @pytest.fixture(scope="module")
@@ -322,7 +326,7 @@ def chromium():
 
 @pytest.fixture
 def opened(chromium, pages):
-    """Opens pages; at the end, none of them has asked for anything or complained."""
+    """Open pages; at the end, check that none made a request or logged an error."""
     all_of_them = []
 
     def open_page(name, **options):
@@ -331,10 +335,10 @@ def opened(chromium, pages):
         return found
 
     yield open_page
-    for found, address in all_of_them:
-        assert found.complaints == []
-        assert [url for url in found.requests if url != address and url != "data:,"] == []
-        found.close()
+    for page, address in all_of_them:
+        assert page.complaints == []
+        assert [url for url in page.requests if url != address and url != "data:,"] == []
+        page.close()
 
 
 class TestInChromium:
@@ -355,7 +359,7 @@ class TestInChromium:
         assert min(colours.values()) > 4, colours
         assert found.page.evaluate("document.documentElement.dataset.theme") == scheme
 
-    def test_every_section_has_something(self, opened):
+    def test_every_section_has_content(self, opened):
         found = opened("run")
         empty = found.page.evaluate(
             """[...document.querySelectorAll("main > section")]
@@ -366,10 +370,10 @@ class TestInChromium:
         assert titles == [
             *("What to do", "Change from the baseline"),
             *words("Steps Ranks Communication Pipeline Operators Kernels Modules Memory Timeline"),
-            *("What could not be read", "Definitions"),
+            *("Skipped inputs", "Definitions"),
         ]
 
-    def test_a_press_on_a_heading_sorts(self, opened):
+    def test_a_click_on_a_header_sorts(self, opened):
         page = opened("run").page
         ranks = page.locator("#ranks figure.table")
         head = ranks.locator("th", has_text="Rank").first
@@ -401,7 +405,7 @@ class TestInChromium:
         table.locator("input").fill("")
         assert table.locator("tbody tr:visible").count() > 2
 
-    def test_a_number_tells_what_it_means(self, opened):
+    def test_a_number_shows_its_definition(self, opened):
         page = opened("run").page
         tip = page.locator("#tip")
         page.locator("#headline .term", has_text="Bubble").focus()
@@ -409,7 +413,7 @@ class TestInChromium:
         page.keyboard.press("Escape")
         assert not tip.is_visible()
         page.locator("#ranks tbody td").nth(3).hover()
-        assert "while it waits for nobody" in tip.inner_text()
+        assert "waits for no other rank" in tip.inner_text()
 
     def test_tab_goes_through_the_page_in_order(self, opened):
         found = opened("gpu")
@@ -427,11 +431,11 @@ class TestInChromium:
             if at is None:
                 break
             seen.append(at)
-        order = [at[0] for at in seen]
+        order = [element[0] for element in seen]
         assert order == sorted(set(order))
         assert seen[0][2] == "skip"
-        assert {"BUTTON", "A", "CANVAS", "SPAN", "SELECT"} <= {at[1] for at in seen}
-        assert max(at[3] for at in seen) == 0
+        assert {"BUTTON", "A", "CANVAS", "SPAN", "SELECT"} <= {element[1] for element in seen}
+        assert max(element[3] for element in seen) == 0
 
     def test_spans_can_be_walked_with_the_keyboard(self, opened):
         found = opened("gpu")
@@ -452,7 +456,7 @@ class TestInChromium:
         found.page.keyboard.press("Home")
         assert found.page.evaluate("f => f.lanes.from", figure.element_handle()) == 0
 
-    def test_a_span_tells_its_name_and_length_under_the_mouse(self, opened):
+    def test_hovering_a_span_shows_its_name_and_length(self, opened):
         found = opened("run")
         found.draw_all()
         canvas = found.page.locator('figure[data-chart="pipeline"] canvas')
@@ -471,14 +475,14 @@ class TestInChromium:
         )
         assert labels == ["pp0", "pp1"]
 
-    def test_light_and_dark_are_a_press_away(self, opened):
+    def test_the_theme_button_switches_light_and_dark(self, opened):
         page = opened("run", color_scheme="light").page
         page.locator("#theme").press("Enter")
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
         assert page.locator("#theme").get_attribute("aria-pressed") == "true"
 
     def test_an_intruding_script_does_not_run(self, opened, folder, pages):
-        """Were a name to become markup all the same, the page's policy would stop it."""
+        """The page's policy blocks scripts even if a name became markup."""
         text = (
             pages["gpu"].read_text("utf-8").replace("<main", "<img src=x onerror=alert(1)><main", 1)
         )

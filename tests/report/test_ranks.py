@@ -10,14 +10,14 @@ from tests.fixtures.words import cells
 
 
 def lines(table, by):
-    """Cells of what stands above the note, columns apart by two spaces."""
+    """Return the cells above the note; two spaces separate columns."""
     text = render_ranks(pl.DataFrame(table), by, TableOptions("ns")).partition("Note:")[0]
     return [
         [cell.strip() for cell in line.split("  ") if cell.strip()] for line in text.splitlines()
     ]
 
 
-def test_what_tells_ranks_apart_is_shown_and_the_most_of_each_column_marked():
+def test_differing_places_are_shown_and_the_largest_value_of_each_column_is_marked():
     rows = lines(
         {
             "rank": [0, 1, 2],

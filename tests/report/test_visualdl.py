@@ -1,4 +1,4 @@
-"""A real VisualDL 2.5.3 opens what we write, and shows Paddle's numbers."""
+"""A real VisualDL 2.5.3 opens our traces and shows Paddle's numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def by_name(rows):
 
 
 def printed(text):
-    """Name -> (calls, first number of the last cell that has one) of the unindented rows."""
+    """Return name -> (calls, first number of the last cell with a number) of the unindented rows."""
     rows = re.findall(
         r"^(\S.*?) +(\d+) +([\d.]+) /.*?([\d.]+) / [^/]*/ [^/]*/ [^/]*/ \S+ +0 *$", text, re.M
     )
@@ -100,7 +100,7 @@ def test_phases_are_those_of_the_timeline(gpu_run):
         assert cpu["Backward"] == pytest.approx((3, 3 * 3.2), abs=ROUNDING_MS)
 
 
-def test_both_ranks_stand_in_the_distributed_view(gpu_run):
+def test_both_ranks_are_in_the_distributed_view(gpu_run):
     run, files = gpu_run
     at = {"worker": "All", "span": "0"}
     assert run.get("distributed/steps", **at) == ["All", 5, 6, 7]
@@ -124,7 +124,7 @@ def test_device_properties_are_shown(gpu_run):
 
 @pytest.mark.jobs
 def test_a_real_cpu_capture_opens(cpu_capture, tmp_path):
-    """Newer event types included, which VisualDL passes over."""
+    """The capture includes newer event types, which VisualDL ignores."""
     trace = read(cpu_capture / "capture.pb")
     workers = ["rank_00000_dp0_pp0_sharding0_mp0", "rank_00001_dp1_pp0_sharding0_mp0"]
     for worker in workers:
@@ -138,7 +138,7 @@ def test_a_real_cpu_capture_opens(cpu_capture, tmp_path):
     assert shown["total_time"] == pytest.approx(steps["dur_ns"].sum() / 1e6, abs=2 * ROUNDING_MS)
 
 
-def test_no_name_makes_visualdl_lose_a_file(tmp_path):
+def test_visualdl_opens_files_with_any_name(tmp_path):
     (thread,) = gpu_traces.odd_names()
     operators = thread.inside[0].inside[0].inside
     path = write(tmp_path / "a.pb", thread)

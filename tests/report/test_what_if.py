@@ -29,7 +29,7 @@ def test_what_stragglers_cost():
         "-------------------------------------What-if Summary--------------------------------------",
         "Time unit: ms",
         "S 1.25, M_W 75.0%, M_S 90.0%",
-        "The replay differs from what was recorded by 2.0%, step by step",
+        "The replay differs from the recording by 2.0%, mean over steps",
         "------------------------  ----------------  ------------  ------------  --------  --------",
         "If as fast as usual       Ranks             Step Time     Saved         Share     Alone",
         "------------------------  ----------------  ------------  ------------  --------  --------",
@@ -46,14 +46,14 @@ def test_what_stragglers_cost():
     ]
 
 
-def test_only_so_many_rows():
+def test_the_row_limit_hides_rows():
     text = render_what_if(TABLE, TableOptions("us", row_limit=3))
     assert "Time unit: us" in text
     assert "6 more rows: row_limit is 3" in text
     assert "slowest workers" not in text
 
 
-def test_where_nothing_can_be_gained_there_are_no_shares():
+def test_without_possible_savings_there_are_no_shares():
     even = TABLE.with_columns(step_ns=pl.lit(8e6), share=pl.lit(None, pl.Float64))
     assert "M_W -, M_S -" in render_what_if(even)
 
@@ -62,5 +62,5 @@ def test_without_a_pipeline_there_is_no_last_stage():
     assert "M_W 75.0%, M_S -" in render_what_if(TABLE.filter(pl.col("fixed") != "stage"))
 
 
-def test_where_nothing_was_replayed_nothing_is_said():
+def test_without_a_replay_the_table_is_empty():
     assert render_what_if(TABLE.clear()) == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -19,14 +18,9 @@ from tests.fixtures.timeline import Thread, span, write
 from tests.run.test_run import make_run, trace_name
 
 
-def opened(run_path: Path) -> tuple[ppprof.run.Run, list[str]]:
-    told: list[str] = []
-    return ppprof.open(run_path, tell=told.append), told
-
-
 @pytest.mark.parametrize("view", ACROSS)
-def test_by_rank_is_each_rank_s_own_table(view, tmp_path):
-    run, told = opened(make_run(tmp_path, {0: 1, 1: 1, 2: 1}))
+def test_by_rank_is_each_rank_s_own_table(view, tmp_path, messages):
+    run = ppprof.open(make_run(tmp_path, {0: 1, 1: 1, 2: 1}))
     table = run.summary(view, by="rank")
     for rank in (0, 1, 2):
         own = run.summary(view, rank=rank).with_columns(pl.col("name").cast(pl.String))
@@ -36,92 +30,93 @@ def test_by_rank_is_each_rank_s_own_table(view, tmp_path):
         assert rows["coordinate"].unique().to_list() == [f"dp{rank}_pp0_sharding0_mp0"]
         assert_frame_equal(rows.select(own.columns), own, check_row_order=False)
     assert table["rank"].unique().to_list() == [0, 1, 2]
-    assert told == []
+    assert messages == []
 
 
 def test_one_trace_is_held_at_a_time_and_each_is_read_once(tmp_path, monkeypatch):
     run_path = make_run(tmp_path, {0: 1, 1: 1, 2: 1})
     run, asked = ppprof.open(run_path), []
     monkeypatch.setattr(
-        "ppprof.run.traces.read", lambda path, **_: asked.append((path, run._held)) or read(path)
+        "ppprof.run.traces.read",
+        lambda path, **_: asked.append((path, run.reader._trace)) or read(path),
     )
     run.across(ACROSS, "name")
     assert asked == [(run_path / trace_name(rank).raw, None) for rank in (0, 1, 2)]
 
 
-def test_a_broken_rank_and_a_missing_one_are_told_and_left_out(tmp_path):
+def test_a_broken_rank_and_a_missing_one_are_told_and_left_out(tmp_path, messages):
     run_path = make_run(tmp_path, {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}, ranks="0-3")
     broken = run_path / trace_name(1).raw
     broken.write_bytes(b"\x0f" * 40)
     (run_path / trace_name(3).raw).unlink()
     (run_path / trace_name(4).raw).unlink()  # was not to be recorded
-    run, told = opened(run_path)
+    run = ppprof.open(run_path)
 
     made = run.across(["op"], "name")
     assert [of.recording.rank for of in made.ranks] == [0, 2]
     assert made.left_out == [1, 3]
     assert made.tables["op"]["num_ranks"].unique().to_list() == [2]
-    assert told[0].startswith(f"{broken}: ")
-    assert told[1:] == [f"{run_path}: window 0: no rank 3; left out"]
+    assert messages[0].startswith(f"{broken}: ")
+    assert messages[1:] == [f"{run_path}: window 0: no rank 3; left out"]
 
 
-def test_without_a_manifest_the_ranks_are_those_that_are_there(tmp_path):
+def test_without_a_manifest_the_ranks_are_those_that_are_there(tmp_path, messages):
     for name in ("host_a.pb", "host_b.pb"):
         write(tmp_path / name, *gpu_traces.one_step())
-    run, told = opened(tmp_path)
+    run = ppprof.open(tmp_path)
     made = run.across(["op"], "rank")
     assert made.tables["op"].select("rank", "coordinate").unique().sort("rank").rows() == [
         (0, None),
         (1, None),
     ]
-    assert (made.left_out, told) == ([], [])
+    assert (made.left_out, messages) == ([], [])
 
 
-def test_no_rank_that_can_be_read(tmp_path):
+def test_no_rank_that_can_be_read(tmp_path, messages):
     run_path = make_run(tmp_path, {0: 1, 1: 1})
     for rank in (0, 1):
         (run_path / trace_name(rank).raw).write_bytes(b"\x0f" * 40)
-    run, told = opened(run_path)
+    run = ppprof.open(run_path)
     with pytest.raises(InputError) as error:
         run.summary("op", by="name")
     lines = str(error.value).splitlines()
     assert [line.partition(": ")[0] for line in lines] == [
         str(run_path / trace_name(rank).raw) for rank in (0, 1)
     ]
-    assert told == []
+    assert messages == []
 
 
-def test_a_window_of_all_ranks(tmp_path):
-    run, told = opened(make_run(tmp_path, {0: 2, 1: 1}))
+def test_a_window_of_all_ranks(tmp_path, messages):
+    run = ppprof.open(make_run(tmp_path, {0: 2, 1: 1}))
     made = run.across(["model"], "rank", window=1)
     assert (made.window, made.steps, made.left_out) == (1, [10, 11, 12], [1])
     assert made.tables["model"]["rank"].unique().to_list() == [0]
-    assert told == [f"{run.path}: window 1: no rank 1; left out"]
+    assert messages == [f"{run.path}: window 1: no rank 1; left out"]
 
 
-def test_steps_are_those_of_every_rank(tmp_path):
+def test_steps_are_those_of_every_rank(tmp_path, messages):
     run_path = make_run(tmp_path, {0: 1, 1: 1})
-    run, told = opened(run_path)
+    run = ppprof.open(run_path)
     assert run.across(["model"], "rank", steps="1:").steps == [1, 2]
     cut = run.summary("model", by="name", steps=1).filter(name="ProfileStep")
     assert cut["calls"].to_list() == [2]
-    assert told == []
+    assert messages == []
 
     write(run_path / trace_name(1).raw, *gpu_traces.training(num_steps=2, first_step=0))
     assert run.across(["model"], "name").steps == [0, 1, 2]
-    assert told == [
-        f"{run_path}: window 0: totals over different steps: rank 0: steps 0-2; "
-        "rank 1: steps 0-1; choose steps that all have"
+    assert messages == [
+        f"{run_path}: window 0: totals cover different steps: rank 0: steps 0-2; "
+        "rank 1: steps 0-1; choose steps that all ranks have"
     ]
-    told.clear()
+    messages.clear()
     assert run.across(["model"], "name", steps="2").left_out == [1]
-    assert told == [f"{run_path / trace_name(1).raw}: no step of 2:3; it has steps 0-1"]
+    assert messages == [f"{run_path / trace_name(1).raw}: no step of 2:3; it has steps 0-1"]
 
 
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda run: run.summary("op", by="name"), "it has windows 0-1: say which one"),
+        (lambda run: run.summary("op", by="name"), "it has windows 0-1: choose one"),
         (lambda run: run.summary("op", by="name", window=2), "no window 2; it has windows 0-1"),
         (lambda run: run.summary("op", 1, 1, by="name"), "no window 1 of rank 1; it has window 0"),
         (lambda run: run.across(["op"], "name", ranks=[0, 7]), "no rank 7; it has ranks 0-1"),
@@ -139,34 +134,34 @@ def test_what_is_not_there_is_told_with_what_is(ask, message, tmp_path):
         ask(run)
 
 
-def test_some_ranks_only(tmp_path):
-    run, told = opened(make_run(tmp_path, {0: 1, 1: 1, 2: 1}))
+def test_some_ranks_only(tmp_path, messages):
+    run = ppprof.open(make_run(tmp_path, {0: 1, 1: 1, 2: 1}))
     made = run.across(["op"], "name", ranks=[2, 1])
     assert [of.recording.rank for of in made.ranks] == [1, 2]
-    assert (made.left_out, told) == ([], [])
+    assert (made.left_out, messages) == ([], [])
 
 
 def test_auto_compares_gpu_times_where_any_rank_has_them(tmp_path):
     write(tmp_path / "a.pb", Thread(1, "main", (span("Operator", "relu", 0, 10),)))
-    run, _ = opened(tmp_path)
+    run = ppprof.open(tmp_path)
     assert run.across(["op"], "rank").sorted_by == "cpu_total"
     write(tmp_path / "b.pb", *gpu_traces.training())
-    run, _ = opened(tmp_path)
+    run = ppprof.open(tmp_path)
     assert run.across(["op"], "rank").sorted_by == "gpu_total"
     assert run.summary("op", by="name")["compared"].unique().to_list() == ["gpu_total"]
 
 
-def test_a_rank_of_which_only_tables_are_left_is_compared_too(tmp_path):
+def test_a_rank_of_which_only_tables_are_left_is_compared_too(tmp_path, messages):
     run_path = make_run(tmp_path, {0: 1, 1: 1})
     whole = ppprof.open(run_path).summary("op", by="rank", sorted_by="cpu_max")
     assert main(["finish", str(run_path)]) == 0
     for path in run_path.glob("rank_00001*.paddle_trace.*"):
         path.unlink()
-    run, told = opened(run_path)
+    run = ppprof.open(run_path)
 
     table = run.summary("op", by="rank", sorted_by="cpu_max")
     own = ["cpu_self_ns", "cpu_self_ratio"]
     assert_frame_equal(table.drop(own), whole.drop(own))
     assert table.filter(rank=1)["cpu_self_ns"].count() == 0
     assert_frame_equal(table.filter(rank=0), whole.filter(rank=0))
-    assert told == []
+    assert messages == []

@@ -1,4 +1,4 @@
-"""What names say beside the name, out of them and into them, and through every format."""
+"""Annotations in names: parsed, formatted, and preserved by every format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from ppprof.trace import Trace, json_reader, read, write_paddle_json, write_paddle_pb
-from ppprof.trace.annotations import FACTS, format_annotation, has_facts, parse_annotation
+from ppprof.trace.annotations import (
+    ANNOTATION_KEYS,
+    format_annotation,
+    has_annotations,
+    parse_annotation,
+)
 from ppprof.trace.schema import EVENTS
 from tests.fixtures.timeline import Thread, span, write
 from tests.trace.paddle.test_json import assert_same
@@ -34,7 +39,7 @@ NAMES = {
         "reduce",
         {"axis": "dp+sharding", "group": 7, "peers": "0,2"},
     ),
-    "all_reduce[group=0 bytes=64 peers=0,1]": (  # as it was before there were axis and dtype
+    "all_reduce[group=0 bytes=64 peers=0,1]": (  # the form before axis and dtype were added
         "all_reduce",
         {"group": 0, "bytes": 64, "peers": "0,1"},
     ),
@@ -71,20 +76,20 @@ NO_FACTS = [
 
 
 @pytest.mark.parametrize(("text", "parts"), {**NAMES, **SPANS}.items())
-def test_a_name_is_taken_apart(text, parts):
+def test_an_annotated_name_is_parsed(text, parts):
     name, facts = parts
-    assert parse_annotation(text) == (name, {**dict.fromkeys(FACTS), **facts})
+    assert parse_annotation(text) == (name, {**dict.fromkeys(ANNOTATION_KEYS), **facts})
 
 
 @pytest.mark.parametrize("text", NO_FACTS)
-def test_a_name_without_facts_stays_whole(text):
+def test_a_name_without_annotations_is_unchanged(text):
     assert parse_annotation(text) is None
 
 
 def test_the_keys_have_one_order():
     name, facts = parse_annotation(ALL)
     assert name == "y.x"
-    assert list(facts) == list(FACTS)
+    assert list(facts) == list(ANNOTATION_KEYS)
     assert None not in facts.values()
     assert format_annotation(name, facts) == ALL
 
@@ -119,27 +124,32 @@ any_facts = st.fixed_dictionaries(
 
 
 @given(names, facts_of_events)
-def test_facts_go_into_a_name_and_out_again(name, facts):
+def test_formatted_annotations_are_parsed_back(name, facts):
     assert parse_annotation(format_annotation(name, facts)) == (name, facts)
 
 
 @given(st.text(), any_facts)
-def test_what_a_name_cannot_carry_is_not_put_into_it(name, facts):
+def test_annotations_that_cannot_be_parsed_back_are_not_formatted(name, facts):
     text = format_annotation(name, facts)
     assert text is None or parse_annotation(text) == (name, facts)
 
 
 def spans(directory, *texts: str, category: str) -> Trace:
-    """A step with these events one after the other."""
-    inside = (span(category, text, 10 * at, 10 * at + 5) for at, text in enumerate(texts))
+    """Return a step with these events in sequence."""
+    inside = (
+        span(category, text, 10 * number, 10 * number + 5) for number, text in enumerate(texts)
+    )
     step = span("ProfileStep", "ProfileStep#0", 0, 10 * len(texts) + 10, *inside)
     return read(write(directory / "spans.pb", Thread(1, "t", (step,))))
 
 
-def told(trace: Trace) -> list[tuple[str, dict[str, object]]]:
-    """Name and facts of the events in the step."""
+def annotations_of(trace: Trace) -> list[tuple[str, dict[str, object]]]:
+    """Return name and annotations of the events in the step."""
     rows = trace.events.filter(pl.col("category") != "ProfileStep").rows(named=True)
-    return [(row["name"], {key: row[key] for key in FACTS if row[key] is not None}) for row in rows]
+    return [
+        (row["name"], {key: row[key] for key in ANNOTATION_KEYS if row[key] is not None})
+        for row in rows
+    ]
 
 
 @pytest.mark.parametrize(
@@ -148,7 +158,7 @@ def told(trace: Trace) -> list[tuple[str, dict[str, object]]]:
 )
 def test_through_every_format(category, expected, tmp_path):
     trace = spans(tmp_path, *expected, category=category)
-    assert told(trace) == list(expected.values())
+    assert annotations_of(trace) == list(expected.values())
     assert write_paddle_json(trace, tmp_path / "a.json") == {}
     assert_same(read(tmp_path / "a.json"), trace)
     assert write_paddle_pb(read(tmp_path / "a.json"), tmp_path / "b.pb") == {}
@@ -158,28 +168,33 @@ def test_through_every_format(category, expected, tmp_path):
 @pytest.mark.parametrize("category", ["Operator", "UserDefined", "Optimization"])
 def test_other_events_keep_their_names(category, tmp_path):
     texts = [*NAMES, *SPANS]
-    assert told(spans(tmp_path, *texts, category=category)) == [(text, {}) for text in texts]
+    assert annotations_of(spans(tmp_path, *texts, category=category)) == [
+        (text, {}) for text in texts
+    ]
 
 
 def test_an_event_that_shares_a_name_with_a_collective_keeps_it(tmp_path):
     text = next(iter(NAMES))
-    inside = (span(kind, text, at, at + 1) for at, kind in enumerate(("Operator", "Communication")))
+    inside = (
+        span(kind, text, start, start + 1)
+        for start, kind in enumerate(("Operator", "Communication"))
+    )
     step = span("ProfileStep", "ProfileStep#0", 0, 9, *inside)
     trace = read(write(tmp_path / "a.pb", Thread(1, "t", (step,))))
-    assert told(trace) == [(text, {}), NAMES[text]]
+    assert annotations_of(trace) == [(text, {}), NAMES[text]]
 
 
 @pytest.mark.paddle
 @pytest.mark.parametrize(("category", "expected"), [("Communication", NAMES), ("Forward", SPANS)])
-def test_paddles_json_has_them_in_its_names(category, expected, tmp_path):
+def test_paddles_json_has_annotations_in_its_names(category, expected, tmp_path):
     from tests.oracles import paddle_tables
 
     spans(tmp_path, *expected, category=category)
     paddle_tables.load_result(tmp_path / "spans.pb").save(str(tmp_path / "theirs.json"), "json")
-    assert told(read(tmp_path / "theirs.json")) == list(expected.values())
+    assert annotations_of(read(tmp_path / "theirs.json")) == list(expected.values())
 
 
-def test_what_capture_writes_is_read_without_decoding(tmp_path, monkeypatch):
+def test_annotations_from_capture_are_scanned_without_decoding(tmp_path, monkeypatch):
     expected = {
         **SPANS,
         "all_reduce[axis=dp group=3 bytes=64 dtype=float32 peers=0,4]": 1,
@@ -204,8 +219,8 @@ def test_what_capture_writes_is_read_without_decoding(tmp_path, monkeypatch):
     assert [event.name for event in decoded if event.ph == "X"] == []
 
 
-def with_facts(trace: Trace, rows) -> Trace:
-    """The trace with these names and facts in the events of the step."""
+def split_annotated_names(trace: Trace, rows) -> Trace:
+    """Return the trace with these names and annotations in the events of the step."""
     inside = trace.events.with_row_index("row").filter(pl.col("category") != "ProfileStep")["row"]
     table = trace.events.rows(named=True)
     for row, (name, facts) in zip(inside, rows):
@@ -218,16 +233,18 @@ def with_facts(trace: Trace, rows) -> Trace:
     rows=st.lists(st.tuples(names, any_facts), max_size=4),
     category=st.sampled_from(["Forward", "Operator"]),
 )
-def test_json_carries_any_facts_of_host_events(rows, category, tmp_path):
-    trace = with_facts(spans(tmp_path, *("x" for _ in rows), category=category), rows)
+def test_json_keeps_all_annotations_of_host_events(rows, category, tmp_path):
+    trace = split_annotated_names(spans(tmp_path, *("x" for _ in rows), category=category), rows)
     assert write_paddle_json(trace, tmp_path / "a.json") == {}
     json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
     assert_same(read(tmp_path / "a.json"), trace)
 
 
 @given(rows=st.lists(st.tuples(names, facts_of_events), max_size=4))
-def test_a_pb_carries_all_that_a_name_can(rows, tmp_path):
-    trace = with_facts(spans(tmp_path, *("x" for _ in rows), category="Communication"), rows)
+def test_a_pb_keeps_every_annotation_that_a_name_can_hold(rows, tmp_path):
+    trace = split_annotated_names(
+        spans(tmp_path, *("x" for _ in rows), category="Communication"), rows
+    )
     assert write_paddle_pb(trace, tmp_path / "a.pb") == {}
     assert_same(read(tmp_path / "a.pb"), trace)
 
@@ -236,21 +253,21 @@ def test_a_pb_carries_all_that_a_name_can(rows, tmp_path):
     rows=st.lists(st.tuples(names, any_facts), max_size=4),
     category=st.sampled_from(["Communication", "Backward", "Operator"]),
 )
-def test_what_a_pb_does_not_carry_is_counted(rows, category, tmp_path):
-    trace = with_facts(spans(tmp_path, *("x" for _ in rows), category=category), rows)
-    skipped = write_paddle_pb(trace, tmp_path / "a.pb").get("events whose facts are not told", 0)
+def test_annotations_that_a_pb_omits_are_counted(rows, category, tmp_path):
+    trace = split_annotated_names(spans(tmp_path, *("x" for _ in rows), category=category), rows)
+    skipped = write_paddle_pb(trace, tmp_path / "a.pb").get("event annotations", 0)
     found = read(tmp_path / "a.pb").events
-    is_bare = ~found.select(has_facts()).to_series()
-    had = trace.events.select(has_facts()).to_series()
+    is_bare = ~found.select(has_annotations()).to_series()
+    had = trace.events.select(has_annotations()).to_series()
     assert skipped == (had & is_bare).sum()
     bare = trace.events.with_columns(
-        pl.when(~is_bare).then(pl.col(key)).alias(key) for key in FACTS
+        pl.when(~is_bare).then(pl.col(key)).alias(key) for key in ANNOTATION_KEYS
     )
     assert_frame_equal(found, bare, categorical_as_str=True)
 
 
 @pytest.mark.parametrize("suffix", [".json", ".pb"])
-def test_facts_of_launches_are_counted(suffix, tmp_path):
+def test_annotations_of_launches_are_counted(suffix, tmp_path):
     from tests.fixtures import gpu_traces
 
     exact = read(write(tmp_path / "a.pb", *gpu_traces.training()))
@@ -258,5 +275,5 @@ def test_facts_of_launches_are_counted(suffix, tmp_path):
     events = exact.events.with_columns(stage=pl.when(is_first).then(pl.lit(1)))
     writer = {".json": write_paddle_json, ".pb": write_paddle_pb}[suffix]
     skipped = writer(dataclasses.replace(exact, events=events), tmp_path / f"b{suffix}")
-    assert skipped == {"events whose facts are not told": 1}
+    assert skipped == {"event annotations": 1}
     assert_same(read(tmp_path / f"b{suffix}"), exact)

@@ -1,4 +1,4 @@
-"""Parsed events are kept beside a trace, and count for that very content of the file only."""
+"""Parsed events are cached beside a trace, and are used only for the same content of the file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def num_parsed(monkeypatch):
 def assert_same(one: Trace, other: Trace) -> None:
     for table in ("events", "memory", "kernels", "memsets"):
         assert_frame_equal(getattr(one, table), getattr(other, table))
-    for name in ("version", "span", "extra_info", "devices", "lost"):
+    for name in ("version", "span", "extra_info", "devices", "skipped"):
         assert getattr(one, name) == getattr(other, name), name
 
 
@@ -59,13 +59,13 @@ def kept_in(directory: Path) -> list[Path]:
     return sorted(directory.glob(".*"))
 
 
-def test_the_second_time_nothing_is_parsed(path, num_parsed):
+def test_the_second_read_parses_nothing(path, num_parsed):
     first, second = read(path), read(path)
     assert len(num_parsed) == 1
     assert_same(first, second)
 
 
-def test_lost_and_devices_are_kept(path):
+def test_skipped_and_devices_are_cached(path):
     text = path.read_bytes()
     path.write_bytes(text[: len(text) * 9 // 10])
     first = read(path)
@@ -74,7 +74,7 @@ def test_lost_and_devices_are_kept(path):
     assert_same(first, read(path))
 
 
-def test_it_can_be_left_alone(path, num_parsed):
+def test_the_cache_can_be_switched_off(path, num_parsed):
     read(path, cache=False)
     assert kept_in(path.parent) == []
     read(path)
@@ -82,7 +82,7 @@ def test_it_can_be_left_alone(path, num_parsed):
     assert len(num_parsed) == 3
 
 
-def test_a_small_file_keeps_nothing(path, monkeypatch):
+def test_a_small_file_is_not_cached(path, monkeypatch):
     monkeypatch.setattr(cached, "SMALLEST_BYTES", path.stat().st_size + 1)
     read(path)
     assert kept_in(path.parent) == []
@@ -99,7 +99,7 @@ def test_a_file_that_changed_is_parsed_again(path, num_parsed):
     assert len(kept_in(path.parent)) == 1
 
 
-def test_a_change_within_one_tick_and_of_the_same_size_is_seen(path, num_parsed):
+def test_a_change_within_one_tick_and_of_the_same_size_is_detected(path, num_parsed):
     read(path)
     times = path.stat()
     text = path.read_bytes()
@@ -109,14 +109,24 @@ def test_a_change_within_one_tick_and_of_the_same_size_is_seen(path, num_parsed)
     assert len(num_parsed) == 2
 
 
-def test_other_code_does_not_take_it(path, num_parsed, monkeypatch):
+def test_the_cache_of_other_code_is_ignored(path, num_parsed, monkeypatch):
     read(path)
     monkeypatch.setattr(cached, "_code", lambda: 1)
     read(path)
     assert len(num_parsed) == 2
 
 
-def test_a_damaged_one_is_replaced(path, num_parsed):
+def test_code_in_subfolders_counts_too(tmp_path, monkeypatch):
+    reader = tmp_path / "paddle" / "reader.py"
+    reader.parent.mkdir()
+    reader.write_text("a = 1\n")
+    monkeypatch.setattr(cached, "__file__", str(tmp_path / "cache.py"))
+    before = cached._code()
+    reader.write_text("a = 12\n")
+    assert cached._code() != before
+
+
+def test_a_damaged_cache_is_replaced(path, num_parsed):
     whole = read(path)
     (kept,) = kept_in(path.parent)
     data = bytearray(kept.read_bytes())
@@ -133,7 +143,7 @@ def test_a_damaged_one_is_replaced(path, num_parsed):
         assert len(num_parsed) == num_before + 1
 
 
-def test_where_nothing_can_be_written_nothing_is_kept(path, monkeypatch):
+def test_an_unwritable_directory_is_not_an_error(path, monkeypatch):
     def refuse(*_, **__):
         raise OSError(28, "No space left on device")
 
@@ -142,7 +152,7 @@ def test_where_nothing_can_be_written_nothing_is_kept(path, monkeypatch):
     assert kept_in(path.parent) == []
 
 
-def test_a_file_that_changes_while_it_is_read_is_not_kept(path, monkeypatch):
+def test_a_file_that_changes_while_it_is_read_is_not_cached(path, monkeypatch):
     def growing(path, **options):
         trace = read_json(path, **options)
         with path.open("ab") as file:
@@ -155,7 +165,7 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(path, monkeypatch):
     assert kept_in(path.parent) == []
 
 
-def test_processes_that_make_it_at_once(path):
+def test_processes_that_write_the_cache_at_once(path):
     code = (
         "import sys; from ppprof.trace import cache, read; cache.SMALLEST_BYTES = 1 << 16;"
         "print(read(sys.argv[1]).events.height)"
@@ -172,7 +182,7 @@ def test_processes_that_make_it_at_once(path):
     assert len(kept_in(path.parent)) == 1
 
 
-def test_visualdl_does_not_take_it_for_a_trace(path):
+def test_visualdl_does_not_open_the_cache_as_a_trace(path):
     read(path)
     (kept,) = kept_in(path.parent)
     assert "paddle_trace" not in kept.name

@@ -1,7 +1,7 @@
-"""No bytes crash a reader, hang it or fill the memory.
+"""No input crashes a reader, hangs it or exhausts the memory.
 
-Real traces of every format are cut, flipped, doubled and spliced; then come inputs that are made to
-take long. Memory: at most `MOST_MEMORY` times the unpacked text, besides `FIXED_BYTES`.
+Real traces of every format are truncated, flipped, doubled and spliced. Further inputs are built to
+be slow. Memory limit: `MOST_MEMORY` times the unpacked text, plus `FIXED_BYTES`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
 
 MOST_SECONDS = 60
-"""What takes longer hangs; most of them take less than one, and memory is watched meanwhile."""
+"""A longer read counts as a hang. Most take less than a second, and memory is watched meanwhile."""
 MOST_MEMORY = 40
 FIXED_BYTES = 64 << 20
 KINETO = Path(__file__).parent.parent / "fixtures" / "kineto" / "gpu_ddp.json"
@@ -85,7 +85,7 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 def assert_sound(trace: Trace) -> None:
-    """What any table may rely on."""
+    """Properties that every table may rely on."""
     tables = (
         (trace.events, EVENTS),
         (trace.memory, MEMORY),
@@ -105,7 +105,7 @@ def assert_sound(trace: Trace) -> None:
 
 
 def assert_clean(path: Path) -> None:
-    """A sound trace comes back, or an error that names the file."""
+    """Return a valid trace, or an error that names the file."""
     found = _outcome(path)
     if isinstance(found, Trace):
         assert_sound(found)
@@ -168,7 +168,9 @@ LONG = {
     "one long broken event": lambda: events(EVENT[:-2] + b',"x":"' + b'"' * SIZE + b'"}}'),
     "broken events": lambda: events(*[EVENT.replace(b'"a[', b'"a"[')] * 9_000),
     "one instant": lambda: events(*[EVENT] * 9_000),
-    "threads": lambda: events(*(EVENT.replace(b'"1(', b'"%d(' % at) for at in range(15_000))),
+    "threads": lambda: events(
+        *(EVENT.replace(b'"1(', b'"%d(' % number) for number in range(15_000))
+    ),
     "numbers of 30 digits": lambda: events(EVENT, *[HUGE] * 9_000),
     "lists behind the list": lambda: (
         HEAD + EVENT + b"]," + b'"a":[{"name":"b"},{"name":"c"}],' * 50_000 + b'"b":1}'
@@ -179,7 +181,7 @@ LONG = {
 
 @pytest.mark.parametrize("what", LONG)
 @pytest.mark.all
-def test_what_is_made_to_take_long(what, tmp_path):
+def test_files_made_to_be_slow(what, tmp_path):
     path = tmp_path / "trace.json"
     path.write_bytes(LONG[what]())
     tracemalloc.start()

@@ -1,4 +1,4 @@
-"""The timeline of several ranks: whole documents out, and what the format asks of them."""
+"""The timeline of several ranks: whole documents, and the rules of the format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def window(tmp_path: Path, rank: int, *threads: Thread, clock=None, number=0, na
 
 
 def merged(tmp_path: Path, *windows: Window, **options) -> dict:
-    ranks = options.pop("ranks", {at.rank for at in windows})
+    ranks = options.pop("ranks", {window.rank for window in windows})
     write_merged(iter(windows), tmp_path / "merged.json", ranks=ranks, **options)
     return load(tmp_path / "merged.json")
 
@@ -47,17 +47,24 @@ def slices(document: dict) -> dict[str, tuple]:
 
 
 def linked(document: dict) -> list[list[str]]:
-    """Ends of each arrow in the order of time, those with one end left out."""
+    """Return the ends of each arrow by time; arrows with one end are left out."""
     return [
-        [f"{phase} {at['name']} of {at['pid'] - 100_000}" for phase, at in arrow]
+        [f"{phase} {end['name']} of {end['pid'] - 100_000}" for phase, end in arrow]
         for arrow in check(document).values()
         if len(arrow) > 1
     ]
 
 
 def called(name: str, start: int, end: int, peers: str, group: int = 0, **facts: object):
-    told = {"axis": "dp", "group": group, "bytes": 8, "dtype": "float32", "peers": peers, **facts}
-    inside = " ".join(f"{key}={value}" for key, value in told.items())
+    annotations = {
+        "axis": "dp",
+        "group": group,
+        "bytes": 8,
+        "dtype": "float32",
+        "peers": peers,
+        **facts,
+    }
+    inside = " ".join(f"{key}={value}" for key, value in annotations.items())
     return span("Communication", f"{name}[{inside}]", start, end)
 
 
@@ -185,15 +192,15 @@ def test_a_whole_document(tmp_path):
 
 
 @pytest.mark.parametrize("number", [0, 3])
-def test_a_gpu_job_is_what_the_format_asks_for(tmp_path, number):
+def test_a_gpu_job_follows_the_format(tmp_path, number):
     windows = [
         window(tmp_path, rank, *gpu_traces.training(skew=rank), number=number) for rank in range(3)
     ]
     document = merged(tmp_path, *windows)
     by_phase: dict[str, list[str]] = {"s": [], "f": []}
     for arrow in check(document).values():
-        for phase, at in arrow:  # not in this order: the job has kernels that start too early
-            by_phase[phase].append(at["name"])
+        for phase, end in arrow:  # not in this order: the job has kernels that start too early
+            by_phase[phase].append(end["name"])
     on_device = [e["name"] for e in document["traceEvents"] if "device" in _track(document, e)]
     assert sorted(by_phase["f"]) == sorted(on_device)
     assert all(name.startswith("cuda") for name in by_phase["s"])
@@ -201,23 +208,25 @@ def test_a_gpu_job_is_what_the_format_asks_for(tmp_path, number):
 
 
 def _track(document: dict, event: dict) -> str:
-    """The name of a slice's track; empty for what is no slice."""
+    """Return the name of a slice's track; empty for other events."""
     names = {
         e["tid"]: e["args"]["name"] for e in document["traceEvents"] if e["name"] == "thread_name"
     }
     return names[event["tid"]] if event["ph"] == "X" else ""
 
 
-def test_odd_names_are_escaped(tmp_path):
+def test_unusual_names_are_escaped(tmp_path):
     names = [*gpu_traces.ODD_NAMES, "line\nbreak", "end\\"]
-    inside = (span("UserDefined", name, 10 * at, 10 * at + 5) for at, name in enumerate(names))
+    inside = (
+        span("UserDefined", name, 10 * number, 10 * number + 5) for number, name in enumerate(names)
+    )
     document = merged(tmp_path, window(tmp_path, 0, main(*inside), name='host "a"\n'))
     check(document)
     visible = [name.replace("\t", "\\t").replace("\n", "\\n") for name in names]
     assert list(slices(document)) == visible
 
 
-def test_drift_is_taken_out(tmp_path):
+def test_clock_drift_is_corrected(tmp_path):
     """100 ns at the first reading, 200 at the second, 1000 ns later: half way it is 150."""
     drifting = Clock(1, (Reading(EPOCH_NS, 100, 5), Reading(EPOCH_NS + 1000, 200, 5)))
     events = main(span("Operator", "a", 0, 1000, span("Operator", "b", 500, 1000)))
@@ -234,7 +243,7 @@ def test_the_clock_may_put_a_rank_before_midnight(tmp_path):
     events = main(span("Operator", "a", 0, 10))
     document = merged(
         tmp_path,
-        *(window(tmp_path, at, events, clock=by) for at, by in enumerate((early, earlier))),
+        *(window(tmp_path, rank, events, clock=by) for rank, by in enumerate((early, earlier))),
     )
     check(document)
     times = [event["ts"] for event in document["traceEvents"] if event["ph"] == "X"]
@@ -264,8 +273,8 @@ def test_collectives_are_linked_by_group_step_and_count(tmp_path):
         if line["ph"] in "stf":
             start = int((event["ts"] - EPOCH_US) * 1000)
             ends.setdefault(line["id"], []).append((event["pid"] - 100_000, start, line["ph"]))
-    three = [[(0, at, "s"), (1, at, "t"), (2, at, "f")] for at in (2100, 2300, 2500)]
-    two = [[(0, at, "s"), (2, at, "f")] for at in (1100, 1300, 1500, 1700, 2700)]
+    three = [[(0, time, "s"), (1, time, "t"), (2, time, "f")] for time in (2100, 2300, 2500)]
+    two = [[(0, time, "s"), (2, time, "f")] for time in (1100, 1300, 1500, 1700, 2700)]
     assert sorted(ends.values(), key=lambda arrow: arrow[0][1]) == sorted(
         three + two, key=lambda arrow: arrow[0][1]
     )
@@ -273,9 +282,9 @@ def test_collectives_are_linked_by_group_step_and_count(tmp_path):
 
 def test_windows_do_not_mix(tmp_path):
     events = [
-        main(called("all_reduce", at, at + 100 + rank, "0,1"))
+        main(called("all_reduce", start, start + 100 + rank, "0,1"))
         for rank in range(2)
-        for at in (0, 5000)
+        for start in (0, 5000)
     ]
     windows = [
         window(tmp_path, rank, events[2 * rank + number], number=number)
@@ -319,7 +328,7 @@ def test_a_send_starts_the_arrow_of_its_receive(tmp_path):
         ({0, 2}, ["s all_reduce of 0", "f all_reduce of 2"]),
     ],
 )
-def test_an_arrow_has_its_ends_at_the_ranks_that_are_there(ranks, ends, tmp_path):
+def test_an_arrow_connects_only_ranks_of_the_timeline(ranks, ends, tmp_path):
     windows = (
         window(tmp_path, rank, main(called("all_reduce", 0, 100 + rank, "0,1,2,3")))
         for rank in sorted(ranks)
@@ -327,7 +336,7 @@ def test_an_arrow_has_its_ends_at_the_ranks_that_are_there(ranks, ends, tmp_path
     assert linked(merged(tmp_path, *windows)) == [ends]
 
 
-def test_a_rank_that_is_alone_has_no_arrows(tmp_path):
+def test_a_single_rank_has_no_arrows(tmp_path):
     events = main(
         called("all_reduce", 0, 10, "0,1"),
         called("send", 20, 30, "1"),
@@ -336,7 +345,7 @@ def test_a_rank_that_is_alone_has_no_arrows(tmp_path):
     assert check(merged(tmp_path, window(tmp_path, 0, events))) == {}
 
 
-def test_peers_that_are_no_ranks_are_nobody(tmp_path):
+def test_peers_that_are_not_ranks_are_ignored(tmp_path):
     """A file may say anything; Python refuses numbers of more than 4300 digits."""
     peers = f"0,,{'9' * 5000},1"
     windows = (window(tmp_path, rank, main(called("barrier", 0, 9, peers))) for rank in (0, 1))
@@ -351,9 +360,9 @@ def test_a_collective_of_no_length_is_bound(tmp_path):
 def test_every_micro_batch_has_a_colour(tmp_path):
     """Perfetto colours by name without digits: 0 and 12 differ there, though not in chrome's."""
     spans = (
-        span(category, f"{category.lower()}[stage=1 micro_batch={number}]", at, at + 5)
+        span(category, f"{category.lower()}[stage=1 micro_batch={number}]", start, start + 5)
         for number in range(13)
-        for category, at in (("Forward", 20 * number), ("Backward", 20 * number + 10))
+        for category, start in (("Forward", 20 * number), ("Backward", 20 * number + 10))
     )
     document = merged(tmp_path, window(tmp_path, 0, main(*spans)))
     colours = {
@@ -368,7 +377,7 @@ def test_every_micro_batch_has_a_colour(tmp_path):
     ]
 
 
-def test_short_events_are_left_out_but_for_what_tells_of_ranks(tmp_path):
+def test_short_events_are_left_out_except_steps_and_communication(tmp_path):
     events = main(
         span("ProfileStep", "ProfileStep#1", 0, 40).around(
             span("Operator", "long", 0, 30, span("Operator", "short", 1, 20)),
@@ -386,10 +395,12 @@ def test_short_events_are_left_out_but_for_what_tells_of_ranks(tmp_path):
         "forward 0 (a)",
         "relu_kernel",
     ]
-    assert [arrow[0][0] for arrow in check(document).values()] == ["s"]  # none from a lost launch
+    assert [arrow[0][0] for arrow in check(document).values()] == [
+        "s"
+    ]  # none from a launch that was left out
 
 
-def test_what_rounding_made_cross_no_longer_does(tmp_path):
+def test_crossings_caused_by_rounding_are_removed(tmp_path):
     """Paddle's own JSON: starts in whole microseconds, lengths exact.
 
     ::
@@ -399,19 +410,19 @@ def test_what_rounding_made_cross_no_longer_does(tmp_path):
         b                   |3────────────6.2|     .7 over the start of b, .3 over the end of outer
     """
     head = {"schemaVersion": "1.0.2", "displayTimeUnit": "ms", "span_index": "0"}
-    told = [("outer", 0, 5.9), ("a", 1, 2.7), ("b", 3, 3.2)]
+    times = [("outer", 0, 5.9), ("a", 1, 2.7), ("b", 3, 3.2)]
     lines = [
         {
             "name": name,
             "pid": 1,
             "tid": "5(C++)",
-            "ts": 1_700_000_000_000_000 + at,
+            "ts": 1_700_000_000_000_000 + start,
             "dur": dur,
             "ph": "X",
             "cat": "Operator",
             "args": {"depth": int(name != "outer")},
         }
-        for name, at, dur in told
+        for name, start, dur in times
     ]
     path = tmp_path / "paddle.json"
     path.write_text(json.dumps({**head, "traceEvents": lines, "ExtraInfo": {}}))
@@ -456,7 +467,7 @@ def test_an_empty_trace_is_a_process(tmp_path):
 
 
 def test_one_trace_is_held_at_a_time(tmp_path):
-    """When the next window is asked for, nobody holds the one before."""
+    """When the next window is requested, the previous one has been released."""
     import gc
     import weakref
 
@@ -475,7 +486,7 @@ def test_one_trace_is_held_at_a_time(tmp_path):
     assert len(held) == 3
 
 
-def test_nothing_is_left_where_writing_fails(tmp_path):
+def test_a_failed_write_leaves_no_file(tmp_path):
     def windows():
         yield window(tmp_path, 0, main(span("Operator", "a", 0, 10)))
         raise KeyboardInterrupt

@@ -42,7 +42,7 @@ def write_ranks(path: Path, *ranks: tuple[Thread, ...], clock: Clock | None = No
 
 
 @pytest.mark.jobs
-def test_every_event_is_there_to_the_nanosecond(tmp_path):
+def test_every_event_is_exact_to_the_nanosecond(tmp_path):
     path = tmp_path / "merged.json"
     windows = write_ranks(path, gpu_traces.training(), gpu_traces.training(skew=7))
     faults, slices = perfetto.ask(path, FAULTS, SLICES)
@@ -67,7 +67,9 @@ def test_every_event_is_there_to_the_nanosecond(tmp_path):
         for event in window.trace.events.iter_rows(named=True)
     ]
     # Perfetto shows an escaped backslash as two.
-    shown = [(*where, name.replace("\\\\", "\\"), at, dur) for *where, name, at, dur in slices]
+    shown = [
+        (*where, name.replace("\\\\", "\\"), start, dur) for *where, name, start, dur in slices
+    ]
     assert sorted(shown) == sorted(expected)
 
 
@@ -98,7 +100,7 @@ def test_every_arrow_is_there(tmp_path):
     faults, arrows = perfetto.ask(path, FAULTS, ARROWS)
     assert faults == []
     # Newer ones have an arrow from the slice that starts first: here a receive that waits.
-    ends = [sorted([(a, at), (b, to)]) for a, at, b, to in arrows]
+    ends = [sorted([(a, start), (b, to)]) for a, start, b, to in arrows]
     assert sorted(ends) == [
         [("all_reduce", 0), ("all_reduce", 1)],
         [("all_reduce", 0), ("all_reduce", 2)],

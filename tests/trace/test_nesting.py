@@ -28,7 +28,7 @@ def test_a_thread_and_its_calls() -> None:
     assert _nest([d, a, e, c, b]) == [1, -1, -1, 4, 1]
 
 
-def test_what_starts_where_another_ends_is_beside_it() -> None:
+def test_an_event_that_starts_where_another_ends_is_its_sibling() -> None:
     assert _nest([(1, 0, 5), (1, 5, 9), (1, 5, 5), (1, 9, 9)]) == [-1, -1, 1, -1]
 
 
@@ -36,7 +36,7 @@ def test_of_equal_events_the_first_is_the_parent() -> None:
     assert _nest([(1, 0, 5), (1, 0, 5)]) == [-1, 0]
 
 
-def test_events_that_cross_lie_side_by_side() -> None:
+def test_events_that_cross_are_siblings() -> None:
     assert _nest([(1, 0, 10), (1, 5, 15), (1, 6, 9)]) == [-1, -1, 1]
 
 
@@ -45,17 +45,17 @@ def _by_definition(
 ) -> list[int]:
     """Looks at every pair of events."""
 
-    def place(at: int) -> tuple[int, int, int, int]:
-        thread, start, end, _ = events[at]
-        return thread, start, -end, at
+    def place(row: int) -> tuple[int, int, int, int]:
+        thread, start, end, _ = events[row]
+        return thread, start, -end, row
 
     parents = []
-    for at, (thread, start, end, _) in enumerate(events):
+    for row, (thread, start, end, _) in enumerate(events):
         around = [
             other
             for other in range(len(events))
             if events[other][0] == thread
-            and place(other) < place(at)
+            and place(other) < place(row)
             and events[other][2] > start
             and events[other][2] + slack >= end
             and (events[other][3] or not use_holds)
@@ -70,7 +70,7 @@ def test_any_intervals_equal_the_definition(
 ) -> None:
     events = [(thread, min(a, b), max(a, b), holds) for thread, a, b, holds in events]
     thread, start, end, holds = (
-        np.array([event[at] for event in events], np.int64) for at in range(4)
+        np.array([event[column] for event in events], np.int64) for column in range(4)
     )
     parents = nest(
         thread, start, end, holds=holds.astype(bool) if use_holds else None, slack_ns=slack
@@ -79,7 +79,7 @@ def test_any_intervals_equal_the_definition(
 
 
 @given(st.lists(st.booleans(), max_size=60), st.randoms())
-def test_a_stack_of_calls_is_found_again_from_its_times(
+def test_a_stack_of_calls_is_restored_from_its_times(
     pushes: list[bool], shuffled: random.Random
 ) -> None:
     starts: list[int] = []
@@ -98,17 +98,15 @@ def test_a_stack_of_calls_is_found_again_from_its_times(
     shuffled.shuffle(order)
     found = nest(
         np.zeros(len(order), np.int64),
-        np.array([starts[at] for at in order], np.int64),
-        np.array([ends[at] for at in order], np.int64),
+        np.array([starts[node] for node in order], np.int64),
+        np.array([ends[node] for node in order], np.int64),
     )
-    expected = [order.index(parents[at]) if parents[at] >= 0 else -1 for at in order]
+    expected = [order.index(parents[node]) if parents[node] >= 0 else -1 for node in order]
     assert found.tolist() == expected
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.randoms())
-def test_slack_mends_what_cutting_to_microseconds_breaks(
-    pushes: list[bool], clock: random.Random
-) -> None:
+def test_slack_undoes_cutting_to_microseconds(pushes: list[bool], clock: random.Random) -> None:
     # Every call lasts at least 2 us in its caller, so that cutting leaves no two starts equal.
     starts: list[int] = []
     ends: list[int] = []
@@ -132,7 +130,7 @@ def test_slack_mends_what_cutting_to_microseconds_breaks(
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 1000, 200_000])
-def test_depth_costs_no_more_than_width(depth: int) -> None:
+def test_deep_trees_cost_no_more_than_wide_ones(depth: int) -> None:
     at = np.arange(depth)
     parents = nest(np.zeros_like(at), at, 2 * depth - at)
     assert (parents == at - 1).all()
@@ -172,10 +170,10 @@ def _level_by_level(parents: list[int]) -> list[int]:
 
 
 @given(_forests(), st.integers(0, 2**32))
-def test_the_order_of_levels_tells_the_parents(forest, seed):
+def test_parents_from_the_order_of_levels(forest, seed):
     parents, starts, ends = forest
     order = _level_by_level(parents)
-    place = {node: at for at, node in enumerate(order)}
+    place = {node: index for index, node in enumerate(order)}
     start, end = (np.array([times[node] for node in order], np.int64) for times in (starts, ends))
     expected = [place.get(parents[node], -1) for node in order]
     slack = np.zeros(len(order), np.int64)
@@ -190,13 +188,13 @@ def test_the_order_of_levels_tells_the_parents(forest, seed):
     assert found.tolist() == expected
 
 
-def test_an_order_that_is_nobodys_is_seen():
+def test_an_order_that_is_not_by_level_is_detected():
     start, end = np.array([0, 50, 60, 5]), np.array([10, 100, 70, 200])
     assert nest_by_level(start, end, np.zeros(4, np.int64)) is None
 
 
 @given(_forests())
-def test_depths_in_pre_order_tell_the_parents(forest):
+def test_parents_from_depths_in_pre_order(forest):
     parents, _, _ = forest
     depth: list[int] = []
     for parent in parents:
@@ -207,5 +205,5 @@ def test_depths_in_pre_order_tell_the_parents(forest):
 
 
 @pytest.mark.parametrize("depth", [[1], [0, 2], [0, -1], [0, 1, 3]])
-def test_depths_of_no_forest_are_seen(depth):
+def test_depths_of_no_tree_are_detected(depth):
     assert nest_by_depth(np.array(depth, np.int64)) is None

@@ -1,4 +1,4 @@
-"""Remote calls put into a generated trace: on which clock, on which track, in which order."""
+"""Remote calls inserted into a generated trace: their clock, track and order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ G = "rpc#g(w1 -> w2)"
 
 
 def call(id: str, sent: int, began: int, ended: int, received: int, **other: object) -> RemoteCall:
-    """Under way for 20 ns in each direction."""
+    """Return a call that travels 20 ns in each direction."""
     ahead = EPOCH_NS + SKEW_NS
     made = RemoteCall(
         id=id,
@@ -86,7 +86,7 @@ def skewed(start: int) -> int:
     return start + SKEW_NS
 
 
-def test_a_call_and_what_ran_in_it(tmp_path: Path) -> None:
+def test_a_call_and_the_events_in_it(tmp_path: Path) -> None:
     """::
 
     100          ProfileStep#3 ...............................................
@@ -143,7 +143,7 @@ def test_a_call_and_what_ran_in_it(tmp_path: Path) -> None:
     assert trace.skipped == {}
 
 
-def test_the_whole_of_it_is_in_the_json_too(tmp_path: Path) -> None:
+def test_remote_calls_survive_in_json(tmp_path: Path) -> None:
     there = (far(span("Operator", "gemm", skewed(150), skewed(170), memcpy_launch())),)
     trace = read_window(window(tmp_path, (call("a", 100, 130, 190, 230), there)))
     write_paddle_json(trace, tmp_path / "window.json")
@@ -203,7 +203,7 @@ def test_a_call_in_a_call_goes_over_both_clocks(tmp_path: Path) -> None:
     ]
 
 
-def test_what_is_broken_costs_itself(tmp_path: Path) -> None:
+def test_a_broken_call_costs_only_itself(tmp_path: Path) -> None:
     raw = window(tmp_path, (call("good", 100, 130, 190, 230), (far(),)))
     folder = tmp_path / "window.calls"
     good = json.loads((folder / "good.json").read_text())
@@ -217,7 +217,7 @@ def test_what_is_broken_costs_itself(tmp_path: Path) -> None:
     trace = read_window(raw)
     names = trace.events["name"].cast(pl.String)
     assert names.to_list().count(F) == 2
-    assert dict(trace.skipped) == {"remote calls": 6, "events of remote calls": 1}
+    assert dict(trace.skipped) == {"remote calls": 6, "recordings of remote calls": 1}
 
 
 @pytest.mark.parametrize("out", [0, 15, 5_000])

@@ -35,7 +35,7 @@ def test_pre_order_equals_a_recursive_walk(parent: list[int]) -> None:
 @given(parents)
 def test_sizes_and_sums_equal_counting_descendants(parent: list[int]) -> None:
     order, depth = pre_order(np.array(parent, np.int64))
-    row = {node: at for at, node in enumerate(order.tolist())}
+    row = {node: row for row, node in enumerate(order.tolist())}
     above = np.array([row.get(parent[node], -1) for node in order.tolist()], np.int64)
     below = {node: [child for child, _ in _walk_from(parent, node)] for node in order.tolist()}
     size = subtree_sizes(above, depth)
@@ -48,5 +48,8 @@ def test_sizes_and_sums_equal_counting_descendants(parent: list[int]) -> None:
 
 def _walk_from(parent: list[int], node: int) -> list[tuple[int, int]]:
     return _walk(
-        [-1 if at == node else (-2 if above == -1 else above) for at, above in enumerate(parent)]
+        [
+            -1 if index == node else (-2 if above == -1 else above)
+            for index, above in enumerate(parent)
+        ]
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ppprof.analysis.advice import inputs, launches, memory, trust, waiting, work
+from ppprof.analysis.advice import inputs, launches, memory_pressure, trust, waiting, work
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding
 from ppprof.analysis.advice.indicators import TINY_NS
@@ -54,15 +54,20 @@ RULES: tuple[Rule, ...] = (
     Rule("host-bound", launches.host_bound, thresholds=_TIME),
     Rule("gradient-accumulation", work.gradient_accumulation, thresholds=_TIME),
     Rule("recompute", work.recompute, thresholds={**_TIME, "room_ratio": work.ROOM_RATIO}),
-    Rule("memory-limit", memory.memory_limit, "memory", {"near_ratio": memory.NEAR_RATIO}),
+    Rule(
+        "memory-limit",
+        memory_pressure.memory_limit,
+        "memory",
+        {"near_ratio": memory_pressure.NEAR_RATIO},
+    ),
     Rule(
         "memory-fragmented",
-        memory.memory_fragmented,
+        memory_pressure.memory_fragmented,
         "memory",
         {
-            "unused_ratio": memory.FRAGMENTED_RATIO,
-            "unused_bytes": memory.FRAGMENTED_BYTES,
-            "filled_ratio": memory.FILLED_RATIO,
+            "unused_ratio": memory_pressure.FRAGMENTED_RATIO,
+            "unused_bytes": memory_pressure.FRAGMENTED_BYTES,
+            "filled_ratio": memory_pressure.FILLED_RATIO,
         },
     ),
     Rule("warm-up", trust.warm_up, "trust", {"times": trust.WARM_UP_RATIO}),

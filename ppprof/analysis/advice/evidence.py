@@ -12,8 +12,17 @@ import polars as pl
 from ppprof.analysis.advice.finding import LEAST_RATIO, MOST_ROWS, Fact, Finding, severity_of
 from ppprof.analysis.advice.indicators import STEPS, Indicators
 from ppprof.analysis.ranks.cluster import Cluster
-from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
+
+STEP_TIMES = {
+    "rank": pl.Int64,
+    "step": pl.Int64,
+    "batch_cost_ns": pl.Int64,
+    "reader_cost_ns": pl.Int64,
+    "excluded": pl.Boolean,
+    "window": pl.Int64,
+}
+"""The columns that the rules read of a run's step times."""
 
 SKIPPED_STEPS = 10
 """Of a run's step times: its first ones say nothing of the others, as in Paddle's Perf Summary."""
@@ -28,7 +37,7 @@ class Evidence:
     indicators: Mapping[int, Indicators] = field(default_factory=dict)
     """By rank, of the steps that ``cluster`` has."""
     step_times: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=STEP_TIMES))
-    """Columns of `ppprof.rundir.step_times.STEP_TIMES`."""
+    """The columns of `STEP_TIMES` and others; no rows if the run has no step times."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """The job's resolved config; empty where nobody tells."""
     topology: Topology | None = None

@@ -18,7 +18,11 @@ from ppprof.analysis.profile.intervals import (
     together,
 )
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.ranks.step_breakdown import numbered_steps, stepping, waiting_of
+from ppprof.analysis.ranks.step_breakdown import (
+    numbered_steps,
+    stepping_thread_in,
+    waiting_intervals,
+)
 from ppprof.arrays import Int64
 
 TINY_NS = 10_000
@@ -224,8 +228,8 @@ class _Window:
         copies = self._blocking_copies()
         devices = intervals_of(self.tree.devices)
         threads = self.steps["thread"].unique()
-        loading = stepping(self.profile, "Dataloader", threads)
-        busy = together(devices, waiting_of(self.profile, threads), loading)
+        loading = stepping_thread_in(self.profile, "Dataloader", threads)
+        busy = together(devices, waiting_intervals(self.profile, threads), loading)
         idle = difference(self.extents, busy)
         after = _holding(idle, np.sort(copies["end_ns"].to_numpy()))
         rest = difference(idle, after)

@@ -6,7 +6,7 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Finding
-from ppprof.analysis.advice.memory import fullest
+from ppprof.analysis.advice.memory_pressure import fullest
 from ppprof.analysis.advice.waiting import num_micro_batches, scheduled_bubble
 
 ROOM_RATIO = 0.5

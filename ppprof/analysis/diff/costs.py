@@ -55,7 +55,10 @@ class Costs(NamedTuple):
     kernels: pl.DataFrame
     """Columns of `KERNELS`."""
     modules: pl.DataFrame
-    """Columns of `ppprof.analysis.modules.MODULES`."""
+    """Columns of `ppprof.analysis.modules.module_tree.MODULES`, gradients attributed to the modules
+    whose forward made them."""
+    unattributed_modules: pl.DataFrame
+    """The same without attribution; the same table where the trace has no forward links."""
     device: Device
     framework: str
     """``paddle`` or ``torch``."""
@@ -63,30 +66,32 @@ class Costs(NamedTuple):
     """Whether gradients are linked to the forward that made them (`module_tree`)."""
 
 
-def costs(trace: Trace, naming: Naming, *, attribute_backward: bool = True) -> Costs:
-    """What a window costs; events outside of steps are left out, where there are steps at all.
+def costs(trace: Trace, naming: Naming) -> Costs:
+    """Return what a window costs. Events outside steps are left out, where there are steps.
 
     Args:
         trace: a window.
-        naming: what operators and kernels are called.
-        attribute_backward: see `ppprof.analysis.modules.modules`.
+        naming: the names of operators and kernels.
     """
-    return costs_of(Profile(trace), naming, attribute_backward=attribute_backward)
+    return costs_of(Profile(trace), naming)
 
 
-def costs_of(profile: Profile, naming: Naming, *, attribute_backward: bool = True) -> Costs:
-    """The same of a profile that others read too."""
+def costs_of(profile: Profile, naming: Naming) -> Costs:
+    """Return the same for a profile that has other uses too."""
     step = profile.trace.events["step"]  # without what ran in remote calls, as its tree
     if not profile.steps:
         step = pl.Series("step", np.zeros(len(step), np.int64))
+    is_linked = has_forward_links(profile)
+    unattributed = modules(profile, step, attribute_backward=False)
     return Costs(
         breakdown(profile),
         operator_costs(profile, step, naming),
         _kernel_costs(profile, step, naming),
-        modules(profile, step, attribute_backward=attribute_backward),
+        modules(profile, step) if is_linked else unattributed,
+        unattributed,
         _device(profile),
         _framework(profile.trace),
-        has_forward_links(profile),
+        is_linked,
     )
 
 

@@ -1,4 +1,4 @@
-"""Rules that a change may break: ``step_time > 5%``, ``op.matmul.gpu > 0.2ms``."""
+"""Thresholds for a comparison: ``step_time > 5%``, ``op.matmul.gpu > 0.2ms``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.diff.diff import METRICS, Diff
+from ppprof.analysis.diff.diff import Diff
+from ppprof.analysis.diff.run_costs import METRICS
 from ppprof.analysis.diff.significance import Change
 from ppprof.errors import UsageError
 
-_RULE = re.compile(
-    r"\s*(?P<what>\S.*?)\s*(?P<sign>[<>])\s*(?P<number>[-+]?\d+(\.\d+)?)\s*(?P<unit>%|[a-zA-Z]*)\s*"
+_THRESHOLD = re.compile(
+    r"\s*(?P<target>\S.*?)\s*(?P<sign>[<>])\s*(?P<number>[-+]?\d+(\.\d+)?)\s*(?P<unit>%|[a-zA-Z]*)\s*"
 )
 _UNITS = {
     **{"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9},
@@ -29,7 +30,7 @@ _COLUMNS = {
     "kernel": {"gpu": "gpu_total_ns", "calls": "calls"},
 }
 _METRICS = {metric: kind for metric, kind in METRICS.items() if kind != "text"}
-"""Those that are numbers, and of what kind."""
+"""The metrics that are numbers, with their units."""
 _UNITS_OF = {
     "ns": ("%", "ns", "us", "ms", "s"),
     "bytes": ("%", "B", "KB", "MB", "GB", "KiB", "MiB", "GiB"),
@@ -40,34 +41,39 @@ _UNITS_OF = {
 _EXPECTED = (
     "expected METRIC > NUMBER% or METRIC > NUMBER and a unit (ms, us, s, MB, GB), where METRIC is "
     f"one of {', '.join(_METRICS)}, op.NAME.cpu (gpu, cpu_self, gpu_self, calls), kernel.NAME.gpu "
-    "(calls) or module.NAME; and < for what may not fall, such as ips < -5%"
+    "(calls) or module.NAME; and < for values that must not fall, such as ips < -5%"
 )
 _SURE = 2.0
-"""Standard errors on either side of an operator's change: about 95%."""
+"""Standard errors on either side of an operator's change, for an interval of about 95%."""
 
 
 class Outcome(NamedTuple):
-    """What a rule says of a comparison."""
+    """The result of checking a comparison against one threshold."""
 
     rule: str
+    """The threshold, as the user wrote it."""
     status: str
-    """``broken``; ``unsure``, where the change is beyond the limit and its interval is not; ``kept``."""
-    told: str
-    """The change, and how sure it is."""
+    """``fail`` if the whole interval of the change is beyond the limit, ``inconclusive`` if only its
+    middle is, else ``pass``."""
+    detail: str
+    """The change and its interval."""
 
     def __str__(self) -> str:
-        return f"{self.status}: {self.rule}: {self.told}"
+        return f"{_STATUS_TEXTS[self.status]}: {self.rule}: {self.detail}"
 
 
-class _Seen(NamedTuple):
-    """A change and its interval, in the rule's terms."""
+_STATUS_TEXTS = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusive"}
+
+
+class _Interval(NamedTuple):
+    """A change and its interval, in the threshold's unit."""
 
     value: float | None
-    """None where the baseline has nothing that a ratio could be of."""
+    """None if the change is relative to a baseline of 0."""
     low: float | None
     high: float | None
     is_exact: bool = False
-    """Whether there is no interval because it is no mean over steps."""
+    """Whether the value has no interval because it is not a mean over steps."""
 
 
 @dataclass(frozen=True)
@@ -75,166 +81,169 @@ class Threshold:
     """A limit to a change."""
 
     text: str
-    what: str
+    """The threshold, as the user wrote it."""
+    target: str
+    """The metric, operator, kernel or module: ``step_time``, ``op.matmul.gpu``."""
     above: bool
-    """Whether more than the limit breaks it; else less."""
+    """Whether changes above the limit fail; else changes below it do."""
     limit: float
     """A ratio, or nanoseconds, bytes, calls."""
     is_ratio: bool
 
     @classmethod
     def parse(cls, text: str) -> Threshold:
-        """From ``METRIC > 5%``.
+        """Return the threshold that a text such as ``METRIC > 5%`` states.
 
         Raises:
-            UsageError: says what was expected.
+            UsageError: no such threshold; says what was expected.
         """
-        match = _RULE.fullmatch(text)
+        match = _THRESHOLD.fullmatch(text)
         if match is None:
             raise UsageError(f"{text!r}: {_EXPECTED}")
-        what, unit = match["what"], match["unit"]
-        kind = what.partition(".")[0]
-        known = (
-            what in _METRICS
-            or (
-                kind in _COLUMNS
-                and what.count(".") >= 2
-                and what.rpartition(".")[2] in _COLUMNS[kind]
-            )
-            or (kind == "module" and what != "module.")
-        )
-        if not known:
+        target, unit = match["target"], match["unit"]
+        if not _is_target(target):
             raise UsageError(f"{text!r}: {_EXPECTED}")
-        of_calls = "calls" if what.endswith(".calls") and kind != "module" else "ns"
-        measured = _METRICS.get(what, of_calls)
-        if unit not in _UNITS_OF[measured]:
-            units = ", ".join(at or "none" for at in _UNITS_OF[measured])
-            raise UsageError(f"{text!r}: unit {unit or 'missing'}: expected one of {units}")
+        is_calls = target.endswith(".calls") and not target.startswith("module.")
+        units = _UNITS_OF[_METRICS.get(target, "calls" if is_calls else "ns")]
+        if unit not in units:
+            expected = ", ".join(name or "none" for name in units)
+            raise UsageError(f"{text!r}: unit {unit or 'missing'}: expected one of {expected}")
         number = float(match["number"])
         limit = number / 100 if unit == "%" else number * _UNITS.get(unit, 1.0)
-        return cls(text.strip(), what, match["sign"] == ">", limit, unit == "%")
+        return cls(text.strip(), target, match["sign"] == ">", limit, unit == "%")
 
     def check(self, diff: Diff) -> Outcome:
-        """Whether a comparison breaks it.
+        """Check a comparison against the threshold.
 
         Raises:
             UsageError: neither run has such an operator, kernel, module or metric.
         """
-        seen = self._seen(diff)
-        if seen.value is None:
-            status = "broken" if self.above else "kept"
-            return Outcome(self.text, status, "new: the baseline has none of it")
-        told = self._told(seen.value)
-        if seen.low is None or seen.high is None:
-            # What is no mean over steps, a peak of memory say, is what it is.
-            beyond = "broken" if seen.is_exact else "unsure"
-            status = beyond if self._is_beyond(seen.value) else "kept"
-            because = "" if seen.is_exact else f"; no interval: {diff.change.reason or 'one step'}"
-            return Outcome(self.text, status, f"{told}{because}")
-        told = f"{told}, 95% interval {self._told(seen.low)} to {self._told(seen.high)}"
-        if not self._is_beyond(seen.value):
-            return Outcome(self.text, "kept", told)
-        is_sure = self._is_beyond(seen.low if self.above else seen.high)
-        return Outcome(self.text, "broken" if is_sure else "unsure", told)
+        change = self._change(diff)
+        if change.value is None:
+            status = "fail" if self.above else "pass"
+            return Outcome(self.text, status, "new: it is 0 in the baseline")
+        detail = self._format(change.value)
+        if change.low is None or change.high is None:
+            beyond = "fail" if change.is_exact else "inconclusive"
+            status = beyond if self._is_beyond(change.value) else "pass"
+            if not change.is_exact:
+                detail += f"; no interval: {diff.change.reason or 'one step'}"
+            return Outcome(self.text, status, detail)
+        detail += f", 95% interval {self._format(change.low)} to {self._format(change.high)}"
+        if not self._is_beyond(change.value):
+            return Outcome(self.text, "pass", detail)
+        is_sure = self._is_beyond(change.low if self.above else change.high)
+        return Outcome(self.text, "fail" if is_sure else "inconclusive", detail)
 
     def _is_beyond(self, value: float) -> bool:
         return value > self.limit if self.above else value < self.limit
 
-    def _told(self, value: float) -> str:
+    def _format(self, value: float) -> str:
         if self.is_ratio:
             return f"{value:+.1%}"
-        unit = _RULE.fullmatch(self.text)
-        name = unit["unit"] if unit else ""
-        return f"{value / _UNITS.get(name, 1.0):+.3g}{' ' if name else ''}{name}"
+        match = _THRESHOLD.fullmatch(self.text)
+        unit = match["unit"] if match else ""
+        return f"{value / _UNITS.get(unit, 1.0):+.3g}{' ' if unit else ''}{unit}"
 
-    def _seen(self, diff: Diff) -> _Seen:
-        kind, _, rest = self.what.partition(".")
-        if self.what in _METRICS:
-            return self._of_metric(diff)
+    def _change(self, diff: Diff) -> _Interval:
+        kind, _, rest = self.target.partition(".")
+        if self.target in _METRICS:
+            return self._metric_change(diff)
         if kind == "module":
-            return self._of_module(diff, rest)
-        name, _, of = rest.rpartition(".")
+            return self._module_change(diff, rest)
+        name, _, value = rest.rpartition(".")
         table = diff.operators if kind == "op" else diff.kernels
         rows = table.filter(pl.col("name") == name)
-        column = _COLUMNS[kind][of]
         if rows.is_empty():
-            raise UsageError(f"{self.text!r}: neither run has {_WORDS[kind]} {name!r}")
+            raise UsageError(f"{self.text!r}: neither run has {_KINDS[kind]} {name!r}")
         row = rows.row(0, named=True)
-        of_column = (row[f"{at}_{column}"] for at in ("baseline", "delta", "noise"))
-        return self._interval(*of_column)
+        column = _COLUMNS[kind][value]
+        return self._interval(*(row[f"{side}_{column}"] for side in ("baseline", "delta", "noise")))
 
-    def _of_metric(self, diff: Diff) -> _Seen:
-        rows = diff.overview.filter(metric=self.what)
+    def _metric_change(self, diff: Diff) -> _Interval:
+        rows = diff.overview.filter(metric=self.target)
         if rows.is_empty() or rows["delta"].null_count():
-            raise UsageError(f"{self.text!r}: not both runs tell their {self.what}")
+            raise UsageError(f"{self.text!r}: {self.target} is not known for both runs")
         row = rows.row(0, named=True)
-        if self.what in ("step_time", "ips", "tokens_per_s"):
-            return self._of_step_time(diff.change, row)
-        noise = diff.noise_of(self.what)
-        seen = self._interval(row["baseline"], row["delta"], noise)
-        return seen._replace(is_exact=noise is None)
+        if self.target in ("step_time", "ips", "tokens_per_s"):
+            return self._step_time_change(diff.change, row)
+        noise = diff.noise_of(self.target)
+        change = self._interval(row["baseline"], row["delta"], noise)
+        return change._replace(is_exact=noise is None)
 
-    def _of_step_time(self, change: Change, row: Mapping[str, Any]) -> _Seen:
-        """The step time, or a rate, which is what a step does over it, by the time's interval."""
+    def _step_time_change(self, change: Change, row: Mapping[str, Any]) -> _Interval:
+        """Return the change of the step time, or of a rate, with the interval of the step time.
+
+        A rate is the samples of a step over its time.
+        """
         scale = 1.0 if self.is_ratio else row["baseline"]
         ratio = row["delta_ratio"]
         if ratio is None or change.ratio is None or change.low is None or change.high is None:
-            return _Seen(0.0 if ratio is None else ratio * scale, None, None)
+            return _Interval(0.0 if ratio is None else ratio * scale, None, None)
         low, high = change.low, change.high
-        if self.what != "step_time":
-            done = (1 + ratio) * (1 + change.ratio)  # samples of a step, over the baseline's
-            low, high = done / (1 + change.high) - 1, done / (1 + max(change.low, -0.99)) - 1
-        return _Seen(ratio * scale, low * scale, high * scale)
+        if self.target != "step_time":
+            samples = (1 + ratio) * (1 + change.ratio)  # of a step, over the baseline's
+            low, high = samples / (1 + change.high) - 1, samples / (1 + max(change.low, -0.99)) - 1
+        return _Interval(ratio * scale, low * scale, high * scale)
 
-    def _of_module(self, diff: Diff, name: str) -> _Seen:
+    def _module_change(self, diff: Diff, name: str) -> _Interval:
         rows = diff.modules.filter(pl.col("name") == name)
         if rows.is_empty():
             raise UsageError(f"{self.text!r}: neither run has a module {name!r}")
         outermost = rows.filter(_is_outermost(diff.modules, name))
         before, after = (
-            float(outermost[f"{of}_time_ns"].fill_null(0.0).to_numpy().sum())
-            for of in ("baseline", "experiment")
+            float(outermost[f"{side}_time_ns"].fill_null(0.0).to_numpy().sum())
+            for side in ("baseline", "experiment")
         )
         noises = outermost["noise_time_ns"]
         noise = None if noises.null_count() else float(np.linalg.norm(noises.to_numpy()))
         return self._interval(before, after - before, noise)
 
-    def _interval(self, baseline: float, delta: float, noise: float | None) -> _Seen:
+    def _interval(self, baseline: float, delta: float, noise: float | None) -> _Interval:
         if self.is_ratio and not baseline:
-            return _Seen(None if delta else 0.0, None if delta else 0.0, None if delta else 0.0)
+            ratio = None if delta else 0.0
+            return _Interval(ratio, ratio, ratio)
         scale = baseline if self.is_ratio else 1.0
         if noise is None:
-            return _Seen(delta / scale, None, None)
-        return _Seen(
+            return _Interval(delta / scale, None, None)
+        return _Interval(
             delta / scale, (delta - _SURE * noise) / scale, (delta + _SURE * noise) / scale
         )
 
 
+_KINDS = {"op": "an operator", "kernel": "a kernel"}
+
+
+def _is_target(target: str) -> bool:
+    """Whether a threshold can limit this: a metric, ``op.NAME.gpu``, ``module.NAME``..."""
+    kind, _, rest = target.partition(".")
+    if kind in _COLUMNS:
+        return "." in rest and rest.rpartition(".")[2] in _COLUMNS[kind]
+    return target in _METRICS or (kind == "module" and target != "module.")
+
+
 def _is_outermost(modules: pl.DataFrame, name: str) -> pl.Series:
-    """Of the rows with this name, in pre-order: whether they lie in no other of the name."""
-    found, inside = [], None
-    for depth, own in modules.select("depth", "name").iter_rows():
-        if inside is not None and depth <= inside:
-            inside = None
-        if own == name:
-            found.append(inside is None)
-            inside = depth if inside is None else inside
-    return pl.Series(found, dtype=pl.Boolean)
+    """Whether each row with this name, in pre-order, lies in no other row with the name."""
+    is_outermost, enclosing_depth = [], None
+    for depth, module in modules.select("depth", "name").iter_rows():
+        if enclosing_depth is not None and depth <= enclosing_depth:
+            enclosing_depth = None
+        if module == name:
+            is_outermost.append(enclosing_depth is None)
+            enclosing_depth = depth if enclosing_depth is None else enclosing_depth
+    return pl.Series(is_outermost, dtype=pl.Boolean)
 
 
-_WORDS = {"op": "an operator", "kernel": "a kernel"}
-
-
-def check(rules: Sequence[Threshold], diff: Diff) -> list[Outcome]:
-    """What each rule says.
+def check(thresholds: Sequence[Threshold], diff: Diff) -> list[Outcome]:
+    """Check a comparison against each threshold.
 
     Raises:
-        UsageError: of all rules that speak of something that is in neither run.
+        UsageError: some thresholds name something that neither run has; lists all of them.
     """
     outcomes, problems = [], []
-    for rule in rules:
+    for threshold in thresholds:
         try:
-            outcomes.append(rule.check(diff))
+            outcomes.append(threshold.check(diff))
         except UsageError as error:
             problems.append(str(error))
     if problems:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from ppprof.analysis.diff.changes import SURE, per_step
-from ppprof.analysis.diff.tree_alignment import Node, align
+from ppprof.analysis.diff.tree_alignment import Node, align_trees, levels
 from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR
 
 MODULE_VALUES = ("time_ns", "self_ns", "cpu_ns", "gpu_ns", "calls")
@@ -39,27 +39,66 @@ def module_changes(
     baseline: tuple[pl.DataFrame, Mapping[int, int]],
     experiment: tuple[pl.DataFrame, Mapping[int, int]],
 ) -> pl.DataFrame:
-    """Both trees as one, stage by stage; see `ppprof.analysis.diff.Diff.modules`.
+    """Return both trees as one, stage by stage; see `ppprof.analysis.diff.diff.Diff.modules`.
 
     Args:
         baseline: stage, columns of `ppprof.analysis.modules.MODULES` and calls, summed over ranks;
             and how many ranks recorded each step.
         experiment: the same.
     """
-    of_sides = [baseline, experiment]
-    if any(modules["stage"].null_count() for modules, _ in of_sides):
-        nowhere = pl.lit(None, pl.Int64).alias("stage")
-        of_sides = [(modules.with_columns(nowhere), ranks) for modules, ranks in of_sides]
-    stages = sorted(
-        {stage for modules, _ in of_sides for stage in modules["stage"].unique()},
-        key=lambda stage: -1 if stage is None else stage,
-    )
+    tables = _with_common_stages([baseline[0], experiment[0]])
+    ranks = (baseline[1], experiment[1])
     rows = [
         row
-        for stage in stages
-        for row in _laid_over([_tree(modules, stage, ranks) for modules, ranks in of_sides], stage)
+        for stage in _stages(tables)
+        for row in _align_trees(
+            [_tree(modules, stage, num_ranks) for modules, num_ranks in zip(tables, ranks)], stage
+        )
     ]
     return pl.DataFrame(rows, _MODULES_SCHEMA, orient="row")
+
+
+def module_means(modules: pl.DataFrame, ranks: Mapping[int, int]) -> pl.DataFrame:
+    """Return one run's module tree, in pre-order, stage by stage.
+
+    Args:
+        modules: stage, columns of `ppprof.analysis.modules.module_tree.MODULES` and calls, summed
+            over ranks.
+        ranks: how many ranks recorded each step.
+
+    Returns:
+        stage (null without a pipeline), depth, name ("step" at depth 0), and `MODULE_VALUES`,
+        float64, per rank and step. `UNKNOWN` is the time outside all modules; its cpu_ns, gpu_ns
+        and calls are null.
+    """
+    schema = {"stage": pl.Int64, "depth": pl.Int64, "name": pl.String}
+    rows: list[tuple[Any, ...]] = []
+    (modules,) = _with_common_stages([modules])
+    for stage in _stages([modules]):
+        tree = _tree(modules, stage, ranks)
+        for node, depth in levels(tree.root):
+            value = tree.values[node.key]
+            cells = [value[name] for name in MODULE_VALUES]
+            rows.append((stage, depth, node.name if depth else "step", *cells))
+            if not depth:
+                cells = [_unknown(value)[name] for name in MODULE_VALUES]
+                rows.append((stage, 1, UNKNOWN, *cells))
+    return pl.DataFrame(rows, {**schema, **dict.fromkeys(MODULE_VALUES, pl.Float64)}, orient="row")
+
+
+def _with_common_stages(tables: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
+    """Return the tables, without stages if any module of any of them has none."""
+    if any(modules["stage"].null_count() for modules in tables):
+        return [modules.with_columns(stage=pl.lit(None, pl.Int64)) for modules in tables]
+    return list(tables)
+
+
+def _stages(tables: Sequence[pl.DataFrame]) -> list[int | None]:
+    """Return the stages of all tables, ascending; null is the only one or missing."""
+    return sorted(
+        {stage for modules in tables for stage in modules["stage"].unique()},
+        key=lambda stage: -1 if stage is None else stage,
+    )
 
 
 class _Tree(NamedTuple):
@@ -106,10 +145,10 @@ def _unknown(value: Mapping[str, Any]) -> Mapping[str, Any]:
     }
 
 
-def _laid_over(sides: Sequence[_Tree], stage: int | None) -> Iterator[tuple[Any, ...]]:
+def _align_trees(sides: Sequence[_Tree], stage: int | None) -> Iterator[tuple[Any, ...]]:
     """Rows of two trees, laid over one another."""
     until = [0.0, 0.0]
-    for one, other, depth in align(sides[0].root, sides[1].root):
+    for one, other, depth in align_trees(sides[0].root, sides[1].root):
         values = [
             tree.values[node.key] if node is not None else None
             for tree, node in zip(sides, (one, other))

@@ -48,7 +48,7 @@ Pair = tuple["Node | None", "Node | None", int]
 """What matches what, None for a gap, and how deep it lies."""
 
 
-def align(left: Node, right: Node) -> list[Pair]:
+def align_trees(left: Node, right: Node) -> list[Pair]:
     """Both trees as one, in pre-order; the roots match whatever they are called.
 
     Of siblings in a gap, those of ``left`` come first.
@@ -85,9 +85,9 @@ class _Alignment:
         past = (0, 0)
         for i, j in [*self._siblings(left.children, right.children), ends]:
             for node in left.children[past[0] : i]:
-                yield from ((below, None, inner + deep) for below, deep in _levels(node))
+                yield from ((below, None, inner + deep) for below, deep in levels(node))
             for node in right.children[past[1] : j]:
-                yield from ((None, below, inner + deep) for below, deep in _levels(node))
+                yield from ((None, below, inner + deep) for below, deep in levels(node))
             if (i, j) != ends:
                 yield from self.pairs(left.children[i], right.children[j], inner)
             past = (i + 1, j + 1)
@@ -227,10 +227,11 @@ def _next_row(above: Int32, scores: Int32) -> Int32:
 
 def walk(root: Node) -> Iterator[Node]:
     """A tree in pre-order."""
-    return (node for node, _ in _levels(root))
+    return (node for node, _ in levels(root))
 
 
-def _levels(root: Node) -> Iterator[tuple[Node, int]]:
+def levels(root: Node) -> Iterator[tuple[Node, int]]:
+    """Yield the nodes of a tree in pre-order, each with its depth; 0 is the root."""
     waiting = [(root, 0)]
     while waiting:
         node, depth = waiting.pop()
@@ -240,5 +241,5 @@ def _levels(root: Node) -> Iterator[tuple[Node, int]]:
 
 def _together(left: Node, right: Node) -> Iterator[tuple[Node, Node, int]]:
     """Two trees of the same shape."""
-    for (one, depth), (other, _) in zip(_levels(left), _levels(right)):
+    for (one, depth), (other, _) in zip(levels(left), levels(right)):
         yield one, other, depth

@@ -6,15 +6,16 @@ import polars as pl
 
 from ppprof.analysis.profile.intervals import Intervals
 
-STATS: dict[str, type[pl.DataType] | pl.DataType] = {
-    "name": pl.String,
-    "calls": pl.Int64,
+STATS: dict[str, pl.DataType] = {
+    "name": pl.String(),
+    "calls": pl.Int64(),
     **{
-        f"{clock}_{stat}_ns": pl.Float64 if stat == "avg" else pl.Int64
+        f"{clock}_{stat}_ns": pl.Float64() if stat == "avg" else pl.Int64()
         for clock in ("cpu", "gpu")
         for stat in ("total", "avg", "max", "min")
     },
 }
+"""Columns of a table of calls and times by name."""
 
 
 def grouped(

@@ -27,6 +27,22 @@ SORT_KEYS = tuple(
 """The largest first, except ``_min``, which puts the smallest first (as Paddle does)."""
 
 
+_PADDLE_SORT_KEYS = {key[:3].upper() + key[4:].capitalize(): key for key in SORT_KEYS}
+"""Names of ``paddle.profiler.SortedKeys``: GPUTotal -> gpu_total."""
+
+
+def sort_key(text: str) -> str:
+    """Return a sort key of `SummaryOptions`, given by our name or by Paddle's.
+
+    >>> sort_key("gpu_max"), sort_key("GPUMax"), sort_key("auto")
+    ('gpu_max', 'gpu_max', 'auto')
+
+    Raises:
+        UsageError: neither.
+    """
+    return SummaryOptions(_PADDLE_SORT_KEYS.get(text, text)).sorted_by
+
+
 @dataclass(frozen=True)
 class SummaryOptions:
     """What a caller may choose about the summaries."""

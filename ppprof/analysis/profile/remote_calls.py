@@ -9,9 +9,11 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.steps import select_events
-from ppprof.rundir.remote_calls import REMOTE
+from ppprof.trace import REMOTE
 from ppprof.trace.remote_calls import call_of
 from ppprof.trace.schema import Trace
+
+__all__ = ["REMOTE", "call_of", "split_calls"]
 
 
 def split_calls(trace: Trace) -> tuple[Trace, Mapping[str, Trace]]:

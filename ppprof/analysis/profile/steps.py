@@ -52,6 +52,15 @@ class StepRange:
             raise UsageError(f"steps {text!r}: {stop} is not after {start}; no step is in it")
         return cls(start, stop)
 
+    @classmethod
+    def of(cls, steps: StepRange | str | int | None) -> StepRange | None:
+        """Return the steps that a caller asked for, as a value or as text; None: all.
+
+        Raises:
+            UsageError: the text is no range of steps; see `parse`.
+        """
+        return steps if steps is None or isinstance(steps, cls) else cls.parse(steps)  # type: ignore[arg-type]
+
     def __str__(self) -> str:
         return f"{self.start}:{'' if self.stop is None else self.stop}"
 

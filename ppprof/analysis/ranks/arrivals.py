@@ -1,4 +1,4 @@
-"""Who arrives last at collectives, what that costs, and what the links do once all are there."""
+"""Late arrivals at collectives: the last rank, its cost, and the transfer once all have arrived."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import polars as pl
 
-from ppprof.rundir.clocks import Clock
-
-_KEYS = ["members", "op", "step", "index"]
+from ppprof.analysis.ranks.collectives import KEYS
+from ppprof.trace import Clock
 
 _SIZE = pl.col("members").str.count_matches(r"[,>]") + 1
 
@@ -18,43 +17,43 @@ _BUS_FACTORS = {
     "reduce_scatter": (_SIZE - 1) / _SIZE,
     "alltoall": (_SIZE - 1) / _SIZE,
 }
-"""Bytes on the slowest link of a ring for each that a rank puts in; 1 for other operations.
+"""Bytes on the slowest link of a ring per byte that a rank contributes; 1 for other operations.
 
-Source: nccl-tests, doc/PERFORMANCE.md; there all_gather's size is that of all ranks together.
+Source: nccl-tests, doc/PERFORMANCE.md. Its size of an all_gather is that of all ranks together.
 """
 
-_MOST = 0.75
-"""Share of a collective's time from which on it is called by one cause alone."""
+_DOMINANT = 0.75
+"""From this share of a collective's time on, one cause names the verdict."""
 
 
-def arrivals(matched: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataFrame:
-    """Each collective once: who came last, and how long it took from then on.
+def arrivals(collectives: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataFrame:
+    """Return one row per collective: the last rank to arrive, and the time from then on.
 
     ::
 
         rank 0   [ wait | transfer ]       first
-        rank 4      [   | transfer ]       median: the lower of the two middle ones
-        rank 1         [| transfer ]       last: costs everybody last - median
+        rank 4      [   | transfer ]       median: the lower one of the two middle ranks
+        rank 1         [| transfer ]       last: costs the others last - median
 
     Args:
-        matched: what `ppprof.analysis.ranks.matching.match_collectives` gave.
-        clocks: how well each rank's clock is known; a rank that has none is taken as exact.
+        collectives: `ppprof.analysis.ranks.collectives.match_collectives`.
+        clocks: by rank, with their errors; a rank without a clock counts as exact.
 
     Returns:
         members, axis, op, step, index; last_rank int64; wait_ns, mean over members of the time
         until the last arrival; cost_ns, last arrival minus median; transfer_ns, from the last
-        arrival to the last end, 0 where that is before; bytes; error_ns, what is not known of
-        first and last arrival; verdict: *transfer* (the link), *skew* (somebody was late),
-        *mixed*, or *inconclusive* where the clocks are not known well enough to say.
+        arrival to the last end, at least 0; bytes; error_ns, the clock error of the first and last
+        arrival together; verdict: *transfer* (the link), *skew* (a rank was late), *mixed*, or
+        *inconclusive* if the clocks are not known well enough.
     """
     errors = {rank: clock.error_ns for rank, clock in clocks.items()}
-    known = pl.col("rank").replace_strict(errors, default=0, return_dtype=pl.Int64)
+    error_ns = pl.col("rank").replace_strict(errors, default=0, return_dtype=pl.Int64)
     start = pl.col("start_ns")
-    # Kernels of a late rank may begin after others end, on clocks that are not quite right.
-    found = (
-        matched.with_columns(error_ns=known)
-        .sort(*_KEYS, "start_ns", "rank")
-        .group_by(_KEYS, maintain_order=True)
+    # With clock errors, kernels of a late rank may begin after those of others end.
+    table = (
+        collectives.with_columns(error_ns=error_ns)
+        .sort(*KEYS, "start_ns", "rank")
+        .group_by(KEYS, maintain_order=True)
         .agg(
             pl.col("axis").first(),
             num=pl.len(),
@@ -75,16 +74,17 @@ def arrivals(matched: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataFrame
     )
     skew = pl.col("last_ns") - pl.col("first_ns")
     share = pl.col("wait_ns") / (pl.col("wait_ns") + pl.col("transfer_ns"))
-    # Even if all of the clocks' error were skew, the link would be the larger part.
+    # The link dominates even if the whole clock error is skew.
     is_link = (
-        pl.col("transfer_ns") * (1 - _MOST) >= (pl.col("wait_ns") + pl.col("error_ns")) * _MOST
+        pl.col("transfer_ns") * (1 - _DOMINANT)
+        >= (pl.col("wait_ns") + pl.col("error_ns")) * _DOMINANT
     )
     verdict = (
         pl.when(skew > pl.col("error_ns"))
         .then(
-            pl.when(share >= _MOST)
+            pl.when(share >= _DOMINANT)
             .then(pl.lit("skew"))
-            .when(share <= 1 - _MOST)
+            .when(share <= 1 - _DOMINANT)
             .then(pl.lit("transfer"))
             .otherwise(pl.lit("mixed"))
         )
@@ -92,10 +92,10 @@ def arrivals(matched: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataFrame
         .then(pl.lit("transfer"))
         .otherwise(pl.lit("inconclusive"))
     )
-    return found.with_columns(verdict=verdict).select(
-        *_KEYS[:1],
+    return table.with_columns(verdict=verdict).select(
+        *KEYS[:1],
         "axis",
-        *_KEYS[1:],
+        *KEYS[1:],
         "last_rank",
         "wait_ns",
         "cost_ns",
@@ -106,28 +106,27 @@ def arrivals(matched: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataFrame
     )
 
 
-def by_group(found: pl.DataFrame, num_steps: int) -> pl.DataFrame:
-    """The collectives of each group together.
+def by_group(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
+    """Return one row per group, the longest wait first.
 
     Args:
-        found: what `arrivals` gave.
-        num_steps: of the window, for what a step costs.
+        arrivals: what the function of that name returns.
+        num_steps: steps in the window.
 
     Returns:
-        One row a group, the one that waits longest first: members, axis, calls; transfer, skew,
-        mixed, inconclusive: how many of each verdict; last_rank, the one that came last most
-        often, and last_ratio, how often; per step: wait_ns, cost_ns and transfer_ns, float64;
-        bus_bytes_per_s, float64, null where bytes or time are not known: bytes that pass the
-        slowest link of a ring in the time after the last arrival.
+        members, axis, calls; transfer, skew, mixed, inconclusive: the number of each verdict;
+        last_rank, the rank that most often arrived last, and last_ratio, how often; per step:
+        wait_ns, cost_ns and transfer_ns, float64; bus_bytes_per_s, float64: bytes over the slowest
+        link of a ring in the time after the last arrival, null if bytes or time are unknown.
     """
     factor = pl.lit(1.0)
-    for op, of in _BUS_FACTORS.items():
-        factor = pl.when(pl.col("op").str.starts_with(op)).then(of).otherwise(factor)
+    for op, op_factor in _BUS_FACTORS.items():
+        factor = pl.when(pl.col("op").str.starts_with(op)).then(op_factor).otherwise(factor)
     bus = pl.col("bytes") * factor
     last = pl.col("last_rank").mode().min()
     per_step = 1 / max(1, num_steps)
     return (
-        found.with_columns(bus=bus)
+        arrivals.with_columns(bus=bus)
         .group_by("members", maintain_order=True)
         .agg(
             pl.col("axis").first(),

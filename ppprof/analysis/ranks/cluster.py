@@ -1,4 +1,4 @@
-"""What the ranks of a run did together: their steps side by side, their collectives, their clocks."""
+"""All ranks of a run together: their steps, collectives, clocks and stragglers."""
 
 from __future__ import annotations
 
@@ -11,84 +11,88 @@ import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.arrivals import arrivals, by_group
-from ppprof.analysis.ranks.matching import align, collectives, match_collectives
+from ppprof.analysis.ranks.clock_alignment import align_clocks
+from ppprof.analysis.ranks.collectives import collectives, match_collectives
 from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
 from ppprof.analysis.ranks.stragglers import slow_groups, slow_ranks
 from ppprof.analysis.ranks.transfers import without_transfers
 from ppprof.analysis.ranks.what_if import WHAT_IF, passes, what_if
-from ppprof.rundir.clocks import Clock
 from ppprof.topology import Topology
+from ppprof.trace import Clock
 from ppprof.trace.schema import Trace
 
 
 class RankAnalysis(NamedTuple):
-    """One rank's part, made of its trace alone; the rank is to be told."""
+    """Tables from one rank's trace. The rank number is filled in later."""
 
     breakdown: Breakdown
     collectives: pl.DataFrame
-    """Filled in later, by `ppprof.analysis.ranks.matching.with_rank`."""
+    """`ppprof.analysis.ranks.collectives.collectives`; `with_rank` there fills in the rank."""
     passes: pl.DataFrame
-    """As `ppprof.analysis.ranks.what_if.passes` gives them."""
+    """`ppprof.analysis.ranks.what_if.passes`."""
 
 
 def analyze_rank(trace: Trace) -> RankAnalysis:
-    """What `Cluster` needs of a window."""
+    """Return the tables that `Cluster` needs of one window."""
     profile = Profile(trace)
-    return rank_analysis_of(profile, breakdown(profile))
+    return analyze_profile(profile, breakdown(profile))
 
 
-def rank_analysis_of(profile: Profile, parts: Breakdown) -> RankAnalysis:
-    """The same of a profile that others read too, and its breakdown."""
+def analyze_profile(profile: Profile, parts: Breakdown) -> RankAnalysis:
+    """Return the same for a profile and its breakdown."""
     return RankAnalysis(parts, collectives(profile.whole), passes(profile))
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Small tables of all ranks, and what they say together."""
+    """Small tables of all ranks, and the results that need all of them."""
 
-    alone: pl.DataFrame
-    """A row a rank and step: what `ppprof.analysis.ranks.join_ranks` gave."""
+    steps_per_trace: pl.DataFrame
+    """One row per rank and step, each from its own trace: `ppprof.analysis.ranks.step_table.join_ranks`."""
     bubbles: Sequence[pl.DataFrame]
-    """A table a rank, on its own clock: rank, window, `ppprof.analysis.ranks.step_breakdown.STRETCHES`."""
+    """One table per rank, on its own clock: rank, window, then
+    `ppprof.analysis.ranks.step_breakdown.STRETCHES`."""
     collectives: Sequence[pl.DataFrame]
-    """A table a rank, on its own clock: what `ppprof.analysis.ranks.matching.collectives` gave."""
+    """One table per rank, on its own clock: `ppprof.analysis.ranks.collectives.collectives`."""
     passes: Sequence[pl.DataFrame]
-    """A table a rank: what `ppprof.analysis.ranks.what_if.passes` gave."""
-    measured: Mapping[int, Clock]
-    """The clocks that the capture compared."""
+    """One table per rank: `ppprof.analysis.ranks.what_if.passes`."""
+    measured_clocks: Mapping[int, Clock]
+    """The clocks that the capture measured."""
     topology: Topology | None = None
-    """Where the ranks stand; None where nobody tells."""
+    """The ranks' coordinates; None if unknown."""
 
     @cached_property
     def clocks(self) -> Mapping[int, Clock]:
-        """Every rank's clock: as it was measured, else as its collectives bound it."""
-        return align(self.collectives, self.measured)
+        """Every rank's clock: measured, else derived from its collectives."""
+        return align_clocks(self.collectives, self.measured_clocks)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """A row a rank and step, transfers told from the wait for others (`without_transfers`)."""
-        return without_transfers(self.alone, self.bubbles, self.matched, self.clocks)
+        """One row per rank and step, with transfers moved out of the bubble (`without_transfers`)."""
+        return without_transfers(
+            self.steps_per_trace, self.bubbles, self.matched_collectives, self.clocks
+        )
 
     @cached_property
-    def matched(self) -> pl.DataFrame:
-        """Every collective, member by member, on one clock; see `ppprof.analysis.ranks.matching`."""
+    def matched_collectives(self) -> pl.DataFrame:
+        """Every collective on the reference clock, one row per member."""
         return match_collectives(self.collectives, self.clocks)
 
     @cached_property
     def arrivals(self) -> pl.DataFrame:
-        """Every collective once, with its verdict; see `ppprof.analysis.ranks.arrivals.arrivals`."""
+        """One row per collective, with its verdict: `ppprof.analysis.ranks.arrivals.arrivals`."""
         steps = self.steps["step"].unique()
-        found = arrivals(self.matched, self.clocks)
-        return found.filter(pl.col("step").is_in(steps.implode()))
+        table = arrivals(self.matched_collectives, self.clocks)
+        return table.filter(pl.col("step").is_in(steps.implode()))
 
     @cached_property
     def groups(self) -> pl.DataFrame:
-        """The collectives of each group together; see `ppprof.analysis.ranks.arrivals.by_group`."""
+        """One row per group: `ppprof.analysis.ranks.arrivals.by_group`."""
         return by_group(self.arrivals, self.steps["step"].n_unique())
 
     @cached_property
     def slow_ranks(self) -> pl.DataFrame:
-        """Who is longer at its own work than its peers; see `ppprof.analysis.ranks.stragglers`."""
+        """Ranks whose own work takes longer than their peers': `ppprof.analysis.ranks.stragglers`."""
         waiting = [
             name
             for name in self.steps.columns
@@ -104,24 +108,24 @@ class Cluster:
 
     @cached_property
     def slow_groups(self) -> pl.DataFrame:
-        """Whose link is slower than those beside it; see `ppprof.analysis.ranks.stragglers`."""
+        """Groups whose link is slower than their siblings': `ppprof.analysis.ranks.stragglers`."""
         lengths = self.steps.group_by("step").agg(pl.col("step_ns").median().cast(pl.Int64))
         return slow_groups(self.arrivals, dict(lengths.iter_rows()), self._roles)
 
     @cached_property
     def what_if(self) -> pl.DataFrame:
-        """Step times if something were as fast as usual; see `ppprof.analysis.ranks.what_if`.
+        """Step times with one cause of delay removed: `ppprof.analysis.ranks.what_if`.
 
-        No rows where the grid is not known or nothing can be replayed.
+        No rows if the topology is unknown or no step can be replayed.
         """
         if self.topology is None:
             return pl.DataFrame(schema=WHAT_IF)
         steps = self.steps["step"].unique().implode()
-        wanted = [part.filter(pl.col("step").is_in(steps)) for part in self.passes]
-        return what_if(wanted, self.topology, self.clocks)
+        recorded = [table.filter(pl.col("step").is_in(steps)) for table in self.passes]
+        return what_if(recorded, self.topology, self.clocks)
 
     @property
     def _roles(self) -> Mapping[int, str]:
-        """Ranks of one pipeline stage do the same work."""
+        """Each rank's role. Ranks of one pipeline stage do the same work."""
         stages = self.steps.select("rank", pl.col("pp").fill_null(0)).unique()
         return {rank: f"stage {stage}" for rank, stage in stages.iter_rows()}

@@ -1,41 +1,40 @@
-"""What each rank spends each step on: parts that are disjoint and add up to the step.
+"""The parts of each step of one rank. They are disjoint and add up to the step.
 
-`breakdown` makes of one rank's trace a small table, a row a step and part, and `ppprof.analysis.ranks.step_table`
-joins such tables. Every instant of a step belongs to the first of these that holds it:
+`breakdown` returns one row per step and part; `ppprof.analysis.ranks.step_table` joins such tables of many
+ranks. Every instant of a step belongs to the first of these parts that contains it:
 
 - ``computation``: kernels that do not communicate (Paddle's Computation); in a trace without device
   events, operators during which their thread does not communicate (`Communication`).
-- ``exposed``, an axis each: communication, as far as it is no bubble. Where communication over two
-  axes overlaps, the instant is that of the first in mp, sep, sharding, dp, pp, then those over
-  several axes, then "?" (no axis is known): the innermost blocks soonest.
+- ``exposed``, one per axis: communication outside the bubble. Where communication over two axes
+  overlaps, the first in this order counts: mp, sep, sharding, dp, pp, several axes, "?" (unknown
+  axis). The innermost axis blocks soonest.
 
       compute   ###___###____
       mp        __##_________
       dp        ____######___
       exposed   ___mdd___d___    and 3 ticks of dp, 1 of mp are hidden
 
-- ``data_loading``: Dataloader spans of the thread that steps.
-- ``bubble``: what the pipeline makes a stage wait for others. It is the time between the first and
-  the last of a step's passes (Forward and Backward spans of micro-batches) and of its sends and
-  receives that lies in no pass; and the first collective after the last pass in which all stages
-  meet (an all_reduce, say, over an axis ``pp`` is part of), for there a stage waits for those that
-  drain later:
+- ``data_loading``: Dataloader spans of the stepping thread.
+- ``bubble``: the time a stage waits for other stages. First, it is the time outside passes (Forward
+  and Backward spans of micro-batches), between the first and the last of a step's passes, sends and
+  receives. Second, it is the first collective of all stages after the last pass (such as an all_reduce
+  over an axis that includes ``pp``): there a stage waits for stages that drain later:
 
       pass      ____FF__BBB_FF__BBB_______
       pp        rrrr__ss___r__rr___ss__aa_
       bubble    ####__##___#__##___##__##_    receive, send, all_reduce
 
-  It holds the transfers themselves, which one rank's trace cannot tell from the wait for the other
-  side to send (`ppprof.analysis.ranks.transfers` takes them out, where the other side's trace is there);
-  and, on CPU, what Python does between two passes.
-- ``host_bound``, of traces with device events only: nothing runs on any device, and the thread that
-  steps neither communicates nor synchronises: it does not launch fast enough.
-- ``rest``: what is left. On CPU, Python between operators; on GPU, copies and other waits.
+  It includes the transfers themselves: one rank's trace cannot separate them from the wait for the
+  sender (`ppprof.analysis.ranks.transfers` moves them out if the other side's trace is there). On CPU
+  it also includes Python's work between two passes.
+- ``host_bound``, only in traces with device events: nothing runs on any device, and the stepping
+  thread neither communicates nor synchronizes. The host does not launch fast enough.
+- ``rest``: all other time. On CPU, Python between operators; on GPU, copies and other waits.
 
-With device events, what computes and communicates are kernels, by when they ran, whichever step they
-were launched in; a pass is then the time from the first to the last kernel launched in its span, and
-between passes only that is bubble in which a send or receive runs or the thread that steps waits in
-one, or in a synchronisation.
+With device events, computation and communication are kernels, by the time at which they ran, not by the
+step they were launched in. A pass then lasts from its first to its last launched kernel. Between passes,
+bubble is only the time in which a send or receive runs, or the stepping thread waits in one or in a
+synchronization.
 """
 
 from __future__ import annotations
@@ -60,14 +59,14 @@ from ppprof.arrays import Int64
 from ppprof.trace.schema import nullable
 
 PARTS = ("computation", "exposed", "data_loading", "bubble", "host_bound", "rest")
-"""What a step consists of, the first that holds an instant wins; see the module."""
+"""The parts of a step; the first one that contains an instant counts. See the module."""
 
 BESIDE = ("communication", "hidden", "host_launch")
-"""Outside the sum: communication over an axis, hidden or not; what of it computation hides; the time
-in which some thread launches (runtime calls)."""
+"""Times outside the sum: all communication over an axis; the part hidden by computation; the time in
+which some thread launches (runtime calls)."""
 
 UNKNOWN = "?"
-"""The axis of communication whose group is not known."""
+"""The axis of communication with an unknown group."""
 
 STRETCHES = {"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
 
@@ -81,26 +80,26 @@ _MEETING = "(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier"
 
 
 class Breakdown(NamedTuple):
-    """What `breakdown` makes of one rank's window."""
+    """The result of `breakdown` for one rank's window."""
 
     parts: pl.DataFrame
-    """Columns of `BREAKDOWN`: a row a step and part."""
+    """Columns of `BREAKDOWN`: one row per step and part."""
     bubbles: pl.DataFrame
-    """Columns of `STRETCHES`: the disjoint stretches of a step that are bubble."""
+    """Columns of `STRETCHES`: the bubble of each step, as disjoint intervals."""
 
 
 def breakdown(profile: Profile) -> Breakdown:
-    """One rank's steps in `PARTS`, and what is told `BESIDE` them.
+    """Return one rank's steps as `PARTS`, and the times `BESIDE` them.
 
     Args:
         profile: one rank's window.
 
     Returns:
-        ``parts``: step, part, axis ("dp", "pp+mp", "?"; null but for exposed, communication and hidden),
-        time_ns: int64. By step; then ``step``, whose time is the sum of the `PARTS` behind it, and
-        those `BESIDE`. No host_bound, no host_launch without device events. An axis that a step
-        does not communicate over is 0 where another step does. Several ProfileSteps of one number
-        are added up. No rows where there are no steps.
+        ``parts``: step, part, axis ("dp", "pp+mp", "?"; null except for exposed, communication and
+        hidden), time_ns int64. Sorted by step; within a step, the row ``step`` is the sum of the
+        `PARTS` after it, then come those `BESIDE`. Without device events there is no host_bound and
+        no host_launch. A step has 0 for an axis that only other steps communicate over. ProfileSteps
+        with the same number are added up. No rows if there are no steps.
     """
     tree = profile.tree
     on_device = not tree.devices.is_empty()
@@ -109,7 +108,7 @@ def breakdown(profile: Profile) -> Breakdown:
     communication = _communication(profile)
     computation = _computation(profile)
     threads = steps["thread"].unique()
-    waiting = waiting_of(profile, threads) if on_device else None
+    waiting = waiting_intervals(profile, threads) if on_device else None
     communication, bubble = _bubble(communication, _passes(profile, threads), waiting)
     by_axis = {
         axis: communication.filter(pl.col("axis") == axis)
@@ -127,10 +126,10 @@ def breakdown(profile: Profile) -> Breakdown:
 
     take("computation", None, computation)
     for axis, events in by_axis.items():
-        of_stages = intervals_of(events.filter("of_stages"))
-        others = intervals_of(events.filter(~pl.col("of_stages")))
-        take("exposed", axis, together(others, difference(of_stages, bubble)))
-    take("data_loading", None, stepping(profile, "Dataloader", threads))
+        pipeline = intervals_of(events.filter("is_pipeline"))
+        others = intervals_of(events.filter(~pl.col("is_pipeline")))
+        take("exposed", axis, together(others, difference(pipeline, bubble)))
+    take("data_loading", None, stepping_thread_in(profile, "Dataloader", threads))
     bubble = difference(bubble, taken)
     take("bubble", None, bubble)
     if waiting is not None:
@@ -146,11 +145,11 @@ def breakdown(profile: Profile) -> Breakdown:
     if on_device:
         launches = union(*intervals_of(tree.launches))
         times.append(("host_launch", None, covered_within(launches, start, end)))
-    return Breakdown(_added_up(steps["step"], times), _cut(steps, bubble))
+    return Breakdown(_sum_by_step(steps["step"], times), _clip_to_steps(steps, bubble))
 
 
-def _cut(steps: pl.DataFrame, instants: Intervals) -> pl.DataFrame:
-    """The parts of a union that lie in each step: columns of `STRETCHES`."""
+def _clip_to_steps(steps: pl.DataFrame, instants: Intervals) -> pl.DataFrame:
+    """Return the parts of a union inside each step: columns of `STRETCHES`."""
     start, end = instants
     nothing = np.empty(0, np.int64)
     cut = [(nothing, nothing, nothing)]
@@ -162,8 +161,8 @@ def _cut(steps: pl.DataFrame, instants: Intervals) -> pl.DataFrame:
     return pl.DataFrame(dict(zip(STRETCHES, columns)), STRETCHES)
 
 
-def _added_up(steps: pl.Series, times: Sequence[tuple[str, str | None, Int64]]) -> pl.DataFrame:
-    """Times of each step, one array a part, as rows of `BREAKDOWN`."""
+def _sum_by_step(steps: pl.Series, times: Sequence[tuple[str, str | None, Int64]]) -> pl.DataFrame:
+    """Return the times of each step, one array per part, as rows of `BREAKDOWN`."""
     parts, axes, time_ns = zip(*times)
     num = len(steps)
     table = pl.DataFrame(
@@ -181,30 +180,30 @@ def _added_up(steps: pl.Series, times: Sequence[tuple[str, str | None, Int64]]) 
 
 
 def numbered_steps(profile: Profile) -> pl.DataFrame:
-    """step, thread, start_ns, end_ns of each ProfileStep that has a number."""
+    """Return step, thread, start_ns, end_ns of each ProfileStep with a number."""
     step = pl.col("name").cast(pl.String).str.extract(r"#(\d+)$").cast(pl.Int64, strict=False)
     steps = profile.tree.of_category("ProfileStep")
     return steps.select("thread", "start_ns", "end_ns", step=step).drop_nulls("step")
 
 
-def stepping(profile: Profile, category: str, threads: pl.Series) -> Intervals:
-    """When the threads that step are in an event of a category."""
+def stepping_thread_in(profile: Profile, category: str, threads: pl.Series) -> Intervals:
+    """Return the intervals in which the stepping threads are in an event of a category."""
     events = profile.tree.hosts.filter(
         (pl.col("category") == category) & pl.col("thread").is_in(threads.implode())
     )
     return intervals_of(events)
 
 
-def waiting_of(profile: Profile, threads: pl.Series) -> Intervals:
-    """When the threads that step communicate, or wait for the device."""
+def waiting_intervals(profile: Profile, threads: pl.Series) -> Intervals:
+    """Return the intervals in which the stepping threads communicate or wait for the device."""
     launches = profile.tree.launches
     calls = launches.filter(matching(launches["name"], _SYNCHRONISING))
     calls = calls.filter(pl.col("thread").is_in(threads.implode()))
-    return together(stepping(profile, "Communication", threads), intervals_of(calls))
+    return together(stepping_thread_in(profile, "Communication", threads), intervals_of(calls))
 
 
 def _computation(profile: Profile) -> Intervals:
-    """Paddle's Computation, and kernels of which nobody saw the launch."""
+    """Return Paddle's Computation, and kernels whose launch was not recorded."""
     kernels = profile.tree.devices.filter(
         (pl.col("category") == "Kernel") & pl.col("host").is_null()
     )
@@ -213,57 +212,57 @@ def _computation(profile: Profile) -> Intervals:
 
 
 def _communication(profile: Profile) -> pl.DataFrame:
-    """What communicates: of a trace with device events kernels, else host events.
+    """Return the communication: kernels in a trace with device events, else host events.
 
-    Host events are Communication events; operators that are named after a collective only where
-    nobody has recorded such events, for a ``Global_GradNodePyLayer_mp_allreduce`` may do nothing.
+    Host events are Communication events. Operators named after a collective count only if there are
+    no such events: a ``Global_GradNodePyLayer_mp_allreduce`` may do nothing.
 
     Returns:
-        name and axis of the Communication event (of the innermost that launched a kernel; where
-        there is none the event's own name and `UNKNOWN`), step (in which it began or was
-        launched), start_ns, end_ns.
+        name and axis of the Communication event (the innermost one around the launch; without one,
+        the event's own name and `UNKNOWN`), step (in which it began or was launched), start_ns,
+        end_ns.
     """
-    found, tree = profile.communication, profile.tree
-    facts = profile.trace.events
-    tellers = np.flatnonzero((facts["category"] == "Communication").to_numpy())
+    communication, tree = profile.communication, profile.tree
+    events = profile.trace.events
+    spans = np.flatnonzero((events["category"] == "Communication").to_numpy())
     if tree.devices.is_empty():
-        rows = tellers if len(tellers) else found.host_rows
-        events = tree.hosts[rows]
-        launcher = events["row"]
-        teller = launcher if len(tellers) else nullable(np.full(len(rows), -1))
+        rows = spans if len(spans) else communication.host_rows
+        table = tree.hosts[rows]
+        launcher = table["row"]
+        span = launcher if len(spans) else nullable(np.full(len(rows), -1))
     else:
-        is_found = np.zeros(tree.devices.height, bool)
-        is_found[found.device_rows] = True
+        communicates = np.zeros(tree.devices.height, bool)
+        communicates[communication.device_rows] = True
         unseen = pl.col("host").is_null() & (pl.col("category") == "Kernel")
         unseen &= matching(tree.devices["name"], _NCCL)
-        events = tree.devices.filter(pl.Series(is_found) | unseen)
-        launcher = events["host"]
-        around = np.append(tree.innermost(tellers), -1)
-        teller = nullable(around[launcher.fill_null(-1).to_numpy()])
-    return events.select(
-        pl.coalesce(facts["name"].gather(teller), "name").cast(pl.String).alias("name"),
-        facts["axis"].gather(teller).cast(pl.String).fill_null(UNKNOWN),
-        facts["step"].gather(launcher),
+        table = tree.devices.filter(pl.Series(communicates) | unseen)
+        launcher = table["host"]
+        enclosing_span = np.append(tree.innermost(spans), -1)
+        span = nullable(enclosing_span[launcher.fill_null(-1).to_numpy()])
+    return table.select(
+        pl.coalesce(events["name"].gather(span), "name").cast(pl.String).alias("name"),
+        events["axis"].gather(span).cast(pl.String).fill_null(UNKNOWN),
+        events["step"].gather(launcher),
         *("start_ns", "end_ns"),
     )
 
 
 def _passes(profile: Profile, threads: pl.Series) -> pl.DataFrame:
-    """The outermost Forward and Backward events of the threads that step, where they computed.
+    """Return the outermost Forward and Backward events of the stepping threads.
 
-    Those of a stage alone, if any is of a stage.
+    If any event has a stage, only events with a stage count.
 
     Returns:
-        step (in which the event began), stage (null where it is not known), start_ns, end_ns: of
-        the event or, in a trace with device events, of what was launched in it.
+        step (in which the event began), stage (null if unknown), start_ns, end_ns: of the event or,
+        in a trace with device events, of the device events launched in it.
     """
     tree = profile.tree
     passes = profile.outermost.filter(
         pl.col("category").is_in(["Forward", "Backward"])
         & pl.col("thread").is_in(threads.implode())
     ).select("row", "start_ns", "end_ns")
-    facts = profile.trace.events
-    passes = passes.with_columns(facts[fact].gather(passes["row"]) for fact in ("step", "stage"))
+    events = profile.trace.events
+    passes = passes.with_columns(events[name].gather(passes["row"]) for name in ("step", "stage"))
     if passes["stage"].count():
         passes = passes.drop_nulls("stage")
     if not tree.devices.is_empty():
@@ -284,20 +283,20 @@ def _passes(profile: Profile, threads: pl.Series) -> pl.DataFrame:
 def _bubble(
     communication: pl.DataFrame, passes: pl.DataFrame, waiting: Intervals | None
 ) -> tuple[pl.DataFrame, Intervals]:
-    """When a stage waits for others.
+    """Return the communication with the pipeline's own marked, and the bubble.
 
     Args:
-        communication: as `_communication` returns it.
-        passes: as `_passes` returns it.
-        waiting: when the host waits, if passes ran on a device.
+        communication: see `_communication`.
+        passes: see `_passes`.
+        waiting: the intervals in which the host waits, if passes ran on a device.
 
     Returns:
-        ``communication`` with of_stages, whether it is a pipeline's own: sends and receives of a
-        step with passes, its axis then ``pp``, and the meeting after them. And the bubble.
+        ``communication`` with is_pipeline: sends and receives of a step with passes, whose axis is
+        then ``pp``, and the first collective of all stages after the passes. And the bubble.
     """
     over_stages = pl.col("axis").str.split("+").list.contains("pp")
     to_stages = over_stages
-    if passes["stage"].count():  # then a send to nobody knows whom is one to a stage
+    if passes["stage"].count():  # then a send to an unknown rank goes to a stage
         to_stages |= pl.col("axis") == UNKNOWN
     has_passes = pl.col("step").is_in(passes["step"].implode()).fill_null(value=False)
     is_sent = communication.select(to_stages & _named(_SENT) & has_passes).to_series()
@@ -328,11 +327,11 @@ def _bubble(
         .sort("start_ns", "row")
         .unique("step", keep="first")
     )
-    of_stages = (
+    is_pipeline = (
         pl.Series(is_sent) | communication.select(row.is_in(meetings["row"].implode()))["row"]
     )
     return (
-        communication.with_columns(of_stages=of_stages),
+        communication.with_columns(is_pipeline=is_pipeline),
         together(bubble, intervals_of(meetings)),
     )
 
@@ -342,5 +341,5 @@ def _named(pattern: str) -> pl.Expr:
 
 
 def axis_position(axis: str) -> tuple[bool, int, str]:
-    """Sort key: the axes of `_AXES`, then those of several, then what is not known."""
+    """Return a sort key: the axes of `_AXES`, then combined axes, then `UNKNOWN`."""
     return axis == UNKNOWN, (*_AXES, axis).index(axis), axis

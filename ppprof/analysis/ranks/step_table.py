@@ -1,6 +1,6 @@
-"""Many ranks' steps side by side: `ppprof.analysis.ranks.step_breakdown` of each, joined, grouped, compared.
+"""The steps of many ranks in one table: their breakdowns joined, grouped and compared.
 
-Pure functions over small tables, whose rows are a rank and step.
+Pure functions over small tables with one row per rank and step.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from ppprof.errors import UsageError
 from ppprof.topology import AXES
 
 PLACES = {"rank": pl.Int64, "host": pl.String, **dict.fromkeys(AXES, pl.Int64)}
-"""Where a rank is: its host, and where it stands on every axis; null where nobody tells."""
+"""A rank's host and its position on every axis; null if unknown."""
 
 GROUPS = ("rank", "step", "host", *AXES)
-"""What rows can be grouped by."""
+"""Columns by which `group_steps` can group."""
 
 
 def join_ranks(
     breakdowns: Iterable[tuple[int, int, pl.DataFrame]], places: pl.DataFrame
 ) -> pl.DataFrame:
-    """A row a rank and step, a column a part.
+    """Return one row per rank and step, with one column per part.
 
         rank  step  part     axis  time_ns         rank  ...  step  step_ns  exposed_mp_ns  bubble_ns
         0     4     step     null  90         ->   0     ...  4     90       30             60
@@ -31,19 +31,19 @@ def join_ranks(
         0     4     bubble   null  60
 
     Args:
-        breakdowns: rank, window and ``parts`` of `ppprof.analysis.ranks.step_breakdown.breakdown` of each.
-        places: columns of `PLACES`; ranks that are missing there have no place.
+        breakdowns: rank, window and ``parts`` of each `ppprof.analysis.ranks.step_breakdown.breakdown`.
+        places: columns of `PLACES`; missing ranks get nulls.
 
     Returns:
-        Columns of `PLACES`, window, step; then int64 ``step_ns``, the parts it is the sum of
-        (``exposed_mp_ns``, an axis each) and what stands beside it. 0 on axes that this rank does
-        not communicate over; null where it has no such part (no device, no host_bound). By rank,
-        then window, then step.
+        Columns of `PLACES`, window, step; then, int64, ``step_ns``, the parts that add up to it
+        (``exposed_mp_ns``, one per axis) and the times beside it. 0 for an axis that this rank does
+        not communicate over; null if its trace cannot have the part (host_bound without device
+        events). By rank, window, step.
     """
     rows = pl.concat(
         [
             pl.DataFrame(schema={"rank": pl.Int64, "window": pl.Int64, **BREAKDOWN}),
-            *(of_window(table, rank, window) for rank, window, table in breakdowns),
+            *(with_window(table, rank, window) for rank, window, table in breakdowns),
         ]
     )
     keys = ["rank", "window", "step"]
@@ -58,39 +58,39 @@ def join_ranks(
     )
     wide = named.pivot("column", index=keys, values="time_ns")
     missing = [pl.lit(None, pl.Int64).alias(name) for name in columns if name not in wide.columns]
-    of_axes = [
+    axis_columns = [
         _column(part, axis) for part in ("exposed", "communication", "hidden") for axis in axes
     ]
     return (
         wide.with_columns(missing)
-        .with_columns(pl.col(of_axes).fill_null(0))
+        .with_columns(pl.col(axis_columns).fill_null(0))
         .join(places, on="rank", how="left")
         .select(*PLACES, "window", "step", *columns)
         .sort(keys)
     )
 
 
-def of_window(table: pl.DataFrame, rank: int, window: int) -> pl.DataFrame:
-    """The table of a window, with rank and window, int64, before its columns."""
+def with_window(table: pl.DataFrame, rank: int, window: int) -> pl.DataFrame:
+    """Return a window's table with rank and window, int64, as its first columns."""
     return table.select(
         pl.lit(rank, pl.Int64).alias("rank"), pl.lit(window, pl.Int64).alias("window"), pl.all()
     )
 
 
 def group_steps(steps: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Means over the rows of each group.
+    """Return the means over the rows of each group.
 
     Args:
-        steps: as `join_ranks` returns it.
+        steps: see `join_ranks`.
         by: some of `GROUPS`.
 
     Returns:
-        The columns of ``by``; with rank among them its place, else num_ranks; num_steps; then the
-        times, float64: of an average step of an average rank of the group. By step alone, also
-        the columns of `slowest`. By the columns of ``by``.
+        The columns of ``by``; the rank's place if it is grouped by rank, else num_ranks; num_steps;
+        then the times, float64, of an average step of an average rank of the group. Grouped by step
+        alone, also the columns of `slowest`. Sorted by the columns of ``by``.
 
     Raises:
-        UsageError: none of these, or nothing to tell the groups apart.
+        UsageError: no such column, or it is null in every row.
     """
     unknown = [name for name in by if name not in GROUPS]
     if unknown:
@@ -98,7 +98,7 @@ def group_steps(steps: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     nowhere = [name for name in by if steps.height and not steps[name].count()]
     if nowhere:
         raise UsageError(
-            f"{nowhere[0]!r}: nothing says where the ranks are: the run has no manifest"
+            f"{nowhere[0]!r}: the ranks' hosts and coordinates are unknown: the run has no manifest"
         )
     place = [name for name in PLACES if name not in by] if "rank" in by else []
     grouped = steps.group_by(*by).agg(
@@ -113,21 +113,21 @@ def group_steps(steps: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
 
 
 def slowest(steps: pl.DataFrame) -> pl.DataFrame:
-    """Of each step the rank that has most to do itself.
+    """Return the rank with the most work of its own in each step.
 
-    Step times say little: ranks that wait for one another end together. So this is about the time
-    in which a rank waits for nobody, which is the step without exposed communication and bubble:
+    Step times differ little, since ranks that wait for each other end together. A rank's own work is
+    the step without exposed communication and bubble:
 
         rank 0   ####======####==      = is exposed or bubble
         rank 1   ##############==      14 of its own: the slowest
         rank 2   #####=====####==
 
     Args:
-        steps: as `join_ranks` returns it.
+        steps: see `join_ranks`.
 
     Returns:
-        step, slowest_rank, slowest_own_ns (int64) and median_own_ns (float64, of all ranks). Of
-        ranks that have as much to do, the lowest.
+        step, slowest_rank (the lowest of equals), slowest_own_ns (int64) and median_own_ns (float64,
+        over all ranks).
     """
     waits = pl.sum_horizontal("^exposed_.*_ns$", "bubble_ns")
     own = steps.select("rank", "step", own_ns=pl.col("step_ns") - waits)

@@ -1,8 +1,8 @@
-"""Which rank computes longer than its peers, and which group's link is slower than its siblings'.
+"""Ranks that compute longer than their peers, and groups whose link is slower than their siblings'.
 
-Both compare what should be the same: ranks that do the same work (the same pipeline stage), and
-groups that exchange the same bytes (the same axis). What a rank or group takes longer than the
-others is its excess; it is called slow where the excess is there step after step.
+Both compare things that should be equal: ranks with the same work (the same pipeline stage), and
+groups that exchange the same bytes (the same axis). The *excess* is the extra time a rank or group
+takes. A rank or group is slow if the excess is there step after step.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from collections.abc import Mapping
 import polars as pl
 
 _LEAST_STEPS = 3
-"""Fewer show nothing that would be there step after step."""
+"""With fewer steps, no excess is there step after step."""
 
 _LEAST_SHARE = 0.05
-"""Of a step: what costs less is not named."""
+"""Of a step: a smaller excess is not slow."""
 
 _LEAST_LINK_SHARE = 1.0
-"""Of what a link usually takes: what is less is not named."""
+"""Of a link's usual time: a smaller excess is not slow."""
 
 _SURE = 5.0
-"""Standard errors that an excess has to be."""
+"""An excess must be this many standard errors."""
 
 _DEVIATION = 2**0.5 * 1.2533 * 1.4826
 """Standard error of the difference of two medians, of one sample each, over the median absolute
-deviation: of normal numbers."""
+deviation; for normally distributed times."""
 
 
 def slow_ranks(own: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
-    """How much longer each rank is at its own work than the ranks with the same role.
+    """Return how much longer each rank's own work takes than that of ranks with the same role.
 
     ::
 
@@ -40,14 +40,14 @@ def slow_ranks(own: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
         stage 1  6      100  100  101                0  0  0    0
 
     Args:
-        own: a row each rank and step: rank, step, own_ns (what the rank does by itself: the step
-            without communication and waiting), step_ns.
-        roles: what kind of work each rank does; ranks of a role are compared.
+        own: one row per rank and step: rank, step, own_ns (the rank's own work: the step without
+            communication and waiting), step_ns.
+        roles: the kind of work of each rank; ranks with the same role are compared.
 
     Returns:
-        A row a rank, the slowest first: rank, role, peers (ranks of its role, itself not counted),
-        excess_ns (float64, what it takes longer in a typical step), noise_ns (standard error of
-        that), is_slow. No peers or too few steps: never slow.
+        One row per rank, the slowest first: rank, role, peers (number of other ranks with its
+        role), excess_ns (float64, in a typical step), noise_ns (its standard error), is_slow.
+        Never slow without peers or with too few steps.
     """
     role = pl.col("rank").replace_strict(dict(roles), default="", return_dtype=pl.String)
     with_role = own.with_columns(role=role)
@@ -55,7 +55,7 @@ def slow_ranks(own: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
     table = with_role.with_columns(excess=(pl.col("own_ns") - usual).cast(pl.Float64))
     peers = with_role.group_by("role").agg(peers=pl.col("rank").n_unique() - 1)
     return (
-        _judged(table, "rank", "role")
+        _excess(table, "rank", "role")
         .join(peers, "role")
         .select(
             "rank",
@@ -72,20 +72,20 @@ def slow_ranks(own: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
 def slow_groups(
     arrivals: pl.DataFrame, step_ns: Mapping[int, int], roles: Mapping[int, str]
 ) -> pl.DataFrame:
-    """How much longer each group's transfers take than those of the groups beside it.
+    """Return how much longer each group's transfers take than those of its sibling groups.
 
-    Compared is the median transfer in a step, of one operation, axis and size and between ranks of
-    the same roles: a slow link is slow each time, a busy processor now and then.
+    Compares the median transfer per step, of the same operation, axis and size and between ranks of
+    the same roles. A slow link is slow each time, a busy processor only now and then.
 
     Args:
-        arrivals: what `ppprof.analysis.ranks.arrivals.arrivals` gave.
-        step_ns: how long each step took.
-        roles: what kind of work each rank does, as for `slow_ranks`.
+        arrivals: `ppprof.analysis.ranks.arrivals.arrivals`.
+        step_ns: the time of each step.
+        roles: the kind of work of each rank, as in `slow_ranks`.
 
     Returns:
-        A row a group, the slowest first: members, axis, siblings (groups it was compared with),
-        excess_ns a step, noise_ns, is_slow, as `slow_ranks` has them. A group that takes less than
-        twice as long as its siblings is not slow: links differ by more than ranks do.
+        One row per group, the slowest first: members, axis, siblings (number of groups it was
+        compared with), excess_ns per step, noise_ns, is_slow, as in `slow_ranks`. A group that
+        takes less than twice its siblings' time is not slow: links differ more than ranks do.
     """
     families = {
         members: " ".join(sorted(roles.get(int(rank), "") for rank in re.split("[,>]", members)))
@@ -119,7 +119,7 @@ def slow_groups(
     )
     is_much = pl.col("excess_ns") > _LEAST_LINK_SHARE * pl.col("usual")
     return (
-        _judged(table, "members", "family")
+        _excess(table, "members", "family")
         .join(groups, "members")
         .select(
             "members",
@@ -133,12 +133,12 @@ def slow_groups(
     )
 
 
-def _judged(table: pl.DataFrame, key: str, family: str) -> pl.DataFrame:
-    """The median excess of each over its steps, and whether that is more than chance and little.
+def _excess(table: pl.DataFrame, key: str, family: str) -> pl.DataFrame:
+    """Return the median excess of each rank or group over its steps, and whether it is slow.
 
-    Noise is what all of them vary around their own medians from step to step: a scaled median
-    absolute deviation, so that a few odd steps say nothing. Excess over a lower median is above 0
-    by chance already; what it typically is in a family is taken off.
+    Noise is the variation of all of them around their own medians from step to step: a scaled median
+    absolute deviation, so a few odd steps do not matter. An excess over a lower median is above 0 by
+    chance; the typical excess of the family is subtracted.
     """
     deviation = pl.col("excess") - pl.col("excess").median().over(key)
     spread, length = table.select(

@@ -1,7 +1,7 @@
-"""Takes transfers out of the bubble, once the traces of both sides are on one clock.
+"""Move transfers out of the bubble, once the traces of both sides are on one clock.
 
-One rank's trace cannot tell, within a receive, the wait for the other side to send from the transfer
-itself (`ppprof.analysis.ranks.step_breakdown`). Two can: what is left once both have come is transfer.
+Within a receive, one rank's trace cannot separate the wait for the sender from the transfer itself
+(`ppprof.analysis.ranks.step_breakdown`). Two traces can: the time after both have arrived is transfer.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import covered_within, difference, intersection, together
-from ppprof.analysis.ranks.matching import to_reference_clock
+from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.step_breakdown import axis_position
-from ppprof.rundir.clocks import Clock
+from ppprof.trace import Clock
 
 _ROWS = ("rank", "window", "step")
 
@@ -22,38 +22,38 @@ _ROWS = ("rank", "window", "step")
 def without_transfers(
     steps: pl.DataFrame,
     bubbles: Sequence[pl.DataFrame],
-    matched: pl.DataFrame,
+    collectives: pl.DataFrame,
     clocks: Mapping[int, Clock],
 ) -> pl.DataFrame:
-    """Steps whose bubble holds no transfer that is known to be one: that is exposed communication.
+    """Return steps with known transfers moved from the bubble to exposed communication.
 
         stage 0   FFFFssss________        send, after a forward
         stage 1   rrrrrrrrFFFF____        4 of bubble, then 4 of exposed pp
 
     Args:
-        steps: as `ppprof.analysis.ranks.join_ranks` returns it.
-        bubbles: a table a rank, on its own clock: rank, window and columns of
+        steps: `ppprof.analysis.ranks.step_table.join_ranks`.
+        bubbles: one table per rank, on its own clock: rank, window and columns of
             `ppprof.analysis.ranks.step_breakdown.STRETCHES`.
-        matched: as `ppprof.analysis.ranks.matching.match_collectives` returns it.
-        clocks: of ranks whose clock is known.
+        collectives: `ppprof.analysis.ranks.collectives.match_collectives`.
+        clocks: by rank.
 
     Returns:
-        ``steps``, each with the same sum. The last arrival, so what is moved, is known as well as
-        the clocks of those who met are.
+        ``steps``; the parts of each step still add up. The time moved is as exact as the clocks of
+        the ranks in each collective.
     """
     last = pl.col("start_ns").max().over("members", "op", "step", "index")
     axis = pl.when(pl.col("op") == "send").then(pl.lit("pp")).otherwise("axis")
-    transfers = matched.with_columns(axis, start_ns=last).filter(
+    transfers = collectives.with_columns(axis, start_ns=last).filter(
         pl.col("start_ns") < pl.col("end_ns")
     )
     by_rank = transfers.partition_by("rank", as_dict=True)
     nothing = transfers.clear()
     moved = [
-        found
-        for part in bubbles
-        if part.height
-        for found in _moved(
-            to_reference_clock(part, clocks), by_rank.get((part["rank"][0],), nothing)
+        moved_time
+        for bubble in bubbles
+        if bubble.height
+        for moved_time in _transfers_in_bubble(
+            to_reference_clock(bubble, clocks), by_rank.get((bubble["rank"][0],), nothing)
         )
     ]
     if not moved:
@@ -73,16 +73,16 @@ def without_transfers(
     )
 
 
-def _moved(bubble: pl.DataFrame, transfers: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """What of one rank's bubble is transfer: `_ROWS`, column of the axis, time_ns."""
+def _transfers_in_bubble(bubble: pl.DataFrame, transfers: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    """Yield the transfers in one rank's bubble, by axis: `_ROWS`, column, time_ns."""
     instants = together(intervals_of(bubble))
     taken = together()
     for axis in sorted(transfers["axis"].drop_nulls().unique(), key=axis_position):
-        of_axis = intervals_of(transfers.filter(pl.col("axis") == axis))
-        here = difference(intersection(instants, together(of_axis)), taken)
-        taken = together(taken, here)
-        if len(here[0]):
-            time_ns = covered_within(here, *intervals_of(bubble))
+        axis_transfers = intervals_of(transfers.filter(pl.col("axis") == axis))
+        instants_of_axis = difference(intersection(instants, together(axis_transfers)), taken)
+        taken = together(taken, instants_of_axis)
+        if len(instants_of_axis[0]):
+            time_ns = covered_within(instants_of_axis, *intervals_of(bubble))
             yield (
                 bubble.select(_ROWS)
                 .with_columns(column=pl.lit(f"exposed_{axis}_ns"), time_ns=pl.Series(time_ns))

@@ -1,32 +1,31 @@
-"""What a step would take if the slowest worker, stage or link were as fast as the median.
+"""The step time if the slowest worker, stage or link were as fast as the median.
 
-`passes` makes of one rank's trace a small table; `what_if` joins those of all ranks, replays the
-steps, and replays them again with some of the times replaced by the usual ones. Source: Lin et al.,
+`passes` returns a small table of one rank's trace. `what_if` joins those of all ranks, replays the
+steps, and replays them again with some times replaced by the usual ones. Source: Lin et al.,
 "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025
 (arXiv:2505.05713), and its artifact, github.com/ByteDance-Seed/StragglerAnalysis:
 
-- S = T / T_ideal, T the replayed step time, T_ideal with every operation as long as the usual one
-  of its kind;
-- S_w = T_w / T_ideal, T_w with everything but one worker as ideal;
-- M_W = (T - T_W) / (T - T_ideal), T_W with the 3% of the workers (one at least) as ideal that have
-  the largest S_w;
-- M_S, the same with the last pipeline stage as ideal.
+- S = T / T_ideal: T is the replayed step time, T_ideal that with the usual time for every operation;
+- S_w = T_w / T_ideal: T_w has the usual time for everything but one worker;
+- M_W = (T - T_W) / (T - T_ideal): T_W has the usual time for the 3% of the workers (at least one)
+  with the largest S_w;
+- M_S: the same with the usual time for the last pipeline stage.
 
-What is replayed: a *worker* is a stage of a replica, its mp (and sep) ranks together, for they wait
-for each other in every layer. A pass begins once the one before it on its worker is done and its
-input is there::
+The replay: a *worker* is one stage of one replica. It is all its mp (and sep) ranks together, since
+these wait for each other in every layer. A pass begins once the previous pass of its worker is done
+and its input has arrived::
 
-    stage 0   F0 F1 ........B0 F2 B1          forward: from the stage before
-    stage 1      F0 B0 F1 B1                  backward: from the stage behind
+    stage 0   F0 F1 ........B0 F2 B1          forward: input from the previous stage
+    stage 1      F0 B0 F1 B1                  backward: input from the next stage
 
-and behind the last pass of all of them comes the end of the step (gradients summed over replicas,
-the optimizer), where everybody meets. Without a pipeline a worker has one operation a step: what it
-does until it meets the other replicas.
+After the last pass of all workers comes the end of the step (sum of gradients over replicas,
+optimizer), which all ranks enter together. Without a pipeline a worker has one operation per step:
+its work until it meets the other replicas.
 
-Ours differs from theirs in that the usual time is the lower median (theirs: the mean, for
-computation) of a kind in one step (theirs: in all), over all workers and micro-batches; and in that
-what lies between two passes stays in the replay, as long as it typically is. Of the artifact's three
-sample traces T is within 0.3% of the recorded time, step by step; S, M_W and M_S come out as
+Two things differ from the paper. The usual time is the lower median (there: the mean, for
+computation) of a kind in one step (there: in all steps), over all workers and micro-batches. And the
+time between two passes stays in the replay, at its typical length. For the artifact's three sample
+traces, T is within 0.3% of the recorded time, step by step; S, M_W and M_S are
 
 =====  ====  ===========  ======  ===========  ======  ===========
 trace  S     in artifact  M_W     in artifact  M_S     in artifact
@@ -49,10 +48,10 @@ import polars as pl
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import difference, overlap
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.ranks.matching import as_kernels, to_reference_clock
+from ppprof.analysis.ranks.collectives import to_reference_clock, with_kernel_times
 from ppprof.arrays import Bool, Int64
-from ppprof.rundir.clocks import Clock
 from ppprof.topology import Topology
+from ppprof.trace import Clock
 
 PASSES: dict[str, pl.DataType] = {
     "rank": pl.Int64(),
@@ -63,10 +62,10 @@ PASSES: dict[str, pl.DataType] = {
     "start_ns": pl.Int64(),
     "end_ns": pl.Int64(),
 }
-"""What `passes` gives. ``kind``: ``step``, the step itself; ``forward`` and ``backward``, a
-micro-batch's way through a chunk (0 where the stage is not divided); ``own``, of a step without
-these: as much time, from its start, as the rank does not wait for other replicas. chunk and
-micro_batch are null for step and own."""
+"""Columns of `passes`. ``kind`` is ``step``, the step itself; ``forward`` or ``backward``, one
+micro-batch in one chunk (0 if the stage has one chunk); or ``own``, in steps without passes: the step's
+time without the wait for other replicas, from its start. chunk and micro_batch are null for step and
+own."""
 
 WHAT_IF: dict[str, pl.DataType] = {
     "fixed": pl.String(),
@@ -78,25 +77,25 @@ WHAT_IF: dict[str, pl.DataType] = {
     "alone_slowdown": pl.Float64(),
     "error_ratio": pl.Float64(),
 }
-"""What `what_if` gives; see there."""
+"""Columns of `what_if`; see there."""
 
 _SLOWEST = 0.03
-"""Of the workers: those that M_W is about."""
+"""The share of the workers in M_W."""
 
 _BETWEEN_REPLICAS = ("dp", "sharding")
 
 
 def passes(profile: Profile, rank: int = -1) -> pl.DataFrame:
-    """One rank's steps and what it does in them, as `what_if` takes it.
+    """Return one rank's steps and passes.
 
-    A pass that launched kernels is as long as these ran.
+    A pass that launched kernels lasts from the first kernel's start to the last one's end.
 
     Args:
-        profile: its window.
-        rank: what stands in the column; -1 for one that is to be told.
+        profile: the rank's window.
+        rank: the value of the column rank; -1 if unknown.
 
     Returns:
-        Columns of `PASSES`, by start. No rows where there are no steps.
+        Columns of `PASSES`, by start. No rows if there are no steps.
     """
     events = profile.trace.events.with_row_index("row").with_columns(
         pl.col("row").cast(pl.Int64), end_ns=pl.col("start_ns") + pl.col("dur_ns")
@@ -105,23 +104,21 @@ def passes(profile: Profile, rank: int = -1) -> pl.DataFrame:
     steps = in_steps.filter(pl.col("category") == "ProfileStep").with_columns(kind=pl.lit("step"))
     of_pipeline = pl.col("micro_batch").is_not_null()
     spans = in_steps.filter(of_pipeline & pl.col("category").is_in(["Forward", "Backward"]))
-    found = as_kernels(spans, events).with_columns(
+    passes = with_kernel_times(spans, events).with_columns(
         pl.col("chunk").fill_null(0),
         kind=pl.col("category").cast(pl.String).str.to_lowercase(),
     )
-    alone = steps.filter(pl.col("step").is_in(found["step"].implode()).not_())
-    own = _without_other_replicas(profile, events, alone)
+    without_passes = steps.filter(pl.col("step").is_in(passes["step"].implode()).not_())
+    own = _own_work(profile, events, without_passes)
     tables = [
         table.select(rank=pl.lit(rank), **{name: pl.col(name) for name in list(PASSES)[1:]})
-        for table in (steps, found, own)
+        for table in (steps, passes, own)
     ]
     return pl.concat(table.cast(PASSES) for table in tables).sort("start_ns", maintain_order=True)  # type: ignore[arg-type]
 
 
-def _without_other_replicas(
-    profile: Profile, events: pl.DataFrame, steps: pl.DataFrame
-) -> pl.DataFrame:
-    """Steps, shortened by the communication between replicas that no computation hides.
+def _own_work(profile: Profile, events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """Return steps without the exposed communication between replicas.
 
     ::
 
@@ -135,7 +132,7 @@ def _without_other_replicas(
         pl.col("axis").cast(pl.String).str.split("+").list.contains(axis)
         for axis in _BETWEEN_REPLICAS
     )
-    communication = as_kernels(
+    communication = with_kernel_times(
         events.filter((pl.col("category") == "Communication") & between.fill_null(value=True)),
         events,
     )
@@ -152,47 +149,48 @@ def _without_other_replicas(
 
 
 def what_if(
-    parts: Sequence[pl.DataFrame],
+    tables: Sequence[pl.DataFrame],
     topology: Topology,
     clocks: Mapping[int, Clock] | None = None,
 ) -> pl.DataFrame:
-    """Step times if something were as fast as the median.
+    """Return the step times with some operations as fast as the median.
 
-    Durations are each rank's own and need no common clock; only how long an input is under way
-    does: the time from the end of the pass that sends to the start of a pass that has waited for
-    it. Typical of a link is the lower median in a step; clocks that are off by more than that hide
-    it. Replicas of which a pass is missing are left out.
+    Durations are each rank's own and need no common clock. Only the transfer of an input does: the
+    time from the end of the sending pass to the start of a pass that waited for it. The typical time
+    of a link is the lower median in a step; larger clock errors hide it. Replicas with a missing pass
+    are left out.
 
     Args:
-        parts: of each rank, what `passes` gave.
-        topology: where the ranks stand.
-        clocks: of ranks whose clock is known; the others' times stand as they are.
+        tables: `passes` of each rank.
+        topology: the ranks' coordinates.
+        clocks: by rank; ranks without a clock keep their times.
 
     Returns:
-        Columns of `WHAT_IF`. ``fixed`` says what is as fast as the median:
+        Columns of `WHAT_IF`. ``fixed`` says what takes its usual time:
 
-        - ``recorded``: nothing, and the time is the recorded one (lower median over ranks);
-        - ``nothing``: the replay, T; ``error_ratio`` (null in other rows) is how far it is from
-          the recorded time, mean over steps of the absolute difference over the mean;
-        - ``all``: T_ideal, and ``slowdown`` is S;
-        - ``steady``: nothing, but each operation takes as long as it usually does on its own worker,
-          over all steps: what varies from one micro-batch to the next (chance, or sequences of
-          different length) is gone, and who is always slow stays so;
-        - ``slowest``: the workers with the largest ``alone_slowdown``, and ``share`` is M_W;
-        - ``stage``: one stage of all replicas, if there are several; the share of the last is M_S;
-        - ``worker``, ``link``: one of them; of links, how long inputs are under way.
+        - ``recorded``: nothing; the time is the recorded one (lower median over ranks);
+        - ``nothing``: the replay, T; ``error_ratio`` (null in other rows) is its distance from the
+          recorded time: mean over steps of the absolute difference, over the mean;
+        - ``all``: T_ideal; ``slowdown`` is S;
+        - ``steady``: nothing, but each operation takes its own worker's usual time over all steps.
+          This removes the variation between micro-batches (chance, or sequences of different
+          length); workers that are always slow stay slow;
+        - ``slowest``: the workers with the largest ``alone_slowdown``; ``share`` is M_W;
+        - ``stage``: one stage of all replicas, if there are several stages; the share of the last
+          is M_S;
+        - ``worker``, ``link``: one of them; for links, the time inputs are under way.
 
-        ``ranks``, comma-separated, are those that are fixed; ``stage`` where they are of one stage.
-        ``step_ns``: mean over steps. ``slowdown``: T over that time. ``share``: of what could be
-        gained, (T - step_ns) / (T - T_ideal); above 1 or below 0 where fixed times are longer than
-        the recorded ones; null where nothing could be gained. ``alone_slowdown``, of stages, workers
-        and links: the time with everything but these as fast as the median, over T_ideal (of a
-        worker S_w): two that are equally late have a share of 0 each, for the other one is still
-        late, but this shows them. Stages, workers and links: by share, the largest first. No rows
-        where nothing can be replayed, such as a pipeline whose passes nobody recorded.
+        ``ranks``, comma-separated, are the fixed ones; ``stage`` is set if they are of one stage.
+        ``step_ns``: mean over steps. ``slowdown``: T over that time. ``share``: of the possible
+        gain, (T - step_ns) / (T - T_ideal); above 1 or below 0 if fixed times are longer than the
+        recorded ones; null if nothing can be gained. ``alone_slowdown``, for stages, workers and
+        links: the time with everything but these fixed, over T_ideal (for a worker S_w). It shows
+        two equally late workers, which have a share of 0 each: with one fixed, the other is still
+        late. Stages, workers and links are sorted by share, the largest first. No rows if nothing
+        can be replayed, such as a pipeline without recorded passes.
     """
-    known = [to_reference_clock(part, clocks or {}) for part in parts if part.height]
-    rows = _placed(pl.concat(known) if known else pl.DataFrame(schema=PASSES), topology)
+    aligned = [to_reference_clock(table, clocks or {}) for table in tables if table.height]
+    rows = _with_workers(pl.concat(aligned) if aligned else pl.DataFrame(schema=PASSES), topology)
     replay = _Replay(_operations(rows, topology.degree("pp")))
     ends = _ends(rows).join(pl.DataFrame({"step": replay.whole_steps}), "step").sort("step")
     if ends.is_empty():
@@ -220,11 +218,11 @@ def what_if(
     slowest = sorted(rank for _, ranks in workers[:num_slowest] for rank in ranks)
     without = replay.finished(np.isin(replay.first_rank, slowest))
     steady = replay.finished(replay.all, to="steady_ns")
-    everybody = _ranks(members, replay.replicas, replay.stages)
+    all_ranks = _ranks(members, replay.replicas, replay.stages)
     cases: list[tuple[str, Sequence[int], Sequence[int], float, float | None]] = [
         ("recorded", (), (), float(recorded_ns.mean()), None),
         ("nothing", (), (), base, None),
-        ("all", (), everybody, ideal, None),
+        ("all", (), all_ranks, ideal, None),
         ("steady", (), (), mean_ns(steady), None),
         ("slowest", (), slowest, mean_ns(without), None),
         *repairs,
@@ -252,17 +250,17 @@ def what_if(
 def _repairs(
     replay: _Replay,
 ) -> Iterator[tuple[str, Sequence[int], Sequence[int], Int64, Int64]]:
-    """Stages, workers and links, each repaired, and each the only one that is not.
+    """Yield each stage, worker and link with its replayed times, fixed and as the only one not fixed.
 
-    Returns:
-        What it is, its replicas, its stages; what `_Replay.finished` says with it as fast as usual,
-        and with everything but it as fast as usual.
+    Yields:
+        Its kind, replicas and stages; `_Replay.finished` with it fixed, and with everything else
+        fixed.
     """
     masks: list[tuple[str, Sequence[int], Bool]] = [
         *(("worker", [stage], replay.stage == stage) for stage in replay.stages),
         *(("link", pair, replay.of_link(*pair)) for pair in replay.pairs),
     ]
-    as_it_was, ideal = replay.finished(), replay.finished(replay.all, replay.all)
+    unchanged, ideal = replay.finished(), replay.finished(replay.all, replay.all)
     for fixed, stages, mask in masks:
         if fixed == "worker":
             one = replay.finished(mask)
@@ -272,19 +270,19 @@ def _repairs(
         else:
             one = replay.finished(links=mask)
             others = replay.finished(replay.all, ~mask)
-        # Replicas do not meet before their last pass: what repairs all of them repairs each.
-        for at, replica in enumerate(replay.replicas):
-            found = as_it_was.copy(), ideal.copy()
-            found[0][:, at], found[1][:, at] = one[:, at], others[:, at]
-            yield (fixed, [replica], stages, *found)
+        # Replicas do not meet before their last pass, so one replay serves all of them.
+        for index, replica in enumerate(replay.replicas):
+            one_fixed, others_fixed = unchanged.copy(), ideal.copy()
+            one_fixed[:, index], others_fixed[:, index] = one[:, index], others[:, index]
+            yield (fixed, [replica], stages, one_fixed, others_fixed)
 
 
 def _ranks(
     members: Mapping[tuple[int, int], Sequence[int]], replicas: Iterable[int], stages: Iterable[int]
 ) -> list[int]:
-    """The ranks of these workers, ascending."""
-    at = itertools.product(replicas, stages)
-    return sorted(rank for worker in at for rank in members.get(worker, ()))
+    """Return the ranks of these workers, ascending."""
+    workers = itertools.product(replicas, stages)
+    return sorted(rank for worker in workers for rank in members.get(worker, ()))
 
 
 _ORDER = ("stage", "worker", "link")
@@ -293,63 +291,63 @@ _CELL = ["step", "replica"]
 _WORKER = [*_CELL, "stage"]
 
 
-def _placed(rows: pl.DataFrame, topology: Topology) -> pl.DataFrame:
-    """``rows`` with the replica and the stage that each rank belongs to."""
-    at = {rank: topology.coordinate(rank) for rank in rows["rank"].unique()}
+def _with_workers(rows: pl.DataFrame, topology: Topology) -> pl.DataFrame:
+    """Return ``rows`` with each rank's replica and stage."""
+    coordinates = {rank: topology.coordinate(rank) for rank in rows["rank"].unique()}
     replica = {
-        rank: where["dp"] * topology.degree("sharding") + where["sharding"]
-        for rank, where in at.items()
+        rank: coordinate["dp"] * topology.degree("sharding") + coordinate["sharding"]
+        for rank, coordinate in coordinates.items()
     }
-    stage = {rank: where["pp"] for rank, where in at.items()}
-    told = rows.with_columns(
+    stage = {rank: coordinate["pp"] for rank, coordinate in coordinates.items()}
+    with_workers = rows.with_columns(
         replica=pl.col("rank").replace_strict(replica, return_dtype=pl.Int64),
         stage=pl.col("rank").replace_strict(stage, return_dtype=pl.Int64),
     )
-    # What a stage does by itself says nothing of when it had to wait for another one.
+    # In a pipeline, a stage's own work does not show when it waited for another stage.
     is_own = (pl.col("kind") == "own") & pl.lit(topology.degree("pp") > 1)
-    return told.filter(is_own.not_())
+    return with_workers.filter(is_own.not_())
 
 
 def _members(rows: pl.DataFrame) -> dict[tuple[int, int], list[int]]:
-    """The ranks of each worker, by replica and stage."""
-    found = rows.group_by("replica", "stage").agg(pl.col("rank").unique().sort())
-    return {(replica, stage): ranks for replica, stage, ranks in found.rows()}
+    """Return the ranks of each worker, by replica and stage."""
+    workers = rows.group_by("replica", "stage").agg(pl.col("rank").unique().sort())
+    return {(replica, stage): ranks for replica, stage, ranks in workers.rows()}
 
 
 def _ends(rows: pl.DataFrame) -> pl.DataFrame:
-    """Of each step: recorded_ns, and tail_ns, how long it goes on after everybody's last pass.
+    """Return recorded_ns and tail_ns of each step. The tail follows the last pass of all ranks.
 
     ::
 
         rank 0   F0 ... B3 [ wait | sum gradients, optimizer ]
-        rank 2   F0 ...... B3     [ sum gradients, optimizer ]    the shortest: it waits for nobody
+        rank 2   F0 ...... B3     [ sum gradients, optimizer ]    the shortest: it does not wait
     """
     is_step = pl.col("kind") == "step"
-    of_rank = rows.group_by("step", "rank").agg(
+    by_rank = rows.group_by("step", "rank").agg(
         length=(pl.col("end_ns") - pl.col("start_ns")).filter(is_step).first(),
         tail=pl.col("end_ns").filter(is_step).first() - pl.col("end_ns").filter(~is_step).max(),
     )
-    return of_rank.group_by("step").agg(
+    return by_rank.group_by("step").agg(
         recorded_ns=_median(pl.col("length")), tail_ns=pl.col("tail").min()
     )
 
 
 def _median(values: pl.Expr) -> pl.Expr:
-    """The lower median of those that are not null."""
+    """Return the lower median, without nulls."""
     return values.quantile(0.5, "lower").cast(pl.Int64)
 
 
 def _operations(rows: pl.DataFrame, num_stages: int) -> pl.DataFrame:
-    """What each worker does in a step, in its order.
+    """Return each worker's operations, in their order.
 
     Returns:
         step, replica, stage, kind, chunk, micro_batch, first_rank (of the worker), dur_ns (the
-        longest of its ranks'), start_ns, end_ns, usual_ns (lower median of the kind, of all workers
-        in the step), steady_ns (of its worker in all steps); and needs_stage, needs_chunk: where
-        the same kind of pass has to be done first, null for none. Before the first pass of stage 0
-        stands a ``head``: from the beginning of the step to there.
+        longest of its ranks'), start_ns, end_ns, usual_ns (lower median of the kind over all workers
+        in the step), steady_ns (lower median of its worker over all steps); and needs_stage,
+        needs_chunk: the stage and chunk whose pass of the same kind must be done first, null for
+        none. A ``head``, from the start of the step, precedes the first pass of stage 0.
     """
-    worked = (
+    operations = (
         rows.filter(pl.col("kind") != "step")
         .group_by(*_WORKER, "kind", "chunk", "micro_batch")
         .agg(
@@ -380,7 +378,7 @@ def _operations(rows: pl.DataFrame, num_stages: int) -> pl.DataFrame:
     wraps_forward = is_forward & (chunk > 0)
     wraps_backward = is_backward & (chunk < chunk.max())
     return (
-        pl.concat([worked, heads], how="diagonal")
+        pl.concat([operations, heads], how="diagonal")
         .with_columns(
             usual_ns=_median(pl.col("dur_ns")).over("step", "kind"),
             steady_ns=_median(pl.col("dur_ns")).over("replica", "stage", "kind"),
@@ -403,13 +401,13 @@ def _operations(rows: pl.DataFrame, num_stages: int) -> pl.DataFrame:
 
 
 class _Replay:
-    """The operations of all steps and replicas, and what each has to wait for.
+    """The operations of all steps and replicas, with their dependencies.
 
     ::
 
         previous on its worker   ####
         input                    #######
-        operation                    gap|######      or   under way|######, whichever is later
+        operation                    gap|######      or   transfer|######, whichever is later
     """
 
     def __init__(self, operations: pl.DataFrame) -> None:
@@ -418,13 +416,14 @@ class _Replay:
         """Every operation."""
         self.stages: list[int] = table["stage"].unique().sort().to_list()
         self.stage = table["stage"].to_numpy()
-        """Of each operation; as is first_rank."""
+        """The stage of each operation."""
         self.first_rank = table["first_rank"].to_numpy()
+        """The first rank of each operation's worker."""
         self._low, self._high = table["low"].to_numpy(), table["high"].to_numpy()
         self.pairs: list[tuple[int, int]] = (
             table.filter("receives").select("low", "high").unique().sort("low", "high").rows()
         )
-        """Stages between which there is a link."""
+        """Pairs of stages with a link between them."""
         self._table = {name: table[name].to_numpy() for name in _REPLAYED}
         steps, replicas = (np.unique(table[name].to_numpy()) for name in _CELL)
         self._cell = (
@@ -437,35 +436,38 @@ class _Replay:
         self._is_whole[self._cell[0][stuck], self._cell[1][stuck]] = False
         self._shown = np.ix_(self._is_whole.any(axis=1), self._is_whole.any(axis=0))
         self.whole_steps: Int64 = steps[self._shown[0].ravel()]
-        """Those of which a replica can be replayed."""
+        """Steps in which some replica can be replayed."""
         self.replicas: list[int] = replicas[self._shown[1].ravel()].tolist()
-        """Those that can be replayed in some step."""
+        """Replicas that can be replayed in some step."""
 
     def of_link(self, low: int, high: int) -> Bool:
-        """Which operations get their input over the link between two stages."""
-        between: Bool = (self._low == low) & (self._high == high)
-        return between
+        """Whether each operation gets its input over the link between two stages."""
+        is_between: Bool = (self._low == low) & (self._high == high)
+        return is_between
 
     def finished(
         self, fixed: Bool | None = None, links: Bool | None = None, to: str = "usual_ns"
     ) -> Int64:
-        """When the replicas are done with their last pass, from the beginning of the step.
+        """Return the end of each replica's last pass, from the start of the step.
 
         Args:
-            fixed: which operations take as long as ``to`` says; none by default.
-            links: which operations' inputs are under way as long as usual.
+            fixed: operations that take the time ``to``; none by default.
+            links: operations whose input takes the usual transfer time; none by default.
             to: ``usual_ns`` or ``steady_ns``, see `_operations`.
 
         Returns:
             Shape (whole_steps, replicas); 0 for a replica that cannot be replayed in a step.
         """
-        of, none, num = self._table, ~self.all, len(self.all)
-        dur = np.where(none if fixed is None else fixed, of[to], of["dur_ns"])
-        way = np.where(none if links is None else links, of["usual_way_ns"], of["way_ns"])
+        table, none, num = self._table, ~self.all, len(self.all)
+        dur = np.where(none if fixed is None else fixed, table[to], table["dur_ns"])
+        transfer_ns = np.where(
+            none if links is None else links, table["usual_transfer_ns"], table["transfer_ns"]
+        )
         end = np.zeros(num + 2, np.int64)
         for wave in self._waves:
-            previous = end[of["previous"][wave]] + of["gap_ns"][wave]
-            end[wave] = np.maximum(previous, end[of["input"][wave]] + way[wave]) + dur[wave]
+            previous = end[table["previous"][wave]] + table["gap_ns"][wave]
+            arrival = end[table["input"][wave]] + transfer_ns[wave]
+            end[wave] = np.maximum(previous, arrival) + dur[wave]
         done = np.zeros(self._is_whole.shape, np.int64)
         np.maximum.at(done, self._cell, end[:num])
         whole: Int64 = np.where(self._is_whole, done, 0)[self._shown]
@@ -479,16 +481,16 @@ _REPLAYED = (
     "usual_ns",
     "steady_ns",
     "gap_ns",
-    "way_ns",
-    "usual_way_ns",
+    "transfer_ns",
+    "usual_transfer_ns",
 )
 
 
 def _linked(operations: pl.DataFrame) -> pl.DataFrame:
-    """``operations`` with the row of the ``previous`` one on its worker and of its ``input``.
+    """Return operations with the row of the ``previous`` one of the worker and of the ``input``.
 
-    Behind the last row two are thought: the first of them is done from the beginning, and stands
-    for what is not needed; the second never is, and stands for what is needed and missing.
+    Two virtual rows follow the last one. The first is done from the start and stands for "not
+    needed"; the second is never done and stands for "needed but missing".
     """
     num = operations.height
     row = pl.int_range(pl.len(), dtype=pl.Int64)
@@ -506,49 +508,53 @@ def _linked(operations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_delays(table: pl.DataFrame) -> pl.DataFrame:
-    """What lies between the operations: how long it typically takes.
+    """Return operations with the typical delays between them.
 
     Returns:
-        ``table`` with gap_ns (between two on a worker, of the step), way_ns (from an input's end
-        to the pass that waited for it, of the link) and usual_way_ns (of all links in the step); 0
-        where nothing tells.
+        ``table`` with gap_ns (between two operations of a worker, per step), transfer_ns (from an
+        input's end to the pass that waited for it, per link and step) and usual_transfer_ns (over
+        all links in the step); 0 if unknown.
     """
     num = table.height
     end = np.append(table["end_ns"].to_numpy(), [0, 0])
-    start, previous, given = (table[name].to_numpy() for name in ("start_ns", "previous", "input"))
+    start, previous, input_row = (
+        table[name].to_numpy() for name in ("start_ns", "previous", "input")
+    )
     kind = np.append(table["kind"].to_numpy(), ["head", "head"])
     table = table.with_columns(
-        delay=(start - np.maximum(end[previous], end[given])).clip(0),
+        delay=(start - np.maximum(end[previous], end[input_row])).clip(0),
         follows=kind[previous] != "head",
-        receives=given < num,
-        has_waited=(given < num) & (end[given] > end[previous]),
+        receives=input_row < num,
+        has_waited=(input_row < num) & (end[input_row] > end[previous]),
     )
     gap = pl.when(pl.col("follows") & ~pl.col("has_waited")).then("delay")
-    way = pl.when("has_waited").then("delay")
+    transfer = pl.when("has_waited").then("delay")
     link = ["step", "replica", "low", "high"]
-    usual_way = _median(way).over("step")
+    usual_transfer = _median(transfer).over("step")
     return table.with_columns(
         gap_ns=pl.when("follows").then(_median(gap).over("step")),
-        way_ns=pl.when("receives").then(pl.coalesce(_median(way).over(link), usual_way)),
-        usual_way_ns=pl.when("receives").then(usual_way),
-    ).with_columns(pl.col("gap_ns", "way_ns", "usual_way_ns").fill_null(0))
+        transfer_ns=pl.when("receives").then(
+            pl.coalesce(_median(transfer).over(link), usual_transfer)
+        ),
+        usual_transfer_ns=pl.when("receives").then(usual_transfer),
+    ).with_columns(pl.col("gap_ns", "transfer_ns", "usual_transfer_ns").fill_null(0))
 
 
-def _waves(previous: Int64, given: Int64) -> tuple[list[Int64], Int64]:
-    """Rows by what they wait for: each wave only for rows of those before it.
+def _waves(previous: Int64, input_row: Int64) -> tuple[list[Int64], Int64]:
+    """Return the rows in waves. Each wave depends only on earlier waves.
 
     Returns:
-        The waves, and the rows that never can be done.
+        The waves, and the rows that can never be done.
     """
     num = len(previous)
     done = np.zeros(num + 2, bool)
     done[num] = True
     waiting, waves = np.arange(num), []
     while len(waiting):
-        can = done[previous[waiting]] & done[given[waiting]]
-        if not can.any():
+        is_ready = done[previous[waiting]] & done[input_row[waiting]]
+        if not is_ready.any():
             break
-        waves.append(waiting[can])
-        done[waiting[can]] = True
-        waiting = waiting[~can]
+        waves.append(waiting[is_ready])
+        done[waiting[is_ready]] = True
+        waiting = waiting[~is_ready]
     return waves, waiting

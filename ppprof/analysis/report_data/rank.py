@@ -11,7 +11,7 @@ from ppprof.analysis.diff.costs import Costs, costs_of
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import StepRange, select_steps
-from ppprof.analysis.ranks.cluster import RankAnalysis, rank_analysis_of
+from ppprof.analysis.ranks.cluster import RankAnalysis, analyze_profile
 from ppprof.analysis.report_data.memory_timeline import Memory, memory_levels
 from ppprof.analysis.report_data.timeline import lanes
 from ppprof.analysis.summaries.overview import model
@@ -32,7 +32,7 @@ class Details(NamedTuple):
 class RankReportData(NamedTuple):
     """One rank's window."""
 
-    examined: RankAnalysis
+    analysis: RankAnalysis
     costs: Costs
     indicators: Indicators
     phases: pl.DataFrame
@@ -42,19 +42,20 @@ class RankReportData(NamedTuple):
 
 
 def collect_rank_report_data(
-    trace: Trace, steps: StepRange | None = None, budget: int = 0
+    trace: Trace, naming: Naming, steps: StepRange | None = None, budget: int = 0
 ) -> RankReportData:
     """What a report shows of one rank's window.
 
     Args:
         trace: its window.
+        naming: the names of operators and kernels.
         steps: only these; None: all.
         budget: how many spans its timeline may have; 0: it is not drawn, and has no details.
     """
     profile = Profile(trace if steps is None else select_steps(trace, steps))
-    cost = costs_of(profile, Naming())
+    cost = costs_of(profile, naming)
     return RankReportData(
-        rank_analysis_of(profile, cost.breakdown),
+        analyze_profile(profile, cost.breakdown),
         cost,
         collect_indicators(profile),
         model(profile),

@@ -11,7 +11,8 @@ import polars as pl
 
 from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.diff.costs import Device
-from ppprof.analysis.diff.diff import Diff, Side
+from ppprof.analysis.diff.diff import Diff
+from ppprof.analysis.diff.run_costs import RunCosts
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.report_data.rank import Details
 
@@ -29,7 +30,7 @@ class ReportData:
     """What the capture wrote about the job; empty for files that no capture of ours left."""
     cluster: Cluster
     """Steps, collectives and stragglers."""
-    side: Side
+    costs: RunCosts
     """Operators, kernels and modules."""
     step_times: pl.DataFrame
     """`ppprof.rundir.step_times.STEP_TIMES`: all steps, recorded or not; no rows if the run
@@ -53,11 +54,6 @@ class ReportData:
     def what(self) -> str:
         """Where it is, for messages."""
         return ", ".join(self.paths)
-
-    @cached_property
-    def itself(self) -> Diff:
-        """The run beside itself: its own numbers, as a comparison has them."""
-        return Diff(self.side, self.side)
 
     @cached_property
     def steps(self) -> Sequence[int]:

@@ -12,7 +12,7 @@ import polars as pl
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
 from ppprof.errors import UsageError
-from ppprof.rundir.remote_calls import REMOTE
+from ppprof.trace import REMOTE
 
 ACROSS = ("model", "dist", "op", "kernel", "memcpy", "udf")
 """The views whose rows are names that ranks share, in the order of `ppprof.analysis.summaries.views`."""

@@ -6,6 +6,19 @@ import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
 
+MEMORY = {
+    "place": pl.Categorical(),
+    "type": pl.String(),
+    "name": pl.Categorical(),
+    "allocation_count": pl.Int64(),
+    "free_count": pl.Int64(),
+    "allocation_bytes": pl.Int64(),
+    "free_bytes": pl.Int64(),
+    "increase_bytes": pl.Int64(),
+    "peak_allocated_bytes": pl.Int64(),
+    "peak_reserved_bytes": pl.Int64(),
+}
+
 
 def memory(profile: Profile) -> pl.DataFrame:
     """Allocations and frees by the host event around them.

@@ -10,10 +10,29 @@ import polars as pl
 
 from ppprof.analysis.profile.grouping import STATS, grouped, ratio_of, sort_by
 from ppprof.analysis.profile.profile import Profile
-from ppprof.rundir.remote_calls import REMOTE
+from ppprof.trace import REMOTE
 from ppprof.trace.remote_calls import ends_of
 
 Row = Mapping[str, Any]
+
+OPERATORS = {
+    "thread": pl.Int64(),
+    "kind": pl.String(),
+    **STATS,
+    "cpu_ratio": pl.Float64(),
+    "gpu_ratio": pl.Float64(),
+    "flops": pl.Int64(),
+    "node": pl.String(),
+}
+
+SPANS = {
+    **STATS,
+    "name": pl.Categorical(),
+    "cpu_ratio": pl.Float64(),
+    "gpu_ratio": pl.Float64(),
+}
+
+KERNELS = {name: dtype for name, dtype in SPANS.items() if not name.startswith("cpu_")}
 
 
 def operators(profile: Profile) -> pl.DataFrame:
@@ -89,19 +108,10 @@ def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
                 rows.append(_row("inner_device", launched["device"], launched, child))
         rows += [_row("accumulation", "gradient accumulation", rest, item) for rest in left[key]]
         rows += [_row("device", launched["device"], launched, item) for launched in own[key]]
-    return pl.DataFrame(rows, _OPERATOR_COLUMNS).with_columns(node=pl.lit(node, pl.String))
+    return pl.DataFrame([{**row, "node": node} for row in rows], OPERATORS)
 
 
 _TOTALS = pl.col("cpu_total_ns", "gpu_total_ns").sum()
-
-_OPERATOR_COLUMNS: Mapping[str, Any] = {
-    "thread": pl.Int64,
-    "kind": pl.String,
-    **STATS,
-    "cpu_ratio": pl.Float64,
-    "gpu_ratio": pl.Float64,
-    "flops": pl.Int64,
-}
 
 
 def _accumulation(calls: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
@@ -138,7 +148,7 @@ def _row(kind: str, name: str, stats: Row, whole: Row) -> Row:
             of_all = whole[f"{clock}_total_ns"]
             row[f"{clock}_ratio"] = total / of_all if of_all else 0.0
     row["flops"] = 0 if kind == "operator" else None
-    return {column: row.get(column) for column in _OPERATOR_COLUMNS}
+    return {column: row.get(column) for column in OPERATORS}
 
 
 def _rows(table: pl.DataFrame) -> list[dict[str, Any]]:

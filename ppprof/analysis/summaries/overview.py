@@ -10,6 +10,25 @@ from ppprof.analysis.profile.grouping import STATS, intervals_of, num_distinct, 
 from ppprof.analysis.profile.intervals import covered, overlap
 from ppprof.analysis.profile.profile import PHASES, Profile
 
+DEVICE = {"device": pl.String(), "utilization": pl.Float64()}
+
+OVERVIEW = {
+    "side": pl.String(),
+    "event_type": pl.String(),
+    "calls": pl.Int64(),
+    "time_ns": pl.Int64(),
+    "ratio": pl.Float64(),
+}
+
+MODEL = {**STATS, "cpu_ratio": pl.Float64(), "gpu_ratio": pl.Float64()}
+
+DISTRIBUTED = {
+    "name": pl.String(),
+    "time_ns": pl.Int64(),
+    "ratio": pl.Float64(),
+    "computed_by": pl.String(),
+}
+
 
 def device(profile: Profile) -> pl.DataFrame:
     """How busy the processors were.
@@ -28,7 +47,7 @@ def device(profile: Profile) -> pl.DataFrame:
         kernels = launched.filter((pl.col("device") == device) & (pl.col("category") == "Kernel"))
         busy_ns = covered(*intervals_of(kernels))
         rows.append((f"GPU{device}", busy_ns / profile.total_ns if profile.total_ns else None))
-    return pl.DataFrame(rows, {"device": pl.String, "utilization": pl.Float64}, orient="row")
+    return pl.DataFrame(rows, DEVICE, orient="row")
 
 
 def _finite(text: str | None) -> float | None:
@@ -85,13 +104,7 @@ def overview(profile: Profile) -> pl.DataFrame:
             for side, items in (("cpu", cpu), ("gpu", gpu.items()))
             for name, (calls, time_ns) in items
         ],
-        {
-            "side": pl.String,
-            "event_type": pl.String,
-            "calls": pl.Int64,
-            "time_ns": pl.Int64,
-            "ratio": pl.Float64,
-        },
+        OVERVIEW,
         orient="row",
     )
 
@@ -174,6 +187,6 @@ def distributed(profile: Profile) -> pl.DataFrame:
         [(name, ns, ratio(ns, profile.total_ns), by) for name, ns, by in rows]
         if len(comm.both[0])
         else [],
-        {"name": pl.String, "time_ns": pl.Int64, "ratio": pl.Float64, "computed_by": pl.String},
+        DISTRIBUTED,
         orient="row",
     )

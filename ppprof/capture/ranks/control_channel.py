@@ -1,19 +1,18 @@
-"""Mail between rank 0 and the others, read between two steps: no thread, nothing that waits.
+"""Messages between rank 0 and the other ranks, read between two steps: no thread, no waiting.
 
 ::
 
     rank 3   hello -->            ack 7 -->         ask -->
     rank 0   knows rank 3         7: "window 2 starts at step 120"   sent again until confirmed
 
-Datagrams, as with the clocks (`clock_exchange`): to look for one that is not there takes 2 us, where a
-question to the job's store took 47 ms with Paddle 3.3.1, between two ranks of one machine.
-What rank 0 sends is confirmed by each rank; what they send to it may be lost.
+Messages are UDP datagrams, as for the clocks (`clock_sync`): looking for one that is not there takes
+2 us, where a query of the job's store took 47 ms with Paddle 3.3.1, between two ranks of one machine.
+Each rank confirms what rank 0 sends; what the other ranks send may be lost.
 """
 
 from __future__ import annotations
 
 import json
-import secrets
 import socket
 import time
 from abc import ABC, abstractmethod
@@ -22,22 +21,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from ppprof.capture.ranks import udp
+
 Message = dict[str, Any]
 
-_LARGEST = 16384
-_AGAIN_SECONDS = 0.05
-"""How long a confirmation may take before it is sent again."""
+_MAX_BYTES = 16384
+_RESEND_SECONDS = 0.05
+"""How long rank 0 waits for a confirmation before it sends a message again."""
 _HELLO_SECONDS = 0.25
-_LIVES_SECONDS = 30.0
-"""How long it is sent again."""
+_LIFETIME_SECONDS = 30.0
+"""For how long rank 0 sends a message again."""
 
 
 class ControlChannel(ABC):
-    """A rank's end, for the length of its session."""
+    """A rank's end of the channel, for the length of its session."""
 
     @abstractmethod
     def read(self) -> list[Message]:
-        """What has come since the last time; from a rank, its number is under ``rank``.
+        """Return the messages since the last call; a rank's number is under ``rank``.
 
         Raises:
             OSError: the socket is broken.
@@ -45,40 +46,40 @@ class ControlChannel(ABC):
 
     @abstractmethod
     def send(self, message: Message) -> None:
-        """From rank 0 to all others, from another to rank 0.
+        """Send from rank 0 to all other ranks, or from another rank to rank 0.
 
         Raises:
             OSError: the socket is broken.
         """
 
-    def late(self) -> list[int]:
-        """Ranks that have not confirmed the last message."""
+    def unconfirmed(self) -> list[int]:
+        """Return the ranks that have not confirmed the last message."""
         return []
 
     @abstractmethod
     def close(self, seconds: float = 0) -> None:
-        """Ends it; rank 0 waits so long for confirmations."""
+        """Close the channel; rank 0 first waits for confirmations, for so many seconds."""
 
 
 class LocalChannel(ControlChannel):
-    """Of a job with one rank."""
+    """The channel of a job with one rank."""
 
     def read(self) -> list[Message]:
-        """Nothing."""
+        """Return no messages."""
         return []
 
     def send(self, message: Message) -> None:
-        """To nobody."""
+        """Do nothing: there is no other rank."""
 
     def close(self, seconds: float = 0) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
 @dataclass
-class _Sent:
+class _SentMessage:
     packet: bytes
-    at: float
-    again: float
+    sent: float
+    resent: float
     missing: set[int] = field(default_factory=set)
 
 
@@ -87,12 +88,13 @@ class CoordinatorChannel(ControlChannel):
 
     Args:
         host: where the other ranks reach this one.
-        world_size: how many there are, with this one.
+        world_size: number of ranks, this one included.
         store: the job's store.
-        key: of the store, and known to all ranks.
+        key: prefix of the keys in the store, the same on all ranks.
+        clock: returns seconds.
 
     Raises:
-        OSError: there is no such address here.
+        OSError: this machine does not have the address.
         RuntimeError: the store fails.
     """
 
@@ -107,67 +109,54 @@ class CoordinatorChannel(ControlChannel):
         self._clock = clock
         self._others = set(range(1, world_size))
         self._addresses: dict[int, Any] = {}
-        self._sent: dict[int, _Sent] = {}
+        self._sent: dict[int, _SentMessage] = {}
         self._number = 0
-        self._token = secrets.token_hex(8)
-        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
-        self._socket = socket.socket(family, socket.SOCK_DGRAM)
-        try:
-            self._socket.bind(address)
-            self._socket.setblocking(False)
-            port = self._socket.getsockname()[1]
-            store.set(f"{key}/address", json.dumps([host, port, self._token]))
-            store.add(f"{key}/posted", 1)
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket, self._token = udp.listen(host, store, key)
+        self._socket.setblocking(False)
 
     def read(self) -> list[Message]:
-        """As above; and sends again what was not confirmed."""
-        found = []
+        """As above; also sends unconfirmed messages again."""
+        messages = []
         while True:
             try:
-                packet, sender = self._socket.recvfrom(_LARGEST)
+                packet, sender = self._socket.recvfrom(_MAX_BYTES)
             except BlockingIOError:
                 break
-            except ConnectionError:  # some rank's end is closed
+            except ConnectionError:  # some rank has closed its end
                 continue
-            message = _message(packet, self._token)
+            message = _decode(packet, self._token)
             rank = message.get("rank")
             if rank not in self._others:
                 continue
             self._addresses[rank] = sender
             if message["kind"] == "hello":
-                self._put(_packet(self._token, {"kind": "welcome"}), rank)
-                for sent in self._sent.values():  # what it has missed
-                    self._put(sent.packet, rank)
-                    sent.missing.add(rank)
+                self._welcome(rank)
             elif message["kind"] == "ack":
                 if message.get("number") in self._sent:
                     self._sent[message["number"]].missing.discard(rank)
             else:
-                found.append(message)
+                messages.append(message)
         if self._sent:
-            self._send_again()
-        return found
+            self._resend()
+        return messages
 
     def send(self, message: Message) -> None:
-        """As above, and again at each `read` until it is confirmed or old."""
+        """As above, and again at each `read` until all ranks have confirmed it or it is old."""
         self._number += 1
-        packet = _packet(self._token, {**message, "number": self._number})
+        packet = _encode(self._token, {**message, "number": self._number})
         for rank in self._addresses:
-            self._put(packet, rank)
+            self._send_packet(packet, rank)
         now = self._clock()
-        self._sent[self._number] = _Sent(packet, now, now, set(self._addresses))
+        self._sent[self._number] = _SentMessage(packet, now, now, set(self._addresses))
 
-    def late(self) -> list[int]:
-        """Ranks that have not confirmed the last message, or never said hello."""
-        sent = self._sent.get(self._number)
+    def unconfirmed(self) -> list[int]:
+        """Return the ranks that have not confirmed the last message, or never sent a hello."""
+        message = self._sent.get(self._number)
         unknown = self._others - self._addresses.keys()
-        return sorted(unknown | (sent.missing if sent is not None else set()))
+        return sorted(unknown | (message.missing if message is not None else set()))
 
     def close(self, seconds: float = 0) -> None:
-        """Waits for confirmations as long as there is something to confirm."""
+        """As above; returns earlier once all messages are confirmed."""
         deadline = self._clock() + seconds
         with suppress(OSError):
             while any(sent.missing for sent in self._sent.values()) and self._clock() < deadline:
@@ -175,28 +164,36 @@ class CoordinatorChannel(ControlChannel):
                 time.sleep(0.01)
         self._socket.close()
 
-    def _send_again(self) -> None:
+    def _welcome(self, rank: int) -> None:
+        """Answer a hello, and send what the rank has missed."""
+        self._send_packet(_encode(self._token, {"kind": "welcome"}), rank)
+        for sent in self._sent.values():
+            self._send_packet(sent.packet, rank)
+            sent.missing.add(rank)
+
+    def _resend(self) -> None:
         now = self._clock()
         for number, sent in list(self._sent.items()):
-            if now - sent.at > _LIVES_SECONDS:
+            if now - sent.sent > _LIFETIME_SECONDS:
                 del self._sent[number]
-            elif sent.missing and now - sent.again >= _AGAIN_SECONDS:
-                sent.again = now
+            elif sent.missing and now - sent.resent >= _RESEND_SECONDS:
+                sent.resent = now
                 for rank in sent.missing:
-                    self._put(sent.packet, rank)
+                    self._send_packet(sent.packet, rank)
 
-    def _put(self, packet: bytes, rank: int) -> None:
+    def _send_packet(self, packet: bytes, rank: int) -> None:
         with suppress(BlockingIOError, ConnectionError):  # lost; it is sent again
             self._socket.sendto(packet, self._addresses[rank])
 
 
 class WorkerChannel(ControlChannel):
-    """Any other rank's end.
+    """The end of any other rank.
 
     Args:
         rank: of this process.
         store: the job's store.
-        key: of the store, and known to all ranks.
+        key: prefix of the keys in the store, the same on all ranks.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -208,78 +205,72 @@ class WorkerChannel(ControlChannel):
         self._key = key
         self._socket: socket.socket | None = None
         self._token = ""
-        self._looked = self._hello = 0.0
-        self._looks = 0
+        self._last_hello = 0.0
+        self._num_lookups = 0
         self._is_welcome = False
-        self._read: set[int] = set()
+        self._numbers_read: set[int] = set()
 
     def read(self) -> list[Message]:
-        """As above; looks for rank 0 at the first two calls, by when it has attached."""
+        """As above; the first two calls look for rank 0, which has attached by then."""
         if self._socket is None:
             self._look_for_rank_0()
             if self._socket is None:
                 return []
-        found = []
+        messages = []
         while True:
             try:
-                packet = self._socket.recv(_LARGEST)
+                packet = self._socket.recv(_MAX_BYTES)
             except BlockingIOError:
                 break
             except ConnectionError:
                 if not self._is_welcome:
                     break
                 continue
-            message = _message(packet, self._token)
+            message = _decode(packet, self._token)
             if message.get("kind") == "welcome":
                 self._is_welcome = True
             elif isinstance(message.get("number"), int):
                 number = message["number"]
-                self._put({"kind": "ack", "number": number})
-                if number not in self._read:
-                    self._read.add(number)
-                    found.append(message)
-        if not self._is_welcome and self._clock() - self._hello >= _HELLO_SECONDS:
-            self._hello = self._clock()
-            self._put({"kind": "hello"})
-        return sorted(found, key=lambda message: int(message["number"]))
+                self._send_message({"kind": "ack", "number": number})
+                if number not in self._numbers_read:
+                    self._numbers_read.add(number)
+                    messages.append(message)
+        if not self._is_welcome and self._clock() - self._last_hello >= _HELLO_SECONDS:
+            self._last_hello = self._clock()
+            self._send_message({"kind": "hello"})
+        return sorted(messages, key=lambda message: int(message["number"]))
 
     def send(self, message: Message) -> None:
-        """To rank 0, once."""
+        """Send to rank 0, once; does nothing before rank 0 was found."""
         if self._socket is not None:
-            self._put(message)
+            self._send_message(message)
 
     def close(self, seconds: float = 0) -> None:
-        """Ends it."""
+        """Close the channel."""
         if self._socket is not None:
             self._socket.close()
 
     def _look_for_rank_0(self) -> None:
-        self._looks += 1
-        if self._looks > 2 or not self._store.add(f"{self._key}/posted", 0):
+        self._num_lookups += 1
+        if self._num_lookups > 2:
             return
-        host, port, self._token = json.loads(self._store.get(f"{self._key}/address"))
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-        found = socket.socket(family, kind)
-        try:
-            found.setblocking(False)
-            found.connect(address)
-        except BaseException:
-            found.close()
-            raise
-        self._socket = found
+        endpoint = udp.connect(self._store, self._key)
+        if endpoint is not None:
+            self._socket, self._token = endpoint
+            self._socket.setblocking(False)
 
-    def _put(self, message: Message) -> None:
+    def _send_message(self, message: Message) -> None:
         assert self._socket is not None
         with suppress(BlockingIOError, ConnectionError):
-            self._socket.send(_packet(self._token, {**message, "rank": self._rank}))
+            self._socket.send(_encode(self._token, {**message, "rank": self._rank}))
 
 
-def _packet(token: str, message: Mapping[str, Any]) -> bytes:
+def _encode(token: str, message: Mapping[str, Any]) -> bytes:
     return json.dumps({"token": token, **message}).encode()
 
 
-def _message(packet: bytes, token: str) -> Message:
-    """What a packet says; nothing, if it is none of ours."""
+def _decode(packet: bytes, token: str) -> Message:
+    """Return the message of a packet; empty if the packet is not one of this session."""
     with suppress(ValueError):
         message = json.loads(packet)
         if (

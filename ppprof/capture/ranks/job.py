@@ -1,4 +1,4 @@
-"""This process in its job: which rank, where on the grid, and the run directory all agree on."""
+"""This process in its job: its rank and coordinate, and the run directory that all ranks share."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ from ppprof.topology import AXES, Topology
 log = logging.getLogger("ppprof")
 
 _AGREE_SECONDS = 60.0
-"""How long a rank waits to hear of the run directory from the rank that made it."""
+"""How long a rank waits for the name of the run directory from the rank that made it."""
 
 _FLEET_AXES = {"data": "dp", "pipe": "pp", "sharding": "sharding", "sep": "sep", "model": "mp"}
 
-_agreements = itertools.count()  # the ranks of a job attach in step, so the n-th is the same one
+_agreements = (
+    itertools.count()
+)  # all ranks attach equally often, so the n-th of one is the n-th of all
 
 
 def agreement() -> str:
-    """Prefix of keys in the job's store: the same for the n-th session of every rank."""
+    """Return a prefix of keys in the job's store: the same for the n-th session of every rank."""
     return f"ppprof/run/{next(_agreements)}"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the launcher and Fleet say of this process."""
+    """This process's place in its job, as the launcher and Fleet set it."""
 
     rank: int
     topology: Topology
@@ -46,12 +48,18 @@ class Job:
 
     @classmethod
     def here(cls, topology: Topology | None = None) -> Job:
-        """The job of this process; ``topology`` unless it is of another size."""
+        """Return the job of this process.
+
+        Args:
+            topology: of the job; ignored, with a warning, if its size is not the job's. By default
+                Fleet's if it is initialised, else data parallel over all ranks.
+        """
         rank = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
         world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
         if topology is not None and topology.world_size != world_size:
             log.warning(
-                f"topology of {topology.world_size} ranks, but {world_size} processes: not used"
+                f"the topology has {topology.world_size} ranks, but the job has {world_size} "
+                "processes: the topology is ignored"
             )
             topology = None
         topology = topology or _fleet_topology(world_size) or Topology.of(dp=world_size)
@@ -62,20 +70,20 @@ class Job:
         return cls(rank, topology, tuple(hosts))
 
     def run_directory(self, log_dir: Path, manifest: Mapping[str, Any], key: str) -> Path:
-        """A directory for this run, made under ``log_dir``; the same one for every rank that asks.
+        """Make a directory for this run under ``log_dir`` and return it, the same for every rank.
 
-        The first rank to ask makes it and tells the others through the job's store, so that none
-        waits for a rank that does not attach. Where they do not find it, the node has a disk of
-        its own and gets a directory of its own, with the same run id in its manifest.
+        The first rank that calls this makes it and writes its name into the job's store, so no rank
+        waits for one that does not attach. A rank that does not find the directory is on a node
+        with a disk of its own. That node gets its own directory, with the same run id.
 
         Args:
-            log_dir: the log directory.
-            manifest: what the manifest holds besides the job.
+            log_dir: ``Profiler.profiler_log``.
+            manifest: entries of the manifest besides the job.
             key: this session's `agreement`.
 
         Raises:
-            OSError: it cannot be made or written.
-            RuntimeError: the ranks cannot agree.
+            OSError: the directory cannot be made or written.
+            RuntimeError: the ranks cannot agree on a directory.
         """
         run = self._agreed_directory(log_dir, manifest, key)
         rundir.write_node_marker(run, self.rank)
@@ -111,13 +119,13 @@ class Job:
         if found is not None:
             return found
         run = rundir.claim(log_dir, answer["name"], answer["run_id"])
-        if not rundir.has_manifest(run):  # of the ranks on this disk one writes it
+        if not rundir.has_manifest(run):  # one of the ranks on this disk writes it
             rundir.write_manifest(run, json.loads(store.get(f"{key}/manifest")))
-            _tell_of_earlier(log_dir, run)
+            _log_earlier_run(log_dir, run)
         return run
 
     def manifest(self, more: Mapping[str, Any]) -> dict[str, Any]:
-        """What a reader has to know of the job, and ``more``."""
+        """Return the manifest: the job, its ranks and versions, and the entries of ``more``."""
         topology = self.topology
         return {
             "run_id": uuid.uuid4().hex,
@@ -144,17 +152,17 @@ class Job:
 def _make(log_dir: Path, manifest: Mapping[str, Any]) -> Path:
     run = rundir.claim(log_dir)
     rundir.write_manifest(run, manifest)
-    _tell_of_earlier(log_dir, run)
+    _log_earlier_run(log_dir, run)
     return run
 
 
-def _tell_of_earlier(log_dir: Path, run: Path) -> None:
+def _log_earlier_run(log_dir: Path, run: Path) -> None:
     if run != log_dir:
-        log.info(f"{log_dir} holds an earlier run; this one goes to {run}")
+        log.info(f"{log_dir} holds an earlier run; this run is written to {run}")
 
 
 def job_store() -> Any:
-    """The store of all ranks that Paddle keeps.
+    """Return the store that Paddle keeps for all ranks.
 
     Raises:
         RuntimeError: the ranks are not initialised.
@@ -162,14 +170,14 @@ def job_store() -> Any:
     import paddle.distributed as dist
     from paddle.base import core
 
-    # Before that, the store would wait for all ranks to attach, and not all need to.
+    # Before initialisation, the store waits for all ranks to attach, and some may not attach.
     if not dist.is_initialized():
         raise RuntimeError("attach() was called before fleet.init() or init_parallel_env()")
     return core.create_or_get_global_tcp_store()
 
 
 def _fleet_topology(world_size: int) -> Topology | None:
-    """The grid that ``fleet.init`` laid out, if it did and if its axes are ours."""
+    """Return the topology of ``fleet.init``; None without one, or with axes that ppprof lacks."""
     module = sys.modules.get("paddle.distributed.fleet.base.topology")
     group = getattr(module, "_HYBRID_PARALLEL_GROUP", None)
     if group is None:

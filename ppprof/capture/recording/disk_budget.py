@@ -1,4 +1,4 @@
-"""How much of ``Profiler.max_trace_mb`` a rank has left, and when a window is to end for it."""
+"""How much of ``Profiler.max_trace_mb`` a rank has left, and when a window has to end for it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pathlib import Path
 from ppprof import rundir
 from ppprof.units import MEGABYTE
 
-_PB_OF_RESIDENT = 2 / 5
-"""Size of a ``.pb`` by the growth of resident memory in a first window, on the safe side: 1/5.9 to
-1/8.4 with Paddle 3.3 on a CPU, but more where memory was free before (1/3 with 2.6.2). Later windows get the memory of
-earlier ones, and do not make it grow."""
-_OF_PB = {"json": 4.5, "json.gz": 0.5, "pb": 0.0}
-"""Size of a trace by that of the ``.pb``: 4.1 and 0.42 there. The ``.pb`` itself is on the disk
-while the others are made, asked for or not."""
+_PB_PER_RESIDENT = 2 / 5
+"""Size of a ``.pb`` over the growth of resident memory in a first window, on the safe side: 1/5.9 to
+1/8.4 with Paddle 3.3 on a CPU, but more if memory was free before (1/3 with 2.6.2). Later windows reuse
+the memory of earlier ones, so memory does not grow."""
+_SIZE_PER_PB = {"json": 4.5, "json.gz": 0.5, "pb": 0.0}
+"""Size of a trace over that of the ``.pb``: 4.1 and 0.42 in the same measurement. The ``.pb`` itself is
+on the disk while the other formats are written, even if it is deleted afterwards."""
 
 
-class Budget:
-    """Of one rank, over all windows of a run.
+class DiskBudget:
+    """The disk space of one rank's traces, over all windows of a run.
 
     Args:
         run: the run directory.
         rank: whose traces count.
-        max_trace_mb: what they may take.
-        formats: in which they are written.
-        resident_bytes: resident memory of this process.
+        max_trace_mb: limit in MB of 10^6 bytes.
+        formats: in which traces are written.
+        resident_bytes: returns the resident memory of this process.
     """
 
     def __init__(
@@ -41,58 +41,58 @@ class Budget:
         self.max_bytes = int(max_trace_mb * MEGABYTE)
         self._run = run
         self._rank = rank
-        self._times = 1 + sum(_OF_PB[fmt] for fmt in formats)
+        self._total_per_pb = 1 + sum(_SIZE_PER_PB[fmt] for fmt in formats)
         self._resident_bytes = resident_bytes or _resident_bytes
         self._unfinished: dict[rundir.TraceName, int] = {}
-        self._before = 0
+        self._resident_at_open = 0
         self._spent = 0
         self._step_bytes: float | None = None
 
     def open(self) -> None:
-        """A window opens."""
-        self._before = self._resident_bytes()
+        """Take note that a window opens."""
+        self._resident_at_open = self._resident_bytes()
         self._spent = self._on_disk()
 
     @property
     def is_spent(self) -> bool:
-        """Whether a window should not open: not one step would fit."""
-        return self._on_disk() + self._times * (self._step_bytes or 1) > self.max_bytes
+        """Whether a window should not open, since not even one step would fit."""
+        return self._on_disk() + self._total_per_pb * (self._step_bytes or 1) > self.max_bytes
 
     def is_close(self, num_steps: int) -> bool:
-        """Whether a window that has ``num_steps`` is to end, for one more might be too much."""
+        """Whether a window with ``num_steps`` has to end, since one more step might not fit."""
         per_step = self._step_bytes
         if per_step is None:
-            grown = max(0, self._resident_bytes() - self._before)
-            per_step = grown * _PB_OF_RESIDENT / max(num_steps, 1)
-        return self._spent + self._times * per_step * (num_steps + 1) > self.max_bytes
+            growth = max(0, self._resident_bytes() - self._resident_at_open)
+            per_step = growth * _PB_PER_RESIDENT / max(num_steps, 1)
+        return self._spent + self._total_per_pb * per_step * (num_steps + 1) > self.max_bytes
 
     def saved(self, name: rundir.TraceName, num_steps: int) -> None:
-        """A window was saved: from now on a step's size is known."""
+        """Take note that a window was saved: from now on the size of a step is known."""
         size = (self._run / name.raw).stat().st_size
         self._unfinished[name] = size
         if num_steps:
             self._step_bytes = size / num_steps
 
     def dropped(self, name: rundir.TraceName) -> None:
-        """A window was deleted."""
+        """Take note that a window was deleted."""
         self._unfinished.pop(name, None)
 
     def _on_disk(self) -> int:
-        """What the traces take, and will take once they are finished."""
-        taken = rundir.trace_bytes(self._run, self._rank)
-        coming = 0
+        """Return the size of all traces, with those that are still to be written."""
+        written = rundir.trace_bytes(self._run, self._rank)
+        pending = 0
         for name, size in list(self._unfinished.items()):
             if (self._run / name.summary).exists():
-                del self._unfinished[name]  # being written, or there
+                del self._unfinished[name]  # its traces are being written, or are complete
             else:
-                coming += int(size * (self._times - 1))
-        return taken + coming
+                pending += int(size * (self._total_per_pb - 1))
+        return written + pending
 
 
 def _resident_bytes() -> int:
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except OSError:  # no Linux: the most there ever was
+    except OSError:  # not Linux: the peak so far
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return pages * resource.getpagesize()

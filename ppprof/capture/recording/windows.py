@@ -12,43 +12,43 @@ from typing import TYPE_CHECKING, Protocol
 from ppprof import rundir
 from ppprof.capture.output import reason
 from ppprof.capture.postprocess import PostProcessor
-from ppprof.capture.recording.disk_budget import Budget
+from ppprof.capture.recording.disk_budget import DiskBudget
 from ppprof.capture.schedule import State
 from ppprof.topology import Topology
 from ppprof.units import MEGABYTE
 
-if TYPE_CHECKING:  # it imports Paddle, which this module does without
+if TYPE_CHECKING:  # it imports Paddle, which this module does not need
     from ppprof.capture.recording.recorder import Recorder
 
 log = logging.getLogger("ppprof")
 
 
 class Wrapper(Protocol):
-    """Something that records more than Paddle does, by wrapping functions during a window."""
+    """Records more than Paddle does, by wrapping functions during a window."""
 
     def install(self) -> None:
-        """Wrap them."""
+        """Wrap the functions."""
 
     def uninstall(self) -> None:
-        """Restore them."""
+        """Restore the functions."""
 
 
 class Windows:
-    """Turns the schedule's states into calls of the recorder, and windows into raw files."""
+    """Turns states of steps into calls of the recorder, and windows into raw files."""
 
     def __init__(
         self,
         recorder: Recorder,
-        finisher: PostProcessor,
+        post_processor: PostProcessor,
         run: Path,
         rank: int,
         topology: Topology,
-        budget: Budget | None = None,
+        budget: DiskBudget | None = None,
         wrappers: Sequence[Wrapper] = (),
     ) -> None:
         self._recorder = recorder
         self._wrappers = wrappers
-        self._finisher = finisher
+        self._post_processor = post_processor
         self._run = run
         self._rank = rank
         self._label = topology.label(rank)
@@ -57,24 +57,24 @@ class Windows:
         self._budget = budget
         self._held: dict[int, rundir.TraceName] = {}
         self.holds = False
-        """Whether a window that is saved from now on waits for `release` or `drop`."""
+        """Whether windows that are saved from now on wait for `release` or `drop`."""
         self.num_dropped = 0
         self.saved: list[rundir.TraceName] = []
         """Names of the windows on disk, in order."""
 
     @property
     def calls(self) -> Path | None:
-        """Where remote calls of the window that is open are kept; None while none is."""
+        """The folder of remote calls of the open window; None without an open window."""
         name = self._open
         return None if name is None else self._run / name.calls
 
     def fits(self, before: State, after: State, window: int) -> bool:
-        """Whether there is room for a step in state ``after``; says so where there is none.
+        """Return whether there is disk space for a step in state ``after``; log if there is not.
 
         Args:
             before: state of the step that ends.
             after: state of the step that begins.
-            window: number of the window that it is in, or that comes next.
+            window: number of the window that the step is in, or of the next one.
 
         Raises:
             OSError: the directory is gone.
@@ -85,25 +85,25 @@ class Windows:
             if not self._budget.is_close(self._num_steps + before.records):
                 return True
             steps = self._num_steps + before.records
-            what = f"ends after {steps} step{'s' * (steps != 1)} on this rank"
+            effect = f"ends after {steps} step{'s' * (steps != 1)} on this rank"
         elif not self._budget.is_spent:
             return True
         else:
-            what = "is not recorded on this rank"
+            effect = "is not recorded on this rank"
         megabytes = self._budget.max_bytes / MEGABYTE
         log.warning(
-            f"rank {self._rank}: window {window} {what}: Profiler.max_trace_mb {megabytes:g}"
+            f"rank {self._rank}: window {window} {effect}: Profiler.max_trace_mb {megabytes:g}"
         )
         return False
 
-    def turn(self, before: State, after: State, step: int, window: int) -> None:
-        """What happens between a step in state ``before`` and the next one, number ``step``.
+    def advance(self, before: State, after: State, step: int, window: int) -> None:
+        """Open, continue or save a window between two steps.
 
         Args:
             before: state of the step that ends; CLOSED ahead of the first one.
             after: state of the step that begins.
-            step: its number.
-            window: number of the window that it is in, or that comes next.
+            step: number of the step that begins.
+            window: number of the window that the step is in, or of the next one.
 
         Raises:
             RuntimeError: the window could not be saved.
@@ -113,7 +113,9 @@ class Windows:
         if before is State.LAST:
             self._save()
         opens = after.records and self._open is None
-        if before is not State.READY and (after is State.READY or opens):  # CUPTI takes it once
+        if before is not State.READY and (
+            after is State.READY or opens
+        ):  # CUPTI accepts one call only
             self._recorder.prepare()
         if opens:
             self._open = rundir.TraceName(self._rank, self._label, datetime.now(), window)
@@ -127,15 +129,15 @@ class Windows:
             self._recorder.begin_step(step)
 
     def close(self, keep_empty: bool) -> None:
-        """Saves a window that is still open and lets go of Paddle's profiler.
+        """Save an open window and release Paddle's profiler.
 
         Args:
-            keep_empty: also a window in which no step has ended.
+            keep_empty: save also a window in which no step has ended.
 
         Raises:
             RuntimeError: the window could not be saved.
         """
-        self.holds = False  # there will be no verdict
+        self.holds = False  # no keep decision will arrive
         try:
             for window in list(self._held):
                 self.release(window)
@@ -143,20 +145,21 @@ class Windows:
                 self._recorder.end_step()
                 self._save()
         finally:
+            self._open = None
             self._uninstall()
             self._recorder.close()
 
     def release(self, window: int, brief: bool = False) -> None:
-        """Finishes a window that was held; ``brief`` where the process is about to end."""
+        """Make tables and traces of a held window; ``brief`` if the process is about to end."""
         name = self._held.pop(window, None)
         if name is not None:
             self._finish(name, brief)
 
     def drop(self, window: int) -> None:
-        """Deletes a window that was held.
+        """Delete a held window.
 
         Raises:
-            OSError: it cannot be deleted.
+            OSError: the file cannot be deleted.
         """
         name = self._held.pop(window, None)
         if name is not None:
@@ -167,11 +170,11 @@ class Windows:
             (self._run / name.raw).unlink()
 
     def rescue(self) -> None:
-        """Saves a window that is still open as the process ends; in any thread.
+        """Save an open window as the process is about to end; called in any thread.
 
-        Paddle's profiler stays: the training may be inside an operator that uses it. The step that
-        never ended gets no span: Paddle would put it on the thread that ends it, and VisualDL
-        shows no phases where one of the steps is on another thread than the model.
+        Paddle's profiler is not released: the training may be inside an operator that uses it. The
+        step that never ended gets no span: Paddle would put the span on the thread that ends it, and
+        VisualDL shows no phases if a step is on another thread than the model.
 
         Raises:
             RuntimeError: the window could not be saved.
@@ -200,7 +203,7 @@ class Windows:
 
     def _finish(self, name: rundir.TraceName, brief: bool) -> None:
         self.saved.append(name)
-        self._finisher.add(name.window, self._run / name.raw, brief)
+        self._post_processor.add(name.window, self._run / name.raw, brief)
 
     def _uninstall(self) -> None:
         for wrapper in self._wrappers:

@@ -1,45 +1,50 @@
-"""A run's picture as one page of HTML that opens without a network.
+"""A run's report as one HTML page that opens without a network.
 
-`render` fills ``template.html`` (Jinja2, autoescape) with tables, which are rows of HTML, and with
-``data``, which the page's own scripts draw: bars, lines and heat maps by Apache ECharts
-(``echarts.min.js`` 6.1.0 as published on npm), spans by ``lanes.js``. What is said is in
-``en.yaml`` and ``zh.yaml``.
+`render` fills ``template.html`` (Jinja2, autoescape) with tables and with ``data`` for the page's
+own scripts: Apache ECharts (``echarts.min.js`` 6.1.0 as published on npm) draws bars, lines and
+heat maps, ``lanes.js`` draws spans. The texts are in ``en.yaml`` and ``zh.yaml``.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from concurrent.futures import Executor
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import jinja2
 import yaml
 from markupsafe import Markup
 
+from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.errors import UsageError
+from ppprof.paths import to_path, write_atomically
 from ppprof.report.html.charts import chart_data
 from ppprof.report.html.sections import headline, sections
 from ppprof.report.html.words import Words
+from ppprof.run.report import collect_report_data
+from ppprof.run.run import Run
+from ppprof.topology import RankSelector
 from ppprof.units import format_ranges
 
 LANGUAGES = ("en", "zh")
-"""Those that there are words in."""
+"""Languages of the texts."""
 
 _SCRIPTS = ("echarts.min.js", "words.js", "charts.js", "lanes.js", "tables.js", "page.js")
-"""In the order in which they run."""
+"""In the order in which the page runs them."""
 
 
 def render(report: ReportData, language: str = "en") -> str:
-    """The page: one file that asks for nothing else.
+    """Return the page: one file that loads nothing else.
 
     Raises:
-        UsageError: no such language.
+        UsageError: unknown language.
     """
-    if language not in LANGUAGES:
-        raise UsageError(f"language {language!r}: expected one of {', '.join(LANGUAGES)}")
+    _check_language(language)
     words = Words(language, yaml.safe_load(_file(f"{language}.yaml")))
     scripts = [_file(name) for name in _SCRIPTS]
     environment = jinja2.Environment(
@@ -57,8 +62,50 @@ def render(report: ReportData, language: str = "en") -> str:
     )
 
 
+def write_report(
+    run: Run,
+    path: str | Path,
+    *,
+    baseline: Run | None = None,
+    ranks: RankSelector = "all",
+    window: int | None = None,
+    steps: StepRange | str | int | None = None,
+    language: str = "en",
+    executor: Executor | None = None,
+) -> None:
+    """Write a run as one page of HTML that opens without a network.
+
+        ppprof.write_report(ppprof.open("profiler_log"), "report.html")
+
+    Args:
+        run: the run.
+        path: the page; replaced where it exists.
+        baseline: a run to compare with.
+        ranks: which ranks; see `ppprof.run.run.Run.select_ranks`.
+        window: which window; None: the last.
+        steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
+        language: ``en`` or ``zh``.
+        executor: reads several ranks at once, any of ``concurrent.futures``.
+
+    Raises:
+        UsageError: no such ranks, window, steps or language; names those that exist.
+        InputError: a run cannot be read, or it has no steps.
+        OSError: the page cannot be written.
+    """
+    _check_language(language)
+    report = collect_report_data(
+        run, baseline=baseline, ranks=ranks, window=window, steps=steps, executor=executor
+    )
+    write_atomically(to_path(path), render(report, language).encode())
+
+
+def _check_language(language: str) -> None:
+    if language not in LANGUAGES:
+        raise UsageError(f"language {language!r}: expected one of {', '.join(LANGUAGES)}")
+
+
 def _head(report: ReportData, words: Words) -> dict[str, Any]:
-    """What stands above everything, and below."""
+    """Return the texts of the page's header and footer."""
     steps, ranks = format_ranges("step", report.steps), format_ranges("rank", report.ranks)
     return {
         "what": report.what,
@@ -73,11 +120,11 @@ def _file(name: str) -> str:
 
 
 def _policy(scripts: list[str]) -> str:
-    """What the page may do: run these scripts, style itself, and ask nobody for anything."""
+    """Return the content security policy: run these scripts, style the page, load nothing."""
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts)
     allowed: dict[str, Any] = {
         "default-src": "'none'",
-        "script-src": " ".join(f"'sha256-{of}'" for of in hashes),
+        "script-src": " ".join(f"'sha256-{digest}'" for digest in hashes),
         "style-src": "'unsafe-inline'",
         "img-src": "data: blob:",
         "base-uri": "'none'",

@@ -1,4 +1,4 @@
-"""What a section of the page consists of: plain rows, before anything is drawn."""
+"""The blocks of a section of the page, as plain rows that the template renders."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ import polars as pl
 from ppprof.report.text.advice import FindingRow
 from ppprof.units import bytes_text, format_time, ratio_text
 
-MOST_ROWS = 300
-"""Of a table: behind these nobody looks, and each costs the browser."""
+MAX_ROWS = 300
+"""Rows of a table; more rows slow the browser down and are rarely read."""
 
-_SEEN_AT_ONCE = 12
-"""Rows of a table that needs no search."""
+_MAX_ROWS_WITHOUT_SEARCH = 12
 
 
 def milliseconds(time_ns: float) -> str:
-    """``12.346``, of nanoseconds: a column's, whose heading has the unit."""
+    """Format nanoseconds as milliseconds without the unit, as in ``12.346``."""
     return f"{time_ns / 1e6:,.3f}"
 
 
 def number(value: float) -> str:
-    """``1,234`` or ``12.5``."""
+    """Format a number, as in ``1,234`` or ``12.5``."""
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.3g}"
 
 
@@ -37,12 +36,12 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "bytes": bytes_text,
     "ratio": ratio_text,
 }
-"""How values of a kind are written. ms and GB/s: of nanoseconds and of bytes a second, without the
-unit, which the heading has."""
+"""Formatter of each kind of value. ``ms`` takes nanoseconds, ``GB/s`` bytes per second; both leave
+the unit to the column's header."""
 
 
-def written(value: Any, kind: str) -> str:
-    """A value as its kind is written; ``-`` where it is not known."""
+def format_as(value: Any, kind: str) -> str:
+    """Format a value of a kind; ``-`` for None."""
     return "-" if value is None else FORMATS[kind](value)
 
 
@@ -52,18 +51,18 @@ class Cell:
 
     text: str
     order: float | str | None = None
-    """What it is sorted by; None is last."""
+    """Sort key; None sorts last."""
     mark: str = ""
-    """A class of the style sheet: ``worse`` and ``better`` of a change, ``slow`` of a rank."""
+    """Class in the style sheet: ``worse`` or ``better`` for a change, ``slow`` for a rank."""
 
 
 def cell(value: Any, kind: str) -> Cell:
-    """A value; sorted by itself."""
-    return Cell(written(value, kind), value)
+    """Return the cell of a value, with the value as sort key."""
+    return Cell(format_as(value, kind), value)
 
 
 def change(value: float | None, kind: str, more_is_better: bool = False) -> Cell:
-    """A change, with its sign, an arrow and a mark: ``worse`` or ``better``."""
+    """Return the cell of a change, with sign, arrow and the mark ``worse`` or ``better``."""
     if not value:
         return cell(value, kind)
     arrow, sign = ("▲", "+") if value > 0 else ("▼", "")
@@ -76,57 +75,60 @@ class Column:
     """One column of a table."""
 
     term: str
-    """Key of its name and definition."""
+    """Key of the name and definition in the texts' ``terms``."""
     kind: str = "text"
     """One of `FORMATS`."""
 
     @property
     def is_number(self) -> bool:
-        """Whether it stands to the right."""
+        """Whether the column is right-aligned."""
         return self.kind != "text"
 
     @property
     def unit(self) -> str:
-        """What its heading says beside the name."""
+        """The unit beside the name in the header; empty if the cells have units."""
         return self.kind if self.kind in ("ms", "GB/s") else ""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows that can be sorted and, where there are many, searched."""
+    """A table that can be sorted and, if it is long, searched."""
 
     label: str
-    """What it is a table of."""
+    """Caption of the table."""
     columns: Sequence[Column]
     rows: Sequence[Sequence[Cell]]
     left_out: int = 0
-    """Rows that it does not show."""
+    """Number of rows that the table does not show."""
     block: str = "table"
 
     @property
     def can_search(self) -> bool:
-        """Whether there are so many rows that one would."""
-        return len(self.rows) > _SEEN_AT_ONCE
+        """Whether the table is long enough for a search field."""
+        return len(self.rows) > _MAX_ROWS_WITHOUT_SEARCH
 
 
 Spec = Sequence[tuple[str, str, Union[str, Callable[[Mapping[str, Any]], Cell]]]]
-"""Of each column its term, its kind, and the key of its values or what makes a cell of a row."""
+"""Columns: term, kind, and either the key of the values or a function from a row to its cell."""
 
 
 def table_of(label: str, table: pl.DataFrame, spec: Spec) -> Table:
-    """The first `MOST_ROWS` rows of a table, some of its columns."""
+    """Return the first `MAX_ROWS` rows of a table, with the columns of ``spec``."""
     rows = []
-    for row in table.head(MOST_ROWS).rows(named=True):
+    for row in table.head(MAX_ROWS).rows(named=True):
         rows.append(
-            [cell(row[at], kind) if isinstance(at, str) else at(row) for _, kind, at in spec]
+            [
+                cell(row[source], kind) if isinstance(source, str) else source(row)
+                for _, kind, source in spec
+            ]
         )
     columns = [Column(term, kind) for term, kind, _ in spec]
-    return Table(label, columns, rows, max(0, table.height - MOST_ROWS))
+    return Table(label, columns, rows, max(0, table.height - MAX_ROWS))
 
 
 @dataclass(frozen=True)
 class Tile:
-    """One number that matters."""
+    """One key figure."""
 
     term: str
     text: str
@@ -135,7 +137,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """A row of them."""
+    """A row of key figures."""
 
     tiles: Sequence[Tile]
     block: str = "tiles"
@@ -143,7 +145,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Chart:
-    """What a script draws of ``data`` of this name."""
+    """A chart that a script draws from the ``data`` of this name."""
 
     name: str
     label: str
@@ -159,17 +161,17 @@ class Note:
 
     text: str
     code: Sequence[str] = ()
-    """Commands behind it."""
+    """Commands below the paragraph."""
     block: str = "note"
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Something to change."""
+    """A finding with its proposal."""
 
     row: FindingRow
     evidence: tuple[Sequence[str], Sequence[Sequence[str]]]
-    """Headers and cells."""
+    """Headers and rows of cells."""
     block: str = "advice"
 
 
@@ -178,9 +180,9 @@ Block = Union[Table, Tiles, Chart, Note, Advice]
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page with a heading."""
+    """A part of the page below a heading."""
 
     key: str
-    """Of its title."""
+    """Key of the title in the texts' ``sections``."""
     about: str
     blocks: Sequence[Block]

@@ -1,4 +1,4 @@
-"""The section that says what changed from the baseline."""
+"""The section on changes from the baseline."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import polars as pl
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.significance import Change
 from ppprof.analysis.report_data.run import ReportData
+from ppprof.report.diff_rows import RowSelection, select_rows
 from ppprof.report.html.blocks import (
-    MOST_ROWS,
+    MAX_ROWS,
     Block,
     Cell,
     Chart,
@@ -24,25 +25,24 @@ from ppprof.report.html.blocks import (
     table_of,
 )
 from ppprof.report.html.words import Words
-from ppprof.report.text.diff import Shown, tables
 from ppprof.units import ratio_text
 
 _MORE_IS_BETTER = ("ips", "tokens_per_s", "gpu_utilization")
 
-_MOST_DIFFERENCES = 12
-"""Of the runs' configs and versions."""
+_MAX_DIFFERENCES = 12
+"""Listed differences in config and versions."""
 
 OVERVIEW_KINDS = {"ns": "time", "per_s": "number", "bytes": "bytes", "ratio": "ratio"}
-"""How the overview's numbers are written, by their unit."""
+"""Kind of each number in the overview, by its unit."""
 
 
 def change_section(report: ReportData, words: Words) -> tuple[str, Sequence[Block]] | None:
-    """What stands below its heading; None without a baseline."""
+    """Return the introduction and the blocks of the section; None without a baseline."""
     diff = report.diff
     if diff is None:
         return None
-    found = tables(diff, Shown(limit=MOST_ROWS))
-    in_words = words("about.change_steps", words=diff.step_times[1][1])
+    tables = select_rows(diff, RowSelection(limit=MAX_ROWS))
+    steps_label = words("about.change_steps", words=diff.step_times[1][1])
     blocks: list[Block] = [
         Tiles(
             [
@@ -50,11 +50,11 @@ def change_section(report: ReportData, words: Words) -> tuple[str, Sequence[Bloc
                 Tile("alike", ratio_text(diff.comparability.score)),
             ]
         ),
-        *map(Note, diff.comparability.differences[:_MOST_DIFFERENCES]),
-        _overview(found["overview"], words),
-        Chart("change_steps", in_words, height=300),
-        *_by_name(diff, "operators", found["op"], words),
-        *_by_name(diff, "kernels", found["kernel"], words),
+        *map(Note, diff.comparability.differences[:_MAX_DIFFERENCES]),
+        _overview(tables["overview"], words),
+        Chart("change_steps", steps_label, height=300),
+        *_by_name(diff, "operators", tables["op"], words),
+        *_by_name(diff, "kernels", tables["kernel"], words),
     ]
     if diff.modules.height > 1:
         blocks += [
@@ -102,14 +102,14 @@ def _overview(table: pl.DataFrame, words: Words) -> Table:
     return Table(words("sections.change"), columns, rows)
 
 
-def _by_name(diff: Diff, what: str, table: pl.DataFrame, words: Words) -> list[Block]:
-    title = words(f"sections.{what}")
+def _by_name(diff: Diff, section: str, table: pl.DataFrame, words: Words) -> list[Block]:
+    title = words(f"sections.{section}")
     if table.is_empty():
-        if (diff.operators if what == "operators" else diff.kernels).is_empty():
+        if (diff.operators if section == "operators" else diff.kernels).is_empty():
             return []
         nothing = words("page.nothing", reason=words("reasons.nothing_changed"))
         return [Note(f"{title}: {nothing}")]
-    value = "gpu_total" if what == "kernels" else f"{diff.clock}_self"
+    value = "gpu_total" if section == "kernels" else f"{diff.clock}_self"
     return [
         table_of(
             title,

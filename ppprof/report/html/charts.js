@@ -1,7 +1,7 @@
 "use strict";
-// Bars, lines and heat maps, drawn by ECharts; patterns tell series apart where colours do not.
+// Bars, lines and heat maps, drawn by ECharts; patterns distinguish series without colours.
 
-// Okabe and Ito's colours, which most colour-blind people tell apart.
+// Okabe and Ito's colours, which most colour-blind people can distinguish.
 const PART_COLOURS = {
   computation: "#0072b2", exposed: "#d55e00", data_loading: "#e69f00", bubble: "#999999",
   host_bound: "#cc79a7", rest: "#56b4e9", hidden: "#009e73",
@@ -162,7 +162,7 @@ function drawMemory(figure, found) {
   return chart;
 }
 
-// Controls are made once, drawings again with each change of light.
+// Create controls once; redraw charts with each change of theme.
 function once(figure, controls) {
   if (!figure.querySelector(".controls")) controlsOf(figure).append(...controls());
 }

@@ -1,4 +1,4 @@
-"""What the page's scripts draw: plain numbers, in milliseconds and bytes, of `ReportData`."""
+"""The data of the page's charts: plain numbers from `ReportData`, in milliseconds and bytes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.diff.module_changes import UNKNOWN
-from ppprof.analysis.ranks.matching import to_reference_clock
+from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.report.html.sections import has_pipeline, label, typical_step
 from ppprof.report.html.words import Words
 
-_MOST_STEPS = 2000
-"""Of the chart of all steps: the last ones."""
+_MAX_STEPS = 2000
+"""Steps in the chart of all steps: the last ones."""
 
-_MOST_CELLS = 60_000
-"""Of the heat map of each number."""
+_MAX_CELLS = 60_000
+"""Cells of each heat map."""
 
-_MOST_MODULES = 20_000
+_MAX_MODULES = 20_000
 
 _COLOURS = {
     "computation_ns": "computation",
@@ -31,7 +31,7 @@ _COLOURS = {
 
 
 def chart_data(report: ReportData, words: Words) -> dict[str, Any]:
-    """By name of the chart, what its script takes; None of a chart that is not there."""
+    """Return the input of each chart's script, by chart name; None for a chart without data."""
     data = {
         "steps": _steps(report, words),
         "times": _times(report),
@@ -39,12 +39,12 @@ def chart_data(report: ReportData, words: Words) -> dict[str, Any]:
         "heat": _heat(report, words),
         "communication": _communication(report),
         "pipeline": _pipeline(report, words) if has_pipeline(report) else None,
-        "modules": _modules(report.itself.modules),
+        "modules": _modules(report.costs.module_means),
         "memory": _memory(report),
         "timeline": _timeline(report),
     }
     if report.diff is not None:
-        data["change_modules"] = _modules(report.diff.modules)
+        data["change_modules"] = _module_changes(report.diff.modules)
         data["trend"] = _trend(report.diff.modules)
         data["change_steps"] = _change_steps(report)
     return data
@@ -55,15 +55,15 @@ def _ms(values: Sequence[float | None] | pl.Series) -> list[float | None]:
 
 
 def _parts(report: ReportData) -> list[tuple[str, str, str]]:
-    """Column, term and axis of each part that a step has, in their order."""
-    found = []
+    """Return column, term and axis of each part of a step, in order."""
+    parts = []
     for column in report.cluster.steps.columns:
         if column.startswith("exposed_"):
             axis = column[len("exposed_") : -len("_ns")]
-            found.append((column, "exposed", axis))
+            parts.append((column, "exposed", axis))
         elif column in _COLOURS and report.cluster.steps[column].count():
-            found.append((column, _COLOURS[column], ""))
-    return found
+            parts.append((column, _COLOURS[column], ""))
+    return parts
 
 
 def _steps(report: ReportData, words: Words) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _steps(report: ReportData, words: Words) -> dict[str, Any]:
         report.cluster.steps.group_by("step")
         .agg(pl.col("step_ns", *(column for column, _, _ in parts)).mean())
         .sort("step")
-        .tail(_MOST_STEPS)
+        .tail(_MAX_STEPS)
     )
     return {
         "steps": means["step"].to_list(),
@@ -86,7 +86,7 @@ def _steps(report: ReportData, words: Words) -> dict[str, Any]:
 def _times(report: ReportData) -> dict[str, Any] | None:
     if report.step_times.is_empty():
         return None
-    table = report.step_times.filter(rank=report.step_times["rank"][0]).tail(_MOST_STEPS)
+    table = report.step_times.filter(rank=report.step_times["rank"][0]).tail(_MAX_STEPS)
     return {
         "steps": table["step"].to_list(),
         "step_ms": _ms(table["batch_cost_ns"]),
@@ -113,9 +113,9 @@ def _heat(report: ReportData, words: Words) -> dict[str, Any]:
         own_ns=pl.col("step_ns") - pl.sum_horizontal("^exposed_.*_ns$", "bubble_ns"),
         exposed_communication_ns=pl.sum_horizontal(pl.lit(0, pl.Int64), "^exposed_.*_ns$"),
     )
-    numbers = list(report.steps)[-max(1, _MOST_CELLS // max(len(report.ranks), 1)) :]
-    topology = steps.select("rank").unique().join(pl.DataFrame({"step": numbers}), how="cross")
-    filled = topology.join(steps, on=["rank", "step"], how="left").sort("rank", "step")
+    numbers = list(report.steps)[-max(1, _MAX_CELLS // max(len(report.ranks), 1)) :]
+    cells = steps.select("rank").unique().join(pl.DataFrame({"step": numbers}), how="cross")
+    filled = cells.join(steps, on=["rank", "step"], how="left").sort("rank", "step")
     metrics = {
         "step_time": "step_ns",
         "own": "own_ns",
@@ -126,18 +126,18 @@ def _heat(report: ReportData, words: Words) -> dict[str, Any]:
         "computation": "computation_ns",
     }
     slow = set(report.cluster.slow_ranks.filter("is_slow")["rank"])
-    where = report.cluster.topology
-    axes = [
-        axis
-        for axis in (where.order if where is not None else ())
-        if where is not None and where.degree(axis) > 1
-    ]
+    topology = report.cluster.topology
+    axes = (
+        [axis for axis in topology.order if topology.degree(axis) > 1]
+        if topology is not None
+        else []
+    )
     return {
         "ranks": [
             {
                 "label": ("▲ " if rank in slow else "") + label(report, rank),
-                "at": dict(where.coordinate(rank))
-                if where is not None and rank < where.world_size
+                "at": dict(topology.coordinate(rank))
+                if topology is not None and rank < topology.world_size
                 else {},
             }
             for rank in report.ranks
@@ -174,27 +174,25 @@ def _mean(values: pl.Series) -> float | None:
 
 
 def _spans(table: pl.DataFrame, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What `lanes.js` draws: rows, and of each span row, start, length, name, category...
+    """Return the input of ``lanes.js``: rows, and columns with row, start, duration... of each span.
 
     Args:
         table: row (of ``rows``), start_ns, end_ns, name, category, num, busy_ns.
-        rows: label and group of each.
+        rows: label and group of each row.
     """
     origin = int(table["start_ns"].to_numpy().min()) if table.height else 0
     table = table.sort("row", "start_ns")
-    found: dict[str, Any] = {"rows": rows, "row": table["row"].to_list()}
+    data: dict[str, Any] = {"rows": rows, "row": table["row"].to_list()}
     for name in ("name", "category"):
-        known = table[name].unique(maintain_order=True)
-        codes = pl.DataFrame({name: known}).with_row_index("code")
-        found[f"{name}s"] = known.to_list()
-        found[name] = table.join(codes, on=name, how="left", maintain_order="left")[
-            "code"
-        ].to_list()
-    found["start"] = (table["start_ns"] - origin).to_list()
-    found["dur"] = (table["end_ns"] - table["start_ns"]).to_list()
-    found["num"] = table["num"].to_list()
-    found["busy"] = table["busy_ns"].to_list()
-    return found
+        texts = table[name].unique(maintain_order=True)
+        codes = pl.DataFrame({name: texts}).with_row_index("code")
+        data[f"{name}s"] = texts.to_list()
+        data[name] = table.join(codes, on=name, how="left", maintain_order="left")["code"].to_list()
+    data["start"] = (table["start_ns"] - origin).to_list()
+    data["dur"] = (table["end_ns"] - table["start_ns"]).to_list()
+    data["num"] = table["num"].to_list()
+    data["busy"] = table["busy_ns"].to_list()
+    return data
 
 
 def _timeline(report: ReportData) -> dict[str, Any]:
@@ -202,32 +200,32 @@ def _timeline(report: ReportData) -> dict[str, Any]:
     parts = []
     for rank, details in report.details.items():
         names = details.lanes["lane"].unique(maintain_order=True).to_list()
-        at = pl.col("lane").replace_strict(
+        row = pl.col("lane").replace_strict(
             pl.Series(names, dtype=pl.String),
             pl.int_range(len(rows), len(rows) + len(names), eager=True),
         )
-        parts.append(details.lanes.with_columns(row=at))
+        parts.append(details.lanes.with_columns(row=row))
         rows += [{"label": name, "group": label(report, rank)} for name in names]
     return _spans(pl.concat(parts), rows) if parts else {"rows": []}
 
 
 def _pipeline(report: ReportData, words: Words) -> dict[str, Any]:
-    """Passes of one step; rank by rank, stages from the first on."""
+    """Return the passes of one step, rank by rank, first stage first."""
     step = typical_step(report)
     rows: list[dict[str, str]] = []
     parts = []
     stages = dict(report.cluster.steps.select("rank", "pp").iter_rows())
     passes = {part["rank"][0]: part for part in report.cluster.passes if part.height}
-    index = {part["rank"][0]: at for at, part in enumerate(report.cluster.bubbles) if part.height}
+    bubbles_of = {part["rank"][0]: part for part in report.cluster.bubbles if part.height}
     drawn = sorted(
-        set(report.details) & set(passes) & set(index),
+        set(report.details) & set(passes) & set(bubbles_of),
         key=lambda rank: (stages.get(rank) or 0, rank),
     )
     for rank in drawn:
-        of_step = passes[rank].filter(
+        step_passes = passes[rank].filter(
             (pl.col("step") == step) & pl.col("kind").is_in(["forward", "backward"])
         )
-        bubbles = report.cluster.bubbles[index[rank]].filter(pl.col("step") == step)
+        bubbles = bubbles_of[rank].filter(pl.col("step") == step)
         parts.append(
             to_reference_clock(bubbles, report.cluster.clocks).select(
                 pl.lit(len(rows), pl.Int64).alias("row"),
@@ -240,7 +238,7 @@ def _pipeline(report: ReportData, words: Words) -> dict[str, Any]:
             )
         )
         parts.append(
-            to_reference_clock(of_step, report.cluster.clocks).select(
+            to_reference_clock(step_passes, report.cluster.clocks).select(
                 pl.lit(len(rows), pl.Int64).alias("row"),
                 "start_ns",
                 "end_ns",
@@ -259,54 +257,84 @@ def _pipeline(report: ReportData, words: Words) -> dict[str, Any]:
 
 
 def _modules(table: pl.DataFrame) -> dict[str, Any]:
-    """The tree in pre-order; of two runs, and of one beside itself."""
-    table = table.filter(pl.col("depth") < 60).head(_MOST_MODULES)
-    found: dict[str, Any] = {
+    """Return the run's module tree in pre-order, as a comparison without changes.
+
+    One script draws both.
+    """
+    table = _drawn_modules(table)
+    times, num = _module_times(table, ""), table.height
+    return {
+        **_module_names(table),
+        "status": ["both"] * num,
+        "baseline": times,
+        "experiment": times,
+        "delta_self": [0.0] * num,
+        "is_clear": [False] * num,
+    }
+
+
+def _module_changes(table: pl.DataFrame) -> dict[str, Any]:
+    """Return the module tree of two runs, in pre-order."""
+    table = _drawn_modules(table)
+    return {
+        **_module_names(table),
+        "status": table["status"].to_list(),
+        "baseline": _module_times(table, "baseline_"),
+        "experiment": _module_times(table, "experiment_"),
+        "delta_self": _ms(table["delta_self_ns"]),
+        "is_clear": table["is_clear"].to_list(),
+    }
+
+
+def _drawn_modules(table: pl.DataFrame) -> pl.DataFrame:
+    return table.filter(pl.col("depth") < 60).head(_MAX_MODULES)
+
+
+def _module_names(table: pl.DataFrame) -> dict[str, Any]:
+    return {
         "stage": table["stage"].to_list(),
         "depth": table["depth"].to_list(),
         "name": table["name"].replace(UNKNOWN, "?").to_list(),
-        "status": table["status"].to_list(),
     }
-    for side in ("baseline", "experiment"):
-        found[side] = {
-            value: _ms(table[f"{side}_{value}_ns"]) for value in ("time", "self", "cpu", "gpu")
-        }
-        found[side]["calls"] = table[f"{side}_calls"].to_list()
-    found["delta_self"] = _ms(table["delta_self_ns"])
-    found["is_clear"] = table["is_clear"].to_list()
-    return found
+
+
+def _module_times(table: pl.DataFrame, prefix: str) -> dict[str, Any]:
+    times: dict[str, Any] = {
+        value: _ms(table[f"{prefix}{value}_ns"]) for value in ("time", "self", "cpu", "gpu")
+    }
+    return {**times, "calls": table[f"{prefix}calls"].to_list()}
 
 
 def _trend(table: pl.DataFrame) -> dict[str, Any]:
     first = table.filter(
         pl.col("stage").eq_missing(pl.lit(table["stage"][0] if table.height else None))
     )
-    known = first.filter(pl.col("depth") > 0).head(_MOST_STEPS)
+    modules = first.filter(pl.col("depth") > 0).head(_MAX_STEPS)
     return {
-        "names": known["name"].to_list(),
-        "baseline_ms": _ms(known["baseline_until_ns"]),
-        "experiment_ms": _ms(known["experiment_until_ns"]),
+        "names": modules["name"].to_list(),
+        "baseline_ms": _ms(modules["baseline_until_ns"]),
+        "experiment_ms": _ms(modules["experiment_until_ns"]),
     }
 
 
 def _change_steps(report: ReportData) -> dict[str, Any]:
     assert report.diff is not None
-    found = {}
+    sides = {}
     for side, (times, _) in zip(("baseline", "experiment"), report.diff.step_times):
-        means = times.group_by("step").agg(pl.col("step_ns").mean()).sort("step").tail(_MOST_STEPS)
-        found[side] = {"steps": means["step"].to_list(), "ms": _ms(means["step_ns"])}
-    return found
+        means = times.group_by("step").agg(pl.col("step_ns").mean()).sort("step").tail(_MAX_STEPS)
+        sides[side] = {"steps": means["step"].to_list(), "ms": _ms(means["step_ns"])}
+    return sides
 
 
 def _memory(report: ReportData) -> list[dict[str, Any]]:
-    found = []
+    entries = []
     for rank, details in report.details.items():
         levels = details.memory.levels
         peaks = {peak.place: peak for peak in details.memory.peaks}
         for (place,), table in sorted(levels.group_by("place"), key=lambda group: str(group[0])):
             origin = int(table["time_ns"][0])
             peak = peaks[str(place)]
-            found.append(
+            entries.append(
                 {
                     "label": f"{label(report, rank)} · {place}",
                     "ms": _ms(table["time_ns"] - origin),
@@ -315,4 +343,4 @@ def _memory(report: ReportData) -> list[dict[str, Any]]:
                     "peak": [(peak.time_ns - origin) / 1e6, peak.allocated_bytes],
                 }
             )
-    return sorted(found, key=lambda of: -of["peak"][1])
+    return sorted(entries, key=lambda entry: -entry["peak"][1])

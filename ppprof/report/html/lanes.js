@@ -2,10 +2,10 @@
 // Spans in rows on a canvas: timelines, pipelines and trees; zoomed by mouse and keyboard.
 //
 // A model is { rows: [{label, group}], spans: row -> [{start, end, text, fill, tip, mark}] sorted by
-// start, unit: number -> text }. Only what is in sight is drawn, and what is narrower than a pixel
-// is drawn once a pixel.
+// start, unit: number -> text }. Only visible spans are drawn; spans narrower than a pixel are drawn
+// once per pixel.
 
-const LARGEST = 720; // pixels of height, before one scrolls
+const LARGEST = 720; // pixels of height; larger canvases scroll
 
 class Lanes {
   constructor(figure, model, { rowHeight = 18, onPick = null } = {}) {
@@ -21,7 +21,7 @@ class Lanes {
     const grouped = model.rows.some(({ group }) => group);
     this.gutter = Math.min(260, 24 + 7 * Math.max(...model.rows.map(({ label, group }) => Math.max(label.length + (grouped ? 2 : 0), (group || "").length))));
     this.top = 24;
-    this.lines = []; // of the canvas: a heading or a row
+    this.lines = []; // lines of the canvas: headings and rows
     let group = null;
     model.rows.forEach((row, at) => {
       if (row.group && row.group !== group) this.lines.push({ heading: row.group });
@@ -86,7 +86,7 @@ class Lanes {
     act();
   }
 
-  // From span to span: to the row below or above, or along the row.
+  // Move the selection to the row below or above, or along the row.
   step(down, along) {
     const rows = this.model.spans;
     let { row, at } = this.chosen || { row: 0, at: -along };
@@ -193,7 +193,7 @@ class Lanes {
   paintRow(spans, y) {
     const { pen, gutter, rowHeight } = this;
     const perTime = 1 / this.perPixel;
-    let painted = -1; // the last pixel that a narrow span has taken
+    let painted = -1; // the last pixel painted for a narrow span
     for (let at = Math.max(0, lastBefore(spans, this.from)); at < spans.length; at++) {
       const span = spans[at];
       if (span.start > this.to) break;
@@ -322,12 +322,12 @@ function icicle(found, metric, changed) {
   const widths = widthsOf(found, metric, changed);
   const rows = [];
   const spans = [];
-  const above = []; // of each depth: where the last box began, and where its next child begins
+  const above = []; // per depth: start of the last box, and start of its next child
   const most = Math.max(...found.delta_self.map((delta) => Math.abs(delta || 0)), 1e-9);
   let offset = 0;
   found.name.forEach((name, at) => {
     const depth = found.depth[at];
-    if (name === "?") return; // what is empty below a box is in no module
+    if (name === "?") return; // time outside all modules stays empty
     const parent = above[depth - 1];
     const start = depth === 0 ? offset : parent.next;
     const end = start + widths[at];
@@ -347,11 +347,12 @@ function icicle(found, metric, changed) {
   return { rows: rows.length ? rows : [{ label: "", group: "" }], spans: spans.length ? spans : [[]], unit: inTime };
 }
 
-// Of each box: what it takes or, where CPU and GPU time come together, what those in it do.
+// Width of each box: its time, but at least the sum of the boxes in it, since one tree can mix CPU and
+// GPU times.
 function widthsOf(found, metric, changed) {
   const widths = found.name.map((name, at) => name === "?" ? 0 : Math.max(
     found.experiment[metric][at] || 0, changed ? found.baseline[metric][at] || 0 : 0));
-  const inside = []; // of each depth: the boxes behind this one that lie in one box
+  const inside = []; // per depth: total width of the later boxes with the same parent
   for (let at = widths.length - 1; at >= 0; at--) {
     const depth = found.depth[at];
     widths[at] = Math.max(widths[at], inside[depth + 1] || 0);

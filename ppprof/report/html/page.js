@@ -1,5 +1,5 @@
 "use strict";
-// Draws every chart once it comes into sight or there is time, and again when light and dark change.
+// Draw each chart when it becomes visible or the browser is idle, and again when the theme changes.
 const drawers = { chart: drawChart, heat: drawHeat, memory: drawMemory, lanes: drawLanes, tree: drawTree };
 const drawn = new Map();
 
@@ -18,7 +18,7 @@ const seen = new IntersectionObserver((entries) => {
 }, { rootMargin: "400px" });
 for (const figure of document.querySelectorAll("figure.chart")) seen.observe(figure);
 
-// Also what nobody has looked at yet: a keyboard gets there before a glance does.
+// Draw invisible charts too: the keyboard reaches them before they scroll into view.
 function drawNext() {
   const next = [...document.querySelectorAll("figure.chart")].find((at) => data[at.dataset.chart] && !drawn.has(at));
   if (!next) return;
@@ -28,7 +28,7 @@ function drawNext() {
 
 let width = innerWidth;
 addEventListener("resize", () => {
-  if (innerWidth === width) return; // a phone's address bar comes and goes
+  if (innerWidth === width) return; // a phone's address bar shows and hides
   width = innerWidth;
   for (const chart of drawn.values()) chart.resize();
 });

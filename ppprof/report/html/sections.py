@@ -1,4 +1,4 @@
-"""The page's sections: which tables, charts and notes, in which order."""
+"""The page's sections, with their tables, charts and notes in order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.diff.module_changes import UNKNOWN
+from ppprof.analysis.diff.run_costs import METRICS
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.report.html.blocks import (
     Advice,
@@ -19,8 +20,8 @@ from ppprof.report.html.blocks import (
     Section,
     Tile,
     Tiles,
+    format_as,
     table_of,
-    written,
 )
 from ppprof.report.html.change import OVERVIEW_KINDS, change_section
 from ppprof.report.html.words import Words
@@ -35,13 +36,13 @@ _HEADLINE = (
     *("gpu_utilization", "cpu_utilization", "peak_memory", "device"),
 )
 
-Made = tuple[str, Sequence[Block]]
-"""What stands below a heading, and the blocks behind it."""
+Content = tuple[str, Sequence[Block]]
+"""The introduction below a heading, and the blocks of the section."""
 
 
 def sections(report: ReportData, words: Words) -> list[Section]:
-    """All of the page's sections; one without anything to show says why."""
-    makers = {
+    """Return all sections of the page; an empty section states the reason."""
+    builders = {
         "findings": _findings,
         "change": change_section,
         "steps": _steps,
@@ -55,69 +56,73 @@ def sections(report: ReportData, words: Words) -> list[Section]:
         "timeline": _timeline,
         "unread": _unread,
     }
-    made = {key: make(report, words) for key, make in makers.items()}
-    return [Section(key, *of) for key, of in made.items() if of is not None]
+    contents = {key: build(report, words) for key, build in builders.items()}
+    return [Section(key, *content) for key, content in contents.items() if content is not None]
 
 
-def _nothing(words: Words, reason: str) -> Made:
+def _nothing(words: Words, reason: str) -> Content:
     return words("page.nothing", reason=words(f"reasons.{reason}")), []
 
 
 def headline(report: ReportData, words: Words) -> Tiles:
     """The numbers that matter most."""
-    rows = {row["metric"]: row for row in report.itself.overview.rows(named=True)}
+    metrics = report.costs.metrics
     tiles = []
     for metric in _HEADLINE:
-        row = rows.get(metric, {})
-        value = row.get("baseline")
+        value = metrics.get(metric)
         if value is None:
-            if row.get("baseline_text"):
-                tiles.append(Tile(metric, row["baseline_text"]))
+            continue
+        if isinstance(value, str):
+            tiles.append(Tile(metric, value))
             continue
         detail = ""
         if metric in _PARTS and report.step_ns:
             detail = ratio_text(value / report.step_ns)
-        if metric == "step_time_p95" and rows["step_time"]["baseline"]:
-            detail = f"{value / rows['step_time']['baseline'] - 1:+.1%}"
-        tiles.append(Tile(metric, written(value, OVERVIEW_KINDS[row["unit"]]), detail))
+        step_time = metrics.get("step_time")
+        if metric == "step_time_p95" and isinstance(step_time, float) and step_time:
+            detail = f"{value / step_time - 1:+.1%}"
+        kind = OVERVIEW_KINDS[METRICS[metric]]
+        tiles.append(Tile(metric, format_as(float(value), kind), detail))
     return Tiles(tiles)
 
 
-def _findings(report: ReportData, words: Words) -> Made:
-    rows = advice.rows(report.findings, words.language)
+def _findings(report: ReportData, words: Words) -> Content:
+    rows = advice.finding_rows(report.findings, words.language)
     blocks = [Advice(row, row.evidence_cells) for row in rows]
     return advice.headline(report.findings, words.language), blocks
 
 
-def _steps(report: ReportData, words: Words) -> Made:
-    of_ranks = format_ranges("rank", report.ranks)
+def _steps(report: ReportData, words: Words) -> Content:
+    ranks = format_ranges("rank", report.ranks)
     blocks: list[Block] = [Chart("steps", words.term("steps_recorded"))]
     if report.step_times.height:
         first = report.step_times["rank"][0]
         blocks.append(Chart("times", words("about.times", rank=first), height=240))
     if report.phases.height:
-        blocks.append(Chart("phases", words("about.phases", ranks=of_ranks), height=220))
-    return words("about.steps", ranks=of_ranks), blocks
+        blocks.append(Chart("phases", words("about.phases", ranks=ranks), height=220))
+    return words("about.steps", ranks=ranks), blocks
 
 
 def label(report: ReportData, rank: int) -> str:
-    """``3 · dp0 pp1 mp1``: the axes that have several ranks."""
+    """Return ``3 · dp0 pp1 mp1``: a rank with its coordinates on axes of degree > 1."""
     topology = report.cluster.topology
     if topology is None or rank >= topology.world_size:
         return str(rank)
-    where = " ".join(
-        f"{axis}{at}" for axis, at in topology.coordinate(rank).items() if topology.degree(axis) > 1
+    coordinates = " ".join(
+        f"{axis}{index}"
+        for axis, index in topology.coordinate(rank).items()
+        if topology.degree(axis) > 1
     )
-    return f"{rank} · {where}" if where else str(rank)
+    return f"{rank} · {coordinates}" if coordinates else str(rank)
 
 
-def _ranks(report: ReportData, words: Words) -> Made:
+def _ranks(report: ReportData, words: Words) -> Content:
     waits = pl.sum_horizontal("^exposed_.*_ns$", "bubble_ns")
     devices = [
-        (rank, of.gpu_utilization, of.cpu_utilization, of.peak_bytes)
-        for rank, of in report.devices.items()
+        (rank, device.gpu_utilization, device.cpu_utilization, device.peak_bytes)
+        for rank, device in report.devices.items()
     ]
-    known = {"rank": pl.Int64, "gpu": pl.Float64, "cpu": pl.Float64, "peak_bytes": pl.Int64}
+    schema = {"rank": pl.Int64, "gpu": pl.Float64, "cpu": pl.Float64, "peak_bytes": pl.Int64}
     table = (
         report.cluster.steps.group_by("rank", maintain_order=True)
         .agg(
@@ -126,7 +131,7 @@ def _ranks(report: ReportData, words: Words) -> Made:
             own_ns=(pl.col("step_ns") - waits).mean(),
         )
         .join(report.cluster.slow_ranks, on="rank", how="left", maintain_order="left")
-        .join(pl.DataFrame(devices, known, orient="row"), on="rank", how="left")
+        .join(pl.DataFrame(devices, schema, orient="row"), on="rank", how="left")
         .sort("rank")
     )
 
@@ -145,15 +150,15 @@ def _ranks(report: ReportData, words: Words) -> Made:
         ("cpu_utilization", "ratio", "cpu"),
         ("peak_memory", "bytes", "peak_bytes"),
     ]
-    told = [column for column in spec if table[column[2]].count()]
-    tall = min(640, 130 + 18 * table.height)
+    known = [column for column in spec if table[column[2]].count()]
+    height = min(640, 130 + 18 * table.height)
     return words("about.ranks"), [
-        Chart("heat", words("about.heat"), "heat", tall),
-        table_of(words("sections.ranks"), table, [("rank", "text", rank_of), *told]),
+        Chart("heat", words("about.heat"), "heat", height),
+        table_of(words("sections.ranks"), table, [("rank", "text", rank_of), *known]),
     ]
 
 
-def _communication(report: ReportData, words: Words) -> Made:
+def _communication(report: ReportData, words: Words) -> Content:
     if not any(name.startswith("communication_") for name in report.cluster.steps.columns):
         return _nothing(words, "one_rank" if len(report.ranks) == 1 else "no_communication")
     blocks: list[Block] = [Chart("communication", words("sections.communication"), height=220)]
@@ -191,7 +196,7 @@ def _last(row: Mapping[str, Any]) -> Cell:
     return Cell(f"{row['last_rank']} ({row['last_ratio']:.0%})", row["last_ratio"])
 
 
-def _pipeline(report: ReportData, words: Words) -> Made | None:
+def _pipeline(report: ReportData, words: Words) -> Content | None:
     if not has_pipeline(report):
         return None
     chart = Chart("pipeline", words("sections.pipeline"), "lanes")
@@ -199,7 +204,7 @@ def _pipeline(report: ReportData, words: Words) -> Made | None:
 
 
 def has_pipeline(report: ReportData) -> bool:
-    """Whether a pass of a micro-batch was recorded, in a pipeline of several stages."""
+    """Whether the run is a pipeline of several stages with a recorded micro-batch pass."""
     topology = report.cluster.topology
     staged = topology is not None and topology.degree("pp") > 1
     return staged and any(
@@ -208,58 +213,61 @@ def has_pipeline(report: ReportData) -> bool:
 
 
 def typical_step(report: ReportData) -> int:
-    """The step whose mean time over ranks is the lower median."""
+    """Return the step whose time, mean over ranks, is the lower median."""
     means = report.cluster.steps.group_by("step").agg(pl.col("step_ns").mean())
     ordered = means.sort("step_ns", "step")["step"]
     return int(ordered[(len(ordered) - 1) // 2])
 
 
-def _operators(report: ReportData, words: Words) -> Made:
-    clock = report.itself.clock
+def _operators(report: ReportData, words: Words) -> Content:
+    clock = report.costs.clock
     values = ["cpu_total", "cpu_self", *(["gpu_total", "gpu_self"] if clock == "gpu" else [])]
-    table = _shares(report.itself.operators, f"baseline_{clock}_self_ns")
+    table = _shares(report.costs.operator_means, f"{clock}_self_ns")
     if table.is_empty():
         return _nothing(words, "no_operators")
     spec = [
         ("name", "text", "name"),
-        ("calls", "number", "baseline_calls"),
-        *((value, "ms", f"baseline_{value}_ns") for value in values),
+        ("calls", "number", "calls"),
+        *((value, "ms", f"{value}_ns") for value in values),
         (f"{clock}_ratio", "ratio", "share"),
     ]
     return words("about.operators"), [table_of(words("sections.operators"), table, spec)]
 
 
-def _kernels(report: ReportData, words: Words) -> Made:
-    total = "baseline_gpu_total_ns"
-    table = _shares(report.itself.kernels, total)
+def _kernels(report: ReportData, words: Words) -> Content:
+    total = "gpu_total_ns"
+    table = _shares(report.costs.kernel_means, total)
     if table.is_empty():
         return _nothing(words, "no_kernels")
     spec = [
         ("name", "text", "name"),
-        ("calls", "number", "baseline_calls"),
+        ("calls", "number", "calls"),
         ("gpu_total", "ms", total),
         ("mean_dur", "ms", "mean"),
         ("gpu_ratio", "ratio", "share"),
     ]
-    table = table.with_columns(mean=pl.col(total) / pl.col("baseline_calls"))
+    table = table.with_columns(mean=pl.col(total) / pl.col("calls"))
     return words("about.kernels"), [table_of(words("sections.kernels"), table, spec)]
 
 
 def _shares(table: pl.DataFrame, by: str) -> pl.DataFrame:
     """The largest first, with each one's share."""
-    return table.sort(by, descending=True).with_columns(share=pl.col(by) / (table[by].sum() or 1))
+    ordered = table.sort(by, descending=True, maintain_order=True)
+    return ordered.with_columns(share=pl.col(by) / (table[by].sum() or 1))
 
 
-def _modules(report: ReportData, words: Words) -> Made:
-    table = report.itself.modules
+def _modules(report: ReportData, words: Words) -> Content:
+    table = report.costs.module_means
     if table.filter((pl.col("depth") > 0) & (pl.col("name") != UNKNOWN)).is_empty():
         return _nothing(words, "no_modules")
     return words("about.modules"), [Chart("modules", words("sections.modules"), "tree")]
 
 
-def _memory(report: ReportData, words: Words) -> Made:
-    full = {rank: of.memory for rank, of in report.details.items() if of.memory.peaks}
-    if not full:
+def _memory(report: ReportData, words: Words) -> Content:
+    memories = {
+        rank: details.memory for rank, details in report.details.items() if details.memory.peaks
+    }
+    if not memories:
         return _nothing(words, "no_memory")
     peaks = pl.DataFrame(
         [
@@ -277,12 +285,12 @@ def _memory(report: ReportData, words: Words) -> Made:
                     if part
                 ),
             }
-            for rank, memory in full.items()
+            for rank, memory in memories.items()
             for peak in memory.peaks
         ]
     )
-    fullest = max(full, key=lambda rank: full[rank].peaks[0].allocated_bytes)
-    place = full[fullest].peaks[0].place
+    fullest = max(memories, key=lambda rank: memories[rank].peaks[0].allocated_bytes)
+    place = memories[fullest].peaks[0].place
     return words("about.memory"), [
         Chart("memory", words("sections.memory"), "memory", 300),
         table_of(
@@ -297,7 +305,7 @@ def _memory(report: ReportData, words: Words) -> Made:
         ),
         table_of(
             words("about.allocators", rank=fullest, place=place),
-            full[fullest].allocators.filter(place=place),
+            memories[fullest].allocators.filter(place=place),
             [
                 ("name", "text", "name"),
                 ("allocations", "number", "allocations"),
@@ -308,7 +316,7 @@ def _memory(report: ReportData, words: Words) -> Made:
     ]
 
 
-def _timeline(report: ReportData, words: Words) -> Made:
+def _timeline(report: ReportData, words: Words) -> Content:
     commands = [
         f"ppprof merge {shlex.join(report.paths)} -o timeline.json.gz"
         f"    # {words('about.perfetto')}",
@@ -320,5 +328,5 @@ def _timeline(report: ReportData, words: Words) -> Made:
     ]
 
 
-def _unread(report: ReportData, words: Words) -> Made:
+def _unread(report: ReportData, words: Words) -> Content:
     return "" if report.unread else words("about.unread"), list(map(Note, report.unread))

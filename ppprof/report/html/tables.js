@@ -1,5 +1,5 @@
 "use strict";
-// Tables that are sorted by a press on a heading and searched as one types.
+// Sort tables by a click on a header; filter them while typing.
 function orderOf(cell) {
   const text = cell.dataset.order === undefined ? cell.textContent : cell.dataset.order;
   if (text === "-" || text === "") return null;

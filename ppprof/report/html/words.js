@@ -1,5 +1,5 @@
 "use strict";
-// What the page's scripts share: its data, its words, how numbers are written, one tooltip.
+// Shared by the page's scripts: data, texts, number formats, one tooltip.
 const data = JSON.parse(document.getElementById("data").textContent);
 const words = data.words;
 
@@ -18,7 +18,7 @@ function withUnit(value, units) {
 const inTime = (ms) => withUnit(ms, [["s", 1e3], ["ms", 1], ["us", 1e-3], ["ns", 1e-6]]);
 const inBytes = (bytes) => withUnit(bytes, [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]]);
 
-// One tooltip for all that has a definition, by mouse and by keyboard; Escape takes it away.
+// One tooltip for all terms with a definition, by mouse and by keyboard; Escape hides it.
 const tip = {
   element: document.getElementById("tip"),
   of: null,

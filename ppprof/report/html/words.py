@@ -1,4 +1,4 @@
-"""What a page says, in one language, and how it writes numbers."""
+"""Texts of the page in one language."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ class Words:
     texts: Mapping[str, Mapping[str, Any]]
 
     def __call__(self, key: str, **values: object) -> str:
-        """The text of ``section.key``, its ``{placeholders}`` filled in."""
+        """Return the text of ``group.name`` with its ``{placeholders}`` filled in."""
         group, _, name = key.partition(".")
         text: str = self.texts[group][name]
         return text.format(**values) if values else text
 
     def term(self, key: str) -> str:
-        """What a number is called."""
+        """Return the name of a number."""
         name: str = self.texts["terms"][key][0]
         return name
 
     def definition(self, key: str) -> str:
-        """What a number means."""
+        """Return the definition of a number."""
         text: str = self.texts["terms"][key][1]
         return text
 
     @cached_property
     def for_scripts(self) -> Mapping[str, Any]:
-        """What the page's scripts need of them."""
+        """The texts that the page's scripts need."""
         return {
             "language": self.language,
             "page": self.texts["page"],

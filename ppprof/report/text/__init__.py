@@ -1,1 +1,1 @@
-"""Tables as text, a module for each command."""
+"""Tables as text, one module per command."""

@@ -1,8 +1,8 @@
-"""The summaries of several ranks as text: a row a name and rank, or a name over all ranks.
+"""Summary tables over several ranks as text: one row per name and rank, or one row per name.
 
-The columns of a row a name and rank are those of the table with *Node ID* in PyTorch's RFC
-"Integrate autograd profiler with torch.distributed.rpc" (pytorch/pytorch issue 39675), with the
-same for the GPU where there are device events; a node is a rank or the worker of a remote call.
+The columns of the table by rank are those of the table with *Node ID* in PyTorch's RFC "Integrate
+autograd profiler with torch.distributed.rpc" (pytorch/pytorch issue 39675); if there are device
+events, the same columns follow for the GPU. A node is a rank, or the worker of a remote call.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TypeVar
 
 import polars as pl
 
+from ppprof.analysis.profile.remote_calls import call_of
 from ppprof.analysis.summaries.views import VIEWS
 from ppprof.report.text.summary import Row, TableOptions, kernel_name, percent
 from ppprof.report.text.table import Column, Line, Table
-from ppprof.trace.remote_calls import call_of
 
 T = TypeVar("T")
 
@@ -41,7 +41,7 @@ _COLUMNS = {
     "Time": "time_ns",
     "Number of Calls": "calls",
 }
-"""Of a row a name and rank, between Name and Node ID; a table has those that its view has."""
+"""Columns between Name and Node ID of the table by rank, where the view has them."""
 
 _STATS = {
     "Number of Calls": "calls",
@@ -52,53 +52,55 @@ _STATS = {
     "Max": "max_ns",
     "Spread": "spread_ns",
 }
-"""Of a row a name, between Name and Node ID of max."""
+"""Columns between Name and Node ID of max of the table by name."""
 
 _LIMITED = ("op", "kernel", "memcpy", "udf")
-"""Those that the row limit cuts: as where a rank is printed alone."""
+"""Views that the row limit cuts, as it does for a single rank."""
 
 
 def render_across(
     tables: Mapping[str, pl.DataFrame],
     by: str,
     coordinates: Mapping[int, str | None],
-    layout: TableOptions,
+    options: TableOptions,
 ) -> str:
-    """Tables of `ppprof.analysis.summaries.across_ranks` as text, in Paddle's order; those without rows are nothing.
+    """Return tables of `ppprof.analysis.summaries.across_ranks` as text, in Paddle's order.
+
+    Views without rows print nothing.
 
     Args:
-        tables: by view.
-        by: ``rank`` (what `by_rank` returned) or ``name`` (`by_name`).
-        coordinates: of all ranks that were put together: rank -> ``dp0_pp0_sharding0_mp0``.
-        layout: the unit, and how many names.
+        tables: view -> table.
+        by: ``rank`` for tables of `by_rank`, ``name`` for tables of `by_name`.
+        coordinates: rank -> ``dp0_pp0_sharding0_mp0``, for all combined ranks; None if unknown.
+        options: time unit and row limit.
     """
     nodes = node_ids(coordinates)
-    make = _by_rank if by == "rank" else _by_name
+    table_of = _by_rank if by == "rank" else _by_name
     return "".join(
-        str(make(view, tables[view], nodes, layout))
+        str(table_of(view, tables[view], nodes, options))
         for view in VIEWS
         if view in tables and not tables[view].is_empty()
     )
 
 
 def node_ids(coordinates: Mapping[int, str | None]) -> Mapping[int, str]:
-    """Each rank with its place on the axes on which these ranks differ.
+    """Return each rank with its coordinates on the axes on which these ranks differ.
 
     >>> node_ids({0: "dp0_pp0_sharding0_mp0", 3: "dp0_pp1_sharding0_mp1", 4: None})
     {0: '0 (pp0 mp0)', 3: '3 (pp1 mp1)', 4: '4'}
     """
-    places = {rank: (label or "").split("_") for rank, label in coordinates.items()}
-    known = [set(place) for rank, place in places.items() if coordinates[rank]]
-    shared = set.intersection(*known) if known else set()
-    told = {
-        rank: " ".join(at for at in place if at and at not in shared)
+    places = {rank: (coordinate or "").split("_") for rank, coordinate in coordinates.items()}
+    located = [set(place) for rank, place in places.items() if coordinates[rank]]
+    shared = set.intersection(*located) if located else set()
+    labels = {
+        rank: " ".join(axis for axis in place if axis and axis not in shared)
         for rank, place in places.items()
     }
-    return {rank: f"{rank} ({place})" if place else f"{rank}" for rank, place in told.items()}
+    return {rank: f"{rank} ({label})" if label else f"{rank}" for rank, label in labels.items()}
 
 
 def _by_rank(
-    view: str, table: pl.DataFrame, nodes: Mapping[int, str], layout: TableOptions
+    view: str, table: pl.DataFrame, nodes: Mapping[int, str], options: TableOptions
 ) -> Table:
     no_device = "gpu_total_ns" in table.columns and not table["gpu_total_ns"].sum()
     columns = {
@@ -109,28 +111,28 @@ def _by_rank(
     blocks: dict[str, list[Row]] = {}
     for row in table.rows(named=True):
         blocks.setdefault(row["name"], []).append(row)
-    shown, cut = _limited(view, list(blocks.values()), layout)
+    shown, cut = _limited(view, list(blocks.values()), options)
     lines: list[Line] = [
-        (_name(view, row), *_cells(row, columns.values(), layout), _node(row, nodes))
-        for of_name in shown
-        for row in of_name
+        (_name(view, row), *_cells(row, columns.values(), options), _node(row, nodes))
+        for rows in shown
+        for row in rows
     ]
     headers = ("Name", *columns, "Node ID")
     note = _SELF_NOTE if "cpu_self_ns" in columns.values() else ""
-    return _grid(f"{_TITLES[view]} Summary by rank", headers, [*lines, *cut], layout, note)
+    return _table(f"{_TITLES[view]} Summary by rank", headers, [*lines, *cut], options, note)
 
 
 def _by_name(
-    view: str, table: pl.DataFrame, nodes: Mapping[int, str], layout: TableOptions
+    view: str, table: pl.DataFrame, nodes: Mapping[int, str], options: TableOptions
 ) -> Table:
     columns = {
         header: column
         for header, column in _STATS.items()
         if column != "calls" or table["calls"].count()
     }
-    shown, cut = _limited(view, table.rows(named=True), layout)
+    shown, cut = _limited(view, table.rows(named=True), options)
     lines: list[Line] = [
-        (_name(view, row), *_cells(row, columns.values(), layout), nodes.get(row["max_rank"], "-"))
+        (_name(view, row), *_cells(row, columns.values(), options), nodes.get(row["max_rank"], "-"))
         for row in shown
     ]
     clock, _, stat = str(table["compared"][0]).partition("_")
@@ -138,18 +140,20 @@ def _by_name(
     headers = ("Name", *columns, "Node ID of max")
     ranks = "1 rank" if len(nodes) == 1 else f"{len(nodes)} ranks"
     title = f"{_TITLES[view]} Summary by name: {compared} of {ranks}"
-    return _grid(title, headers, [*lines, *cut], layout, _SPREAD_NOTE)
+    return _table(title, headers, [*lines, *cut], options, _SPREAD_NOTE)
 
 
-def _grid(
-    title: str, headers: Sequence[str], lines: Sequence[Line], layout: TableOptions, note: str
+def _table(
+    title: str, headers: Sequence[str], lines: Sequence[Line], options: TableOptions, note: str
 ) -> Table:
     columns = [Column(header, len(header), grows=True) for header in headers]
-    return Table(title, columns, lines, layout.time_unit, note=note)
+    return Table(title, columns, lines, options.time_unit, note=note)
 
 
-def _limited(view: str, names: Sequence[T], layout: TableOptions) -> tuple[Sequence[T], list[Line]]:
-    return layout.limited(names, "names") if view in _LIMITED else (names, [])
+def _limited(
+    view: str, names: Sequence[T], options: TableOptions
+) -> tuple[Sequence[T], list[Line]]:
+    return options.limited(names, "names") if view in _LIMITED else (names, [])
 
 
 def _name(view: str, row: Row) -> str:
@@ -158,28 +162,28 @@ def _name(view: str, row: Row) -> str:
 
 
 def _node(row: Row, nodes: Mapping[int, str]) -> str:
-    """The rank; of what ran in a remote call the worker."""
+    """Return the rank; for an event of a remote call the worker that ran it."""
     return str(row["node"]) if call_of(str(row["name"])) else nodes[row["rank"]]
 
 
-def _cells(row: Row, columns: Iterable[str], layout: TableOptions) -> list[object]:
+def _cells(row: Row, columns: Iterable[str], options: TableOptions) -> list[object]:
     cells: list[object] = []
     for column in columns:
         value = row[column]
         if value is None:
             cells.append("-")
         elif column.endswith("_ns"):
-            cells.append(layout.time(value))
+            cells.append(options.time(value))
         else:
             cells.append(percent(value) if column.endswith("ratio") else value)
     return cells
 
 
 _SELF_NOTE = """\
-Self CPU is the time in an operator without that in the operators it calls.
-Ratios are of the rank's own operators, of a remote call's those of the call."""
+Self CPU: time in an operator without the operators it calls.
+Ratios: of the rank's own operators; for operators of a remote call, of the operators of that call."""
 
 _SPREAD_NOTE = """\
-Spread is Max minus Min. A rank without the name counts as 0 calls and a total of 0; it has no avg, \
-max or min. Ranks: how many have it.
-What waits for other ranks is longest where the rank came first, not where it is slow."""
+Spread: Max minus Min. A rank without the name counts as 0 calls and a total of 0; it has no avg, max or min.
+Ranks: number of ranks with the name.
+An operator that waits for other ranks takes longest on the rank that arrives first, not on a slow rank."""

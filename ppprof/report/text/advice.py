@@ -1,6 +1,6 @@
-"""Findings in words: plain rows in a language, then text, Markdown or data.
+"""Findings in words: plain rows in a language, then text, a table or JSON.
 
-The words are data: ``catalogue/en.yaml`` and ``zh.yaml``.
+The words are data: ``catalogue/en.yaml`` and ``catalogue/zh.yaml``.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ import polars as pl
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import Finding
 from ppprof.errors import UsageError
-from ppprof.report.data import SCHEMA_VERSION
-from ppprof.report.markdown import code
 from ppprof.units import format_time, format_value, ratio_text
 
 LANGUAGES = ("en", "zh")
+
+SCHEMA_VERSION = 1
+"""Version of `findings_document`; goes up when a reader of the older form would misread it."""
 
 _SUFFIXES = ("_ns", "_bytes")
 
 
 @dataclass(frozen=True)
 class FindingRow:
-    """A finding in a language, ready to be drawn by whoever shows it."""
+    """A finding in a language, ready to print."""
 
     rule: str
     severity: str
-    """As `ppprof.analysis.advice.finding.SEVERITIES` has it; ``severity_text`` in the language."""
+    """One of `ppprof.analysis.advice.finding.SEVERITIES`; ``severity_text`` is translated."""
     severity_text: str
     title: str
     cost_ns: float | None
@@ -39,20 +40,20 @@ class FindingRow:
     cost_text: str
     """``costs 4 ms a step (48.0%)``."""
     confidence: str
-    """As `ppprof.analysis.advice.finding.CONFIDENCES` has it; ``confidence_text`` in the language."""
+    """One of `ppprof.analysis.advice.finding.CONFIDENCES`; ``confidence_text`` is translated."""
     confidence_text: str
     what: str
-    """What was found."""
+    """The finding with its numbers."""
     do: str
-    """What to change."""
+    """The proposed change."""
     how: str
-    """How its numbers are defined."""
+    """The definition of the numbers, with thresholds."""
     evidence: pl.DataFrame
-    """As it is in the finding."""
+    """The finding's evidence, unchanged."""
 
     @property
     def evidence_cells(self) -> tuple[list[str], list[list[str]]]:
-        """Headers, and the cells of each row with their units."""
+        """Headers of the evidence, and the cells of each row with their units."""
         columns = self.evidence.columns
         cells = [
             [format_value(name, value) for name, value in zip(columns, row)]
@@ -61,25 +62,24 @@ class FindingRow:
         return [_header(name) for name in columns], cells
 
 
-def rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
-    """Findings in a language, in their order.
+def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
+    """Return findings in a language, in their order.
 
     Raises:
-        UsageError: no such language.
+        UsageError: unknown language.
     """
     catalogue = read_catalogue(language)
     thresholds = {rule.name: rule.thresholds for rule in RULES}
     words = catalogue["words"]
-    found = []
+    translated = []
     for finding in findings:
         texts = catalogue["rules"][finding.rule]
-        facts = {name: format_value(name, value) for name, value in finding.facts.items()}
+        facts = format_facts(finding.facts)
         settings = {
             name: words["not_set"] if value is None else facts[name]
             for name, value in finding.facts.items()
         }
-        of_rule = _formatted(thresholds[finding.rule])
-        found.append(
+        translated.append(
             FindingRow(
                 finding.rule,
                 finding.severity,
@@ -92,92 +92,85 @@ def rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
                 words["confidence"][finding.confidence],
                 texts["what"].format_map(facts),
                 texts["do"][finding.facts["remedy"]].format_map(settings),
-                texts["how"].format_map(of_rule),
+                texts["how"].format_map(format_facts(thresholds[finding.rule])),
                 finding.evidence,
             )
         )
-    return found
+    return translated
 
 
 def headline(findings: Sequence[Finding], language: str = "en") -> str:
-    """One line: the first finding, or that nothing stands out.
+    """Return one line: the first finding, or that there are only minor findings.
 
     >>> headline([])
-    'Nothing above minor: no rule has anything to say.'
+    'Nothing above minor: no rule reports a finding.'
     """
     words = read_catalogue(language)["words"]
     if not findings:
         return str(words["nothing"])
-    first, row = findings[0], rows(findings[:1], language)[0]
+    first, row = findings[0], finding_rows(findings[:1], language)[0]
     if first.severity == "minor":
         return str(words["nothing_above_minor"]).format(num=len(findings))
-    told = {"num": len(findings), "severity": row.severity_text, "title": row.title}
+    facts = {"num": len(findings), "severity": row.severity_text, "title": row.title}
     if first.cost_ns is None or first.share is None:
-        return str(words["first"]).format(**told)
+        return str(words["first"]).format(**facts)
     step = format_value("step_ns", first.facts.get("step_ns"))
     return str(words["first_with_cost"]).format(
-        **told, cost=format_time(first.cost_ns), share=ratio_text(first.share), step=step
+        **facts, cost=format_time(first.cost_ns), share=ratio_text(first.share), step=step
     )
 
 
 def render_findings(
     findings: Sequence[Finding], language: str = "en", limit: int | None = None
 ) -> str:
-    """The headline, then each finding with its evidence and what to do, as text."""
+    """Return the headline, then each finding with its evidence and what to change, as text."""
     words = read_catalogue(language)["words"]
     blocks = [headline(findings, language)]
-    for number, row in enumerate(rows(findings[:limit], language), 1):
-        told = words["told"].format(**vars(row))
-        lines = [f"{number}. {row.title} [{row.rule}]", f"   {told}"]
+    for number, row in enumerate(finding_rows(findings[:limit], language), 1):
+        summary = words["summary"].format(**vars(row))
+        lines = [f"{number}. {row.title} [{row.rule}]", f"   {summary}"]
         lines += [f"   {words[name]}{getattr(row, name)}" for name in ("what", "do")]
         if row.evidence.height:
             lines.append(f"   {words['evidence']}")
-            lines += [f"     {line}" for line in _grid(*row.evidence_cells)]
+            lines += [f"     {line}" for line in _aligned(*row.evidence_cells)]
         blocks.append("\n".join(lines))
-    blocks += _hidden(findings, words, limit)
+    blocks += hidden_findings(findings, words, limit)
     return "\n\n".join(blocks) + "\n"
 
 
-def findings_markdown(
-    findings: Sequence[Finding], language: str = "en", limit: int | None = None
-) -> str:
-    """The same as GitHub's Markdown, for a pull request."""
-    words = read_catalogue(language)["words"]
-    blocks = [f"**{headline(findings, language)}**"]
-    for number, row in enumerate(rows(findings[:limit], language), 1):
-        told = words["told"].format(**vars(row))
-        blocks += [f"### {number}. {row.title}", f"`{row.rule}`: {told}", row.what, row.do]
-        headers, cells = row.evidence_cells
-        if cells:
-            lines = [headers, ["---"] * len(headers), *([_cell(at) for at in of] for of in cells)]
-            blocks.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
-    blocks += _hidden(findings, words, limit)
-    return "\n\n".join(blocks) + "\n"
+def hidden_findings(
+    findings: Sequence[Finding], words: Mapping[str, str], limit: int | None
+) -> list[str]:
+    """Return one line with the number of findings beyond the limit; no line if all are shown."""
+    num = 0 if limit is None else max(0, len(findings) - limit)
+    return [words["more"].format(num=num, limit=limit)] if num else []
 
 
 def findings_table(findings: Sequence[Finding], language: str = "en") -> pl.DataFrame:
-    """A row a finding: rule, severity, cost_ns, share, confidence, title, what, do."""
+    """Return one row per finding: rule, severity, cost_ns, share, confidence, title, what, do."""
     names = ("rule", "severity", "cost_ns", "share", "confidence", "title", "what", "do")
     schema = {name: pl.Float64 if name in ("cost_ns", "share") else pl.String for name in names}
-    told = [{name: getattr(row, name) for name in names} for row in rows(findings, language)]
-    return pl.DataFrame(told, schema)
+    values = [
+        {name: getattr(row, name) for name in names} for row in finding_rows(findings, language)
+    ]
+    return pl.DataFrame(values, schema)
 
 
 def findings_document(
     findings: Sequence[Finding], language: str = "en", **identity: Any
 ) -> dict[str, Any]:
-    """Everything, for scripts: facts and evidence as they are, beside the words."""
-    told = []
-    for finding, row in zip(findings, rows(findings, language)):
-        words = {name: getattr(row, name) for name in ("title", "what", "do", "how")}
-        told.append(
+    """Return findings as JSON-compatible values: texts, and facts and evidence as numbers."""
+    entries = []
+    for finding, row in zip(findings, finding_rows(findings, language)):
+        texts = {name: getattr(row, name) for name in ("title", "what", "do", "how")}
+        entries.append(
             {
                 "rule": finding.rule,
                 "severity": finding.severity,
                 "cost_ns": finding.cost_ns,
                 "share": finding.share,
                 "confidence": finding.confidence,
-                **words,
+                **texts,
                 "facts": dict(finding.facts),
                 "evidence": finding.evidence.rows(named=True),
             }
@@ -186,16 +179,16 @@ def findings_document(
         "schema_version": SCHEMA_VERSION,
         **identity,
         "headline": headline(findings, language),
-        "findings": told,
+        "findings": entries,
     }
 
 
 @cache
 def read_catalogue(language: str) -> Mapping[str, Any]:
-    """The words of a language.
+    """Return the texts of a language.
 
     Raises:
-        UsageError: there is no such language.
+        UsageError: unknown language.
     """
     import yaml
 
@@ -206,8 +199,9 @@ def read_catalogue(language: str) -> Mapping[str, Any]:
     return words
 
 
-def _formatted(values: Mapping[str, float]) -> dict[str, str]:
-    return {name: format_value(name, value) for name, value in values.items()}
+def format_facts(facts: Mapping[str, Any]) -> dict[str, str]:
+    """Return facts or thresholds as text, each by the unit that ends its name."""
+    return {name: format_value(name, value) for name, value in facts.items()}
 
 
 def _cost(finding: Finding, words: Mapping[str, str]) -> str:
@@ -216,27 +210,16 @@ def _cost(finding: Finding, words: Mapping[str, str]) -> str:
     return words["cost"].format(cost=format_time(finding.cost_ns), share=ratio_text(finding.share))
 
 
-def _hidden(findings: Sequence[Finding], words: Mapping[str, str], limit: int | None) -> list[str]:
-    num = 0 if limit is None else max(0, len(findings) - limit)
-    return [words["more"].format(num=num, limit=limit)] if num else []
-
-
 def _header(name: str) -> str:
     for suffix in _SUFFIXES:
         name = name.removesuffix(suffix)
     return name.replace("_", " ")
 
 
-def _grid(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+def _aligned(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+    """Return headers and rows as lines whose columns are aligned."""
     widths = [max(map(len, column)) for column in zip(headers, *cells)]
     return [
         "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)).rstrip()
         for line in (headers, *cells)
     ]
-
-
-def _cell(text: str) -> str:
-    """A cell of Markdown; what looks like markup is shown as it is."""
-    if any(mark in text for mark in "<>*") and "<br>" not in text:
-        return code(text)
-    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,254 +1,172 @@
-"""Two runs compared, as text, JSON and Markdown."""
+"""Two compared runs as text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.diff.diff import KERNEL_VALUES, OPERATOR_VALUES, Diff
+from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.module_changes import UNKNOWN
-from ppprof.report.markdown import code
+from ppprof.analysis.diff.run_costs import KERNEL_VALUES, OPERATOR_VALUES
+from ppprof.report.diff_rows import RowSelection, select_rows, sort_key
 from ppprof.report.text.summary import TableOptions
-from ppprof.report.text.table import Column, Line, Table
+from ppprof.report.text.table import Line, Table, columns_for
 
-VIEWS = ("overview", "rank", "op", "kernel", "module")
-"""The tables, in their order."""
-
-_NAMES = {"ips": "ips (samples/s)", "tokens_per_s": "tokens/s"}
+_METRIC_NAMES = {"ips": "ips (samples/s)", "tokens_per_s": "tokens/s"}
 _TITLES = {"op": "Operators", "kernel": "Kernels"}
-_WORDS = {"op": "operators", "kernel": "kernels", "module": "modules"}
-_NOTE = """\
-Per rank and step, means; the biggest change on top. Delta: experiment minus baseline, and in % of the
-baseline. +-: standard error of the delta, from step to step. What changed by less than 5 of these, or by
-less than 0.1% of a step, is left out. Self: without the operators it calls. GPU: kernels, copies and sets launched in it."""
+_NOUNS = {"op": "operators", "kernel": "kernels", "module": "modules"}
+
+_OVERVIEW_NOTE = """\
+Step time, ips and tokens/s: of steps {words}. Computation to rest: of recorded steps; they add up to the step.
+Bubble includes transfers between pipeline stages here. ips and tokens/s: of the job, all replicas together."""
+
+_RANK_NOTE = """\
+Means over recorded steps. Each row is a pair of ranks at the same place of the topology; the largest change of
+own time first. Own: the step without exposed communication and bubble, in which a rank waits for others.
++-: standard error of Delta Own."""
+
 _KERNEL_NOTE = """\
-Per rank and step, means; the biggest change on top. Delta: experiment minus baseline, and in % of the
-baseline. +-: standard error of the delta, from step to step. What changed by less than 5 of these, or by
-less than 0.1% of a step, is left out."""
+Means per rank and step; the largest change first. Delta: experiment minus baseline, also in % of the
+baseline. +-: standard error of the delta over steps. Changes below 5 standard errors or below 0.1% of a
+step are left out."""
+
+_OPERATOR_NOTE = f"""\
+{_KERNEL_NOTE} Self: without the operators it calls. GPU: kernels, copies and memsets that it launched."""
+
 _MODULE_NOTE = """\
-Per rank and step, means; modules in the order in which they begin, those of both runs side by side.
-Time: of what launches onto a device the time there, else CPU time. Own: what lies in no module below.
-+-: standard error of Delta Own (of the step: of Delta). Until: all Own from the beginning of the step to
-the end of the module, in either run. (unknown): what of a step lies in no module."""
+Means per rank and step; modules of both runs side by side, in the order in which they begin.
+Time: GPU time of modules that launch work on a device, CPU time of the others. Own: without the modules below.
++-: standard error of Delta Own (for the step: of Delta). Until: the sum of Own from the beginning of the step
+to the end of the module, per run. (unknown): time of the step outside all modules."""
 
-
-@dataclass(frozen=True)
-class Shown:
-    """What a reader wants to see of the tables."""
-
-    views: Sequence[str] = VIEWS
-    every: bool = False
-    """Also what changed by less than the noise."""
-    limit: int | None = 20
-    """Rows of a table; None for all."""
-    min_delta_ns: float | None = None
-    """What changed by less is left out; None: by less than 0.1% of the baseline's step."""
-    pattern: str | None = None
-    """A regular expression that names have to match somewhere."""
-    sort: str | None = None
-    """One of the values of operators, ``cpu_total``; None: the self time in force."""
-
-
-_LEAST_SHARE = 0.001
-
-
-def tables(diff: Diff, shown: Shown) -> dict[str, pl.DataFrame]:
-    """The tables of a comparison, with the rows that a reader wants to see, but for the limit."""
-    if shown.min_delta_ns is None:
-        step_ns = diff.baseline.steps["step_ns"].cast(pl.Float64).mean()
-        least = 0.0 if shown.every or not isinstance(step_ns, float) else _LEAST_SHARE * step_ns
-        shown = replace(shown, min_delta_ns=least)
-    found: dict[str, pl.DataFrame] = {}
-    if "overview" in shown.views:
-        found["overview"] = diff.overview
-    if "rank" in shown.views:
-        found["rank"] = diff.ranks
-    for view in ("op", "kernel"):
-        if view in shown.views:
-            by = _sorted_by(view, diff.clock, shown)
-            table = diff.operators_by(by) if view == "op" else diff.kernels_by(by)
-            found[view] = _chosen(table, by, shown)
-    if "module" in shown.views:
-        found["module"] = _branches(diff.modules, shown)
-    return found
-
-
-def _chosen(table: pl.DataFrame, by: str, shown: Shown) -> pl.DataFrame:
-    delta = pl.col(f"delta_{by}").abs()
-    values = [name for name in table.columns if name.startswith("delta_") and "_ratio_" not in name]
-    changed = table.filter(pl.any_horizontal(pl.col(values) != 0))
-    if not shown.every:
-        # A changed number of calls is a change whatever the noise; so is what nothing is known of.
-        changed = changed.filter(pl.col("is_clear").fill_null(True) | (pl.col("delta_calls") != 0))
-    if shown.pattern:
-        changed = changed.filter(pl.col("name").str.contains(shown.pattern))
-    if shown.min_delta_ns and by != "calls":
-        changed = changed.filter((delta >= shown.min_delta_ns) | (pl.col("status") != "both"))
-    return changed
-
-
-def _sorted_by(view: str, clock: str, shown: Shown) -> str:
-    values = OPERATOR_VALUES if view == "op" else KERNEL_VALUES
-    for value in values:
-        if shown.sort is not None and value.removesuffix("_ns") == shown.sort:
-            return value
-    return f"{clock}_self_ns" if view == "op" else "gpu_total_ns"
-
-
-def _branches(modules: pl.DataFrame, shown: Shown) -> pl.DataFrame:
-    """Modules that changed themselves, and those that these lie in."""
-    delta = pl.col("delta_self_ns").abs()
-    is_chosen = (delta > 0) & (delta >= (shown.min_delta_ns or 0.0))
-    if not shown.every:
-        is_chosen &= pl.col("is_clear").fill_null(True) | (pl.col("status") != "both")
-    if shown.pattern:
-        is_chosen &= pl.col("name").str.contains(shown.pattern)
-    chosen = modules.select(is_chosen.fill_null(False)).to_series().to_list()
-    depths = modules["depth"].to_list()
-    keep, wanted = [False] * len(depths), -1
-    for at in range(len(depths) - 1, -1, -1):  # what lies in a module comes after it
-        if chosen[at] or depths[at] < wanted:
-            keep[at], wanted = True, depths[at]
-    return modules.filter(pl.Series(keep, dtype=pl.Boolean))
+_MAX_DIFFERENCES = 12
 
 
 def render_diff(
-    diff: Diff, shown: Shown, layout: TableOptions, outcomes: Sequence[Outcome] = ()
+    diff: Diff, selection: RowSelection, options: TableOptions, outcomes: Sequence[Outcome] = ()
 ) -> str:
-    """All of it as text."""
-    found = tables(diff, shown)
+    """Return the comparison as text: headline, tables and the outcomes of ``--fail-if``."""
     parts = [headline(diff)]
-    for drawn in _drawn(diff, found, shown, layout):
-        parts.append(str(drawn) if isinstance(drawn, Table) else f"{drawn}\n\n")
+    for block in diff_blocks(diff, selection, options):
+        parts.append(str(block) if isinstance(block, Table) else f"{block}\n\n")
     parts += [f"{outcome}\n" for outcome in outcomes]
     return "".join(parts)
 
 
-def _drawn(
-    diff: Diff, found: Mapping[str, pl.DataFrame], shown: Shown, layout: TableOptions
+def diff_blocks(
+    diff: Diff, selection: RowSelection, options: TableOptions
 ) -> Iterator[Table | str]:
-    """Each table or, where there is nothing in it to show, a line that says so."""
-    if "overview" in found and found["overview"].height:
-        yield _overview(diff, found["overview"], layout)
-    if "rank" in found and (found["rank"].height > 1 or tuple(shown.views) == ("rank",)):
-        yield _ranks(found["rank"], shown, layout)
+    """Yield each selected table; a sentence instead of a table in which nothing changed."""
+    tables = select_rows(diff, selection)
+    if "overview" in tables and tables["overview"].height:
+        yield _overview(diff, tables["overview"], options)
+    if "rank" in tables and (tables["rank"].height > 1 or tuple(selection.views) == ("rank",)):
+        yield _ranks(tables["rank"], selection, options)
     for view in ("op", "kernel"):
-        whole = (diff.operators if view == "op" else diff.kernels).height
-        if view not in found or not whole:
+        total = (diff.operators if view == "op" else diff.kernels).height
+        if view not in tables or not total:
             continue
-        if found[view].height:
-            yield _by_name(found[view], view, diff, shown, layout)
+        if tables[view].height:
+            yield _by_name(tables[view], view, diff, selection, options)
         else:
-            yield f"{_TITLES[view]}: {_none(whole, shown)}"
-    modules = diff.modules.filter((pl.col("depth") > 0) & (pl.col("name") != UNKNOWN)).height
-    if "module" in found and modules:
-        if found["module"].height:
-            yield _modules(found["module"], shown, layout)
+            yield f"{_TITLES[view]}: {_unchanged(total, selection)}"
+    num_modules = diff.modules.filter((pl.col("depth") > 0) & (pl.col("name") != UNKNOWN)).height
+    if "module" in tables and num_modules:
+        if tables["module"].height:
+            yield _modules(tables["module"], selection, options)
         else:
-            yield f"Modules: {_none(modules, shown)}"
+            yield f"Modules: {_unchanged(num_modules, selection)}"
 
 
-def _none(num: int, shown: Shown) -> str:
-    matching = f" that match {shown.pattern!r}" if shown.pattern else ""
-    least = f"{shown.min_delta_ns:,.0f} ns" if shown.min_delta_ns else "0.1% of a step"
-    known = ["the noise"] * (not shown.every) + [least] * (
-        not shown.every or bool(shown.min_delta_ns)
+def _unchanged(num: int, selection: RowSelection) -> str:
+    """Return the sentence that says that none of ``num`` names changed."""
+    matching = f" that match {selection.pattern!r}" if selection.pattern else ""
+    least = f"{selection.min_delta_ns:,.0f} ns" if selection.min_delta_ns else "0.1% of a step"
+    limits = ["the noise"] * (not selection.include_noise) + [least] * (
+        not selection.include_noise or bool(selection.min_delta_ns)
     )
-    by_more = f" by more than {' and '.join(known)}" if known else ""
+    by_more = f" by more than {' and '.join(limits)}" if limits else ""
     return f"none of {num}{matching} changed{by_more}."
 
 
 def headline(diff: Diff) -> str:
-    """What was compared, what came of it, and what else differs between the two."""
-    one, other = diff.baseline.what, diff.experiment.what
+    """Return the names of both runs, the verdict on step time, and how comparable the runs are."""
     change = diff.change
-    lines = [f"baseline    {one}", f"experiment  {other}", "", f"Step time: {change}"]
+    lines = [
+        f"baseline    {diff.baseline.what}",
+        f"experiment  {diff.experiment.what}",
+        "",
+        f"Step time: {change}",
+    ]
     if change.ratio is not None:
-        steps = [
+        baseline, experiment = (
             f"{number} steps {words}"
             for number, (_, words) in zip(
                 (change.baseline_steps, change.experiment_steps), diff.step_times
             )
-        ]
-        lines[-1] += f"; {steps[0]} against {steps[1]}"
-    found = diff.comparability
-    if found.shares:
-        alike = ", ".join(f"{kind} {share:.0%}" for kind, share in found.shares.items())
-        lines.append(f"Alike: {found.score:.0%} ({alike})")
-    lines += [f"  {difference}" for difference in found.differences[:_MOST_DIFFERENCES]]
-    hidden = len(found.differences) - _MOST_DIFFERENCES
+        )
+        lines[-1] += f"; {baseline} against {experiment}"
+    comparability = diff.comparability
+    if comparability.shares:
+        shares = ", ".join(f"{kind} {share:.0%}" for kind, share in comparability.shares.items())
+        lines.append(f"Alike: {comparability.score:.0%} ({shares})")
+    lines += [f"  {difference}" for difference in comparability.differences[:_MAX_DIFFERENCES]]
+    hidden = len(comparability.differences) - _MAX_DIFFERENCES
     if hidden > 0:
         lines.append(f"  and {hidden} more")
     return "\n".join([*lines, "", ""])
 
 
-_MOST_DIFFERENCES = 12
-
-
-_OVERVIEW_NOTE = """\
-Step time, ips and tokens/s: of steps {words}. Computation to rest: of recorded steps, which they add up to;
-transfers between pipeline stages count as bubble here. ips and tokens/s: of the job, all its replicas."""
-
-
-def _overview(diff: Diff, table: pl.DataFrame, layout: TableOptions) -> Table:
+def _overview(diff: Diff, table: pl.DataFrame, options: TableOptions) -> Table:
     lines: list[Line] = []
     for row in table.rows(named=True):
-        name = _NAMES.get(row["metric"], row["metric"].replace("_", " "))
+        name = _METRIC_NAMES.get(row["metric"], row["metric"].replace("_", " "))
         if row["unit"] == "text":
             lines.append([name, row["baseline_text"] or "-", row["experiment_text"] or "-", "", ""])
             continue
         if row["baseline"] == row["experiment"] == 0:
             continue
         cells = [
-            "-" if value is None else _value(value, row["unit"], layout)
+            "-" if value is None else _value(value, row["unit"], options)
             for value in (row["baseline"], row["experiment"])
         ]
         delta = row["delta"]
-        cells.append("-" if delta is None else _signed(delta, row["unit"], layout))
+        cells.append("-" if delta is None else _signed(delta, row["unit"], options))
         lines.append([name, *cells, _percent(row["delta_ratio"])])
-    columns = [
-        Column(header, 10, grows=True)
-        for header in ("Metric", "Baseline", "Experiment", "Delta", "Delta (%)")
-    ]
+    headers = ("Metric", "Baseline", "Experiment", "Delta", "Delta (%)")
+    columns = columns_for(headers, 10)
     words = " and ".join(dict.fromkeys(words for _, words in diff.step_times))
     note = _OVERVIEW_NOTE.format(words=words) if diff.baseline.steps.height else ""
-    return Table("Overview", columns, lines, layout.time_unit, note=note)
+    return Table("Overview", columns, lines, options.time_unit, note=note)
 
 
-_RANK_NOTE = """\
-Means over recorded steps; ranks that stand in the same place, whose own part of a step changed most on
-top. Own: the step without exposed communication and bubble, in which a rank waits for nobody.
-+-: standard error of Delta Own."""
-
-
-def _ranks(table: pl.DataFrame, shown: Shown, layout: TableOptions) -> Table:
+def _ranks(table: pl.DataFrame, selection: RowSelection, options: TableOptions) -> Table:
     rows = table.rows(named=True)
-    kept = rows if shown.limit is None else rows[: shown.limit]
+    shown = rows if selection.limit is None else rows[: selection.limit]
     lines: list[Line] = []
-    for row in kept:
-        numbers = [row["baseline_rank"], row["experiment_rank"]]
-        pair = " -> ".join("-" if at is None else str(at) for at in dict.fromkeys(numbers))
+    for row in shown:
+        numbers = dict.fromkeys([row["baseline_rank"], row["experiment_rank"]])
         lines.append(
             [
-                pair,
+                " -> ".join("-" if rank is None else str(rank) for rank in numbers),
                 row["coordinate"] or "-",
-                *(layout.time(row[f"{of}_step_ns"]) for of in ("baseline", "experiment")),
-                _signed(row["delta_step_ns"], "ns", layout),
+                options.time(row["baseline_step_ns"]),
+                options.time(row["experiment_step_ns"]),
+                _signed(row["delta_step_ns"], "ns", options),
                 _percent(row["delta_ratio_step"]),
-                _signed(row["delta_own_ns"], "ns", layout),
-                _time(row["noise_own_ns"], layout),
+                _signed(row["delta_own_ns"], "ns", options),
+                _time(row["noise_own_ns"], options),
                 *(
-                    _signed(row[f"delta_{part}_ns"], "ns", layout)
+                    _signed(row[f"delta_{part}_ns"], "ns", options)
                     for part in ("computation", "exposed", "bubble")
                 ),
             ]
         )
-    if len(rows) > len(kept):
-        lines.append(f"{len(rows) - len(kept)} more ranks: --limit")
+    if len(rows) > len(shown):
+        lines.append(f"{len(rows) - len(shown)} more ranks: --limit")
     headers = [
         "Rank",
         "Coordinate",
@@ -262,13 +180,112 @@ def _ranks(table: pl.DataFrame, shown: Shown, layout: TableOptions) -> Table:
         "Delta Exposed",
         "Delta Bubble",
     ]
-    columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
-    return Table("Ranks", columns, lines, layout.time_unit, note=_RANK_NOTE)
+    return Table("Ranks", columns_for(headers), lines, options.time_unit, note=_RANK_NOTE)
 
 
-def _value(value: float, unit: str, layout: TableOptions) -> str:
+def _by_name(
+    table: pl.DataFrame, view: str, diff: Diff, selection: RowSelection, options: TableOptions
+) -> Table:
+    values = OPERATOR_VALUES if view == "op" else KERNEL_VALUES
+    key = sort_key(view, diff.clock, selection)
+    others = [
+        value
+        for value in values
+        if value not in (key, "calls")
+        and (table[f"baseline_{value}"] != 0).any() | (table[f"experiment_{value}"] != 0).any()
+    ]
+    rows = table.rows(named=True)
+    shown = rows if selection.limit is None else rows[: selection.limit]
+    lines: list[Line] = []
+    unit = "calls" if key == "calls" else "ns"
+    for row in shown:
+        noise = row[f"noise_{key}"]
+        cells = [
+            _value(row[f"baseline_{key}"], unit, options),
+            _value(row[f"experiment_{key}"], unit, options),
+            _signed(row[f"delta_{key}"], unit, options),
+            _percent(row[f"delta_ratio_{key.removesuffix('_ns')}"]),
+            "-" if noise is None else _value(noise, unit, options),
+        ]
+        name = _name(row["name"], row["status"])
+        calls = _pair(row["baseline_calls"], row["experiment_calls"], lambda calls: f"{calls:g}")
+        pairs = [
+            _pair(row[f"baseline_{value}"], row[f"experiment_{value}"], options.time)
+            for value in others
+        ]
+        lines.append([name, *cells, calls, *pairs])
+    if len(rows) > len(shown):
+        lines.append(f"{len(rows) - len(shown)} more {_NOUNS[view]}: --limit")
+    headers = [
+        "Name",
+        f"{_title(key)}: Baseline",
+        "Experiment",
+        "Delta",
+        "Delta (%)",
+        "+-",
+        "Calls",
+        *map(_title, others),
+    ]
+    note = _OPERATOR_NOTE if view == "op" else _KERNEL_NOTE
+    return Table(_TITLES[view], columns_for(headers), lines, options.time_unit, note=note)
+
+
+def _modules(table: pl.DataFrame, selection: RowSelection, options: TableOptions) -> Table:
+    has_stages = table["stage"].n_unique() > 1
+    rows = table.rows(named=True)
+    shown = rows if selection.limit is None else _largest(rows, selection.limit)
+    lines: list[Line] = []
+    for row in shown:
+        name = f"{'  ' * row['depth']}{_name(row['name'], row['status'])}"
+        if row["depth"] == 0 and has_stages:
+            name = f"{name} (stage {row['stage']})"
+        lines.append(
+            [
+                name,
+                _time(row["baseline_time_ns"], options),
+                _time(row["experiment_time_ns"], options),
+                _signed(row["delta_time_ns"] or 0.0, "ns", options),
+                _percent(row["delta_ratio"]),
+                _signed(row["delta_self_ns"] or 0.0, "ns", options),
+                _time(row["noise_self_ns" if row["depth"] else "noise_time_ns"], options),
+                _time(row["baseline_until_ns"], options),
+                _time(row["experiment_until_ns"], options),
+            ]
+        )
+    if len(rows) > len(shown):
+        lines.append(f"{len(rows) - len(shown)} more modules: --limit")
+    headers = [
+        "Module",
+        "Baseline",
+        "Experiment",
+        "Delta",
+        "Delta (%)",
+        "Delta Own",
+        "+-",
+        "Baseline Until",
+        "Experiment Until",
+    ]
+    return Table("Modules", columns_for(headers), lines, options.time_unit, note=_MODULE_NOTE)
+
+
+def _largest(rows: Sequence[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:
+    """Return the ``limit`` rows whose own time changed most, and the modules that contain them."""
+    order = sorted(range(len(rows)), key=lambda row: -abs(rows[row]["delta_self_ns"] or 0.0))
+    keep: set[int] = set()
+    for row in order[:limit]:
+        depth = rows[row]["depth"] + 1
+        for ancestor in range(row, -1, -1):
+            if rows[ancestor]["depth"] < depth:
+                keep.add(ancestor)
+                depth = rows[ancestor]["depth"]
+            if not depth:
+                break
+    return [rows[row] for row in sorted(keep)]
+
+
+def _value(value: float, unit: str, options: TableOptions) -> str:
     if unit == "ns":
-        return layout.time(value)
+        return options.time(value)
     if unit == "ratio":
         return f"{value:.2%}"
     if unit == "bytes":
@@ -276,20 +293,20 @@ def _value(value: float, unit: str, layout: TableOptions) -> str:
     return f"{value:g}" if unit == "calls" else f"{value:,.2f}"
 
 
-def _signed(value: float, unit: str, layout: TableOptions) -> str:
-    """A difference; of ratios in percentage points.
+def _signed(value: float, unit: str, options: TableOptions) -> str:
+    """Format a difference with its sign; of ratios in percentage points.
 
     >>> _signed(-0.13, "ratio", TableOptions()), _signed(2e8, "bytes", TableOptions())
     ('-13.00 points', '+200.00 MB')
     """
     if unit == "ratio":
         return f"{100 * value:+.2f} points"
-    text = _value(abs(value), unit, layout)
+    text = _value(abs(value), unit, options)
     return f"{'-' if value < 0 else '+'}{text}"
 
 
 def _bytes(value: float) -> str:
-    """As the RFC has it, in powers of 1000.
+    """Format bytes in powers of 1000, as in the RFC's table (pytorch/kineto issue 342).
 
     >>> _bytes(1.5e9), _bytes(2.5e6), _bytes(12)
     ('1.50 GB', '2.50 MB', '12 B')
@@ -304,181 +321,26 @@ def _percent(ratio: float | None) -> str:
     return "-" if ratio is None else f"{100 * ratio:+.2f}"
 
 
-def _by_name(
-    table: pl.DataFrame, view: str, diff: Diff, shown: Shown, layout: TableOptions
-) -> Table:
-    values = OPERATOR_VALUES if view == "op" else KERNEL_VALUES
-    by = _sorted_by(view, diff.clock, shown)
-    others = [
-        value
-        for value in values
-        if value not in (by, "calls")
-        and (table[f"baseline_{value}"] != 0).any() | (table[f"experiment_{value}"] != 0).any()
-    ]
-    rows = table.rows(named=True)
-    kept = rows if shown.limit is None else rows[: shown.limit]
-    lines: list[Line] = []
-    unit = "calls" if by == "calls" else "ns"
-    for row in kept:
-        noise = row[f"noise_{by}"]
-        times = [
-            _value(row[f"baseline_{by}"], unit, layout),
-            _value(row[f"experiment_{by}"], unit, layout),
-            _signed(row[f"delta_{by}"], unit, layout),
-            _percent(row[f"delta_ratio_{by.removesuffix('_ns')}"]),
-            "-" if noise is None else _value(noise, unit, layout),
-        ]
-        name = _named(row["name"], row["status"])
-        calls = _pair(row["baseline_calls"], row["experiment_calls"], lambda calls: f"{calls:g}")
-        pairs = [
-            _pair(row[f"baseline_{value}"], row[f"experiment_{value}"], layout.time)
-            for value in others
-        ]
-        lines.append([name, *times, calls, *pairs])
-    if len(rows) > len(kept):
-        lines.append(f"{len(rows) - len(kept)} more {_WORDS[view]}: --limit")
-    headers = [
-        "Name",
-        f"{_title(by)}: Baseline",
-        "Experiment",
-        "Delta",
-        "Delta (%)",
-        "+-",
-        "Calls",
-        *map(_title, others),
-    ]
-    columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
-    note = _NOTE if view == "op" else _KERNEL_NOTE
-    return Table(_TITLES[view], columns, lines, layout.time_unit, note=note)
+def _time(time_ns: float | None, options: TableOptions) -> str:
+    return "-" if time_ns is None else options.time(time_ns)
 
 
-def _named(name: str, status: str) -> str:
-    """On one line, with its status where it is in one run only."""
+def _name(name: str, status: str) -> str:
+    """Return a name on one line; with its status if only one run has it."""
     text = " ".join(name.split())
     return text if status == "both" else f"{text} ({status})"
 
 
-def _pair(before: float, after: float, text: Any) -> str:
-    one, other = text(before), text(after)
-    return one if one == other else f"{one} -> {other}"
+def _pair(baseline: float, experiment: float, to_text: Callable[[float], str]) -> str:
+    before, after = to_text(baseline), to_text(experiment)
+    return before if before == after else f"{before} -> {after}"
 
 
 def _title(value: str) -> str:
-    """``cpu_self_ns`` to ``CPU Self``.
+    """Return ``CPU Self`` for ``cpu_self_ns``.
 
     >>> _title("gpu_total_ns")
     'GPU Total'
     """
     clock, _, kind = value.removesuffix("_ns").partition("_")
     return f"{clock.upper()} {kind.capitalize()}"
-
-
-def _modules(table: pl.DataFrame, shown: Shown, layout: TableOptions) -> Table:
-    stages = table["stage"].n_unique() > 1
-    rows = table.rows(named=True)
-    kept = rows if shown.limit is None else _largest(rows, shown.limit)
-    lines: list[Line] = []
-    for row in kept:
-        name = f"{'  ' * row['depth']}{_named(row['name'], row['status'])}"
-        if row["depth"] == 0 and stages:
-            name = f"{name} (stage {row['stage']})"
-        times = [_time(row[f"{of}_time_ns"], layout) for of in ("baseline", "experiment")]
-        own = row["delta_self_ns"]
-        lines.append(
-            [
-                name,
-                *times,
-                _signed(row["delta_time_ns"] or 0.0, "ns", layout),
-                _percent(row["delta_ratio"]),
-                _signed(own or 0.0, "ns", layout),
-                _time(row["noise_self_ns" if row["depth"] else "noise_time_ns"], layout),
-                *(_time(row[f"{of}_until_ns"], layout) for of in ("baseline", "experiment")),
-            ]
-        )
-    if len(rows) > len(kept):
-        lines.append(f"{len(rows) - len(kept)} more modules: --limit")
-    headers = [
-        "Module",
-        "Baseline",
-        "Experiment",
-        "Delta",
-        "Delta (%)",
-        "Delta Own",
-        "+-",
-        "Baseline Until",
-        "Experiment Until",
-    ]
-    columns = [Column(header, max(6, len(header)), grows=True) for header in headers]
-    return Table("Modules", columns, lines, layout.time_unit, note=_MODULE_NOTE)
-
-
-def _largest(rows: Sequence[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:
-    """The rows that changed most themselves, with those that they lie in."""
-    order = sorted(range(len(rows)), key=lambda at: -abs(rows[at]["delta_self_ns"] or 0.0))
-    keep: set[int] = set()
-    for at in order[:limit]:
-        depth = rows[at]["depth"] + 1
-        for above in range(at, -1, -1):
-            if rows[above]["depth"] < depth:
-                keep.add(above)
-                depth = rows[above]["depth"]
-            if not depth:
-                break
-    return [row for at, row in enumerate(rows) if at in keep]
-
-
-def _time(value: float | None, layout: TableOptions) -> str:
-    return "-" if value is None else layout.time(value)
-
-
-SCHEMA_VERSION = 1
-"""Of `as_data`; goes up when a reader of the older form would misread it."""
-
-
-def as_data(diff: Diff, shown: Shown, outcomes: Sequence[Outcome] = ()) -> dict[str, Any]:
-    """All of it as what JSON can hold: times in nanoseconds, ratios from 0 to 1 and beyond."""
-    change, alike = diff.change, diff.comparability
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "baseline": diff.baseline.what,
-        "experiment": diff.experiment.what,
-        "step_time": {
-            "verdict": change.verdict,
-            "ratio": change.ratio,
-            "low": change.low,
-            "high": change.high,
-            "baseline_steps": change.baseline_steps,
-            "experiment_steps": change.experiment_steps,
-            "steps_are": [words for _, words in diff.step_times],
-        },
-        "comparability": {
-            "score": alike.score,
-            "shares": dict(alike.shares),
-            "differences": list(alike.differences),
-        },
-        "rules": [outcome._asdict() for outcome in outcomes],
-        "tables": {view: table.rows(named=True) for view, table in tables(diff, shown).items()},
-    }
-
-
-def as_markdown(
-    diff: Diff, shown: Shown, layout: TableOptions, outcomes: Sequence[Outcome] = ()
-) -> str:
-    """For a comment on a pull request: the verdict, what rules say, and the tables."""
-    lines = [f"**Step time: {diff.change}**"]
-    lines += [""] if outcomes or diff.comparability.differences else []
-    lines += [f"- {outcome}" for outcome in outcomes]
-    lines += [f"- {difference}" for difference in diff.comparability.differences]
-    for drawn in _drawn(diff, tables(diff, shown), shown, layout):
-        lines += ["", _table(drawn) if isinstance(drawn, Table) else drawn]
-    return "\n".join([*lines, ""])
-
-
-def _table(grid: Table) -> str:
-    from tabulate import tabulate
-
-    rows = [[code(str(line[0])), *line[1:]] for line in grid.lines if not isinstance(line, str)]
-    headers = [grid.title, *(column.header for column in grid.columns[1:])]
-    text: str = tabulate(rows, headers, tablefmt="github", disable_numparse=True)
-    more = [line for line in grid.lines if isinstance(line, str)]
-    return "\n".join([text, "", *more, f"Times in {grid.unit}, per rank and step."])

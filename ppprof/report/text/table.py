@@ -1,4 +1,4 @@
-"""Tables of text in Paddle's way of drawing them: left-aligned columns between dashed rules."""
+"""Text tables drawn as Paddle draws them: left-aligned columns between dashed rules."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Union
 _GAP = 2  # spaces after every column
 
 Line = Union[str, Sequence[object]]
-"""The cells of a row, or a text to centre in dashes over the whole width."""
+"""The cells of a row, or a text to center in dashes over the full width."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: what stands above it and how wide it is."""
+    """A column: its header and its width."""
 
     header: str
     width: int
     grows: bool = False
-    """Whether it widens for its cells; otherwise a long cell sticks out, as in Paddle."""
+    """Whether the column widens for its cells; otherwise a long cell sticks out, as in Paddle."""
 
 
 @dataclass(frozen=True)
@@ -30,21 +30,21 @@ class Table:
     columns: Sequence[Column]
     lines: Sequence[Line]
     unit: str | None = None
-    """Unit of its times, named below the title; None where it has no times."""
+    """Unit of the times, printed below the title; None if the table holds no times."""
     preamble: Sequence[str] = ()
-    """Lines between the title and the head."""
+    """Lines between the title and the headers."""
     second: tuple[Sequence[str], Sequence[Line]] | None = None
-    """A second head and its lines, in the same columns."""
+    """A second row of headers and its lines, in the same columns."""
     closed: bool = True
-    """Whether a rule ends the table (Paddle leaves it out of two)."""
+    """Whether a rule ends the table (Paddle leaves it out of two tables)."""
     note: str = ""
-    """What the numbers mean, below the table."""
+    """Definitions of the numbers, printed below the table."""
 
     def __str__(self) -> str:
-        widths = [self._width(at) for at in range(len(self.columns))]
-        whole = sum(widths) + _GAP * (len(widths) - 1)
+        widths = [self._width(position) for position in range(len(self.columns))]
+        full_width = sum(widths) + _GAP * (len(widths) - 1)
         rule = _row(["-" * width for width in widths], widths)
-        printed = [_centred(self.title, whole)]
+        printed = [_centered(self.title, full_width)]
         if self.unit:
             printed.append(f"Time unit: {self.unit}")
         printed += self.preamble
@@ -55,27 +55,32 @@ class Table:
         for headers, lines in sections:
             printed += [rule, _row(headers, widths), rule]
             printed += [
-                _centred(line, whole) if isinstance(line, str) else _row(line, widths)
+                _centered(line, full_width) if isinstance(line, str) else _row(line, widths)
                 for line in lines
             ]
         if self.closed:
             printed.append(rule)
         if self.note:
-            printed += [f"Note:\n{self.note}", "-" * whole]
+            printed += [f"Note:\n{self.note}", "-" * full_width]
         return "\n".join([*printed, "", "", ""])
 
-    def _width(self, at: int) -> int:
-        column = self.columns[at]
-        cells = [line[at] for line in self.lines if not isinstance(line, str)]
-        grown = max((len(str(cell)) for cell in cells), default=0) if column.grows else 0
-        return max(column.width, grown)
+    def _width(self, position: int) -> int:
+        column = self.columns[position]
+        cells = [line[position] for line in self.lines if not isinstance(line, str)]
+        longest = max((len(str(cell)) for cell in cells), default=0) if column.grows else 0
+        return max(column.width, longest)
+
+
+def columns_for(headers: Sequence[str], min_width: int = 6) -> list[Column]:
+    """Return a growing column for each header."""
+    return [Column(header, max(min_width, len(header)), grows=True) for header in headers]
 
 
 def _row(cells: Sequence[object], widths: Sequence[int]) -> str:
     return "".join(f"{cell!s:<{width}}{'':{_GAP}}" for cell, width in zip(cells, widths))
 
 
-def _centred(text: str, width: int) -> str:
-    """Dashes on both sides; the odd one goes to the right."""
+def _centered(text: str, width: int) -> str:
+    """Pad with dashes on both sides; an odd dash goes to the right."""
     dashes = width - len(text)
     return "-" * (dashes // 2) + text + "-" * (dashes - dashes // 2)

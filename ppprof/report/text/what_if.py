@@ -1,4 +1,4 @@
-"""What a run's stragglers cost, as text."""
+"""The cost of a run's stragglers, as text."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ _NAMES = {
 
 _NOTE = """\
 Source: Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025.
-Worker: one stage of one replica, its mp ranks together. Usual: the lower median of all workers and \
-micro-batches in a step, forwards and backwards apart.
-Step Time: of the replay, with what the row names as fast as usual; mean over steps.
-Saved: the replayed step time minus that.
-Share: Saved, of what would be saved with everything as fast as usual.
-Each as it usually is: every worker as fast as it is itself in a typical pass of the run. What \
-this saves is what varies from one micro-batch to the next: chance, or sequences of different length.
-S: how many times as long the step takes as with everything as fast as usual.
-Alone: how many times as long the step takes if only this is not as fast as usual (of workers, S_w).
-M_W: share of the 3% of the workers that are slowest alone (one at least). Near 100%: they are what is wrong.
+Worker: one stage of one replica, with all its mp ranks. Usual: the lower median of all workers and \
+micro-batches in a step, forward and backward separately.
+Step Time: replayed step time if the workers, stage or link of the row were as fast as usual; mean over steps.
+Saved: the replayed step time minus Step Time.
+Share: Saved, relative to the row "everything".
+Each as it usually is: every worker as fast as in its own typical pass of the run. Saved is then the cost of \
+variation between micro-batches: chance, or sequences of different length.
+S: step time relative to the row "everything".
+Alone: step time if only this worker, stage or link is slower than usual, relative to the row "everything" \
+(S_w for workers).
+M_W: share of the 3% of workers that are slowest alone (at least one). Near 100%: these workers cause the delay.
 M_S: share of the last stage. Near 100%: its part of the model is too large.
 """
 
 
-def render_what_if(table: pl.DataFrame, layout: TableOptions | None = None) -> str:
-    """What `ppprof.analysis.ranks.what_if.what_if` gave, as text; empty where it has no rows."""
+def render_what_if(table: pl.DataFrame, options: TableOptions | None = None) -> str:
+    """Return the table of `ppprof.analysis.ranks.what_if.what_if` as text; empty if it has no rows."""
     if table.is_empty():
         return ""
-    layout = layout or TableOptions()
+    options = options or TableOptions()
     rows = table.rows(named=True)
     replayed = next(row for row in rows if row["fixed"] == "nothing")
     ideal = next(row for row in rows if row["fixed"] == "all")
@@ -47,16 +48,15 @@ def render_what_if(table: pl.DataFrame, layout: TableOptions | None = None) -> s
     preamble = (
         f"S {ideal['slowdown']:.2f}, M_W {_percent(slowest['share'])}, "
         f"M_S {_percent(last[0] if last else None)}",
-        f"The replay differs from what was recorded by {_percent(replayed['error_ratio'])}, "
-        "step by step",
+        f"The replay differs from the recording by {_percent(replayed['error_ratio'])}, mean over steps",
     )
-    shown, hidden = layout.limited(rows, "rows")
+    shown, hidden = options.limited(rows, "rows")
     lines = [
         (
             _NAMES[row["fixed"]].format(**row),
             row["ranks"] or "-",
-            layout.time(row["step_ns"]),
-            "-" if row["slowdown"] is None else layout.time(replayed["step_ns"] - row["step_ns"]),
+            options.time(row["step_ns"]),
+            "-" if row["slowdown"] is None else options.time(replayed["step_ns"] - row["step_ns"]),
             _percent(row["share"]),
             "-" if row["alone_slowdown"] is None else f"{row['alone_slowdown']:.3f}",
         )
@@ -75,7 +75,7 @@ def render_what_if(table: pl.DataFrame, layout: TableOptions | None = None) -> s
             "What-if Summary",
             columns,
             [*lines, *hidden],
-            layout.time_unit,
+            options.time_unit,
             preamble=preamble,
             note=_NOTE,
         )

@@ -1,4 +1,4 @@
-"""Bytes as little-endian words at every place, for questions about many places at once."""
+"""Bytes as little-endian words at every position, for queries about many positions at once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import numpy as np
 
 from ppprof.arrays import Int64, UInt64
 
-_LONGEST_MIXED = 2048  # bytes; few texts are longer, and every step below is for one alone then
+_LONGEST_MIXED = (
+    2048  # bytes; few texts are longer, and the loop below would run for one text alone
+)
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 
 
 class ByteView:
-    """A buffer; the last seven bytes of it begin no word."""
+    """A view of a buffer; no word begins in the buffer's last seven bytes."""
 
     def __init__(self, raw: bytes | bytearray) -> None:
         self.raw = raw
@@ -22,17 +24,17 @@ class ByteView:
         self.words: UInt64 = np.ndarray(len(raw) - 7, np.dtype("<u8"), raw, strides=(1,))
 
     def hashes(self, first: Int64, end: Int64) -> UInt64:
-        """A hash of the bytes of each range, shape (N,)."""
+        """Return a hash of the bytes of each range, shape (N,)."""
         length = end - first
-        found: UInt64 = length.astype(np.uint64) * _MIX
+        hashed: UInt64 = length.astype(np.uint64) * _MIX
         for row in np.flatnonzero(length > _LONGEST_MIXED).tolist():
             digest = blake2b(self.raw[first[row] : end[row]], digest_size=8).digest()
-            found[row] = int.from_bytes(digest, "little")
+            hashed[row] = int.from_bytes(digest, "little")
         rows = np.flatnonzero((length > 0) & (length <= _LONGEST_MIXED))
         for done in range(0, int(length[rows].max(initial=0)), 8):
             rows = rows[length[rows] > done]
             word = self.words[first[rows] + done]
             num_past = np.clip(8 - (length[rows] - done), 0, 7).astype(np.uint64) << np.uint64(3)
-            mixed = (found[rows] ^ (word << num_past)) * _MIX
-            found[rows] = mixed ^ (mixed >> np.uint64(29))
-        return found
+            mixed = (hashed[rows] ^ (word << num_past)) * _MIX
+            hashed[rows] = mixed ^ (mixed >> np.uint64(29))
+        return hashed

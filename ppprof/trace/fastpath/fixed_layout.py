@@ -1,4 +1,4 @@
-"""Events out of text that is as its writer printed it: columns, without decoding any JSON."""
+"""Read events from text that is exactly as its writer printed it, without decoding JSON."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ppprof.trace.source import MARGIN, Block, TraceStream
 Ranges = list[tuple[int, int]]
 
 TEXTS = ("name", "cat", "place", "axis", "dtype", "peers", "phase")
-"""Columns that hold the numbers of texts."""
+"""Text columns; they hold numbers of strings."""
 _NARROW = frozenset(("pid", "tid", "dur", "device", "stream"))
 _UNITS = tuple(np.uint64(int.from_bytes(unit, "little")) for unit in (b" ms]", b" us]", b" ns]"))
 _SECONDS = np.uint64(int.from_bytes(b" s]", "little"))
 
 Part = tuple[str, Mapping[str, Array]]
-"""A kind of event and its columns, all shape (N,): the fields, and ``at``, where each begins."""
+"""A kind of event and its columns, all shape (N,): the fields, and each start as ``position``."""
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """The events of a stretch of a file."""
+    """The events of a byte range of a file."""
 
     parts: list[Part]
     texts: list[bytes]
-    """As in the file; the columns `TEXTS` hold their numbers."""
-    odd: Ranges
-    """First and end byte in the file of what is in no known layout, ascending."""
+    """Strings as in the file; the columns `TEXTS` hold indices into this list."""
+    unmatched: Ranges
+    """First and end byte in the file of text in no known layout, ascending."""
 
 
 class Scanner:
@@ -43,28 +43,28 @@ class Scanner:
         self._dialect = dialect
         self._texts = StringTable()
         self._parts: list[Part] = []
-        self._odd: Ranges = []
+        self._unmatched: Ranges = []
 
     def add(self, block: Block) -> Ranges:
-        """Takes the events of a block that begins and ends between two events.
+        """Add the events of a block that begins and ends between two events.
 
         Returns:
-            First and end byte in the file of what is in no known layout, ascending.
+            First and end byte in the file of text in no known layout, ascending.
         """
         text = Text(block)
-        start = text.places(self._dialect.start)
+        start = text.positions(self._dialect.start)
         end = np.append(start[1:], text.end)
         pending = np.arange(len(start))
         for layout in self._dialect.layouts:
             if not len(pending):
                 break
-            found = layout.match(text, start[pending], end[pending], self._dialect.start)
-            if not len(found.rows):
+            matches = layout.match(text, start[pending], end[pending], self._dialect.start)
+            if not len(matches.rows):
                 continue
-            columns: dict[str, Array] = dict(found.columns)
+            columns: dict[str, Array] = dict(matches.columns)
             for column in TEXTS:
                 if column in columns:
-                    first, last = found.columns[column], found.columns[f"{column}_end"]
+                    first, last = matches.columns[column], matches.columns[f"{column}_end"]
                     if column == "name":
                         last = _without_duration(text, first, last)
                     columns[column] = self._texts.between(text, first, last)
@@ -72,22 +72,22 @@ class Scanner:
             for column in _NARROW & columns.keys():
                 columns[column] = _narrowed(columns[column])
             if columns:
-                columns["at"] = start[pending[found.rows]] - MARGIN + block.first
+                columns["position"] = start[pending[matches.rows]] - MARGIN + block.first
                 self._parts.append((layout.kind, columns))
-            pending = np.delete(pending, found.rows)
+            pending = np.delete(pending, matches.rows)
         first_start = int(start[0]) - MARGIN if len(start) else block.length
-        odd = ([(0, first_start)] if first_start else []) + _runs(pending, start, end)
-        odd = [(first + block.first, end + block.first) for first, end in odd]
-        self._odd += odd
-        return odd
+        ranges = ([(0, first_start)] if first_start else []) + _runs(pending, start, end)
+        unmatched = [(first + block.first, end + block.first) for first, end in ranges]
+        self._unmatched += unmatched
+        return unmatched
 
     def scanned(self) -> Scanned:
-        """All that was added."""
-        return Scanned(self._parts, self._texts.all(), self._odd)
+        """Return all events that were added."""
+        return Scanned(self._parts, self._texts.all(), self._unmatched)
 
 
 def scan(source: TraceStream, dialect: Dialect, end: int) -> Scanned:
-    """The events of a file from where it is read to ``end``, where an event begins."""
+    """Return the events of a file from the stream's position to ``end``, where an event begins."""
     scanner = Scanner(dialect)
     for block in source.blocks(dialect.last_start, end):
         scanner.add(block)
@@ -95,14 +95,14 @@ def scan(source: TraceStream, dialect: Dialect, end: int) -> Scanned:
 
 
 def _narrowed(values: Int64) -> Array:
-    """As int32 where that holds them all: what there are millions of should be small."""
+    """Return int32 if it holds all values: there may be millions of them."""
     if len(values) and values.min() >= -(2**31) and values.max() < 2**31:
         return values.astype(np.int32)
     return values
 
 
 def _without_duration(text: Text, first: Int64, end: Int64) -> Int64:
-    """Where names end without ``[1.2 ms]``, which the writers append."""
+    """Return where names end without ``[1.2 ms]``, which the writers append."""
     bracket = text.last_before(end, b"[")
     last = text.words[end - 4] & np.uint64(2**32 - 1)
     is_unit = last >> np.uint64(8) == _SECONDS
@@ -115,7 +115,7 @@ def _without_duration(text: Text, first: Int64, end: Int64) -> Int64:
 
 
 def _runs(rows: Int64, start: Int64, end: Int64) -> Ranges:
-    """Byte ranges in the block of events, neighbours joined."""
+    """Return the byte ranges in the block of these events, neighbours joined."""
     breaks = np.flatnonzero(np.diff(rows) != 1)
     firsts = rows[np.append(0, breaks + 1)] if len(rows) else rows
     lasts = rows[np.append(breaks, len(rows) - 1)] if len(rows) else rows

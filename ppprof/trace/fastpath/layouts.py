@@ -1,7 +1,10 @@
-"""How Paddle's writer and ours print events: the format strings that `scan` reads backwards.
+"""The format strings with which Paddle's writer and ours print events.
 
-Source: chrometracing_logger.cc of Paddle 2.3 to 3.3 (schema 1.0.0, 1.0.1, 1.0.2), which differ in
-blanks at the ends of lines, in colours and in what an operator carries; and `write_paddle_json`.
+`scan` matches them backwards.
+
+Source: chrometracing_logger.cc of Paddle 2.3 to 3.3 (schema 1.0.0, 1.0.1, 1.0.2), whose versions
+differ in blanks at the ends of lines, in colours and in the fields of an operator; and
+`write_paddle_json`.
 """
 
 from __future__ import annotations
@@ -13,19 +16,19 @@ from ppprof.trace.fastpath.scan import EventPattern
 
 @dataclass(frozen=True)
 class Dialect:
-    """All that one writer prints."""
+    """Every layout that one writer prints."""
 
     layouts: tuple[EventPattern, ...]
-    """The commonest first. Kinds: host, launch, device, memory; flow for arrows."""
+    """The most frequent first. Kinds: host, launch, device, memory; flow for arrows."""
     start: bytes
-    """What every event begins with, the line break before it included."""
+    """The bytes that every event begins with, including the line break before it."""
     escapes: bool
-    """Whether names are escaped as JSON asks; Paddle's writer prints them as they are."""
+    """Whether the writer escapes names as JSON requires; Paddle's does not."""
     ts_is_exact: bool
-    """Whether ``ts`` is in nanoseconds; Paddle's is cut to whole microseconds."""
+    """Whether ``ts`` has nanoseconds; Paddle's is cut to whole microseconds."""
 
     def last_start(self, text: bytearray, first: int, end: int) -> int:
-        """Where the last event in this part of a text begins, -1 if none does."""
+        """Return the offset of the last event in this part of a text; -1 for none."""
         return text.rfind(self.start, first, end)
 
 
@@ -35,7 +38,7 @@ _STREAM = '"stream": %d{stream}, "correlation id": %d{correlation_id},\n      '
 
 
 def _paddle(blank: str) -> tuple[EventPattern, ...]:
-    """Paddle's formats; ``blank`` is what older versions leave at the ends of some lines."""
+    """Return Paddle's formats; older versions leave ``blank`` at the ends of some lines."""
     opened = f"\n  {{{blank}\n"
     closed = "\n    }\n  },\n  "
 
@@ -60,7 +63,7 @@ def _paddle(blank: str) -> tuple[EventPattern, ...]:
     shapes = (
         ',\n      "input_shapes": %l{},\n      "input_dtypes": %l{},\n      "callstack": "%l{}"'
     )
-    # The two that copy and set memory never had the blank after their brace.
+    # Memcpy and Memset events never had the blank after their brace.
     bare = "\n  {\n"
     return (
         EventPattern("host", complete(cpp, _START_END)),
@@ -120,7 +123,7 @@ def _paddle(blank: str) -> tuple[EventPattern, ...]:
 
 
 def _ours() -> tuple[EventPattern, ...]:
-    """The formats of `write_paddle_json`: an event a line, times exact."""
+    """Return the formats of `write_paddle_json`: one line per event, exact times."""
 
     def complete(tid: str, args: str) -> str:
         return (
@@ -131,7 +134,7 @@ def _ours() -> tuple[EventPattern, ...]:
 
     cpp, python, stream = '"%d{tid}(C++)"', '"%d{tid}(Python)"', "%d{tid}"
     depth = ',"depth":%d{depth}'
-    # What capture knows of each; other facts are read as JSON.
+    # The annotations that capture writes; other combinations are decoded as JSON.
     collectives = [
         f'{axis},"group":%d{{group}}{tensor},"peers":"%w{{peers}}"'
         for axis in (',"axis":"%w{axis}"', "")
@@ -198,11 +201,11 @@ DIALECTS = {
     "paddle 1.0": Dialect(_paddle(" "), b"\n  {", escapes=False, ts_is_exact=False),
     "ppprof": Dialect(_ours(), b'\n{"name":"', escapes=True, ts_is_exact=True),
 }
-"""By who wrote it; "paddle 1.0" are the versions before schema 1.0.2."""
+"""Name of the writer -> its formats; "paddle 1.0" stands for the versions before schema 1.0.2."""
 
 
 def dialect_of(text: bytes) -> str | None:
-    """Whose events these are, by how the first of them begins; None where nobody's."""
+    """Return the writer of a list of events by how the first event begins; None if unknown."""
     first = text.lstrip(b" \n")
     before = text[: len(text) - len(first)]
     if first.startswith(b'{ \n    "name": "'):

@@ -1,9 +1,8 @@
-"""Protobuf's wire format, decoded for many messages at once.
+"""Decode protobuf's wire format for many messages at once.
 
-A trace holds hundreds of thousands of small messages of the same few types. Decoding them one by
-one costs Python about 10 us each; here one numpy pass decodes the *k-th field of every message* at
-a time, whatever the order of the fields, so the cost of the interpreter is paid once a field
-number and not once a message.
+A trace holds hundreds of thousands of small messages of a few types. Python needs about 10 us to
+decode one. Here one numpy pass decodes the *k-th field of every message*, whatever the order of the
+fields. So the interpreter's cost is paid once per field number, not once per message.
 
 Source: https://protobuf.dev/programming-guides/encoding/
 """
@@ -22,44 +21,44 @@ from ppprof.trace.fastpath.byte_view import ByteView
 from ppprof.trace.fastpath.string_table import StringTable
 
 VARINT, I64, LEN, I32 = 0, 1, 2, 5
-"""Wire types: a number, 8 bytes, a length and so many bytes, 4 bytes."""
+"""Wire types: a number; 8 bytes; a length and that many bytes; 4 bytes."""
 
 _PADDING = 16  # a 10-byte varint at the very end may be read as two 8-byte words
-_FEW = 48  # below so many messages a Python loop beats numpy's cost per call
+_FEW = 48  # with fewer messages, a Python loop is faster than numpy calls
 _CHUNK = 8192  # messages at a time: their temporaries stay in the processor's cache
 
 
-class Round(NamedTuple):
-    """The k-th field of some messages, in as few bytes as hold it: there are as many as fields."""
+class FieldBatch(NamedTuple):
+    """The k-th field of some messages, in few bytes: there are as many of these as fields."""
 
     message: Int64 | slice
-    """Which messages, ascending, shape (N,)."""
+    """Indices of the messages, ascending, shape (N,)."""
     number: Int64 | int
-    """Field number of each; one for all where they agree."""
+    """Field number of each; an int if they all agree."""
     kind: Int64 | int
-    """Wire type of each; one for all where they agree."""
+    """Wire type of each; an int if they all agree."""
     low: npt.NDArray[np.integer[Any]]
     """Value, or first byte, shape (N,)."""
     end: npt.NDArray[np.integer[Any]] | None
-    """One past the last byte, shape (N,); None where none of them has a length."""
+    """One past the last byte, shape (N,); None if none of the fields has a length."""
 
     def values(self, field: int) -> tuple[Int64 | slice, npt.NDArray[np.integer[Any]]]:
-        """Messages and values of this field where it is a number."""
+        """Return messages and values of this field where it is a number."""
         if isinstance(self.number, int):
             if self.number == field and self.kind != LEN:
                 return self.message, self.low
-            return _NOBODY, _NOTHING
+            return _NO_MESSAGES, _NO_VALUES
         chosen = np.flatnonzero((self.number == field) & (self.kind != LEN))
         return self._messages()[chosen], self.low[chosen]
 
     def ranges(self, field: int) -> tuple[Int64 | slice, Any, Any]:
-        """Messages, first and end bytes of this field where it has a length."""
+        """Return messages, first bytes and end bytes of this field where it has a length."""
         if self.end is None:
-            return _NOBODY, _NOTHING, _NOTHING
+            return _NO_MESSAGES, _NO_VALUES, _NO_VALUES
         if isinstance(self.number, int):
             if self.number == field:
                 return self.message, self.low, self.end
-            return _NOBODY, _NOTHING, _NOTHING
+            return _NO_MESSAGES, _NO_VALUES, _NO_VALUES
         chosen = np.flatnonzero((self.number == field) & (self.kind == LEN))
         return self._messages()[chosen], self.low[chosen], self.end[chosen]
 
@@ -69,11 +68,11 @@ class Round(NamedTuple):
         return self.message
 
 
-_NOBODY, _NOTHING = slice(0, 0), np.zeros(0, np.int64)
+_NO_MESSAGES, _NO_VALUES = slice(0, 0), np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
-class Spans:
+class ByteRanges:
     """Byte ranges [start, end) of N strings or messages inside one buffer."""
 
     start: Int64
@@ -81,61 +80,62 @@ class Spans:
     end: Int64
     """One past the last byte, shape (N,)."""
     owner: Int64
-    """Index of the message that each one is a field of, shape (N,)."""
+    """Index of the message that contains the field, shape (N,)."""
 
     def __len__(self) -> int:
         return len(self.start)
 
-    def __getitem__(self, chosen: Int64) -> Spans:
-        """Those at the indices ``chosen``, in that order."""
-        return Spans(self.start[chosen], self.end[chosen], self.owner[chosen])
+    def __getitem__(self, chosen: Int64) -> ByteRanges:
+        """Return the ranges at the indices ``chosen``, in that order."""
+        return ByteRanges(self.start[chosen], self.end[chosen], self.owner[chosen])
 
 
 class Fields:
-    """Every field of N messages of one type; ask for them by field number."""
+    """Every field of N messages of one type, by field number."""
 
-    def __init__(self, num_messages: int, rounds: list[Round]) -> None:
+    def __init__(self, num_messages: int, batches: list[FieldBatch]) -> None:
         self.num_messages = num_messages
-        self._rounds = rounds
+        self._batches = batches
 
     def number(self, field: int, default: int = 0) -> UInt64:
-        """The value of a scalar field, shape (N,), ``default`` where a message lacks it.
+        """Return the value of a scalar field, shape (N,), ``default`` for a message without it.
 
-        int64 and int32 values below zero arrive as two's complement: ``.view(np.int64)``.
+        Negative int64 and int32 values arrive as two's complement: ``.view(np.int64)``.
         """
         values = np.full(self.num_messages, default, np.uint64)
-        for at in self._rounds:
-            message, found = at.values(field)
-            values[message] = found  # the last one wins, as protobuf says
+        for batch in self._batches:
+            message, numbers = batch.values(field)
+            values[message] = numbers  # the last occurrence wins, as protobuf demands
         return values
 
-    def span(self, field: int) -> Spans:
-        """Where the bytes of a string or message field lie that occurs once; N entries.
+    def range(self, field: int) -> ByteRanges:
+        """Return the bytes of a string or message field that occurs once; N ranges.
 
-        An empty one where a message lacks it; the last where it has several, as protobuf says.
+        A range is empty for a message without the field. If the field occurs several times, the
+        last one counts, as protobuf demands.
         """
         start = np.zeros(self.num_messages, np.int64)
         end = np.zeros(self.num_messages, np.int64)
-        for at in self._rounds:
-            message, first, last = at.ranges(field)
+        for batch in self._batches:
+            message, first, last = batch.ranges(field)
             start[message] = first
             end[message] = last
-        return Spans(start, end, np.arange(self.num_messages))
+        return ByteRanges(start, end, np.arange(self.num_messages))
 
-    def spans(self, field: int) -> Spans:
-        """Where the bytes of a repeated field lie: an entry an occurrence, message by message."""
-        parts: list[tuple[Any, Any, Any]] = [(_NOTHING, _NOTHING, _NOTHING)]
-        for at in self._rounds:
-            message, first, last = at.ranges(field)
+    def ranges(self, field: int) -> ByteRanges:
+        """Return the bytes of a repeated field: one range per occurrence, message by message."""
+        parts: list[tuple[Any, Any, Any]] = [(_NO_VALUES, _NO_VALUES, _NO_VALUES)]
+        for batch in self._batches:
+            message, first, last = batch.ranges(field)
             if isinstance(message, slice):
                 message = np.arange(message.start, message.stop)
             if len(message):
                 parts.append((first.astype(np.int64), last, message))
         start, end, owner = (np.concatenate(part) for part in zip(*parts))
         if (owner[1:] >= owner[:-1]).all():
-            return Spans(start, end, owner)
+            return ByteRanges(start, end, owner)
         order = np.argsort(owner, kind="stable")
-        return Spans(start[order], end[order], owner[order])
+        return ByteRanges(start[order], end[order], owner[order])
 
 
 class Buffer:
@@ -143,7 +143,7 @@ class Buffer:
 
     Args:
         data: the file's bytes.
-        name: what errors call it, a path.
+        name: the file's path, for error messages.
     """
 
     def __init__(self, data: bytes, name: str) -> None:
@@ -152,70 +152,73 @@ class Buffer:
         self._text = ByteView(data + bytes(_PADDING))
         self._raw, self._bytes, self._words = self._text.raw, self._text.bytes, self._text.words
 
-    def whole(self) -> Spans:
-        """The file as one message."""
-        return Spans(np.zeros(1, np.int64), np.full(1, self.size), np.zeros(1, np.int64))
+    def whole(self) -> ByteRanges:
+        """Return the file as one message."""
+        return ByteRanges(np.zeros(1, np.int64), np.full(1, self.size), np.zeros(1, np.int64))
 
-    def strings(self, spans: Spans) -> tuple[list[str], Int32]:
-        """Distinct strings and, for each span, the index of its string; invalid UTF-8 is replaced."""
+    def strings(self, ranges: ByteRanges) -> tuple[list[str], Int32]:
+        """Return the distinct strings, and for each range the index of its string.
+
+        Invalid UTF-8 is replaced.
+        """
         texts = StringTable()
         numbers = np.concatenate(
             [
                 texts.between(
                     self._text,
-                    spans.start[first : first + _CHUNK],
-                    spans.end[first : first + _CHUNK],
+                    ranges.start[first : first + _CHUNK],
+                    ranges.end[first : first + _CHUNK],
                 )
-                for first in range(0, max(len(spans), 1), _CHUNK)
+                for first in range(0, max(len(ranges), 1), _CHUNK)
             ]
         )
         return [text.decode("utf-8", "replace") for text in texts.all()], numbers
 
-    def fields(self, spans: Spans) -> Fields:
-        """All fields of the messages at ``spans``.
+    def fields(self, ranges: ByteRanges) -> Fields:
+        """Return all fields of the messages at ``ranges``.
 
         Raises:
-            TraceError: a field runs past its message, or has a wire type that does not exist.
+            TraceError: a field runs past its message, or has an unknown wire type.
         """
-        rounds: list[Round] = []
-        for first in range(0, max(len(spans), 1), _CHUNK):
+        batches: list[FieldBatch] = []
+        for first in range(0, max(len(ranges), 1), _CHUNK):
             chunk = slice(first, first + _CHUNK)
-            active = first + np.flatnonzero(spans.start[chunk] < spans.end[chunk])
-            cursor, limit = spans.start[active], spans.end[active]
+            active = first + np.flatnonzero(ranges.start[chunk] < ranges.end[chunk])
+            cursor, limit = ranges.start[active], ranges.end[active]
             while len(active) >= _FEW:
                 number, kind, low, cursor = self._next_field(cursor)
                 if (cursor > limit).any():
                     beyond = int(cursor[np.argmax(cursor > limit)])
                     self._fail(beyond, "a field runs past its message")
-                rounds.append(self._round(active, number, kind, low, cursor))
+                batches.append(self._batch(active, number, kind, low, cursor))
                 more = cursor < limit
                 if not more.all():
                     active, cursor, limit = active[more], cursor[more], limit[more]
-            rounds += self._few(active, cursor, limit)
-        return Fields(len(spans), rounds)
+            batches += self._fields_of_few(active, cursor, limit)
+        return Fields(len(ranges), batches)
 
-    def _round(
+    def _batch(
         self,
         active: Int64,
         number: Int64 | int,
         kind: Int64 | int,
         low: npt.NDArray[np.integer[Any]],
         end: Int64,
-    ) -> Round:
+    ) -> FieldBatch:
         message: Int64 | slice = active
         if len(active) == active[-1] - active[0] + 1 and (np.diff(active) == 1).all():
             message = slice(int(active[0]), int(active[-1]) + 1)
         if isinstance(kind, int):
             if kind != LEN:
-                return Round(message, number, kind, low, None)
+                return FieldBatch(message, number, kind, low, None)
             if self.size < 2**31:
-                return Round(message, number, kind, low.astype(np.int32), end.astype(np.int32))
-        return Round(message, number, kind, low, end)
+                return FieldBatch(message, number, kind, low.astype(np.int32), end.astype(np.int32))
+        return FieldBatch(message, number, kind, low, end)
 
     def _next_field(self, cursor: Int64) -> tuple[Int64 | int, Int64 | int, UInt64 | Int64, Int64]:
-        """One field at each cursor: number, wire type, value (or first byte), and where it ends."""
+        """Return one field per cursor: number, wire type, value (or first byte), and its end."""
         tags, cursor = self._tags(cursor)
-        if (tags == tags[0]).all():  # most messages have the same fields in the same order
+        if (tags == tags[0]).all():  # usual: messages have the same fields in the same order
             tag = int(tags[0])
             if tag & 7 == VARINT:
                 return tag >> 3, VARINT, *self._varints(cursor)
@@ -229,7 +232,7 @@ class Buffer:
     def _any_field(
         self, number: Int64, kind: Int64, cursor: Int64
     ) -> tuple[Int64, Int64, UInt64, Int64]:
-        """The same, for fields of different kinds, behind their tags."""
+        """Return the same for fields of different kinds, given their tags."""
         low, after = self._varints(cursor)
         lengths = kind == LEN
         if lengths.any():
@@ -240,17 +243,20 @@ class Buffer:
             low = np.where(lengths, after.astype(np.uint64), low)
             after = end
         for fixed, width in ((I64, 8), (I32, 4)):
-            at = np.flatnonzero(kind == fixed)
-            if len(at):
-                low[at] = self._words[cursor[at]] & np.uint64((1 << 8 * width) - 1)
-                after[at] = cursor[at] + width
+            rows = np.flatnonzero(kind == fixed)
+            if len(rows):
+                low[rows] = self._words[cursor[rows]] & np.uint64((1 << 8 * width) - 1)
+                after[rows] = cursor[rows] + width
         unknown = ~np.isin(kind, (VARINT, I64, LEN, I32))
         if unknown.any():
             self._fail(int(cursor[np.argmax(unknown)]), "not a protobuf wire type")
         return number, kind, low, after
 
     def _tags(self, cursor: Int64) -> tuple[Int64, Int64]:
-        """Field tags are one byte up to field 15 and two up to 2047."""
+        """Return the field tag at each cursor, and the byte after it.
+
+        Tags take one byte up to field 15 and two up to 2047.
+        """
         first = self._bytes[cursor].astype(np.int64)
         long = first >= 0x80
         if not long.any():
@@ -262,13 +268,13 @@ class Buffer:
         return (first & 0x7F) | (second << 7), cursor + 1 + long
 
     def _varints(self, cursor: Int64) -> tuple[UInt64, Int64]:
-        """Base-128 numbers, least significant group first, and the byte after each."""
+        """Return base-128 numbers, least significant group first, and the byte after each."""
         first = self._bytes[cursor]
         if (first < 0x80).all():
             return first.astype(np.uint64), cursor + 1
         words = self._words[cursor]
         stops = ~words & np.uint64(0x8080808080808080)  # bytes without the continuation bit
-        stop = stops & (~stops + np.uint64(1))  # the first of them; 0 if none in 8 bytes
+        stop = stops & (~stops + np.uint64(1))  # the first one; 0 if 8 bytes hold no stop
         low = words & (stop | (stop - np.uint64(1))) & np.uint64(0x7F7F7F7F7F7F7F7F)
         # Close the gaps: 8 groups of 7 bits in 8 bytes each -> 4 of 14 in 16 -> 2 of 28 -> 56.
         low = (low & np.uint64(0x007F007F007F007F)) | (
@@ -283,17 +289,18 @@ class Buffer:
         after = cursor + np.frexp(stop.astype(np.float64))[1] // 8
         long = np.flatnonzero(stop == 0)
         if len(long):
-            at = cursor[long] + 8
-            ninth = self._bytes[at].astype(np.uint64)
-            tenth = np.where(ninth >= 0x80, self._bytes[at + 1], 0).astype(np.uint64)
+            end = cursor[long] + 8
+            ninth = self._bytes[end].astype(np.uint64)
+            tenth = np.where(ninth >= 0x80, self._bytes[end + 1], 0).astype(np.uint64)
             low[long] |= (ninth & np.uint64(0x7F)) << np.uint64(56) | tenth << np.uint64(63)
-            after[long] = at + 1 + (ninth >= 0x80)
+            after[long] = end + 1 + (ninth >= 0x80)
         return low, after
 
-    def _few(self, active: Int64, cursors: Int64, limits: Int64) -> list[Round]:
-        """The same for few messages of many fields (a thread with all its nodes).
+    def _fields_of_few(self, active: Int64, cursors: Int64, limits: Int64) -> list[FieldBatch]:
+        """Return the same for few messages with many fields, such as a thread with all its nodes.
 
-        Where a field begins, only the one before it tells; what is in it is read in arrays again.
+        A loop finds where each field begins, since that depends on the previous field. Their
+        contents are decoded in arrays again.
         """
         message: list[int] = []
         tags: list[int] = []
@@ -302,7 +309,7 @@ class Buffer:
                 tags.append(cursor)
                 tag, cursor = self._varint(cursor)
                 if tag & 7 == LEN:
-                    cursor = self._run(tags, limit)
+                    cursor = self._end_of_run(tags, limit)
                 elif tag & 7 == VARINT:
                     _, cursor = self._varint(cursor)
                 elif tag & 7 in (I64, I32):
@@ -312,15 +319,15 @@ class Buffer:
                 if cursor > limit:
                     self._fail(cursor, "a field runs past its message")
             message += [index] * (len(tags) - len(message))
-        rounds = []
+        batches = []
         for first in range(0, len(tags), _CHUNK):
             chunk = slice(first, first + _CHUNK)
-            at = self._next_field(np.array(tags[chunk], np.int64))
-            rounds.append(self._round(np.array(message[chunk], np.int64), *at))
-        return rounds
+            fields = self._next_field(np.array(tags[chunk], np.int64))
+            batches.append(self._batch(np.array(message[chunk], np.int64), *fields))
+        return batches
 
-    def _run(self, tags: list[int], limit: int) -> int:
-        """Where fields with a length end that repeat the last tag; theirs are added to ``tags``."""
+    def _end_of_run(self, tags: list[int], limit: int) -> int:
+        """Return the end of a run of fields with a length and one tag; add each start to ``tags``."""
         raw = self._raw
         cursor = tags.pop()
         _, after = self._varint(cursor)
@@ -339,20 +346,20 @@ class Buffer:
                 cursor += length
         return cursor
 
-    def _varint(self, at: int) -> tuple[int, int]:
-        """A base-128 number and the byte after it."""
+    def _varint(self, cursor: int) -> tuple[int, int]:
+        """Return a base-128 number and the byte after it."""
         raw = self._raw
-        value, byte = 0, raw[at]
+        value, byte = 0, raw[cursor]
         for shift in range(0, 70, 7):
             value |= (byte & 0x7F) << shift
-            at += 1
+            cursor += 1
             if byte < 0x80:
-                return value & 0xFFFFFFFFFFFFFFFF, at
-            byte = raw[at] if at < len(raw) else 0
-        return self._fail(at, "a number of more than 10 bytes")
+                return value & 0xFFFFFFFFFFFFFFFF, cursor
+            byte = raw[cursor] if cursor < len(raw) else 0
+        return self._fail(cursor, "a number of more than 10 bytes")
 
     def _fail(self, offset: int, reason: str) -> NoReturn:
         raise TraceError(
             f"{self.name}: byte {min(offset, self.size)} of {self.size}: {reason}; "
-            "the file is cut short or is not a Paddle .pb trace"
+            "the file is truncated or is not a Paddle .pb trace"
         )

@@ -1,7 +1,7 @@
-"""Protobuf's wire format, encoded for many messages at once: the reverse of `wire`.
+"""Encode many messages in protobuf's wire format at once: the reverse of `protobuf_decode`.
 
-A message is told field by field, each field for all messages in arrays. The length of every field
-is known before a byte is written, so the place of every byte is, too.
+A message is given field by field, each field for all messages in arrays. The length of every field
+is known before a byte is written, so the position of every byte is known too.
 
 Source: https://protobuf.dev/programming-guides/encoding/
 """
@@ -21,7 +21,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Pieces:
+class ByteStrings:
     """N byte strings in one buffer: names, or messages."""
 
     buffer: Bytes
@@ -30,13 +30,13 @@ class Pieces:
     length: Int64
     """Bytes of each, shape (N,)."""
 
-    def __getitem__(self, chosen: Int64) -> Pieces:
-        """Those at the indices ``chosen``, in that order."""
-        return Pieces(self.buffer, self.start[chosen], self.length[chosen])
+    def __getitem__(self, chosen: Int64) -> ByteStrings:
+        """Return the strings at the indices ``chosen``, in that order."""
+        return ByteStrings(self.buffer, self.start[chosen], self.length[chosen])
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> Pieces:
-        """Strings as UTF-8."""
+    def of(cls, texts: Sequence[str]) -> ByteStrings:
+        """Return strings as UTF-8."""
         encoded = [text.encode("utf-8", "replace") for text in texts]
         length = np.array([len(text) for text in encoded], np.int64)
         return cls(np.frombuffer(b"".join(encoded), np.uint8), np.cumsum(length) - length, length)
@@ -46,19 +46,19 @@ class Field:
     """One field of some messages.
 
     Args:
-        number: the field's.
-        values: whole numbers of any dtype (below zero: two's complement), float32 numbers, or
-            pieces; shape (M,).
-        owner: the message of each, ascending, shape (M,); message i has the i-th where it is None.
+        number: the field number.
+        values: integers of any dtype (negative: two's complement), float32 numbers, or byte
+            strings; shape (M,).
+        owner: the message of each value, ascending, shape (M,); if None, message i has value i.
     """
 
     def __init__(
-        self, number: int, values: npt.NDArray[np.generic] | Pieces, owner: Int64 | None = None
+        self, number: int, values: npt.NDArray[np.generic] | ByteStrings, owner: Int64 | None = None
     ) -> None:
         self.owner = np.arange(_num(values)) if owner is None else owner
-        self.pieces = values if isinstance(values, Pieces) else None
+        self.strings = values if isinstance(values, ByteStrings) else None
         self.reals = None
-        if isinstance(values, Pieces):
+        if isinstance(values, ByteStrings):
             self.kind, head = LEN, values.length.astype(np.uint64)
         elif values.dtype == np.float32:
             self.kind, head = I32, np.zeros(0, np.uint64)
@@ -75,12 +75,12 @@ class Field:
             + (self.tag >= 0x80)
             + (np.full(_num(values), 4) if self.kind == I32 else self.head_length)
         )
-        if self.pieces is not None:
-            self.size = self.size + self.pieces.length
+        if self.strings is not None:
+            self.size = self.size + self.strings.length
 
 
-def encode(num_messages: int, fields: Sequence[Field]) -> Pieces:
-    """The messages, each with its fields in this order."""
+def encode(num_messages: int, fields: Sequence[Field]) -> ByteStrings:
+    """Return the messages, each with its fields in this order."""
     sizes = [
         np.bincount(field.owner, field.size, num_messages).astype(np.int64) for field in fields
     ]
@@ -94,11 +94,11 @@ def encode(num_messages: int, fields: Sequence[Field]) -> Pieces:
             first = np.searchsorted(field.owner, field.owner)
             _write(buffer, place[field.owner] + before - before[first], field)
         place += size
-    return Pieces(buffer, start, length)
+    return ByteStrings(buffer, start, length)
 
 
 def header(number: int, length: int) -> bytes:
-    r"""What stands before the ``length`` bytes of one field: its tag and that length.
+    r"""Return the bytes before the ``length`` bytes of one field: its tag and that length.
 
     >>> header(3, 300)
     b'\x1a\xac\x02'
@@ -112,40 +112,40 @@ def header(number: int, length: int) -> bytes:
     return bytes(written)
 
 
-def _write(buffer: Bytes, at: Int64, field: Field) -> None:
+def _write(buffer: Bytes, position: Int64, field: Field) -> None:
     for shift in range(0, 7 * (1 + (field.tag >= 0x80)), 7):
         more = 0x80 if field.tag >> shift + 7 else 0
-        buffer[at] = (field.tag >> shift & 0x7F) | more
-        at = at + 1
+        buffer[position] = (field.tag >> shift & 0x7F) | more
+        position = position + 1
     if field.reals is not None:
         for byte in range(4):
-            buffer[at + byte] = field.reals >> np.uint32(8 * byte) & np.uint32(0xFF)
+            buffer[position + byte] = field.reals >> np.uint32(8 * byte) & np.uint32(0xFF)
         return
     for byte in range(int(field.head_length.max())):
         rows = np.flatnonzero(field.head_length > byte)
         group = field.head[rows] >> np.uint64(7 * byte) & np.uint64(0x7F)
         more = (field.head_length[rows] > byte + 1).astype(np.uint64) << np.uint64(7)
-        buffer[at[rows] + byte] = group | more
-    if field.pieces is not None:
-        _copy(buffer, at + field.head_length, field.pieces)
+        buffer[position[rows] + byte] = group | more
+    if field.strings is not None:
+        _copy(buffer, position + field.head_length, field.strings)
 
 
-def _copy(buffer: Bytes, at: Int64, pieces: Pieces) -> None:
-    length = pieces.length
+def _copy(buffer: Bytes, position: Int64, strings: ByteStrings) -> None:
+    length = strings.length
     before = np.cumsum(length) - length
     inside = np.arange(int(length.sum()))
-    is_in_order = bool((pieces.start == before).all()) and len(pieces.buffer) == len(inside)
-    source = slice(None) if is_in_order else inside + np.repeat(pieces.start - before, length)
-    buffer[inside + np.repeat(at - before, length)] = pieces.buffer[source]
+    is_in_order = bool((strings.start == before).all()) and len(strings.buffer) == len(inside)
+    source = slice(None) if is_in_order else inside + np.repeat(strings.start - before, length)
+    buffer[inside + np.repeat(position - before, length)] = strings.buffer[source]
 
 
 def _varint_length(values: UInt64) -> Int64:
-    """Bytes of each number, 7 bits a byte."""
+    """Return the bytes that each number needs, at 7 bits per byte."""
     length = np.ones(len(values), np.int64)
     for bits in range(7, 64, 7):
         length += values >= np.uint64(1 << bits)
     return length
 
 
-def _num(values: npt.NDArray[np.generic] | Pieces) -> int:
-    return len(values.length if isinstance(values, Pieces) else values)
+def _num(values: npt.NDArray[np.generic] | ByteStrings) -> int:
+    return len(values.length if isinstance(values, ByteStrings) else values)

@@ -1,15 +1,15 @@
-r"""Text in a known layout, read backwards and column-wise: ``scanf`` for all events at once.
+r"""Match text of a known layout backwards and column-wise: ``scanf`` for all events at once.
 
-A writer that prints every event with the same format string leaves text that needs no parser. From
-the end of an event towards its start every number has a known neighbour on its right, so the place
+A writer that prints every event with the same format string leaves text that needs no parser. Read
+from the end of an event to its start, every number has a known neighbour on its right. So the place
 of its last digit is known, and one numpy pass reads that field of all events::
 
     ..., "ts": 1795214805084966, "dur": 12.345,\n    "ph": "X", ...
                               ^            ^ the literals to the right begin here
 
-The one field whose content is free, the name, is the leftmost and takes what is left: quotes and
-backslashes in it do no harm. An event that differs from its format in any byte does not match, and
-is somebody else's to read.
+Only the name has free content. It is the leftmost field and takes the rest, so quotes and
+backslashes in it do no harm. An event that differs from the format in any byte does not match; the
+JSON decoder reads it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from ppprof.trace.source import MARGIN, Block
 Column = npt.NDArray[Any]
 
 _BYTES = 0x0101010101010101  # times a byte: that byte, eight times
-_MOST_DIGITS = 18  # what fits an int64 whatever the digits are
-_LONGEST_WORD = 64  # bytes of a %w
-_LONGEST_LINE = 1 << 16  # bytes of a %l
+_MAX_DIGITS = 18  # any 18 digits fit an int64
+_MAX_WORD = 64  # bytes of a %w
+_MAX_LINE = 1 << 16  # bytes of a %l
 
 
 class Text(ByteView):
-    """A block of text, and questions about many places in it at once.
+    """A block of text, with queries about many positions at once.
 
-    Places count from the start of the block's buffer: byte k of the text is at ``MARGIN + k``.
+    Positions count from the start of the block's buffer: byte k of the text is at ``MARGIN + k``.
     """
 
     def __init__(self, block: Block) -> None:
@@ -47,27 +47,27 @@ class Text(ByteView):
         # An unaligned view: element i is the little-endian word of bytes i..i+7.
         self.words: UInt64 = np.ndarray(len(self.raw) - 7, np.dtype("<u8"), self.raw, strides=(1,))
 
-    def places(self, literal: bytes) -> Int64:
-        """Where ``literal``, which holds one brace or more, stands, ascending."""
+    def positions(self, literal: bytes) -> Int64:
+        """Return the positions of ``literal``, which must hold a brace, ascending."""
         braces = np.flatnonzero(self.bytes[MARGIN : self.end] == ord("{"))
-        at = braces + (MARGIN - literal.index(b"{"))
-        at = at[(at >= MARGIN) & (at + len(literal) <= self.end)]
-        return at[self.equals(at, literal)]
+        starts = braces + (MARGIN - literal.index(b"{"))
+        starts = starts[(starts >= MARGIN) & (starts + len(literal) <= self.end)]
+        return starts[self.equals(starts, literal)]
 
-    def equals(self, at: Int64, literal: bytes) -> Bool:
-        """Whether ``literal`` (not empty) stands at each place, shape (N,).
+    def equals(self, positions: Int64, literal: bytes) -> Bool:
+        """Return whether ``literal`` (not empty) stands at each position, shape (N,).
 
-        Looking up 60 bytes at a place takes hardly longer than looking up one.
+        Comparing 60 bytes at a position takes hardly longer than comparing one.
         """
         kind = np.dtype((np.bytes_, len(literal)))
         runs = np.ndarray(len(self.raw) - len(literal) + 1, kind, self.raw, strides=(1,))
-        same: Bool = runs[at] == literal
+        same: Bool = runs[positions] == literal
         return same
 
     def digits_before(self, end: Int64) -> tuple[Int64, Int64]:
-        """The number that ends before each place: its value and how many digits it has.
+        """Return the number that ends before each position: its value and its count of digits.
 
-        Value 0 and 0 digits where there is none; a value of more than 18 digits is nonsense.
+        Both are 0 if there is no digit. A value of more than 18 digits is meaningless.
         """
         value, count = self._eight_digits(end)
         more = np.flatnonzero(count == 8)
@@ -81,61 +81,61 @@ class Text(ByteView):
         return value, count
 
     def _eight_digits(self, end: Int64) -> tuple[Int64, Int64]:
-        """The last eight digits at the most."""
+        """Return the same for the last eight digits at most."""
         digits = self.words[end - 8] ^ np.uint64(0x30 * _BYTES)
         other = (digits & np.uint64(0x7F * _BYTES)) + np.uint64(0x76 * _BYTES)
         other |= digits
         other &= np.uint64(0x80 * _BYTES)
-        # Up to the highest byte that is no digit nothing counts; 0 bits where all eight are.
+        # Drop all bytes up to the highest one that is not a digit; 0 bits if all are digits.
         num_other = (_num_bits(other) + 7) >> 3
         shift = (num_other << 3).astype(np.uint64)
         digits = digits >> shift << shift
-        # The first digit lies in the lowest byte: join pairs, then fours, then all eight.
+        # The first digit lies in the lowest byte. Join pairs, then fours, then all eight.
         digits = (digits * np.uint64(10 << 8 | 1) >> np.uint64(8)) & np.uint64(0x00FF00FF00FF00FF)
         digits = (digits * np.uint64(100 << 16 | 1) >> np.uint64(16)) & np.uint64(0xFFFF0000FFFF)
         digits = digits * np.uint64(10000 << 32 | 1) >> np.uint64(32)
         return digits.astype(np.int64), 8 - num_other
 
-    def last_before(self, end: Int64, byte: bytes, reach: int = _LONGEST_WORD) -> Int64:
-        """Place of the last ``byte`` before each place; -1 where it is farther than ``reach``."""
-        found = np.full(len(end), -1, np.int64)
+    def last_before(self, end: Int64, byte: bytes, reach: int = _MAX_WORD) -> Int64:
+        """Return the position of the last ``byte`` before each; -1 if farther than ``reach``."""
+        position = np.full(len(end), -1, np.int64)
         pending = np.arange(len(end))
-        for back in range(8, min(reach, _LONGEST_WORD) + 8, 8):
+        for back in range(8, min(reach, _MAX_WORD) + 8, 8):
             first = end[pending] - back
             zero = self.words[np.maximum(first, 0)] ^ np.uint64(byte[0] * _BYTES)
             zero = ~(((zero & np.uint64(0x7F * _BYTES)) + np.uint64(0x7F * _BYTES)) | zero)
             num_bits = _num_bits(zero & np.uint64(0x80 * _BYTES))
             hit = (num_bits > 0) & (first >= 0)
-            found[pending[hit]] = first[hit] + ((num_bits[hit] - 1) >> 3)
+            position[pending[hit]] = first[hit] + ((num_bits[hit] - 1) >> 3)
             pending = pending[~hit & (first > 0)]
             if not len(pending):
-                return found
-        if reach > _LONGEST_WORD:  # few are so far away: one by one
+                return position
+        if reach > _MAX_WORD:  # so few are this far away that a loop is fast
             stops = end[pending].tolist()
-            found[pending] = [self.raw.rfind(byte, max(stop - reach, 0), stop) for stop in stops]
-        return found
+            position[pending] = [self.raw.rfind(byte, max(stop - reach, 0), stop) for stop in stops]
+        return position
 
 
 def _num_bits(words: UInt64) -> Int64:
-    """Bits up to the highest one that is set, which must be a byte's highest; 0 for 0."""
+    """Return the number of bits up to the highest set bit, the top bit of a byte; 0 for 0."""
     return np.frexp(words.astype(np.float64))[1].astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Matches:
-    """The events of one layout."""
+    """The events that match one layout."""
 
     rows: Int64
-    """Which of the events that were offered, ascending, shape (M,)."""
+    """Which of the given events match, ascending, shape (M,)."""
     columns: Mapping[str, Column]
-    """Each named field, shape (M,); of a text field ``NAME`` and ``NAME_end``, its bytes' range."""
+    """Each named field, shape (M,); for a text field, its range as ``NAME`` and ``NAME_end``."""
 
 
 class EventPattern:
-    r"""One kind of event as a format string.
+    """One kind of event as a format string.
 
     ============  ====================================================================
-    ``%d{name}``  a whole number
+    ``%d{name}``  an integer
     ``%f{name}``  a number with exactly three decimals, in thousandths
     ``%g{name}``  a number with decimals, or inf or nan (NaN)
     ``%w{name}``  text after the nearest quotation mark
@@ -143,10 +143,10 @@ class EventPattern:
     ``%s{name}``  any text; only as the first field
     ============  ====================================================================
 
-    A field without a name is read and dropped.
+    A field without a name is checked and dropped.
 
     Args:
-        kind: what such an event is.
+        kind: the kind of event.
         form: the format string.
     """
 
@@ -156,49 +156,50 @@ class EventPattern:
         parts = _FIELD.split(form)
         self._prefix = parts[0].encode()
         self._fields = [
-            _Field(parts[at], parts[at + 1], parts[at - 1].encode(), parts[at + 2].encode())
-            for at in range(1, len(parts), 3)
+            _Field(spec, name, before.encode(), after.encode())
+            for before, spec, name, after in zip(parts[0::3], parts[1::3], parts[2::3], parts[3::3])
         ]
 
-    def match(self, text: Text, start: Int64, end: Int64, known: bytes = b"") -> Matches:
-        """Those of N events that have this layout.
+    def match(self, text: Text, start: Int64, end: Int64, prefix: bytes = b"") -> Matches:
+        """Return those of N events that have this layout.
 
         Args:
-            text: what they lie in.
-            start: first byte of each, shape (N,), ascending.
-            end: one past the last byte of each, shape (N,).
-            known: what all of them are known to begin with.
+            text: the block that holds the events.
+            start: first byte of each event, shape (N,), ascending.
+            end: one past the last byte of each event, shape (N,).
+            prefix: the bytes that every event is known to begin with.
         """
         rows = np.arange(len(start))
-        at = end
+        cursor = end
         columns: dict[str, Column] = {}
         for field in reversed(self._fields):
             if field.after:
-                at = at - len(field.after)
-                rows, at, columns = _only(text.equals(at, field.after), rows, at, columns)
+                cursor = cursor - len(field.after)
+                is_equal = text.equals(cursor, field.after)
+                rows, cursor, columns = _select(is_equal, rows, cursor, columns)
             if not len(rows):
                 break
             if field.spec == "s":
                 first = start[rows] + len(self._prefix)
-                columns[field.name], columns[f"{field.name}_end"] = first, at
-                sound = first <= at
+                columns[field.name], columns[f"{field.name}_end"] = first, cursor
+                valid = first <= cursor
             elif field.spec == "l":
-                at = text.last_before(at, b"\n", _LONGEST_LINE) + 1
-                sound = at > start[rows]
-                at += len(field.before.rpartition(b"\n")[2])
+                cursor = text.last_before(cursor, b"\n", _MAX_LINE) + 1
+                valid = cursor > start[rows]
+                cursor += len(field.before.rpartition(b"\n")[2])
             elif field.spec == "w":
-                quote = text.last_before(at, b'"')
-                columns[field.name], columns[f"{field.name}_end"] = quote + 1, at
-                at, sound = quote + 1, quote >= 0
+                quote = text.last_before(cursor, b'"')
+                columns[field.name], columns[f"{field.name}_end"] = quote + 1, cursor
+                cursor, valid = quote + 1, quote >= 0
             else:
-                at, columns[field.name], sound = _NUMBERS[field.spec](text, at)
-            rows, at, columns = _only(sound, rows, at, columns)
+                cursor, columns[field.name], valid = _NUMBERS[field.spec](text, cursor)
+            rows, cursor, columns = _select(valid, rows, cursor, columns)
         for unnamed in ("", "_end"):
             columns.pop(unnamed, None)
-        prefix = self._prefix[len(known) :] if self._prefix.startswith(known) else self._prefix
-        if prefix:
-            skipped = len(self._prefix) - len(prefix)
-            rows, _, columns = _only(text.equals(start[rows] + skipped, prefix), rows, at, columns)
+        known = len(prefix) if self._prefix.startswith(prefix) else 0
+        if self._prefix[known:]:
+            is_equal = text.equals(start[rows] + known, self._prefix[known:])
+            rows, _, columns = _select(is_equal, rows, cursor, columns)
         return Matches(rows, columns)
 
 
@@ -213,57 +214,57 @@ class _Field:
     after: bytes
 
 
-def _only(
-    sound: Bool, rows: Int64, at: Int64, columns: dict[str, Column]
+def _select(
+    chosen: Bool, rows: Int64, cursor: Int64, columns: dict[str, Column]
 ) -> tuple[Int64, Int64, dict[str, Column]]:
-    if sound.all():
-        return rows, at, columns
-    kept = np.flatnonzero(sound)
-    return rows[kept], at[kept], {name: column[kept] for name, column in columns.items()}
+    if chosen.all():
+        return rows, cursor, columns
+    kept = np.flatnonzero(chosen)
+    return rows[kept], cursor[kept], {name: column[kept] for name, column in columns.items()}
 
 
-def _whole(text: Text, end: Int64) -> tuple[Int64, Int64, Bool]:
-    """Whole numbers before ``end``: where they begin, their values, and which are sound."""
+def _parse_integers(text: Text, end: Int64) -> tuple[Int64, Int64, Bool]:
+    """Parse the integers before ``end``: their starts, their values, and which are valid."""
     value, count = text.digits_before(end)
-    at, value = _signed(text, end - count, value)
-    return at, value, (count > 0) & (count <= _MOST_DIGITS)
+    start, value = _with_sign(text, end - count, value)
+    return start, value, (count > 0) & (count <= _MAX_DIGITS)
 
 
-def _thousandths(text: Text, end: Int64) -> tuple[Int64, Int64, Bool]:
+def _parse_thousandths(text: Text, end: Int64) -> tuple[Int64, Int64, Bool]:
     point = end - 4
     low, num_low = text.digits_before(end)
     high, num_high = text.digits_before(point)
-    sound = (num_low == 3) & (text.bytes[point] == _POINT)
-    sound &= (num_high > 0) & (num_high <= _MOST_DIGITS - 2)
-    at, value = _signed(text, point - num_high, high * 1000 + low)
-    return at, value, sound
+    valid = (num_low == 3) & (text.bytes[point] == _POINT)
+    valid &= (num_high > 0) & (num_high <= _MAX_DIGITS - 2)
+    start, value = _with_sign(text, point - num_high, high * 1000 + low)
+    return start, value, valid
 
 
-def _real(text: Text, end: Int64) -> tuple[Int64, Float64, Bool]:
+def _parse_reals(text: Text, end: Int64) -> tuple[Int64, Float64, Bool]:
     low, num_low = text.digits_before(end)
     point = end - num_low - 1
     high, num_high = text.digits_before(point)
-    sound = (num_low > 0) & (num_low <= _MOST_DIGITS) & (text.bytes[point] == _POINT)
-    sound &= (num_high > 0) & (num_high <= _MOST_DIGITS)
-    at, value = _signed(text, point - num_high, high + low / 10.0**num_low)
+    valid = (num_low > 0) & (num_low <= _MAX_DIGITS) & (text.bytes[point] == _POINT)
+    valid &= (num_high > 0) & (num_high <= _MAX_DIGITS)
+    start, value = _with_sign(text, point - num_high, high + low / 10.0**num_low)
     for word in (b"inf", b"nan"):
-        odd = ~sound & text.equals(end - 3, word)
-        if odd.any():
+        is_word = ~valid & text.equals(end - 3, word)
+        if is_word.any():
             minus = text.bytes[end - 4] == _MINUS
-            at = np.where(odd, end - 3 - minus, at)
-            value = np.where(odd, np.nan, value)
-            sound |= odd
-    return at, value, sound
+            start = np.where(is_word, end - 3 - minus, start)
+            value = np.where(is_word, np.nan, value)
+            valid |= is_word
+    return start, value, valid
 
 
-def _signed(text: Text, at: Int64, value: Column) -> tuple[Int64, Column]:
-    """Where a number begins with its minus sign, and its value with it."""
-    minus = text.bytes[at - 1] == _MINUS
+def _with_sign(text: Text, start: Int64, value: Column) -> tuple[Int64, Column]:
+    """Return the start and the value of a number including its minus sign."""
+    minus = text.bytes[start - 1] == _MINUS
     if minus.any():
         value = np.where(minus, -value, value)
-        at = at - minus
-    return at, value
+        start = start - minus
+    return start, value
 
 
 _POINT, _MINUS = b".-"
-_NUMBERS = {"d": _whole, "f": _thousandths, "g": _real}
+_NUMBERS = {"d": _parse_integers, "f": _parse_thousandths, "g": _parse_reals}

@@ -13,11 +13,11 @@ _LAST = 2**64 - 1
 
 
 class StringTable:
-    """Strings by number, in the order of first meeting."""
+    """Numbers strings in the order in which they are first seen."""
 
     def __init__(self) -> None:
         self._number: dict[bytes, int] = {}
-        # Ascending; the last one, which no text has a number for, is there to be found.
+        # Ascending; the last one is a sentinel, so that every search ends at an entry.
         self._hashes = np.array([_LAST], np.uint64)
         self._of_hash = np.array([-1], np.int32)
 
@@ -25,19 +25,19 @@ class StringTable:
         return len(self._number)
 
     def numbers(self, texts: Iterable[bytes]) -> Int32:
-        """The number of each text."""
-        known = self._number
-        return np.fromiter((known.setdefault(text, len(known)) for text in texts), np.int32)
+        """Return the number of each text."""
+        table = self._number
+        return np.fromiter((table.setdefault(text, len(table)) for text in texts), np.int32)
 
     def between(self, words: ByteView, first: Int64, end: Int64) -> Int32:
-        """The number of the text in each range of bytes, shape (N,).
+        """Return the number of the text in each range of bytes, shape (N,).
 
-        Texts are told apart by hashes of 64 bits: that two among 10,000 share one has a chance of
-        1 in 10**11.
+        Texts are compared by 64-bit hashes. The probability that two of 10,000 share a hash is 1 in
+        10**11.
         """
         hashes = words.hashes(first, end)
-        at = np.searchsorted(self._hashes, hashes)
-        is_new = self._hashes[at] != hashes
+        index = np.searchsorted(self._hashes, hashes)
+        is_new = self._hashes[index] != hashes
         if is_new.any():
             new, firsts = np.unique(hashes[is_new], return_index=True)
             rows = np.flatnonzero(is_new)[firsts]
@@ -47,9 +47,9 @@ class StringTable:
             place = np.searchsorted(self._hashes, new)
             self._hashes = np.insert(self._hashes, place, new)
             self._of_hash = np.insert(self._of_hash, place, numbers)
-            at = np.searchsorted(self._hashes, hashes)
-        return self._of_hash[at]
+            index = np.searchsorted(self._hashes, hashes)
+        return self._of_hash[index]
 
     def all(self) -> list[bytes]:
-        """The strings by their number."""
+        """Return the strings, ordered by number."""
         return list(self._number)

@@ -1,9 +1,9 @@
-"""Several processes that scan one long file, a stretch each.
+"""Processes that scan one long file, a byte range each.
 
-A process and not a thread, as numpy's short calls leave no room for a second thread; a new
-interpreter and not a fork, which is not safe in a program that has threads. It needs numpy alone,
-and is ready in less than a tenth of a second. One that fails costs time only: its stretch is
-scanned here.
+They are processes because numpy's short calls hold the interpreter's lock most of the time. They
+are new interpreters because a fork is not safe in a program with threads. A worker imports numpy
+alone and is ready in less than a tenth of a second. If one fails, its range is scanned in this
+process, which only costs time.
 """
 
 from __future__ import annotations
@@ -21,41 +21,43 @@ import numpy as np
 from ppprof.arrays import Array
 from ppprof.trace.fastpath.fixed_layout import Scanned, scan
 from ppprof.trace.fastpath.layouts import DIALECTS
-from ppprof.trace.source import BLOCK_BYTES, LONGEST_EVENT_BYTES, TraceStream
+from ppprof.trace.source import BLOCK_BYTES, MAX_EVENT_BYTES, TraceStream
 
-STRETCH_BYTES = 32 << 20
-"""A shorter stretch is not worth a process."""
+MIN_RANGE_BYTES = 32 << 20
+"""A shorter range is not worth a process."""
 HEAD_START_BYTES = 20 << 20
-"""What is scanned here while the other processes start."""
+"""Bytes scanned in this process while the workers start."""
 _MOST_PROCESSES = 8
 _WORK = (
-    "import sys; sys.path[:] = filter(None, sys.path); "  # not what lies in the user's directory
+    "import sys; sys.path[:] = filter(None, sys.path); "  # never import from the current directory
     "from ppprof.trace.fastpath.workers import _work; _work()"
 )
 
 
-def stretches(source: TraceStream, dialect: str) -> list[int]:
-    """Where to divide what is left of a file: ascending positions, its end the last of them."""
+def split_positions(source: TraceStream, dialect: str) -> list[int]:
+    """Return where to divide the rest of a file: ascending offsets, the last is the file's end."""
     if source.is_packed:
         return [sys.maxsize]
-    num = min(_num_processors(), (source.size - source.position) // STRETCH_BYTES, _MOST_PROCESSES)
+    num = min(
+        _num_processors(), (source.size - source.position) // MIN_RANGE_BYTES, _MOST_PROCESSES
+    )
     length = (source.size - source.position - HEAD_START_BYTES) // max(num, 1)
     first = source.position + HEAD_START_BYTES
     starts = (
-        _next_start(source.path, DIALECTS[dialect].start, first + at * length)
-        for at in range(1, num)
+        _next_start(source.path, DIALECTS[dialect].start, first + number * length)
+        for number in range(1, num)
     )
     return [*sorted({start for start in starts if start is not None}), source.size]
 
 
 class ScanWorkers:
-    """Processes that scan the stretches between the bounds; to be used as a context."""
+    """Processes that scan the ranges between the bounds; a context manager."""
 
     def __init__(self, path: str, dialect: str, bounds: Sequence[int]) -> None:
         self._path = path
         self._dialect = dialect
         self._bounds = list(zip(bounds, bounds[1:]))
-        # Where this process found its packages; without site's search for what is installed.
+        # The search path of this process, since -S skips the search for installed packages.
         parent = str(Path(__file__).parents[2])
         paths = {**os.environ, "PYTHONPATH": os.pathsep.join([parent, *filter(None, sys.path)])}
         self._processes = []
@@ -69,7 +71,7 @@ class ScanWorkers:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                 )
-            except OSError:  # no more processes allowed, or no interpreter to be found
+            except OSError:  # the limit of processes is reached, or there is no interpreter
                 break
             self._processes.append(process)
 
@@ -84,7 +86,7 @@ class ScanWorkers:
             process.wait()
 
     def scanned(self) -> Iterator[Scanned]:
-        """What each found, in the order of the file."""
+        """Yield the result of each range, in the order of the file."""
         for number, (first, end) in enumerate(self._bounds):
             try:
                 stdout = self._processes[number].stdout
@@ -96,33 +98,33 @@ class ScanWorkers:
 
 
 def _work() -> None:
-    """What a helper does: scans, and writes what it found to its standard output."""
+    """Scan a range and write the result to standard output; runs in a worker."""
     path, dialect, first, end = sys.argv[1:]
     with TraceStream(path, first=int(first)) as source:
-        found = scan(source, DIALECTS[dialect], int(end))
+        scanned = scan(source, DIALECTS[dialect], int(end))
     columns: defaultdict[str, defaultdict[tuple[str, ...], list[dict[str, Array]]]]
     columns = defaultdict(lambda: defaultdict(list))
-    for kind, part in found.parts:
+    for kind, part in scanned.parts:
         columns[kind][tuple(part)].append(dict(part))
     parts = [
         (kind, {name: np.concatenate([part.pop(name) for part in same]) for name in names})
         for kind, by_names in columns.items()
         for names, same in by_names.items()
     ]
-    pickle.dump((parts, found.texts, found.odd), sys.stdout.buffer, protocol=5)
+    pickle.dump((parts, scanned.texts, scanned.unmatched), sys.stdout.buffer, protocol=5)
 
 
 def _next_start(path: str, start: bytes, position: int) -> int | None:
-    """Where the next event begins; None where none does soon."""
+    """Return where the next event begins; None if no event begins soon."""
     with TraceStream(path, first=position) as source:
         text = source.read(BLOCK_BYTES // 16)
-        while start not in text and len(text) < LONGEST_EVENT_BYTES:
+        while start not in text and len(text) < MAX_EVENT_BYTES:
             more = source.read(BLOCK_BYTES)
             if not more:
                 return None
             text += more
-    at = text.find(start)
-    return None if at < 0 else position + at
+    offset = text.find(start)
+    return None if offset < 0 else position + offset
 
 
 def _num_processors() -> int:

@@ -1,1 +1,1 @@
-"""Trace-event JSON of any writer, as events one by one: sound, broken or cut."""
+"""Trace-event JSON of any writer as single events. The file may be valid, broken or truncated."""

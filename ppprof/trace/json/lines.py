@@ -1,6 +1,6 @@
-"""Trace events as lines of JSON, put together by columns; the files they are written to.
+"""Trace events as lines of JSON, built column by column, and the file that they are written to.
 
-What `ppprof.trace.paddle.json_writer` and `ppprof.trace.merge` have in common.
+Shared by `ppprof.trace.paddle.json_writer` and `ppprof.trace.merge`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import IO, Union, cast
 import polars as pl
 
 from ppprof.paths import atomic_writer
-from ppprof.trace.annotations import FACTS, has_facts
+from ppprof.trace.annotations import ANNOTATION_KEYS, has_annotations
 
 Parts = list[Union[pl.Expr, str]]
-"""What a line is put together from; a string is literal text."""
+"""The parts that a line is joined from; a string is literal text."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears when it is complete (`atomic_writer`); gzip where its name ends in ``.gz``."""
+def open_trace_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that appears when it is complete (`atomic_writer`); gzip for a ``.gz`` name."""
     with atomic_writer(path) as raw:
         if path.suffix != ".gz":
             yield raw
@@ -36,10 +36,10 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             yield cast("IO[bytes]", file)
 
 
-def with_text(table: pl.DataFrame, column: str) -> pl.DataFrame:
-    """The table and a column ``text``: a string column as the inside of a JSON string.
+def with_json_text(table: pl.DataFrame, column: str) -> pl.DataFrame:
+    """Return the table with a column ``text``: a string column as the inside of a JSON string.
 
-    Empty where the column is null.
+    ``text`` is empty where the column is null.
     """
     values = table[column].drop_nulls().unique()
     texts = pl.DataFrame({column: values, "text": [escaped(value) for value in values.to_list()]})
@@ -50,7 +50,7 @@ def with_text(table: pl.DataFrame, column: str) -> pl.DataFrame:
 
 
 def escaped(name: str) -> str:
-    r"""A name as the inside of a JSON string; control characters as visible escapes.
+    r"""Return a name as the inside of a JSON string; control characters become visible escapes.
 
     >>> escaped('a"b')
     'a\\"b'
@@ -59,16 +59,16 @@ def escaped(name: str) -> str:
     return json.dumps(visible, ensure_ascii=False)[1:-1]
 
 
-def lines_of(table: pl.DataFrame, *parts: pl.Expr | str) -> pl.Series:
-    """One JSON object a row: the parts joined; a string is literal text."""
+def json_lines(table: pl.DataFrame, *parts: pl.Expr | str) -> pl.Series:
+    """Return one JSON object per row: the parts joined; a string is literal text."""
     literal = [pl.lit(part) if isinstance(part, str) else part.cast(pl.String) for part in parts]
     return table.select(line=pl.concat_str(literal)).to_series()
 
 
-def us(column: str | pl.Expr) -> pl.Expr:
-    """Nanoseconds as microseconds with three decimals, exactly."""
+def microseconds(column: str | pl.Expr) -> pl.Expr:
+    """Return nanoseconds as text in microseconds, with three decimals, exactly."""
     ns = pl.col(column) if isinstance(column, str) else column
-    # Below zero the digits are those of the magnitude: -1 ns is -0.001, not -1.999.
+    # Take the digits of the magnitude: -1 ns is -0.001, not -1.999.
     sign = pl.when(ns < 0).then(pl.lit("-")).otherwise(pl.lit(""))
     return pl.concat_str(
         sign,
@@ -78,21 +78,21 @@ def us(column: str | pl.Expr) -> pl.Expr:
     )
 
 
-def maybe(key: str, value: pl.Expr) -> pl.Expr:
-    """A key of ``args`` that is left out where its value is null."""
+def optional_arg(key: str, value: pl.Expr) -> pl.Expr:
+    """Return a key of ``args`` with its value; empty where the value is null."""
     return pl.concat_str(pl.lit(f',"{key}":'), value.cast(pl.String)).fill_null("")
 
 
-def with_facts(events: pl.DataFrame) -> pl.DataFrame:
-    """The events and a column ``facts``: keys of ``args``, null where there are none."""
-    told = events.filter(has_facts()).select("event", *FACTS)
-    facts = [
+def with_annotation_args(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the events with a column ``annotations``: their keys of ``args``, null if none."""
+    annotated = events.filter(has_annotations()).select("event", *ANNOTATION_KEYS)
+    texts = [
         "".join(
             f',"{key}":{json.dumps(value, ensure_ascii=False)}'
-            for key, value in zip(FACTS, row)
+            for key, value in zip(ANNOTATION_KEYS, row)
             if value is not None
         )
-        for row in told.select(FACTS).iter_rows()
+        for row in annotated.select(ANNOTATION_KEYS).iter_rows()
     ]
-    told = told.select("event", facts=pl.Series(facts, dtype=pl.String))
-    return events.join(told, on="event", how="left", maintain_order="left")
+    args = annotated.select("event", annotations=pl.Series(texts, dtype=pl.String))
+    return events.join(args, on="event", how="left", maintain_order="left")

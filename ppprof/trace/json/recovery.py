@@ -1,8 +1,9 @@
-"""JSON that may be broken: as many events out of a text as it holds.
+"""Decode JSON that may be broken, and recover as many events as the text holds.
 
-A piece of text is decoded at once; where that fails it is halved between two events until what is
-sound has been read and a single event is left over, which is mended if it can be: bytes that are
-no UTF-8, numbers that JSON does not have, strings whose quotation marks were never escaped.
+A piece of text is decoded in one call. If that fails, it is split between two events, again and
+again, until only a single broken event is left. That event is repaired if possible. Typical damage:
+bytes that are not UTF-8, numbers that JSON does not have (inf, nan), and strings whose quotation
+marks were never escaped.
 
 Every pattern here takes time linear in the text, whatever the text is.
 """
@@ -19,139 +20,140 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from ppprof.errors import TraceError
+from ppprof.units import TRUNCATED
 
 Event = TypeVar("Event")
 Keys = dict[str, Any]
 
-CUT_SHORT = "end of the file (it is cut short)"
-UNREADABLE = "events that are no JSON"
-MISFIT = "fields of an unexpected type"
+INVALID_EVENTS = "events that are not valid JSON"
+MISFIT_FIELDS = "fields of an unexpected type"
 
 _KEYS = "name|pid|tid|ts|dur|ph|cat|cname|args|id|s|bp"
 _BETWEEN = re.compile(rb'\}\s*,\s*(?=\{\s*(?:"(?:%b)"\s*:|\}))' % _KEYS.encode())
 _END = re.compile(rb'(?:\A|\})[\s,]*\]\s*(?=,\s*"|\})')
 _BARE_END = re.compile(rb"(?:\A|\})[\s,]*\]\s*\Z")
-_HARDLY_BEGUN = re.compile(rb',\s*\{\s*(?:"\w*"?\s*)?\Z')
-_MOST_ENDS = 16  # that are tried: lists of objects in events and behind them look like the end
+_TRUNCATED_EVENT = re.compile(rb',\s*\{\s*(?:"\w*"?\s*)?\Z')
+_MAX_ENDS = 16  # candidates to try: lists of objects in events and after them look like the end
 _SEPARATORS = re.compile(r"[\s,]*")
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str, strict=False)
-_NO_NUMBER = re.compile(r"(?<=[:,\[ ])-?(?:inf(?:inity)?|nan)(?=[\s,\]}])", re.IGNORECASE)
-_NO_NUMBER_BYTES = re.compile(_NO_NUMBER.pattern.encode(), re.IGNORECASE)
-_TEXT_BEGINS = re.compile(r'"(?:name|callstack)"\s*:\s*"')
-_TEXT_ENDS = re.compile(rf'"\s*(?:,\s*"(?:{_KEYS})"\s*:|\}})')
+_NON_NUMBER = re.compile(r"(?<=[:,\[ ])-?(?:inf(?:inity)?|nan)(?=[\s,\]}])", re.IGNORECASE)
+_NON_NUMBER_BYTES = re.compile(_NON_NUMBER.pattern.encode(), re.IGNORECASE)
+_TEXT_START = re.compile(r'"(?:name|callstack)"\s*:\s*"')
+_TEXT_END = re.compile(rf'"\s*(?:,\s*"(?:{_KEYS})"\s*:|\}})')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _PAIR = re.compile(r'"([^"]*)"\s*:\s*"(.*)"')
-_MOST_TEXTS = 4  # that are mended in one event
-_LONGEST_MENDED = 1 << 20
-_MOST_STRETCHES = 1000  # between broken events of one text: each counts the lines before it
+_MAX_TEXTS = 4  # to escape in one event
+_MAX_REPAIR_BYTES = 1 << 20
+_MAX_RUNS = 1000  # between broken events of one text: each JSON error counts the lines before it
 
 
 def start_of_events(text: bytes) -> int:
-    """Where the list of events begins, its bracket left out; -1 if not in this text."""
+    """Return the offset behind the bracket that opens the list of events; -1 if it is missing."""
     match = re.match(rb"\s*\[", text) or re.search(rb'"traceEvents"\s*:\s*\[', text)
     return match.end() if match else -1
 
 
-def last_event(text: bytes | bytearray, first: int, end: int) -> int:
-    """Where the last event of a part of a text begins; its first byte if none does behind that."""
+def last_event_start(text: bytes | bytearray, first: int, end: int) -> int:
+    """Return the offset of the last event in a part of a text; ``first`` if there is no other."""
     window = 1 << 14
     while True:
-        at = first
+        start = first
         for match in _BETWEEN.finditer(text, max(end - window, first), end):
-            at = match.end()
-        if at > first or window >= end - first:
-            return at
+            start = match.end()
+        if start > first or window >= end - first:
+            return start
         window *= 8
 
 
 def keys_before(text: bytes) -> Keys:
-    """The keys of ``{"a": 1, "traceEvents": [``, the text before the events."""
+    """Return the keys of ``{"a": 1, "traceEvents": [``, the text before the events."""
     before, key, _ = text.rpartition(b'"traceEvents"')
     return _object(before + b"}")[0] if key else {}
 
 
-def whole_events(text: bytes) -> tuple[list[int], int]:
-    """How far a text is JSON, event by event.
+def event_offsets(text: bytes) -> tuple[list[int], int]:
+    """Return how far a text is valid JSON, event by event.
 
     Returns:
-        Where each whole event begins, then where the first thing does that is none; and where that
-        stops being JSON: at once for the bracket that ends the list, at the text's end for an event
-        that is cut off there.
+        The offsets of every complete event, followed by the offset of the first byte after them.
+        And the offset at which parsing failed: it equals the former at the bracket that ends the
+        list, and is the length of the text for an event that is truncated there.
     """
-    starts, stop = _whole_events(text.rstrip().decode("latin-1"), 0)  # a character a byte
+    starts, stop = _event_offsets(text.rstrip().decode("latin-1"), 0)  # one character per byte
     return starts, stop if stop < len(text.rstrip()) else len(text)
 
 
-def _whole_events(chars: str, at: int) -> tuple[list[int], int]:
-    """The same, from a place on and of characters without a blank at their end."""
+def _event_offsets(chars: str, position: int) -> tuple[list[int], int]:
+    """Return the same for characters from a position on; the text must not end in blanks."""
     starts = []
     while True:
-        at = _SEPARATORS.match(chars, at).end()  # type: ignore[union-attr]
-        starts.append(at)
-        if chars[at : at + 1] != "{":
-            return starts, at
+        position = _SEPARATORS.match(chars, position).end()  # type: ignore[union-attr]
+        starts.append(position)
+        if chars[position : position + 1] != "{":
+            return starts, position
         try:
-            at = _DECODER.raw_decode(chars, at)[1]
+            position = _DECODER.raw_decode(chars, position)[1]
         except json.JSONDecodeError as error:
             return starts, error.pos
         except RecursionError:
-            return starts, at
+            return starts, position
 
 
-def _stretches(text: bytes) -> Iterator[tuple[list[int], int]]:
-    """Whole events up to a broken one, then those behind it, and so on.
+def _readable_runs(text: bytes) -> Iterator[tuple[list[int], int]]:
+    """Split a text at its broken events.
 
     Yields:
-        Where each whole event of a stretch begins, then where the first thing does that is none;
-        and where the next stretch begins, at the last one where the text ends.
+        The offsets of every complete event of a run, followed by the offset of the broken event
+        after them. And the offset of the next run; the length of the text for the last run.
     """
-    # Paddle prints "inf", which is not JSON: without it more events show where they begin.
-    readable = _NO_NUMBER_BYTES.sub(lambda number: b"0".ljust(len(number[0])), text)
-    chars = readable.decode("latin-1")  # a character a byte
-    at = 0
-    for _ in range(_MOST_STRETCHES):
-        starts, stop = _whole_events(chars, at)
-        # Behind where the event is broken: what lies before it may be lists of objects.
+    # Paddle prints "inf", which is not JSON. Without it, more events can be parsed.
+    readable = _NON_NUMBER_BYTES.sub(lambda number: b"0".ljust(len(number[0])), text)
+    chars = readable.decode("latin-1")  # one character per byte
+    position = 0
+    for _ in range(_MAX_RUNS):
+        starts, stop = _event_offsets(chars, position)
+        # Search behind the error: lists of objects before it look like events.
         after = _BETWEEN.search(text, stop if stop < len(text) else starts[-1])
-        at = after.end() if after else len(text)
-        yield starts, at
+        position = after.end() if after else len(text)
+        yield starts, position
         if not after:
             return
-    yield [at], len(text)
+    yield [position], len(text)
 
 
-def keys_behind(text: bytes) -> tuple[Keys, bool]:
-    """The keys of ``, "a": 1}``, the text behind the list, and whether it was nothing else."""
+def keys_after(text: bytes) -> tuple[Keys, bool]:
+    """Return the keys of ``, "a": 1}``, the text after the list, and whether they are all of it."""
     return _object(b"{" + text.strip().lstrip(b","))
 
 
 def _object(text: bytes) -> tuple[Keys, bool]:
-    """The object in a text, and whether it was one; what cannot be decoded is left out.
+    """Return the keys of the object in a text, and whether the text is one object.
 
-    Of a broken one, the pairs of strings on lines of their own are read: Paddle's ExtraInfo.
+    Keys that cannot be decoded are left out. In a broken object, pairs of strings that stand on
+    lines of their own are read: Paddle's ExtraInfo.
     """
-    mended = _NO_NUMBER.sub("null", text.decode("utf-8", "replace").strip())
-    mended = re.sub(r",\s*\}$", "}", mended)
+    repaired = _NON_NUMBER.sub("null", text.decode("utf-8", "replace").strip())
+    repaired = re.sub(r",\s*\}$", "}", repaired)
     try:
-        keys = json.loads(mended, strict=False)
-        if r"\ud" in mended.lower():  # half a character, perhaps, which no table can hold
+        keys = json.loads(repaired, strict=False)
+        if r"\ud" in repaired.lower():  # perhaps an unpaired surrogate, which no table can hold
             keys = json.loads(_encoded(keys))
     except (ValueError, RecursionError):
-        lines = mended.splitlines() if len(mended) < _LONGEST_MENDED else []
+        lines = repaired.splitlines() if len(repaired) < _MAX_REPAIR_BYTES else []
         pairs = (_PAIR.match(line.strip()) for line in lines if len(line) < 4096)
-        found: Keys = {pair[1]: pair[2] for pair in pairs if pair}
-        return {"ExtraInfo": dict(found), **found} if found else {}, False
+        texts: Keys = {pair[1]: pair[2] for pair in pairs if pair}
+        return {"ExtraInfo": dict(texts), **texts} if texts else {}, False
     return (keys, True) if isinstance(keys, dict) else ({}, True)
 
 
-class EventText(Generic[Event]):
-    """Reads events out of pieces of a list's text.
+class EventDecoder(Generic[Event]):
+    """Decode events out of pieces of a list's text.
 
     Args:
         kind: a `msgspec.Struct` of which every field has a default.
-        path: what errors call the file.
-        escapes: whether the writer escaped what it put between quotation marks.
-        lost: where what could not be read is counted.
+        path: the file's name in error messages.
+        skipped: counts the parts that could not be read, by kind.
+        escapes: whether the writer escaped the text between quotation marks.
     """
 
     def __init__(
@@ -164,137 +166,140 @@ class EventText(Generic[Event]):
         self._skipped = skipped
 
     def events(self, text: bytes) -> list[Event]:
-        """The events of a text that begins and ends between two events."""
+        """Return the events of a text that begins and ends between two events."""
         body = text.strip(b" \t\r\n,")
         if not body:
             return []
-        found = self.sound_events(body)
-        if found is not None:
-            return found
+        decoded = self.valid_events(body)
+        if decoded is not None:
+            return decoded
         events: list[Event] = []
-        for starts, end in _stretches(body):
-            events += self._halved(body, starts) + self._guessed(body[starts[-1] : end])
+        for starts, end in _readable_runs(body):
+            events += self._events_at(body, starts) + self._events_by_pattern(
+                body[starts[-1] : end]
+            )
         return events
 
-    def _halved(self, text: bytes, starts: Sequence[int]) -> list[Event]:
-        """Events of which is known where they begin; ``starts`` ends with where the last one does."""
+    def _events_at(self, text: bytes, starts: Sequence[int]) -> list[Event]:
+        """Decode events whose offsets are known; ``starts`` ends with the end of the last one."""
         if len(starts) < 2:
             return []
         piece = text[starts[0] : starts[-1]].rstrip(b" \t\r\n,")
-        found = self.sound_events(piece)
-        if found is not None:
-            return found
+        events = self.valid_events(piece)
+        if events is not None:
+            return events
         if len(starts) == 2:
-            return self._mended(piece)
+            return self._repaired_event(piece)
         middle = len(starts) // 2
-        return self._halved(text, starts[: middle + 1]) + self._halved(text, starts[middle:])
+        return self._events_at(text, starts[: middle + 1]) + self._events_at(text, starts[middle:])
 
-    def _guessed(self, text: bytes) -> list[Event]:
-        """Events of which is not known where they begin but by how events look."""
+    def _events_by_pattern(self, text: bytes) -> list[Event]:
+        """Decode events whose offsets are unknown: split the text where an event seems to begin."""
         body = text.strip(b" \t\r\n,")
-        found = self.sound_events(body)
-        if found is not None:
-            return found
+        events = self.valid_events(body)
+        if events is not None:
+            return events
         middle = _middle(body)
         if middle:
-            return self._guessed(body[:middle]) + self._guessed(body[middle:])
-        return self._mended(body)
+            return self._events_by_pattern(body[:middle]) + self._events_by_pattern(body[middle:])
+        return self._repaired_event(body)
 
-    def sound_events(self, text: bytes) -> list[Event] | None:
-        """The same, in one go; None where anything needs mending."""
+    def valid_events(self, text: bytes) -> list[Event] | None:
+        """Decode the same in one call; None if any part needs repair."""
         if not self._escapes and b"\\" in text:
             return None
         try:
             return self._many.decode(b"[%b]" % text.strip(b" \t\r\n,"))
         except RecursionError as error:
-            raise self._too_deep() from error
+            raise self._nesting_error() from error
         except (msgspec.DecodeError, UnicodeDecodeError):
             return None
 
     def last_events(self, text: bytes, keys: Keys) -> list[Event]:
-        """The events of a text that holds the list's end; the keys behind it go to ``keys``.
+        """Return the events of a text that holds the end of the list.
 
-        A list without an end was cut short, which is counted as lost. Zeros behind it are what a
-        file system leaves where it came to know of a file's length only.
+        The keys after the list are added to ``keys``. A list without an end is counted as
+        truncated. Zero bytes after it are removed: a file system leaves them when it saved only the
+        length of a file.
         """
         text = text.rstrip(b"\0")
-        ends = [match.end() for match in islice(_END.finditer(text), _MOST_ENDS)]
-        if len(ends) == _MOST_ENDS:
-            stops = [starts[-1] for starts, _ in _stretches(text)]
+        ends = [match.end() for match in islice(_END.finditer(text), _MAX_ENDS)]
+        if len(ends) == _MAX_ENDS:
+            stops = [starts[-1] for starts, _ in _readable_runs(text)]
             ends = [stop + 1 for stop in stops if text[stop : stop + 1] == b"]"] or ends
-            del ends[_MOST_ENDS:]
-        tails = [keys_behind(text[end:]) for end in ends]
-        # The first that nothing follows but keys; of a broken file, the last that looks like it.
-        for end, (found, is_whole) in zip(ends, tails):
+            del ends[_MAX_ENDS:]
+        tails = [keys_after(text[end:]) for end in ends]
+        # The first end that only keys follow; in a broken file the last candidate.
+        for end, (tail_keys, is_whole) in zip(ends, tails):
             if is_whole:
-                keys.update(found)
+                keys.update(tail_keys)
                 return self.events(text[:end].rstrip()[:-1])
         if ends:
             keys.update(tails[-1][0])
             if not text.rstrip().endswith(b"}"):
-                self._skipped[CUT_SHORT] += 1
+                self._skipped[TRUNCATED] += 1
             return self.events(text[: ends[-1]].rstrip()[:-1])
-        if _BARE_END.search(text, max(len(text) - 4096, 0)):  # the file is the list alone
+        if _BARE_END.search(text, max(len(text) - 4096, 0)):  # the file holds only the list
             return self.events(text.rstrip()[:-1])
-        self._skipped[CUT_SHORT] += 1
-        # An event that was cut before its first key does not show where the one before it ends.
-        begun = _HARDLY_BEGUN.search(text, max(len(text) - 4096, 0))
-        return self.events(text[: begun.start()] if begun else text)
+        self._skipped[TRUNCATED] += 1
+        # The split pattern cannot find an event that was truncated before its first key.
+        truncated = _TRUNCATED_EVENT.search(text, max(len(text) - 4096, 0))
+        return self.events(text[: truncated.start()] if truncated else text)
 
-    def _mended(self, body: bytes) -> list[Event]:
-        """One event that is no JSON; none, and one more lost, if it cannot be mended."""
-        if len(body) > _LONGEST_MENDED:
-            self._skipped[UNREADABLE] += 1
+    def _repaired_event(self, body: bytes) -> list[Event]:
+        """Repair one event that is not valid JSON; if that fails, count it and return no event."""
+        if len(body) > _MAX_REPAIR_BYTES:
+            self._skipped[INVALID_EVENTS] += 1
             return []
-        text = _NO_NUMBER.sub("null", body.decode("utf-8", "replace"))
-        for candidate in (text, self._with_escapes(text)):
+        text = _NON_NUMBER.sub("null", body.decode("utf-8", "replace"))
+        for candidate in (text, self._with_escaped_texts(text)):
             try:
                 loose = json.loads(candidate, strict=False)
             except RecursionError as error:
-                raise self._too_deep() from error
+                raise self._nesting_error() from error
             except ValueError:
                 continue
-            return self._fitting(loose)
-        self._skipped[UNREADABLE] += 1
+            return self._without_misfits(loose)
+        self._skipped[INVALID_EVENTS] += 1
         return []
 
-    def _with_escapes(self, text: str) -> str:
-        """The event with its free texts as JSON wants them."""
+    def _with_escaped_texts(self, text: str) -> str:
+        """Return the event with its free texts escaped as JSON requires."""
         done, parts = 0, []
-        for _ in range(_MOST_TEXTS):
-            begin = _TEXT_BEGINS.search(text, done)
-            end = begin and _TEXT_ENDS.search(text, begin.end())
-            if not begin or not end:
+        for _ in range(_MAX_TEXTS):
+            start = _TEXT_START.search(text, done)
+            end = start and _TEXT_END.search(text, start.end())
+            if not start or not end:
                 break
-            inside = text[begin.end() : end.start()]
-            if "callstack" in begin[0]:
-                inside = inside.replace("\\n", "\n")  # the one thing that Paddle escapes
+            inside = text[start.end() : end.start()]
+            if "callstack" in start[0]:
+                inside = inside.replace("\\n", "\n")  # Paddle escapes nothing else
             elif self._escapes:
                 inside = _ESCAPE.sub(lambda escape: str(json.loads(f'"{escape[0]}"')), inside)
-            parts += [text[done : begin.end()], json.dumps(inside, ensure_ascii=False)[1:-1]]
+            parts += [text[done : start.end()], json.dumps(inside, ensure_ascii=False)[1:-1]]
             done = end.start()
         return "".join([*parts, text[done:]])
 
-    def _fitting(self, loose: Any) -> list[Event]:
-        """An event without the fields whose values are of an unexpected type."""
+    def _without_misfits(self, loose: Any) -> list[Event]:
+        """Return the event without fields whose values are of an unexpected type."""
         if not isinstance(loose, dict):
-            self._skipped[UNREADABLE] += 1
+            self._skipped[INVALID_EVENTS] += 1
             return []
         fields: Keys = {}
-        num_lost = 0
+        num_misfits = 0
         for key, value in loose.items():
             if isinstance(value, dict):
                 inner = {
                     name: item for name, item in value.items() if self._fits({key: {name: item}})
                 }
-                num_lost += len(value) - len(inner)
+                num_misfits += len(value) - len(inner)
                 value = inner
             if self._fits({key: value}):
                 fields[key] = value
             else:
-                num_lost += 1
-        if num_lost:
-            self._skipped[MISFIT] += num_lost
+                num_misfits += 1
+        if num_misfits:
+            self._skipped[MISFIT_FIELDS] += num_misfits
         return [msgspec.json.decode(_encoded(fields), type=self._kind)]
 
     def _fits(self, fields: Mapping[str, Any]) -> bool:
@@ -304,16 +309,16 @@ class EventText(Generic[Event]):
             return False
         return True
 
-    def _too_deep(self) -> TraceError:
-        return TraceError(f"{self._path}: brackets are nested too deep for a trace; it is refused")
+    def _nesting_error(self) -> TraceError:
+        return TraceError(f"{self._path}: brackets are nested too deeply for a trace")
 
 
 def _encoded(fields: Mapping[str, Any]) -> bytes:
-    """As JSON; a question mark for half a character."""
+    """Return the fields as JSON; unpaired surrogates become question marks."""
     return json.dumps(fields, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _middle(body: bytes) -> int:
-    """Where an event begins, near the middle; 0 if the body is one event."""
+    """Return the offset of an event near the middle; 0 if the body is a single event."""
     after = _BETWEEN.search(body, len(body) // 2)
-    return after.end() if after else last_event(body, 0, len(body))
+    return after.end() if after else last_event_start(body, 0, len(body))

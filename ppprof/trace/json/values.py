@@ -1,4 +1,4 @@
-"""Values of JSON that were decoded loosely, as columns; what is unusable becomes null."""
+"""Values of loosely decoded JSON as columns. Unusable values become null."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ Scalar = Union[int, float, str, bool, None]
 NO_TEXT = msgspec.Raw()
 
 
-def attributes(things: Iterable[Any], dtypes: Mapping[str, Any]) -> Iterator[pl.Series]:
-    """A column an attribute; `msgspec.Raw` values as their text."""
-    things = list(things)
+def attribute_columns(objects: Iterable[Any], dtypes: Mapping[str, Any]) -> Iterator[pl.Series]:
+    """Yield a column for each attribute of the objects; `msgspec.Raw` values as their JSON text."""
+    objects = list(objects)
     for name, dtype in dtypes.items():
-        values = list(map(attrgetter(name), things))
+        values = list(map(attrgetter(name), objects))
         if values and isinstance(values[0], msgspec.Raw):
             values = texts(values)
         yield pl.Series(name, values, dtype, strict=False)
 
 
 def texts(values: Iterable[msgspec.Raw]) -> list[str]:
-    """The JSON text of each."""
+    """Return the JSON text of each value."""
     return [str(value, "utf-8", "replace") for value in values]
 
 
-def without_odd_numbers(values: Mapping[str, object]) -> dict[str, object]:
-    """What other formats can hold: no infinite numbers, and none beyond 64 bits.
+def drop_nonportable_numbers(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the values that other formats can hold: no infinite numbers, and none beyond 64 bits.
 
-    >>> without_odd_numbers({"name": "GPU", "a": float("inf"), "b": 2**64, "c": 1.5})
+    >>> drop_nonportable_numbers({"name": "GPU", "a": float("inf"), "b": 2**64, "c": 1.5})
     {'name': 'GPU', 'c': 1.5}
     """
     return {
@@ -44,12 +44,12 @@ def without_odd_numbers(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def nanoseconds(name: str, microseconds: Iterable[str]) -> pl.Series:
-    """Decimal text, three places behind the point, to int64; null where it is no number."""
+    """Return decimal texts of microseconds as int64 nanoseconds; null if a text is not a number."""
     text = pl.Series(name, microseconds, pl.String)
-    # A decimal's physical value is its number of thousandths.
+    # The physical value of a decimal(38, 3) is its number of thousandths.
     thousandths: pl.Series = text.cast(pl.Decimal(38, 3), strict=False).to_physical()
     exact: pl.Series = thousandths.cast(pl.Int64, strict=False)
-    if exact.null_count():  # an exponent, which older polars takes for no decimal, or no number
+    if exact.null_count():  # not a number, or an exponent, which older polars rejects in a decimal
         rounded = (text.cast(pl.Float64, strict=False) * 1000).round()
         return exact.fill_null(rounded.cast(pl.Int64, strict=False))
     return exact

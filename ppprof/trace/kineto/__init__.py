@@ -1,1 +1,1 @@
-"""PyTorch's trace format, read."""
+"""Read the traces of PyTorch's profiler (Kineto)."""

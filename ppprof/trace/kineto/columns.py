@@ -1,4 +1,4 @@
-"""Kineto's events as columns: what is read of each, and how loosely.
+"""Kineto's events as columns: the fields that are read, and how loosely.
 
 Sources: libkineto/src/output_json.cpp and ActivityType.h of pytorch/kineto,
 torch/csrc/distributed/c10d/ParamCommsUtils.hpp of pytorch/pytorch.
@@ -14,11 +14,11 @@ from typing import Any, Optional
 import msgspec
 import polars as pl
 
-from ppprof.trace.json.values import NO_TEXT, Scalar, attributes, nanoseconds, texts
+from ppprof.trace.json.values import NO_TEXT, Scalar, attribute_columns, nanoseconds, texts
 
 
 class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
-    """What is read of an event's ``args``."""
+    """The fields that are read of an event's ``args``."""
 
     name: Scalar = None
     correlation: Scalar = None
@@ -55,7 +55,10 @@ _NO_ARGS = KinetoArgs()
 
 
 class KinetoEvent(msgspec.Struct, gc=False):
-    """One of ``traceEvents``. Times stay text: a float64 of microseconds since 1970 loses 250 ns."""
+    """One of ``traceEvents``.
+
+    Times stay text, because a float64 of microseconds since 1970 loses 250 ns.
+    """
 
     ph: str = ""
     cat: str = ""
@@ -73,7 +76,7 @@ LAUNCHES = frozenset(
         *("privateuse1_runtime", "privateuse1_driver", "Runtime"),
     ]
 )
-"""``cat`` of runtime calls; Runtime, Operator, Kernel, Memcpy and Memset until torch 1.11."""
+"""``cat`` of runtime calls; "Runtime" until torch 1.11."""
 DEVICES = {
     **{"kernel": "Kernel", "gpu_memcpy": "Memcpy", "gpu_memset": "Memset"},
     **{"Kernel": "Kernel", "Memcpy": "Memcpy", "Memset": "Memset"},
@@ -81,10 +84,10 @@ DEVICES = {
 OPERATORS = frozenset(["cpu_op", "Operator"])
 HOSTS = OPERATORS | {"user_annotation"}
 MODULE = "nn.Module: "
-"""How the name of a python_function begins that is a module; the others are frames."""
+"""Prefix of a python_function that is a module; the others are frames."""
 
 _MIN_EVENTS = 1 << 15
-"""Events a part: making a column costs as much as 1000 values in it."""
+"""Events per part: making a column costs as much as 1000 values in it."""
 
 _COLLECTIVE_ARGS: Mapping[str, Any] = {
     **{"group": pl.Int64, "group_id": pl.Int64, "num_in": pl.Int64, "num_out": pl.Int64},
@@ -103,23 +106,29 @@ _MEMORY_ARGS: Mapping[str, Any] = {
 }
 
 
+_NOUNS = {
+    **{"hosts": "host events", "launches": "launch events"},
+    **{"devices": "device events", "memory": "memory events"},
+}
+
+
 class KinetoColumns:
-    """Kineto's events by what they become, in the order of the file.
+    """Kineto's events by kind, in the order of the file.
 
     Kinds: ``hosts`` (operators, annotations, modules), ``launches``, ``devices`` and ``memory``.
     """
 
     def __init__(self) -> None:
         self.thread_names: dict[str, str] = {}
-        """Thread id -> name; streams of devices are among them."""
+        """Thread id -> name; streams of devices are included."""
         self._parts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
-        self._facts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
+        self._collectives: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._sequences: list[pl.DataFrame] = []
         self._num: Counter[str] = Counter()
 
     @classmethod
-    def of(cls, batches: Iterable[list[KinetoEvent]]) -> KinetoColumns:
-        """The columns of all batches; few large ones are made of many small ones."""
+    def from_batches(cls, batches: Iterable[list[KinetoEvent]]) -> KinetoColumns:
+        """Return the columns of all batches; small batches are joined into few large ones."""
         columns = cls()
         pending: list[KinetoEvent] = []
         for batch in batches:
@@ -142,79 +151,83 @@ class KinetoColumns:
         launches = [event for event in spans if event.cat in LAUNCHES]
         memory = [event for event in batch if event.name == "[memory]" and event.ph == "i"]
         for kind, events in (("hosts", hosts), ("devices", devices)):
-            self._facts[kind].append(
-                _told(events, self._num[kind], attrgetter("num_in"), _COLLECTIVE_ARGS)
+            self._collectives[kind].append(
+                _rows_with(events, self._num[kind], attrgetter("num_in"), _COLLECTIVE_ARGS)
             )
         self._sequences.append(
-            _told(hosts, self._num["hosts"], attrgetter("sequence"), _SEQUENCE_ARGS)
+            _rows_with(hosts, self._num["hosts"], attrgetter("sequence"), _SEQUENCE_ARGS)
         )
-        self._keep("hosts", hosts, {})
-        self._keep("launches", launches, {"correlation": pl.Int64})
-        self._keep("devices", devices, _DEVICE_ARGS)
-        self._keep("memory", memory, _MEMORY_ARGS)
+        self._append("hosts", hosts, {})
+        self._append("launches", launches, {"correlation": pl.Int64})
+        self._append("devices", devices, _DEVICE_ARGS)
+        self._append("memory", memory, _MEMORY_ARGS)
         self.thread_names.update(
             (str(event.tid), str(event.args.name))
             for event in batch
             if event.name == "thread_name" and event.args
         )
 
-    def _keep(self, kind: str, events: list[KinetoEvent], args: Mapping[str, Any]) -> None:
-        at = pl.int_range(self._num[kind], self._num[kind] + len(events), eager=True).alias("at")
-        self._parts[kind].append(_table(events, args).insert_column(0, at))
+    def _append(self, kind: str, events: list[KinetoEvent], args: Mapping[str, Any]) -> None:
+        first = self._num[kind]
+        index = pl.int_range(first, first + len(events), eager=True).alias("index")
+        self._parts[kind].append(_table(events, args).insert_column(0, index))
         self._num[kind] += len(events)
 
     def tables(self, base_ns: int) -> tuple[dict[str, pl.DataFrame], dict[str, int]]:
-        """One table a kind, and how many events of each it lost.
+        """Return one table per kind, and the number of skipped events by kind.
 
-        ``at`` is the place among the events of the kind in the file, ``start_ns`` counts from
-        where ``base_ns`` does. What has no time, length, process or thread is lost.
+        ``index`` is the position among the events of the kind in the file. ``start_ns`` counts from
+        the same zero as ``base_ns``. Events without time, duration, process or thread are skipped.
         """
-        found, skipped = {}, {}
+        tables, skipped = {}, {}
         for kind, parts in self._parts.items():
             table = pl.concat(parts).with_columns(pl.col("start_ns") + base_ns)
             if kind == "memory":  # instants
                 table = table.with_columns(pl.col("dur_ns").fill_null(0))
-            found[kind] = table.filter(
+            tables[kind] = table.filter(
                 pl.col("dur_ns") >= 0,
                 *(pl.col(key).is_not_null() for key in ("start_ns", "process", "thread")),
             )
-            if found[kind].height < table.height:
-                skipped[f"{kind} without time, process or thread"] = (
-                    table.height - found[kind].height
+            if tables[kind].height < table.height:
+                skipped[f"{_NOUNS[kind]} without time, process or thread"] = (
+                    table.height - tables[kind].height
                 )
-        return found, skipped
+        return tables, skipped
 
-    def facts(self, kind: str) -> pl.DataFrame:
-        """What is told of collectives: ``at``, and the columns of `_COLLECTIVE_ARGS`."""
-        return pl.concat(self._facts[kind])
+    def collectives(self, kind: str) -> pl.DataFrame:
+        """Return the args of collectives: ``index``, and the columns of `_COLLECTIVE_ARGS`."""
+        return pl.concat(self._collectives[kind])
 
     def sequences(self) -> pl.DataFrame:
-        """Of host events that tell a number of an autograd node: ``at``, sequence, forward_thread."""
+        """Return ``index``, sequence and forward_thread of host events with a sequence number."""
         return pl.concat(self._sequences)
 
 
-def _told(
+def _rows_with(
     events: list[KinetoEvent],
     first: int,
     key: Callable[[KinetoArgs], Scalar],
     args: Mapping[str, Any],
 ) -> pl.DataFrame:
-    """``at`` and these args of the events that have the key; the first one's place is ``first``."""
-    told = [
-        (at, event.args)
-        for at, event in enumerate(events, first)
+    """Return ``index`` and these args of the events that have the key.
+
+    ``first`` is the index of the first event.
+    """
+    rows = [
+        (index, event.args)
+        for index, event in enumerate(events, first)
         if event.args is not None and key(event.args) is not None
     ]
     return pl.DataFrame(
         [
-            pl.Series("at", [at for at, _ in told], pl.Int64),
-            *attributes([of for _, of in told], args),
+            pl.Series("index", [index for index, _ in rows], pl.Int64),
+            *attribute_columns([event_args for _, event_args in rows], args),
         ]
     )
 
 
 def _table(events: list[KinetoEvent], args: Mapping[str, Any]) -> pl.DataFrame:
-    """Name, cat, process, thread, start_ns, dur_ns and these args; null where unusable."""
+    """Return name, cat, process, thread, start_ns, dur_ns and these args; null where unusable."""
     return pl.DataFrame(
         [
             pl.Series("name", [event.name for event in events], pl.String),
@@ -223,6 +236,6 @@ def _table(events: list[KinetoEvent], args: Mapping[str, Any]) -> pl.DataFrame:
             pl.Series("thread", [event.tid for event in events], pl.Int64, strict=False),
             nanoseconds("start_ns", texts(event.ts for event in events)),
             nanoseconds("dur_ns", texts(event.dur for event in events)),
-            *attributes([event.args or _NO_ARGS for event in events] if args else [], args),
+            *attribute_columns([event.args or _NO_ARGS for event in events] if args else [], args),
         ]
     )

@@ -1,6 +1,6 @@
-"""Kineto's JSON, what ``torch.profiler`` exports, in Paddle's terms.
+"""Convert Kineto's JSON, which ``torch.profiler`` exports, to Paddle's terms.
 
-Kineto writes a flat list of events; here they become the tree that a Paddle trace is::
+Kineto writes a flat list of events. Here they become the tree of a Paddle trace::
 
     Kineto                                        category
     ProfilerStep#N                                ProfileStep, named ProfileStep#N
@@ -8,7 +8,7 @@ Kineto writes a flat list of events; here they become the tree that a Paddle tra
     python_function "nn.Module: Linear_0"         Forward, named Linear as in Paddle
     DistributedDataParallel.forward               Forward, where no module was recorded
     Optimizer.step#...                            Optimization
-    autograd::engine::evaluate_function: XBack..  Operator; what runs without a break: Backward
+    autograd::engine::evaluate_function: XBack..  Operator; an unbroken run of them: Backward
       the XBackward directly inside               OperatorInner, as Paddle's Local_XGradNode
     c10d::..., record_param_comms, nccl:...       Communication; one inside another: OperatorInner
     other cpu_op                                  Operator, at any depth
@@ -17,16 +17,17 @@ Kineto writes a flat list of events; here they become the tree that a Paddle tra
     kernel, gpu_memcpy, gpu_memset                Kernel, Memcpy, Memset
 
 An operator inside another stays an Operator, so that its row equals ``key_averages()``, and because
-the innermost one launches: aten::linear launches nothing, the aten::addmm in it does. One that is
-the only child of another of its name is that other's layer, and left out, as ``key_averages()`` has
-it.
+the innermost one launches: aten::linear launches nothing, the aten::addmm in it does. An operator
+that is the only child of another with the same name is a layer of that one. It is left out, as in
+``key_averages()``.
 
-An operator tells the number that the next node of the backward pass gets from its thread, a node
-the number that it got and the thread: so what ran the forward of each node is known (`_forwards`).
+An operator records the number that its thread will give to the next node of the backward pass. A
+node records its own number and that thread. So the operator that made each node is known
+(`_forwards`).
 
-Left out: other python_function events (frames of the interpreter, ten for each operator, which no
-table counts), gpu_user_annotation (the host's annotations over again), cuda_sync and overhead (no
-work of the model), flows (correlation ids and sequence numbers say the same), Trace.
+Left out: other python_function events (frames of the interpreter, ten per operator, which no table
+counts), gpu_user_annotation (copies of the host's annotations), cuda_sync and overhead (no work of
+the model), flows (correlation ids and sequence numbers hold the same links), Trace.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Int64
-from ppprof.trace.json.values import without_odd_numbers
+from ppprof.trace.json.values import drop_nonportable_numbers
 from ppprof.trace.kineto.columns import DEVICES, MODULE, OPERATORS, KinetoColumns, KinetoEvent
 from ppprof.trace.nesting import nest
 from ppprof.trace.schema import (
@@ -69,39 +70,42 @@ _DTYPES = {
     **{"ComplexHalf": ("complex32", 4), "ComplexFloat": ("complex64", 8)},
     "ComplexDouble": ("complex128", 16),
 }
-"""c10::ScalarType (c10/core/ScalarType.h) -> its name as a dtype and bytes an element; Float8_e4m3fn
-and its like: float8_e4m3fn and 1."""
+"""c10::ScalarType (c10/core/ScalarType.h) -> dtype name and bytes per element.
+
+Float8_e4m3fn and the like become float8_e4m3fn, with 1 byte.
+"""
 
 _FOREVER_NS = 2**62
-"""The year 2116: no time is later, so that none overflows an int64."""
+"""The year 2116: an upper limit of times, so that none overflows an int64."""
 
 _PLACES = {0: "cpu", 1: "gpu", 6: "gpu", 12: "xpu"}
-"""c10::DeviceType (torch/headeronly/core/DeviceType.h) in Paddle's words; 6 is HIP."""
+"""c10::DeviceType (torch/headeronly/core/DeviceType.h) -> Paddle's name; 6 is HIP."""
 
 
 def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) -> Trace:
-    """The trace of one of Kineto's files.
+    """Return the trace of one Kineto file.
 
     Args:
-        head: the file's top level without ``traceEvents``; looked at after the last batch, so that
-            what the file holds behind its events may be filled in by then.
-        batches: ``traceEvents``, in their order, in lists of any length.
+        head: the file's top level without ``traceEvents``. It is read after the last batch, so keys
+            that stand behind the events may be added while the batches are read.
+        batches: ``traceEvents`` in their order, in lists of any length.
 
     Returns:
-        Exact nanoseconds since 1970, as far as the file has them (until torch 2.3: microseconds).
-        ``extra_info`` holds thread id -> name and, where the file has them, rank, world_size,
-        backend and host_name. ``lost`` counts events without a usable time, process or thread.
-        What Kineto does not record stays null or empty: CPU utilisation, memsets' values.
+        Exact nanoseconds since 1970, if the file has them (until torch 2.3: microseconds).
+        ``extra_info`` holds thread id -> name and, if the file has them, rank, world_size, backend
+        and host_name. ``skipped`` counts events without a usable time, process or thread. Values
+        that Kineto does not record stay null or empty: CPU utilisation, memsets' values.
     """
-    columns = KinetoColumns.of(batches)
+    columns = KinetoColumns.from_batches(batches)
     base_ns = head.get("baseTimeNanoseconds")
     if not isinstance(base_ns, int) or not 0 <= base_ns < _FOREVER_NS:
         base_ns = 0  # as until torch 2.3
     tables, skipped = columns.tables(base_ns)
     information = head.get("distributedInfo")
     information = information if isinstance(information, Mapping) else {}
-    host_facts, device_facts = (
-        _facts(columns.facts(kind), _rank_lists(information)) for kind in ("hosts", "devices")
+    host_annotations, device_annotations = (
+        _annotations(columns.collectives(kind), _rank_lists(information))
+        for kind in ("hosts", "devices")
     )
 
     hosts, launches, memory = _with_threads(
@@ -110,23 +114,23 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
     slack_ns = _slack_ns(hosts)
     hosts = _categorised(hosts).with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
     backward = _backward(hosts, slack_ns)
-    calls = _calls(backward, hosts)
+    calls = _backward_calls(backward, hosts)
     hosts = pl.concat([backward, hosts], how="diagonal")
-    # Before what an engine's thread did is its caller's: each thread counts nodes of its own.
-    numbered = columns.sequences().join(hosts.select("at", counter="key"), on="at")
+    # Before events move from an engine's thread to its caller: each thread counts its own nodes.
+    numbered = columns.sequences().join(hosts.select("index", counter="key"), on="index")
     hosts, launches, memory = (_with_caller(table, calls) for table in (hosts, launches, memory))
     hosts = _nested(hosts, slack_ns)
     forward = _forwards(hosts, numbered)
-    hosts = _with_facts(hosts, host_facts, slack_ns)
-    launches, memory = _inside(hosts, launches), _inside(hosts, memory)
+    hosts = _with_annotations(hosts, host_annotations, slack_ns)
+    launches, memory = _with_parent(hosts, launches), _with_parent(hosts, memory)
     launches = (
-        launches.sort("parent", "at")
+        launches.sort("parent", "index")
         .with_row_index("row", offset=hosts.height)
         .with_columns(pl.col("row").cast(pl.Int64), category=pl.lit("CudaRuntime"))
     )
-    devices = _launched(tables["devices"], launches, device_facts)
+    devices = _device_events(tables["devices"], launches, device_annotations)
     forward = forward.extend_constant(None, launches.height + devices.height)
-    # A correlation id tells a launch from a host event.
+    # A correlation id marks a launch, so every launch needs one.
     launches = launches.with_columns(correlation_id=pl.col("correlation").fill_null(0))
     events = pl.concat([hosts, launches, devices], how="diagonal_relaxed").with_columns(
         end_ns=pl.col("start_ns") + pl.col("dur_ns")
@@ -149,20 +153,23 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
 
 
 def _rank_lists(information: Mapping[str, Any]) -> Mapping[int, str]:
-    """Process group -> its global ranks as '0,1', of ``distributedInfo``; unnamed ones left out."""
+    """Return process group -> its global ranks as '0,1'; groups without a name are left out.
+
+    They come from ``distributedInfo``.
+    """
     groups = information.get("pg_config")
-    found = {}
+    rank_lists = {}
     for group in groups if isinstance(groups, list) else ():
         name, ranks = (
             group.get(key) if isinstance(group, dict) else None for key in ("pg_name", "ranks")
         )
         if re.fullmatch(r"\d{1,18}", str(name)) and isinstance(ranks, list):
-            found[int(str(name))] = ",".join(map(str, ranks))
-    return found
+            rank_lists[int(str(name))] = ",".join(map(str, ranks))
+    return rank_lists
 
 
-def _facts(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.DataFrame:
-    """The facts of collectives: ``bytes`` is what this rank puts in, else takes out."""
+def _annotations(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.DataFrame:
+    """Return the annotations of collectives; ``bytes`` is this rank's input, else its output."""
     num_elements = pl.when(pl.col("num_in") > 0).then("num_in").otherwise("num_out")
     scalar_type = pl.col("dtype")
     is_float8 = scalar_type.str.contains(r"^Float8_\w+$")
@@ -177,7 +184,7 @@ def _facts(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.DataFrame:
     whole = pl.when(~pl.col("ranks").str.contains(".", literal=True)).then("ranks")
     group = pl.coalesce("group", "group_id")
     return table.select(
-        "at",
+        "index",
         bytes=num_elements * element_bytes,
         group=group,
         dtype=pl.when(is_float8)
@@ -193,7 +200,7 @@ def _facts(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.DataFrame:
 
 
 def _with_threads(*tables: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """The tables with ``key``, the number of the thread by its id and then its process."""
+    """Yield the tables with ``key``, a number per thread, ordered by its id and its process."""
     threads = pl.concat([table.select("thread", "process") for table in tables]).unique()
     keys = threads.sort("thread", "process").with_row_index("key").cast({"key": pl.Int64})
     for table in tables:
@@ -201,9 +208,9 @@ def _with_threads(*tables: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 
 def _nested(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
-    """Host events in pre-order, with parent and depth."""
-    hosts = hosts.sort("key", "start_ns", -pl.col("dur_ns"), "at", maintain_order=True)
-    hosts = hosts.filter(~_told_twice(hosts, _nest(hosts, slack_ns)))
+    """Return host events in pre-order, with parent and depth."""
+    hosts = hosts.sort("key", "start_ns", -pl.col("dur_ns"), "index", maintain_order=True)
+    hosts = hosts.filter(~_is_duplicate(hosts, _nest(hosts, slack_ns)))
     parent = _nest(hosts, slack_ns)
     _, depth = pre_order(parent)
     above = hosts["name"].gather(nullable(parent))
@@ -217,23 +224,23 @@ def _nested(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
 
 
 def _forwards(hosts: pl.DataFrame, numbered: pl.DataFrame) -> pl.Series:
-    """The row of the operator that made each node of the backward pass; null where none is known.
+    """Return the row of the operator that made each node of the backward pass; null if unknown.
 
-    Each thread counts the nodes it makes. Until one is made, all operators tell its number, so the
-    last that does made it::
+    Each thread counts the nodes it makes. Until a node is made, all operators record its number. So
+    the last operator with a number made that node::
 
         aten::linear 7                      evaluate_function: AddmmBackward0 8
           aten::t 7      makes node 7         AddmmBackward0 8
           aten::addmm 8  makes node 8       evaluate_function: TBackward0 7
 
-    Nodes that sum up gradients (AccumulateGrad) have no number. A node calls the thread that
-    counted by a number of torch's own: it is the one that told most of the numbers of such nodes,
-    if one alone did.
+    Nodes that sum up gradients (AccumulateGrad) have no number. A node names the thread that
+    counted by a number of torch's own. That thread is taken to be the one that recorded most of the
+    numbers of such nodes, if it is unique.
 
     Args:
-        hosts: N rows; reads at and start_ns.
-        numbered: at, sequence, forward_thread (0 of what is no node) and counter, the thread that
-            counts what runs in it.
+        hosts: N rows; reads index and start_ns.
+        numbered: index, sequence, forward_thread (0 for events that are not nodes) and counter, the
+            thread that counts the nodes made in the event.
 
     Returns:
         int64, shape (N,).
@@ -241,37 +248,37 @@ def _forwards(hosts: pl.DataFrame, numbered: pl.DataFrame) -> pl.Series:
     Source: generateForwardBackwardLink in torch/csrc/profiler/collection.cpp.
     """
     numbered = (
-        hosts.select("at", "start_ns", row=pl.int_range(pl.len()))
-        .join(numbered, on="at", maintain_order="left")
+        hosts.select("index", "start_ns", row=pl.int_range(pl.len()))
+        .join(numbered, on="index", maintain_order="left")
         .drop_nulls("sequence")
     )
     is_node = (pl.col("forward_thread") > 0).fill_null(False)
-    made = (
+    makers = (
         numbered.filter(~is_node)
         .sort("start_ns", maintain_order=True)
         .unique(["counter", "sequence"], keep="last")
         .select("counter", "sequence", forward="row", begun_ns="start_ns")
     )
-    found = (
+    links = (
         numbered.filter(is_node)
         .select("forward_thread", "sequence", "row", "start_ns")
-        .join(made, on="sequence")
+        .join(makers, on="sequence")
         .filter(pl.col("begun_ns") < pl.col("start_ns"))
     )
-    counters = found.group_by("forward_thread", "counter").len()
+    counters = links.group_by("forward_thread", "counter").len()
     most = pl.col("len") == pl.col("len").max().over("forward_thread")
     counters = counters.filter(most).filter(pl.len().over("forward_thread") == 1)
-    found = found.join(counters, on=["forward_thread", "counter"], how="semi")
+    links = links.join(counters, on=["forward_thread", "counter"], how="semi")
     forward = np.full(hosts.height, -1, np.int64)
-    forward[found["row"].to_numpy()] = found["forward"].to_numpy()
+    forward[links["row"].to_numpy()] = links["forward"].to_numpy()
     return nullable(forward)
 
 
-def _told_twice(hosts: pl.DataFrame, parent: Int64) -> pl.Series:
-    """Which host events are operators and the only child of one of the same name.
+def _is_duplicate(hosts: pl.DataFrame, parent: Int64) -> pl.Series:
+    """Return which host events are operators and the only child of one with the same name.
 
-    The dispatcher passes through several layers under one name; ``key_averages()`` takes them for
-    one call, too (``_remove_dup_nodes`` of torch/autograd/profiler_util.py).
+    The dispatcher passes through several layers under one name. ``key_averages()`` also counts them
+    as one call (``_remove_dup_nodes`` of torch/autograd/profiler_util.py).
     """
     num_children = np.bincount(parent[parent >= 0], minlength=len(parent))
     above = hosts["name"].gather(nullable(parent))
@@ -280,7 +287,7 @@ def _told_twice(hosts: pl.DataFrame, parent: Int64) -> pl.Series:
 
 
 def _slack_ns(hosts: pl.DataFrame) -> int:
-    """1000 where every time was cut to microseconds, as until torch 2.3; else 0."""
+    """Return 1000 if every time was cut to microseconds, as until torch 2.3; else 0."""
     is_whole = hosts.select((pl.col("start_ns", "dur_ns") % 1000 == 0).all()).row(0)
     return 1000 if all(is_whole) else 0
 
@@ -293,7 +300,7 @@ def _nest(hosts: pl.DataFrame, slack_ns: int, holds: pl.Series | None = None) ->
 
 
 def _categorised(hosts: pl.DataFrame) -> pl.DataFrame:
-    """The category by ``cat`` and name, and the name as Paddle gives it."""
+    """Return the events with the category by ``cat`` and name, and the name as Paddle gives it."""
     name = pl.col("name")
     is_module = pl.col("cat") == "python_function"
     kinds = hosts.select("cat", name.alias("recorded")).unique()
@@ -321,10 +328,10 @@ def _categorised(hosts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _backward(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
-    """A Backward event around each run of autograd nodes, which Kineto has no event for.
+    """Return a Backward event around each run of autograd nodes; Kineto records no such event.
 
-    A run is of one thread, and ends where the thread with the steps does something else, as that
-    one waits for the backward pass to end::
+    A run belongs to one thread. It ends where the thread with the steps does something else, since
+    that thread waits for the backward pass to end::
 
         thread with steps   aten::mm  mse_loss                    Optimizer.step
         thread of engine                        evaluate evaluate
@@ -345,7 +352,7 @@ def _backward(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
         .agg(pl.col("key", "thread", "process", "start_ns").first(), pl.col("end_ns").max())
         .drop("run")
         .with_columns(
-            at=pl.lit(-1, pl.Int64),
+            index=pl.lit(-1, pl.Int64),
             name=pl.lit("Backward"),
             category=pl.lit("Backward"),
             dur_ns=pl.col("end_ns") - pl.col("start_ns"),
@@ -354,17 +361,17 @@ def _backward(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
 
 
 def _num_within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
-    """How many of the times lie in [start_ns, end_ns) of each span."""
+    """Return the number of times that lie in [start_ns, end_ns) of each span."""
     starts, ends = (spans[side].to_numpy() for side in ("start_ns", "end_ns"))
-    at = times.sort().to_numpy()
-    return pl.Series(np.searchsorted(at, ends) - np.searchsorted(at, starts))
+    ascending = times.sort().to_numpy()
+    return pl.Series(np.searchsorted(ascending, ends) - np.searchsorted(ascending, starts))
 
 
-def _calls(backward: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
-    """Backward events of an engine's thread, with the thread that called them and waits.
+def _backward_calls(backward: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
+    """Return the Backward events of an engine's thread, with the thread that called them and waits.
 
-    That is the only thread with steps, if it began and ended nothing at all meanwhile and no other
-    backward pass ran. Key, begin_ns and until_ns, and key and id of the caller.
+    The caller is the only thread with steps, if it began and ended nothing meanwhile and no other
+    backward pass ran. Columns: key, begin_ns, until_ns, caller_key and caller.
     """
     steps = hosts.filter(pl.col("category") == "ProfileStep")
     callers = steps.select(caller_key="key", caller="thread").unique()
@@ -381,10 +388,10 @@ def _calls(backward: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_caller(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """The same rows, those of a called Backward on the thread of its caller.
+    """Return the same rows; those of a called Backward are moved to the thread of its caller.
 
-    So the step holds all of its work, as it does in Paddle, whose backward pass runs on the thread
-    that asks for it (HTA's call graph hangs the engine's stack below the caller's, too).
+    So the step contains all of its work. It does in Paddle, whose backward pass runs on the calling
+    thread. HTA's call graph also hangs the engine's stack below the caller's.
     """
     joined = table.sort("start_ns").join_asof(
         calls, left_on="start_ns", right_on="begin_ns", by="key", check_sortedness=False
@@ -396,19 +403,21 @@ def _with_caller(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
     ).drop("caller_key", "caller", "begin_ns", "until_ns", strict=False)
 
 
-def _with_facts(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
-    """Facts on the outermost event of each collective; those in it are inner."""
+def _with_annotations(
+    hosts: pl.DataFrame, annotations: pl.DataFrame, slack_ns: int
+) -> pl.DataFrame:
+    """Put annotations on the outermost event of each collective; events inside it become inner."""
     is_collective = hosts["category"] == "Communication"
-    # What is neither, and that is most, is in nobody's way.
-    rows = np.flatnonzero(is_collective | hosts["at"].is_in(facts["at"].implode()))
+    # All other events, and they are most, do not matter here.
+    rows = np.flatnonzero(is_collective | hosts["index"].is_in(annotations["index"].implode()))
     some, is_collective = hosts[rows], is_collective.gather(rows)
     is_inner = is_collective & pl.Series(_nest(some, slack_ns, holds=is_collective) >= 0)
     is_outer = is_collective & ~is_inner
     owner = np.where(is_outer, np.arange(len(rows)), _nest(some, slack_ns, holds=is_outer))
     num_bytes = pl.col("bytes")
-    told = (
-        some.select("at", row=np.where(owner < 0, -1, np.append(rows, -1)[owner]))
-        .join(facts, on="at", maintain_order="left")
+    sums = (
+        some.select("index", row=np.where(owner < 0, -1, np.append(rows, -1)[owner]))
+        .join(annotations, on="index", maintain_order="left")
         .group_by("row")
         .agg(
             pl.when(num_bytes.is_not_null().any()).then(num_bytes.sum()),
@@ -423,13 +432,13 @@ def _with_facts(hosts: pl.DataFrame, facts: pl.DataFrame, slack_ns: int) -> pl.D
             .then(pl.lit("OperatorInner"))
             .otherwise("category"),
         )
-        .join(told, on="row", how="left", maintain_order="left")
+        .join(sums, on="row", how="left", maintain_order="left")
         .drop("row")
     )
 
 
-def _inside(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """``parent``: the innermost host event in which each row of ``table`` began."""
+def _with_parent(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    """Return the table with ``parent``, the innermost host event in which each row began."""
     start = np.concatenate((hosts["start_ns"].to_numpy(), table["start_ns"].to_numpy()))
     end = start.copy()
     end[: hosts.height] = hosts["end_ns"].to_numpy()
@@ -438,20 +447,22 @@ def _inside(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     return table.with_columns(parent=nullable(parent[hosts.height :]))
 
 
-def _launched(devices: pl.DataFrame, launches: pl.DataFrame, facts: pl.DataFrame) -> pl.DataFrame:
-    """Device events by their launches, what nothing recorded launched last."""
+def _device_events(
+    devices: pl.DataFrame, launches: pl.DataFrame, annotations: pl.DataFrame
+) -> pl.DataFrame:
+    """Return device events ordered by their launches; those without a recorded launch are last."""
     launched = launches.drop_nulls("correlation").unique(
         "correlation", keep="first", maintain_order=True
     )
     kind = pl.col("cat").cast(pl.String).replace_strict(DEVICES, return_dtype=pl.String)
     return (
         devices.join(launched.select("correlation", parent="row"), on="correlation", how="left")
-        .join(facts, on="at", how="left", suffix="_of_fact")
-        .sort("parent", "at", nulls_last=True)
+        .join(annotations, on="index", how="left", suffix="_annotated")
+        .sort("parent", "index", nulls_last=True)
         .with_columns(
             category=kind,
-            bytes=pl.coalesce("bytes", "bytes_of_fact"),
-            # Until torch 1.11 not all of them say so in their args.
+            bytes=pl.coalesce("bytes", "bytes_annotated"),
+            # Until torch 1.11 some events lack device and stream in their args.
             device=pl.coalesce("device", "process"),
             stream=pl.coalesce("stream", "thread"),
             correlation_id="correlation",
@@ -462,12 +473,12 @@ def _launched(devices: pl.DataFrame, launches: pl.DataFrame, facts: pl.DataFrame
 
 
 def _kernels(devices: pl.DataFrame, first_device: int) -> pl.DataFrame:
-    """Launch configurations; ROCm's kernels come without."""
+    """Return launch configurations; ROCm's kernels have none."""
     three = r"\[(\d+), ?(\d+), ?(\d+)\]"
     axes = [
-        pl.col(side).str.extract(three, at).cast(pl.Int64, strict=False).alias(f"{side}_{axis}")
+        pl.col(side).str.extract(three, number).cast(pl.Int64, strict=False).alias(f"{side}_{axis}")
         for side in ("grid", "block")
-        for at, axis in enumerate("xyz", start=1)
+        for number, axis in enumerate("xyz", start=1)
     ]
     per_sm = pl.col("blocks_per_sm", "warps_per_sm", "occupancy")
     table = (
@@ -481,7 +492,7 @@ def _kernels(devices: pl.DataFrame, first_device: int) -> pl.DataFrame:
 
 
 def _memory(memory: pl.DataFrame) -> pl.DataFrame:
-    """Allocations and frees; the peaks are of this window, as Kineto tells none."""
+    """Return allocations and frees; peaks are of this window, since Kineto records none."""
     number = pl.col("device_id").cast(pl.String)
     kind = pl.col("device_type").replace_strict(
         _PLACES, default=pl.format("device_type{}", "device_type"), return_dtype=pl.String
@@ -505,18 +516,18 @@ def _memory(memory: pl.DataFrame) -> pl.DataFrame:
         current_reserved="reserved",
     )
     peaks = (
-        pl.col(f"current_{what}").cum_max().over("process", "place").alias(f"peak_{what}")
-        for what in ("allocated", "reserved")
+        pl.col(f"current_{kind}").cum_max().over("process", "place").alias(f"peak_{kind}")
+        for kind in ("allocated", "reserved")
     )
     return conform(table.with_columns(*peaks).sort("key", maintain_order=True), MEMORY)
 
 
 def _devices(properties: Any) -> Iterator[Mapping[str, object]]:
-    """The properties, with Paddle's word for numSms; its other words are Kineto's."""
+    """Yield the properties with Paddle's key for numSms; all other keys agree."""
     for item in properties if isinstance(properties, list) else ():
         if isinstance(item, dict):
-            sound = without_odd_numbers(item)
-            yield {"smCount" if key == "numSms" else key: value for key, value in sound.items()}
+            values = drop_nonportable_numbers(item)
+            yield {"smCount" if key == "numSms" else key: value for key, value in values.items()}
 
 
 def _named(values: Mapping[str, Any], *keys: str) -> dict[str, str]:

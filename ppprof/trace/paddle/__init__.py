@@ -1,1 +1,1 @@
-"""Paddle's two trace formats, read and written."""
+"""Read and write Paddle's two trace formats: its JSON dialect and ``.pb``."""

@@ -1,7 +1,8 @@
-"""Paddle's events as columns, from both ways of reading its JSON.
+"""Paddle's JSON events as columns, from the scanner and from the decoder.
 
-Kinds: ``host`` events, ``launch``, ``device`` events, ``memory``. Numbers are int64 with `MISSING`
-or float64 with NaN; texts are numbers of `PaddleColumns.texts`; times are nanoseconds.
+Kinds of rows: ``host`` events, ``launch``, ``device`` events, ``memory``. Integers are int64 with
+`MISSING`, real numbers are float64 with NaN, texts are numbers of `PaddleColumns.texts`, times are
+nanoseconds. ``position`` is the byte offset of an event in the file.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Array
-from ppprof.trace.annotations import FACTS
+from ppprof.trace.annotations import ANNOTATION_KEYS
 from ppprof.trace.fastpath.fixed_layout import TEXTS, Scanned
 from ppprof.trace.fastpath.layouts import Dialect
 from ppprof.trace.fastpath.string_table import StringTable
-from ppprof.trace.json.values import NO_TEXT, Scalar, attributes, nanoseconds, texts
+from ppprof.trace.json.values import NO_TEXT, Scalar, attribute_columns, nanoseconds, texts
 from ppprof.trace.paddle.timestamps import MISSING
 from ppprof.trace.schema import DEVICE_CATEGORIES
 
@@ -30,28 +31,28 @@ _CONFIG = (
     *("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"),
     *("registers", "shared_bytes", "blocks_per_sm", "warps_per_sm", "occupancy"),
 )
-_TRACKED = ("at", "name", "cat", "pid", "tid", *_TIMES)
+_TRACKED = ("position", "name", "cat", "pid", "tid", *_TIMES)
 COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "host": (*_TRACKED, "depth", "sequence", "forward", *FACTS),
+    "host": (*_TRACKED, "depth", "sequence", "forward", *ANNOTATION_KEYS),
     "launch": (*_TRACKED, "correlation_id"),
     "device": (
-        *("at", "name", "cat", *_TIMES, "device", "context", "stream", "correlation_id"),
+        *("position", "name", "cat", *_TIMES, "device", "context", "stream", "correlation_id"),
         *("bytes", "bandwidth", "value", *_CONFIG),
     ),
     "memory": (
-        *("at", "cat", "pid", "tid", "ts", "place", "addr", "bytes"),
+        *("position", "cat", "pid", "tid", "ts", "place", "addr", "bytes"),
         *("current_allocated", "current_reserved", "peak_allocated", "peak_reserved"),
     ),
 }
 
 OPTIONAL = frozenset(
-    ("depth", "sequence", "forward", *FACTS, "context", "bandwidth", "value", *_CONFIG)
+    ("depth", "sequence", "forward", *ANNOTATION_KEYS, "context", "bandwidth", "value", *_CONFIG)
 )
-"""Columns that some writers, or some events, do not have."""
+"""Columns that some writers or some events do not have."""
 
 
 class PaddleArgs(msgspec.Struct, gc=False, frozen=True):
-    """What is read of an event's ``args``."""
+    """The fields that are read of an event's ``args``."""
 
     name: Scalar = None
     start_time: Scalar = None
@@ -119,19 +120,19 @@ _THREAD_NAME = re.compile(r"thread (\d+):(.*)\((?:C\+\+|Python)\)", re.DOTALL)
 
 
 class PaddleColumns:
-    """The events of a file, gathered part by part."""
+    """The events of a file, collected part by part."""
 
     def __init__(self, skipped: Counter[str]) -> None:
         self.texts = StringTable()
         self.thread_names: dict[str, str] = {}
-        """Thread id -> name, as far as metadata events say."""
+        """Thread id -> name, from metadata events."""
         self.ts_is_exact = True
-        """Whether every ``ts`` is in nanoseconds; else cut to whole microseconds."""
+        """Whether every ``ts`` has nanoseconds; else some are cut to whole microseconds."""
         self.skipped = skipped
         self._parts: defaultdict[str, list[dict[str, Array]]] = defaultdict(list)
 
     def add_scanned(self, scanned: Scanned, dialect: Dialect) -> None:
-        """Takes what was read without decoding."""
+        """Add events that the scanner read without decoding."""
         number = self.texts.numbers(
             _unescaped(text) if dialect.escapes and b"\\" in text else text
             for text in scanned.texts
@@ -141,7 +142,7 @@ class PaddleColumns:
                 column: number[values] if column in TEXTS else values
                 for column, values in columns.items()
             }
-            if kind == "device":  # not every one says so in its args
+            if kind == "device":  # not every device event has it in its args
                 part.setdefault("device", part["pid"])
             if not dialect.ts_is_exact:
                 part["ts"] = part["ts"] * 1000
@@ -152,41 +153,41 @@ class PaddleColumns:
             self.ts_is_exact = False
 
     def add_decoded(self, pieces: Iterable[tuple[int, Sequence[PaddleEvent]]]) -> None:
-        """Takes events that were decoded, piece by piece.
+        """Add decoded events, piece by piece.
 
-        Many small pieces at once cost what one large piece does.
+        Many small pieces in one call cost as much as one large piece.
 
         Args:
-            pieces: where in the file the first event begins, and the events of the piece.
+            pieces: offset in the file of the first event, and the events of the piece.
         """
         kinds: defaultdict[str, list[tuple[int, PaddleEvent]]] = defaultdict(list)
         for first, events in pieces:
-            for at, event in enumerate(events, first):
+            for position, event in enumerate(events, first):
                 kind = self._kind(event)
                 if kind:
-                    kinds[kind].append((at, event))
-        for kind, found in kinds.items():
-            self._add_kind(kind, [at for at, _ in found], [event for _, event in found])
+                    kinds[kind].append((position, event))
+        for kind, rows in kinds.items():
+            self._add_kind(kind, [row[0] for row in rows], [event for _, event in rows])
 
     def table(self, kind: str) -> dict[str, Array]:
-        """The columns of a kind by `COLUMNS`, in the order of the file; they are not kept.
+        """Return the columns of a kind in the order of the file, and drop them from here.
 
-        Those of `OPTIONAL` that no event has are left out.
+        The columns are those of `COLUMNS`. Those of `OPTIONAL` that no event has are left out.
         """
         parts = self._parts.pop(kind, [])
-        lengths = [len(part["at"]) for part in parts]
+        lengths = [len(part["position"]) for part in parts]
         table: dict[str, Array] = {}
         for column in COLUMNS[kind]:
             if column in OPTIONAL and not any(column in part for part in parts):
                 continue
             pieces = [
-                part.pop(column) if column in part else _missing(column, length)
+                part.pop(column) if column in part else _missing_column(column, length)
                 for part, length in zip(parts, lengths)
             ]
-            table[column] = np.concatenate(pieces) if pieces else _missing(column, 0)
-        at = table["at"]
-        if (at[1:] < at[:-1]).any():
-            order = np.argsort(at, kind="stable")
+            table[column] = np.concatenate(pieces) if pieces else _missing_column(column, 0)
+        position = table["position"]
+        if (position[1:] < position[:-1]).any():
+            order = np.argsort(position, kind="stable")
             for column, values in table.items():
                 table[column] = values[order]
         return table
@@ -207,39 +208,39 @@ class PaddleColumns:
                 self.thread_names[match[1]] = match[2]
         return None
 
-    def _add_kind(self, kind: str, at: list[int], events: list[PaddleEvent]) -> None:
-        numbers = {"at": pl.Series(at, dtype=pl.Int64), **_numbers_of(kind, events)}
-        sound = _sound(kind, numbers)
-        if not sound.all():
-            self.skipped["events without time, process or thread"] += int((~sound).sum())
+    def _add_kind(self, kind: str, positions: list[int], events: list[PaddleEvent]) -> None:
+        numbers = {"position": pl.Series(positions, dtype=pl.Int64), **_numbers_of(kind, events)}
+        complete = _is_complete(kind, numbers)
+        if not complete.all():
+            self.skipped["events without time, process or thread"] += int((~complete).sum())
         part: dict[str, Array] = {}
         for column in COLUMNS[kind]:
             if column in TEXTS:
-                values = pl.Series(_strings_of(column, events), dtype=pl.String).filter(sound)
-                found = self.texts.numbers(
+                values = pl.Series(_strings_of(column, events), dtype=pl.String).filter(complete)
+                text_numbers = self.texts.numbers(
                     text.encode("utf-8", "replace") for text in values.fill_null("")
                 )
-                part[column] = np.where(values.is_null().to_numpy(), np.int32(-1), found)
+                part[column] = np.where(values.is_null().to_numpy(), np.int32(-1), text_numbers)
             elif column in numbers:
                 missing = np.nan if column in REALS else int(MISSING)
-                part[column] = numbers[column].filter(sound).fill_null(missing).to_numpy()
+                part[column] = numbers[column].filter(complete).fill_null(missing).to_numpy()
         if any(b"." not in bytes(event.ts) for event in events):
             self.ts_is_exact = False
         self._parts[kind].append(part)
 
 
 def _numbers_of(kind: str, events: Sequence[PaddleEvent]) -> dict[str, pl.Series]:
-    """The columns of numbers; null where there is none, or one that cannot be."""
+    """Return the columns of numbers; null for missing or impossible values."""
     args = [event.args or _NO_ARGS for event in events]
     columns = {
         "ts": nanoseconds("ts", texts(event.ts for event in events)),
         "pid": pl.Series([event.pid for event in events], dtype=pl.Int64, strict=False),
-        "tid": pl.Series([_thread(event.tid) for event in events], dtype=pl.Int64),
+        "tid": pl.Series([_thread_id(event.tid) for event in events], dtype=pl.Int64),
     }
     integers = {name: dtype for name, dtype in _INTEGERS.items() if name in COLUMNS[kind]}
-    columns.update((series.name, series) for series in attributes(args, integers))
+    columns.update((series.name, series) for series in attribute_columns(args, integers))
     if kind == "memory":
-        size, addr = attributes(args, {"increase_bytes": pl.Int64, "addr": pl.UInt64})
+        size, addr = attribute_columns(args, {"increase_bytes": pl.Int64, "addr": pl.UInt64})
         return {**columns, "bytes": size, "addr": addr.reinterpret(signed=True)}
     columns["dur"] = nanoseconds("dur", texts(event.dur for event in events))
     columns["begin"] = nanoseconds("", _microseconds([arg.start_time for arg in args]))
@@ -251,10 +252,11 @@ def _numbers_of(kind: str, events: Sequence[PaddleEvent]) -> dict[str, pl.Series
                 length = text.str.extract(_THREE, number).cast(pl.Int64, strict=False)
                 columns[f"{side}_{axis}"] = length
         columns.update(
-            (series.name, series) for series in attributes(args, dict.fromkeys(REALS, pl.Float64))
+            (series.name, series)
+            for series in attribute_columns(args, dict.fromkeys(REALS, pl.Float64))
         )
         columns["occupancy"] /= 100
-        # The track of a device event says the same, should its args not.
+        # If the args lack device or stream, the event's track has them.
         columns["device"] = columns["device"].fill_null(columns["pid"])
         columns["stream"] = columns["stream"].fill_null(columns["tid"])
     return columns
@@ -269,21 +271,21 @@ def _strings_of(column: str, events: Sequence[PaddleEvent]) -> list[str | None]:
     return [None if value is None else str(value) for value in values]
 
 
-def _sound(kind: str, columns: Mapping[str, pl.Series]) -> pl.Series:
-    """Which events have all that an event must have."""
+def _is_complete(kind: str, columns: Mapping[str, pl.Series]) -> pl.Series:
+    """Return which events have every field that an event must have."""
     needed = [columns["ts"].is_not_null()]
     if kind != "memory":
         needed.append((columns["dur"] >= 0).fill_null(False))
     for column in ("device", "stream") if kind == "device" else ("pid", "tid"):
         needed.append((columns[column] != int(MISSING)).fill_null(False))
     return (
-        pl.DataFrame({str(at): values for at, values in enumerate(needed)})
+        pl.DataFrame({str(number): values for number, values in enumerate(needed)})
         .select(pl.all_horizontal(pl.all()))
         .to_series()
     )
 
 
-def _missing(column: str, length: int) -> Array:
+def _missing_column(column: str, length: int) -> Array:
     if column in REALS:
         return np.full(length, np.nan)
     if column in TEXTS:
@@ -291,8 +293,8 @@ def _missing(column: str, length: int) -> Array:
     return np.full(length, MISSING)
 
 
-def _thread(tid: Scalar) -> int | None:
-    """The N of ``"N(C++)"``, ``"N(Python)"``, ``"N"`` and N."""
+def _thread_id(tid: Scalar) -> int | None:
+    """Return the N of ``"N(C++)"``, ``"N(Python)"``, ``"N"`` or N; None for other values."""
     if isinstance(tid, str):
         digits = tid.partition("(")[0].strip()
         return int(digits) if digits.isdecimal() and len(digits) < 19 else None
@@ -300,7 +302,7 @@ def _thread(tid: Scalar) -> int | None:
 
 
 def _microseconds(values: Sequence[Scalar]) -> list[str]:
-    """Numbers of ``"1.500 us"``."""
+    """Return the numbers of texts such as ``"1.500 us"``; empty for other values."""
     return [
         value[:-3] if isinstance(value, str) and value.endswith(" us") else "" for value in values
     ]

@@ -1,13 +1,16 @@
-"""Traces in Paddle's JSON dialect, strict: what VisualDL, chrome://tracing and Perfetto open.
+"""Write traces in a strict form of Paddle's JSON, for VisualDL, chrome://tracing and Perfetto.
 
-Where this differs from Paddle's own writer (chrometracing_logger.cc, paddle 3.3): names are
-escaped and never empty; nothing is ever ``inf`` or ``nan``; times are exact to the nanosecond,
-``ts`` included; host events come in pre-order and carry their ``depth``, so that a reader has the
-tree and need not guess it; an event a line and no white space; ``span_indx``, which VisualDL 2.5.3
-asks for, stands beside ``span_index``; ``traceEvents`` does not end in an empty object; host events
-have their facts in ``args``, and what computes a gradient has the number of what it is the gradient
-of, ``forward``, which that one has as ``sequence``. Control characters in names become visible escapes, because
-VisualDL loses a file over a line break in a name.
+Differences from Paddle's own writer (chrometracing_logger.cc, paddle 3.3):
+
+- Names are escaped and never empty. Control characters in them become visible escapes, because
+  VisualDL loses a file over a line break in a name.
+- No value is ever ``inf`` or ``nan``.
+- All times are exact to the nanosecond, including ``ts``.
+- Host events come in pre-order with their ``depth``, so that a reader need not guess the tree.
+- Host events have their annotations in ``args``. An event that computes a gradient has the number
+  of its forward event as ``forward``; the forward event has this number as ``sequence``.
+- Each event is one line without white space, and ``traceEvents`` does not end in an empty object.
+- ``span_indx``, which VisualDL 2.5.3 reads, stands beside ``span_index``.
 """
 
 from __future__ import annotations
@@ -21,8 +24,16 @@ from typing import IO, Any
 import polars as pl
 
 from ppprof.paths import to_path
-from ppprof.trace.annotations import has_facts
-from ppprof.trace.json.lines import Parts, lines_of, maybe, opened, us, with_facts, with_text
+from ppprof.trace.annotations import has_annotations
+from ppprof.trace.json.lines import (
+    Parts,
+    json_lines,
+    microseconds,
+    open_trace_file,
+    optional_arg,
+    with_annotation_args,
+    with_json_text,
+)
 from ppprof.trace.schema import PYTHON_CATEGORIES, Trace
 
 _FINITE = re.compile(r"\d+(\.\d+)?")
@@ -31,37 +42,38 @@ _DEVICE_SORT_BASE = 0x10000000  # Paddle sorts devices below every host process
 
 
 class TooLargeError(Exception):
-    """A trace that would take more than it may; nothing of it was left."""
+    """The trace would exceed its size limit; no file was left."""
 
 
 def write_paddle_json(
     trace: Trace, path: str | Path, most_bytes: int | None = None
 ) -> Mapping[str, int]:
-    """Writes one trace; gzip where the name ends in ``.gz``.
+    """Write one trace; gzip if the name ends in ``.gz``.
 
-    The file appears under its name when it is complete and on disk, for VisualDL never looks
-    again at one that it saw half-written.
+    The file appears under its name when it is complete and on disk, since VisualDL never looks
+    again at a file that it saw half-written.
 
     Args:
-        trace: what to write.
+        trace: the trace.
         path: the file.
-        most_bytes: what it may take, up to some megabytes; None for all that it needs.
+        most_bytes: size limit, exceeded by some megabytes at most; None for no limit.
 
     Returns:
-        What the format has no place for, kind -> how many: facts of launches and device events.
+        Values that the format cannot hold, kind -> count: annotations of launches and device
+        events.
 
     Raises:
-        TooLargeError: it would take more.
+        TooLargeError: the file would exceed the limit.
     """
-    with opened(to_path(path)) as file:
+    with open_trace_file(to_path(path)) as file:
         _write(trace, file, most_bytes)
     is_host = pl.col("device").is_null() & pl.col("correlation_id").is_null()
-    num_lost = trace.events.filter(is_host.not_() & has_facts()).height
-    return {"events whose facts are not told": num_lost} if num_lost else {}
+    num_omitted = trace.events.filter(is_host.not_() & has_annotations()).height
+    return {"event annotations": num_omitted} if num_omitted else {}
 
 
 def _write(trace: Trace, file: IO[bytes], most_bytes: int | None) -> None:
-    on_disk = getattr(file, "fileobj", file)  # what gzip writes to
+    on_disk = getattr(file, "fileobj", file)  # the file that gzip writes to
     head: dict[str, Any] = {
         "schemaVersion": trace.version,
         "displayTimeUnit": "ms",
@@ -73,69 +85,69 @@ def _write(trace: Trace, file: IO[bytes], most_bytes: int | None) -> None:
     head["ExtraInfo"] = {**trace.extra_info}
     for key in ("Process Cpu Utilization", "System Cpu Utilization"):
         if not _FINITE.fullmatch(trace.extra_info.get(key, "")):
-            head["ExtraInfo"][key] = "0"  # VisualDL must have both, and as numbers
+            head["ExtraInfo"][key] = "0"  # VisualDL requires both as numbers
     text = json.dumps(head, separators=(",", ":"), allow_nan=False)
     file.write(text[:-1].encode() + b',"traceEvents":[\n')
     for lines in _lines_in_order(trace):
         lines.write_csv(file, include_header=False, quote_style="never", line_terminator=",\n")
         if most_bytes is not None and on_disk.tell() > most_bytes:
             raise TooLargeError
-    # Every event above has a comma after it and a track that is named here.
+    # A comma follows every event above; metadata of its track always follows.
     file.write(",\n".join(_metadata(trace)).encode("utf-8", "replace"))
     file.write(b"\n]}\n")
 
 
 def _lines_in_order(trace: Trace) -> Iterator[pl.DataFrame]:
-    """The lines of all events, few at a time, as they are long.
+    """Yield the lines of all events, in tables of few rows, because lines are long.
 
-    Host events come in pre-order and with their depth, and behind each what happened in it, as
-    Paddle has it: so the order tells the tree, which times alone cannot.
+    Host events come in pre-order with their depth. Behind each come its launches, device events and
+    memory events, as in Paddle's files. So the order gives the tree, which times alone cannot.
     """
     kinds = _kinds(trace)
     order = pl.concat(
         table.select(
             *("host", "part", "launch", "sub"),
             kind=pl.lit(kind, pl.Int8),
-            at=pl.int_range(pl.len()),
+            row=pl.int_range(pl.len()),
         )
         for kind, (table, _) in enumerate(kinds)
     ).sort("host", "part", "launch", "sub", maintain_order=True)
     for rows in order.with_row_index("place").iter_slices(_ROWS):
         lines = []
-        for (kind,), of_kind in rows.group_by("kind"):
+        for (kind,), group in rows.group_by("kind"):
             table, parts = kinds[int(str(kind))]
             lines.append(
                 pl.DataFrame(
-                    {"place": of_kind["place"], "line": lines_of(table[of_kind["at"]], *parts)}
+                    {"place": group["place"], "line": json_lines(table[group["row"]], *parts)}
                 )
             )
         yield pl.concat(lines).sort("place").select("line")
 
 
 def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
-    """Rows and parts of each kind of line, with the columns that say where they go.
+    """Return the rows and the parts of each kind of line, with the columns that order the lines.
 
-    ``host`` is the row of the host event that a line belongs to, and where there is none the first
-    row of the thread; ``part`` is 0 for what comes before that, 1 for itself, 2 for launches, each
-    with what it started, and 3 for memory.
+    ``host`` is the row of the host event that a line belongs to; for a line outside of host events,
+    the first row of its thread. ``part`` is 0 for such outside lines, 1 for the host event itself,
+    2 for its launches, each with its device events, and 3 for memory.
     """
     events = _prepared(trace)
     is_device = pl.col("device").is_not_null()
     is_launch = is_device.not_() & pl.col("correlation_id").is_not_null()
-    hosts = with_facts(events.filter(is_device.not_() & is_launch.not_()))
+    hosts = with_annotation_args(events.filter(is_device.not_() & is_launch.not_()))
     has_gradient = pl.col("event").is_in(hosts["forward"].drop_nulls().unique().implode())
     hosts = hosts.with_columns(sequence=pl.when(has_gradient).then("event"))
     firsts = hosts.group_by("thread").agg(first=pl.col("event").min())
 
-    def placed(table: pl.DataFrame, host: str, part: int) -> pl.DataFrame:
-        """In its host event; in none: before the first of the thread, or behind all."""
-        found = table.join(firsts, on="thread", how="left", maintain_order="left")
-        return found.with_columns(
+    def in_host(table: pl.DataFrame, host: str, part: int) -> pl.DataFrame:
+        """Order rows by their host event; without one, before the thread's first or last of all."""
+        joined = table.join(firsts, on="thread", how="left", maintain_order="left")
+        return joined.with_columns(
             host=pl.coalesce(host, "first", pl.lit(events.height)),
             part=pl.when(pl.col(host).is_null()).then(0).otherwise(part),
         )
 
-    launches = placed(events.filter(is_launch), "parent", 2).with_columns(launch="event")
+    launches = in_host(events.filter(is_launch), "parent", 2).with_columns(launch="event")
     devices = _with_details(trace, events.filter(is_device)).join(
         launches.select("host", "part", parent="event"),
         on="parent",
@@ -147,47 +159,47 @@ def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
         part=pl.col("part").fill_null(4),
         launch=pl.coalesce("parent", "event"),
     )
-    memory = placed(with_text(trace.memory, "place"), "event", 3)
+    memory = in_host(with_json_text(trace.memory, "place"), "event", 3)
     return [
-        (_at(hosts.with_columns(host="event", part=1, launch=0), 0), _host_parts()),
-        (_at(launches, 0), _launch_parts()),
-        (_at(launches, 1), _flow_parts("s")),
-        (_at(devices, 2), _device_parts()),
-        (_at(devices, 2), _flow_parts("f")),
-        (_at(memory.with_columns(launch=events.height), 3), _memory_parts()),
+        (_placed(hosts.with_columns(host="event", part=1, launch=0), 0), _host_parts()),
+        (_placed(launches, 0), _launch_parts()),
+        (_placed(launches, 1), _flow_parts("s")),
+        (_placed(devices, 2), _device_parts()),
+        (_placed(devices, 2), _flow_parts("f")),
+        (_placed(memory.with_columns(launch=events.height), 3), _memory_parts()),
     ]
 
 
-def _at(table: pl.DataFrame, sub: int) -> pl.DataFrame:
-    """The table with its place among the lines of one launch."""
+def _placed(table: pl.DataFrame, sub: int) -> pl.DataFrame:
+    """Return the table with its order ``sub`` among the lines of one launch."""
     columns = ("host", "part", "launch")
     return table.with_columns(pl.col(columns).cast(pl.Int64), sub=pl.lit(sub, pl.Int64))
 
 
 def _prepared(trace: Trace) -> pl.DataFrame:
-    """The events with their names as they stand in JSON, and times relative to the first event."""
+    """Return the events with their names as JSON text, and times relative to the first event."""
     host_start = trace.events.filter(pl.col("device").is_null())["start_ns"].min()
     first_ns = host_start if isinstance(host_start, int) else 0
-    return with_text(trace.events, "name").with_columns(
+    return with_json_text(trace.events, "name").with_columns(
         event=pl.int_range(pl.len()), begin_ns=pl.col("start_ns") - first_ns
     )
 
 
 def _name_and_time(track: pl.Expr | str, colour: str) -> Parts:
-    """What every X event starts with, up to its ``args``, which are left open."""
+    """Return the parts that every X event starts with, up to its ``args``, which stay open."""
     process = pl.coalesce("device", "process")
     return [
-        *('{"name":"', pl.col("text"), "[", us((pl.col("dur_ns") + 500) // 1000)),
+        *('{"name":"', pl.col("text"), "[", microseconds((pl.col("dur_ns") + 500) // 1000)),
         *(' ms]","pid":', process, ',"tid":', track),
-        *(',"ts":', us("start_ns"), ',"dur":', us("dur_ns")),
+        *(',"ts":', microseconds("start_ns"), ',"dur":', microseconds("dur_ns")),
         *(',"ph":"X","cat":"', pl.col("category")),
-        *(f'","cname":"{colour}","args":{{"start_time":"', us("begin_ns")),
-        *(' us","end_time":"', us(pl.col("begin_ns") + pl.col("dur_ns")), ' us"'),
+        *(f'","cname":"{colour}","args":{{"start_time":"', microseconds("begin_ns")),
+        *(' us","end_time":"', microseconds(pl.col("begin_ns") + pl.col("dur_ns")), ' us"'),
     ]
 
 
 def _thread_track() -> pl.Expr:
-    """``"N(Python)"`` or ``"N(C++)"``, as Paddle splits one thread over two tracks."""
+    """Return ``"N(Python)"`` or ``"N(C++)"``: Paddle splits one thread into two tracks."""
     side = (
         pl.when(pl.col("category").cast(pl.String).is_in(PYTHON_CATEGORIES))
         .then(pl.lit('(Python)"'))
@@ -199,10 +211,10 @@ def _thread_track() -> pl.Expr:
 def _host_parts() -> Parts:
     return [
         *_name_and_time(_thread_track(), "thread_state_runnable"),
-        maybe("depth", pl.col("depth")),
-        maybe("sequence", pl.col("sequence")),
-        maybe("forward", pl.col("forward")),
-        pl.col("facts").fill_null(""),
+        optional_arg("depth", pl.col("depth")),
+        optional_arg("sequence", pl.col("sequence")),
+        optional_arg("forward", pl.col("forward")),
+        pl.col("annotations").fill_null(""),
         "}}",
     ]
 
@@ -213,14 +225,14 @@ def _launch_parts() -> Parts:
 
 
 def _flow_parts(end: str) -> Parts:
-    """An arrow from the middle of a launch (``s``) to the middle of what it started (``f``)."""
+    """Return an arrow's end: in the middle of a launch (``s``) or of its device event (``f``)."""
     track = _thread_track() if end == "s" else pl.col("stream")
     middle = pl.col("start_ns") + pl.col("dur_ns") // 2
     binding = "" if end == "s" else ',"bp":"e"'
     return [
         *('{"name":"launch","id":', pl.col("correlation_id")),
         *(',"pid":', pl.coalesce("device", "process"), ',"tid":', track),
-        *(',"ts":', us(middle)),
+        *(',"ts":', microseconds(middle)),
         f',"ph":"{end}","cat":"async"{binding}}}',
     ]
 
@@ -240,20 +252,20 @@ def _device_parts() -> Parts:
     bandwidth = pl.when(is_copy).then(pl.col("bytes") / pl.col("dur_ns")).round(3)
     return [
         *_name_and_time(pl.col("stream"), "rail_animation"),
-        maybe("device", pl.col("device")),
-        maybe("context", pl.col("context")),
-        maybe("stream", pl.col("stream")),
-        maybe("correlation id", pl.col("correlation_id")),
-        maybe("bytes", pl.col("bytes")),
-        maybe("memory bandwidth (GB/s)", bandwidth),
-        maybe("value", pl.col("value")),
-        maybe("registers per thread", pl.col("registers")),
-        maybe("shared memory", pl.col("shared_bytes")),
-        maybe("blocks per SM", pl.col("blocks_per_sm").round(6)),
-        maybe("warps per SM", pl.col("warps_per_sm").round(6)),
-        maybe("grid", triple("grid")),
-        maybe("block", triple("block")),
-        maybe("theoretical achieved occupancy %", (pl.col("occupancy") * 100).round(3)),
+        optional_arg("device", pl.col("device")),
+        optional_arg("context", pl.col("context")),
+        optional_arg("stream", pl.col("stream")),
+        optional_arg("correlation id", pl.col("correlation_id")),
+        optional_arg("bytes", pl.col("bytes")),
+        optional_arg("memory bandwidth (GB/s)", bandwidth),
+        optional_arg("value", pl.col("value")),
+        optional_arg("registers per thread", pl.col("registers")),
+        optional_arg("shared memory", pl.col("shared_bytes")),
+        optional_arg("blocks per SM", pl.col("blocks_per_sm").round(6)),
+        optional_arg("warps per SM", pl.col("warps_per_sm").round(6)),
+        optional_arg("grid", triple("grid")),
+        optional_arg("block", triple("block")),
+        optional_arg("theoretical achieved occupancy %", (pl.col("occupancy") * 100).round(3)),
         "}}",
     ]
 
@@ -265,7 +277,7 @@ def _memory_parts() -> Parts:
         numbers += [f',"{column}":', pl.col(column).fill_null(0)]
     return [
         *('{"name":"[memory]","pid":', pl.col("process")),
-        *(',"tid":"', pl.col("thread"), '(C++)","ts":', us("time_ns")),
+        *(',"tid":"', pl.col("thread"), '(C++)","ts":', microseconds("time_ns")),
         *(',"ph":"i","s":"t","cat":"', pl.col("kind")),
         *('","args":{"place":"', pl.col("text"), '","addr":"', pl.col("addr").fill_null(0)),
         *('","increase_bytes":', pl.col("bytes").fill_null(0)),
@@ -275,16 +287,16 @@ def _memory_parts() -> Parts:
 
 
 def _metadata(trace: Trace) -> Iterable[str]:
-    """Names and order of processes, threads, devices and streams."""
+    """Yield names and order of processes, threads, devices and streams."""
     threads = pl.concat([trace.events, trace.memory], how="diagonal")
     tracks = threads.select("process", "thread", "device", "stream").unique().sort(pl.all())
     for row in tracks.rows(named=True):
         if row["device"] is None:
             pid, thread = row["process"], row["thread"]
             label = trace.extra_info.get(str(thread), "")
-            for at, side in enumerate(("Python", "C++")):
+            for number, side in enumerate(("Python", "C++")):
                 names = (f"Process {pid} (CPU)", f"thread {thread}:{label}({side})")
-                yield from _named(pid, f"{thread}({side})", names, (pid, 2 * thread + at))
+                yield from _named(pid, f"{thread}({side})", names, (pid, 2 * thread + number))
         else:
             pid, stream = row["device"], row["stream"]
             names = (f"Device {pid} (GPU)", f"stream {stream}")
@@ -294,7 +306,7 @@ def _metadata(trace: Trace) -> Iterable[str]:
 def _named(
     pid: int, tid: int | str, names: tuple[str, str], order: tuple[int, int]
 ) -> Iterator[str]:
-    """Name and place in the order of a process and of one of its tracks."""
+    """Yield name and order of a process and of one of its tracks."""
     for kind, args in (
         ("process_name", {"name": names[0]}),
         ("thread_name", {"name": names[1]}),

@@ -1,6 +1,6 @@
-"""Paddle's ``.pb`` export: exact nanoseconds, the whole tree, every event type.
+"""Read Paddle's ``.pb`` export: exact nanoseconds, the whole tree, every event type.
 
-Paddle 3.3 cannot load its own files when they hold its newer event types; here a type is a number
+Paddle 3.3 cannot load its own files when they hold its newer event types. Here a type is a number
 and survives. Field numbers: paddle/fluid/platform/profiler/dump/nodetree.proto.
 """
 
@@ -16,8 +16,8 @@ import polars as pl
 from ppprof.arrays import Int64
 from ppprof.errors import TraceError
 from ppprof.paths import to_path
-from ppprof.trace.annotations import with_facts
-from ppprof.trace.fastpath.protobuf_decode import Buffer, Fields, Spans
+from ppprof.trace.annotations import split_annotated_names
+from ppprof.trace.fastpath.protobuf_decode import Buffer, ByteRanges, Fields
 from ppprof.trace.schema import (
     EVENTS,
     KERNELS,
@@ -48,21 +48,21 @@ DEVICE_PROPERTIES = {
     "smCount": 13,
     "sharedMemPerBlockOptin": 14,
 }
-"""Field numbers of DevicePropertyProto under the names that Paddle's JSON gives them."""
+"""Key in Paddle's JSON -> field number of DevicePropertyProto."""
 
 
 def read_paddle_pb(path: str | Path) -> Trace:
-    """The trace of a ``.pb`` file, as one of Paddle's or of ppprof's captures wrote it; or packed.
+    """Return the trace of a ``.pb`` file, written by Paddle or ppprof, packed with gzip or not.
 
     Raises:
-        TraceError: cut short, or not such a file; says at which byte.
+        TraceError: the file is truncated, or not a ``.pb`` trace; says at which byte.
     """
     buffer = Buffer(_content(path), str(path))
     top = buffer.fields(buffer.whole())
-    threads = buffer.fields(top.spans(3))
-    host = _Host(buffer, threads)
+    threads = buffer.fields(top.ranges(3))
+    host = _HostTree(buffer, threads)
     events, kernels, memsets = _events(buffer, host)
-    versions, _ = buffer.strings(top.spans(1))
+    versions, _ = buffer.strings(top.ranges(1))
     return Trace(
         events=events,
         memory=_memory(buffer, host),
@@ -70,95 +70,97 @@ def read_paddle_pb(path: str | Path) -> Trace:
         memsets=memsets,
         version=versions[-1] if versions else "",
         span=int(top.number(2)[0]),
-        extra_info=_extra_info(buffer, buffer.fields(top.spans(4))),
-        devices=_devices(buffer, buffer.fields(top.spans(5))),
-        skipped={"host events without a way to the root": host.num_lost} if host.num_lost else {},
+        extra_info=_extra_info(buffer, buffer.fields(top.ranges(4))),
+        devices=_devices(buffer, buffer.fields(top.ranges(5))),
+        skipped={"host events not connected to the root": host.num_disconnected}
+        if host.num_disconnected
+        else {},
     )
 
 
 def _content(path: str | Path) -> bytes:
-    """The bytes of a file, unpacked where it is packed with gzip."""
+    """Return the bytes of a file, unpacked if it is packed with gzip."""
     with TraceStream(path) as source:
         if not source.is_packed:
             return to_path(path).read_bytes()
         content = b"".join(iter(lambda: source.read(BLOCK_BYTES), b""))
         if source.damage:
-            raise TraceError(f"{path}: {source.damage}; a .pb is read whole or not at all")
+            raise TraceError(f"{path}: {source.damage}; a damaged .pb cannot be read in part")
         return content
 
 
-class _Host:
-    """The host nodes of all threads: where they lie, and their place in the forest.
+class _HostTree:
+    """The host nodes of all threads: where they lie in the file, and their tree.
 
-    A node's *file index* is its position among all host nodes in the file; its *row* is its place
-    in pre-order once each thread's helper root is taken away.
+    A node's *file index* is its position among all host nodes in the file. Its *row* is its
+    position in pre-order, after the root that each thread has is removed.
     """
 
     def __init__(self, buffer: Buffer, threads: Fields) -> None:
-        nodes = threads.spans(2)
+        nodes = threads.ranges(2)
         self.nodes = buffer.fields(nodes)
         ids = _signed(self.nodes, 1)
         parent_ids = _signed(self.nodes, 2)
         parent = _index_of(nodes.owner, parent_ids, nodes.owner, ids)
         is_root = parent_ids == -1
         parent[is_root] = -1
-        # Threads by their id, as Paddle's own map has them; siblings by theirs.
+        # Sort threads by id, as Paddle's own map does; and siblings by theirs.
         thread_ids = _signed(threads, 1)
         by_id = np.lexsort((ids, thread_ids[nodes.owner]))
         rank = np.empty_like(by_id)
         rank[by_id] = np.arange(len(by_id))
         sorted_parent = parent[by_id]
-        known = sorted_parent >= 0
-        sorted_parent[known] = rank[sorted_parent[known]]
+        has_parent = sorted_parent >= 0
+        sorted_parent[has_parent] = rank[sorted_parent[has_parent]]
         order, depth = pre_order(sorted_parent)
-        self.num_lost = len(ids) - len(order)
+        self.num_disconnected = len(ids) - len(order)
         kept = depth > 0
         self.file_index: Int64 = by_id[order[kept]]
         """File index of each row, shape (rows,)."""
         self.depth: Int64 = depth[kept] - 1
         self.row = np.full(len(ids), -1, np.int64)
-        """Row of each file index; -1 for roots and lost nodes."""
+        """Row of each file index; -1 for roots and disconnected nodes."""
         self.row[self.file_index] = np.arange(len(self.file_index))
         above = parent[self.file_index]
         self.parent: Int64 = self.row[above]
         """Row of each row's parent; -1 at depth 0."""
-        self.is_lost = (self.row < 0) & ~is_root
+        self.is_disconnected = (self.row < 0) & ~is_root
 
 
-def _events(buffer: Buffer, host: _Host) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """The events table, and the kernels' and memsets' side tables."""
-    body = buffer.fields(host.nodes.span(3)[host.file_index])
+def _events(buffer: Buffer, host: _HostTree) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
+    """Return the events table, and the side tables of kernels and memsets."""
+    body = buffer.fields(host.nodes.range(3)[host.file_index])
     host_table = _table(
         buffer, body, {"name": 1, "category": 2, "start": 3, "end": 4, "process": 5, "thread": 6}
     )
     num_host = host_table.height
 
-    launches = _under(host, host.nodes.spans(4))
+    launches = _children_of_hosts(host, host.nodes.ranges(4))
     launch_nodes = buffer.fields(launches)
-    launch_body = buffer.fields(launch_nodes.span(1))
+    launch_body = buffer.fields(launch_nodes.range(1))
     launch_table = _table(
         buffer,
         launch_body,
         {"name": 1, "start": 2, "end": 3, "process": 4, "thread": 5, "correlation_id": 6},
     ).with_columns(category=pl.lit("CudaRuntime"), parent=nullable(host.row[launches.owner]))
 
-    device_nodes = launch_nodes.spans(2)
-    device_body = buffer.fields(buffer.fields(device_nodes).span(1))
+    device_nodes = launch_nodes.ranges(2)
+    device_body = buffer.fields(buffer.fields(device_nodes).range(1))
     device_table = _table(
         buffer,
         device_body,
         {"name": 1, "category": 2, "start": 3, "end": 4, "device": 5, "context": 6, "stream": 7}
         | {"correlation_id": 8},
     ).with_columns(parent=pl.Series(device_nodes.owner + num_host))
-    copies = device_body.spans(10)
-    sets = device_body.spans(11)
+    copies = device_body.ranges(10)
+    sets = device_body.ranges(11)
     set_body = buffer.fields(sets)
     num_bytes = np.full(device_table.height, -1, np.int64)
     num_bytes[copies.owner] = _signed(buffer.fields(copies), 1)
     num_bytes[sets.owner] = _signed(set_body, 1)
     first_device = num_host + launch_table.height
 
-    host_table = with_facts(host_table).with_columns(
+    host_table = split_annotated_names(host_table).with_columns(
         parent=nullable(host.parent), depth=pl.Series(host.depth.astype(np.int32))
     )
     device_table = device_table.with_columns(bytes=nullable(num_bytes))
@@ -177,7 +179,7 @@ def _events(buffer: Buffer, host: _Host) -> tuple[pl.DataFrame, pl.DataFrame, pl
 
 
 def _table(buffer: Buffer, body: Fields, numbers: dict[str, int]) -> pl.DataFrame:
-    """Columns by field number; ``name`` is a string, ``category`` a type, the rest numbers."""
+    """Return columns by field number: ``name`` a string, ``category`` a type, the rest integers."""
     columns: dict[str, pl.Series] = {}
     for column, number in numbers.items():
         if column == "name":
@@ -192,14 +194,14 @@ def _table(buffer: Buffer, body: Fields, numbers: dict[str, int]) -> pl.DataFram
 
 
 def _kernels(buffer: Buffer, device_body: Fields, first_device: int) -> pl.DataFrame:
-    spans = device_body.spans(9)
-    if not len(spans):
+    infos = device_body.ranges(9)
+    if not len(infos):
         return empty(KERNELS)
-    info = buffer.fields(spans)
-    axes = {f"block_{axis}": 1 + at for at, axis in enumerate("xyz")}
-    axes.update({f"grid_{axis}": 4 + at for at, axis in enumerate("xyz")})
+    info = buffer.fields(infos)
+    axes = {f"block_{axis}": number for number, axis in enumerate("xyz", 1)}
+    axes.update({f"grid_{axis}": number for number, axis in enumerate("xyz", 4)})
     columns = {
-        "event": pl.Series(first_device + spans.owner),
+        "event": pl.Series(first_device + infos.owner),
         **{name: pl.Series(_signed(info, number)) for name, number in axes.items()},
         "registers": pl.Series(_signed(info, 9)),
         "shared_bytes": pl.Series(_signed(info, 7) + _signed(info, 8)),
@@ -210,11 +212,11 @@ def _kernels(buffer: Buffer, device_body: Fields, first_device: int) -> pl.DataF
     return conform(pl.DataFrame(columns), KERNELS)
 
 
-def _memory(buffer: Buffer, host: _Host) -> pl.DataFrame:
-    nodes = _under(host, host.nodes.spans(5))
+def _memory(buffer: Buffer, host: _HostTree) -> pl.DataFrame:
+    nodes = _children_of_hosts(host, host.nodes.ranges(5))
     if not len(nodes):
         return empty(MEMORY)
-    body = buffer.fields(buffer.fields(nodes).span(1))
+    body = buffer.fields(buffer.fields(nodes).range(1))
     kinds, ids = np.unique(body.number(2), return_inverse=True)
     names = [MEMORY_KINDS[int(k)] if k < len(MEMORY_KINDS) else f"Type{k}" for k in kinds]
     numbers = {"time_ns": 1, "process": 4, "thread": 5, "bytes": 6}
@@ -244,39 +246,39 @@ def _devices(buffer: Buffer, properties: Fields) -> tuple[dict[str, object], ...
     ids = _signed(properties, 1)
     return tuple(
         {
-            "id": int(ids[at]),
-            "name": names[at],
-            **{key: int(values[at]) for key, values in numbers.items()},
+            "id": int(ids[device]),
+            "name": names[device],
+            **{key: int(values[device]) for key, values in numbers.items()},
         }
-        for at in range(properties.num_messages)
+        for device in range(properties.num_messages)
     )
 
 
-def _under(host: _Host, spans: Spans) -> Spans:
-    """Messages inside host nodes, in the order of the nodes' rows; those of lost nodes left out.
+def _children_of_hosts(host: _HostTree, children: ByteRanges) -> ByteRanges:
+    """Return messages inside host nodes, in the order of the nodes' rows.
 
-    What hangs under a thread's root comes first.
+    Children of a thread's root come first; children of disconnected nodes are left out.
     """
-    kept = np.flatnonzero(~host.is_lost[spans.owner])
-    order = kept[np.argsort(host.row[spans.owner[kept]], kind="stable")]
-    return spans[order]
+    kept = np.flatnonzero(~host.is_disconnected[children.owner])
+    order = kept[np.argsort(host.row[children.owner[kept]], kind="stable")]
+    return children[order]
 
 
 def _index_of(group: Int64, value: Int64, groups: Int64, values: Int64) -> Int64:
-    """Where (group, value) first stands among (groups, values); -2 where it does not."""
-    found = np.full(len(group), -2, np.int64)
-    for one in np.unique(groups):
-        rows, candidates = np.flatnonzero(group == one), np.flatnonzero(groups == one)
+    """Return the first index of each (group, value) among (groups, values); -2 if missing."""
+    index = np.full(len(group), -2, np.int64)
+    for key in np.unique(groups):
+        rows, candidates = np.flatnonzero(group == key), np.flatnonzero(groups == key)
         candidates = candidates[np.argsort(values[candidates], kind="stable")]
-        at = np.searchsorted(values[candidates], value[rows])
-        at = np.minimum(at, len(candidates) - 1)
-        hit = values[candidates][at] == value[rows]
-        found[rows[hit]] = candidates[at[hit]]
-    return found
+        nearest = np.searchsorted(values[candidates], value[rows])
+        nearest = np.minimum(nearest, len(candidates) - 1)
+        hit = values[candidates][nearest] == value[rows]
+        index[rows[hit]] = candidates[nearest[hit]]
+    return index
 
 
 def _strings(buffer: Buffer, body: Fields, number: int) -> pl.Series:
-    texts, ids = buffer.strings(body.span(number))
+    texts, ids = buffer.strings(body.range(number))
     return _gather(texts, ids)
 
 

@@ -1,9 +1,9 @@
-"""Traces as Paddle's ``.pb``: what ``paddle.profiler.load_profiler_result`` loads.
+"""Write traces as Paddle's ``.pb``, which ``paddle.profiler.load_profiler_result`` loads.
 
 Field numbers: paddle/fluid/platform/profiler/dump/nodetree.proto. Paddle's fields are required, so
-what a trace does not know is written as 0 or as no text. What happened in no host event hangs
-under the root that each thread has. Event types that Paddle's loader has no name for are written
-all the same, by their number; it refuses such a file, ppprof reads it.
+a missing value is written as 0 or as empty text. Events outside of every host event hang under the
+root node of their thread. Event types that Paddle's loader cannot name are written by their number;
+Paddle refuses such a file, ppprof reads it.
 """
 
 from __future__ import annotations
@@ -17,78 +17,79 @@ import polars as pl
 
 from ppprof.arrays import Int64
 from ppprof.paths import atomic_writer, to_path
-from ppprof.trace.annotations import annotated_names, has_facts
-from ppprof.trace.fastpath.protobuf_encode import Field, Pieces, encode, header
+from ppprof.trace.annotations import annotated_names, has_annotations
+from ppprof.trace.fastpath.protobuf_encode import ByteStrings, Field, encode, header
 from ppprof.trace.paddle.pb_reader import DEVICE_PROPERTIES
 from ppprof.trace.schema import CATEGORIES, KERNELS, MEMORY_KINDS, Trace
 
 _ROWS = 1 << 14
-"""Host events at a time, so that memory holds the indices of few bytes."""
+"""Host events per chunk: few enough that the indices of their bytes fit in memory."""
 _ROOT_NAME = "root node"
 _ROOT_END_NS = 2**64 - 1
-_NO_TEXT = Pieces.of([""])
+_NO_TEXT = ByteStrings.of([""])
 
 
 def write_paddle_pb(trace: Trace, path: str | Path) -> Mapping[str, int]:
-    """Writes one trace; the file appears under its name when it is complete and on disk.
+    """Write one trace; the file appears under its name when it is complete and on disk.
 
     Returns:
-        What the format has no place for, kind -> how many: device events of which no launch is
-        known, as it hangs them under it; facts, where a name cannot carry them; of what events are
-        the gradients.
+        Values that the format cannot hold, kind -> count: device events without a known launch,
+        since the format hangs them under it; annotations that a name cannot hold; links from
+        gradients to their forward events.
     """
-    told = annotated_names(trace.events)
+    annotated = annotated_names(trace.events)
     with atomic_writer(to_path(path)) as file:
-        for part in _parts(trace, told):
+        for part in _parts(trace, annotated):
             file.write(part)
     is_device = pl.col("device").is_not_null()
     counts = trace.events.select(
-        (is_device & pl.col("parent").is_null())
-        .sum()
-        .alias("device events that no launch is known of"),
-        (has_facts().sum() - told.height).alias("events whose facts are not told"),
-        pl.col("forward").count().alias("gradients whose forward is not told"),
+        (is_device & pl.col("parent").is_null()).sum().alias("device events without a launch"),
+        (has_annotations().sum() - annotated.height).alias("event annotations"),
+        pl.col("forward").count().alias("links from gradients to forward events"),
     ).row(0, named=True)
-    return {what: count for what, count in counts.items() if count}
+    return {kind: count for kind, count in counts.items() if count}
 
 
-def _parts(trace: Trace, told: pl.DataFrame) -> Iterator[bytes]:
-    yield _one(Field(1, Pieces.of([trace.version])), Field(2, np.array([trace.span], np.int64)))
-    for thread, nodes in _threads(trace, told):
-        body = [_one(Field(1, np.array([thread], np.int64))), *nodes]
+def _parts(trace: Trace, annotated: pl.DataFrame) -> Iterator[bytes]:
+    yield _encode_one(
+        Field(1, ByteStrings.of([trace.version])), Field(2, np.array([trace.span], np.int64))
+    )
+    for thread, nodes in _threads(trace, annotated):
+        body = [_encode_one(Field(1, np.array([thread], np.int64))), *nodes]
         yield from _message(3, body)
     for key, value in trace.extra_info.items():
-        yield from _message(4, [_one(Field(1, Pieces.of([key])), Field(2, Pieces.of([value])))])
+        yield from _message(
+            4, [_encode_one(Field(1, ByteStrings.of([key])), Field(2, ByteStrings.of([value])))]
+        )
     for device in trace.devices:
         numbers = {"id": 1, **DEVICE_PROPERTIES}
         fields = {
-            number: Field(number, np.array([_whole(device.get(key))], np.int64))
+            number: Field(number, np.array([_integer(device.get(key))], np.int64))
             for key, number in numbers.items()
         }
-        fields[2] = Field(2, Pieces.of([str(device.get("name", ""))]))
-        yield from _message(5, [_one(*(fields[number] for number in sorted(fields)))])
+        fields[2] = Field(2, ByteStrings.of([str(device.get("name", ""))]))
+        yield from _message(5, [_encode_one(*(fields[number] for number in sorted(fields)))])
 
 
-def _threads(trace: Trace, told: pl.DataFrame) -> Iterator[tuple[int, list[bytes]]]:
-    """Each thread's id and its nodes, the root first, as fields of the thread's message.
+def _threads(trace: Trace, annotated: pl.DataFrame) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield each thread's id and its nodes, the root first, as fields of the thread's message.
 
-    Names are those of ``told`` where it has one for the row.
+    Rows of ``annotated`` replace the names of their events.
     """
     events = trace.events.with_row_index("row").cast({"row": pl.Int64})
     is_device = pl.col("device").is_not_null()
     is_launch = is_device.not_() & pl.col("correlation_id").is_not_null()
     hosts = events.filter(is_device.not_() & is_launch.not_())
-    hosts = hosts.join(told, on="row", how="left", maintain_order="left").with_columns(
-        name=pl.coalesce("told", pl.col("name").cast(pl.String))
+    hosts = hosts.join(annotated, on="row", how="left", maintain_order="left").with_columns(
+        name=pl.coalesce("annotated", pl.col("name").cast(pl.String))
     )
     launches = events.filter(is_launch)
     devices = _devices(trace, events.filter(is_device & pl.col("parent").is_not_null()))
     memory = trace.memory.rename({"event": "parent"})
-    for thread in (
-        pl.concat([table["thread"] for table in (hosts, launches, memory)]).unique().sort()
-    ):
-        of_thread = pl.col("thread") == thread
-        calls, changes, own = (table.filter(of_thread) for table in (launches, memory, hosts))
+    threads = pl.concat([table["thread"] for table in (hosts, launches, memory)])
+    for thread in threads.unique().sort():
+        in_thread = pl.col("thread") == thread
+        calls, changes, own = (table.filter(in_thread) for table in (launches, memory, hosts))
         first = int(own["row"][0]) if own.height else 0
         outside = pl.col("parent").is_null()
         nodes = [_nodes(_root(), calls.filter(outside), changes.filter(outside), devices, first)]
@@ -115,7 +116,7 @@ def _nodes(
     devices: pl.DataFrame,
     first: int,
 ) -> bytes:
-    """Nodes of one thread, whose first host event is row ``first``; the root has id 0."""
+    """Return the nodes of one thread, whose first host event is row ``first``; the root is 0."""
     is_root = bool(hosts["row"][0] == -1)
     rows = hosts["row"].to_numpy()
     ids = np.zeros(1, np.int64) if is_root else rows - first + 1
@@ -158,7 +159,7 @@ def _nodes(
     return encode(1, [Field(2, node, np.zeros(hosts.height, np.int64))]).buffer.tobytes()
 
 
-def _launches(launches: pl.DataFrame, devices: pl.DataFrame) -> Pieces:
+def _launches(launches: pl.DataFrame, devices: pl.DataFrame) -> ByteStrings:
     started = launches.select(parent="row", owner=pl.int_range(pl.len()))
     inside = devices.join(started, on="parent", maintain_order="right_left")
     event = encode(
@@ -183,7 +184,7 @@ def _devices(trace: Trace, devices: pl.DataFrame) -> pl.DataFrame:
     ).join(trace.memsets.rename({"event": "row"}), on="row", how="left", maintain_order="left")
 
 
-def _device_events(devices: pl.DataFrame) -> Pieces:
+def _device_events(devices: pl.DataFrame) -> ByteStrings:
     category = devices["category"].cast(pl.String)
     is_kernel = devices["grid_x"].is_not_null().to_numpy()
     is_memset = devices["value"].is_not_null().to_numpy()
@@ -196,18 +197,18 @@ def _device_events(devices: pl.DataFrame) -> Pieces:
         if name in devices.columns and devices[name].dtype == pl.Int64
     }
     axes = [f"{side}_{axis}" for side in ("block", "grid") for axis in "xyz"]
-    nothing = np.zeros(len(kernels), np.int64)
+    zeros = np.zeros(len(kernels), np.int64)
     kernel_info = encode(
         len(kernels),
         [
-            *(Field(at, numbers[name]) for at, name in enumerate(axes, 1)),
-            Field(7, nothing),
+            *(Field(number, numbers[name]) for number, name in enumerate(axes, 1)),
+            Field(7, zeros),
             Field(8, numbers["shared_bytes"]),
             Field(9, numbers["registers"]),
-            *(Field(at, nothing) for at in range(10, 15)),
+            *(Field(number, zeros) for number in range(10, 15)),
             *(
-                Field(at, _single(devices[name][kernels]))
-                for at, name in enumerate(("blocks_per_sm", "warps_per_sm", "occupancy"), 15)
+                Field(number, _single(devices[name][kernels]))
+                for number, name in enumerate(("blocks_per_sm", "warps_per_sm", "occupancy"), 15)
             ),
         ],
     )
@@ -215,7 +216,7 @@ def _device_events(devices: pl.DataFrame) -> Pieces:
         len(copies),
         [
             Field(1, _numbers(devices["bytes"][copies])),
-            *(Field(at, _NO_TEXT[np.zeros(len(copies), np.int64)]) for at in (2, 3, 4)),
+            *(Field(number, _NO_TEXT[np.zeros(len(copies), np.int64)]) for number in (2, 3, 4)),
         ],
     )
     set_info = encode(
@@ -234,8 +235,8 @@ def _device_events(devices: pl.DataFrame) -> Pieces:
             Field(3, devices["start_ns"].to_numpy()),
             Field(4, (devices["start_ns"] + devices["dur_ns"]).to_numpy()),
             *(
-                Field(at, _numbers(devices[name]))
-                for at, name in enumerate(("device", "context", "stream", "correlation_id"), 5)
+                Field(number, _numbers(devices[name]))
+                for number, name in enumerate(("device", "context", "stream", "correlation_id"), 5)
             ),
             Field(9, kernel_info, kernels),
             Field(10, copy_info, copies),
@@ -244,7 +245,7 @@ def _device_events(devices: pl.DataFrame) -> Pieces:
     )
 
 
-def _memory(memory: pl.DataFrame) -> Pieces:
+def _memory(memory: pl.DataFrame) -> ByteStrings:
     kinds = {kind: number for number, kind in enumerate(MEMORY_KINDS)}
     numbers = ("current_allocated", "current_reserved", "peak_allocated", "peak_reserved")
     return encode(
@@ -257,16 +258,16 @@ def _memory(memory: pl.DataFrame) -> Pieces:
             Field(5, _numbers(memory["thread"])),
             Field(6, _numbers(memory["bytes"])),
             Field(7, _texts(memory["place"])),
-            *(Field(at, _numbers(memory[name])) for at, name in enumerate(numbers, 8)),
+            *(Field(number, _numbers(memory[name])) for number, name in enumerate(numbers, 8)),
         ],
     )
 
 
-def _texts(column: pl.Series) -> Pieces:
+def _texts(column: pl.Series) -> ByteStrings:
     texts = column.cast(pl.String).fill_null("")
     distinct = texts.unique(maintain_order=True)
     numbers = {text: number for number, text in enumerate(distinct)}
-    return Pieces.of(distinct.to_list())[_numbered(texts, numbers)]
+    return ByteStrings.of(distinct.to_list())[_numbered(texts, numbers)]
 
 
 def _types(column: pl.Series) -> Int64:
@@ -275,7 +276,7 @@ def _types(column: pl.Series) -> Int64:
 
 
 def _type_number(category: str) -> int:
-    """The number of a category; of ``Type99`` too, which this version has no name for."""
+    """Return the number of a category, also of ``Type99``, which this version has no name for."""
     if category in CATEGORIES:
         return CATEGORIES.index(category)
     digits = category[len("Type") :]
@@ -284,8 +285,8 @@ def _type_number(category: str) -> int:
 
 
 def _numbered(column: pl.Series, numbers: dict[str, int]) -> Int64:
-    found = column.cast(pl.String).replace_strict(numbers, default=0, return_dtype=pl.Int64)
-    values: Int64 = found.to_numpy()
+    replaced = column.cast(pl.String).replace_strict(numbers, default=0, return_dtype=pl.Int64)
+    values: Int64 = replaced.to_numpy()
     return values
 
 
@@ -295,21 +296,21 @@ def _numbers(column: pl.Series) -> Int64:
 
 
 def _single(column: pl.Series) -> npt.NDArray[np.float32]:
-    """Float32, NaN for null; what is too large for it is infinite."""
+    """Return float32 values: NaN for null, infinite if too large."""
     with np.errstate(over="ignore"):
         return column.fill_null(np.nan).to_numpy().astype(np.float32)
 
 
-def _whole(value: object) -> int:
+def _integer(value: object) -> int:
     return int(value) if isinstance(value, (int, float)) else 0
 
 
-def _one(*fields: Field) -> bytes:
-    """One message."""
+def _encode_one(*fields: Field) -> bytes:
+    """Return one encoded message."""
     return encode(1, fields).buffer.tobytes()
 
 
 def _message(number: int, body: list[bytes]) -> Iterator[bytes]:
-    """A message in parts, as the field of the file's message; it may be most of the file."""
+    """Yield a message in parts, as a field of the file's message; it may be most of the file."""
     yield header(number, sum(map(len, body)))
     yield from body

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from benchmarks.comparing import random_siblings, random_tree
 from ppprof.analysis.diff import tree_alignment
-from ppprof.analysis.diff.tree_alignment import Node, align, walk
+from ppprof.analysis.diff.tree_alignment import Node, align_trees, walk
 
 
 def tree(text):
@@ -33,7 +33,7 @@ def tree(text):
 
 def shown(left, right):
     """Each pair below the roots, a letter a side."""
-    pairs = align(tree(left), tree(right))[1:]
+    pairs = align_trees(tree(left), tree(right))[1:]
     return [
         f"{'  ' * (depth - 1)}{one.name if one else '-'} {other.name if other else '-'}"
         for one, other, depth in pairs
@@ -105,7 +105,7 @@ def test_edit_scripts_are_recovered(tree, data):
             node = Node(f"{name}{number}", [Node("a"), Node("b", [Node("a")])])
             into.children.insert(at, node)
             found.update(id(below) for below in walk(node))
-    pairs = align(left, right)
+    pairs = align_trees(left, right)
     assert {id(one) for one, other, _ in pairs if other is None} == gone
     assert {id(other) for one, other, _ in pairs if one is None} == new
     matched = [(one, other) for one, other, _ in pairs if one and other]
@@ -135,7 +135,7 @@ small = st.recursive(
 
 @given(left=small, right=small)
 def test_no_other_alignment_matches_more(left, right):
-    pairs = align(left, right)
+    pairs = align_trees(left, right)
     assert sum(one is not None and other is not None for one, other, _ in pairs) == 1 + most(
         left.children, right.children
     )
@@ -145,10 +145,10 @@ def test_no_other_alignment_matches_more(left, right):
 
 @given(left=small, right=small)
 def test_cut_into_pieces_it_matches_as_many(left, right):
-    whole = align(left, right)
+    whole = align_trees(left, right)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_alignment, "_LARGEST_MATRIX", 2)
-        cut = align(left, right)
+        cut = align_trees(left, right)
     assert sum(bool(a and b) for a, b, _ in cut) == sum(bool(a and b) for a, b, _ in whole)
 
 
@@ -157,7 +157,7 @@ def test_large_trees_that_have_little_in_common_end(make):
     """How long it takes is measured in benchmarks; a minute would be a bug of another kind."""
     left, right = make(3000, 1), make(3000, 2)
     begin = time.monotonic()
-    pairs = align(left, right)
+    pairs = align_trees(left, right)
     assert time.monotonic() - begin < 60
     assert [one for one, _, _ in pairs if one] == list(walk(left))
     assert [other for _, other, _ in pairs if other] == list(walk(right))

@@ -124,7 +124,7 @@ def test_the_slowest_waits_least_for_others_and_ties_go_to_the_lowest_rank():
     ("by", "message"),
     [
         (["tp"], f"'tp': expected some of {', '.join(GROUPS)}"),
-        (["sharding"], "'sharding': nothing says where the ranks are"),
+        (["sharding"], "'sharding': the ranks' hosts and coordinates are unknown"),
     ],
 )
 def test_groups_that_cannot_be(by, message):

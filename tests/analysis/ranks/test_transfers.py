@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 from ppprof.analysis.ranks.cluster import Cluster, analyze_rank
-from ppprof.analysis.ranks.matching import COLLECTIVES, with_rank
-from ppprof.analysis.ranks.step_table import PLACES, join_ranks, of_window
+from ppprof.analysis.ranks.collectives import COLLECTIVES, with_rank
+from ppprof.analysis.ranks.step_table import PLACES, join_ranks, with_window
 from ppprof.analysis.ranks.transfers import without_transfers
 from ppprof.rundir.clocks import Clock, Reading
 from ppprof.trace import read
@@ -32,7 +32,7 @@ def cluster(tmp_path, *ranks, clocks=None):
         step = span("ProfileStep", "ProfileStep#4", start, end, *children)
         found = analyze_rank(read(write(tmp_path / f"{rank}.pb", Thread(1, "main", (step,)))))
         parts.append((rank, 0, found.breakdown.parts))
-        bubbles.append(of_window(found.breakdown.bubbles, rank, 0))
+        bubbles.append(with_window(found.breakdown.bubbles, rank, 0))
         met.append(with_rank(found.collectives, rank))
     places = pl.DataFrame({"rank": range(len(ranks))}).select(
         pl.col("rank").cast(dtype) if name == "rank" else pl.lit(None, dtype).alias(name)
@@ -62,9 +62,9 @@ def test_what_is_left_once_both_have_come_is_transfer(tmp_path, ahead):
         clocks=clocks,
     )
     columns = ("step", "computation", "exposed_pp", "bubble", "rest", "communication_pp")
-    assert told(found.alone, *columns) == [(0, 10, 4, 0, 4, 2, 4), (1, 10, 2, 0, 8, 0, 8)]
+    assert told(found.steps_per_trace, *columns) == [(0, 10, 4, 0, 4, 2, 4), (1, 10, 2, 0, 8, 0, 8)]
     assert told(found.steps, *columns) == [(0, 10, 4, 4, 0, 2, 4), (1, 10, 2, 4, 4, 0, 8)]
-    assert found.steps.columns == found.alone.columns
+    assert found.steps.columns == found.steps_per_trace.columns
 
 
 def test_who_waits_until_all_meet_waits_until_the_last_has_come(tmp_path):
@@ -80,13 +80,13 @@ def test_who_waits_until_all_meet_waits_until_the_last_has_come(tmp_path):
         (0, 10, forward(0, 0, 2), span("Communication", meeting, 2, 8)),
         (0, 10, forward(1, 0, 6), span("Communication", meeting, 6, 8)),
     )
-    assert told(found.alone, "exposed_pp", "bubble") == [(0, 0, 6), (1, 0, 2)]
+    assert told(found.steps_per_trace, "exposed_pp", "bubble") == [(0, 0, 6), (1, 0, 2)]
     assert told(found.steps, "exposed_pp", "bubble") == [(0, 2, 4), (1, 2, 0)]
 
 
 def test_without_the_other_side_it_stays_in_the_bubble(tmp_path):
     found = cluster(tmp_path, (0, 10, forward(0, 0, 4), sent("send", 4, 8, 1)))
-    assert_frame_equal(found.steps, found.alone)
+    assert_frame_equal(found.steps, found.steps_per_trace)
 
 
 ticks = st.integers(0, 40)

@@ -8,10 +8,10 @@ import pytest
 
 from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.summaries.views import VIEWS, summarize
-from ppprof.report.data import to_json
 from ppprof.report.text.summary import TableOptions, render
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
+from tests.fixtures.saved_tables import to_json
 from tests.fixtures.timeline import Thread, kernel, launch, span, write
 
 

@@ -10,11 +10,12 @@ from hypothesis import given
 
 from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.summaries.views import summarize
-from ppprof.report.data import read_document, to_json
 from ppprof.report.text.summary import TableOptions, render_tables
+from ppprof.run.summary import read_tables
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces
+from tests.fixtures.saved_tables import to_json
 from tests.fixtures.timeline import Launch, Span, Thread, kernel, launch, span, write
 
 
@@ -121,7 +122,7 @@ def test_as_printed_and_as_printed_from_data(tmp_path):
     assert "here operators stand for kernels." in "\n".join(lines)
 
     (tmp_path / "w0.json").write_text(to_json(profile), encoding="utf-8")
-    _, tables = read_document(tmp_path / "w0.json")
+    _, tables = read_tables(tmp_path / "w0.json")
     assert render_tables({"dist": tables["dist"]}, TableOptions("ns")).splitlines() == lines
 
 
@@ -130,7 +131,7 @@ def test_tables_of_older_runs_keep_paddles_note(tmp_path):
     document = to_json(profile_of(tmp_path / "a.pb", *two_threads()))
     older = re.sub(r',\s*"computed_by": (null|"operators")', "", document)
     (tmp_path / "w0.json").write_text(older, encoding="utf-8")
-    _, tables = read_document(tmp_path / "w0.json")
+    _, tables = read_tables(tmp_path / "w0.json")
     assert "Computation time: Kernel time" in render_tables(
         {"dist": tables["dist"]}, TableOptions()
     )

@@ -1,4 +1,4 @@
-"""The exchange within one process: who asks whom when, and that no failure of it gets out."""
+"""Clock readings within one process: when they are taken, and that no failure is raised."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ppprof.capture.ranks import clock_sync
-from ppprof.capture.ranks.clock_sync import ClockClient, ClockServer, described
+from ppprof.capture.ranks.clock_sync import ClockClient, ClockServer, describe_clocks
 from ppprof.capture.schedule import State
 from ppprof.rundir.clocks import Clock, Reading, read_clocks
 
@@ -42,19 +42,19 @@ def readings(run: Path, rank: int = 1) -> tuple[Reading, ...]:
     return clocks[rank].readings if rank in clocks else ()
 
 
-def test_readings_at_attach_and_after_each_window_on_one_clock_differ_by_nothing(
+def test_readings_of_one_clock_at_attach_and_after_each_window_do_not_differ(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = Store()
-    reference = ClockServer(tmp_path, HOST, store, KEY)
-    asker = ClockClient(tmp_path, 1, store, KEY)
+    server = ClockServer(tmp_path, HOST, store, KEY)
+    client = ClockClient(tmp_path, 1, store, KEY)
     for step, before in enumerate([State.CLOSED, State.CLOSED, State.LAST, State.CLOSED]):
-        asker.turn(before, step)
-        reference.turn(before, step)
-        if asker._thread is not None:
-            asker._thread.join()
-    asker.close(compare=True, failed=False)
-    reference.close(compare=True, failed=False)
+        client.advance(before, step)
+        server.advance(before, step)
+        if client._thread is not None:
+            client._thread.join()
+    client.close(compare=True, failed=False)
+    server.close(compare=True, failed=False)
 
     assert len(readings(tmp_path)) == 3
     for reading in readings(tmp_path):
@@ -71,40 +71,40 @@ def test_a_rank_0_that_attaches_late_is_found_after_the_first_step_or_not_at_all
         ClockClient(tmp_path, 1, store, KEY),
         ClockClient(tmp_path, 2, store, "another session"),
     )
-    for asker in (early, never):
-        asker.turn(State.CLOSED, 0)
-    reference = ClockServer(tmp_path, HOST, store, KEY)
-    for asker in (early, never):
-        asker.turn(State.LAST, 1)
-        asker.turn(State.LAST, 2)
-        asker.close(compare=True, failed=False)
-    reference.close(compare=False, failed=False)
+    for client in (early, never):
+        client.advance(State.CLOSED, 0)
+    server = ClockServer(tmp_path, HOST, store, KEY)
+    for client in (early, never):
+        client.advance(State.LAST, 1)
+        client.advance(State.LAST, 2)
+        client.close(compare=True, failed=False)
+    server.close(compare=False, failed=False)
     assert readings(tmp_path, 1)
     assert not readings(tmp_path, 2)
 
 
-def test_rank_0_waits_for_who_asked_unless_it_fails(tmp_path: Path) -> None:
+def test_rank_0_waits_for_ranks_that_sent_queries_unless_it_fails(tmp_path: Path) -> None:
     store = Store()
-    reference = ClockServer(tmp_path, HOST, store, KEY)
-    asker = ClockClient(tmp_path, 1, store, KEY)
-    asker.turn(State.CLOSED, 0)
-    asker._thread.join()  # type: ignore[union-attr]
-    closing = threading.Thread(target=reference.close, args=(False, False))
+    server = ClockServer(tmp_path, HOST, store, KEY)
+    client = ClockClient(tmp_path, 1, store, KEY)
+    client.advance(State.CLOSED, 0)
+    client._thread.join()  # type: ignore[union-attr]
+    closing = threading.Thread(target=server.close, args=(False, False))
     closing.start()
     time.sleep(0.05)
     assert closing.is_alive()
-    asker.close(compare=True, failed=False)
+    client.close(compare=True, failed=False)
     closing.join()
     assert len(readings(tmp_path)) == 2
 
-    reference = ClockServer(tmp_path, HOST, store, "second")
-    asker = ClockClient(tmp_path, 2, store, "second")
-    asker.turn(State.CLOSED, 0)
-    asker._thread.join()  # type: ignore[union-attr]
+    server = ClockServer(tmp_path, HOST, store, "second")
+    client = ClockClient(tmp_path, 2, store, "second")
+    client.advance(State.CLOSED, 0)
+    client._thread.join()  # type: ignore[union-attr]
     start = time.monotonic()
-    reference.close(compare=False, failed=True)
+    server.close(compare=False, failed=True)
     assert time.monotonic() - start < clock_sync._LEAVE_SECONDS / 2
-    asker.close(compare=False, failed=True)
+    client.close(compare=False, failed=True)
 
 
 def test_a_rank_0_that_is_gone_costs_a_line_and_little_time(
@@ -112,21 +112,21 @@ def test_a_rank_0_that_is_gone_costs_a_line_and_little_time(
 ) -> None:
     store = Store()
     ClockServer(tmp_path, HOST, store, KEY).close(compare=False, failed=False)
-    asker = ClockClient(tmp_path, 1, store, KEY)
-    asker.turn(State.CLOSED, 0)
+    client = ClockClient(tmp_path, 1, store, KEY)
+    client.advance(State.CLOSED, 0)
     start = time.monotonic()
     for step in range(1, 4):
-        asker.turn(State.LAST, step)
-    asker.close(compare=True, failed=False)
+        client.advance(State.LAST, step)
+    client.close(compare=True, failed=False)
     assert time.monotonic() - start < 2
     assert capsys.readouterr().err == (
-        "ppprof: rank 1: rank 0 does not answer what time it is; "
-        "traces may not align on one clock\n"
+        "ppprof: rank 1: rank 0 does not answer clock queries; "
+        "traces may be misaligned with other ranks'\n"
     )
     assert not readings(tmp_path)
 
 
-def test_a_rank_0_that_says_nothing_costs_a_line_and_little_time(
+def test_a_silent_rank_0_costs_a_line_and_little_time(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
@@ -134,16 +134,16 @@ def test_a_rank_0_that_says_nothing_costs_a_line_and_little_time(
         store = Store()
         store.set(f"{KEY}/address", json.dumps([*silent.getsockname(), "00" * 8]))
         store.add(f"{KEY}/posted", 1)
-        asker = ClockClient(tmp_path, 1, store, KEY)
+        client = ClockClient(tmp_path, 1, store, KEY)
         start = time.monotonic()
-        asker.turn(State.CLOSED, 0)
+        client.advance(State.CLOSED, 0)
         assert time.monotonic() - start < 0.1
-        asker.close(compare=True, failed=False)
+        client.close(compare=True, failed=False)
         assert time.monotonic() - start < 3
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_answers_that_are_none_and_late_ones_are_passed_over(tmp_path: Path) -> None:
+def test_late_answers_and_packets_that_are_no_answers_are_ignored(tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
         other.bind((HOST, 0))
         token = b"12345678"
@@ -151,41 +151,41 @@ def test_answers_that_are_none_and_late_ones_are_passed_over(tmp_path: Path) -> 
         def answer() -> None:
             for _ in range(clock_sync._TRIPS):
                 packet, sender = other.recvfrom(64)
-                number = clock_sync._QUESTION.unpack(packet)[2]
+                number = clock_sync._QUERY.unpack(packet)[2]
                 now = time.time_ns() + 800_000_000
-                for of, stamp in ((number - 1, 0), (number, now)):
+                for answered, stamp in ((number - 1, 0), (number, now)):
                     other.sendto(b"noise", sender)
-                    other.sendto(clock_sync._ANSWER.pack(b"somebody", number, 0), sender)
-                    other.sendto(clock_sync._ANSWER.pack(token, of % 2**32, stamp), sender)
+                    other.sendto(clock_sync._ANSWER.pack(b"stranger", number, 0), sender)
+                    other.sendto(clock_sync._ANSWER.pack(token, answered % 2**32, stamp), sender)
 
         thread = threading.Thread(target=answer)
         thread.start()
         store = Store()
         store.set(f"{KEY}/address", json.dumps([*other.getsockname(), token.hex()]))
         store.add(f"{KEY}/posted", 1)
-        asker = ClockClient(tmp_path, 1, store, KEY)
-        asker.turn(State.CLOSED, 0)
-        asker._thread.join()  # type: ignore[union-attr]
+        client = ClockClient(tmp_path, 1, store, KEY)
+        client.advance(State.CLOSED, 0)
+        client._thread.join()  # type: ignore[union-attr]
         thread.join()
-        asker.close(compare=False, failed=True)
+        client.close(compare=False, failed=True)
     (reading,) = readings(tmp_path)
     assert abs(reading.offset_ns - 800_000_000) <= reading.error_ns
 
 
-def test_rank_0_passes_over_packets_that_are_no_questions(tmp_path: Path) -> None:
+def test_rank_0_ignores_packets_that_are_no_queries(tmp_path: Path) -> None:
     store = Store()
-    reference = ClockServer(tmp_path, HOST, store, KEY)
+    server = ClockServer(tmp_path, HOST, store, KEY)
     address = json.loads(store[f"{KEY}/address"])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         stranger.settimeout(0.2)
-        for packet in (b"", b"x" * 64, clock_sync._QUESTION.pack(b"no token", b"!", 0, 0)):
+        for packet in (b"", b"x" * 64, clock_sync._QUERY.pack(b"no token", b"!", 0, 0)):
             stranger.sendto(packet, (address[0], address[1]))
         with pytest.raises(OSError, match="timed out"):
             stranger.recv(64)
-    asker = ClockClient(tmp_path, 1, store, KEY)
-    asker.turn(State.CLOSED, 0)
-    asker.close(compare=False, failed=False)
-    reference.close(compare=False, failed=False)
+    client = ClockClient(tmp_path, 1, store, KEY)
+    client.advance(State.CLOSED, 0)
+    client.close(compare=False, failed=False)
+    server.close(compare=False, failed=False)
     assert readings(tmp_path)
 
 
@@ -193,44 +193,44 @@ def test_a_clock_that_is_set_back_between_question_and_answer_gives_no_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store()
-    reference = ClockServer(tmp_path, HOST, store, KEY)
-    asker = ClockClient(tmp_path, 1, store, KEY)
-    asker._look_for_rank_0()
+    server = ClockServer(tmp_path, HOST, store, KEY)
+    client = ClockClient(tmp_path, 1, store, KEY)
+    client._look_for_rank_0()
     backwards = iter(range(10**18, 0, -1_000))
     with monkeypatch.context() as patch:
         patch.setattr(time, "time_ns", lambda: next(backwards))
-        assert asker._round_trip(clock_sync._ASK) is None
-    asker.close(compare=False, failed=False)
-    reference.close(compare=False, failed=False)
+        assert client._round_trip(clock_sync._ASK) is None
+    client.close(compare=False, failed=False)
+    server.close(compare=False, failed=False)
 
 
-def test_what_fails_is_told_and_does_not_get_out(
+def test_a_failure_is_logged_once_and_not_raised(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Broken(Store):
         def add(self, key: str, number: int) -> int:
             raise RuntimeError("the store is gone")
 
-    asker = ClockClient(tmp_path, 1, Broken(), KEY)
-    asker.turn(State.CLOSED, 0)
-    asker.turn(State.CLOSED, 1)
-    asker.close(compare=True, failed=False)
+    client = ClockClient(tmp_path, 1, Broken(), KEY)
+    client.advance(State.CLOSED, 0)
+    client.advance(State.CLOSED, 1)
+    client.close(compare=True, failed=False)
     assert capsys.readouterr().err == (
         "ppprof: rank 1: comparing clocks failed: the store is gone; "
-        "traces may not align on one clock\n"
+        "traces may be misaligned with other ranks'\n"
     )
 
     store = Store()
     (tmp_path / "clocks").touch()  # where the folder should be
-    reference = ClockServer(tmp_path, HOST, store, KEY)
-    asker = ClockClient(tmp_path, 1, store, KEY)
+    server = ClockServer(tmp_path, HOST, store, KEY)
+    client = ClockClient(tmp_path, 1, store, KEY)
     for step in range(3):
-        reference.turn(State.LAST, step)
-        asker.turn(State.LAST, step)
-    asker.close(compare=True, failed=False)
-    reference.close(compare=True, failed=False)
-    told = sorted(capsys.readouterr().err.splitlines())
-    assert [line[:42] for line in told] == [
+        server.advance(State.LAST, step)
+        client.advance(State.LAST, step)
+    client.close(compare=True, failed=False)
+    server.close(compare=True, failed=False)
+    lines = sorted(capsys.readouterr().err.splitlines())
+    assert [line[:42] for line in lines] == [
         "ppprof: rank 0: comparing clocks failed: [",
         "ppprof: rank 1: comparing clocks failed: [",
     ]
@@ -238,32 +238,32 @@ def test_what_fails_is_told_and_does_not_get_out(
     with pytest.raises(RuntimeError, match="gone"):
         ClockServer(tmp_path, HOST, Broken(), KEY)
     with pytest.raises(OSError, match="assign"):
-        ClockServer(tmp_path, "192.0.2.1", Store(), KEY)  # for documentation, so nobody's
+        ClockServer(tmp_path, "192.0.2.1", Store(), KEY)  # an address for documentation
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_child_leaves_the_exchange_alone(tmp_path: Path) -> None:
     store = Store()
-    reference = ClockServer(tmp_path, HOST, store, KEY)
-    asker = ClockClient(tmp_path, 1, store, KEY)
-    asker.turn(State.CLOSED, 0)
+    server = ClockServer(tmp_path, HOST, store, KEY)
+    client = ClockClient(tmp_path, 1, store, KEY)
+    client.advance(State.CLOSED, 0)
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    asker.close(compare=True, failed=False)
-    reference.close(compare=True, failed=False)
+    client.close(compare=True, failed=False)
+    server.close(compare=True, failed=False)
     assert len(readings(tmp_path)) == 2
 
 
 def test_the_clocks_in_a_line() -> None:
     one, late = Reading(0, -812_340_000, 30_000), Reading(10**10, -811_839_000, 20_000)
-    assert described({}) is None
-    assert described({0: Clock(0, (Reading(0, 0, 0),))}) is None
-    assert described({3: Clock(3, (one,))}) == (
+    assert describe_clocks({}) is None
+    assert describe_clocks({0: Clock(0, (Reading(0, 0, 0),))}) is None
+    assert describe_clocks({3: Clock(3, (one,))}) == (
         "clocks: 1 rank within 0.812340 s of rank 0's, drift not known, known to 30 us"
     )
     clocks = {0: Clock(0, (Reading(0, 0, 0),)), 1: Clock(1, (late,)), 3: Clock(3, (one, late))}
-    assert described(clocks) == (
+    assert describe_clocks(clocks) == (
         "clocks: 2 ranks within 0.812340 s of rank 0's, drift up to 50.1 ± 5.0 ppm, known to 30 us"
     )

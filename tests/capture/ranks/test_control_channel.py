@@ -70,11 +70,11 @@ def introduced(ends: Ends) -> tuple[CoordinatorChannel, WorkerChannel, WorkerCha
 def test_what_rank_0_sends_reaches_all_once_and_is_confirmed(ends: Ends) -> None:
     hub, first, second = introduced(ends)
     hub.send({"kind": "plan", "start": 7})
-    assert hub.late() == [1, 2]
+    assert hub.unconfirmed() == [1, 2]
     for spoke in (first, second):
         (message,) = until(spoke, bool)
         assert (message["kind"], message["start"]) == ("plan", 7)
-    until(hub, lambda _: hub.late() == [])
+    until(hub, lambda _: hub.unconfirmed() == [])
     ends.now += 1
     hub.read()
     time.sleep(0.05)
@@ -88,12 +88,12 @@ def test_what_is_lost_is_sent_again(ends: Ends) -> None:
     time.sleep(0.05)
     assert first._socket is not None
     first._socket.recv(16384)  # lost
-    until(hub, lambda _: hub.late() == [1])
+    until(hub, lambda _: hub.unconfirmed() == [1])
     assert first.read() == []
     ends.now += 0.06
     hub.read()
     assert [message["start"] for message in until(first, bool)] == [7]
-    until(hub, lambda _: hub.late() == [])
+    until(hub, lambda _: hub.unconfirmed() == [])
 
 
 def test_what_others_send_reaches_rank_0(ends: Ends) -> None:
@@ -107,7 +107,7 @@ def test_what_others_send_reaches_rank_0(ends: Ends) -> None:
 def test_a_rank_that_comes_later_hears_what_it_missed(ends: Ends) -> None:
     hub, first, second = ends
     hub.send({"kind": "plan", "start": 7})
-    assert hub.late() == [1, 2]
+    assert hub.unconfirmed() == [1, 2]
     ends.now += 1
     first.read()
     until(hub, lambda _: 1 in hub._addresses)
@@ -157,5 +157,5 @@ def test_a_rank_looks_for_rank_0_twice_and_no_more() -> None:
 def test_alone() -> None:
     alone = LocalChannel()
     alone.send({"kind": "plan"})
-    assert (alone.read(), alone.late()) == ([], [])
+    assert (alone.read(), alone.unconfirmed()) == ([], [])
     alone.close()

@@ -47,7 +47,9 @@ def test_a_given_topology_counts_if_it_has_as_many_ranks(
 ) -> None:
     assert Job.here(Topology.of(mp=4)).topology == Topology.of(mp=4)
     assert Job.here(Topology.of(mp=8)).topology == Topology.of(dp=4)
-    assert capsys.readouterr().err == ("ppprof: topology of 8 ranks, but 4 processes: not used\n")
+    assert capsys.readouterr().err == (
+        "ppprof: the topology has 8 ranks, but the job has 4 processes: the topology is ignored\n"
+    )
 
 
 @pytest.mark.usefixtures("four")

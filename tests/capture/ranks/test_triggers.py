@@ -1,4 +1,4 @@
-"""What opens windows on demand, on ranks that hear of it by a fake mail, on a fake clock."""
+"""Windows on demand, on ranks with a fake channel and a fake clock."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Post(ControlChannel):
         for other in self.ranks[1:] if self.rank == 0 else self.ranks[:1]:
             (other.delayed if other.delays else other.box).append(json.loads(text))
 
-    def late(self) -> list[int]:
+    def unconfirmed(self) -> list[int]:
         return [other.rank for other in self.ranks[1:] if other.delays]
 
     def deliver(self) -> None:
@@ -89,7 +89,7 @@ class Job:
     def _advance(self, rank: int, before: State) -> State:
         triggers = self.ranks[rank]
         self.windows[rank] += before is State.LAST
-        triggers.turn(self.step, self.windows[rank])
+        triggers.advance(self.step, self.windows[rank])
         self.windows[rank] = max(self.windows[rank], triggers.first_free)
         state = self.schedule.state(self.step)
         if state is State.CLOSED:
@@ -102,7 +102,7 @@ class Job:
             each = took_ms if isinstance(took_ms, list) else [took_ms] * len(self.ranks)
             self.now += max(each) / 1e3
             for triggers, took, state in zip(self.ranks, each, self.states):
-                triggers.saw(self.step, int(took * MS), state is State.CLOSED)
+                triggers.add_step(self.step, int(took * MS), state is State.CLOSED)
             self.step += 1
             self.states = [self._advance(rank, was) for rank, was in enumerate(self.states)]
             for rank, state in enumerate(self.states):
@@ -141,7 +141,7 @@ def test_an_empty_file_is_a_request(tmp_path: Path) -> None:
     job = Job(tmp_path, ranks=1).go(6)
     request_path(tmp_path).touch()
     job.go(5)
-    assert job.timeline == [".......rRRL."]  # nobody else has to hear of it
+    assert job.timeline == [".......rRRL."]  # no other rank has to get the plan
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_windows_of_the_scheduler_go_first(
     job.go(9)
     assert job.timeline == ["...........rRL.....rRRL.."] * 2
     assert job.windows == [2, 2]
-    assert [answer.refused for answer in (read_response(tmp_path, at) for at in ids) if answer] == [
+    assert [answer.refused for answer in (read_response(tmp_path, id) for id in ids) if answer] == [
         "already recording before step 14: the schedule is steps 12 to 13",
         "already recording: the schedule is steps 12 to 13",
         None,
@@ -204,24 +204,24 @@ def test_windows_of_the_scheduler_go_first(
 
 
 @pytest.mark.parametrize(
-    ("delivered_at", "timeline", "told"),
+    ("delivered_at", "timeline", "message"),
     [
         (10, "..........rRRL......", ""),
-        (12, "............RL......", "heard of it ahead of step 12, and records from there"),
-        (13, ".............L......", "heard of it ahead of step 13, and records from there"),
+        (12, "............RL......", "the plan arrived late, this rank records from step 12 on"),
+        (13, ".............L......", "the plan arrived late, this rank records from step 13 on"),
         (
             15,
             "....................",
-            "missed window 0, steps 11 to 13: heard of it ahead of step 15",
+            "missed window 0, steps 11 to 13: the plan arrived ahead of step 15",
         ),
     ],
 )
-def test_a_rank_that_hears_of_it_too_late_joins_or_says_that_it_missed_it(
+def test_a_rank_that_gets_the_plan_too_late_joins_or_logs_that_it_missed_the_window(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     delivered_at: int,
     timeline: str,
-    told: str,
+    message: str,
 ) -> None:
     job = Job(tmp_path).go(6)
     write_request(tmp_path, None, None)
@@ -232,9 +232,9 @@ def test_a_rank_that_hears_of_it_too_late_joins_or_says_that_it_missed_it(
     assert job.timeline == ["..........rRRL......", timeline]
     assert job.windows == [1, 1]
     err = capsys.readouterr().err
-    assert told in err
-    assert ("rank 1: " in err) is bool(told)
-    assert ("begins, and rank 1 did not confirm it" in err) is (delivered_at > 11)
+    assert message in err
+    assert ("rank 1: " in err) is bool(message)
+    assert ("begins, but rank 1 did not confirm it" in err) is (delivered_at > 11)
 
 
 def slow_job(tmp_path: Path, **slow: Any) -> Job:
@@ -263,7 +263,7 @@ def test_a_window_without_a_slow_step_is_deleted_in_a_line(
     job = slow_job(tmp_path).go(1, [600, 250]).go(15)
     assert job.keep_decisions == [{0: False}] * 2
     assert capsys.readouterr().err.splitlines()[1:] == [
-        "ppprof: rank 0: window 0 is deleted: none of its steps took 2 times the median"
+        "ppprof: rank 0: window 0 is deleted: no step took more than 2 times the median"
     ]
 
 
@@ -277,14 +277,14 @@ def test_cool_down_and_number_are_the_jobs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = slow_job(tmp_path, max_windows=2)
-    for at in range(90):
-        is_slow = at % 3 == 0
-        job.go(1, [600.0 if is_slow and at % 2 else 250.0, 600.0 if is_slow else 250.0])
-    starts = [at for at, state in enumerate(job.timeline[0]) if state == "r"]
+    for step in range(90):
+        is_slow = step % 3 == 0
+        job.go(1, [600.0 if is_slow and step % 2 else 250.0, 600.0 if is_slow else 250.0])
+    starts = [step for step, state in enumerate(job.timeline[0]) if state == "r"]
     assert job.timeline[0] == job.timeline[1]
     assert len(starts) == 2
     assert starts[1] - starts[0] >= 3 + 10  # a window's steps and the cool-down
-    assert capsys.readouterr().err.count("there were max_windows 2") == 1
+    assert capsys.readouterr().err.count("max_windows 2 is reached") == 1
 
 
 def test_nothing_is_slow_before_there_is_a_median(tmp_path: Path) -> None:
@@ -299,8 +299,8 @@ def test_a_failure_ends_what_was_to_come(
     request_path(tmp_path).mkdir()
     job.go(9)
     err = capsys.readouterr().err
-    assert err.count("rank 0: triggered windows failed: ") == 1
-    assert "there will be none" in err
+    assert err.count("rank 0: windows on demand failed: ") == 1
+    assert "none is opened from now on" in err
 
 
 def test_closing_decides_and_takes_the_request_away(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from ppprof.capture.recording.disk_budget import Budget
+from ppprof.capture.recording.disk_budget import DiskBudget
 from ppprof.rundir import TraceName
 
 MB = 1_000_000
@@ -29,7 +29,7 @@ def window(run: Path, number: int, size_mb: float) -> TraceName:
     return name
 
 
-def num_steps(budget: Budget, resident: Growing, step_mb: float) -> int:
+def num_steps(budget: DiskBudget, resident: Growing, step_mb: float) -> int:
     """Steps of a window whose steps make memory grow by so much."""
     budget.open()
     for steps in range(1, 1000):
@@ -41,16 +41,16 @@ def num_steps(budget: Budget, resident: Growing, step_mb: float) -> int:
 
 def test_a_first_window_is_judged_by_the_growth_of_memory(tmp_path: Path) -> None:
     resident = Growing()
-    budget = Budget(tmp_path, 0, 10, ["pb"], resident)
+    budget = DiskBudget(tmp_path, 0, 10, ["pb"], resident)
     # 2.5 MB of memory are 1 MB of a .pb at the most: 10 steps fit, and one more might not.
     assert not budget.is_spent
     assert num_steps(budget, resident, 2.5) == 10
-    assert num_steps(Budget(tmp_path, 0, 11, ["json", "json.gz"], resident), resident, 5) == 1
+    assert num_steps(DiskBudget(tmp_path, 0, 11, ["json", "json.gz"], resident), resident, 5) == 1
 
 
 def test_later_windows_by_what_a_step_took_and_what_is_there(tmp_path: Path) -> None:
     resident = Growing()
-    budget = Budget(tmp_path, 0, 10, ["pb"], resident)
+    budget = DiskBudget(tmp_path, 0, 10, ["pb"], resident)
     budget.open()
     budget.saved(window(tmp_path, 0, 4), 4)
     assert not budget.is_spent
@@ -61,7 +61,7 @@ def test_later_windows_by_what_a_step_took_and_what_is_there(tmp_path: Path) -> 
 
 
 def test_json_that_is_still_to_be_made_counts(tmp_path: Path) -> None:
-    budget = Budget(tmp_path, 0, 10, ["json"], Growing())
+    budget = DiskBudget(tmp_path, 0, 10, ["json"], Growing())
     budget.open()
     name = window(tmp_path, 0, 2)
     budget.saved(name, 2)
@@ -74,7 +74,7 @@ def test_json_that_is_still_to_be_made_counts(tmp_path: Path) -> None:
 
 
 def test_what_was_deleted_takes_nothing(tmp_path: Path) -> None:
-    budget = Budget(tmp_path, 0, 10, ["json"], Growing())
+    budget = DiskBudget(tmp_path, 0, 10, ["json"], Growing())
     budget.open()
     name = window(tmp_path, 0, 2)
     budget.saved(name, 2)
@@ -84,5 +84,5 @@ def test_what_was_deleted_takes_nothing(tmp_path: Path) -> None:
 
 
 def test_resident_memory_is_read() -> None:
-    budget = Budget(Path(), 0, 10, ["pb"])
+    budget = DiskBudget(Path(), 0, 10, ["pb"])
     assert 10 * MB < budget._resident_bytes() < 100_000 * MB

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 
-from ppprof.capture.output import log_to_stderr
 from ppprof.capture.schedule import Schedule
-from ppprof.capture.session import RecordingSession
 from ppprof.capture.steps.step_log import StepLog, StepRecord
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
+from tests.capture.sessions import session
 
 MS = 1_000_000
 ROOT = Path(__file__).parents[3]
@@ -116,9 +115,8 @@ def test_a_session_writes_what_its_step_log_has(tmp_path: Path, visualdl: Any) -
     now, lines = [0], tmp_path / "steps.jsonl"
     path = tmp_path / "vdlrecords.a.log"
     scalars, steps = Scalars(path), StepLog(lines)
-    with RecordingSession(
-        Schedule.of((2, 4)), timer=StepTimer(lambda: now[0]), steps=steps, scalars=scalars
-    ) as prof:
+    timer = StepTimer(lambda: now[0])
+    with session(None, Schedule.of((2, 4)), timer=timer, steps=steps, scalars=scalars) as prof:
         for step in range(6):
             now[0] += (step + 1) * MS
             prof.step(num_samples=4, num_tokens=64, loss=0.25 * step if step % 2 else None)
@@ -158,7 +156,7 @@ def test_a_loss_on_a_device_is_not_waited_for(
 
 
 def test_without_scalars_a_callable_is_not_called() -> None:
-    with RecordingSession(Schedule.of((2, 4))) as prof:
+    with session(None, Schedule.of((2, 4))) as prof:
         prof.step(loss=lambda: 1 / 0)
 
 
@@ -236,7 +234,8 @@ class TestFailures:
         """A limit on the size of files cuts a write short, as a full disk does."""
         path = tmp_path / "vdlrecords.a.log"
         code = (
-            "import resource, signal, sys; from pathlib import Path; from tests.capture.steps.test_visualdl_scalars import *;"
+            "import resource, signal, sys; from pathlib import Path; from ppprof.capture.output import log_to_stderr;"
+            "from tests.capture.steps.test_visualdl_scalars import *;"
             "log_to_stderr(); scalars = Scalars(Path(sys.argv[1])); scalars.add(record(0)); scalars.flush();"
             "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
             "room = Path(sys.argv[1]).stat().st_size + 50;"
@@ -266,7 +265,7 @@ class TestFailures:
     ) -> None:
         path, lines = tmp_path / "vdlrecords.a.log", tmp_path / "steps.jsonl"
         scalars = Scalars(path)
-        with RecordingSession(Schedule.of((2, 4)), steps=StepLog(lines), scalars=scalars) as prof:
+        with session(None, Schedule.of((2, 4)), steps=StepLog(lines), scalars=scalars) as prof:
             prof.step(loss=1.0)
             prof.step(loss="no number")
             prof.step(loss="no number")

@@ -65,21 +65,21 @@ def _decode(raw: bytes) -> list[dict[str, object]]:
     """All items of a List, read with `Buffer`; what is missing reads as protobuf's default."""
     buffer = Buffer(raw, "x.pb")
     top = buffer.fields(buffer.whole())
-    body = buffer.fields(top.spans(1))
-    texts, ids = buffer.strings(body.span(3))
-    parts = body.spans(6)
+    body = buffer.fields(top.ranges(1))
+    texts, ids = buffer.strings(body.range(3))
+    parts = body.ranges(6)
     part_texts, part_ids = buffer.strings(parts)
     return [
         {
-            "u": int(body.number(1)[at]),
-            "i": int(body.number(2).view(np.int64)[at]),
-            "text": texts[ids[at]],
-            "f": float(body.number(17).astype(np.uint32).view(np.float32)[at]),
-            "d": float(body.number(5).view(np.float64)[at]),
-            "parts": [part_texts[part_ids[k]] for k in np.flatnonzero(parts.owner == at)],
-            "fixed": int(body.number(7)[at]),
+            "u": int(body.number(1)[row]),
+            "i": int(body.number(2).view(np.int64)[row]),
+            "text": texts[ids[row]],
+            "f": float(body.number(17).astype(np.uint32).view(np.float32)[row]),
+            "d": float(body.number(5).view(np.float64)[row]),
+            "parts": [part_texts[part_ids[k]] for k in np.flatnonzero(parts.owner == row)],
+            "fixed": int(body.number(7)[row]),
         }
-        for at in range(body.num_messages)
+        for row in range(body.num_messages)
     ]
 
 
@@ -94,7 +94,7 @@ def _expected(message: object) -> list[dict[str, object]]:
 # 40 stays below the size where the loop over messages hands over to numpy, 120 goes above it.
 @pytest.mark.parametrize("copies", [1, 40, 120])
 @given(chosen=st.lists(items, min_size=1, max_size=4))
-def test_reads_what_protobuf_wrote(chosen: list[dict[str, object]], copies: int) -> None:
+def test_reads_messages_that_protobuf_wrote(chosen: list[dict[str, object]], copies: int) -> None:
     message = List(items=[Item(**fields) for fields in chosen] * copies)
     assert _decode(message.SerializeToString()) == _expected(message)
 
@@ -119,7 +119,7 @@ def test_the_last_of_a_repeated_scalar_wins() -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 120])
-def test_a_file_cut_anywhere_is_an_error_or_a_shorter_file(copies: int) -> None:
+def test_a_file_truncated_anywhere_is_an_error_or_a_shorter_file(copies: int) -> None:
     raw = List(items=[Item(u=2**40, text="name", parts=["x"])] * copies).SerializeToString()
     whole = _decode(raw)
     step = len(raw) // copies
@@ -138,7 +138,7 @@ def _decode_or_complain(raw: bytes) -> tuple[list[dict[str, object]], str]:
 
 
 def test_not_protobuf() -> None:
-    with pytest.raises(TraceError, match="not a protobuf wire type; the file is cut short or"):
+    with pytest.raises(TraceError, match="not a protobuf wire type; the file is truncated or"):
         _decode(b"\x0f" * 50)
 
 

@@ -1,4 +1,4 @@
-"""Reading a format string backwards gives what was printed with it."""
+"""Matching a format string backwards returns the values that it printed."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def block_of(text: str) -> Block:
 
 
 @given(st.lists(events, min_size=1, max_size=12))
-def test_what_was_printed_is_read(values):
+def test_printed_values_are_read(values):
     text = Text(block_of("".join(printed(*value) for value in values)))
-    start = text.places(START)
+    start = text.positions(START)
     assert len(start) == len(values)
     found = LAYOUT.match(text, start, np.append(start[1:], text.end))
     assert found.rows.tolist() == list(range(len(values)))
@@ -55,18 +55,18 @@ def test_what_was_printed_is_read(values):
     assert columns["d"] == [value[6] for value in values]
     for read, (_, _, _, real, _, _, _) in zip(columns["g"], values):
         assert read == pytest.approx(real, abs=1e-6) if np.isfinite(real) else np.isnan(read)
-    for name, at in (("name", 0), ("w", 4)):
+    for name, field in (("name", 0), ("w", 4)):
         texts = [
             bytes(text.raw[first:end]).decode()
             for first, end in zip(columns[name], columns[f"{name}_end"])
         ]
-        assert texts == [value[at] for value in values]
+        assert texts == [value[field] for value in values]
     assert columns.keys() == {"name", "name_end", "n", "f", "g", "w", "w_end", "d"}
 
 
 @given(events, st.integers(0, 10**6), st.integers(1, 255))
-def test_one_byte_that_differs_is_no_match_or_another_value(value, place, change):
-    """A literal that is not there is never taken for one that is."""
+def test_one_different_byte_is_no_match_or_another_value(value, place, change):
+    """A wrong literal never matches."""
     whole = printed(*value).encode()
     at = len(START) + place % (len(whole) - len(START))
     data = bytearray(whole)
@@ -102,7 +102,7 @@ def test_the_last_byte_before(data, end, byte):
 
 
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=40))
-def test_texts_are_told_apart(pieces):
+def test_texts_are_distinguished(pieces):
     data = b"".join(pieces)
     ends = np.cumsum([len(piece) for piece in pieces]) + MARGIN
     text = Text(Block(bytearray(MARGIN) + data + bytes(MARGIN), len(data), 0, True))
@@ -114,7 +114,7 @@ def test_texts_are_told_apart(pieces):
     assert len(texts) == len(set(pieces))
 
 
-def test_what_is_in_no_layout_is_left_with_its_place():
+def test_text_in_no_layout_is_returned_with_its_range():
     dialect = Dialect((LAYOUT,), START, escapes=True, ts_is_exact=True)
     sound = printed("a", 1, 2, 3.0, "w", "l", 4)
     odd = '\n{"name":"odd"},'
@@ -124,7 +124,7 @@ def test_what_is_in_no_layout_is_left_with_its_place():
     assert [text[first:end] for first, end in ranges] == ["junk", odd + odd, odd]
     ((kind, columns),) = scanner.scanned().parts
     assert kind == "event"
-    assert columns["at"].tolist() == [4, 4 + len(sound) + 2 * len(odd)]
+    assert columns["position"].tolist() == [4, 4 + len(sound) + 2 * len(odd)]
 
 
 def test_every_layout_begins_as_its_dialect_says():

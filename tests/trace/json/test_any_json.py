@@ -1,4 +1,4 @@
-"""Valid JSON loses nothing, wherever its text is cut into blocks: the oracle is `json.loads`."""
+"""Valid JSON loses nothing, wherever blocks divide it: the oracle is `json.loads`."""
 
 from __future__ import annotations
 
@@ -46,26 +46,26 @@ def event(at: int, of: object, is_kineto: bool) -> dict[str, object]:
     separators,
     st.booleans(),
 )
-def test_lists_in_events_and_behind_them(
+def test_lists_in_events_and_after_them(
     tmp_path, monkeypatch, within, behind, more_bytes, separators, is_kineto
 ):
     path = tmp_path / "trace.json"
     content = {
         "schemaVersion": 1 if is_kineto else "1.0.2",
-        "traceEvents": [event(at, of, is_kineto) for at, of in enumerate(within)],
+        "traceEvents": [event(ts, args, is_kineto) for ts, args in enumerate(within)],
         **behind,
         "ExtraInfo": {"7": "Main"},
     }
     path.write_text(json.dumps(content, separators=separators), encoding="utf-8")
-    longest = max(len(json.dumps(told, separators=separators)) for told in content["traceEvents"])
+    longest = max(len(json.dumps(item, separators=separators)) for item in content["traceEvents"])
     monkeypatch.setattr(source_module, "BLOCK_BYTES", longest + more_bytes)
     trace = read(path, cache=False)
     assert trace.skipped == {}
     found = trace.events.select(pl.col("name").cast(pl.String), "start_ns", "dur_ns").rows()
     start = found[0][1]
     assert [(name, began - start, dur) for name, began, dur in found] == [
-        (told["name"], told["ts"] * 1000, told["dur"] * 1000)
-        for told in json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        (item["name"], item["ts"] * 1000, item["dur"] * 1000)
+        for item in json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     ]
     assert is_kineto or trace.extra_info == {"7": "Main"}
 
@@ -75,16 +75,16 @@ PAIR = [{"name": "b"}, {"name": "c"}]
 
 @pytest.mark.parametrize("num_behind", [1, 20, 2000])
 @pytest.mark.parametrize("num_within", [0, 1, 20, 2000])
-def test_many_lists_in_events_and_behind_them(tmp_path, monkeypatch, num_within, num_behind):
+def test_many_lists_in_events_and_after_them(tmp_path, monkeypatch, num_within, num_behind):
     monkeypatch.setattr(source_module, "BLOCK_BYTES", 10_000)
     path = tmp_path / "trace.json"
-    events = [event(at, {"x": PAIR, "y": 1}, is_kineto=False) for at in range(num_within)]
+    events = [event(number, {"x": PAIR, "y": 1}, is_kineto=False) for number in range(num_within)]
     events.append(event(num_within, None, is_kineto=False))
-    behind = {f"a{at}": PAIR for at in range(num_behind)}
+    behind = {f"a{number}": PAIR for number in range(num_behind)}
     path.write_text(
         json.dumps({"traceEvents": events, **behind, "ExtraInfo": {"7": "Main"}}), encoding="utf-8"
     )
     trace = read(path, cache=False)
     assert trace.skipped == {}
-    assert trace.events["name"].to_list() == [told["name"] for told in events]
+    assert trace.events["name"].to_list() == [item["name"] for item in events]
     assert trace.extra_info == {"7": "Main"}

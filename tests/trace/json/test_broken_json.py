@@ -1,4 +1,4 @@
-"""Everything readable is read, what was lost is counted, and what is no trace is told why."""
+"""Everything readable is read, skipped parts are counted, other files are rejected with a reason."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ppprof.cli import main
 from ppprof.errors import TraceError
 from ppprof.trace import Trace, read, write
 from ppprof.trace import source as source_module
-from ppprof.trace.fastpath import workers as stretches_module
+from ppprof.trace.fastpath import workers
 
 HEAD = (
     '\n  {\n    "displayTimeUnit": "ms",\n    "schemaVersion": "1.0.2",\n    "traceEvents": [\n  '
 )
 TAIL = '{}\n  ],\n  \n  "ExtraInfo": {\n     "7": "Main"\n   \n  }\n  }\n  '
-CUT = "end of the file (it is cut short)"
-NOT_JSON = "events that are no JSON"
+CUT = "truncated end of file"
+NOT_JSON = "events that are not valid JSON"
 
 
 def operator(name: str, start: int = 0, more: str = "") -> str:
-    """An operator as Paddle prints it, byte for byte."""
+    """Return an operator as Paddle prints it, byte for byte."""
     return (
         f'\n  {{\n    "name": "{name}[1.000 us]", "pid": 4, "tid": "7(C++)",\n'
         f'    "ts": {1_000_000 + start}, "dur": 1.000,\n'
@@ -53,13 +53,13 @@ def paddle(*events: str, head: str = HEAD, tail: str = TAIL) -> str:
 
 
 def compact(text: str) -> str:
-    """Not as Paddle prints it, so that the general path reads it; what is broken stays broken."""
+    """Change the layout so that the decoder reads it; broken parts stay broken."""
     return text.replace("\n    ", "").replace("\n  ", "")
 
 
 @pytest.fixture
 def reads(tmp_path):
-    """Reads a text from a file."""
+    """Return a function that reads a text from a file."""
 
     def read_text(content: str | bytes) -> Trace:
         path = tmp_path / "trace.json"
@@ -91,7 +91,7 @@ ODD_NAMES = [
 
 @pytest.mark.parametrize("layout", [str, compact])
 @pytest.mark.parametrize("name", ODD_NAMES)
-def test_names_that_nobody_escaped(reads, name, layout):
+def test_unescaped_names(reads, name, layout):
     if layout is compact and "\\t" in name:
         pytest.skip("also JSON as it stands, and then it means something else")
     trace = reads(layout(paddle(operator("before"), operator(name, 2), operator("after", 4))))
@@ -108,7 +108,7 @@ def test_a_name_over_two_lines_costs_no_other_event(reads):
 
 @pytest.mark.parametrize("layout", [str, compact])
 @pytest.mark.parametrize("callstack", ['File "a.py", line 3\\n in f', "C:\\new\\x.py", '", "'])
-def test_call_stacks_that_nobody_escaped(reads, callstack, layout):
+def test_unescaped_call_stacks(reads, callstack, layout):
     text = layout(
         paddle(operator("one"), operator("two", 2, shapes(callstack)), operator("three", 4))
     )
@@ -140,7 +140,7 @@ def test_bytes_beyond_32_bits(reads, printed, bandwidth, true, layout):
 
 
 @pytest.mark.parametrize("layout", [str, compact])
-def test_bytes_that_are_no_utf8(reads, layout):
+def test_bytes_that_are_not_utf8(reads, layout):
     text = layout(paddle(operator("one"), operator("t\0o", 2), operator("three", 4)))
     trace = reads(text.encode().replace(b"t\0o", b"t\xff\xfeo"))
     assert names(trace) == ["one", "t\ufffd\ufffdo", "three"]
@@ -152,15 +152,15 @@ def test_a_byte_order_mark(reads):
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.all)])
 @pytest.mark.parametrize("layout", [str, compact])
-def test_cut_anywhere(reads, layout, every):
-    events = [operator(name, 2 * at) for at, name in enumerate(("one", "two", "three"))]
+def test_truncated_anywhere(reads, layout, every):
+    events = [operator(name, 2 * number) for number, name in enumerate(("one", "two", "three"))]
     text = layout(paddle(*events)).encode()
     starts = [text.index(name) for name in (b"one", b"two", b"three")]
     ends = [text.index(b"}", text.index(b"}", start) + 1) + 1 for start in starts]
     complete = text.index(b'"ExtraInfo"')
     for end in range(0, len(text), every):
         if b"[" not in text[:end]:
-            with pytest.raises(TraceError, match=r"no list of events|not a|cut short|empty"):
+            with pytest.raises(TraceError, match=r"no list of events|not a|truncated|empty"):
                 reads(text[:end])
             continue
         trace = reads(text[:end])
@@ -169,8 +169,8 @@ def test_cut_anywhere(reads, layout, every):
             assert trace.skipped[CUT] == 1, end
 
 
-def test_zeros_behind_a_cut_cost_no_event(reads):
-    """What a machine that went down leaves of a file."""
+def test_zeros_after_a_truncation_cost_no_event(reads):
+    """A machine that crashed leaves such a file."""
     text = paddle(operator("one"), operator("two", 2), tail="").encode()
     trace = reads(text + bytes(5000))
     assert names(trace) == ["one", "two"]
@@ -178,14 +178,14 @@ def test_zeros_behind_a_cut_cost_no_event(reads):
 
 
 @pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.all)])
-def test_a_torch_trace_cut_anywhere_in_its_events(reads, every):
+def test_a_torch_trace_truncated_anywhere_in_its_events(reads, every):
     events = [
-        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": at, "dur": 1}
-        for at, name in enumerate(("one", "two", "three"))
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": number, "dur": 1}
+        for number, name in enumerate(("one", "two", "three"))
     ]
     text = json.dumps({"schemaVersion": 1, "traceEvents": events}, indent=1)
     first = text.index("[") + 1
-    ends = [at for at in range(first, len(text)) if text[at - 1] == "}"][:3]
+    ends = [number for number in range(first, len(text)) if text[number - 1] == "}"][:3]
     for end in range(first, text.rindex("]"), every):
         trace = reads(text[:end])
         assert names(trace) == ["one", "two", "three"][: sum(end >= whole for whole in ends)], end
@@ -193,11 +193,11 @@ def test_a_torch_trace_cut_anywhere_in_its_events(reads, every):
 
 
 @pytest.mark.parametrize("behind", ["", "\n  {", '\n  {\n    "na'])
-def test_a_cut_between_events_that_several_processes_read(reads, monkeypatch, behind):
-    monkeypatch.setattr(stretches_module, "STRETCH_BYTES", 100_000)
-    monkeypatch.setattr(stretches_module, "HEAD_START_BYTES", 10_000)
-    monkeypatch.setattr(stretches_module, "_num_processors", lambda: 2)
-    trace = reads(paddle(*(operator("a", 2 * at) for at in range(1000)), tail=behind))
+def test_a_truncation_between_events_with_several_processes(reads, monkeypatch, behind):
+    monkeypatch.setattr(workers, "MIN_RANGE_BYTES", 100_000)
+    monkeypatch.setattr(workers, "HEAD_START_BYTES", 10_000)
+    monkeypatch.setattr(workers, "_num_processors", lambda: 2)
+    trace = reads(paddle(*(operator("a", 2 * number) for number in range(1000)), tail=behind))
     assert trace.events.height == 1000
     assert trace.skipped == {CUT: 1}
 
@@ -209,24 +209,24 @@ def test_no_events_at_all(reads, content):
     assert trace.skipped == {}
 
 
-def test_one_event_that_is_beyond_mending_costs_only_itself(reads):
+def test_one_irreparable_event_costs_only_itself(reads):
     events = [
         {
-            "name": f"e{at}",
+            "name": f"e{number}",
             "ph": "X",
             "cat": "Operator",
             "pid": 1,
             "tid": "1(C++)",
-            "ts": 10 * at,
+            "ts": 10 * number,
             "dur": 5,
         }
-        for at in range(100)
+        for number in range(100)
     ]
     texts = [json.dumps(event) for event in events]
     texts[40] = texts[40].replace('"dur": 5', '"dur": 5 5')
     trace = reads('{"schemaVersion": "1.0.2", "traceEvents": [' + ", ".join(texts) + "]}")
     assert trace.skipped == {NOT_JSON: 1}
-    assert names(trace) == [f"e{at}" for at in range(100) if at != 40]
+    assert names(trace) == [f"e{number}" for number in range(100) if number != 40]
 
 
 def test_values_of_other_types_cost_only_themselves(reads):
@@ -272,7 +272,7 @@ def test_events_without_time_or_thread_are_counted(reads):
     assert trace.skipped == {"events without time, process or thread": 6}
 
 
-def test_odd_values_in_a_torch_trace(reads):
+def test_unusable_values_in_a_torch_trace(reads):
     path = Path(__file__).parents[2] / "fixtures" / "kineto" / "gpu_ddp.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     whole = read(path)
@@ -298,9 +298,9 @@ def test_odd_values_in_a_torch_trace(reads):
 @pytest.mark.parametrize(
     "name", ["half a character: \ud800", "\udc00\ud800", "whole: \U0001f680"], ids=ascii
 )
-def test_half_a_character_beside_the_events(reads, tmp_path, name):
+def test_an_unpaired_surrogate_outside_the_events(reads, tmp_path, name):
     event = {"name": "a", "pid": 1, "tid": "1(C++)", "ts": 1, "dur": 5, "ph": "X"}
-    told = name.encode("utf-8", "replace").decode()
+    expected = name.encode("utf-8", "replace").decode()
     trace = reads(
         json.dumps(
             {
@@ -309,9 +309,9 @@ def test_half_a_character_beside_the_events(reads, tmp_path, name):
             }
         )
     )
-    assert trace.extra_info == {told: told}
+    assert trace.extra_info == {expected: expected}
     write(trace, tmp_path / "again.json")
-    assert read(tmp_path / "again.json").extra_info[told] == told
+    assert read(tmp_path / "again.json").extra_info[expected] == expected
     group = {"pg_name": "1", "ranks": [name, 1]}
     args = {"Process Group Name": "1", "In msg nelems": 10, "dtype": "Float"}
     trace = reads(
@@ -325,15 +325,15 @@ def test_half_a_character_beside_the_events(reads, tmp_path, name):
             }
         )
     )
-    assert trace.events["peers"].to_list() == [f"{told},1"]
+    assert trace.events["peers"].to_list() == [f"{expected},1"]
 
 
-def test_what_was_lost_is_one_line_on_stderr(tmp_path, capsys):
+def test_skipped_parts_are_one_line_on_stderr(tmp_path, capsys):
     path = tmp_path / "cut.json"
     path.write_text(paddle(operator("one"), operator("two", 2))[:-200], encoding="utf-8")
     assert main(["summary", str(path), "--views", "op"]) == 0
     assert capsys.readouterr().err == (
-        f"{path}: not all of it could be used: 1 {CUT}, 1 {NOT_JSON}\n"
+        f"{path}: partly read: the file is truncated; skipped 1 event that is not valid JSON\n"
     )
 
 
@@ -343,8 +343,8 @@ REFUSED = {
     "text": (b"hello, world\n" * 99, "not a Paddle .pb trace"),
     "binary": (bytes(range(256)) * 9, "not a"),
     "other JSON": (b'{"a": 1}', 'no list of events \\("traceEvents": \\[...\\]\\)'),
-    "a number": (b"[1, 2, 3]", "nothing in it could be read"),
-    "brackets": (b'{"traceEvents": [{"a": ' + b"[" * 100_000, "nested too deep for a trace"),
+    "a number": (b"[1, 2, 3]", "none of its items is an event"),
+    "brackets": (b'{"traceEvents": [{"a": ' + b"[" * 100_000, "nested too deeply for a trace"),
     "no gzip": (b"\x1f\x8b not gzip", "damaged gzip"),
     "someone else's": (
         b'{"traceEvents": [{"ph": "X", "name": "a", "cat": "toplevel", "pid": 1, "tid": 1, '
@@ -360,32 +360,32 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_is_no_trace_is_refused_with_a_reason(tmp_path, what):
+def test_a_file_that_is_not_a_trace_is_rejected_with_a_reason(tmp_path, what):
     content, reason = REFUSED[what]
     path = tmp_path / "file.json"
     path.write_bytes(content)
-    with pytest.raises(TraceError, match=reason) as told:
+    with pytest.raises(TraceError, match=reason) as raised:
         read(path)
-    assert str(told.value).startswith(str(path))
+    assert str(raised.value).startswith(str(path))
 
 
-def test_a_directory_and_a_missing_file_are_told(tmp_path):
+def test_a_directory_and_a_missing_file_are_reported(tmp_path):
     with pytest.raises(TraceError, match="Is a directory"):
         read(tmp_path)
     with pytest.raises(TraceError, match="No such file"):
         read(tmp_path / "missing.json")
 
 
-def test_a_bomb_is_refused(tmp_path):
+def test_a_gzip_bomb_is_rejected(tmp_path):
     path = tmp_path / "bomb.json.gz"
     head = b'{"traceEvents": ['
     path.write_bytes(gzip.compress(head + b" " * (64 << 20)))
-    with pytest.raises(TraceError, match=r"unpacks to more than 250 times its size.*refused"):
+    with pytest.raises(TraceError, match=r"unpacks to more than 250 times its size.*rejected"):
         read(path)
 
 
-def test_damaged_gzip_gives_what_comes_before_the_damage(tmp_path):
-    text = paddle(*(operator(f"n{at * 7919 % 1000}", 2 * at) for at in range(20_000)))
+def test_damaged_gzip_is_read_up_to_the_damage(tmp_path):
+    text = paddle(*(operator(f"n{number * 7919 % 1000}", 2 * number) for number in range(20_000)))
     packed = gzip.compress(text.encode())
     path = tmp_path / "cut.json.gz"
     path.write_bytes(packed[: len(packed) // 2])
@@ -398,15 +398,15 @@ def test_damaged_gzip_gives_what_comes_before_the_damage(tmp_path):
     assert any("gzip" in kind for kind in flipped.skipped)
 
 
-def test_where_no_event_begins_for_long_it_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(source_module, "LONGEST_EVENT_BYTES", 1 << 20)
+def test_a_file_without_events_for_megabytes_is_rejected(tmp_path, monkeypatch):
+    monkeypatch.setattr(source_module, "MAX_EVENT_BYTES", 1 << 20)
     path = tmp_path / "long.json"
     path.write_bytes(b'{"traceEvents": [' + b" " * (12 << 20))
-    with pytest.raises(TraceError, match=r"no event begins in the .* MiB from byte"):
+    with pytest.raises(TraceError, match=r"no event begins in the .* MiB after byte"):
         read(path)
 
 
-def test_values_that_no_other_format_holds_can_be_written(tmp_path):
+def test_nonportable_values_can_be_written(tmp_path):
     """A memory event without a place, numbers beyond 64 and 32 bits."""
     device = '"deviceProperties": [{"id": 0, "name": "X", "totalGlobalMem": 1e400, "smCount": 99999999999999999999}],'
     events = """[

@@ -1,4 +1,4 @@
-"""Events in no known layout among those that are: nothing differs but the time it takes."""
+"""Events in no known layout among matching ones: only the reading time differs."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ ODD = {
 
 
 def text_of(kinds: list[str]) -> str:
-    """Events of these kinds one after the other, each in its own microsecond."""
+    """Return events of these kinds in sequence, each in its own microsecond."""
     pieces = []
-    for at, kind in enumerate(kinds, 1):
+    for number, kind in enumerate(kinds, 1):
         piece = ODD.get(kind) or operator(kind)
         pieces.append(
-            piece.replace('"ts": 1000000,', f'"ts": {1_000_000 + 3 * at},')
-            .replace('"0.000 us"', f'"{3 * at}.000 us"')
-            .replace('"1.000 us"', f'"{3 * at + 1}.000 us"')
+            piece.replace('"ts": 1000000,', f'"ts": {1_000_000 + 3 * number},')
+            .replace('"0.000 us"', f'"{3 * number}.000 us"')
+            .replace('"1.000 us"', f'"{3 * number + 1}.000 us"')
         )
     return paddle(*pieces)
 
@@ -77,15 +77,15 @@ def assert_same(found: Trace, expected: Trace) -> None:
 
 
 def general(path: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
-    """What decoding all of it gives."""
+    """Return the trace that decoding the whole file gives."""
     with monkeypatch.context() as patch:
         patch.setattr(json_reader, "dialect_of", lambda text: None)
         return read(path, cache=False)
 
 
 def divide(patch: pytest.MonkeyPatch) -> None:
-    """Divides files of some kilobytes as if they were long."""
-    patch.setattr(workers, "STRETCH_BYTES", 3000)
+    """Divide files of some kilobytes as if they were long."""
+    patch.setattr(workers, "MIN_RANGE_BYTES", 3000)
     patch.setattr(workers, "HEAD_START_BYTES", 1000)
     patch.setattr(workers, "_num_processors", lambda: 3)
 
@@ -96,13 +96,13 @@ def divide(patch: pytest.MonkeyPatch) -> None:
 @given(
     st.lists(st.one_of(st.just("sound"), st.sampled_from(list(ODD))), max_size=60), st.booleans()
 )
-def test_odd_events_anywhere_are_as_if_all_were_decoded(tmp_path, monkeypatch, kinds, is_divided):
+def test_unmatched_events_give_the_same_trace_as_decoding(tmp_path, monkeypatch, kinds, is_divided):
     path = tmp_path / "trace.json"
     path.write_text(text_of(["sound", *kinds]), encoding="utf-8")
     with monkeypatch.context() as patch:
         if is_divided:
             divide(patch)
-            patch.setattr(subprocess, "Popen", _no_process)  # then a stretch is scanned here
+            patch.setattr(subprocess, "Popen", _no_process)  # then its range is scanned here
         found = read(path, cache=False)
     assert_same(found, general(path, monkeypatch))
 
@@ -112,7 +112,7 @@ def _no_process(*args: object, **kwargs: object) -> None:
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_each_odd_event_with_processes_that_help(tmp_path, monkeypatch, kind):
+def test_each_unmatched_event_with_worker_processes(tmp_path, monkeypatch, kind):
     path = tmp_path / "trace.json"
     path.write_text(text_of(["sound", *["sound", kind] * 30]), encoding="utf-8")
     with monkeypatch.context() as patch:
@@ -123,7 +123,7 @@ def test_each_odd_event_with_processes_that_help(tmp_path, monkeypatch, kind):
 
 
 def cpu_seconds(path: Path) -> float:
-    """The least of three: other work on the machine only adds."""
+    """Return the shortest of three times, since other work on the machine only adds to it."""
 
     def once() -> float:
         began = time.process_time()
@@ -134,7 +134,9 @@ def cpu_seconds(path: Path) -> float:
 
 
 @pytest.mark.parametrize("is_divided", [False, True])
-def test_odd_events_one_by_one_cost_what_those_in_a_row_cost(tmp_path, monkeypatch, is_divided):
+def test_scattered_unmatched_events_cost_no_more_than_consecutive_ones(
+    tmp_path, monkeypatch, is_divided
+):
     if is_divided:
         divide(monkeypatch)
         monkeypatch.setattr(subprocess, "Popen", _no_process)
@@ -154,7 +156,7 @@ LONG = 1 << 21
     [operator("x" * LONG), operator("x", more=shapes("y" * LONG))],
     ids=["a name", "a call stack"],
 )
-def test_a_long_text_costs_what_short_ones_cost(tmp_path, long):
+def test_one_long_text_costs_no_more_than_short_ones(tmp_path, long):
     paths = tmp_path / "long.json", tmp_path / "short.json"
     paths[0].write_text(paddle(operator("one"), long, operator("two")), encoding="utf-8")
     paths[1].write_text(paddle(operator("one"), *[operator("x" * 80)] * (LONG // 300)), "utf-8")

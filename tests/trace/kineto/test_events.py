@@ -40,7 +40,9 @@ def _decode(events: list[dict[str, Any]]) -> list[KinetoEvent]:
 def _read(name: str, batch: int = 10**9) -> Trace:
     head = _document(name)
     events = _decode(head.pop("traceEvents"))
-    return kineto_trace(head, [events[at : at + batch] for at in range(0, len(events), batch)])
+    return kineto_trace(
+        head, [events[first : first + batch] for first in range(0, len(events), batch)]
+    )
 
 
 def _trace(*events: dict[str, Any], **head: Any) -> Trace:
@@ -67,7 +69,7 @@ def _device(name: str, ts: float, dur: float, cat: str = "kernel", **args: Any) 
 
 
 def _tree(trace: Trace) -> list[str]:
-    """Host events as an indented list: category, name and, where there are any, facts."""
+    """Host events as an indented list: category, name and, if there are any, annotations."""
     return [
         "  " * row["depth"]
         + " ".join(
@@ -118,7 +120,7 @@ def test_calls_and_times_of_every_name_equal_torchs() -> None:
     torchs = _key_averages()
     assert ours.keys() == torchs.keys()
     # For torch, frames of Python, which ours leaves out, lie between an annotation and what it
-    # holds; and what gloo's threads do has no self time.
+    # holds; and the work of gloo's threads has no self time.
     annotations = {_torch_name(row["name"]) for row in rows if row["category"] in _ANNOTATIONS}
     compared = torchs.keys() - annotations - {"gloo:broadcast", "gloo:all_reduce"}
     assert len(compared) > 40
@@ -174,11 +176,11 @@ def test_modules_become_the_forward_tree_with_their_class_names() -> None:
     ]
 
 
-def test_what_is_told_beside_the_events() -> None:
+def test_extra_info_of_a_file() -> None:
     trace = _read("cpu_ddp_rank1.json.gz")
-    told = dict(trace.extra_info)
-    threads = {key: told.pop(key) for key in list(told) if key.isdigit()}
-    assert told == {"rank": "1", "world_size": "2", "backend": "gloo", "host_name": "elsewhere"}
+    info = dict(trace.extra_info)
+    threads = {key: info.pop(key) for key in list(info) if key.isdigit()}
+    assert info == {"rank": "1", "world_size": "2", "backend": "gloo", "host_name": "elsewhere"}
     assert set(threads) == set(map(str, trace.events["thread"].unique()))
     assert trace.skipped == {}
     assert trace.devices == ()
@@ -260,7 +262,7 @@ def test_device_events_hang_on_their_launches() -> None:
     ]
 
 
-def test_gpu_time_of_the_step_is_that_of_its_phases() -> None:
+def test_gpu_time_of_a_step_is_the_sum_of_its_phases() -> None:
     table = summarize(Profile(_read("gpu_ddp.json"), SummaryOptions()), "model")
     gpu_ns = dict(table.select("name", "gpu_total_ns").iter_rows())
     assert gpu_ns["ProfileStep"] == sum(
@@ -292,7 +294,7 @@ def test_launch_configurations() -> None:
     assert trace.kernels["occupancy"].max() == 1.0
 
 
-def test_device_properties_in_paddles_words() -> None:
+def test_device_properties_have_paddles_keys() -> None:
     (device,) = _read("gpu_ddp.json").devices
     assert (device["name"], device["smCount"], "numSms" in device) == (
         "NVIDIA A100-PG509-200",
@@ -301,7 +303,7 @@ def test_device_properties_in_paddles_words() -> None:
     )
 
 
-# What holds for every file
+# Properties of every file
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -323,10 +325,10 @@ def test_tables_have_the_schemas_columns_and_order(name: str) -> None:
     hosts = rows[: kinds.count(0)]
     assert [row["thread"] for row in hosts] == sorted(row["thread"] for row in hosts)
     open_rows: list[int] = []
-    for at, row in enumerate(hosts):
+    for number, row in enumerate(hosts):
         del open_rows[row["depth"] :]
         assert row["parent"] == (open_rows[-1] if open_rows else None)
-        open_rows.append(at)
+        open_rows.append(number)
         if row["parent"] is not None:
             above = hosts[row["parent"]]
             assert above["start_ns"] <= row["start_ns"]
@@ -341,7 +343,7 @@ def test_the_size_of_batches_does_not_matter(name: str, batch: int) -> None:
         assert getattr(cut, table).equals(getattr(whole, table))
 
 
-def test_no_events_are_an_empty_trace() -> None:
+def test_a_file_without_events_is_an_empty_trace() -> None:
     trace = _trace()
     assert (trace.events.height, trace.memory.height, trace.skipped) == (0, 0, {})
     assert dict(trace.events.schema) == {key: dtype for key, (dtype, _) in EVENTS.items()}
@@ -456,7 +458,7 @@ def test_each_backward_pass_of_a_step_is_one() -> None:
     ]
 
 
-# Whose gradient
+# Links from gradients to forward events
 
 
 def _numbered(name: str, ts: float, number: int, tid: int = MAIN, dur: float = 2) -> Any:
@@ -482,13 +484,13 @@ def _forwards(trace: Trace) -> list[tuple[str, str | None]]:
 @pytest.mark.parametrize(
     ("name", "num_links"), [("cpu_small_net.json.gz", 123), ("cpu_ddp_rank1.json.gz", 28)]
 )
-def test_gradients_are_of_what_torchs_own_arrows_begin_at(name: str, num_links: int) -> None:
+def test_gradients_link_to_where_torchs_own_arrows_begin(name: str, num_links: int) -> None:
     ends: dict[Any, dict[str, Any]] = defaultdict(dict)
     for event in _document(name)["traceEvents"]:
         if event.get("cat") == "fwdbwd":
             ends[event["id"]][event["ph"]] = event["ts"]
     base_ns = _document(name)["baseTimeNanoseconds"]
-    arrows = {tuple(int(at[ph] * 1000) + base_ns for ph in "sf") for at in ends.values()}
+    arrows = {tuple(int(arrow[ph] * 1000) + base_ns for ph in "sf") for arrow in ends.values()}
     events = _read(name).events
     nodes = events.filter(pl.col("forward").is_not_null())
     begun = events["start_ns"].gather(nodes["forward"]).alias("begun")
@@ -499,7 +501,7 @@ def test_gradients_are_of_what_torchs_own_arrows_begin_at(name: str, num_links: 
     assert set(links) == arrows
 
 
-def test_the_last_operator_that_tells_a_number_made_the_node() -> None:
+def test_the_last_operator_with_a_number_made_the_node() -> None:
     #   main    linear 7                         mse 8
     #             t 7     addmm 8                       (engine)  Addmm 8   Sum   T 7   Loss 9
     trace = _step(
@@ -526,12 +528,14 @@ def test_each_thread_counts_its_own_nodes() -> None:
     forward = [_numbered("aten::a", 5, 1), _numbered("aten::b", 8, 2), _numbered("aten::c", 11, 3)]
     other = [_numbered("aten::d", 5, 1, 43), _numbered("aten::e", 8, 2, 43)]
     of_one = [
-        event for number, at in ((3, 30), (2, 36), (1, 42)) for event in _gradient("X", at, number)
+        event
+        for number, start in ((3, 30), (2, 36), (1, 42))
+        for event in _gradient("X", start, number)
     ]
     of_other = [
-        event for number, at in ((2, 50), (1, 56)) for event in _gradient("Y", at, number, 2)
+        event for number, start in ((2, 50), (1, 56)) for event in _gradient("Y", start, number, 2)
     ]
-    # Nothing tells whether the other is 43: a and b are as good.
+    # The other thread may or may not be 43: a and b fit equally well.
     unsure = [("X", "aten::c"), ("X", "aten::b"), ("X", "aten::a"), ("Y", None), ("Y", None)]
     assert _forwards(_step(*forward, *other, *of_one, *of_other)) == unsure
     surely = [_numbered("aten::f", 12, 77, 43), *_gradient("Z", 62, 77, 2)]
@@ -539,7 +543,7 @@ def test_each_thread_counts_its_own_nodes() -> None:
     assert _forwards(_step(*forward, *other, *of_one, *of_other, *surely)) == unsure[:3] + of_43
 
 
-def test_what_begins_later_is_not_what_a_gradient_is_of() -> None:
+def test_a_gradient_never_links_to_a_later_operator() -> None:
     trace = _step(*_gradient("X", 20, 5), _numbered("aten::a", 40, 5))
     assert _forwards(trace) == [("X", None)]
 
@@ -644,7 +648,7 @@ def _collective(ts: float, **args: Any) -> Any:
         ({"Process__Group__Ranks": "[4, 6]", "Src__Rank": 4}, (40, None, "float32", "4")),
     ],
 )
-def test_facts_of_a_collective(args: Any, facts: Any) -> None:
+def test_annotations_of_a_collective(args: Any, facts: Any) -> None:
     unusable = [{"pg_name": "x"}, {"pg_name": "9" * 20, "ranks": [0]}, 5]
     information = {"pg_config": [{"pg_name": "1", "ranks": [0, 1, 2, 3]}, *unusable]}
     trace = _trace(_collective(0, **args), distributedInfo=information)
@@ -703,7 +707,7 @@ def test_copies_sets_and_older_names() -> None:
     ]
 
 
-def test_a_launch_configuration_with_odd_values() -> None:
+def test_a_launch_configuration_with_unusable_values() -> None:
     args = {"grid": [3, 2, 1], "block": [128, 1, 1], "registers__per__thread": "16"}
     trace = _trace(
         _device("a", 1, 1, **args, blocks__per__SM="inf", warps__per__SM=1.5), _device("b", 3, 1)
@@ -747,7 +751,7 @@ def test_memory_events() -> None:
     assert trace.memory["current_reserved"].to_list() == [0, 8192, 0, 0, 0]
 
 
-# What cannot be used
+# Unusable events
 
 
 def test_events_without_time_process_or_thread_are_counted() -> None:
@@ -756,17 +760,17 @@ def test_events_without_time_process_or_thread_are_counted() -> None:
     no_thread["tid"] = "Spans"
     odd_time["ts"] = "soon"
     negative["dur"] = -1
-    lost_kernel = _device("gemm", 1, 1)
-    del lost_kernel["dur"]
-    trace = _trace(no_time, no_thread, odd_time, negative, lost_kernel, _x("aten::mul", 1, 1))
+    endless_kernel = _device("gemm", 1, 1)
+    del endless_kernel["dur"]
+    trace = _trace(no_time, no_thread, odd_time, negative, endless_kernel, _x("aten::mul", 1, 1))
     assert _tree(trace) == ["Operator aten::mul"]
     assert trace.skipped == {
-        "hosts without time, process or thread": 4,
-        "devices without time, process or thread": 1,
+        "host events without time, process or thread": 4,
+        "device events without time, process or thread": 1,
     }
 
 
-def test_odd_values_elsewhere_are_no_reason_to_stop() -> None:
+def test_unusable_values_elsewhere_are_ignored() -> None:
     trace = _trace(
         {"ph": "M", "name": "thread_name"},
         _device("k", 1, 1, stream="0x0", correlation="x", grid="(1,2)", bytes=2**80),
@@ -823,7 +827,7 @@ _heads = st.dictionaries(
 
 
 @given(st.lists(_events, max_size=12), _heads)
-def test_no_values_break_the_reader_or_the_summaries(events: Any, head: Any) -> None:
+def test_no_value_breaks_the_reader_or_the_summaries(events: Any, head: Any) -> None:
     trace = kineto_trace(head, [_decode(events)])
     profile = Profile(trace, SummaryOptions())
     for view in VIEWS:

@@ -1,17 +1,17 @@
-"""A trace read from JSON is the one that the .pb of the same run holds.
+"""A trace read from JSON equals the one read from the .pb of the same run.
 
-From ppprof's JSON: in every column. From Paddle's: within what Paddle writes, which is
+From ppprof's JSON, every column is equal. From Paddle's, columns are equal up to these losses:
 
-- ``ts`` cut to whole microseconds; so ``start_ns`` may be 1 us off, all of them by the same;
-- ``start_time`` and ``dur`` as float32: lengths are exact below 16 ms, 1 in 2**23 beyond;
-- bytes of a Memset or Memcpy cut to 32 bits; the bandwidth of a copy tells the rest, where it took
-  any time;
-- no context of a Memcpy, and no device properties from a build without GPU;
-- memory events of one microsecond in no order;
-- names up to a NUL.
+- ``ts`` is cut to whole microseconds, so every ``start_ns`` may be off by the same amount below 1
+us; - ``start_time`` and ``dur`` are float32: lengths are exact below 16 ms, 1 in 2**23 beyond; -
+bytes of a Memset or Memcpy are cut to 32 bits; the bandwidth of a copy restores them, if the copy
+  took any time;
+- a Memcpy has no context, and a build without GPU writes no device properties;
+- memory events of one microsecond have no order;
+- names end at a NUL.
 
-Where events of no length, or siblings that overlap, share an instant, Paddle's order says nothing
-of who is inside of whom; no recorder makes such.
+If events of zero length, or overlapping siblings, share an instant, Paddle's order does not show
+how they nest; no recorder writes such events.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ EXACT_NS = 16_000_000
 def assert_same(one: Trace, other: Trace) -> None:
     for name in TABLES:
         assert_frame_equal(getattr(one, name), getattr(other, name), categorical_as_str=True)
-    for name in ("version", "span", "extra_info", "devices", "lost"):
+    for name in ("version", "span", "extra_info", "devices", "skipped"):
         assert getattr(one, name) == getattr(other, name), name
 
 
@@ -124,7 +124,7 @@ def both(request, tmp_path):
 
 
 @pytest.mark.paddle
-def test_paddles_json_holds_what_its_pb_does(both):
+def test_paddles_json_holds_the_same_as_its_pb(both):
     pb, theirs = both
     assert_same_as_paddle_writes_it(read(theirs), read(pb))
 
@@ -175,7 +175,7 @@ def ours(directory: Path, *threads: Thread) -> tuple[Trace, Path]:
 
 
 @pytest.mark.parametrize("name", [*gpu_traces.SOUND, "no_step", "nothing"])
-def test_our_json_loses_nothing(name, tmp_path):
+def test_our_json_omits_nothing(name, tmp_path):
     exact, path = ours(tmp_path, *getattr(gpu_traces, name)())
     assert_same(read(path), _with_visible_names(exact))
 
@@ -216,7 +216,7 @@ VARIANTS = {
     "escaped": lambda content: re.sub(r"[^\x00-\x7f]", _escape, dump(content)),
     "a mark in front": lambda content: "\ufeff" + dump(content),
 }
-"""The same content in other words."""
+"""The same content in other layouts."""
 
 
 def _escape(found: re.Match[str]) -> str:
@@ -274,11 +274,11 @@ def test_fixed_layout_and_general_path_agree(written, variant, monkeypatch, tmp_
 
 
 def _no_scanner(self, block):
-    raise AssertionError("this file is in nobody's layout")
+    raise AssertionError("this file is in no known layout")
 
 
 def test_known_layouts_are_scanned(written, monkeypatch):
-    """Otherwise the two paths would agree by being one."""
+    """Otherwise both paths would be the same one."""
     decoded = []
 
     def counted(self, pieces):
@@ -305,35 +305,35 @@ def test_a_packed_pb_is_the_same(tmp_path):
     packed.write_bytes(gzip.compress(pb.read_bytes()))
     assert_same(read(packed), read(pb))
     packed.write_bytes(packed.read_bytes()[:-20])
-    with pytest.raises(TraceError, match=r"damaged gzip: .*read whole or not at all"):
+    with pytest.raises(TraceError, match=r"damaged gzip: .*cannot be read in part"):
         read(packed)
 
 
 @pytest.fixture
-def small_stretches(monkeypatch):
-    monkeypatch.setattr(workers, "STRETCH_BYTES", 20_000)
+def small_ranges(monkeypatch):
+    monkeypatch.setattr(workers, "MIN_RANGE_BYTES", 20_000)
     monkeypatch.setattr(workers, "HEAD_START_BYTES", 1000)
     monkeypatch.setattr(workers, "_num_processors", lambda: 3)
 
 
-def test_progress_ends_at_the_end_however_many_read(written, small_stretches):
-    told = []
-    read(written, progress=lambda *of: told.append(of), cache=False)
+def test_progress_ends_at_the_size_for_any_number_of_processes(written, small_ranges):
+    calls = []
+    read(written, progress=lambda *of: calls.append(of), cache=False)
     size = written.stat().st_size
-    assert told[-1] == (size, size)
-    assert all(0 <= done <= size and whole == size for done, whole in told)
+    assert calls[-1] == (size, size)
+    assert all(0 <= done <= size and whole == size for done, whole in calls)
 
 
-def test_several_processes_read_the_same(written, small_stretches, monkeypatch):
+def test_several_processes_read_the_same(written, small_ranges, monkeypatch):
     whole = read(written)
     scanned = []
 
     def counted(self):
-        for found in scanned_by_helpers(self):
-            scanned.append(len(found.parts))
-            yield found
+        for part in scanned_by_workers(self):
+            scanned.append(len(part.parts))
+            yield part
 
-    scanned_by_helpers = workers.ScanWorkers.scanned
+    scanned_by_workers = workers.ScanWorkers.scanned
     monkeypatch.setattr(workers.ScanWorkers, "scanned", counted)
     assert_same(read(written), whole)
     assert len(scanned) == 2
@@ -343,7 +343,7 @@ def test_several_processes_read_the_same(written, small_stretches, monkeypatch):
 @pytest.mark.parametrize(
     "work", ["raise SystemExit(1)", "print('nonsense')", "import nothing_there"]
 )
-def test_a_process_that_fails_loses_nothing(written, small_stretches, work, monkeypatch):
+def test_a_process_that_fails_loses_nothing(written, small_ranges, work, monkeypatch):
     whole = read(written)
     monkeypatch.setattr(workers, "_WORK", work)
     assert_same(read(written), whole)

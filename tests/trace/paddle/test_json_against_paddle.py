@@ -1,17 +1,17 @@
-"""Our JSON is strict, exact, and in Paddle's dialect: the events of Paddle's own file, and no other.
+"""Our JSON is strict, exact and in Paddle's dialect: it holds the events of Paddle's file, no others.
 
-Paddle's file of the same events is what its ``result.save(path, "json")`` writes. Where ours
-differs on purpose:
+Paddle's file of the same events is written by its ``result.save(path, "json")``. Intended
+differences:
 
 - names are escaped, control characters made visible (Paddle escapes nothing);
 - the duration in a name is always in ms (Paddle picks ns, us, ms or s);
 - ``ts`` has nanoseconds (Paddle cuts it to whole us), ``start_time`` and ``end_time`` are exact
   (Paddle prints float32);
 - ``bytes`` above 2 GiB are right (Paddle's wrap at 2**31);
-- no ``inf`` (Paddle prints one for ``blocks per SM`` where the device is unknown);
+- no ``inf`` (Paddle prints it as ``blocks per SM`` if the device is unknown);
 - no ``input_shapes``, ``input_dtypes`` and ``callstack``, which Paddle's loader leaves empty;
-- ``cname``: the colour only; memory events have a scope ``"s"``, as the format asks for;
-- ``span_indx`` beside ``span_index``; no ``{}`` at the end; an event a line.
+- ``cname``: the colour only; memory events have a scope ``"s"``, which the format requires;
+- ``span_indx`` beside ``span_index``; no ``{}`` at the end; one event per line.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def test_random_traces_are_strict_and_exact(threads, tmp_path):
 
 
 def assert_exact(content, trees):
-    """Every event of the protobuf stands in the JSON with its exact times, and none besides."""
+    """The JSON holds exactly the protobuf's events, with exact times."""
     expected, memory = Counter(), Counter()
     for tree in trees.thread_trees:
         for node in tree.host_nodes:
@@ -151,10 +151,10 @@ def test_utilisations_are_numbers(text, tmp_path):
     assert shown["System Cpu Utilization"] == "0.500000"
 
 
-def test_numbers_that_are_none_are_left_out(tmp_path):
+def test_infinite_and_nan_values_are_left_out(tmp_path):
     odd = [
-        kernel("k", 20 * at, 20 * at + 10, blocks_per_sm=value, occupancy=value)
-        for at, value in enumerate((float("inf"), float("-inf"), float("nan"), 0.5))
+        kernel("k", 20 * number, 20 * number + 10, blocks_per_sm=value, occupancy=value)
+        for number, value in enumerate((float("inf"), float("-inf"), float("nan"), 0.5))
     ]
     content, _ = written(
         tmp_path, Thread(1, "t", (span("ProfileStep", "ProfileStep#0", 0, 99, launch(1, 2, *odd)),))
@@ -223,7 +223,7 @@ def test_the_same_events_on_the_same_tracks(both):
 @pytest.mark.paddle
 def test_the_same_arguments(both):
     ours, theirs = ({}, {})
-    for found, content in zip((ours, theirs), both):
+    for arguments, content in zip((ours, theirs), both):
         for event in [*of_phase(content, "X"), *of_phase(content, "i")]:
             args = event["args"]
             key = (
@@ -236,7 +236,7 @@ def test_the_same_arguments(both):
                 args.get("correlation id"),
                 length(event),
             )
-            found.setdefault(key, []).append(args)
+            arguments.setdefault(key, []).append(args)
     assert len(ours) == len(theirs)
     for key, all_args in theirs.items():
         for mine, args in zip(ours[key], all_args):
@@ -257,7 +257,7 @@ def same(name, mine, value) -> bool:
 
 
 @pytest.mark.paddle
-def test_the_same_arrows_from_launches_to_what_they_started(both):
+def test_the_same_arrows_from_launches_to_device_events(both):
     arrows = [
         {
             phase: Counter((track(e), e["id"], int(e["ts"])) for e in of_phase(content, phase))
@@ -275,7 +275,7 @@ def test_the_same_names_and_order_of_tracks(both):
 
     labels = [
         {
-            # What names a process stands on any of its tracks.
+            # The name of a process stands on any of its tracks.
             (e["name"], e["pid"], None if of_process(e) else e["tid"]): e["args"]
             for e in of_phase(content, "M")
         }

@@ -1,7 +1,7 @@
-"""Events of one track lie inside or beside each other, or a viewer drops them.
+"""Events of one track nest or follow each other, or a viewer drops them.
 
 Perfetto drops a slice that begins inside another and ends after it. Paddle writes the start in
-whole microseconds and the length exactly, which moves children over the end of their parents.
+whole microseconds and the length exactly, which moves children past the end of their parents.
 """
 
 from __future__ import annotations

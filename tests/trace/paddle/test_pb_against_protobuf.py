@@ -36,7 +36,7 @@ def _time(event) -> tuple[int, int]:
 
 
 class Walk:
-    """What a reader must find: rows of plain values, hosts in pre-order.
+    """The rows that a reader must return: plain values, hosts in pre-order.
 
     A parent is the row of a host event; for a device event the correlation id of its launch.
     """
@@ -91,7 +91,7 @@ class Walk:
 
 
 def assert_read_as(trace, trees) -> None:
-    """The trace is what the walk finds; rows without a promised order are compared as a set."""
+    """The trace equals the walk's rows; rows without a promised order are compared as a set."""
     walk = Walk(trees)
     events = trace.events.with_columns(trace.events["name"].cast(str)).rows(named=True)
     num_hosts, num_launches = len(walk.hosts), len(walk.launches)
@@ -168,7 +168,7 @@ def test_the_order_in_the_file_does_not_matter(threads, seed, tmp_path):
     assert_read_as(read_bytes(tmp_path, shuffled.SerializeToString()), trees)
 
 
-def test_steps_are_those_in_which_an_event_began(tmp_path):
+def test_an_event_belongs_to_the_step_in_which_it_began(tmp_path):
     trees = to_proto(gpu_traces.training())
     events = read_bytes(tmp_path, trees.SerializeToString()).events.rows(named=True)
     for event in events:
@@ -178,7 +178,7 @@ def test_steps_are_those_in_which_an_event_began(tmp_path):
         assert event["step"] == expected, event
 
 
-def test_collectives_give_up_their_facts(tmp_path):
+def test_annotations_of_collectives_become_columns(tmp_path):
     names = [
         "all_reduce[group=0 bytes=4198400 peers=0,1]",
         "send[group=12 bytes=0 peers=7]",
@@ -188,7 +188,7 @@ def test_collectives_give_up_their_facts(tmp_path):
         "all_reduce",
         "not one[group=0]",
     ]
-    spans = [span("Communication", name, at, at + 1) for at, name in enumerate(names)]
+    spans = [span("Communication", name, start, start + 1) for start, name in enumerate(names)]
     trees = to_proto([Thread(1, "t", (span("ProfileStep", "ProfileStep#0", 0, 9, *spans),))])
     events = read_bytes(tmp_path, trees.SerializeToString()).events.rows(named=True)[1:]
     columns = ("name", "group", "bytes", "peers")
@@ -203,9 +203,12 @@ def test_collectives_give_up_their_facts(tmp_path):
     ]
 
 
-def test_numbers_that_are_none_are_null(tmp_path):
+def test_infinite_and_nan_values_are_null(tmp_path):
     values = (float("inf"), float("-inf"), float("nan"), 0.5)
-    odd = [kernel("k", at, at + 1, blocks_per_sm=v, occupancy=v) for at, v in enumerate(values)]
+    odd = [
+        kernel("k", start, start + 1, blocks_per_sm=v, occupancy=v)
+        for start, v in enumerate(values)
+    ]
     trees = to_proto([Thread(1, "t", (launch(0, 1, *odd),))])
     kernels = read_bytes(tmp_path, trees.SerializeToString()).kernels
     assert kernels["blocks_per_sm"].to_list() == [None, None, None, 0.5]
@@ -219,7 +222,7 @@ def test_unknown_types_keep_their_number(tmp_path):
     assert events["category"].to_list() == ["Type99"]
 
 
-def test_a_node_that_no_root_reaches_is_counted_as_lost(tmp_path):
+def test_a_node_that_no_root_reaches_is_skipped_and_counted(tmp_path):
     trees = to_proto([Thread(1, "t", (span("Operator", "a", 0, 1), span("Operator", "b", 1, 2)))])
     trees.thread_trees[0].host_nodes[2].parentid = 40
     trace = read_bytes(tmp_path, trees.SerializeToString())
@@ -228,7 +231,7 @@ def test_a_node_that_no_root_reaches_is_counted_as_lost(tmp_path):
 
 
 def trace_or_reason(tmp_path, raw: bytes):
-    """What the reader gives, or the words with which it refuses; any other error is one."""
+    """Return the trace, or the message of the reader's error; any other error fails the test."""
     try:
         return read_bytes(tmp_path, raw)
     except TraceError as error:
@@ -238,8 +241,8 @@ def trace_or_reason(tmp_path, raw: bytes):
 SMALL = to_proto(gpu_traces.one_step()).SerializeToString()
 
 
-def test_a_file_cut_short_is_refused_or_read(tmp_path):
-    """Never another error; a cut between two top-level messages leaves a sound, smaller file."""
+def test_a_truncated_file_is_rejected_or_read(tmp_path):
+    """Never another error; a file cut between two top-level messages is valid and smaller."""
 
     def is_sound(kept):
         outcome = trace_or_reason(tmp_path, SMALL[:kept])
@@ -258,9 +261,9 @@ TRAINING = to_proto(gpu_traces.training(1)).SerializeToString()
         st.tuples(st.integers(0, len(TRAINING) - 1), st.integers(0, 255)), min_size=1, max_size=4
     )
 )
-def test_a_damaged_file_is_refused_or_read(changes, tmp_path):
+def test_a_damaged_file_is_rejected_or_read(changes, tmp_path):
     raw = bytearray(TRAINING)
-    for at, value in changes:
-        raw[at] = value
+    for offset, value in changes:
+        raw[offset] = value
     outcome = trace_or_reason(tmp_path, bytes(raw))
     assert not isinstance(outcome, str) or str(tmp_path) in outcome

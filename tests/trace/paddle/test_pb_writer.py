@@ -1,4 +1,4 @@
-"""What is written is what protobuf's own code and Paddle read."""
+"""Protobuf's own code and Paddle read a written file as it was meant."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NOT_IN_A_TRACE = {
 def assert_same(one, other):
     for name in ("events", "memory", "kernels", "memsets"):
         assert_frame_equal(getattr(one, name), getattr(other, name), categorical_as_str=True)
-    for name in ("version", "span", "extra_info", "devices", "lost"):
+    for name in ("version", "span", "extra_info", "devices", "skipped"):
         assert getattr(one, name) == getattr(other, name), name
 
 
@@ -47,34 +47,34 @@ def test_every_field_as_protobuf_reads_it(name, tmp_path):
 
 
 def _leaves(trees):
-    """All that is told of each event, thread by thread in the order of their time."""
+    """Return every field of each event, thread by thread in the order of their time."""
     yield trees.version, trees.span_index
     yield {entry.key: entry.value for entry in trees.extra_info}
     yield [str(device) for device in trees.device_property]
     for tree in trees.thread_trees:
         nodes = {node.id: node for node in tree.host_nodes}
-        told = []
+        rows = []
         for node in tree.host_nodes:
             above = nodes[node.parentid].host_trace_event if node.parentid != -1 else None
-            told.append(
+            rows.append(
                 (
                     str(node.host_trace_event),
                     str(above),
                     [
                         (
-                            _told(launch.runtime_trace_event),
-                            [_told(device.device_event) for device in launch.device_nodes],
+                            _known_lines(launch.runtime_trace_event),
+                            [_known_lines(device.device_event) for device in launch.device_nodes],
                         )
                         for launch in node.runtime_nodes
                     ],
-                    sorted(_told(memory.mem_event) for memory in node.mem_nodes),
+                    sorted(_known_lines(memory.mem_event) for memory in node.mem_nodes),
                 )
             )
-        if len(told) > 1 or told[0][2] or told[0][3]:  # nothing tells of an empty thread
-            yield tree.thread_id, sorted(told)
+        if len(rows) > 1 or rows[0][2] or rows[0][3]:  # a trace has no empty threads
+            yield tree.thread_id, sorted(rows)
 
 
-def _told(message) -> str:
+def _known_lines(message) -> str:
     lines = str(message).splitlines()
     return "\n".join(line for line in lines if line.split(":")[0].strip() not in NOT_IN_A_TRACE)
 
@@ -116,7 +116,7 @@ def with_first_collective(trace, **columns):
         ("a.b.c", "a.b.c[group=3 bytes=64 peers=0,1]"),
     ],
 )
-def test_facts_of_collectives_go_into_their_names_and_out_again(name, written, tmp_path):
+def test_annotations_of_collectives_are_written_into_names_and_read_back(name, written, tmp_path):
     exact = read(write(tmp_path / "a.pb", *gpu_traces.training()))
     trace = with_first_collective(exact, name=name, group=3, bytes=64, peers="0,1")
     assert write_paddle_pb(trace, tmp_path / "b.pb") == {}
@@ -125,10 +125,10 @@ def test_facts_of_collectives_go_into_their_names_and_out_again(name, written, t
 
 
 @pytest.mark.parametrize("name", ["x[]", "not one", ""])
-def test_facts_that_a_name_cannot_carry_are_counted(name, tmp_path):
+def test_annotations_that_a_name_cannot_hold_are_counted(name, tmp_path):
     exact = read(write(tmp_path / "a.pb", *gpu_traces.training()))
     trace = with_first_collective(exact, name=name, group=3, bytes=64, peers="0,1")
-    assert write_paddle_pb(trace, tmp_path / "b.pb") == {"events whose facts are not told": 1}
+    assert write_paddle_pb(trace, tmp_path / "b.pb") == {"event annotations": 1}
     bare = with_first_collective(exact, name=name, group=None, bytes=None, peers=None)
     assert_same(read(tmp_path / "b.pb"), bare)
 

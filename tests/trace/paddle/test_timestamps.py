@@ -1,4 +1,4 @@
-"""Where events began is known as well as Paddle's three roundings allow, and never worse than told."""
+"""Starts are as exact as Paddle's three roundings allow; errors are never above the reported one."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_starts_are_within_the_slack(spans):
     assert (slack <= 500).all()
 
 
-def test_early_starts_are_exact_once_the_zero_is():
-    start, dur = arrays([(at, 10) for at in range(0, 16_000_000, 99_991)])
+def test_early_starts_are_exact_if_the_zero_is():
+    start, dur = arrays([(time, 10) for time in range(0, 16_000_000, 99_991)])
     ts, begin, end = as_paddle_prints(start, dur)
     found, slack = TimestampEstimator([(ts, begin)]).starts(ts, dur, begin, end)
     assert np.abs(found - start).max() <= 5
@@ -47,7 +47,7 @@ def test_early_starts_are_exact_once_the_zero_is():
     assert not slack.any()
 
 
-def test_without_start_times_half_a_microsecond_is_all_there_is():
+def test_without_start_times_the_error_is_half_a_microsecond():
     start, dur = arrays([(123, 5), (4567, 6)])
     ts = start // 1000 * 1000
     none = np.full(2, MISSING)

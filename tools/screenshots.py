@@ -1,4 +1,4 @@
-"""Makes the README's pictures of a report: ``python -m docs.screenshots PAGE.html docs``."""
+"""Take the README's pictures of a report page: ``python -m tools.screenshots PAGE.html docs``."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ PICTURES: dict[str, tuple[Sequence[str], str]] = {
     "report_ranks": (("#ranks", "#pipeline"), "light"),
     "report_timeline": (("#modules", "#timeline"), "dark"),
 }
-"""File name -> parts of the page below one another, and its colours."""
+"""File name -> parts of the page, top to bottom, and the color scheme."""
 
-_TALLEST = 1100
+_MAX_HEIGHT = 1100
 
 
 def main(page: Path, folder: Path) -> None:
-    """Writes one PNG a picture."""
+    """Write one PNG per picture."""
     with browser() as started:
         for name, (parts, scheme) in PICTURES.items():
-            found = Opened(started, page, color_scheme=scheme)
-            found.draw_all()
-            found.page.evaluate(
+            opened = Opened(started, page, color_scheme=scheme)
+            opened.draw_all()
+            opened.page.evaluate(
                 """parts => {
                     const kept = parts.map(part => document.querySelector(part)).filter(at => at);
                     const all = document.querySelectorAll("header, nav, main > *, footer");
@@ -35,10 +35,10 @@ def main(page: Path, folder: Path) -> None:
                 }""",
                 list(parts),
             )
-            tall = found.page.evaluate("document.documentElement.scrollHeight")
-            box = {"x": 0, "y": 0, "width": 1280, "height": min(tall, _TALLEST)}
-            found.page.screenshot(path=folder / f"{name}.png", full_page=True, clip=box)
-            found.close()
+            height = opened.page.evaluate("document.documentElement.scrollHeight")
+            box = {"x": 0, "y": 0, "width": 1280, "height": min(height, _MAX_HEIGHT)}
+            opened.page.screenshot(path=folder / f"{name}.png", full_page=True, clip=box)
+            opened.close()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,179 @@
+"""Derive clock offsets between ranks from their collectives, where no offset was measured."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.ranks.collectives import KEYS, match_collectives
+from ppprof.arrays import Int64
+from ppprof.trace import Clock, Reading
+
+_SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "barrier")
+"""Operations that no member leaves before all members have arrived."""
+
+_CUTS = (1, 2, 4, 8)
+"""Numbers of readings that `align_clocks` tries for a window. One reading has the tightest bounds; many
+have less drift within each."""
+
+_DRIFT = 1e-4
+"""Upper bound on the drift between clocks within a reading. Computers' clocks drift by some ten parts
+per million."""
+
+Bounds = tuple[Int64, Int64, Int64]
+"""For a pair of ranks: times on the second's clock, and then the lower and upper bounds of the first's
+clock minus the second's. Missing bounds are the extremes `_UNBOUNDED`."""
+
+_UNBOUNDED = np.iinfo(np.int64).max // 4
+
+
+def align_clocks(
+    tables: Sequence[pl.DataFrame], measured: Mapping[int, Clock] | None = None
+) -> dict[int, Clock]:
+    """Return the clocks of ranks, derived from the order in which events must have happened.
+
+    No rank leaves an all-reduce before every rank has arrived, and nothing is received before it is
+    sent. Each such pair of ranks bounds the difference of their clocks from both sides, as an NTP
+    round trip does. The tightest bounds in a stretch of time make a reading: their middle is the
+    offset, half their width the error. Errors add up from rank to rank, so each rank is reached on
+    the path with the smallest sum. Paths within a group go through its best-known member.
+
+    Args:
+        tables: `ppprof.analysis.ranks.collectives.collectives` of each rank, on its own clock.
+        measured: clocks that were measured; they are kept, and the others are derived from them.
+
+    Returns:
+        A clock for every rank that a chain of collectives connects to a measured one, or to the
+        lowest rank if none was measured; method ``collectives``.
+    """
+    ranks = sorted(int(table["rank"][0]) for table in tables if table.height)
+    fixed = measured or {}
+    clocks = dict(fixed)
+    if all(rank in clocks for rank in ranks):
+        return clocks
+    if not clocks:
+        clocks[ranks[0]] = _reference_clock(ranks[0], tables)
+    by_members, groups = _synchronizing_collectives(tables)
+    queue = [(clock.error_ns, rank) for rank, clock in clocks.items()]
+    heapq.heapify(queue)
+    done: set[int] = set()
+    while queue:
+        _, rank = heapq.heappop(queue)
+        if rank in done:
+            continue
+        done.add(rank)
+        # A group's best-known member binds all others: comparing all pairs would be many.
+        shared = [by_members.pop(group) for group in groups.get(rank, ()) if group in by_members]
+        for other, bounds in _bounds(shared, rank).items():
+            if other in done or other in fixed:
+                continue
+            clock = _derive_clock(clocks[rank], other, *bounds)
+            if clock and (other not in clocks or clock.error_ns < clocks[other].error_ns):
+                clocks[other] = clock
+                heapq.heappush(queue, (clock.error_ns, other))
+    return clocks
+
+
+def offsets_by_starts(tables: Sequence[pl.DataFrame]) -> dict[int, int]:
+    """Return the clock offsets of the RFC for profiling RPC jobs, for comparison with `align_clocks`.
+
+    The RFC takes the starts of the two spans of one call for simultaneous. Its offset is therefore
+    wrong by the time by which one rank arrived later than the other, which it does not know.
+
+    Args:
+        tables: `ppprof.analysis.ranks.collectives.collectives` of each rank, on its own clock.
+
+    Returns:
+        For each rank that shares collectives with the lowest one: the lower median, over these, of
+        the lowest rank's start minus its own.
+
+    Source: pytorch/pytorch issue 39675.
+    """
+    joined = match_collectives(tables, {})
+    reference = joined.filter(pl.col("rank") == pl.col("rank").min())
+    shared = joined.join(reference.select(*KEYS, reference_ns="start_ns"), on=KEYS)
+    difference = pl.col("reference_ns") - pl.col("start_ns")
+    middle = difference.sort().get((pl.len() - 1) // 2)
+    return dict(shared.group_by("rank").agg(middle.alias("offset_ns")).sort("rank").iter_rows())
+
+
+def _synchronizing_collectives(
+    tables: Sequence[pl.DataFrame],
+) -> tuple[dict[str, pl.DataFrame], dict[int, list[str]]]:
+    """Return the collectives that bound clocks, by members, and the groups of each rank."""
+    joined = match_collectives(tables, {}).filter(pl.col("op").is_in(["send", *_SYNCHRONIZING]))
+    by_members = joined.partition_by("members", as_dict=True, maintain_order=True)
+    groups = joined.group_by("rank").agg(pl.col("members").unique(maintain_order=True))
+    return (
+        {str(members): table for (members,), table in by_members.items()},
+        dict(groups.iter_rows()),
+    )
+
+
+def _reference_clock(rank: int, tables: Sequence[pl.DataFrame]) -> Clock:
+    own = next(table for table in tables if table.height and table["rank"][0] == rank)
+    return Clock(rank, (Reading(int(own["start_ns"][0]), 0, 0),), "same")
+
+
+def _bounds(tables: Sequence[pl.DataFrame], rank: int) -> dict[int, Bounds]:
+    """Return the bounds of a rank's clock minus each other rank's in these tables."""
+    if not tables:
+        return {}
+    shared = pl.concat(tables)
+    others = shared.filter(pl.col("rank") != rank)
+    pairs = shared.filter(rank=rank).join(others, KEYS, suffix="_other")
+    is_send = pl.col("op") == "send"
+    first_sends = is_send & pl.col("members").str.starts_with(pl.concat_str("rank", pl.lit(">")))
+    # Each rank ends after the other starts. That gives a lower and an upper bound.
+    pairs = pairs.with_columns(
+        low=pl.when(is_send & first_sends.not_())
+        .then(-_UNBOUNDED)
+        .otherwise(pl.col("start_ns") - pl.col("end_ns_other")),
+        high=pl.when(first_sends)
+        .then(_UNBOUNDED)
+        .otherwise(pl.col("end_ns") - pl.col("start_ns_other")),
+    )
+    return {
+        int(other): (
+            rows["end_ns_other"].to_numpy(),
+            rows["low"].to_numpy(),
+            rows["high"].to_numpy(),
+        )
+        for (other,), rows in pairs.group_by("rank_other")
+    }
+
+
+def _derive_clock(clock: Clock, other: int, time: Int64, low: Int64, high: Int64) -> Clock | None:
+    """Return the clock of another rank from its `Bounds` to a known one; None if it has none.
+
+    Of the numbers of readings in `_CUTS`, the one with the smallest error is taken.
+    """
+    order = np.argsort(time, kind="stable")
+    cuts = [np.array_split(order, num) for num in _CUTS if num == 1 or num * 4 <= len(order)]
+    candidates = [_readings(clock, time, low, high, stretches) for stretches in cuts]
+    sound = [readings for readings in candidates if readings]
+    if not sound:
+        return None
+    best = min(sound, key=lambda readings: max(reading.error_ns for reading in readings))
+    return Clock(other, tuple(best), "collectives")
+
+
+def _readings(
+    clock: Clock, time: Int64, low: Int64, high: Int64, stretches: Sequence[Int64]
+) -> list[Reading]:
+    """Return a reading for each stretch of time that has bounds on both sides."""
+    readings = []
+    for rows in stretches:
+        least, most = int(low[rows].max()), int(high[rows].min())
+        if least <= -_UNBOUNDED // 2 or most >= _UNBOUNDED // 2:
+            continue
+        middle, time_ns = (least + most) // 2, int(np.median(time[rows]))
+        drift = int(_DRIFT * (int(time[rows].max()) - int(time[rows].min())) / 2)
+        # First to the known rank's clock, from there to the reference clock.
+        offset = int(clock.to_reference(np.array([time_ns + middle]))[0]) - time_ns
+        error = abs(most - least) // 2 + drift + clock.error_ns
+        readings.append(Reading(time_ns, offset, error))
+    return readings

@@ -1,0 +1,302 @@
+"""The parts of a session: step times, windows, triggers, clocks, liveness.
+
+`ppprof.capture.session.RecordingSession` calls each of them, in order, at every step and at the end.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ppprof.capture.steps.step_log import StepRecord
+
+if TYPE_CHECKING:
+    from ppprof.capture.postprocess import PostProcessor
+    from ppprof.capture.ranks.clock_sync import ClockSync
+    from ppprof.capture.ranks.triggers import Triggers
+    from ppprof.capture.recording.windows import Windows
+    from ppprof.capture.steps.perf_summary import PerfSummary
+    from ppprof.capture.steps.step_log import StepLog
+    from ppprof.capture.steps.visualdl_scalars import Loss, Scalars
+    from ppprof.capture.window_clock import Transition, WindowClock
+    from ppprof.rundir.liveness import LivenessRegistry
+
+_RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+
+
+class FinishedStep(NamedTuple):
+    """A step that has just ended."""
+
+    step: int
+    """Counted from 0 since `attach`."""
+    batch_cost_ns: int
+    reader_cost_ns: int | None
+    num_samples: int | None
+    num_tokens: int | None
+    num_micro_batches: int | None
+    num_flops: int | None
+    loss: Loss
+    stall_ns: int
+    """Part of ``batch_cost_ns`` in which the profiler held the training up on this rank."""
+    excluded: bool
+    """Whether the step includes a stall of the profiler, of this rank or of another one."""
+    window: int | None
+    """The window that the step was in; None outside windows."""
+    next_window: int
+    """The window that is open after the step, or the next one."""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a session ends."""
+
+    error: BaseException | None
+    """The exception that ends the training."""
+    num_steps: int
+    is_in_window: bool
+    """Whether a window of the job is open."""
+    failures: Set[str]
+    """Tasks of parts that have failed so far."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether an exception ends the training."""
+        return self.error is not None
+
+
+class Part:
+    """What a session calls; each method does nothing unless a part overrides it.
+
+    A method may raise: the session then logs ``task`` with the error and calls `on_failure` of all
+    its parts.
+    """
+
+    task = "profiling"
+    """What has failed where a method raises."""
+
+    def on_step(self, step: FinishedStep) -> None:
+        """Take note of a step that has ended."""
+
+    def on_transition(self, transition: Transition) -> int:
+        """Do what is due between two steps; return for how many ns it held the training up."""
+        return 0
+
+    def on_failure(self) -> None:
+        """End the recording, since a part has failed; step times go on."""
+
+    def close(self, ending: Ending) -> None:
+        """Save everything. A SIGTERM that arrives meanwhile waits."""
+
+    def wait(self, ending: Ending) -> None:
+        """Wait for other processes and print; called after `close` of all parts.
+
+        A SIGTERM that arrives meanwhile ends the process: all is saved.
+        """
+
+    def rescue(self) -> None:
+        """Save what there is, as a SIGTERM is about to end the process; in a thread of its own."""
+
+
+class LivenessPart(Part):
+    """Marks this rank as finished or failed in the run directory."""
+
+    task = "naming dead ranks"
+
+    def __init__(self, registry: LivenessRegistry) -> None:
+        self._registry = registry
+        self.lost_ranks = ""
+        """Ranks that died or failed before this one, and how; "" if none is known."""
+
+    def close(self, ending: Ending) -> None:
+        """Mark this rank."""
+        error = ending.error
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            self._registry.mark_finished()
+        else:
+            self.lost_ranks = self._registry.mark_failed(error)
+
+    def rescue(self) -> None:
+        """Mark this rank as ended by SIGTERM."""
+        self.lost_ranks = self._registry.mark_failed(None)
+
+
+class TriggersPart(Part):
+    """Opens windows on demand."""
+
+    task = "triggers"
+
+    def __init__(self, triggers: Triggers) -> None:
+        self._triggers = triggers
+        triggers.advance(0, 0)
+
+    def on_step(self, step: FinishedStep) -> None:
+        """Report the step's time, then agree with the other ranks on the steps that come."""
+        is_clean = step.window is None and not step.excluded
+        self._triggers.add_step(step.step, step.batch_cost_ns - step.stall_ns, is_clean)
+        self._triggers.advance(step.step + 1, step.next_window)
+
+    def close(self, ending: Ending) -> None:
+        """Wait shortly for decisions on which windows to keep."""
+        self._triggers.close(ending.failed)
+
+
+class RecordingPart(Part):
+    """Records windows on this rank and prints their tables."""
+
+    task = "recording"
+
+    def __init__(
+        self,
+        clock: WindowClock,
+        windows: Windows | None,
+        post_processor: PostProcessor,
+        triggers: Triggers | None = None,
+    ) -> None:
+        self._clock = clock
+        self._windows = windows
+        self._post_processor = post_processor
+        self._triggers = triggers
+
+    def on_transition(self, transition: Transition) -> int:
+        """Print finished tables; open, save, keep or delete windows."""
+        start = time.perf_counter_ns()
+        holds_up = transition.excluded
+        if self._post_processor.has_finished_child:
+            holds_up = True
+            self._post_processor.poll()
+        windows = self._windows
+        if windows is not None and (holds_up or transition.after.records):
+            if not windows.fits(transition.own_before, transition.own_after, transition.window):
+                transition = self._clock.cut(transition)
+                holds_up = True
+            windows.advance(
+                transition.own_before, transition.own_after, transition.step, transition.window
+            )
+            windows.holds = transition.is_provisional
+        self._apply_keep_decisions()
+        return time.perf_counter_ns() - start if holds_up else 0
+
+    def on_failure(self) -> None:
+        """Save an open window that holds a step, and stop recording."""
+        windows, self._windows = self._windows, None
+        if windows is not None:
+            windows.close(keep_empty=False)
+
+    def close(self, ending: Ending) -> None:
+        """Save an open window."""
+        self._apply_keep_decisions()
+        windows, self._windows = self._windows, None
+        if windows is not None:
+            windows.close(keep_empty=ending.failed or self._clock.schedule.record is None)
+
+    def rescue(self) -> None:
+        """Save an open window; Paddle's profiler stays, since the training may be using it."""
+        if self._windows is not None:
+            self._windows.rescue()
+
+    def _apply_keep_decisions(self) -> None:
+        """Keep or delete windows that were recorded to see whether a step is slow."""
+        if self._triggers is None or not self._triggers.keep_decisions:
+            return
+        decisions, self._triggers.keep_decisions = self._triggers.keep_decisions, {}
+        windows = self._windows
+        if windows is not None:
+            for window, is_kept in decisions.items():
+                (windows.release if is_kept else windows.drop)(window)
+
+
+class ClockSyncPart(Part):
+    """Compares this rank's clock with rank 0's at windows."""
+
+    task = "comparing clocks"
+
+    def __init__(self, clock_sync: ClockSync) -> None:
+        self._clock_sync = clock_sync
+
+    def on_transition(self, transition: Transition) -> int:
+        """Start a reading after a window; it is taken beside the training."""
+        self._clock_sync.advance(transition.before, transition.step)
+        return 0
+
+    def wait(self, ending: Ending) -> None:
+        """Take the last reading."""
+        self._clock_sync.close(compare=ending.is_in_window, failed=ending.failed)
+
+
+class StepsPart(Part):
+    """Counts and logs every step.
+
+    Args:
+        summary: averages of all steps.
+        log: where step times are written, if anywhere.
+        scalars: where scalars are written, if anywhere; only with a log.
+        device_peak_bytes: returns the most memory allocated on the device so far.
+    """
+
+    task = "timing a step"
+
+    def __init__(
+        self,
+        summary: PerfSummary,
+        log: StepLog | None = None,
+        scalars: Scalars | None = None,
+        device_peak_bytes: Callable[[], int] | None = None,
+    ) -> None:
+        self._summary = summary
+        self._log = log
+        self._scalars = scalars
+        self._device_peak_bytes = device_peak_bytes
+
+    def on_step(self, step: FinishedStep) -> None:
+        """Count and log a step."""
+        self._summary.add(
+            step.batch_cost_ns,
+            step.reader_cost_ns,
+            step.num_samples,
+            step.excluded,
+            num_tokens=step.num_tokens,
+            num_flops=step.num_flops,
+        )
+        if self._log is None:
+            return
+        record = StepRecord(
+            step=step.step,
+            batch_cost_ns=step.batch_cost_ns,
+            reader_cost_ns=step.reader_cost_ns,
+            num_samples=step.num_samples,
+            num_tokens=step.num_tokens,
+            num_micro_batches=step.num_micro_batches,
+            num_flops=step.num_flops,
+            device_peak_bytes=self._device_peak_bytes() if self._device_peak_bytes else None,
+            host_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT,
+            stall_ns=step.stall_ns,
+            excluded=step.excluded,
+            window=step.window,
+        )
+        self._log.add(record)
+        if self._scalars is not None:
+            self._scalars.add(record, step.loss)
+
+    def on_transition(self, transition: Transition) -> int:
+        """Write the steps of a window that has ended."""
+        if transition.ends_window:
+            self._flush()
+        return 0
+
+    def close(self, ending: Ending) -> None:
+        """Write all steps."""
+        self._flush()
+
+    def rescue(self) -> None:
+        """Write all steps."""
+        self._flush()
+
+    def _flush(self) -> None:
+        if self._log is not None:
+            self._log.flush()
+        if self._scalars is not None:
+            self._scalars.flush()

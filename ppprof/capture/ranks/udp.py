@@ -1,0 +1,68 @@
+"""A UDP socket of rank 0 that the other ranks find through the job's store."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+from typing import Any, NamedTuple
+
+
+class Endpoint(NamedTuple):
+    """One end of the connection."""
+
+    socket: socket.socket
+    token: str
+    """16 hexadecimal digits that packets of this session carry; other packets are ignored."""
+
+
+def listen(host: str, store: Any, key: str) -> Endpoint:
+    """Open rank 0's socket on a free port and write its address into the store.
+
+    Args:
+        host: the address to bind, where the other ranks reach this one.
+        store: the job's store.
+        key: prefix of the keys in the store, the same on all ranks.
+
+    Raises:
+        OSError: this machine does not have the address.
+        RuntimeError: the store fails.
+    """
+    family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
+    endpoint = Endpoint(socket.socket(family, socket.SOCK_DGRAM), secrets.token_hex(8))
+    try:
+        endpoint.socket.bind(address)
+        port = endpoint.socket.getsockname()[1]
+        store.set(f"{key}/address", json.dumps([host, port, endpoint.token]))
+        store.add(f"{key}/posted", 1)
+    except BaseException:
+        endpoint.socket.close()
+        raise
+    return endpoint
+
+
+def connect(store: Any, key: str) -> Endpoint | None:
+    """Open a socket that sends to rank 0 and receives from it only; None before rank 0 listens.
+
+    The socket is connected, so that the kernel reports a port without a listener as an error.
+
+    Args:
+        store: the job's store; this call does not wait for it.
+        key: as given to `listen`.
+
+    Raises:
+        OSError: rank 0's address cannot be reached.
+        RuntimeError: the store fails.
+    """
+    # `add` of 0 returns at once, while `get` of a key that is not there waits.
+    if not store.add(f"{key}/posted", 0):
+        return None
+    host, port, token = json.loads(store.get(f"{key}/address"))
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    endpoint = Endpoint(socket.socket(family, kind), token)
+    try:
+        endpoint.socket.connect(address)
+    except BaseException:
+        endpoint.socket.close()
+        raise
+    return endpoint

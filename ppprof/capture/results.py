@@ -1,0 +1,119 @@
+"""What a session prints and logs as it ends: tables, the Perf Summary, where traces are."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from ppprof.capture.output import print_result
+from ppprof.capture.parts import Ending, LivenessPart, Part
+from ppprof.capture.postprocess import PostProcessor
+from ppprof.capture.ranks.clock_sync import describe_clocks
+from ppprof.capture.recording.windows import Windows
+from ppprof.capture.steps.perf_summary import PerfSummary
+from ppprof.capture.window_clock import WindowClock
+from ppprof.rundir.clocks import read_clocks
+
+_FINISH_SECONDS = 60.0
+"""How long a session that ends waits for tables and traces. A gigabyte takes a few seconds; the
+child process outlives the session, and a cluster should not be held for it."""
+
+log = logging.getLogger("ppprof")
+
+
+@dataclass
+class Results(Part):
+    """The last part of a session: waits for the tables, then prints what the run has left."""
+
+    rank: int
+    shown: Path | None
+    """The run directory as the config names it; None without one."""
+    clock: WindowClock
+    summary: PerfSummary
+    prints: bool = True
+    """Whether this rank prints; log messages about lost ranks are written by all."""
+    viewed: str | None = "json"
+    """The format whose traces are named; None if only ``pb`` is written."""
+    clocks_of: Path | None = None
+    """The run directory whose clock readings are printed; None if clocks are not compared."""
+    liveness: LivenessPart | None = None
+    windows: Windows | None = None
+    """None on a rank that does not record."""
+    post_processor: PostProcessor | None = None
+
+    task = "printing the results"
+
+    def close(self, ending: Ending) -> None:
+        """Log which ranks died first, now that this one's data are saved."""
+        self._log_lost_ranks()
+
+    def wait(self, ending: Ending) -> None:
+        """Wait for the tables and print."""
+        if self.post_processor is not None:
+            # Other ranks hang until a failing one has ended: it does not wait for tables.
+            self.post_processor.wait(0 if ending.failed else _FINISH_SECONDS)
+        if self.prints:
+            self._log_cut_window(ending)
+            self._print_summary()
+            if self.windows is not None and self.shown is not None and not self.clock.timer_only:
+                self._print_traces(self.windows, self.shown, ending)
+
+    def rescue(self) -> None:
+        """Log which ranks died first, and how to make the tables."""
+        self._log_lost_ranks()
+        if self.post_processor is not None:
+            self.post_processor.leave()
+
+    def _log_lost_ranks(self) -> None:
+        if self.liveness is not None and self.liveness.lost_ranks:
+            num_saved = len(self.windows.saved) if self.windows is not None else 0
+            saved = f"{num_saved} window{'s' * (num_saved != 1)} and the step times of this rank"
+            lost = self.liveness.lost_ranks
+            log.warning(f"rank {self.rank}: {lost}; {saved} are saved in {self.shown}")
+
+    def _log_cut_window(self, ending: Ending) -> None:
+        """Warn about a window that the training ended in the middle of, or about no step at all.
+
+        A training that failed before its first step explains itself.
+        """
+        schedule, window = self.clock.schedule, self.clock.window
+        num_recorded = schedule.num_recorded(ending.num_steps)
+        saved = [name.window for name in self.windows.saved] if self.windows is not None else []
+        if not ending.num_steps and not ending.failed:
+            log.warning("step() was never called: no step times are known")
+        elif schedule.record is not None and num_recorded and window in saved:
+            steps = f"{num_recorded} of {schedule.record} steps"
+            log.warning(
+                f"window {window} was cut short by the end of the training: "
+                f"it has {steps}, the last of them {ending.num_steps - 1}"
+            )
+
+    def _print_summary(self) -> None:
+        if self.clock.timer_only or self.summary.has_table:
+            print_result(f"{self.summary.text()}\n")
+        if self.clocks_of is not None:
+            line = describe_clocks(read_clocks(self.clocks_of))
+            if line is not None:
+                print_result(f"{line}\n")
+
+    def _print_traces(self, windows: Windows, run: Path, ending: Ending) -> None:
+        if not windows.saved:
+            if not ending.failures:  # else a failure was logged, which explains it
+                log.warning(f"no window was recorded: {self._why_no_window(windows, ending)}")
+            return
+        if self.viewed is None:
+            log.warning(f"{run}: no viewer opens pb alone; add json to Profiler.formats")
+            return
+        if self.viewed == "json":  # VisualDL does not open gzip files
+            print_result(f"VisualDL: visualdl --logdir {run}\n")
+        traces = " ".join(str(run / name.trace(self.viewed)) for name in windows.saved)
+        print_result(f"chrome://tracing or https://ui.perfetto.dev: {traces}\n")
+
+    def _why_no_window(self, windows: Windows, ending: Ending) -> str:
+        why = f"the schedule is {self.clock.schedule}, and {ending.num_steps} steps were seen"
+        if self.clock.on_demand is None:
+            return why
+        if windows.num_dropped:
+            return f"{why}; what was recorded was not slow, and deleted"
+        return f"{why}; no window was asked for on this rank"

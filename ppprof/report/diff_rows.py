@@ -1,0 +1,132 @@
+"""A comparison as data: the rows to show of each table, and the JSON document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import polars as pl
+
+from ppprof.analysis.diff.diff import Diff
+from ppprof.analysis.diff.gate import Outcome
+from ppprof.analysis.diff.run_costs import KERNEL_VALUES, OPERATOR_VALUES
+
+VIEWS = ("overview", "rank", "op", "kernel", "module")
+"""The tables, in their order."""
+
+SCHEMA_VERSION = 1
+"""Version of `diff_document`; goes up when a reader of the older form would misread it."""
+
+_MIN_SHARE_OF_STEP = 0.001
+
+
+@dataclass(frozen=True)
+class RowSelection:
+    """Which tables and rows of a comparison to show."""
+
+    views: Sequence[str] = VIEWS
+    include_noise: bool = False
+    """Whether to show changes within the noise as well."""
+    limit: int | None = 20
+    """Rows per table; None for all."""
+    min_delta_ns: float | None = None
+    """Hide smaller changes; None hides changes below 0.1% of the baseline's step."""
+    pattern: str | None = None
+    """A regular expression that must match somewhere in a name."""
+    sort: str | None = None
+    """A value of operators, such as ``cpu_total``; None for self time on the clock in use."""
+
+
+def select_rows(diff: Diff, selection: RowSelection) -> dict[str, pl.DataFrame]:
+    """Return the tables of a comparison by view, filtered by the selection, not yet limited."""
+    if selection.min_delta_ns is None:
+        step_ns = diff.baseline.steps["step_ns"].cast(pl.Float64).mean()
+        if selection.include_noise or not isinstance(step_ns, float):
+            min_delta_ns = 0.0
+        else:
+            min_delta_ns = _MIN_SHARE_OF_STEP * step_ns
+        selection = replace(selection, min_delta_ns=min_delta_ns)
+    tables: dict[str, pl.DataFrame] = {}
+    if "overview" in selection.views:
+        tables["overview"] = diff.overview
+    if "rank" in selection.views:
+        tables["rank"] = diff.ranks
+    for view in ("op", "kernel"):
+        if view in selection.views:
+            key = sort_key(view, diff.clock, selection)
+            table = diff.operators_by(key) if view == "op" else diff.kernels_by(key)
+            tables[view] = _changed_rows(table, key, selection)
+    if "module" in selection.views:
+        tables["module"] = _changed_branches(diff.modules, selection)
+    return tables
+
+
+def sort_key(view: str, clock: str, selection: RowSelection) -> str:
+    """Return the column that operators (``op``) or kernels are sorted by, such as ``cpu_self_ns``."""
+    values = OPERATOR_VALUES if view == "op" else KERNEL_VALUES
+    for value in values:
+        if selection.sort is not None and value.removesuffix("_ns") == selection.sort:
+            return value
+    return f"{clock}_self_ns" if view == "op" else "gpu_total_ns"
+
+
+def _changed_rows(table: pl.DataFrame, key: str, selection: RowSelection) -> pl.DataFrame:
+    delta = pl.col(f"delta_{key}").abs()
+    values = [name for name in table.columns if name.startswith("delta_") and "_ratio_" not in name]
+    changed = table.filter(pl.any_horizontal(pl.col(values) != 0))
+    if not selection.include_noise:
+        # A changed number of calls counts whatever the noise; so does a change of unknown noise.
+        changed = changed.filter(pl.col("is_clear").fill_null(True) | (pl.col("delta_calls") != 0))
+    if selection.pattern:
+        changed = changed.filter(pl.col("name").str.contains(selection.pattern))
+    if selection.min_delta_ns and key != "calls":
+        changed = changed.filter((delta >= selection.min_delta_ns) | (pl.col("status") != "both"))
+    return changed
+
+
+def _changed_branches(modules: pl.DataFrame, selection: RowSelection) -> pl.DataFrame:
+    """Return modules whose own time changed, and the modules that contain them."""
+    delta = pl.col("delta_self_ns").abs()
+    is_chosen = (delta > 0) & (delta >= (selection.min_delta_ns or 0.0))
+    if not selection.include_noise:
+        is_chosen &= pl.col("is_clear").fill_null(True) | (pl.col("status") != "both")
+    if selection.pattern:
+        is_chosen &= pl.col("name").str.contains(selection.pattern)
+    chosen = modules.select(is_chosen.fill_null(False)).to_series().to_list()
+    depths = modules["depth"].to_list()
+    keep, wanted_depth = [False] * len(depths), -1
+    for row in range(len(depths) - 1, -1, -1):  # rows are in pre-order: children follow parents
+        if chosen[row] or depths[row] < wanted_depth:
+            keep[row], wanted_depth = True, depths[row]
+    return modules.filter(pl.Series(keep, dtype=pl.Boolean))
+
+
+def diff_document(
+    diff: Diff, selection: RowSelection, outcomes: Sequence[Outcome] = ()
+) -> dict[str, Any]:
+    """Return the comparison as JSON-compatible values: times in nanoseconds, ratios as fractions."""
+    change, comparability = diff.change, diff.comparability
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "baseline": diff.baseline.what,
+        "experiment": diff.experiment.what,
+        "step_time": {
+            "verdict": change.verdict,
+            "ratio": change.ratio,
+            "low": change.low,
+            "high": change.high,
+            "baseline_steps": change.baseline_steps,
+            "experiment_steps": change.experiment_steps,
+            "steps_are": [words for _, words in diff.step_times],
+        },
+        "comparability": {
+            "score": comparability.score,
+            "shares": dict(comparability.shares),
+            "differences": list(comparability.differences),
+        },
+        "rules": [outcome._asdict() for outcome in outcomes],
+        "tables": {
+            view: table.rows(named=True) for view, table in select_rows(diff, selection).items()
+        },
+    }

@@ -1,0 +1,70 @@
+"""Notes below the tables of ``ppprof summary``.
+
+All but `DISTRIBUTED_HOST_NOTE` and the line on Exposed Communication are Paddle's own text, from
+``_build_table`` of paddle 3.3's profiler_statistic.py, kept word for word.
+"""
+
+from __future__ import annotations
+
+DEVICE_NOTE = """\
+CPU(Process) Utilization = Current process CPU time over all cpu cores / elapsed time, so max \
+utilization can be reached 100% * number of cpu cores.
+CPU(System) Utilization = All processes CPU time over all cpu cores(busy time) / (busy time + \
+idle time).
+GPU Utilization = Current process GPU time / elapsed time."""
+
+OVERVIEW_NOTE = """\
+In this table, We sum up all collected events in terms of event type.
+The time of events collected on host are presented as CPU Time, and as GPU Time if on device.
+Events with different types may overlap or inclusion, e.g. Operator includes OperatorInner, so \
+the sum of ratios is not 100%.
+The time of events in the same type with overlap will not calculate twice, and all time is summed \
+after merged.
+Example:
+Thread 1:
+  Operator: |___________|     |__________|
+Thread 2:
+  Operator:   |____________|     |___|
+After merged:
+  Result:   |______________|  |__________|
+"""
+
+MODEL_NOTE = """\
+In this table, GPU time is the sum of all device(GPU) events called in the phase.
+Unlike overview summary, if two device(GPU) events execute on different streams with overlap \
+time, we sum them directly here.
+"""
+
+DISTRIBUTED_NOTE = """\
+Communication time: Communication Event time, Communication Op time and its kernel time on gpu.
+Computation time: Kernel time, except kernels belong to communication(nccl kernels).
+Overlap time: Communication time intersects with computation time.
+Exposed Communication time: Communication time minus overlap time (ppprof's own row).
+Example:
+Communication:
+  CPU:              |_________________|
+  GPU:                                  |______________|
+  Total:            |_________________| |______________|
+Computation time(Kernel):
+  GPU:         |________________|
+Overlap time:       |___________|
+"""
+
+DISTRIBUTED_HOST_NOTE = """\
+This trace holds no device events. Paddle counts kernels only, so its Computation and Overlap are 0; \
+here operators stand for kernels.
+Communication time: Communication Event time and Communication Op time.
+Computation time: Time in which a thread runs an operator and does not communicate itself.
+Overlap time: One thread communicates while another computes.
+Exposed Communication time: Communication time minus overlap time (ppprof's own row).
+Example:
+Thread 1:
+  Operator:         |____________________|
+  Communication:           |______|
+Thread 2:
+  Communication:                    |_________|
+Communication time:        |______| |_________|
+Computation time:   |______|      |______|
+Overlap time:                       |____|
+Exposed time:              |______|      |____|
+"""

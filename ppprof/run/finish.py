@@ -1,0 +1,211 @@
+"""What a capture left raw becomes traces and tables: the library behind ``ppprof finish``."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ppprof import rundir
+from ppprof.analysis.profile.profile import Profile, SummaryOptions
+from ppprof.analysis.summaries.views import VIEWS, summarize
+from ppprof.config import ProfilerConfig
+from ppprof.errors import InputError, TraceError
+from ppprof.paths import remove_quietly, write_atomically
+from ppprof.run.summary import WindowTables, tables_of_profile
+from ppprof.rundir import TraceName, partial_files, raw_files, read_manifest, trace_bytes
+from ppprof.rundir.recordings import Recording
+from ppprof.rundir.summaries import document, dumps
+from ppprof.rundir.triggers import write_completion
+from ppprof.trace import Trace, read_window, write_paddle_json
+from ppprof.trace.paddle.json_writer import TooLargeError
+from ppprof.units import MEGABYTE, bytes_text
+
+_COMMAND_SECONDS = 600.0
+"""How long the user's command may take."""
+
+_log = logging.getLogger("ppprof")
+
+ShowTables = Callable[[WindowTables, ProfilerConfig], None]
+"""Called with the tables that the config selects, before the traces are written."""
+
+
+def finish(
+    run: Path,
+    show: ShowTables,
+    *,
+    rank: int | None = None,
+    window: int | None = None,
+    command: Sequence[str] = (),
+) -> None:
+    """Make traces and tables of every raw capture in a run directory.
+
+    Args:
+        run: the run directory.
+        show: prints the tables of a window.
+        rank: only this rank's captures; None: all.
+        window: only this window; None: all.
+        command: run after each window, with the names of its files as arguments.
+
+    Raises:
+        InputError: not a run of ppprof, or no capture that was chosen could be finished.
+    """
+    manifest = read_manifest(run)
+    if not isinstance(manifest.get("profiler"), Mapping):
+        raise InputError(f"{run}/manifest.json: no profiler block; expected one of a ppprof run")
+    profiler = ProfilerConfig.from_mapping(manifest["profiler"])
+    captures = [
+        (name, path)
+        for name, path in raw_files(run)
+        if rank in (None, name.rank) and window in (None, name.window)
+    ]
+    rundir.reject_symlinks(run)
+    if not captures:
+        _log.info("%s: nothing left to finish; tables as data: %s/summary", run, run)
+    num_failed = 0
+    for name, path in captures:
+        try:
+            with _locked(run, name, path) as is_locked:
+                if is_locked:
+                    files = _finish_window(run, name, path, profiler, show)
+                    if command:
+                        _run_command(command, run, name, files)
+        except (TraceError, OSError) as error:
+            num_failed += 1
+            _log.error("%s", error)
+    if num_failed and num_failed == len(captures):
+        raise InputError(f"{run}: no raw capture could be finished")
+
+
+@contextmanager
+def _locked(run: Path, name: TraceName, raw: Path) -> Iterator[bool]:
+    """Lock a capture; yield whether it is ours: the training's own process may be finishing it.
+
+    Partial files of a process that was killed are removed.
+    """
+    try:
+        # Network file systems grant a write lock only on a file that is open for writing.
+        file = raw.open("rb+" if os.access(raw, os.W_OK) else "rb")
+    except FileNotFoundError:
+        _log.info("%s: another process has just finished it", raw)
+        yield False
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.info("%s: skipped: another process is finishing it", raw)
+            yield False
+            return
+        except OSError:  # a file system without locks
+            yield True
+            return
+        for partial_file in partial_files(run, name):
+            remove_quietly(partial_file)
+        yield True
+
+
+def _finish_window(
+    run: Path, name: TraceName, raw: Path, profiler: ProfilerConfig, show: ShowTables
+) -> list[Path]:
+    """Show the tables that the config selects, then write what it asks for.
+
+    Returns:
+        The files of the window: its traces, then its tables.
+    """
+    trace = read_window(raw)
+    profile = Profile(trace, SummaryOptions(profiler.sorted_by, profiler.thread_sep))
+    recording = Recording(name.rank, name.window, raw.name, name.label, (raw,))
+    tables = tables_of_profile(profile, recording, raw, profiler.views())
+    show(tables, profiler)  # before the slow part: a user is waiting for them
+    every = {
+        view: tables.tables[view] if view in tables.tables else summarize(profile, view)
+        for view in VIEWS
+    }
+    write_atomically(run / name.summary, dumps(document(every, **tables.identity())).encode())
+    max_bytes = None if profiler.max_trace_mb is None else int(profiler.max_trace_mb * MEGABYTE)
+    traces, skipped = _write_traces(trace, run, name, profiler, max_bytes)
+    if skipped:
+        _log.warning("%s: kept: %s", raw, skipped)
+    losses = [f"{count} {kind}" for kind, count in trace.skipped.items()]
+    if trace.events.is_empty():
+        losses.append("it contains no event")
+    if losses:
+        _log.warning("%s: kept, since it was read only in part: %s", raw, ", ".join(losses))
+    if losses or skipped or "pb" in profiler.formats:
+        traces.append(raw)
+    else:
+        raw.unlink(missing_ok=True)
+        shutil.rmtree(run / name.calls, ignore_errors=True)
+    files = [*traces, run / name.summary]
+    write_completion(run, name.rank, name.window, files, skipped)
+    return files
+
+
+def _write_traces(
+    trace: Trace, run: Path, name: TraceName, profiler: ProfilerConfig, max_bytes: int | None
+) -> tuple[list[Path], str | None]:
+    """Write the traces beside the raw file; return them, and which were left out and why.
+
+    Args:
+        trace: the window.
+        run: the run directory.
+        name: the name of the window.
+        profiler: selects the formats.
+        max_bytes: what all traces of the rank may take; None: no limit.
+    """
+    written, skipped = [], []
+    for fmt in profiler.formats:
+        if fmt == "pb":
+            continue
+        path, left = run / name.trace(fmt), None
+        if max_bytes is not None:
+            left = max(0, max_bytes - trace_bytes(run, name.rank))
+        try:
+            write_paddle_json(trace, path, left)
+            written.append(path)
+        except TooLargeError:
+            skipped.append(f"no {fmt}, which would take more than {bytes_text(left or 0)}")
+    if not skipped:
+        return written, None
+    limit = f"what is left of Profiler.max_trace_mb {profiler.max_trace_mb:g}"
+    return written, f"{', '.join(skipped)}, {limit}; ppprof convert writes it elsewhere"
+
+
+def _run_command(command: Sequence[str], run: Path, name: TraceName, files: list[Path]) -> None:
+    """Run the user's command with the files of a window; log its failure as a warning."""
+    environment = {
+        **{key: value for key, value in os.environ.items() if key != "PYTHONSAFEPATH"},
+        "PPPROF_RUN": str(run),
+        "PPPROF_RANK": str(name.rank),
+        "PPPROF_WINDOW": str(name.window),
+    }
+    try:
+        done = subprocess.run(
+            [*command, *map(str, files)],
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno(),  # our stdout is for the tables
+            env=environment,
+            timeout=_COMMAND_SECONDS,
+            check=False,
+        )
+        why = f"exit code {done.returncode}" if done.returncode else ""
+    except subprocess.TimeoutExpired:
+        why = f"ended after {_COMMAND_SECONDS:.0f} s"
+    except OSError as error:
+        why = error.strerror or str(error)
+    if why:
+        _log.warning(
+            "ppprof: rank %d, window %d: on_window_end %s: %s",
+            name.rank,
+            name.window,
+            shlex.join(command),
+            why,
+        )

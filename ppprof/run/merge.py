@@ -1,0 +1,155 @@
+"""All ranks of a run in one timeline: the library behind ``ppprof merge``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ppprof.analysis.profile.steps import StepRange, select_steps
+from ppprof.analysis.ranks.clock_alignment import align_clocks
+from ppprof.analysis.ranks.collectives import collectives
+from ppprof.errors import InputError, UsageError
+from ppprof.paths import to_path
+from ppprof.run.ranks import tables_by_rank
+from ppprof.rundir.clocks import Clock, Clocks, Reading
+from ppprof.rundir.recordings import Recording
+from ppprof.topology import RankSelector
+from ppprof.trace.merge import Window, write_merged
+from ppprof.units import format_ranges
+
+if TYPE_CHECKING:
+    from ppprof.run.run import Run
+
+_log = logging.getLogger("ppprof")
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The result of `merge_ranks`."""
+
+    path: Path
+    ranks: tuple[int, ...]
+    """The ranks in it, ascending."""
+    num_events: int
+    """Without arrows."""
+
+
+def merge_ranks(
+    run: Run,
+    path: str | Path,
+    ranks: RankSelector = "all",
+    window: int | None = None,
+    steps: StepRange | None = None,
+    min_dur_ns: int = 0,
+    clocks: Clocks | None = None,
+) -> Merged:
+    """Write ranks into one timeline on one clock; see `ppprof.run.run.Run.merge`."""
+    recordings = run.select_ranks(ranks, window)
+    if clocks is None:
+        clocks = _clocks_of(run, recordings)
+    windows = _Windows(run, recordings, steps, clocks)
+    recorded = {recording.rank for recording in recordings if recording.files}
+    num_events = write_merged(iter(windows), path, ranks=recorded, min_dur_ns=min_dur_ns)
+    for error in windows.errors:
+        _log.warning("%s", error)
+    unaligned = [rank for rank in windows.written if rank not in clocks and rank != 0]
+    if unaligned and len(windows.written) > 1:
+        _log.warning(
+            "%s: no clock offset is known for %s; their events keep their machine's clock and may "
+            "be misaligned with ranks on other hosts",
+            run,
+            format_ranges("rank", unaligned),
+        )
+    return Merged(to_path(path), tuple(windows.written), num_events)
+
+
+class _Windows:
+    """The windows to write, one in memory at a time.
+
+    Args:
+        run: the run.
+        recordings: the windows.
+        steps: only these; None: all.
+        clocks: clocks by rank.
+    """
+
+    def __init__(
+        self, run: Run, recordings: Sequence[Recording], steps: StepRange | None, clocks: Clocks
+    ) -> None:
+        self._run = run
+        self._recordings = recordings
+        self._steps = steps
+        self._clocks = clocks
+        self.written: list[int] = []
+        """The ranks that were written, ascending."""
+        self.errors: list[str] = []
+        """Why ranks were left out."""
+
+    def __iter__(self) -> Iterator[Window]:
+        existing: set[int] = set()
+        hosts = dict(self._run.places.select("rank", "host").iter_rows())
+        for recording in self._recordings:
+            try:
+                trace = self._run.reader.trace(recording)[1]
+            except InputError as error:
+                self.errors.append(f"rank {recording.rank} is left out: {error}")
+                continue
+            existing.update(trace.events["step"].drop_nulls().unique().to_list())
+            if self._steps is not None:
+                trace = select_steps(trace, self._steps)
+                if trace.events.is_empty():
+                    continue
+            rank = recording.rank
+            if rank not in self.written:
+                self.written.append(rank)
+            name = _process_name(self._run, recording, hosts)
+            yield Window(rank, recording.window, name, trace, self._clocks.get(rank))
+            del trace
+        if self.errors and not self.written and not existing:
+            raise InputError("\n".join(self.errors))
+        if not self.written:
+            steps = format_ranges("step", existing)
+            raise UsageError(f"{self._run}: no step of {self._steps}; it has {steps}")
+
+
+def _clocks_of(run: Run, recordings: Sequence[Recording]) -> Clocks:
+    """Return clocks as the capture compared them, else as collectives bound them (`align_clocks`)."""
+    reference = {0: Clock(0, (Reading(0, 0, 0),), "same")}
+    measured = {**reference, **run.clocks} if run.clocks else {}
+    ranks = {recording.rank for recording in recordings}
+    if len(ranks) < 2 or ranks <= set(measured):
+        return measured
+    tables = []
+    for recording in recordings:
+        with suppress(InputError):  # reported where the window is written
+            tables.append(collectives(run.reader.trace(recording)[1], recording.rank))
+    clocks = align_clocks(tables_by_rank(tables), measured) if tables else measured
+    errors_ns = {
+        rank: clock.error_ns for rank, clock in clocks.items() if clock.method == "collectives"
+    }
+    if errors_ns:
+        _log.warning(
+            "%s: the clocks of %s were not compared; their collectives bound them to %.3f ms",
+            run,
+            format_ranges("rank", errors_ns),
+            max(errors_ns.values()) / 1e6,
+        )
+    return clocks if len(clocks) > 1 else measured
+
+
+def _process_name(run: Run, recording: Recording, hosts: Mapping[int, str | None]) -> str:
+    """Return ``dp1 pp0 mp1 · host-b``; sep and sharding only where there are several of them."""
+    topology, rank = run.topology, recording.rank
+    if topology is None or rank >= topology.world_size:
+        return recording.what
+    coordinate = " ".join(
+        f"{axis}{index}"
+        for axis, index in topology.coordinate(rank).items()
+        if axis in ("dp", "pp", "mp") or topology.degree(axis) > 1
+    )
+    host = run.manifest["nodes"].get(rank) or hosts.get(rank)
+    return f"{coordinate} · {host}" if host else coordinate

@@ -1,0 +1,69 @@
+"""All ranks of a run together: the library behind ``ppprof ranks``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+from ppprof.analysis.profile.steps import StepRange
+from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis
+from ppprof.analysis.ranks.collectives import with_rank
+from ppprof.analysis.ranks.step_table import join_ranks, with_window
+from ppprof.errors import InputError, UsageError
+from ppprof.run.traces import WindowResult
+from ppprof.units import format_ranges
+
+if TYPE_CHECKING:
+    from ppprof.run.run import Run
+
+_log = logging.getLogger("ppprof")
+
+
+def cluster_of(
+    run: Run, results: Iterable[WindowResult[RankAnalysis]], steps: StepRange | None = None
+) -> Cluster:
+    """Return all ranks together, from the analysis of each window.
+
+    Args:
+        run: the run.
+        results: `ppprof.analysis.ranks.cluster.analyze_rank` of some windows.
+        steps: only these; None: all.
+
+    Raises:
+        UsageError: no such steps; names those that exist.
+        InputError: the windows have no step.
+    """
+    parts, bubbles, collectives, passes = [], [], [], []
+    for result in results:
+        if result.value.breakdown.parts.is_empty():
+            _log.warning("%s: no step in it; left out", result.source)
+        rank, window = result.recording.rank, result.recording.window
+        parts.append((rank, window, result.value.breakdown.parts))
+        bubbles.append(with_window(result.value.breakdown.bubbles, rank, window))
+        collectives.append(with_rank(result.value.collectives, rank))
+        passes.append(result.value.passes.with_columns(rank=pl.lit(rank, pl.Int64)))
+    rows = join_ranks(parts, run.places)
+    if rows.is_empty():
+        raise InputError(f"{run.path}: no step in any of its traces")
+    if steps is not None:
+        existing = format_ranges("step", rows["step"])
+        rows = rows.filter(steps.contains(pl.col("step")))
+        if rows.is_empty():
+            raise UsageError(f"{run.path}: no step of {steps}; it has {existing}")
+    return Cluster(
+        rows,
+        tables_by_rank(bubbles),
+        tables_by_rank(collectives),
+        tables_by_rank(passes),
+        run.clocks,
+        run.topology,
+    )
+
+
+def tables_by_rank(tables: Iterable[pl.DataFrame]) -> list[pl.DataFrame]:
+    """Return one table for each rank: its windows one after the other."""
+    all_rows = pl.concat(tables)
+    return [table for _, table in all_rows.group_by("rank", maintain_order=True)]

@@ -1,0 +1,132 @@
+"""Choose windows of a run: by rank, by number, by coordinates."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ppprof.errors import InputError, UsageError
+from ppprof.rundir.recordings import Recording, join_paths
+from ppprof.topology import RankSelector, Topology
+from ppprof.units import format_ranges
+
+if TYPE_CHECKING:
+    from ppprof.run.run import Run
+
+_log = logging.getLogger("ppprof")
+
+
+def select(run: Run, rank: int | None = None, window: int | None = None) -> list[Recording]:
+    """Return the windows of this rank with this number; None: all.
+
+    Raises:
+        InputError: the run has no window at all.
+        UsageError: no such rank or window; names those that exist.
+    """
+    _check_recordings(run)
+    of_rank = [recording for recording in run.recordings if rank in (None, recording.rank)]
+    if not of_rank:
+        raise UsageError(f"{run}: no rank {rank}; it has {format_ranges('rank', run.ranks)}")
+    selected = [recording for recording in of_rank if window in (None, recording.window)]
+    if not selected:
+        windows = format_ranges("window", (recording.window for recording in of_rank))
+        suffix = "" if rank is None else f" of rank {rank}"
+        raise UsageError(f"{run}: no window {window}{suffix}; it has {windows}")
+    return selected
+
+
+def select_one(run: Run, rank: int | None = None, window: int | None = None) -> Recording:
+    """Return the one window of this rank with this number.
+
+    Raises:
+        InputError: the run has no window at all.
+        UsageError: no such rank or window, or several; names those that exist.
+    """
+    selected = select(run, rank, window)
+    if len(selected) > 1:
+        several = sorted({recording.rank for recording in selected})
+        choice = (
+            format_ranges("rank", several)
+            if len(several) > 1
+            else format_ranges("window", (recording.window for recording in selected))
+        )
+        raise UsageError(f"{run}: it has {choice}: choose one")
+    return selected[0]
+
+
+def select_ranks(
+    run: Run, ranks: RankSelector = "all", window: int | None = None
+) -> list[Recording]:
+    """Return the windows of several ranks; log the ranks that should be there and are not.
+
+    Args:
+        run: the run.
+        ranks: ``"all"``, ``3``, ``"0,8-15"`` or, where the run has a manifest, coordinates such
+            as ``{"pp": 0}``.
+        window: only this window; None: all.
+
+    Raises:
+        InputError: the run has no window at all.
+        UsageError: no such ranks or no such window; names those that exist.
+    """
+    _check_recordings(run)
+    topology = run.topology
+    if topology is None:
+        if isinstance(ranks, Mapping):
+            raise UsageError(f"{run.path}: {ranks}: coordinates need a manifest; it has none")
+        topology = Topology.of(dp=max(run.ranks) + 1)
+    try:
+        wanted = topology.select(ranks)
+    except UsageError as error:
+        raise UsageError(f"{run.path}: {error}") from error
+    if ranks == "all":
+        wanted = wanted.union(run.ranks)
+    selected = [recording for recording in run.recordings if recording.rank in wanted]
+    if not selected:
+        raise UsageError(
+            f"{run.path}: no {format_ranges('rank', wanted)}; "
+            f"it has {format_ranges('rank', run.ranks)}"
+        )
+    missing = (wanted & configured_ranks(run)) - set(run.ranks)
+    if missing:
+        warn_of_missing(run, missing)
+    windows = {recording.window for recording in selected}
+    if window is not None and window not in windows:
+        raise UsageError(
+            f"{run.path}: no window {window}; it has {format_ranges('window', windows)}"
+        )
+    return [recording for recording in selected if window in (None, recording.window)]
+
+
+def configured_ranks(run: Run) -> frozenset[int]:
+    """Return the ranks that the job was configured to record; empty without a manifest."""
+    block = run.manifest.get("profiler")
+    try:
+        ranks = block["ranks"] if isinstance(block, Mapping) else "all"
+        return run.topology.select(ranks) if run.topology else frozenset()
+    except (KeyError, TypeError, UsageError):
+        return frozenset()
+
+
+def warn_of_missing(run: Run, ranks: Iterable[int]) -> None:
+    """Log that ranks that were to be recorded have no trace."""
+    _log.warning(
+        "%s: no trace of %s; if other nodes wrote them, give their directories too",
+        run,
+        format_ranges("rank", ranks),
+    )
+
+
+def _check_recordings(run: Run) -> None:
+    if not run.recordings:
+        raise no_trace(run.paths)
+
+
+def no_trace(paths: Iterable[Path]) -> InputError:
+    """Return the error for paths without a trace."""
+    return InputError(
+        f"{join_paths(paths)}: no trace in it: expected a run directory with recorded windows, or "
+        "files such as *.paddle_trace.json (.json.gz, .pb) or *.pt.trace.json"
+    )

@@ -1,0 +1,103 @@
+"""Clocks derived from collectives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppprof.analysis.ranks.clock_alignment import align_clocks, offsets_by_starts
+from ppprof.trace import Clock, Reading
+from tests.analysis.ranks.tables import collectives_of
+
+MS = 1_000_000
+
+
+@given(
+    offsets=st.lists(st.integers(-(10**9), 10**9), min_size=3, max_size=3),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_order_of_events_bounds_every_clock(offsets, seed):
+    """Ranks 0 and 1 reduce together, 1 and 2 as well, and 2 and 3 send to each other."""
+    rng = np.random.default_rng(seed)
+    true = [0, *offsets]  # the reference clock minus the rank's own
+    rows = {rank: [] for rank in range(4)}
+    for time in range(0, 400 * MS, 10 * MS):
+        for members in ("0,1", "1,2", "2>3", "3>2"):
+            ranks = [int(rank) for rank in members.replace(">", ",").split(",")]
+            arrive = time + rng.integers(0, 3 * MS, 2)
+            leave = arrive.max() + rng.integers(0, MS, 2)
+            if ">" in members:  # a sender may leave at once
+                leave[0] = arrive[0] + 1
+            op = "send" if ">" in members else "all_reduce"
+            for rank, start, end in zip(ranks, arrive.tolist(), leave.tolist()):
+                own = true[rank]
+                rows[rank].append((members, op, 1, time // MS, start - own, end - own))
+    parts = [collectives_of(*rows[rank], rank=rank) for rank in rows]
+    clocks = align_clocks(parts)
+    assert {rank: clock.method for rank, clock in clocks.items()} == {
+        0: "same",
+        1: "collectives",
+        2: "collectives",
+        3: "collectives",
+    }
+    for rank, clock in clocks.items():
+        assert abs(clock.offset_ns - true[rank]) <= clock.error_ns < 3 * MS
+
+
+def test_a_measured_clock_is_kept_and_others_are_derived_from_it():
+    rows = [("0,1", "all_reduce", 1, k, k * MS, k * MS + 500) for k in range(20)]
+    late = [(*row[:4], row[4] - 7 * MS, row[5] - 7 * MS) for row in rows]
+    parts = [collectives_of(*rows, rank=0), collectives_of(*late, rank=1)]
+    known = {1: Clock(1, (Reading(0, 9 * MS, 100),))}
+    clocks = align_clocks(parts, known)
+    assert clocks[1] is known[1]
+    assert clocks[0].offset_ns == pytest.approx(2 * MS, abs=clocks[0].error_ns)
+    assert 600 <= clocks[0].error_ns < 5_000
+
+
+def test_ranks_with_equal_errors_are_all_used():
+    """Two paths lead to rank 3, at different times, with the same error."""
+    starts = {"0,1": 100, "0,2": 100, "1,3": 200, "2,3": 300}
+    parts = [
+        collectives_of(
+            *(
+                (members, "barrier", 0, 0, start, start + 10)
+                for members, start in starts.items()
+                if str(rank) in members
+            ),
+            rank=rank,
+        )
+        for rank in range(4)
+    ]
+    clocks = align_clocks(parts)
+    assert {rank: (clock.offset_ns, clock.error_ns) for rank, clock in clocks.items()} == {
+        0: (0, 0),
+        1: (0, 10),
+        2: (0, 10),
+        3: (0, 20),
+    }
+
+
+def test_a_rank_without_shared_collectives_has_no_clock():
+    parts = [
+        collectives_of(("0,1", "all_reduce", 1, 0, 0, 9), rank=0),
+        collectives_of(("2,3", "all_reduce", 1, 0, 0, 9), rank=2),
+    ]
+    assert list(align_clocks(parts)) == [0]
+    assert align_clocks([]) == {}
+
+
+def test_offsets_by_starts_are_wrong_by_the_late_arrival():
+    """Rank 1's clock is 1000 ahead, and it arrives 40 late each time. Rank 2 shares nothing with rank 0."""
+    first = [("0,1", "all_reduce", 1, k, 500 * k, 500 * k + 60) for k in range(5)]
+    second = [("0,1", "all_reduce", 1, k, 500 * k + 1040, 500 * k + 1060) for k in range(5)]
+    third = [("1,2", "all_reduce", 1, 0, 0, 9)]
+    parts = [
+        collectives_of(*first, rank=0),
+        collectives_of(*second, rank=1),
+        collectives_of(*third, rank=2),
+    ]
+    assert offsets_by_starts(parts) == {0: 0, 1: -1040}
+    assert abs(align_clocks(parts)[1].offset_ns + 1000) <= align_clocks(parts)[1].error_ns <= 60

@@ -1,0 +1,157 @@
+"""Collectives of each rank, matched across ranks, and their arrivals."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from ppprof.analysis.ranks.arrivals import arrivals, by_group
+from ppprof.analysis.ranks.collectives import COLLECTIVES, collectives, match_collectives
+from ppprof.rundir.clocks import Clock, Reading
+from ppprof.trace import read
+from tests.analysis.ranks.tables import collectives_of
+from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, write
+
+
+def comm_span(op, start, end, group="0,1", num_bytes=64):
+    axis = "pp" if len(group) == 1 else "dp"
+    name = f"{op}[axis={axis} group=3 bytes={num_bytes} dtype=float32 peers={group}]"
+    return span("Communication", name, start, end)
+
+
+def test_a_ranks_collectives_and_transfers_are_table(tmp_path):
+    """
+    ::
+
+        main     |ProfileStep#4                              |ProfileStep#5
+                  all_reduce  isend all_reduce (with wait)    all_reduce  barrier
+        sender                 send
+        receiver      recv
+    """
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#4", 0, 100).around(
+            comm_span("all_reduce", 10, 20),
+            comm_span("isend", 30, 31, "3"),
+            comm_span("all_reduce", 40, 50),
+            span("Communication", "wait[op=all_reduce group=3 peers=0,1]", 50, 60),
+        ),
+        span("ProfileStep", "ProfileStep#5", 100, 200).around(
+            comm_span("all_reduce", 110, 120),
+            comm_span("barrier", 130, 140, "0,1,2"),
+            span("Communication", "all_reduce", 150, 160),
+        ),
+    )
+    sender = Thread(2, "sender", (comm_span("send", 31, 70, "3"),))
+    receiver = Thread(3, "receiver", (comm_span("recv", 5, 9, "3"),))
+    trace = read(write(tmp_path / "a.pb", main, sender, receiver))
+    table = collectives(trace, 1)
+    assert table.columns == list(COLLECTIVES)
+    assert table.select(
+        "members", "op", "step", "index", pl.col("start_ns") - EPOCH_NS, pl.col("end_ns") - EPOCH_NS
+    ).rows() == [
+        ("3>1", "send", 4, 0, 5, 9),
+        ("0,1", "all_reduce", 4, 0, 10, 20),
+        ("1>3", "send", 4, 0, 31, 70),
+        ("0,1", "all_reduce", 4, 1, 40, 50),
+        ("0,1", "all_reduce", 5, 0, 110, 120),
+        ("0,1,2", "barrier", 5, 0, 130, 140),
+    ]
+
+
+def test_a_blocking_isend_without_a_send_is_the_transfer(tmp_path):
+    trace = read(write(tmp_path / "a.pb", Thread(1, "main", (comm_span("isend", 3, 9, "3"),))))
+    assert collectives(trace, 1).select("members", "op").rows() == [("1>3", "send")]
+
+
+def test_kernels_time_their_collective(tmp_path):
+    """The span launches at 10 to 14, the kernels below it run at 30 to 50."""
+    reduces = launch(11, 12, kernel("nccl_a", 30, 40), kernel("nccl_b", 42, 50))
+    name = "all_reduce[axis=dp group=3 bytes=64 dtype=float32 peers=0,1]"
+    other = span("Operator", "relu", 20, 25, launch(21, 22, kernel("relu", 60, 70)))
+    reduce = span("Communication", name, 10, 14, span("Operator", "inner", 11, 13, reduces))
+    trace = read(write(tmp_path / "a.pb", Thread(1, "main", (reduce, other))))
+    (row,) = collectives(trace, 0).rows(named=True)
+    assert (row["start_ns"] - EPOCH_NS, row["end_ns"] - EPOCH_NS) == (30, 50)
+
+
+def test_only_collectives_of_all_members_are_matched():
+    first = collectives_of(
+        ("0,1", "all_reduce", 1, 0, 0, 9), ("0,1,2", "barrier", 1, 0, 9, 12), rank=0
+    )
+    second = collectives_of(
+        ("0,1", "all_reduce", 1, 0, 4, 9), ("0,1", "all_reduce", 1, 1, 5, 9), rank=1
+    )
+    clocks = {1: Clock(1, (Reading(0, 100, 1),))}
+    assert match_collectives([first, second], clocks).select(
+        "rank", "start_ns", "end_ns"
+    ).rows() == [
+        (0, 0, 9),
+        (1, 104, 109),
+    ]
+
+
+def test_a_rank_outside_the_group_is_not_matched():
+    parts = [collectives_of(("0,2", "barrier", 1, 0, 0, 9), rank=rank) for rank in (0, 1)]
+    assert match_collectives(parts, {}).is_empty()
+
+
+def test_the_last_rank_costs_the_others():
+    """
+    ::
+
+        rank 0   [..................==]     0 to 20
+        rank 1        [.............==]     5
+        rank 2              [.......==]    11
+        rank 3                    [.==]    17: the last; the median is the second, at 5
+    """
+    starts = (0, 5, 11, 17)
+    members = "0,1,2,3"
+    parts = [
+        collectives_of((members, "all_reduce", 1, 0, start, 20), rank=rank)
+        for rank, start in enumerate(starts)
+    ]
+    (row,) = arrivals(match_collectives(parts, {}), {}).rows(named=True)
+    assert (row["last_rank"], row["cost_ns"], row["transfer_ns"]) == (3, 12, 3)
+    assert row["wait_ns"] == (17 + 12 + 6 + 0) // 4
+    assert row["verdict"] == "mixed"  # 8 of 11 on average are waiting
+
+
+@pytest.mark.parametrize(
+    ("starts", "end", "error", "verdict"),
+    [
+        ((0, 90), 100, 0, "skew"),
+        ((0, 90), 100, 44, "skew"),
+        ((0, 90), 100, 45, "inconclusive"),  # either clock may be 45 off, and the skew is 90
+        ((0, 2), 100, 0, "transfer"),
+        ((0, 2), 100, 5, "transfer"),  # whatever the skew within the error, the link is most of it
+        ((0, 2), 100, 20, "inconclusive"),
+        ((0, 50), 75, 0, "mixed"),
+    ],
+)
+def test_a_verdict_is_no_better_than_the_clocks(starts, end, error, verdict):
+    parts = [
+        collectives_of(("0,1", "all_reduce", 1, 0, start, end), rank=rank)
+        for rank, start in enumerate(starts)
+    ]
+    clocks = {rank: Clock(rank, (Reading(0, 0, error),)) for rank in (0, 1)}
+    (row,) = arrivals(match_collectives(parts, clocks), clocks).rows(named=True)
+    assert (row["verdict"], row["error_ns"]) == (verdict, 2 * error)
+
+
+def test_groups_name_the_late_rank_and_the_bandwidth():
+    parts = [
+        collectives_of(
+            *(
+                ("0,1,2", "all_reduce", step, 0, 1000 * step + late, 1000 * step + 100)
+                for step, late in enumerate(lates)
+            ),
+            rank=rank,
+        )
+        for rank, lates in enumerate([(0, 0, 0, 0), (0, 10, 20, 0), (90, 80, 60, 40)])
+    ]
+    (row,) = by_group(arrivals(match_collectives(parts, {}), {}), num_steps=4).rows(named=True)
+    assert (row["last_rank"], row["last_ratio"], row["calls"]) == (2, 1.0, 4)
+    assert row["cost_ns"] == (90 + 70 + 40 + 40) / 4
+    assert row["transfer_ns"] == (10 + 20 + 40 + 60) / 4
+    # 4 x 100 bytes in 130 ns; a ring of 3 moves each 2 x 2/3 times.
+    assert row["bus_bytes_per_s"] == pytest.approx(400 * 4 / 3 / 130e-9)
