@@ -16,7 +16,7 @@ from ppprof.cli.options import (
     add_renamed,
     add_rows,
     add_selection,
-    open_runs,
+    open_run,
     show,
 )
 from ppprof.report.markdown import findings_markdown
@@ -70,7 +70,7 @@ def advise(args: argparse.Namespace) -> int:
         checks.no_effect(["row_limit"], f"on {args.format}, which holds every finding")
     checks.output(args.paths)
     checks.done()
-    run = open_runs(args, *args.paths)
+    run = open_run(args, *args.paths)
     with executors.processes(workers) as executor:
         findings = findings_of(run, ranks, window, steps=steps, executor=executor)
     show(args, [_text(args, run, findings, row_limit)])

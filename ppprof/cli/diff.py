@@ -24,7 +24,7 @@ from ppprof.cli.options import (
     add_rows,
     add_selection,
     nanoseconds,
-    open_runs,
+    open_run,
     show,
     whole_number,
 )
@@ -94,9 +94,9 @@ def register(subparsers: Any) -> None:
 def diff(args: argparse.Namespace) -> int:
     """Return 0 when the comparison was shown, 1 where a threshold of ``--fail-if`` fails."""
     request = _Request.of(args)
-    baseline = experiment = open_runs(args, args.baseline)
+    baseline = experiment = open_run(args, args.baseline)
     if args.experiment not in (None, args.baseline):
-        experiment = open_runs(args, args.experiment)
+        experiment = open_run(args, args.experiment)
     with executors.processes(request.workers) as executor:
         comparison = compare(
             baseline,

@@ -12,7 +12,7 @@ from ppprof.cli.options import (
     add_renamed,
     add_selection,
     nanoseconds,
-    open_runs,
+    open_run,
     problem_of_output,
 )
 from ppprof.cli.terminal import log
@@ -62,7 +62,7 @@ def merge(args: argparse.Namespace) -> int:
     else:
         checks.output(args.paths)
     checks.done()
-    run = open_runs(args, *args.paths)
+    run = open_run(args, *args.paths)
     sources = [file for recording in run.recordings for file in recording.files]
     if problem := problem_of_output(args.output, sources, args.force):
         raise UsageError(f"-o {args.output}: {problem}")

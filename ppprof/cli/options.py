@@ -14,8 +14,8 @@ from ppprof.analysis.profile.steps import StepRange
 from ppprof.cli.terminal import Progress, is_data, log
 from ppprof.errors import UsageError
 from ppprof.paths import is_remote, store_errors_as_oserror, to_path, write_atomically
-from ppprof.run.run import Run
-from ppprof.run.run import open as open_run
+from ppprof.run.run import Run, open_location
+from ppprof.rundir.recordings import RunLocation, resolve
 from ppprof.topology import RankSelector, parse_selector
 from ppprof.units import escape_control_chars
 
@@ -185,15 +185,20 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def open_runs(args: argparse.Namespace, *paths: str) -> Run:
+def open_run(args: argparse.Namespace, *paths: str) -> Run:
     """Open the run of these paths; log where it was found, if not there.
 
     Raises:
         InputError: no run and no trace there.
     """
-    run = open_run(*paths, cache=not args.no_cache, progress=Progress.on_terminal())
-    if run.paths != tuple(map(to_path, paths)):
-        log.info("%s: the newest run is %s", ", ".join(paths), run)
+    return open_located(args, resolve(*paths))
+
+
+def open_located(args: argparse.Namespace, location: RunLocation) -> Run:
+    """Open a run whose place is known; log where it was found, if not at the paths given."""
+    run = open_location(location, cache=not args.no_cache, progress=Progress.on_terminal())
+    if run.paths != tuple(map(to_path, location.given)):
+        log.info("%s: the newest run is %s", ", ".join(location.given), run)
     return run
 
 

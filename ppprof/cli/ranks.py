@@ -21,7 +21,7 @@ from ppprof.cli.options import (
     add_reading,
     add_rows,
     add_selection,
-    open_runs,
+    open_run,
     show,
 )
 from ppprof.cli.terminal import log
@@ -87,7 +87,7 @@ def ranks(args: argparse.Namespace) -> int:
     paths = args.paths
     if request.dask is not None:  # workers on other machines have other working directories
         paths = [str(to_path(path).absolute()) for path in paths]
-    run = open_runs(args, *paths)
+    run = open_run(args, *paths)
     with request.executor() as executor:
         cluster = run.cluster(request.ranks, request.window, steps=request.steps, executor=executor)
     result = _Result(run, request, cluster)

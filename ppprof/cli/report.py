@@ -11,7 +11,7 @@ from ppprof.cli.options import (
     add_output,
     add_reading,
     add_selection,
-    open_runs,
+    open_run,
 )
 from ppprof.cli.terminal import log
 from ppprof.errors import UsageError
@@ -56,8 +56,8 @@ def report(args: argparse.Namespace) -> int:
 
     from ppprof.report.html import write_report
 
-    run = open_runs(args, *args.paths)
-    baseline = None if args.baseline is None else open_runs(args, args.baseline)
+    run = open_run(args, *args.paths)
+    baseline = None if args.baseline is None else open_run(args, args.baseline)
     with executors.processes(workers) as executor:
         try:
             write_report(

@@ -21,18 +21,18 @@ from ppprof.cli.options import (
     add_reading,
     add_rows,
     add_selection,
-    open_runs,
+    open_located,
     show,
 )
 from ppprof.cli.terminal import log
-from ppprof.errors import ConfigError, PpprofError, UsageError
+from ppprof.errors import ConfigError, InputError, PpprofError, UsageError
 from ppprof.report.markdown import markdown
 from ppprof.report.text.across_ranks import render_across
 from ppprof.report.text.summary import TableOptions, render_tables, title, window_title
 from ppprof.run.run import Run
 from ppprof.run.selection import warn_of_missing
 from ppprof.run.summary import AcrossRanks, WindowTables
-from ppprof.rundir.recordings import Recording, group_by_run
+from ppprof.rundir.recordings import Recording, resolve_each
 from ppprof.rundir.summaries import document, dumps
 from ppprof.topology import RankSelector
 from ppprof.units import format_ranges
@@ -196,11 +196,13 @@ class _Window:
 
 def _windows(args: argparse.Namespace, request: _Request, failures: list[int]) -> Iterator[_Window]:
     """Yield each window; log the runs and windows that fail, and add their exit codes."""
-    groups = group_by_run(args.paths)
-    for paths in groups:
-        path = ", ".join(map(str, paths))
+    locations = resolve_each(args.paths)
+    for paths, location in locations:
+        path = ", ".join(paths)
         try:
-            run = open_runs(args, *map(str, paths))
+            if isinstance(location, InputError):
+                raise location
+            run = open_located(args, location)
             block = _profiler_block(run)
             recordings = _recordings(request, run, block)
         except PpprofError as error:
@@ -216,7 +218,7 @@ def _windows(args: argparse.Namespace, request: _Request, failures: list[int]) -
         )
         for tables in _tables(request, run, recordings, views, settings, failures):
             heading = _heading(tables)
-            several = len(groups) > 1
+            several = len(locations) > 1
             yield _Window(path, f"{path}: {heading}" if several else heading, tables, options)
 
 

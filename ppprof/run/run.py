@@ -22,20 +22,13 @@ from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.cluster import Cluster, analyze_rank
 from ppprof.analysis.ranks.step_table import PLACES, group_steps
 from ppprof.errors import InputError, UsageError
-from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.run import selection
 from ppprof.run.merge import Merged, merge_ranks
 from ppprof.run.ranks import cluster_of
 from ppprof.run.summary import AcrossRanks, WindowTables, across_ranks, window_tables
 from ppprof.run.traces import Progress, T, TraceReader, WindowResult
 from ppprof.rundir.clocks import Clocks, read_clocks
-from ppprof.rundir.recordings import (
-    Recording,
-    directories_of_run,
-    join_paths,
-    scan,
-    single_file,
-)
+from ppprof.rundir.recordings import Recording, RunLocation, join_paths, resolve
 from ppprof.rundir.step_times import STEP_TIMES, read_step_times
 from ppprof.topology import AXES, RankSelector, Topology
 from ppprof.trace import Trace
@@ -76,33 +69,25 @@ def open(
     Raises:
         InputError: no such path; no run and no trace in it; or paths of several runs.
     """
-    first = to_path(path)
-    try:
-        with store_errors_as_oserror(path):
-            if more or first.is_dir():
-                paths = directories_of_run([first, *map(to_path, more)])
-                recordings = scan(paths)
-            else:
-                first.stat()
-                paths, recordings = [first], [single_file(first)]
-    except OSError as error:
-        raise InputError(f"{error.filename or path}: {error.strerror or error}") from error
-    if not recordings and not any(rundir.has_manifest(path) for path in paths):
-        raise selection.no_trace(paths)
-    return Run(paths, recordings, TraceReader(cache, progress))
+    return open_location(resolve(path, *more), cache=cache, progress=progress)
+
+
+def open_location(
+    location: RunLocation, *, cache: bool = True, progress: Progress | None = None
+) -> Run:
+    """Open a run whose place is known; see `open`."""
+    return Run(location, TraceReader(cache, progress))
 
 
 class Run:
     """The run that `open` returns. Its methods mirror the commands."""
 
-    def __init__(
-        self, paths: Sequence[Path], recordings: Sequence[Recording], reader: TraceReader
-    ) -> None:
-        self.paths = tuple(paths)
+    def __init__(self, location: RunLocation, reader: TraceReader) -> None:
+        self.paths = location.paths
         """The directories of the run, one for each node that wrote its own; or the trace file."""
         self.path = self.paths[0]
         """The first of them."""
-        self.recordings = tuple(recordings)
+        self.recordings = location.recordings
         """Every window of every rank, by rank, then window."""
         self.reader = reader
         """Reads the windows."""

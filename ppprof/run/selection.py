@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ppprof.errors import InputError, UsageError
-from ppprof.rundir.recordings import Recording, join_paths
+from ppprof.errors import UsageError
+from ppprof.rundir.recordings import Recording, no_trace
 from ppprof.topology import RankSelector, Topology
 from ppprof.units import format_ranges
 
@@ -122,11 +121,3 @@ def warn_of_missing(run: Run, ranks: Iterable[int]) -> None:
 def _check_recordings(run: Run) -> None:
     if not run.recordings:
         raise no_trace(run.paths)
-
-
-def no_trace(paths: Iterable[Path]) -> InputError:
-    """Return the error for paths without a trace."""
-    return InputError(
-        f"{join_paths(paths)}: no trace in it: expected a run directory with recorded windows, or "
-        "files such as *.paddle_trace.json (.json.gz, .pb) or *.pt.trace.json"
-    )

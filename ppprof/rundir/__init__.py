@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from ppprof.rundir.layout import (
     TRACE_SUFFIXES,
+    Listing,
     TraceName,
     check_writable,
     claim,
@@ -52,6 +53,7 @@ from ppprof.rundir.manifest import (
 
 __all__ = [
     "TRACE_SUFFIXES",
+    "Listing",
     "TraceName",
     "check_writable",
     "claim",

@@ -25,6 +25,23 @@ _CLAIM_SECONDS = 10.0
 """How long to wait for the manifest of a directory that another process has claimed."""
 
 
+class Listing:
+    """The entries of directories. Each directory is listed once: in a store that is a request."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Path, list[Path]] = {}
+
+    def entries(self, folder: PathLike) -> list[Path]:
+        """Return the paths in a directory, sorted; empty if there is no such directory."""
+        path = to_path(folder)
+        if path not in self._entries:
+            try:
+                self._entries[path] = sorted(path.iterdir())
+            except (FileNotFoundError, NotADirectoryError):
+                self._entries[path] = []
+        return self._entries[path]
+
+
 @dataclass(frozen=True)
 class TraceName:
     """The rank and window of a trace file, as its name gives them.
@@ -130,9 +147,9 @@ def trace_bytes(run: PathLike, rank: int) -> int:
     return sum(path.stat().st_size for pattern in patterns for path in to_path(run).glob(pattern))
 
 
-def summary_files(run: PathLike) -> list[tuple[int, int, Path]]:
+def summary_files(run: PathLike, listing: Listing | None = None) -> list[tuple[int, int, Path]]:
     """Return rank, window and path of the tables written as data (`TraceName.summary`)."""
-    paths = to_path(run).glob("summary/*.json")
+    paths = (listing or Listing()).entries(to_path(run) / "summary")
     matches = ((_SUMMARY.fullmatch(path.name), path) for path in paths)
     return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
 
@@ -196,12 +213,11 @@ def _belongs_to(run: Path, run_id: str) -> bool:
     return read_run_id(run) == run_id
 
 
-def _runs(log: PathLike) -> list[tuple[int, Path]]:
+def _runs(log: PathLike, listing: Listing | None = None) -> list[tuple[int, Path]]:
     """Return number and path of the run directories, ascending: ``log``, then each ``run_NNN``."""
-    folder = to_path(log)
-    children = folder.iterdir() if folder.is_dir() else ()
+    children = (listing or Listing()).entries(log)
     later = [(_run_number(child.name), child) for child in children if _RUN.fullmatch(child.name)]
-    return [(1, folder), *sorted(later)]
+    return [(1, to_path(log)), *sorted(later)]
 
 
 def _run_number(name: str) -> int:
@@ -220,34 +236,38 @@ def reject_symlinks(run: Path) -> None:
             raise InputError(f"{run / folder}: a symlink; expected a folder of the run")
 
 
-def newest(path: PathLike) -> Path:
+def newest(path: PathLike, listing: Listing | None = None) -> Path:
     """Return the newest run in a log directory: the highest ``run_NNN``, else ``path`` itself.
 
     Raises:
         InputError: no run, because there is no manifest.
     """
-    runs = [run for _, run in _runs(path) if has_manifest(run)]
+    runs = [run for _, run in _runs(path, listing) if has_manifest(run)]
     if not runs:
         raise InputError(f"{to_path(path)}: no run here: expected a directory with a {MANIFEST}")
     return runs[-1]
 
 
-def find(log: PathLike, run_id: str) -> Path | None:
+def find(log: PathLike, run_id: str, listing: Listing | None = None) -> Path | None:
     """Return the directory under ``log`` of the run with this id; None without one."""
-    return next((run for _, run in reversed(_runs(log)) if read_run_id(run) == run_id), None)
+    runs = (run for _, run in reversed(_runs(log, listing)))
+    return next((run for run in runs if read_run_id(run) == run_id), None)
 
 
-def find_runs_below(path: PathLike, levels: int = 2) -> list[Path]:
+def find_runs_below(path: PathLike, levels: int = 2, listing: Listing | None = None) -> list[Path]:
     """Return the newest run of each log directory below ``path``.
 
     These are directories such as ``node0`` or, with two levels, ``node0/profiler_log``.
     """
+    listing = listing or Listing()
     runs: list[Path] = []
-    for child in sorted(child for child in to_path(path).iterdir() if child.is_dir()):
+    for child in listing.entries(path):
+        if not child.is_dir():
+            continue
         try:
-            runs.append(newest(child))
+            runs.append(newest(child, listing))
         except InputError:
-            runs += find_runs_below(child, levels - 1) if levels > 1 else []
+            runs += find_runs_below(child, levels - 1, listing) if levels > 1 else []
     return runs
 
 

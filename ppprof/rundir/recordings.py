@@ -10,6 +10,7 @@ from pathlib import Path
 from ppprof import rundir
 from ppprof.errors import InputError
 from ppprof.paths import store_errors_as_oserror, to_path
+from ppprof.rundir import Listing
 
 _BEST_FIRST = (".pb", ".json", ".json.gz")
 """Suffixes in order of preference. A ``.pb`` is exact and fastest; a ``.gz`` must be inflated."""
@@ -47,33 +48,134 @@ class Recording:
         return self.coordinate.replace("_", " ") if self.coordinate else self.name
 
 
-def group_by_run(paths: Iterable[str | Path]) -> list[list[str | Path]]:
-    """Group paths for `open`: paths of the same run go together, each other path is a group."""
-    groups: dict[object, list[str | Path]] = {}
-    for number, path in enumerate(paths):
-        try:
-            with store_errors_as_oserror(path):
-                directories = _directories(to_path(path))
-                run_ids = {rundir.read_run_id(directory) for directory in directories}
-        except (InputError, OSError):  # `open` reports it
-            run_ids = set()
-        (run_id,) = run_ids if len(run_ids) == 1 else (None,)
-        groups.setdefault(run_id or number, []).append(path)
-    return list(groups.values())
+@dataclass(frozen=True)
+class RunLocation:
+    """The place of a run: looked up once, then handed on."""
+
+    given: tuple[str, ...]
+    """The paths that the caller gave."""
+    paths: tuple[Path, ...]
+    """The directories of the run, or the trace file."""
+    recordings: tuple[Recording, ...]
+    """Every window of every rank, by rank, then window."""
 
 
-def directories_of_run(paths: Sequence[Path]) -> list[Path]:
-    """Return the directories of one run: that of the first path.
+def resolve(path: str | Path, *more: str | Path) -> RunLocation:
+    """Return the run at some paths.
+
+    Args:
+        path: a run directory, a log directory (its newest run), a directory of traces, a directory
+            above the run directories of several nodes, or a trace file.
+        more: directories of the same run that other nodes wrote.
 
     Raises:
-        InputError: the paths belong to different runs.
+        InputError: no such path, no trace and no run there, or several runs.
     """
+    listing = Listing()
+    return _combined([_look(each, listing) for each in (path, *more)], listing)
+
+
+def resolve_each(
+    paths: Iterable[str | Path],
+) -> list[tuple[tuple[str, ...], RunLocation | InputError]]:
+    """Return the runs at some paths: paths of the same run together, each other path alone.
+
+    Returns:
+        The paths that were given for each run, and the run or the error of these paths.
+    """
+    listing = Listing()
+    groups: dict[object, list[_Place | InputError]] = {}
+    given: dict[object, list[str]] = {}
+    for number, path in enumerate(paths):
+        key: object = number
+        place: _Place | InputError
+        try:
+            place = _look(path, listing)
+            run_ids = {rundir.read_run_id(directory) for directory in place.directories}
+            if len(run_ids) == 1:
+                key = run_ids.pop() or number
+        except InputError as error:
+            place = error
+        groups.setdefault(key, []).append(place)
+        given.setdefault(key, []).append(str(path))
+    results: list[tuple[tuple[str, ...], RunLocation | InputError]] = []
+    for key, places in groups.items():
+        errors = [place for place in places if isinstance(place, InputError)]
+        try:
+            location: RunLocation | InputError = (
+                errors[0]
+                if errors
+                else _combined([place for place in places if isinstance(place, _Place)], listing)
+            )
+        except InputError as error:
+            location = error
+        results.append((tuple(given[key]), location))
+    return results
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What one path leads to: directories of a run, or a trace file."""
+
+    given: str | Path
+    directories: list[Path]
+    file: Path | None = None
+
+
+def _look(given: str | Path, listing: Listing) -> _Place:
+    path = to_path(given)
+    try:
+        with store_errors_as_oserror(given):
+            if not path.is_dir():
+                path.stat()
+                return _Place(given, [], path)
+            return _Place(given, _directories(path, listing))
+    except OSError as error:
+        raise InputError(f"{error.filename or given}: {error.strerror or error}") from error
+
+
+def _directories(path: Path, listing: Listing) -> list[Path]:
+    """Return the newest run in a directory; else the directory if it has traces; else runs below."""
+    try:
+        return [rundir.newest(path, listing)]
+    except InputError:  # no manifest: foreign or copied traces
+        if scan([path], listing):
+            return [path]
+        return rundir.find_runs_below(path, listing=listing) or [path]
+
+
+def _combined(places: Sequence[_Place], listing: Listing) -> RunLocation:
+    """Return the one run that places lead to: that of the first.
+
+    Raises:
+        InputError: the places belong to different runs, or have no trace.
+    """
+    given = tuple(str(place.given) for place in places)
+    if len(places) == 1 and places[0].file is not None:
+        path = places[0].file
+        return RunLocation(given, (path,), (single_file(path),))
+    try:
+        with store_errors_as_oserror(places[0].given):
+            paths = _directories_of_run(places, listing)
+            recordings = scan(paths, listing)
+    except OSError as error:
+        raise InputError(f"{error.filename or given[0]}: {error.strerror or error}") from error
+    if not recordings and not any(rundir.has_manifest(path) for path in paths):
+        raise no_trace(paths)
+    return RunLocation(given, tuple(paths), tuple(recordings))
+
+
+def _directories_of_run(places: Sequence[_Place], listing: Listing) -> list[Path]:
     unique: dict[Path, Path] = {}  # by resolved path: a directory may be given twice
     run_id = None
-    for path in paths:
-        directories = _directories(path)
-        same_run = rundir.find(path, run_id) if run_id else None  # not always the newest run there
-        for directory in [same_run] if same_run else directories:
+    for place in places:
+        if place.file is not None:
+            raise InputError(f"{place.given}: Not a directory")
+        path = to_path(place.given)
+        # The same run is not always the newest one of another node.
+        same_run = rundir.find(path, run_id, listing) if run_id else None
+        directories = [same_run] if same_run else place.directories
+        for directory in directories:
             unique.setdefault(directory.resolve(), directory)
         run_id = run_id or rundir.read_run_id(directories[0])
     if len(unique) > 1:
@@ -83,12 +185,12 @@ def directories_of_run(paths: Sequence[Path]) -> list[Path]:
     return list(unique.values())
 
 
-def _directories(path: Path) -> list[Path]:
-    """Return the newest run in a directory; else the directory if it has traces; else runs below."""
-    try:
-        return [rundir.newest(path)]
-    except InputError:  # no manifest: foreign or copied traces
-        return [path] if scan([path]) else rundir.find_runs_below(path) or [path]
+def no_trace(paths: Iterable[Path]) -> InputError:
+    """Return the error for paths without a trace."""
+    return InputError(
+        f"{join_paths(paths)}: no trace in it: expected a run directory with recorded windows, or "
+        "files such as *.paddle_trace.json (.json.gz, .pb) or *.pt.trace.json"
+    )
 
 
 def join_paths(paths: Iterable[Path]) -> str:
@@ -104,7 +206,7 @@ def single_file(path: Path) -> Recording:
     return Recording(name.rank, name.window, path.name, name.label, (path,))
 
 
-def scan(directories: Sequence[Path]) -> list[Recording]:
+def scan(directories: Sequence[Path], listing: Listing | None = None) -> list[Recording]:
     """Return the recordings in directories, sorted by rank, then window; empty without traces.
 
     Raises:
@@ -112,7 +214,13 @@ def scan(directories: Sequence[Path]) -> list[Recording]:
     """
     own: dict[rundir.TraceName, list[Path]] = {}
     foreign: dict[str, dict[str, list[Path]]] = {}
-    files = [path for run in directories for path in (*run.glob("*.*"), *run.glob("raw/*.pb"))]
+    listing = listing or Listing()
+    files = [
+        path
+        for run in directories
+        for path in (*listing.entries(run), *listing.entries(run / "raw"))
+        if path.parent in directories or path.name.endswith(".pb")
+    ]
     for path in sorted(files, key=_best_first):
         name = rundir.TraceName.parse(path)
         if name is not None:
@@ -123,7 +231,7 @@ def scan(directories: Sequence[Path]) -> list[Recording]:
     saved = {
         (rank, window): path
         for run in directories
-        for rank, window, path in rundir.summary_files(run)
+        for rank, window, path in rundir.summary_files(run, listing)
     }
     recordings: dict[tuple[int, int], Recording] = {}
     for name, paths in own.items():

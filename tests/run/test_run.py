@@ -22,7 +22,7 @@ from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
 from ppprof.rundir import TraceName, claim, write_manifest, write_node_marker
-from ppprof.rundir.recordings import group_by_run
+from ppprof.rundir.recordings import resolve_each
 from ppprof.trace import formats, read, schema
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
@@ -151,7 +151,9 @@ def test_paths_are_grouped_by_run(nodes, tmp_path):
     other = make_run(tmp_path / "other", {0: 1}, "b")
     old = make_run(tmp_path / "old", {0: 1})
     paths = [nodes[0], old, "nowhere", other, nodes[1], old]
-    assert group_by_run(paths) == [nodes, [old], ["nowhere"], [other], [old]]
+    assert [list(given) for given, _ in resolve_each(paths)] == [
+        list(map(str, group)) for group in (nodes, [old], ["nowhere"], [other], [old])
+    ]
 
 
 def test_nothing_is_read_before_it_is_asked_for(tmp_path, monkeypatch):

@@ -1,0 +1,65 @@
+"""Every command lists a directory once and parses a trace once."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ppprof.cli import main
+from ppprof.run import traces
+
+RUNS = Path(__file__).parents[1] / "fixtures" / "runs"
+TORCH = Path(__file__).parents[1] / "fixtures" / "kineto" / "cpu_small_net.json.gz"
+TWO_RANKS, ONE_RANK, PADDLE = RUNS / "slow_rank_of_two", RUNS / "slow_layer", RUNS / "small_net"
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counter[str]]:
+    """How often each trace is parsed, and each directory with traces is listed."""
+    parsed, listed = Counter[str](), Counter[str]()
+    read, list_directory = traces.read, os.listdir
+
+    def count_read(path, **options):
+        parsed[str(path)] += 1
+        return read(path, **options)
+
+    def count_list(path="."):
+        listed[str(path)] += 1
+        return list_directory(path)
+
+    monkeypatch.setattr(traces, "read", count_read)
+    monkeypatch.setattr(os, "listdir", count_list)
+    return {"parsed": parsed, "listed": listed}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "num_traces"),
+    [
+        (["summary", TWO_RANKS, "--rank", "all", "--views", "all"], 2),
+        (["summary", TWO_RANKS, "--by", "name"], 2),
+        (["ranks", TWO_RANKS], 2),
+        (["advise", TWO_RANKS], 2),
+        (["merge", TWO_RANKS, "-o", "{out}.json"], 2),
+        (["report", TWO_RANKS, "-o", "{out}.html"], 2),
+        (["report", ONE_RANK, "--baseline", TWO_RANKS, "-o", "{out}.html"], 3),
+        (["report", PADDLE, "--baseline", TORCH, "-o", "{out}.html"], 2),
+        (["diff", TWO_RANKS, ONE_RANK], 3),
+        (["diff", PADDLE, TORCH], 2),
+        (["diff", TORCH, ONE_RANK, "--format", "json"], 2),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else str(value),
+)
+def test_each_trace_is_parsed_once_and_each_directory_listed_once(
+    arguments, num_traces, counts, tmp_path, capsys
+):
+    arguments = [str(argument).replace("{out}", str(tmp_path / "out")) for argument in arguments]
+    assert main([*arguments, "--no-cache"]) == 0
+    assert len(counts["parsed"]) == num_traces
+    assert set(counts["parsed"].values()) == {1}
+    run_paths = {str(TWO_RANKS), str(ONE_RANK), str(PADDLE)}
+    runs = {path: counts["listed"][path] for path in run_paths & counts["listed"].keys()}
+    assert set(runs.values()) <= {1}
+    assert runs or str(TORCH) in arguments[1]
