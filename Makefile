@@ -1,20 +1,20 @@
 # make profile   train a tiny GPT on 2 CPU processes with the profiler on, and print the tables
-# make profile-hybrid   the same on 8, data, tensor and pipeline parallel
+# make profile-hybrid   the same on 8 processes: data, tensor and pipeline parallel
 # make check     lint, format, types
-# make test      everything that needs no training but one: run it after each change
-# make test-jobs real launches, a page in a browser, a server, an install: one case a feature
-# make test-all  both, every other launch, and many more random examples: before a release
-# make test-paddle26   captures, and trains data parallel, with Paddle 2.6.2 in .venv-26
-# make lock      pins anew what development installs; LOCK=requirements/dev.lock installs that
-# make integrations   the Trainers of PaddleNLP and PaddleFormers, in environments of their own
-# make bench     the numbers of the README, measured again
+# make test      tests without training, except one shared capture: run it after each change
+# make test-jobs real launches, a browser, a server, an install: one case for each feature
+# make test-all  both, all other launches, and many more random examples: before a release
+# make test-paddle26   capture and data parallel training with Paddle 2.6.2, in .venv-26
+# make lock      pin the development packages again; LOCK=requirements/dev.lock installs them
+# make integrations   tests with the Trainers of PaddleNLP and PaddleFormers, in .venv-paddle*
+# make bench     measure the numbers of the README again
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 LOCK ?=
 # Paddle 2.6.2 has wheels for Python 3.8 to 3.12.
 PYTHON26 ?= $(PYTHON)
-# A test that hangs ends with the stacks of all threads.
+# End a test that hangs, and print the stacks of all threads.
 PYTEST := $(BIN)/python -m pytest --timeout 600
 ARGS ?=
 LAUNCH := $(BIN)/python -m paddle.distributed.launch --nproc_per_node
@@ -25,7 +25,7 @@ TRAINERS := .venv-paddlenlp/.installed .venv-paddleformers/.installed
 
 install: $(VENV)/.installed
 
-# pip below 25.1 cannot read dependency groups, so the environment brings its own pip.
+# pip below 25.1 cannot read dependency groups, so upgrade it in the environment.
 $(VENV)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
@@ -38,15 +38,15 @@ profile: install
 profile-hybrid: install
 	$(LAUNCH) 8 tools/train.py -c configs/gpt/pretrain_gpt_tiny_cpu_dp2_mp2_pp2.yaml -o Profiler.enable=True
 
-# A worker a core. The same random examples each time, so that a change is judged by what it changes.
+# One worker per core. The random examples are the same each time, so that results can be compared.
 test: install
 	HYPOTHESIS_PROFILE=ci $(PYTEST) -n auto --dist worksteal -m "not jobs and not all" $(ARGS)
 
 test-jobs: install
 	HYPOTHESIS_PROFILE=ci $(PYTEST) -n 2 --dist loadscope -m jobs $(ARGS)
 
-# Launches one after the other: some measure times, and gloo gives up after 30 s.
-# Environments that do not install here skip their tests.
+# Launches run one after another: some measure times, and gloo times out after 30 s.
+# If an environment cannot be installed here, its tests are skipped.
 test-all: install
 	-$(MAKE) --keep-going trainers $(VENV)-26/.installed
 	HYPOTHESIS_PROFILE=full $(PYTEST) -n auto --dist worksteal -m "not jobs and not all" $(ARGS)

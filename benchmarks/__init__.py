@@ -1,1 +1,1 @@
-"""Numbers against a peer, measured in one run; ``python -m benchmarks`` prints them all."""
+"""Benchmarks of ppprof against peers, measured in turn; ``python -m benchmarks`` runs them all."""

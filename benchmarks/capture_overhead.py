@@ -1,9 +1,9 @@
-"""What ppprof adds to a step: in a window against raw ``paddle.profiler``, else against nothing.
+"""Overhead of ppprof per step: against ``paddle.profiler`` in a window, else against no profiler.
 
-All contestants train the same model in turn, in an order that changes every round; a ratio is of
-two contestants' median steps in the same round, and what is printed is the median over the rounds
-with its quartiles. "nothing / nothing" is the same loop twice: the noise. Behind it the same of the
-processor time that the training thread took, which others on the machine disturb less.
+All contestants train the same model in turn, in an order that changes every round. A ratio compares
+the median steps of two contestants in the same round. The output is the median over the rounds, with
+quartiles. "nothing / nothing" is the same loop twice, which shows the noise. A second ratio compares
+the processor time of the training thread, which other load on the machine disturbs less.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ppprof.capture.ranks.control_channel import CoordinatorChannel, WorkerChann
 from ppprof.rundir.triggers import request_path
 
 _FAR = 10**6
-"""A window that is never reached."""
+"""First step of a window that is never reached."""
 
 _RATIOS = [
     ("in a window: ppprof / paddle.profiler", "ppprof", "paddle"),
@@ -45,7 +45,7 @@ _RATIOS = [
 ]
 
 _AHEAD = 10
-"""Steps before those that are timed: windows open in them, one that is asked for in the seventh."""
+"""Steps before the timed ones: windows open in them, a requested window in the seventh."""
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def _ppprof(**block: Any) -> Iterator[Callable[[], object]]:
 
 @contextlib.contextmanager
 def _triggered() -> Iterator[Callable[[], object]]:
-    """In a window that was asked for, and is longer than what is timed."""
+    """Train inside a requested window that is longer than the timed steps."""
     with tempfile.TemporaryDirectory() as log:
         block = {"enable": True, "profiler_log": log, "trigger": {"steps": 10_000}}
         with ppprof.attach(block) as prof:
@@ -99,12 +99,12 @@ _CONTESTANTS: dict[str, Callable[[], Any]] = {
 
 
 def main(rounds: int = 24, steps: int = 24) -> list[tuple[str, str]]:
-    """Measured ratios as (what, how much) rows."""
+    """Measure; return rows of (name, value)."""
     postprocess._COMMAND = (
         sys.executable,
         "-c",
         "",
-    )  # tables are not made beside the next contestant
+    )  # no postprocessing while the next contestant runs
     workload = Workload()
     for _ in range(50):
         workload.step()
@@ -118,64 +118,64 @@ def main(rounds: int = 24, steps: int = 24) -> list[tuple[str, str]]:
                 contextlib.redirect_stderr(io.StringIO()),
             ):
                 medians[name].append(_median_step(workload, _CONTESTANTS[name], steps))
-    wall_ms, busy_ms = (statistics.median(of) * 1e3 for of in zip(*medians["nothing"]))
+    wall_ms, busy_ms = (statistics.median(times) * 1e3 for times in zip(*medians["nothing"]))
     title = f"a step without any profiler, of {rounds} rounds of {steps}"
     rows = [(title, f"{wall_ms:.2f} ms, {busy_ms:.2f} of the processor")]
-    for what, over, under in _RATIOS:
+    for title, over, under in _RATIOS:
         ratios = []
         for clock in (0, 1):
             pairs = zip(medians[over], medians[under])
-            of = statistics.quantiles([a[clock] / b[clock] for a, b in pairs], n=4)
-            ratios.append("{1:.3f} ({0:.3f} to {2:.3f})".format(*of))
-        rows.append((what, f"{ratios[0]}, processor {ratios[1]}"))
+            quartiles = statistics.quantiles([a[clock] / b[clock] for a, b in pairs], n=4)
+            ratios.append("{1:.3f} ({0:.3f} to {2:.3f})".format(*quartiles))
+        rows.append((title, f"{ratios[0]}, processor {ratios[1]}"))
     idle = _step_call_us(scheduler=[_FAR, _FAR + 1])
     rows.append(("one call of step() outside a window", f"{idle:.1f} us"))
     armed = _step_call_us(trigger={"slow_step": 10**6})
     rows.append(("the same, a trigger armed", f"{armed:.1f} us"))
-    rows.append(("a look for rank 0's mail, of the other ranks", f"{_look_us():.1f} us"))
+    rows.append(("reading an empty control channel, on other ranks", f"{_read_us():.1f} us"))
     return rows
 
 
 def _step_call_us(calls: int = 400, times: int = 30, **block: Any) -> float:
-    """Processor time of a call, the least of several times."""
-    took = []
+    """Return the processor time of a call: the minimum of several measurements."""
+    calls_us = []
     with _quiet(), _ppprof(**block) as end_step:
         for _ in range(times):
             start = time.thread_time()
             for _ in range(calls):
                 end_step()
-            took.append((time.thread_time() - start) / calls * 1e6)
-    return min(took)
+            calls_us.append((time.thread_time() - start) / calls * 1e6)
+    return min(calls_us)
 
 
 class _Store(dict[str, Any]):
-    """As much of a job's store as mail needs."""
+    """The methods of a job's store that the control channel uses."""
 
     set = dict.__setitem__
 
     def add(self, key: str, number: int) -> int:
-        """A counter."""
+        """Add to a counter and return it."""
         self[key] = self.get(key, 0) + number
         return int(self[key])
 
 
-def _look_us(looks: int = 5000) -> float:
-    """Where there is none, and rank 0 is known."""
+def _read_us(reads: int = 5000) -> float:
+    """Return the processor time of a read from a connected channel without messages."""
     store = _Store()
-    hub = CoordinatorChannel("127.0.0.1", 2, store, "")
-    spoke = WorkerChannel(1, store, "")
-    while hub.unconfirmed() or not spoke._is_welcome:
-        spoke.read()
-        hub.read()
-        if not hub.unconfirmed():
+    coordinator = CoordinatorChannel("127.0.0.1", 2, store, "")
+    worker = WorkerChannel(1, store, "")
+    while coordinator.unconfirmed() or not worker._is_welcome:
+        worker.read()
+        coordinator.read()
+        if not coordinator.unconfirmed():
             time.sleep(0.01)
     start = time.thread_time()
-    for _ in range(looks):
-        spoke.read()
-    took = time.thread_time() - start
-    spoke.close()
-    hub.close()
-    return took / looks * 1e6
+    for _ in range(reads):
+        worker.read()
+    elapsed_s = time.thread_time() - start
+    worker.close()
+    coordinator.close()
+    return elapsed_s / reads * 1e6
 
 
 @contextlib.contextmanager
@@ -187,19 +187,19 @@ def _quiet() -> Iterator[None]:
 def _median_step(
     workload: Workload, contestant: Callable[[], Any], steps: int
 ) -> tuple[float, float]:
-    """Seconds, and seconds of the processor; some steps go ahead, for a window opens in them."""
+    """Return the median step in seconds and in seconds of processor time, after a warm-up."""
     gc.collect()
-    took, busy = [], []
+    wall, busy = [], []
     with contestant() as end_step:
         for _ in range(steps + _AHEAD):
             start, start_busy = time.perf_counter(), time.thread_time()
             workload.step()
             end_step()
             busy.append(time.thread_time() - start_busy)
-            took.append(time.perf_counter() - start)
-    return statistics.median(took[_AHEAD:]), statistics.median(busy[_AHEAD:])
+            wall.append(time.perf_counter() - start)
+    return statistics.median(wall[_AHEAD:]), statistics.median(busy[_AHEAD:])
 
 
 if __name__ == "__main__":
-    for what, how_much in main():
-        print(f"{what:<50}{how_much:>70}")
+    for title, value in main():
+        print(f"{title:<50}{value:>70}")

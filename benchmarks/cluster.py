@@ -1,7 +1,8 @@
-"""``ppprof ranks`` of jobs of many ranks (`cluster_job`): does time grow with them, and does memory?
+"""Time and memory of ``ppprof ranks`` against the number of ranks (`cluster_job`).
 
-Cold processes from start to end, files in the page cache, no kept events; medians over rounds in
-which all commands run in turn, and peak memory of all processes at once, as in `trace_reading`.
+Cold processes from start to end; files are in the page cache; the event cache is off. The output is
+the median over rounds in which all commands run in turn, and the peak memory of all processes at
+once, as in `trace_reading`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from benchmarks.trace_reading import Measured, Reader, machine, measure
 SIZES = (64, 512)
 _BYTES = (
     "import pathlib, sys; "
-    "[len(at.read_bytes()) for at in sorted(pathlib.Path(sys.argv[1]).glob('raw/*.pb'))]"
+    "[len(path.read_bytes()) for path in sorted(pathlib.Path(sys.argv[1]).glob('raw/*.pb'))]"
 )
 _RANKS = ("-m", "ppprof", "ranks", "--no-cache")
 FLOOR, ALONE, TWO = "floor: the bytes read once", "ppprof ranks", "ppprof ranks --workers 2"
@@ -30,37 +31,37 @@ COMMANDS = (
 )
 
 Results = Mapping[int, Mapping[str, Measured]]
-"""Number of ranks -> name of the command -> what was measured."""
+"""Number of ranks -> name of the command -> its measurement."""
 
 
 def table(results: Results) -> str:
-    """Markdown: seconds in all and milliseconds a rank, speed-up over one process, peak memory."""
+    """Return a Markdown table: seconds, ms per rank, speed-up over one process, peak memory."""
     rows = [
         ["ranks", "", "seconds", "ms a rank", "speed-up", "peak MiB"],
         ["---:", "---", *["---:"] * 4],
     ]
     for num_ranks, measured in results.items():
         alone_s = measured[ALONE].median_s
-        for name, of in measured.items():
-            cells = [of.error, "-", "-", "-"]
-            if of.median_s is not None:
+        for name, result in measured.items():
+            cells = [result.error, "-", "-", "-"]
+            if result.median_s is not None:
                 cells = [
-                    f"{of.median_s:.2f}",
-                    f"{of.median_s / num_ranks * 1e3:.1f}",
-                    f"{alone_s / of.median_s:.2f}" if alone_s else "-",
-                    f"{of.peak_bytes / 2**20:,.0f}",
+                    f"{result.median_s:.2f}",
+                    f"{result.median_s / num_ranks * 1e3:.1f}",
+                    f"{alone_s / result.median_s:.2f}" if alone_s else "-",
+                    f"{result.peak_bytes / 2**20:,.0f}",
                 ]
             rows.append([str(num_ranks), name, *cells])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--sizes", metavar="RANKS,...", default=",".join(map(str, SIZES)), help="64,512")
     add("--repeats", type=int, default=3, help="timed runs of each command (3)")
-    add("--keep", type=Path, metavar="DIR", help="make the runs there, or use those that are")
+    add("--keep", type=Path, metavar="DIR", help="directory of the runs: write or reuse them")
     options = parser.parse_args(argv)
     print(machine(), end="\n\n")
     results: dict[int, Mapping[str, Measured]] = {}

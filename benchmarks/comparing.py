@@ -1,7 +1,7 @@
-"""``ppprof diff`` of two traces against loading both: what does comparing add to reading?
+"""``ppprof diff`` of two traces against loading both: the cost of comparing.
 
-Cold processes from start to end, files in the page cache, no kept events, as in `trace_reading`. The
-two traces are of a job (`gpu_job`) and of the same with one layer more.
+Cold processes from start to end; files are in the page cache; the event cache is off. The traces are
+of a job (`gpu_job`) and of the same job with one more layer.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ppprof.analysis.diff.tree_alignment import Node, align_trees
 SIZES_MB = (20, 100)
 LOADED, COMPARED = "both traces loaded", "ppprof diff"
 _LOAD = (
-    "import pathlib, sys, ppprof; at = pathlib.Path(sys.argv[1]); "
-    "[ppprof.open(at / f'{name}{sys.argv[2]}', cache=False).events() for name in 'ab']"
+    "import pathlib, sys, ppprof; run = pathlib.Path(sys.argv[1]); "
+    "[ppprof.open(run / f'{name}{sys.argv[2]}', cache=False).events() for name in 'ab']"
 )
 _DIFF = (
-    "import pathlib, sys; from ppprof.cli import main; at = pathlib.Path(sys.argv[1]); "
-    "main(['diff', str(at / f'a{sys.argv[2]}'), str(at / f'b{sys.argv[2]}'), '--no-cache'])"
+    "import pathlib, sys; from ppprof.cli import main; run = pathlib.Path(sys.argv[1]); "
+    "main(['diff', str(run / f'a{sys.argv[2]}'), str(run / f'b{sys.argv[2]}'), '--no-cache'])"
 )
 NUM_NODES = 10_000
 
 
 def commands(suffix: str) -> tuple[Reader, Reader]:
-    """Loading and comparing; each gets a folder, then the suffix."""
+    """Return the commands that load and compare; each gets a folder, then the suffix."""
     return (
         Reader(
             f"{LOADED}, {suffix}", ("-c", f"import sys; sys.argv.append({suffix!r}); {_LOAD}"), ""
@@ -46,42 +46,42 @@ def commands(suffix: str) -> tuple[Reader, Reader]:
 
 
 def pair(folder: Path, size_mb: int) -> Path:
-    """A folder with a.json, a.pb and b.json, b.pb."""
+    """Return a folder with a.json, a.pb and b.json, b.pb; write them if they are missing."""
     steps = max(1, size_mb // gpu_job.STEP_MB)
-    at = folder / f"{size_mb}_mb"
-    at.mkdir(exist_ok=True)
+    runs = folder / f"{size_mb}_mb"
+    runs.mkdir(exist_ok=True)
     for name, layers in (("a", gpu_job.NUM_LAYERS), ("b", gpu_job.NUM_LAYERS + 1)):
-        if not (at / f"{name}.pb").exists():
-            # In a process of its own: a child's peak memory begins with its parent's.
-            made = [str(at / f"{name}{suffix}") for suffix in (".json", ".pb")]
-            command = [sys.executable, "-m", "benchmarks.gpu_job", *made, str(steps), str(layers)]
+        if not (runs / f"{name}.pb").exists():
+            # In a separate process: a child's peak memory starts at that of its parent.
+            paths = [str(runs / f"{name}{suffix}") for suffix in (".json", ".pb")]
+            command = [sys.executable, "-m", "benchmarks.gpu_job", *paths, str(steps), str(layers)]
             subprocess.run(command, check=True)
-    return at
+    return runs
 
 
 def table(results: Mapping[int, Mapping[str, Measured]]) -> str:
-    """Markdown: seconds, peak memory, and both over loading."""
+    """Return a Markdown table: seconds, peak memory, and both relative to loading."""
     rows = [
         ["MB each", "", "seconds", "/ loading", "peak MiB", "/ loading"],
         ["---:", "---", *["---:"] * 4],
     ]
     for size_mb, measured in results.items():
-        for name, of in measured.items():
+        for name, result in measured.items():
             loaded = measured[name.replace(COMPARED, LOADED)]
-            cells = [of.error, "-", "-", "-"]
-            if of.median_s is not None and loaded.median_s is not None:
+            cells = [result.error, "-", "-", "-"]
+            if result.median_s is not None and loaded.median_s is not None:
                 cells = [
-                    f"{of.median_s:.2f}",
-                    f"{of.median_s / loaded.median_s:.2f}",
-                    f"{of.peak_bytes / 2**20:,.0f}",
-                    f"{of.peak_bytes / loaded.peak_bytes:.2f}",
+                    f"{result.median_s:.2f}",
+                    f"{result.median_s / loaded.median_s:.2f}",
+                    f"{result.peak_bytes / 2**20:,.0f}",
+                    f"{result.peak_bytes / loaded.peak_bytes:.2f}",
                 ]
             rows.append([str(size_mb), name, *cells])
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def alignments() -> str:
-    """Markdown: seconds to align two trees of 10,000 nodes."""
+    """Return a Markdown table: seconds to align two trees of 10,000 nodes."""
     pick = random.Random(342)
     cases = {
         "50 nodes put in": (
@@ -104,7 +104,7 @@ def alignments() -> str:
 
 
 def random_tree(num_nodes: int, seed: int, *, names: int = 4, deepest: int = 8) -> Node:
-    """A tree of so many nodes, of few names."""
+    """Return a random tree with ``num_nodes`` nodes that share a few names."""
     pick = random.Random(seed)
     root = Node("step")
     inner = [(root, 0)]
@@ -118,7 +118,7 @@ def random_tree(num_nodes: int, seed: int, *, names: int = 4, deepest: int = 8) 
 
 
 def edited(root: Node, pick: random.Random) -> Node:
-    """The same with 50 nodes put in."""
+    """Insert 50 nodes into the tree and return it."""
     nodes, waiting = [], [root]
     while waiting:
         nodes.append(waiting.pop())
@@ -129,27 +129,27 @@ def edited(root: Node, pick: random.Random) -> Node:
 
 
 def random_siblings(num_nodes: int, seed: int) -> Node:
-    """So many nodes on one level."""
+    """Return a tree with ``num_nodes`` nodes on one level."""
     pick = random.Random(seed)
     return Node("step", [Node(pick.choice("abcdef")) for _ in range(num_nodes)])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--sizes", metavar="MB,...", default=",".join(map(str, SIZES_MB)))
     add("--repeats", type=int, default=5, help="timed runs of each command (5)")
-    add("--keep", type=Path, metavar="DIR", help="make the traces there, or use those that are")
+    add("--keep", type=Path, metavar="DIR", help="directory of the traces: write or reuse them")
     options = parser.parse_args(argv)
     print(machine(), end="\n\n")
     results: dict[int, Mapping[str, Measured]] = {}
     with contextlib.ExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for size_mb in map(int, options.sizes.split(",")):
-            at = pair(folder, size_mb)
+            runs = pair(folder, size_mb)
             readers = [reader for suffix in (".json", ".pb") for reader in commands(suffix)]
-            results[size_mb] = measure(readers, {"": at}, options.repeats)
+            results[size_mb] = measure(readers, {"": runs}, options.repeats)
     print(table(results))
     print(alignments())
 

@@ -1,10 +1,10 @@
-"""Traces of a GPU training job of any length, written by Paddle's own code.
+"""Write synthetic traces of a GPU training job of any length, with Paddle's own code.
 
-A step of this GPT is about 69,000 trace events, 20 MB of Paddle's JSON: layers within layers,
-operators with sub-microsecond events inside, launches and their kernels, collectives on a stream of
-their own, allocations, and runtime calls that start nothing. Every step has the same events, at
-times of its own. What becomes JSON is a protobuf that Paddle loads and saves: the dialect is
-Paddle's, and the ``.pb`` beside it holds the same events.
+A step of this GPT has about 69,000 trace events, 20 MB of Paddle's JSON: nested layers, operators
+with sub-microsecond events inside, launches and their kernels, collectives on a separate stream,
+allocations, and runtime calls without device work. All steps have the same events at different
+times. Paddle loads the protobuf and saves it as JSON, so the JSON is in Paddle's dialect and the
+``.pb`` beside it holds the same events.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tests.fixtures.timeline import (
 )
 
 VERSION = 1
-"""Part of the files' names; raised when the events change, so that old files are not used."""
+"""Part of the file names. Increase it when the events change, so that old files are not reused."""
 STEP_MB = 20
-"""JSON of one step in megabytes of 10**6 bytes, give or take a twentieth."""
+"""JSON of one step in megabytes of 10**6 bytes, within 5%."""
 NUM_LAYERS = 38
 NUM_MICRO_BATCHES = 2
 MAIN, LOADER, PINNER = 8801, 8844, 8845
@@ -47,7 +47,7 @@ _ELEMENTWISE = "void phi::funcs::VectorizedElementwiseKernel<phi::dtype::bfloat1
 _NCCL = "ncclDevKernel_{}(ncclDevKernelArgsStorage<4096ul>)"
 
 Kernels = Sequence[tuple[str, int]]
-"""Name and usual nanoseconds of what an operator launches."""
+"""Name and usual nanoseconds of the kernels that an operator launches."""
 _MATMUL: Kernels = [(_GEMM, 42_000)]
 _ADD: Kernels = [(_ELEMENTWISE.format("phi::funcs::AddFunctor<phi::dtype::bfloat16>"), 9_000)]
 _GELU: Kernels = [(_ELEMENTWISE.format("phi::GeluWithApproximateFunctor"), 11_000)]
@@ -86,18 +86,18 @@ _LAYER: Sequence[tuple[str, Sequence[tuple[str, Kernels]]]] = [
 ]
 """Sub-layer of a Transformer layer -> its operators in order."""
 _PARAMETERS = 12
-"""Of a layer."""
+"""Parameters of a layer."""
 _EMPTY_CALLS = (("cudaStreamIsCapturing", 300), ("cudaEventQuery", 700), ("cudaEventRecord", 500))
 """Runtime calls around a kernel's launch that start nothing on the device."""
 
 
 def files(folder: Path, size_mb: int) -> tuple[Path, Path]:
-    """The ``.json`` and the ``.pb`` of a trace of so many megabytes, made if they are not there.
+    """Return the ``.json`` and the ``.pb`` of a trace of ``size_mb``; write them if missing.
 
-    They are made in a process of its own, whose memory is gone afterwards.
+    A separate process writes them, so that its memory is freed afterwards.
 
     Raises:
-        ValueError: no multiple of `STEP_MB`.
+        ValueError: not a multiple of `STEP_MB`.
     """
     num_steps, rest = divmod(size_mb, STEP_MB)
     if rest or num_steps < 1:
@@ -111,7 +111,7 @@ def files(folder: Path, size_mb: int) -> tuple[Path, Path]:
 
 
 def make(json: Path, pb: Path, num_steps: int, num_layers: int = NUM_LAYERS) -> None:
-    """Writes the ``.pb``, then the ``.json`` as Paddle writes it, which appears when complete."""
+    """Write the ``.pb``, then atomically the ``.json`` as Paddle writes it."""
     from tests.oracles.paddle_tables import load_result
 
     hidden = json.with_name(f".writing_{json.name}")
@@ -121,7 +121,7 @@ def make(json: Path, pb: Path, num_steps: int, num_layers: int = NUM_LAYERS) -> 
 
 
 def threads(num_steps: int, num_layers: int = NUM_LAYERS) -> tuple[Thread, ...]:
-    """A training loop, and beside it a thread that collates and one that pins memory."""
+    """Return the threads: the training loop, one that collates, and one that pins memory."""
     job = _Job(num_layers)
     for number in range(num_steps):
         job.step(number)
@@ -134,13 +134,13 @@ def threads(num_steps: int, num_layers: int = NUM_LAYERS) -> tuple[Thread, ...]:
 
 
 class _Job:
-    """The loop's thread, its device's streams and its memory, as they are while it runs.
+    """The state of the simulated job: the loop's thread, the device's streams and memory.
 
     ::
 
         main      ProfileStep(Dataloader, (Forward, Backward) x micro-batches, Optimization)
-        stream 7     memcpy  kernels, each when it is launched and the one before has ended
-        stream 20                 nccl, beside the backward pass
+        stream 7     memcpy  kernels, each after its launch and after the kernel before it
+        stream 20                 nccl, in parallel to the backward pass
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -153,12 +153,12 @@ class _Job:
         self._freed: list[int] = []
 
     def done(self) -> tuple[Span, ...]:
-        """The steps that were run."""
+        """Return the simulated steps."""
         (steps,) = self._open
         return tuple(item for item in steps if isinstance(item, Span))
 
     def step(self, number: int) -> None:
-        """Runs one."""
+        """Simulate a step."""
         with self._span("ProfileStep", f"ProfileStep#{number}"):
             self._memory("ReservedAllocate", _CHUNK_BYTES, _BASE)
             with self._span("Dataloader", "DataLoader"):
@@ -229,7 +229,7 @@ class _Job:
                 self._work(60)
             with self._span("OperatorInner", f"{name} compute"):
                 if holds:
-                    # What was freed last is the first to be used again.
+                    # The address freed last is reused first.
                     addr = _BASE + _TENSOR_BYTES * len(self._held)
                     addr = self._freed.pop() if self._freed else addr
                     self._held.append(self._memory("Allocate", _TENSOR_BYTES, addr))
@@ -295,10 +295,10 @@ class _Job:
 
 
 def _beside(steps: Sequence[Span], name: str, parts: Sequence[str]) -> Iterator[Span]:
-    """Each step, a worker's span of half its length with ``parts`` one after the other in it."""
+    """Yield a worker's span for each step: half its length, with consecutive ``parts`` inside."""
     for step in steps:
         length = (step.end - step.start) // (2 * len(parts))
-        starts = [step.start + 5_000 + length * at for at in range(len(parts))]
+        starts = [step.start + 5_000 + length * index for index in range(len(parts))]
         inside = [
             Span("PythonUserDefined", part, start, start + length - 1_000).around(
                 Memory("Allocate", start + 10, 65_536, CPU),

@@ -1,9 +1,9 @@
-"""``ppprof report``: how long a page takes to make, how large it is, and how soon one can use it.
+"""``ppprof report``: time to write a page, its size, and its speed in a browser.
 
-Of a GPU job with 1.1 million trace events in one rank (`gpu_job`, 320 MB of JSON) and of one with 64
-ranks (`cluster_job`). Making: cold processes, files in the page cache, no kept events; the floor is
-``ppprof ranks``, which reads the same and draws nothing. Using, in Chromium: from opening the file to
-a heading that sorts when it is pressed, and what one step of zooming the timeline takes.
+Measured with a GPU job of 1.1 million trace events in one rank (`gpu_job`, 320 MB of JSON) and one
+of 64 ranks (`cluster_job`). Writing: cold processes, files in the page cache, the event cache off;
+the floor is ``ppprof ranks``, which reads the same and draws nothing. In Chromium: the time from
+opening the file until a table is sorted by a click, and the time of one zoom step in the timeline.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ZOOMS = 20
 
 
 def run_of(folder: Path, size_mb: int) -> Path:
-    """A trace of one rank."""
+    """Return a trace of one rank; write it if it is missing."""
     json, pb = folder / f"{size_mb}.json", folder / f"{size_mb}.pb"
     if not json.exists():
         steps = str(max(1, size_mb // gpu_job.STEP_MB))
@@ -37,7 +37,7 @@ def run_of(folder: Path, size_mb: int) -> Path:
 
 
 def ranks_of(folder: Path, num_ranks: int) -> Path:
-    """A run of many ranks."""
+    """Return a run of many ranks; write it if it is missing."""
     run = folder / f"{num_ranks}_ranks"
     if not run.exists():
         command = [sys.executable, "-m", "benchmarks.cluster_job", str(run), str(num_ranks)]
@@ -45,19 +45,19 @@ def ranks_of(folder: Path, num_ranks: int) -> Path:
     return run
 
 
-def used(page: Path) -> tuple[float, float]:
-    """Seconds from opening to a table that was sorted, and for one zoom of the timeline; medians."""
-    opened, zoomed = [], []
-    with browser() as started:
+def measure_in_browser(page: Path) -> tuple[float, float]:
+    """Return seconds from opening to a sorted table, and for one zoom of the timeline; medians."""
+    opening_s, zoom_s = [], []
+    with browser() as chromium:
         for _ in range(3):
             begin = time.perf_counter()
-            found = Opened(started, page)
-            found.page.locator("#operators th button").first.click()
-            opened.append(time.perf_counter() - begin)
-            found.draw_all()
-            zoomed.append(found.page.evaluate(_ZOOM, _ZOOMS))
-            found.close()
-    return statistics.median(opened), statistics.median(zoomed)
+            opened = Opened(chromium, page)
+            opened.page.locator("#operators th button").first.click()
+            opening_s.append(time.perf_counter() - begin)
+            opened.draw_all()
+            zoom_s.append(opened.page.evaluate(_ZOOM, _ZOOMS))
+            opened.close()
+    return statistics.median(opening_s), statistics.median(zoom_s)
 
 
 _ZOOM = """times => {
@@ -69,13 +69,13 @@ _ZOOM = """times => {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
-    add("--size", type=int, default=320, metavar="MB", help="of the one trace (320)")
-    add("--ranks", type=int, default=64, help="of the other run (64)")
+    add("--size", type=int, default=320, metavar="MB", help="size of the trace of one rank (320)")
+    add("--ranks", type=int, default=64, help="number of ranks of the other run (64)")
     add("--repeats", type=int, default=3, help="timed runs of each command (3)")
-    add("--keep", type=Path, metavar="DIR", help="make the runs there, or use those that are")
+    add("--keep", type=Path, metavar="DIR", help="directory of the runs: write or reuse them")
     options = parser.parse_args(argv)
     print(machine(), end="\n\n")
     print("| | command | seconds | peak MiB | page MB | usable after s | one zoom ms |")
@@ -95,19 +95,19 @@ def main(argv: Sequence[str] | None = None) -> None:
                     "",
                 ),
             )
-            for at, measured in measure(readers, {"": run}, options.repeats).items():
+            for command, measured in measure(readers, {"": run}, options.repeats).items():
                 cells = [
                     name,
-                    at,
+                    command,
                     f"{measured.median_s:.2f}",
                     f"{measured.peak_bytes / 2**20:,.0f}",
                 ]
-                if at == "ppprof report" and EXECUTABLE:
-                    opened, zoomed = used(page)
+                if command == "ppprof report" and EXECUTABLE:
+                    opening_s, zoom_s = measure_in_browser(page)
                     cells += [
                         f"{page.stat().st_size / 1e6:.1f}",
-                        f"{opened:.2f}",
-                        f"{zoomed * 1e3:.1f}",
+                        f"{opening_s:.2f}",
+                        f"{zoom_s * 1e3:.1f}",
                     ]
                 print(f"| {' | '.join([*cells, *['-'] * (7 - len(cells))])} |")
 

@@ -1,8 +1,7 @@
-"""Other people's ways to read a Paddle trace: ``python -m benchmarks.peers NAME FILE``.
+"""Peers that read a Paddle trace: ``python -m benchmarks.peers NAME FILE``.
 
-Each does its work once in a process of its own and prints what it would show. The process then
-ends at once: the seconds that it takes Python to free millions of objects are not held against
-anyone.
+Each peer runs once in its own process and prints its tables, if it has some. The process then exits
+without cleanup, so the time to free millions of Python objects is not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, Union
 
 
 def paddle_summary(path: str) -> None:
-    """Loads a ``.pb`` and prints the nine tables, as ``Profiler.summary()`` does for a live one."""
+    """Load a ``.pb`` and print the nine tables, like ``Profiler.summary()`` after a recording."""
     from paddle.profiler import SortedKeys, SummaryView, load_profiler_result
     from paddle.profiler.profiler_statistic import StatisticData, _build_table
 
@@ -35,20 +34,20 @@ def paddle_summary(path: str) -> None:
 
 
 def visualdl_parser(path: str) -> Any:
-    """The file as VisualDL's trees of nodes, before it computes anything."""
+    """Return VisualDL's trees of nodes, before any computation."""
     import json
 
     from visualdl.component.profiler.parser.event_node import ProfilerResult
 
     with Path(path).open() as file:
         content = json.load(file)
-    # VisualDL 2.5.3 asks for the name that Paddle gave it until 3.1, and has no page without it.
+    # VisualDL 2.5.3 needs the key that Paddle used until 3.1; without it there are no pages.
     content.setdefault("span_indx", content["span_index"])
     return ProfilerResult(content)
 
 
 def visualdl_pages(path: str) -> Any:
-    """The file as what VisualDL's pages show."""
+    """Return the data of VisualDL's pages."""
     from visualdl.component.profiler.profiler_data import ProfilerData
 
     return ProfilerData("run", "worker", "0", visualdl_parser(path))
@@ -72,7 +71,7 @@ def orjson_loads_without_gc(path: str) -> Any:
 
 
 def msgspec_decode(path: str) -> Any:
-    """The whole file as typed objects that hold what the nine tables need, and nothing else."""
+    """Return the file as typed objects with only the fields that the nine tables need."""
     import msgspec
 
     number, text = (int, 0), (str, "")
@@ -105,7 +104,7 @@ def msgspec_decode(path: str) -> Any:
 
 
 def _struct(name: str, fields: Mapping[str, tuple[Any, Any]]) -> Any:
-    """A msgspec type; ``fields`` are JSON's keys, each with its type and default."""
+    """Return a msgspec type; ``fields`` maps JSON keys to type and default."""
     import msgspec
 
     keys = {key.replace(" ", "_"): key for key in fields}
@@ -114,7 +113,7 @@ def _struct(name: str, fields: Mapping[str, tuple[Any, Any]]) -> Any:
 
 
 def floor(path: str) -> None:
-    """Every byte of the file brought into memory once, a piece of 4 MiB after the other."""
+    """Read every byte of the file once, in pieces of 4 MiB."""
     piece = bytearray(4 << 20)
     with Path(path).open("rb", buffering=0) as file:
         while file.readinto(piece):
@@ -136,6 +135,6 @@ READERS: Mapping[str, Callable[[str], Any]] = {
 }
 
 if __name__ == "__main__":
-    held = READERS[sys.argv[1]](sys.argv[2])
+    result = READERS[sys.argv[1]](sys.argv[2])  # keeps the objects alive until the exit
     sys.stdout.flush()
     os._exit(0)

@@ -1,12 +1,11 @@
 """From a trace file to all nine tables: ppprof against other readers and against reading the bytes.
 
-Every reader is a process of its own, from the start of the interpreter to its end, on the same
-events (`gpu_job`); files are in the page cache and output goes nowhere. A first run of each warms
-it up and is watched for memory; then all run in turn, in an order that changes every round, and
-what is printed is the median over the rounds. A reader whose first run takes longer than `PATIENCE_S`
-has had its only one. Peak memory is that of the process (``ru_maxrss``) or of all its processes at
-once (the sum of their PSS, looked at every 10 ms), whichever is higher; pages of a file that a reader
-maps count as its memory.
+Every reader runs in its own process, timed from the start of the interpreter to its end, on the same
+events (`gpu_job`). Files are in the page cache, and output is discarded. A first run of each warms
+up, and its memory is sampled. Then all run in turn, in an order that changes every round. The output
+is the median over the rounds. A reader whose first run exceeds `PATIENCE_S` runs only once. Peak
+memory is the larger of the process's own (``ru_maxrss``) and the sum of PSS over all its processes,
+sampled every 10 ms. Pages of a file that a reader maps count as its memory.
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ _SUMMARY = ("-m", "ppprof", "summary", "--views", "all")
 
 @dataclass(frozen=True)
 class Reader:
-    """A command line for the interpreter, to which the file is added."""
+    """Arguments of the Python interpreter; the file follows them."""
 
     name: str
     command: tuple[str, ...]
     suffix: str = ".json"
     largest_mb: int = max(FULL_SIZES_MB)
     primed: bool = False
-    """Whether a run ahead of all others prepares the file."""
+    """Whether an extra first run prepares the event cache."""
 
     @classmethod
     def peer(cls, name: str, function: str, **settings: Any) -> Reader:
-        """One of `peers.READERS`."""
+        """Return a reader that runs one of `peers.READERS`."""
         return cls(name, ("-m", "benchmarks.peers", function), **settings)
 
 
@@ -69,7 +68,7 @@ READERS = (
     Reader.peer("json.loads alone", "json_loads", largest_mb=20),
 )
 _OURS = ("ppprof", "floor")
-"""How the names begin that are measured anew beside the peers of a file."""
+"""Prefixes of the readers to measure again when peers come from a file."""
 _STARTS = {
     "python": "pass",
     "ppprof": "import ppprof.cli, polars",
@@ -80,32 +79,32 @@ _STARTS = {
 
 @dataclass
 class Measured:
-    """What came of one reader and one file."""
+    """Measurements of one reader with one file."""
 
     seconds: list[float] = field(default_factory=list)
     peak_bytes: int = 0
     error: str = ""
-    """Why it failed; empty where it did not."""
+    """Why the reader failed; empty if it succeeded."""
 
     @property
     def median_s(self) -> float | None:
-        """Of all runs; None where it failed."""
+        """Median of all runs; None if the reader failed."""
         return statistics.median(self.seconds) if self.seconds else None
 
 
 Results = dict[int, dict[str, Measured]]
-"""Size in MB -> name of the reader -> what was measured."""
+"""Size in MB -> name of the reader -> its measurements."""
 
 
 def measure(
     readers: Sequence[Reader], files: Mapping[str, Path], repeats: int
 ) -> dict[str, Measured]:
-    """Each reader's runs on one trace.
+    """Measure readers on one trace; return measurements by name.
 
     Args:
-        readers: who is measured.
+        readers: the readers to measure.
         files: ``".json"`` and ``".pb"`` of the same events.
-        repeats: runs of each that are timed.
+        repeats: number of timed runs of each.
     """
     commands = {
         reader.name: [sys.executable, *reader.command, str(files[reader.suffix])]
@@ -113,34 +112,34 @@ def measure(
     }
     measured: dict[str, Measured] = {}
     for reader in readers:
-        _say(reader.name)
+        _print_progress(reader.name)
         if reader.primed:
             run(commands[reader.name])
         first = run(commands[reader.name], watched=True)
         first.error = first.error.replace(f"{files[reader.suffix].parent}{os.sep}", "")
         measured[reader.name] = first
-    patient = [
+    fast = [
         name
         for name, first in measured.items()
         if not first.error and first.seconds[0] <= PATIENCE_S
     ]
-    for name in patient:
+    for name in fast:
         measured[name].seconds.clear()
     for turn in range(repeats):
-        _say(f"round {turn + 1} of {repeats}")
-        random.Random(turn).shuffle(patient)
-        for name in patient:
-            again = run(commands[name])
-            measured[name].seconds += again.seconds
-            measured[name].peak_bytes = max(measured[name].peak_bytes, again.peak_bytes)
+        _print_progress(f"round {turn + 1} of {repeats}")
+        random.Random(turn).shuffle(fast)
+        for name in fast:
+            result = run(commands[name])
+            measured[name].seconds += result.seconds
+            measured[name].peak_bytes = max(measured[name].peak_bytes, result.peak_bytes)
     return measured
 
 
 def run(command: Sequence[str], *, watched: bool = False) -> Measured:
-    """One process from start to end; ``watched`` looks at the memory of all that it starts.
+    """Run a process to its end; ``watched`` also samples the memory of its descendants.
 
-    Linux counts the memory of the process that starts another as the other's until it has started,
-    so no peak is below that of this one.
+    Until a new process has started, Linux counts the memory of its parent as its own. So no peak is
+    below the memory of this process.
     """
     peak_bytes = 0
     with tempfile.TemporaryFile() as errors:
@@ -149,7 +148,7 @@ def run(command: Sequence[str], *, watched: bool = False) -> Measured:
         while watched and not os.waitid(
             os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
         ):
-            peak_bytes = max(peak_bytes, _bytes_of_several(process.pid))
+            peak_bytes = max(peak_bytes, _tree_bytes(process.pid))
             time.sleep(0.01)
         _, status, usage = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
@@ -161,14 +160,14 @@ def run(command: Sequence[str], *, watched: bool = False) -> Measured:
     return Measured([seconds], max(peak_bytes, usage.ru_maxrss * 1024))
 
 
-def _bytes_of_several(root: int) -> int:
-    """Sum of the PSS of a process and its descendants; 0 where it is alone."""
+def _tree_bytes(root: int) -> int:
+    """Return the sum of PSS of a process and its descendants; 0 without descendants."""
     tree = list(_descendants(root))
     if len(tree) == 1:
-        return 0  # ru_maxrss will say, and costs it nothing
+        return 0  # ru_maxrss has the peak, without sampling
     total = 0
     for pid in tree:
-        with contextlib.suppress(OSError, IndexError):  # it has just ended
+        with contextlib.suppress(OSError, IndexError):  # the process has just ended
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
             total += int(rollup.partition("\nPss:")[2].split(maxsplit=1)[0]) * 1024
     return total
@@ -183,7 +182,7 @@ def _descendants(pid: int) -> Iterator[int]:
 
 
 def size_table(size_mb: int, file: Path, measured: Mapping[str, Measured]) -> str:
-    """Markdown: seconds, ratios to ppprof and to the floor, and peak memory of each reader."""
+    """Return a Markdown table: seconds, ratios to ppprof and to the floor, and peak memory."""
     size = file.stat().st_size
     ours, floor = (measured.get(name, Measured()).median_s for name in (PPPROF, FLOOR))
     rows = [
@@ -193,19 +192,19 @@ def size_table(size_mb: int, file: Path, measured: Mapping[str, Measured]) -> st
     for reader in READERS:
         if reader.name not in measured:
             continue
-        of = measured[reader.name]
-        if of.median_s is None:
-            rows.append([reader.name, of.error.replace("|", "\\|"), *["-"] * 5])
+        result = measured[reader.name]
+        if result.median_s is None:
+            rows.append([reader.name, result.error.replace("|", "\\|"), *["-"] * 5])
             continue
         rows.append(
             [
                 reader.name,
-                _spread(of.seconds),
-                str(len(of.seconds)),
-                _ratio(of.median_s, ours),
-                _ratio(of.median_s, floor),
-                f"{of.peak_bytes / 2**20:,.0f}",
-                f"{of.peak_bytes / size:.2f}",
+                _median_and_range(result.seconds),
+                str(len(result.seconds)),
+                _ratio(result.median_s, ours),
+                _ratio(result.median_s, floor),
+                f"{result.peak_bytes / 2**20:,.0f}",
+                f"{result.peak_bytes / size:.2f}",
             ]
         )
     title = f"### {size_mb} MB ({size / 1e6:,.1f} MB of JSON, {num_events(file):,} trace events)"
@@ -213,10 +212,10 @@ def size_table(size_mb: int, file: Path, measured: Mapping[str, Measured]) -> st
 
 
 def scaling_table(results: Results, sizes: Mapping[int, int]) -> str:
-    """Markdown: seconds for 100 MB, and peak memory over the file's size; a line is flat if linear.
+    """Return a Markdown table: seconds per 100 MB and peak memory / file; constant if linear.
 
     Args:
-        results: what was measured.
+        results: the measurements.
         sizes: size in MB -> exact bytes of its JSON.
     """
     head = [f"{size_mb} MB" for size_mb in results]
@@ -224,12 +223,12 @@ def scaling_table(results: Results, sizes: Mapping[int, int]) -> str:
     for reader in READERS:
         cells = []
         for size_mb, measured in results.items():
-            of = measured.get(reader.name, Measured())
+            result = measured.get(reader.name, Measured())
             size = sizes[size_mb]
             cells.append(
                 "-"
-                if of.median_s is None
-                else f"{of.median_s / size * 1e8:.2f}; {of.peak_bytes / size:.2f}"
+                if result.median_s is None
+                else f"{result.median_s / size * 1e8:.2f}; {result.peak_bytes / size:.2f}"
             )
         if any(cell != "-" for cell in cells):
             rows.append([reader.name, *cells])
@@ -237,15 +236,15 @@ def scaling_table(results: Results, sizes: Mapping[int, int]) -> str:
 
 
 def num_events(file: Path) -> int:
-    """Objects in ``traceEvents``: each has one ``ph``, flow arrows and track names included.
+    """Count the objects in ``traceEvents`` by their ``ph`` keys, with flow arrows and track names.
 
-    The empty object at the end of Paddle's list is not counted.
+    The empty object at the end of Paddle's list has no ``ph`` and is not counted.
     """
     key = b'"ph": "'
     total = 0
     tail = b""
     with file.open("rb") as stream:
-        while piece := stream.read(1 << 16):  # small: `run` says why
+        while piece := stream.read(1 << 16):  # small pieces: see `run` on memory
             piece = tail + piece
             total += piece.count(key)
             tail = piece[-len(key) + 1 :]
@@ -253,17 +252,17 @@ def num_events(file: Path) -> int:
 
 
 def start_table(repeats: int) -> str:
-    """Markdown: the seconds until a process has imported what it needs, a part of all others."""
+    """Return a Markdown table: seconds to import each reader's packages; all times include them."""
     rows = [["before the first byte is read", "seconds"], ["---", "---:"]]
     for name, statement in _STARTS.items():
         runs = [run([sys.executable, "-c", statement]) for _ in range(repeats + 1)][1:]
-        seconds = [took for one in runs for took in one.seconds]
-        rows.append([name, _spread(seconds) if seconds else runs[0].error])
+        seconds = [elapsed for result in runs for elapsed in result.seconds]
+        rows.append([name, _median_and_range(seconds) if seconds else runs[0].error])
     return f"### Start-up, in every number below\n\n{_markdown(rows)}"
 
 
 def machine() -> str:
-    """Markdown: what it was measured on, one line."""
+    """Return a line about the machine and the versions of packages."""
     versions = [f"Python {platform.python_version()}"]
     for name in ("polars", "numpy", "msgspec", "orjson", "paddlepaddle", "visualdl"):
         with contextlib.suppress(PackageNotFoundError):
@@ -277,11 +276,11 @@ def machine() -> str:
     )
 
 
-def _spread(seconds: Sequence[float]) -> str:
-    middle = f"{statistics.median(seconds):.2f}"
+def _median_and_range(seconds: Sequence[float]) -> str:
+    median = f"{statistics.median(seconds):.2f}"
     if len(seconds) == 1:
-        return middle
-    return f"{middle} ({min(seconds):.2f} to {max(seconds):.2f})"
+        return median
+    return f"{median} ({min(seconds):.2f} to {max(seconds):.2f})"
 
 
 def _ratio(over: float, under: float | None) -> str:
@@ -292,15 +291,15 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
-def _say(what: str) -> None:
-    print(f"  {what}", file=sys.stderr, flush=True)
+def _print_progress(message: str) -> None:
+    print(f"  {message}", file=sys.stderr, flush=True)
 
 
 def _load(path: Path) -> tuple[str, Results]:
-    """The machine and the results of a file of `_save`."""
+    """Load the machine and the results from a file of `_save`."""
     content = json.loads(path.read_text(encoding="utf-8"))
     if content["events"] != gpu_job.VERSION:
-        raise ValueError(f"{path}: measured on other events; measure the peers again")
+        raise ValueError(f"{path}: measured with other events; measure the peers again")
     results = {
         int(size_mb): {name: Measured(**values) for name, values in measured.items()}
         for size_mb, measured in content["results"].items()
@@ -321,28 +320,28 @@ def _save(path: Path, results: Results) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Measures and prints, a size after the other."""
+    """Measure and print, one size after another."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--full", action="store_true", help=f"also {FULL_SIZES_MB[2:]} MB")
     add("--sizes", metavar="MB,...", help=f"these multiples of {gpu_job.STEP_MB} instead")
     add("--repeats", type=int, default=5, help="timed runs of each reader (5)")
-    add("--keep", type=Path, metavar="DIR", help="make the traces there, or use those that are")
-    add("--only", metavar="WORD", help="measure readers whose name starts with it")
-    add("--save", type=Path, metavar="FILE", help="write what was measured as JSON")
-    add("--peers-from", type=Path, metavar="FILE", help="take the others from one of --save")
+    add("--keep", type=Path, metavar="DIR", help="directory of the traces: write or reuse them")
+    add("--only", metavar="WORD", help="measure only readers whose name starts with it")
+    add("--save", type=Path, metavar="FILE", help="write the measurements as JSON")
+    add("--peers-from", type=Path, metavar="FILE", help="take the peers from a file of --save")
     options = parser.parse_args(argv)
     sizes_mb = FULL_SIZES_MB if options.full else SIZES_MB
     if options.sizes:
         sizes_mb = tuple(int(size) for size in options.sizes.split(","))
-    known: Results = {}
-    begins = (options.only,) if options.only else ("",)
+    loaded: Results = {}
+    prefixes = (options.only,) if options.only else ("",)
     print(machine(), end="\n\n")
     if options.peers_from:
-        where, known = _load(options.peers_from)
-        print(f"Readers that are not measured now were on: {where}\n")
-        begins = (options.only,) if options.only else _OURS
-    if begins == ("",):
+        where, loaded = _load(options.peers_from)
+        print(f"Readers that are not measured now were measured on: {where}\n")
+        prefixes = (options.only,) if options.only else _OURS
+    if prefixes == ("",):
         print(start_table(options.repeats))
     results: Results = {}
     sizes: dict[int, int] = {}
@@ -350,16 +349,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         for size_mb in sizes_mb:
-            _say(f"{size_mb} MB")
+            _print_progress(f"{size_mb} MB")
             files = {path.suffix: path for path in gpu_job.files(folder, size_mb)}
             sizes[size_mb] = files[".json"].stat().st_size
             readers = [
                 reader
                 for reader in READERS
-                if reader.name.startswith(begins) and size_mb <= reader.largest_mb
+                if reader.name.startswith(prefixes) and size_mb <= reader.largest_mb
             ]
             results[size_mb] = {
-                **known.get(size_mb, {}),
+                **loaded.get(size_mb, {}),
                 **measure(readers, files, options.repeats),
             }
             print(size_table(size_mb, files[".json"], results[size_mb]), flush=True)

@@ -1,9 +1,9 @@
-"""From the last recorded step to the printed tables: ppprof against Paddle's own way.
+"""Time from the last recorded step to the printed tables: ppprof against Paddle.
 
 Paddle: ``stop()``, ``export("json")`` and ``summary()``, all in the training loop. ppprof:
-``stop()`` and the ``.pb`` in the loop; then a process of its own, started from nothing, reads that,
-computes and prints all nine tables, and after that writes them as data and the JSON trace. Both
-work on the same recorded window; medians of several turns.
+``stop()`` and the ``.pb`` in the loop. Then a new process reads the ``.pb``, computes and prints all
+nine tables, and writes the tables as data and the JSON trace. Both use the same recorded window. The
+output is the median of several rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _STEM = "rank_00000_dp0_pp0_sharding0_mp0_time_20261120T000000_000"
 
 
 def main(num_steps: int = 200, repeats: int = 5) -> list[tuple[str, str]]:
-    """Measured figures as (what, how much) rows."""
+    """Measure; return rows of (name, value)."""
     workload = Workload()
     for _ in range(3):
         workload.step()
@@ -48,11 +48,11 @@ def main(num_steps: int = 200, repeats: int = 5) -> list[tuple[str, str]]:
     peaks_mib: list[float] = []
     with tempfile.TemporaryDirectory() as scratch:
         num_events = pb_bytes = 0
-        for at in range(repeats):
-            export = Path(scratch, f"{at}.json")
+        for turn in range(repeats):
+            export = Path(scratch, f"{turn}.json")
             theirs["json"].append(_seconds(profiler.export, str(export), "json"))
             theirs["summary"].append(_seconds(profiler.summary))
-            run = claim(Path(scratch, f"run{at}"))
+            run = claim(Path(scratch, f"run{turn}"))
             raw = run / "raw" / f"{_STEM}.pb"
             config = ProfilerConfig.from_mapping({"enable": True, "detailed": True})
             write_manifest(run, {"profiler": config.to_mapping()})
@@ -62,16 +62,16 @@ def main(num_steps: int = 200, repeats: int = 5) -> list[tuple[str, str]]:
             num_events = trace.events.height + trace.memory.height
             finished = _finish(run)
             peaks_mib.append(finished.pop("memory"))
-            for what, seconds in finished.items():
-                ours[what].append(seconds)
+            for part, seconds in finished.items():
+                ours[part].append(seconds)
     their_s, our_s = _total(theirs), _total(ours)
     loop_s = stop_s + statistics.median(ours["pb"])
     tables_s = loop_s + statistics.median(ours["tables"])
     parts = [("stop, the same for both", stop_s)]
     parts += [
-        (f"{who}: {what}", statistics.median(times))
-        for who, way in (("Paddle", theirs), ("ppprof", ours))
-        for what, times in way.items()
+        (f"{name}: {part}", statistics.median(times))
+        for name, measured in (("Paddle", theirs), ("ppprof", ours))
+        for part, times in measured.items()
     ]
     ratios = [
         ("until the tables are there: ppprof / Paddle", tables_s / (stop_s + their_s)),
@@ -84,15 +84,15 @@ def main(num_steps: int = 200, repeats: int = 5) -> list[tuple[str, str]]:
     ]
     return [
         ("events in the window (host, device, memory)", f"{num_events:,}"),
-        *((what, f"{seconds:.2f} s") for what, seconds in parts),
-        *((what, f"{ratio:.2f}") for what, ratio in ratios),
+        *((title, f"{seconds:.2f} s") for title, seconds in parts),
+        *((title, f"{ratio:.2f}") for title, ratio in ratios),
         ("peak memory of ppprof's process", f"{max(peaks_mib):.0f} MiB"),
         ("size of the .pb that it reads", f"{pb_bytes / 2**20:.0f} MiB"),
     ]
 
 
 def _finish(run: Path) -> dict[str, float]:
-    """Seconds until a new process has printed the tables, from then until it ends; its memory."""
+    """Return seconds until a new process has printed the tables, then until its end; its memory."""
     command = [sys.executable, "-m", "ppprof", "finish", str(run)]
     printed = peak_mib = 0.0
     with tempfile.TemporaryFile() as out:
@@ -100,8 +100,8 @@ def _finish(run: Path) -> dict[str, float]:
         process = subprocess.Popen(command, stdout=out)
         while process.poll() is None:
             if not printed and os.fstat(out.fileno()).st_size:
-                printed = time.perf_counter()  # the tables come in one piece
-            with contextlib.suppress(OSError, AttributeError):  # it has just ended
+                printed = time.perf_counter()  # all tables are one write
+            with contextlib.suppress(OSError, AttributeError):  # the process has just ended
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 peak = re.search(r"VmHWM:\s+(\d+) kB", status)
                 peak_mib = max(peak_mib, int(peak[1]) / 1024 if peak else 0)
@@ -117,7 +117,7 @@ def _total(times: dict[str, list[float]]) -> float:
 
 
 def _seconds(action: Callable[..., object], *arguments: object) -> float:
-    """How long ``action`` takes; what it prints is kept from the terminal."""
+    """Return the seconds that ``action`` takes; its output is discarded."""
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()):
         action(*arguments)
@@ -125,5 +125,5 @@ def _seconds(action: Callable[..., object], *arguments: object) -> float:
 
 
 if __name__ == "__main__":
-    for what, how_much in main():
-        print(f"{what:<55}{how_much:>12}")
+    for title, value in main():
+        print(f"{title:<55}{value:>12}")

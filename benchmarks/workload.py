@@ -1,4 +1,4 @@
-"""What the benchmarks train: a small Transformer whose every step records about 1,100 events."""
+"""The model of the benchmarks: a small Transformer; a step of it records about 1,100 events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Workload:
         self._tokens = paddle.randint(0, 100, [4, 16])
 
     def step(self) -> None:
-        """One training step."""
+        """Run one training step."""
         logits = self._model(self._tokens).reshape([-1, 100])
         nn.functional.cross_entropy(logits, self._tokens.reshape([-1])).backward()
         self._optimizer.step()

@@ -49,7 +49,7 @@ def store():
     server.start()
     host, port = server.get_host_and_port()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+        patch.setenv("AWS_ACCESS_KEY_ID", "someone")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "something")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
@@ -110,10 +110,10 @@ def test_one_file(there, here):
 def test_a_timeline_is_written_to_the_store(here, there, tmp_path, capsys):
     main(["merge", str(here), "-o", str(tmp_path / "all.json.gz")])
     assert main(["merge", there, "-o", "s3://bucket/out/all.json.gz"]) == 0
-    told = capsys.readouterr().err.splitlines()[-1]
+    message = capsys.readouterr().err.splitlines()[-1]
     merged = to_path("s3://bucket/out/all.json.gz").read_bytes()
     assert merged == (tmp_path / "all.json.gz").read_bytes()
-    assert told.startswith("s3://bucket/out/all.json.gz: ranks 0-1, ")
+    assert message.startswith("s3://bucket/out/all.json.gz: ranks 0-1, ")
     assert main(["merge", there, "-o", "s3://bucket/out/all.json.gz"]) == 2
     assert "exists; --force replaces it" in capsys.readouterr().err
 
@@ -138,8 +138,8 @@ def test_what_is_not_there(there, capsys):
 
 
 def test_no_bucket(there):
-    with pytest.raises(InputError, match=r"^s3://nobody/run: "):
-        ppprof.open("s3://nobody/run")
+    with pytest.raises(InputError, match=r"^s3://missing/run: "):
+        ppprof.open("s3://missing/run")
 
 
 def test_a_finish_has_to_be_on_a_disk(there, capsys):
@@ -169,7 +169,7 @@ UNREACHABLE = [
 
 @pytest.mark.parametrize(("variable", "value", "said"), UNREACHABLE)
 @pytest.mark.parametrize("command", ["ranks", "summary", "merge -o", "convert"])
-def test_nobody_answers_or_nobody_is_known(
+def test_unreachable_stores_and_missing_credentials(
     here, there, monkeypatch, tmp_path, command, variable, value, said
 ):
     """In a process of its own each: s3fs keeps what it has found out."""

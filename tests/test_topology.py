@@ -62,7 +62,7 @@ def test_select(selector: object, expected: list[int]) -> None:
         ({"mp": 2}, "mp: 2: expected all or 0 to 1"),
     ],
 )
-def test_select_tells_what_it_expects(selector: object, message: str) -> None:
+def test_select_rejects_invalid_selectors(selector: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Topology.of(dp=2, mp=2).select(selector)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Files that somebody else made: docs/security.md says what they may cost, and this that it holds.
+"""Untrusted files: the bounds of docs/security.md hold.
 
 The bytes of traces have tests of their own (trace/test_fuzz.py).
 """
@@ -54,7 +54,7 @@ ALLOWED = {  # with what is done there
     ("train/fleet_on_cpu.py", "socket"),  # looks for a free port for Paddle's own store
     ("remote.py", "socket"),  # gethostname
 }
-RUN = {  # the script that somebody named to be run, by tools/attach.py
+RUN = {  # the script that tools/attach.py runs on purpose
     ("integrations/script.py", "compile"),
     ("integrations/script.py", "exec"),
 }
@@ -183,7 +183,10 @@ class TestNames:
             manifest[key] = ["../outside.pb", str(outside)]
         rundir.write_manifest(run, manifest)
         found = open_run(run)
-        assert {file.parent for at in found.recordings for file in at.files} <= {run, run / "raw"}
+        assert {file.parent for recording in found.recordings for file in recording.files} <= {
+            run,
+            run / "raw",
+        }
 
     def test_finish_writes_into_the_run_only(self, run, capsys):
         """A folder that is a link would have it write files elsewhere."""
@@ -263,7 +266,7 @@ class TestSizes:
 
     @pytest.mark.parametrize("where", ["trace", "manifest", "steps", "clocks", "config"])
     def test_a_pipe_is_no_file(self, tmp_path, where):
-        """Which nobody writes to: opening it would wait for ever."""
+        """Opening a pipe without a writer would block forever."""
         names = {"trace": "a.json", "manifest": "manifest.json", "config": "a.yaml"}
         path = tmp_path / names.get(where, f"{where}/rank_00000.jsonl")
         path.parent.mkdir(exist_ok=True)
@@ -403,7 +406,7 @@ class TestManifests:
 
 
 class TestCache:
-    """A file beside the trace, which whoever gave the trace may have given too."""
+    """The cache lies beside the trace, and may come from the same untrusted source."""
 
     @pytest.fixture
     def trace(self, tmp_path, monkeypatch) -> Path:
@@ -470,13 +473,13 @@ class TestTerminals:
                     "name": f"{name}[1.0 ms]",
                     "pid": 1,
                     "tid": "1(Python)",
-                    "ts": at,
+                    "ts": start,
                     "dur": dur,
                     "ph": "X",
                     "cat": kind,
-                    "args": {"start_time": f"{at}.0 us", "end_time": f"{at + dur}.0 us"},
+                    "args": {"start_time": f"{start}.0 us", "end_time": f"{start + dur}.0 us"},
                 }
-                for name, kind, at, dur in [
+                for name, kind, start, dur in [
                     ("ProfileStep#0", "ProfileStep", 0, 1000),
                     (EVIL, "Operator", 10, 100),
                     (EVIL, "UserDefined", 200, 100),

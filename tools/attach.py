@@ -1,11 +1,11 @@
-"""Any script under a block: ``python -m paddle.distributed.launch tools/attach.py -c CFG -- SCRIPT``."""
+"""Run a script with ppprof: ``python -m paddle.distributed.launch tools/attach.py -c CFG -- SCRIPT``."""
 
 import sys
 from pathlib import Path
 
 if getattr(sys.flags, "safe_path", False):
     sys.path.insert(0, "")
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # where the script's own directory will be
+sys.path[0] = str(Path(__file__).resolve().parents[1])  # the script's directory replaces it later
 
 from ppprof.integrations.script import main  # noqa: E402
 

@@ -1,7 +1,8 @@
-"""Known vulnerabilities of what a lock file pins, by pip-audit; part of `make check`.
+"""Check the packages of a lock file for known vulnerabilities with pip-audit; part of `make check`.
 
-Exit code 1 for one that has a fix: renew the lock (`make lock`), or a bound in pyproject.toml. One
-without a fix is told. Where the database cannot be reached nothing is known, and that is told.
+Exits with 1 for a vulnerability that has a fix: renew the lock (`make lock`) or change a bound in
+pyproject.toml. Prints vulnerabilities without a fix. If the database is unreachable, prints that
+the check was skipped.
 """
 
 from __future__ import annotations
@@ -13,54 +14,54 @@ import urllib.request
 from typing import Any
 
 CANARY = "https://pypi.org/pypi/jinja2/2.10/json"
-"""Of the database that pip-audit asks: a package that is known to be vulnerable.
+"""A vulnerable package in the database that pip-audit queries.
 
-A mirror may have packages and no database: pip-audit takes all of them for sound, then."""
+A mirror may have packages but no database. Then pip-audit finds no vulnerabilities at all."""
 ACCEPTED: dict[str, str] = {}
-"""Id of a vulnerability that has a fix that we cannot take -> why."""
+"""Id of a vulnerability whose fix we cannot use -> the reason."""
 
 
 def main(lock: str) -> int:
-    """0 when nothing is to be done."""
+    """Print vulnerabilities; return 1 if one of them needs a change here, else 0."""
     try:
         check_database()
-        found = audit(lock)
+        report = audit(lock)
     except (OSError, ValueError) as error:
-        print(f"pip-audit: skipped: its database cannot be reached ({error})", file=sys.stderr)
+        print(f"pip-audit: skipped: its database is unreachable ({error})", file=sys.stderr)
         return 0
-    to_do = 0
-    for package in found["dependencies"]:
+    num_fixable = 0
+    for package in report["dependencies"]:
         if "skip_reason" in package:
             print(f"{package['name']}: not audited: {package['skip_reason']}", file=sys.stderr)
-        for known in package.get("vulns", ()):
-            fixes = known["fix_versions"]
-            why = ACCEPTED.get(known["id"], "" if fixes else "no fix yet")
-            told = why or f"fixed in {', '.join(fixes)}"
-            print(f"{package['name']} {package['version']}: {known['id']}: {told}", file=sys.stderr)
-            to_do += not why
-    if not to_do:
-        audited = [package for package in found["dependencies"] if "skip_reason" not in package]
+        for vulnerability in package.get("vulns", ()):
+            name, fixes = vulnerability["id"], vulnerability["fix_versions"]
+            reason = ACCEPTED.get(name, "" if fixes else "no fix yet")
+            status = reason or f"fixed in {', '.join(fixes)}"
+            print(f"{package['name']} {package['version']}: {name}: {status}", file=sys.stderr)
+            num_fixable += not reason
+    if not num_fixable:
+        audited = [package for package in report["dependencies"] if "skip_reason" not in package]
         print(f"{lock}: nothing to do about {len(audited)} packages")
-    return 1 if to_do else 0
+    return 1 if num_fixable else 0
 
 
 def check_database() -> None:
-    """Returns where the database is there and knows something.
+    """Check that the database is reachable and complete.
 
     Raises:
-        OSError: it cannot be reached.
-        ValueError: something else answers in its place.
+        OSError: the database is unreachable.
+        ValueError: the response is not from the real database.
     """
-    with urllib.request.urlopen(CANARY, timeout=10) as answer:
-        if not json.load(answer).get("vulnerabilities"):
+    with urllib.request.urlopen(CANARY, timeout=10) as response:
+        if not json.load(response).get("vulnerabilities"):
             raise ValueError("it knows of no vulnerability of jinja2 2.10")
 
 
 def audit(lock: str) -> dict[str, Any]:
-    """What pip-audit finds, as it prints it.
+    """Run pip-audit and return its JSON report.
 
     Raises:
-        OSError: it could not ask.
+        OSError: pip-audit failed.
     """
     options = ["--requirement", lock, "--no-deps", "--disable-pip", "--format", "json"]
     done = subprocess.run(
@@ -71,8 +72,8 @@ def audit(lock: str) -> dict[str, Any]:
     )
     if not done.stdout.startswith("{"):
         raise OSError(done.stderr.strip()[-300:])
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ class _File:
         elif isinstance(node, ast.Constant) and isinstance(node.value, int):
             other = not node.value if isinstance(node.value, bool) else node.value + 1
             yield self._mutant(node, *self._span(node), str(other))
-        elif isinstance(node, ast.Return) and node.value and not _is_none(node.value):
+        elif isinstance(node, ast.Return) and node.value and not _is_null(node.value):
             yield self._mutant(node, *self._span(node), "return None")
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
             yield self._mutant(node, *self._span(node), "pass")
@@ -174,7 +174,7 @@ def _is_typing(node: ast.AST) -> bool:
     return name in typing.__all__ or isinstance(getattr(builtins, name, None), type)
 
 
-def _is_none(node: ast.expr) -> bool:
+def _is_null(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is None
 
 
@@ -224,7 +224,7 @@ def draw(rooms: dict[str, list[Mutant]], count: int, seed: int) -> list[tuple[st
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of one run of pytest; ``code`` is None after a timeout."""
+    """The result of one run of pytest; ``code`` None means a timeout."""
 
     code: int | None
     failed: list[str]

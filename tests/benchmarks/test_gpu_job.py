@@ -23,7 +23,11 @@ def walk(node):
 def shape(node):
     """Everything about a span but its times and addresses."""
     name = getattr(node, "name", "").partition("#")[0]
-    return getattr(node, "category", ""), name, [shape(at) for at in getattr(node, "inside", ())]
+    return (
+        getattr(node, "category", ""),
+        name,
+        [shape(node) for node in getattr(node, "inside", ())],
+    )
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +37,11 @@ def threads():
 
 def test_every_event_lies_within_its_span_and_after_the_one_before(threads):
     for thread in threads:
-        spans = [at for at in walk(thread) if isinstance(at, Span)]
+        spans = [item for item in walk(thread) if isinstance(item, Span)]
         for outer in [thread, *spans]:
             times = [
-                (at.time, at.time) if isinstance(at, Memory) else (at.start, at.end)
-                for at in outer.inside
+                (item.time, item.time) if isinstance(item, Memory) else (item.start, item.end)
+                for item in outer.inside
             ]
             assert all(end <= start for (_, end), (start, _) in zip(times, times[1:]))
             if isinstance(outer, Span) and times:
@@ -65,10 +69,10 @@ def test_steps_have_the_same_events_at_times_of_their_own(threads):
 
 
 def test_inner_events_are_shorter_than_the_microsecond_of_the_json(threads):
-    inner = [at for at in walk(threads[0]) if getattr(at, "category", "") == "OperatorInner"]
-    short = [at for at in inner if at.name.endswith(("infer_meta", "prepare_data"))]
+    inner = [span for span in walk(threads[0]) if getattr(span, "category", "") == "OperatorInner"]
+    short = [span for span in inner if span.name.endswith(("infer_meta", "prepare_data"))]
     assert short
-    assert all(0 < at.end - at.start < 1_000 for at in short)
+    assert all(0 < span.end - span.start < 1_000 for span in short)
 
 
 def test_what_is_freed_was_allocated(threads):
@@ -112,4 +116,4 @@ def test_paddle_writes_every_event_of_a_step_and_the_promised_megabytes(tmp_path
     assert num_events(path) == len(events) > 40_000
     assert path.stat().st_size == pytest.approx(gpu_job.STEP_MB * 1e6, rel=0.05)
     assert 0 < pb.stat().st_size < path.stat().st_size / 4
-    assert {at.name for at in tmp_path.iterdir()} == {path.name, pb.name}
+    assert {file.name for file in tmp_path.iterdir()} == {path.name, pb.name}

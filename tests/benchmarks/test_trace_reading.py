@@ -79,7 +79,7 @@ def test_a_slow_reader_runs_once(tmp_path, monkeypatch):
     assert len(measured["a reader"].seconds) == 1
 
 
-def test_a_failure_is_told_without_the_folder_and_not_tried_again(tmp_path):
+def test_a_failure_is_reported_without_the_folder_and_not_retried(tmp_path):
     file = tmp_path / "a.json"
     code = f"{LINES}; sys.exit(f'{{sys.argv[1]}}: broken')"
     measured = trace_reading.measure([python(code)], {".json": file}, repeats=3)
@@ -176,7 +176,7 @@ def test_only_some_readers(two_readers, tmp_path, capsys):
 def test_peers_of_other_events_are_refused(tmp_path):
     saved = tmp_path / "saved.json"
     saved.write_text(json.dumps({"machine": "", "events": gpu_job.VERSION + 1, "results": {}}))
-    with pytest.raises(ValueError, match=r"saved\.json: measured on other events"):
+    with pytest.raises(ValueError, match=r"saved\.json: measured with other events"):
         trace_reading.main(["--peers-from", str(saved)])
 
 

@@ -42,7 +42,7 @@ from ppprof.config.yaml_source import ConfigTree
         (" x ", "x"),
         ("a=b", "a=b"),
         ("gpu", "gpu"),
-        # what YAML 1.1 or OmegaConf would make of these, nobody means
+        # text that YAML 1.1 or OmegaConf would convert
         ("10:30", "10:30"),
         ("1:2:3.5", "1:2:3.5"),
         ("07", "07"),

@@ -19,7 +19,7 @@ if __name__ == "__main__" and RANK == 1 and "LD_PRELOAD" not in os.environ:
     shifted = dict(pair.split("=", 1) for pair in sys.argv[2:])
     os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **shifted})
 if "FAKETIME" in os.environ:
-    # libfaketime 0.9.10 fails clock_nanosleep on a CLOCK_MONOTONIC that it is told to leave alone.
+    # libfaketime 0.9.10 fails clock_nanosleep on a CLOCK_MONOTONIC that it is configured to ignore.
     time.sleep = lambda seconds: select.select([], [], [], seconds) and None
 
 import paddle  # noqa: E402

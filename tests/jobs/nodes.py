@@ -52,8 +52,8 @@ def namespaces(folder: Path) -> Iterator[tuple[Node, Node]]:
                 )
                 _sh(_enter(holder), "; ".join(commands))
         except (OSError, subprocess.CalledProcessError) as error:
-            told = getattr(error, "stderr", "") or error
-            pytest.skip(f"needs user and network namespaces, unshare, nsenter and ip: {told}")
+            reason = getattr(error, "stderr", "") or error
+            pytest.skip(f"needs user and network namespaces, unshare, nsenter and ip: {reason}")
         yield Node("10.77.0.1", _enter(first)), Node("10.77.0.2", _enter(second))
 
 

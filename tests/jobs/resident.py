@@ -37,12 +37,12 @@ def growth_mib(directory: str, when: str) -> float:
     }
     step = toy.training(layers=4)
     with ppprof.attach(block) as prof:
-        for at in range(STEPS):
-            if at == 3 and when == "trigger":
+        for step_number in range(STEPS):
+            if step_number == 3 and when == "trigger":
                 request_path(Path(directory)).touch()
             step()
             prof.step()
-            if at == 20:
+            if step_number == 20:
                 assert when == "always" or len(raw_files(directory)) == 1
                 before = resident_bytes()
         return (resident_bytes() - before) / (1 << 20)

@@ -32,14 +32,14 @@ def train(losses: Path, ends: str) -> None:
     if ranks > 1:
         scaler = fleet.distributed_scaler(scaler)
     lines = []
-    for at, batch in enumerate(DataLoader(Numbers(), batch_size=4, num_workers=2)):
+    for index, batch in enumerate(DataLoader(Numbers(), batch_size=4, num_workers=2)):
         loss = ((net(batch) - batch) ** 2).mean()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
         optimizer.clear_grad()
         lines.append(loss.item().hex())
-        if ends == "fail" and at == 4:
+        if ends == "fail" and index == 4:
             raise ValueError("the training's own")
     losses.write_text("\n".join(lines), encoding="utf-8")
 

@@ -75,7 +75,7 @@ def workerlog(job: Path, rank: int) -> str:
 def true_offsets(job: Path, at_ns: list[int]) -> tuple[list[float], float]:
     """Rank 0's clock minus rank 1's at times of the latter, and their drift in ppm.
 
-    Both run evenly against the clock that they share, so two marks tell all.
+    Both run evenly against the clock that they share, so two marks are enough.
     """
     marks = [(job / f"marks_{rank}.jsonl").read_text().splitlines() for rank in (0, 1)]
     (shared0, own0), (shared1, own1) = (np.array([json.loads(m) for m in two]).T for two in marks)
@@ -85,7 +85,7 @@ def true_offsets(job: Path, at_ns: list[int]) -> tuple[list[float], float]:
         since = (at - own1[0]) / rate1 + (shared1[0] - shared0[0])
         return float(own0[0] - at + since * rate0)
 
-    return [offset(at) for at in at_ns], float(rate0 / rate1 - 1) * 1e6
+    return [offset(time_ns) for time_ns in at_ns], float(rate0 / rate1 - 1) * 1e6
 
 
 def all_reduces(folder: Path, rank: int) -> np.ndarray:
@@ -146,7 +146,7 @@ def test_collectives_alone_bound_the_clock(job: Path) -> None:
     assert offsets_by_starts(parts)[1] == pytest.approx(truth[0], abs=50_000_000)
 
 
-def test_rank_0_tells_the_clocks_in_one_line(job: Path) -> None:
+def test_rank_0_logs_the_clocks_in_one_line(job: Path) -> None:
     lines = re.findall("clocks: .*", workerlog(job, 0))
     assert len(lines) == 2  # both, one
     assert re.fullmatch(
@@ -169,5 +169,5 @@ def test_a_rank_does_not_wait_for_a_rank_0_that_does_not_attach(job: Path) -> No
 
 def test_nothing_is_left_over_and_nothing_was_wrong(job: Path) -> None:
     assert [json.loads((job / f"left_{rank}").read_text()) for rank in (0, 1)] == [[], []]
-    told = re.findall("ppprof: .*", workerlog(job, 0) + workerlog(job, 1))
-    assert not [line for line in told if "clock" in line]
+    messages = re.findall("ppprof: .*", workerlog(job, 0) + workerlog(job, 1))
+    assert not [line for line in messages if "clock" in line]

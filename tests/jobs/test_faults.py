@@ -42,7 +42,7 @@ class Fault(NamedTuple):
     raw: str
     """What Paddle's profiler leaves: a "whole" trace, one that is "cut", or "nothing"."""
     steps: Sequence[int] | None
-    """Steps in the window that ppprof leaves; None where there is none."""
+    """Steps in the window that ppprof leaves; None without a window."""
     says: Sequence[str] = ()
     """What ppprof says, line by line."""
     disk: str = ""
@@ -186,7 +186,7 @@ def test_a_fault_is_the_same_with_ppprof_and_costs_what_it_must(tmp_path: Path, 
         assert re.fullmatch(expected, line), line
     check_files(ours.log)
     steps = steps_left(ours.log)
-    # The step that a fault cuts is in the window too where the training could still tell.
+    # A step that a fault cuts is in the window if the training could still end it.
     assert steps is None if fault.steps is None else steps is not None, steps
     if steps is not None and fault.steps is not None:
         assert steps[: len(fault.steps)] == list(fault.steps)

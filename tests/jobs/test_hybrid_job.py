@@ -42,7 +42,7 @@ def events(recorded: ppprof.Run) -> pl.DataFrame:
     return recorded.events().with_columns(text)
 
 
-def test_names_and_manifest_tell_where_each_rank_stands(hybrid_job: tuple[Path, str]) -> None:
+def test_names_and_manifest_have_the_coordinates(hybrid_job: tuple[Path, str]) -> None:
     folder, _ = hybrid_job
     stems = {path.name.split("_time_")[0] for path in folder.glob("*.paddle_trace.json")}
     assert stems == {f"rank_{rank:05d}_{GRID.label(rank)}" for rank in range(8)}
@@ -60,7 +60,7 @@ def test_names_and_manifest_tell_where_each_rank_stands(hybrid_job: tuple[Path, 
     }
 
 
-def test_every_collective_tells_what_it_moved_and_between_whom(events: pl.DataFrame) -> None:
+def test_every_collective_has_its_bytes_and_peers(events: pl.DataFrame) -> None:
     found = events.filter(pl.col("category") == "Communication")
     assert (
         found.select("axis", "group", "bytes", "dtype", "peers").null_count().sum_horizontal()[0]
@@ -75,21 +75,23 @@ def test_every_collective_tells_what_it_moved_and_between_whom(events: pl.DataFr
         ):
             rows = found.filter((pl.col("rank") == rank) & (pl.col("axis") == axis))
             assert set(rows["name"]) >= names, (rank, axis)
-            told = rows.filter(pl.col("name").is_in(list(names)))["peers"].unique().to_list()
-            assert ",".join(map(str, peers)) in told, (rank, axis)
+            groups = rows.filter(pl.col("name").is_in(list(names)))["peers"].unique().to_list()
+            assert ",".join(map(str, peers)) in groups, (rank, axis)
     # What one stage sends forward is the hidden states of a micro-batch: 2 x 64 x 128 floats.
     sent = found.filter((pl.col("name") == "send") & (pl.col("rank") == 0))
     assert sent["bytes"].unique().to_list() == [2 * 64 * 128 * 4]
     assert sent.height == MICRO_BATCHES * len(STEPS)
 
 
-def test_a_stage_tells_its_schedule(events: pl.DataFrame) -> None:
+def test_a_stage_records_its_schedule(events: pl.DataFrame) -> None:
     passes = events.filter(pl.col("micro_batch").is_not_null()).sort("start_ns")
     for rank, step in itertools.product(range(8), STEPS):
         stage = GRID.coordinate(rank)["pp"]
         rows = passes.filter((pl.col("rank") == rank) & (pl.col("step") == step))
-        told = [f"{row['name'][0]}{row['micro_batch']} {row['phase']}" for row in rows.to_dicts()]
-        assert ", ".join(told) == SCHEDULE[stage]
+        schedule = [
+            f"{row['name'][0]}{row['micro_batch']} {row['phase']}" for row in rows.to_dicts()
+        ]
+        assert ", ".join(schedule) == SCHEDULE[stage]
         assert rows["stage"].unique().to_list() == [stage]
         assert rows["depth"].unique().to_list() == [1]
 
@@ -118,7 +120,7 @@ def test_ranks_communicate_compute_and_do_both_at_once(
     assert overlap > 0  # what is sent to the next stage, beside the next forward
 
 
-def test_steps_tell_tokens_micro_batches_and_flops(hybrid_job: tuple[Path, str]) -> None:
+def test_steps_have_tokens_micro_batches_and_flops(hybrid_job: tuple[Path, str]) -> None:
     model = load_config(CONFIG).Model
     flops = []
     for rank in range(8):
@@ -130,9 +132,7 @@ def test_steps_tell_tokens_micro_batches_and_flops(hybrid_job: tuple[Path, str])
     assert flops[0] < flops[2]  # logits are on the last stage
 
 
-def test_every_rank_tells_what_its_steps_consist_of(
-    recorded: ppprof.Run, events: pl.DataFrame
-) -> None:
+def test_every_rank_has_a_step_breakdown(recorded: ppprof.Run, events: pl.DataFrame) -> None:
     """The bubble is what its spans say, but for operators and other communication in between."""
     cluster = recorded.cluster()
     table = cluster.steps
@@ -142,7 +142,7 @@ def test_every_rank_tells_what_its_steps_consist_of(
     exposed.append("exposed_dp+pp+mp_ns")  # the loss, where it is logged
     assert table.select(*parts, *exposed).sum_horizontal().equals(table["step_ns"])
     assert table.select(pl.col(*parts, "exposed_mp_ns", "exposed_dp_ns").min()).row(0) > (0,) * 6
-    # Each stage's wait in its trace alone; with the other's, the transfer is told from it.
+    # A stage's own trace has its whole wait; both traces separate the transfer from it.
     assert (table["bubble_ns"] < cluster.steps_per_trace["bubble_ns"]).all()
     assert table["bubble_ns"].sum() > 0.5 * cluster.steps_per_trace["bubble_ns"].sum()
     for row in cluster.steps_per_trace.rows(named=True):

@@ -70,10 +70,13 @@ def test_collectives_are_recorded_once_each_with_their_facts(log: Path) -> None:
     }
 
 
-def test_ranks_share_a_directory_and_a_rank_alone_waits_for_nobody(log: Path) -> None:
+def test_ranks_share_a_directory_and_a_single_rank_does_not_wait(log: Path) -> None:
     manifest = rundir.read_manifest(log)
-    assert [(at["rank"], at["coordinate"]["dp"]) for at in manifest["ranks"]] == [(0, 0), (1, 1)]
-    assert {at["host"] for at in manifest["ranks"]} == {"127.0.0.1"}
+    assert [(rank["rank"], rank["coordinate"]["dp"]) for rank in manifest["ranks"]] == [
+        (0, 0),
+        (1, 1),
+    ]
+    assert {rank["host"] for rank in manifest["ranks"]} == {"127.0.0.1"}
     assert sorted(path.name for path in log.glob("steps/*")) == [
         "rank_00000.jsonl",
         "rank_00001.jsonl",

@@ -50,15 +50,15 @@ def test_it_is_paddle_26(tmp_path):
 
 def test_a_capture_there_is_paddles_own(tmp_path):
     files = [ROOT / f"tests/{name}.py" for name in ESSENTIALS]
-    told = printed(ROOT, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
-    assert re.search(r"\d+ passed", told)
+    output = printed(ROOT, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files)
+    assert re.search(r"\d+ passed", output)
 
 
 def test_the_harness_trains_data_parallel_there_and_this_python_reads_it(tmp_path):
     config = CONFIGS / "pretrain_gpt_tiny_cpu_dp2.yaml"
     program = (TRAIN, "-c", config, "-o", "Profiler.enable=True")
-    told = printed(tmp_path, *program, processes=2)
-    assert "Perf Summary" in told
+    output = printed(tmp_path, *program, processes=2)
+    assert "Perf Summary" in output
     found = open_run(tmp_path / "profiler_log")
     assert found.ranks == [0, 1]
     assert found.manifest["versions"]["paddle"].startswith("2.6.")

@@ -44,9 +44,11 @@ def test_an_unfused_optimizer(planted_run: Open) -> None:
     assert first.facts["num_updates"] == 148
     # What it proposes is done.
     found = ppprof.advise(planted_run("fused_optimizer"))
-    assert "optimizer-unfused" not in [at.rule for at in found]
+    assert "optimizer-unfused" not in [finding.rule for finding in found]
 
 
 def test_nothing(planted_run: Open) -> None:
     found = ppprof.advise(planted_run("nothing"))
-    assert {at.severity for at in found} <= {"minor"}, [(at.rule, at.facts) for at in found]
+    assert {finding.severity for finding in found} <= {"minor"}, [
+        (finding.rule, finding.facts) for finding in found
+    ]

@@ -1,4 +1,4 @@
-"""What is slow is named, by how much, and nobody else: eight real ranks with sleeps planted."""
+"""Only the slow ranks are blamed, with their delay: eight real ranks with planted sleeps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_slow_rank_and_a_slow_link_are_named_with_what_they_cost(
     assert (longest["members"], longest["last_rank"]) == ("2,3", 3)
 
 
-def test_where_nothing_is_planted_nobody_is_blamed(
+def test_without_a_planted_fault_no_rank_is_blamed(
     planted_run: Callable[..., ppprof.Run],
 ) -> None:
     # In a second, which 3 steps take, a busy machine may favour a rank of eight from first to last.

@@ -180,7 +180,7 @@ def test_a_stage_of_a_pipeline_is_asked_for_while_fleet_trains(tmp_path: Path) -
         "Engine": {"max_steps": 100_000, "eval_freq": -1},
     }
     settings = [
-        f"{block}.{key}={value}" for block, of in blocks.items() for key, value in of.items()
+        f"{block}.{key}={value}" for block, keys in blocks.items() for key, value in keys.items()
     ]
     program = (TRAIN, "-c", CONFIG, *overrides(*settings))
     log = tmp_path / "profiler_log"

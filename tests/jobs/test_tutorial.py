@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.paddle, pytest.mark.all]
 
 
 def commands(page: str) -> list[str]:
-    """What the page tells to run: its blocks marked bash."""
+    """Return the commands of a page: its blocks marked bash."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     return re.findall(r"^```bash\n(.*?)^```$", text, re.M | re.S)
 
@@ -134,5 +134,5 @@ def test_workers_make_it_wait_less_and_faster(
     assert number(IPS, seen(followed["after"])) > number(IPS, seen(followed["before"]))
 
 
-def test_both_languages_tell_the_same_commands() -> None:
+def test_both_languages_have_the_same_commands() -> None:
     assert commands(PAGES[1]) == commands(PAGES[0])

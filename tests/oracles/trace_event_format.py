@@ -92,7 +92,7 @@ def _check_slices(timed: list[dict]) -> dict[str, Arrow]:
             stack.append(event)
             continue
         assert stack, event
-        around = [at for at in stack if event["ts"] <= _end(at)]
+        around = [parent for parent in stack if event["ts"] <= _end(parent)]
         assert around, event
         arrows[f"{event['cat']} {event['id']}"].append((event["ph"], around[-1]))
     for arrow in arrows.values():

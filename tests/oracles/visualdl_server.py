@@ -151,19 +151,19 @@ def check_run(
     assert views <= set(run.views)
     for view in views - {"Distributed"}:
         assert run.workers(view) == sorted(workers), view
-    for at in [{"worker": name, "span": span} for name in workers for span in run.spans(name)]:
-        rows = run.get("overview/model_perspective", time_unit="ms", **at)["cpu"]
+    for query in [{"worker": name, "span": span} for name in workers for span in run.spans(name)]:
+        rows = run.get("overview/model_perspective", time_unit="ms", **query)["cpu"]
         model = {row["name"]: row for row in rows}
         assert model["ProfileStep"]["total_time"] >= model["Forward"]["total_time"] > 0
-        assert run.get("overview/environment", **at)["num_workers"] == len(workers)
+        assert run.get("overview/environment", **query)["num_workers"] == len(workers)
         operators = run.get(
-            "operator/table", group_by="op_name", search_name="", time_unit="ms", **at
+            "operator/table", group_by="op_name", search_name="", time_unit="ms", **query
         )
         assert sum(row["calls"] for row in operators["events"]) > 0
-        for device in run.get("memory/devices", **at):
-            place = {"device_type": device["device"], **at}
+        for device in run.get("memory/devices", **query):
+            place = {"device_type": device["device"], **query}
             assert any(run.get("memory/curve", time_unit="ms", **place).values())
             assert run.get("memory/op_memory_events", **place)["data"]
-        assert run.get("memory/devices", **at)
-        assert len(run.get("trace", **at)["traceEvents"]) > model["ProfileStep"]["calls"]
+        assert run.get("memory/devices", **query)
+        assert len(run.get("trace", **query)["traceEvents"]) > model["ProfileStep"]["calls"]
     return run

@@ -51,7 +51,7 @@ def test_between_readings_the_offset_lies_between_theirs_and_outside_the_nearest
         assert min(before + after) <= aligned - time <= max(before + after)
 
 
-def test_drift_is_told_with_its_error() -> None:
+def test_drift_has_an_error() -> None:
     clock = Clock(1, (Reading(0, 100, 30_000), Reading(5, 7, 9), Reading(10**9, 50_100, 20_000)))
     assert (clock.offset_ns, clock.drift_ppm, clock.drift_error_ppm) == (100, 50.0, 50.0)
     assert clock.error_ns == 30_000

@@ -80,7 +80,7 @@ def test_processes_of_one_run_get_one_directory(tmp_path: Path) -> None:
     assert join("b") == tmp_path / "run_003"
 
 
-def test_a_claim_that_nobody_followed_up_is_left_after_a_while(
+def test_a_claim_without_a_manifest_is_skipped_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "_CLAIM_SECONDS", 0.05)

@@ -11,7 +11,7 @@ from ppprof.rundir.step_times import STEP_TIMES, read_step_times
 
 
 def record(step, **other):
-    told = {
+    fields = {
         "batch_cost_ns": 10 + step,
         "reader_cost_ns": 1,
         "num_samples": 8,
@@ -24,7 +24,7 @@ def record(step, **other):
         "excluded": False,
         "window": None,
     }
-    return StepRecord(step=step, **{**told, **other})
+    return StepRecord(step=step, **{**fields, **other})
 
 
 def left(folder: Path, rank: int, *records: StepRecord) -> Path:

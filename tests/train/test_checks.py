@@ -61,7 +61,7 @@ def test_rank_0_stays_until_the_others_have_read_of_a_failure(
     late.join()
 
 
-def test_where_nobody_fails_nobody_waits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_failure_no_rank_waits(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
     store.add("ppprof/checks/asked", 1)
     assert not checks.failed_anywhere(False)

@@ -43,8 +43,8 @@ def test_a_micro_batch_waits_for_the_reductions_of_the_one_before(overlaps: bool
 def test_fleet_makes_groups_of_its_own_only_where_no_others_make_any(
     dp: int, num_groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[dict[str, Any]] = []
-    stepper = SimpleNamespace(_set_broadcast_overlap=lambda on, **settings: told.append(settings))
+    calls: list[dict[str, Any]] = []
+    stepper = SimpleNamespace(_set_broadcast_overlap=lambda on, **settings: calls.append(settings))
     groups = SimpleNamespace(
         get_sharding_parallel_group=lambda: None, get_data_parallel_group=lambda: None
     )
@@ -71,4 +71,4 @@ def test_fleet_makes_groups_of_its_own_only_where_no_others_make_any(
         world_size=2 * dp,
     )
     engine._wrap()
-    assert [settings["num_groups"] for settings in told] == [num_groups]
+    assert [settings["num_groups"] for settings in calls] == [num_groups]

@@ -1,4 +1,4 @@
-"""What Fleet is told of a grid, also where there is no GPU to try it on."""
+"""The strategy that Fleet gets for a config, including settings that need a GPU."""
 
 from __future__ import annotations
 

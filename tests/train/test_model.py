@@ -64,8 +64,8 @@ def test_fused_and_separate_projections_are_the_same_attention() -> None:
     for name, value in list(weights.items()):
         if ".qkv." in name:
             heads = value.reshape([*value.shape[:-1], 2, 3, -1])  # of each head, one after another
-            for at, part in enumerate(("query", "key", "value")):
-                weights[name.replace("qkv", part)] = heads[..., at, :].flatten(-2)
+            for index, part in enumerate(("query", "key", "value")):
+                weights[name.replace("qkv", part)] = heads[..., index, :].flatten(-2)
     apart.set_state_dict(weights)
     np.testing.assert_allclose(apart(tokens).numpy(), fused(tokens).numpy(), rtol=1e-5, atol=1e-6)
 
