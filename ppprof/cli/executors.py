@@ -1,4 +1,4 @@
-"""Where ranks are read: in this process, in some beside it, or on a Dask cluster."""
+"""Executors that read ranks: in this process, in several, or on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any
 from ppprof.errors import UsageError
 
 ANSWER_S = 10
-"""How long a scheduler, and a first worker of it, may take to answer."""
+"""Seconds for a scheduler to answer, and for its first worker to appear."""
 _ABSENT_S = 60
-"""How long a cluster may be without any worker before what it still owes is given up; a nanny
-starts a worker that died again within seconds."""
+"""Seconds without any worker after which open tasks fail. A nanny restarts a worker that died
+within seconds."""
 _LOOK_S = 2
 
 
 @contextmanager
 def processes(workers: int) -> Iterator[Executor | None]:
-    """Processes of their own, started afresh: a fork of one with polars' threads may hang.
+    """Yield an executor of new processes; None for one worker, which is this process.
 
-    None for a single one, which is this one.
+    They are spawned: a fork of a process with polars' threads may hang.
     """
     if workers == 1:
         yield None
@@ -37,17 +37,17 @@ def processes(workers: int) -> Iterator[Executor | None]:
 
 @contextmanager
 def dask(address: str) -> Iterator[Executor]:
-    """The workers of a Dask cluster, which find the files under the same paths.
+    """Yield an executor of a Dask cluster, whose workers find the files under the same paths.
 
-    Dask gives a task whose worker died to another one. The future of one that it gives up after
-    some deaths, or that waits while no worker is left for a minute, raises `BrokenExecutor`.
+    If a worker dies, Dask gives its task to another one. After several deaths, or after a minute
+    without workers, the task's future raises `BrokenExecutor`.
 
     Args:
         address: of the scheduler, such as ``tcp://10.0.0.1:8786``.
 
     Raises:
-        UsageError: ``distributed`` is not installed, nobody answers there within `ANSWER_S`, or
-            somebody there has no ppprof.
+        UsageError: ``distributed`` is not installed, no scheduler answers within `ANSWER_S`, or
+            ppprof is not installed on the scheduler or a worker.
     """
     try:
         from distributed import Client
@@ -79,11 +79,11 @@ def dask(address: str) -> Iterator[Executor]:
 
 
 def _lacking(client: Any) -> list[str]:
-    """Who cannot import ppprof: a worker would end on a task of ours instead of refusing it."""
+    """Return which machines cannot import ppprof: our task would end a worker without it."""
 
-    def has() -> bool:  # sent as code, being no module's: the others have to be imported
+    def has() -> bool:  # a local function is sent as code; a module's would be imported there
         try:
-            import ppprof.run.run  # noqa: F401  with all that it needs
+            import ppprof.run.run  # noqa: F401  and its dependencies
         except ImportError:
             return False
         return True
@@ -94,16 +94,16 @@ def _lacking(client: Any) -> list[str]:
 
 
 class _DaskExecutor(Executor):
-    """Dask's own executor, whose futures always end, with the errors of `concurrent.futures`."""
+    """Dask's executor, with futures that always end and raise errors of `concurrent.futures`."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
-        self._inner = client.get_executor(pure=False)  # a file may change, so nothing is looked up
+        self._inner = client.get_executor(pure=False)  # no cached results: a file may change
         self._ended = Event()
         Thread(target=self._watch, daemon=True).start()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """As of any executor."""
+        """Submit a task; see `concurrent.futures.Executor.submit`."""
         outer: Future[Any] = Future()
         inner = self._inner.submit(fn, *args, **kwargs)
         outer.add_done_callback(lambda future: future.cancelled() and inner.cancel())
@@ -111,12 +111,12 @@ class _DaskExecutor(Executor):
         return outer
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """What is not done is cancelled: whoever still waited for it has left."""
+        """Cancel unfinished tasks: their results are no longer needed."""
         self._ended.set()
         self._inner.shutdown(wait=False)
 
     def _watch(self) -> None:
-        """Gives up what nobody is left to do; Dask itself would wait for ever."""
+        """Fail open tasks once no worker is left; Dask itself would wait forever."""
         seen = time.monotonic()
         while not self._ended.wait(_LOOK_S):
             if _has_workers(self._client):
@@ -129,7 +129,7 @@ class _DaskExecutor(Executor):
 def _has_workers(client: Any) -> bool:
     try:
         return bool(client.nthreads())
-    except Exception:  # of many kinds, while it is not connected
+    except Exception:  # of many kinds, while the client is not connected
         return False
 
 

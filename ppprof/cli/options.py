@@ -129,7 +129,7 @@ class Checks:
     def parsed_text(
         self, flag: str, text: str | None, parse: Callable[[str], T], default: U
     ) -> T | U:
-        """Return the text of an option, parsed; the default where it is None or invalid."""
+        """Return the text of an option, parsed; the default for None and for invalid text."""
         try:
             return default if text is None else parse(text)
         except UsageError as error:

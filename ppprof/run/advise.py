@@ -41,7 +41,7 @@ def advise(
         first.evidence                       # a polars DataFrame
 
     Args:
-        run: the run; one that has step times alone (``timer_only``) is told of its data.
+        run: the run. With step times only (``timer_only``), the findings are about its data.
         ranks: which ranks; see `Run.select_ranks`.
         window: only this one.
         steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.

@@ -71,16 +71,16 @@ def test_what_torch_wrote_becomes_paddles(name, num_untold, suffix, tmp_path, ca
     target = tmp_path / f"out{suffix}"
     assert convert(KINETO / name, target) == 0
     found, exact = read(target), read(KINETO / name)
-    # Two kernels of NCCL tell their group; Paddle has no place for that.
+    # Two kernels of NCCL have their group; Paddle has no place for that.
     on_device = exact.events["device"].is_not_null()
-    told = exact.events.with_columns(
+    messages = exact.events.with_columns(
         exact.events[column].set(on_device, None) for column in ("group", "dtype", "peers")
     )
     num_gradients = exact.events["forward"].count()
     assert num_gradients > 0
     if suffix == ".pb":  # nor has a pb a place for what a gradient is the gradient of
-        told = told.with_columns(forward=pl.lit(None, pl.Int64))
-    assert_frame_equal(found.events, told, categorical_as_str=True)
+        messages = messages.with_columns(forward=pl.lit(None, pl.Int64))
+    assert_frame_equal(found.events, messages, categorical_as_str=True)
     assert exact.events.filter(on_device)["group"].count() == num_untold
     said = capsys.readouterr().err
     omitted = f"{num_untold} event annotations"
@@ -88,7 +88,7 @@ def test_what_torch_wrote_becomes_paddles(name, num_untold, suffix, tmp_path, ca
     assert (f"{num_gradients} links from gradients to forward events" in said) == (suffix == ".pb")
 
 
-def test_device_events_without_a_launch_are_told(tmp_path, capsys):
+def test_device_events_without_a_launch_are_reported(tmp_path, capsys):
     from ppprof.trace import formats
 
     trace = read(write(tmp_path / "a.pb", *gpu_traces.training()))
@@ -124,12 +124,12 @@ def test_an_unknown_format_is_refused_before_anything_is_read(tmp_path, capsys):
     )
 
 
-def test_a_missing_file_is_told(tmp_path, capsys):
+def test_a_missing_file_is_reported(tmp_path, capsys):
     assert convert(tmp_path / "missing.pb", tmp_path / "out.pb") == 3
     assert capsys.readouterr().err == f"{tmp_path}/missing.pb: No such file or directory\n"
 
 
-def test_a_directory_that_is_not_there_is_told(source, tmp_path, capsys):
+def test_a_missing_directory_is_reported(source, tmp_path, capsys):
     target = tmp_path / "missing" / "out.pb"
     assert convert(source, target) == 2
     assert capsys.readouterr().err == f"{target}: No such file or directory\n"

@@ -35,9 +35,9 @@ def printed(capsys, *arguments, code=0):
 def cells(out, title):
     """Rows of the table with this title, as words; the first is the head."""
     lines = out.splitlines()
-    at = next(at for at, line in enumerate(lines) if line.strip("-") == title)
-    table = lines[at + 2 :]
-    end = next(at for at, line in enumerate(table) if at > 2 and line.startswith("----"))
+    first = next(index for index, line in enumerate(lines) if line.strip("-") == title)
+    table = lines[first + 2 :]
+    end = next(start for start, line in enumerate(table) if start > 2 and line.startswith("----"))
     return [line.split() for line in table[1:end] if not line.startswith("---")]
 
 

@@ -87,7 +87,7 @@ def test_all_ranks_named_and_sorted_by_coordinates(tmp_path, capsys):
         "rank 3 · dp1 pp0 mp1 · host-b",
     ]
     arrows = check(load(out)).values()
-    assert [[at["pid"] - 100_000 for _, at in arrow] for arrow in arrows] == [[0, 2], [0, 2]]
+    assert [[event["pid"] - 100_000 for _, event in arrow] for arrow in arrows] == [[0, 2], [0, 2]]
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err == f"{out}: ranks 0-3, 24 events, {out.stat().st_size} bytes\n"
@@ -103,7 +103,7 @@ def test_the_newest_run_is_merged_and_said(tmp_path, capsys):
 
 
 def test_a_host_is_called_as_it_calls_itself(tmp_path):
-    """The launcher tells addresses; a rank that has left its node's name has that."""
+    """The launcher knows addresses; a rank that wrote its node's name has a name."""
     run = make_run(tmp_path / "log", {"dp": 2})
     (run / "nodes").mkdir()
     (run / "nodes" / "1.gpu-node.example").touch()
@@ -114,7 +114,7 @@ def test_a_host_is_called_as_it_calls_itself(tmp_path):
     ]
 
 
-def test_axes_of_degree_1_are_told_of_dp_pp_and_mp_only(tmp_path):
+def test_names_have_axes_of_degree_1_of_dp_pp_and_mp_only(tmp_path):
     run = make_run(tmp_path / "log", {"sharding": 2, "sep": 2})
     merge(run, "-o", tmp_path / "out.json")
     assert processes(tmp_path / "out.json")[2] == "rank 2 · dp0 pp0 sharding1 sep0 mp0 · host-b"
@@ -168,13 +168,13 @@ def test_clocks_can_be_given(tmp_path):
     assert times[1] - times[0] == 2
 
 
-def test_a_rank_whose_clock_nobody_measured_is_told(tmp_path, capsys):
+def test_a_rank_without_a_measured_clock_is_reported(tmp_path, capsys):
     run, out = make_run(tmp_path / "log", {"dp": 4}), tmp_path / "out.json"
     for rank in (1, 3):
         (run / clocks_path(rank)).unlink()
     assert merge(run, "-o", out) == 0
     assert capsys.readouterr().err.splitlines()[0] == UNKNOWN.format(run, "ranks 1, 3")
-    assert merge(run, "-o", out, "--force", "--rank", "1") == 0  # alone it is beside nobody
+    assert merge(run, "-o", out, "--force", "--rank", "1") == 0  # no other rank to align with
     assert "clocks" not in capsys.readouterr().err
 
 
@@ -251,7 +251,7 @@ def test_what_is_not_there_is_refused(arguments, message, tmp_path, capsys):
     assert not (tmp_path / "out.json").exists()
 
 
-def test_all_that_is_wrong_is_told_at_once_before_anything_is_read(tmp_path, capsys):
+def test_all_problems_are_reported_at_once_before_anything_is_read(tmp_path, capsys):
     out = tmp_path / "out.txt"
     arguments = ["--rank", "mp=0,mp=1", "--steps", "5:2", "--min-dur", "50"]
     assert merge(tmp_path / "missing", "-o", out, *arguments) == 2
@@ -285,7 +285,7 @@ def test_a_trace_is_not_written_over_itself(tmp_path, capsys):
     assert trace.read_bytes() == content
 
 
-def test_a_directory_that_is_not_there_is_told(tmp_path, capsys):
+def test_a_missing_directory_is_reported(tmp_path, capsys):
     run, out = make_run(tmp_path / "log", {"dp": 2}), tmp_path / "missing" / "out.json"
     assert merge(run, "-o", out) == 2
     assert capsys.readouterr().err == f"-o {out}: {out.parent} is not a directory\n"

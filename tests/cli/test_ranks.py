@@ -125,7 +125,7 @@ def test_without_any_step_there_is_nothing_to_break_down(tmp_path):
         opened.breakdown()
 
 
-def test_all_that_is_wrong_with_a_command_is_told_at_once(run, capsys):
+def test_all_problems_of_a_command_are_reported_at_once(run, capsys):
     arguments = "--by tp --window x --steps 3:2 --workers 0 --time-unit h --format csv"
     assert main(["ranks", str(run), *arguments.split()]) == 2
     out, err = capsys.readouterr()
@@ -144,7 +144,7 @@ def test_all_that_is_wrong_with_a_command_is_told_at_once(run, capsys):
         (["--steps", "7:9"], "no step of 7:9; it has steps 0-1"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_is(arguments, message, run, capsys):
+def test_what_is_missing_is_reported_with_what_exists(arguments, message, run, capsys):
     assert main(["ranks", str(run), *arguments]) == 2
     assert message in capsys.readouterr().err
 

@@ -40,7 +40,7 @@ def run(tmp_path_factory):
 @contextlib.contextmanager
 def cluster(folder, num_workers, *worker_options, has_ppprof=True):
     """Its address; workers run in a directory of their own, as on another machine."""
-    told = folder / "scheduler.json"
+    address_file = folder / "scheduler.json"
     # Given up at once when it has cost a worker: Dask's 3 more attempts take seconds each.
     path = str(ROOT) if has_ppprof else hiding_ppprof(folder)
     env = {
@@ -49,7 +49,7 @@ def cluster(folder, num_workers, *worker_options, has_ppprof=True):
         "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1",
     }
     dask = [sys.executable, "-m", "dask"]
-    common = ["--no-dashboard", "--scheduler-file", str(told)]
+    common = ["--no-dashboard", "--scheduler-file", str(address_file)]
     log = (folder / "log").open("wb")
     with log, contextlib.ExitStack() as stack:
 
@@ -62,10 +62,12 @@ def cluster(folder, num_workers, *worker_options, has_ppprof=True):
             return process
 
         start("scheduler", "--host", "127.0.0.1", "--port", "0")
-        until(told.exists)
+        until(address_file.exists)
         if num_workers:
             start("worker", "--nworkers", str(num_workers), "--nthreads", "1", *worker_options)
-        yield "tcp://" + told.read_text().partition('"address": "tcp://')[2].partition('"')[0]
+        yield (
+            "tcp://" + address_file.read_text().partition('"address": "tcp://')[2].partition('"')[0]
+        )
 
 
 def hiding_ppprof(folder):
@@ -132,7 +134,7 @@ def test_a_cluster_finds_the_same(run, address, capsys, monkeypatch):
 @pytest.mark.all
 def test_two_workers_share_the_ranks(run, address):
     with executors.dask(address) as executor:
-        made = [at.made for at in ppprof.open(run).each(slowly, executor=executor)]
+        made = [result.value for result in ppprof.open(run).map_windows(slowly, executor=executor)]
     assert [num_steps for _, num_steps in made] == [1, 2, 3, 4]
     processes = {pid for pid, _ in made}
     assert len(processes) == 2
@@ -155,7 +157,7 @@ def test_a_broken_trace_is_named_and_left_out(run, address, tmp_path, capsys):
 def test_a_rank_whose_worker_dies_is_tried_again(run, address, tmp_path):
     work = partial(dying, marker=tmp_path / "died")
     with executors.dask(address) as executor:
-        made = [at.made[1] for at in ppprof.open(run).each(work, executor=executor)]
+        made = [result.value[1] for result in ppprof.open(run).map_windows(work, executor=executor)]
     assert made == [1, 2, 3, 4]
     assert (tmp_path / "died").exists()
 
@@ -164,7 +166,7 @@ def test_a_rank_whose_worker_dies_is_tried_again(run, address, tmp_path):
 def test_a_rank_that_costs_every_worker_is_named_and_left_out(run, address, messages):
     with executors.dask(address) as executor:
         opened = ppprof.open(run)
-        found = {at.recording.rank for at in opened.map_windows(dying, executor=executor)}
+        found = {result.recording.rank for result in opened.map_windows(dying, executor=executor)}
     left_out = {
         rank for rank in range(NUM_RANKS) for line in messages if f"rank_0000{rank}_" in line
     }
@@ -179,7 +181,7 @@ def test_what_a_process_pool_loses_is_named(run, messages):
     """It does not start a process again: what it still had to do is lost too."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
         opened = ppprof.open(run)
-        found = {at.recording.rank for at in opened.map_windows(dying, executor=executor)}
+        found = {result.recording.rank for result in opened.map_windows(dying, executor=executor)}
         left_out = {rank for rank in range(4) for line in messages if f"rank_0000{rank}_" in line}
         again = opened.map_windows(worker, executor=executor)
         with pytest.raises(ppprof.errors.InputError, match="died"):
@@ -194,7 +196,7 @@ def test_what_is_left_when_all_workers_are_gone_for_good(run, tmp_path, monkeypa
     monkeypatch.setattr(executors, "_LOOK_S", 0.1)
     with cluster(tmp_path, 1, "--no-nanny") as address, executors.dask(address) as executor:
         opened = ppprof.open(run)
-        found = {at.recording.rank for at in opened.map_windows(dying, executor=executor)}
+        found = {result.recording.rank for result in opened.map_windows(dying, executor=executor)}
     assert 2 not in found
     assert any("every worker" in line for line in messages)
     assert len(found) + len(messages) == NUM_RANKS
@@ -217,7 +219,7 @@ def test_a_cluster_without_ppprof(run, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("where", ["tcp://127.0.0.1:9", "127.0.0.1", "nonsense://x", ""])
-def test_an_address_where_nobody_answers(where, run, capsys, monkeypatch):
+def test_an_address_without_a_scheduler(where, run, capsys, monkeypatch):
     monkeypatch.setattr(executors, "ANSWER_S", 1)
     start = time.monotonic()
     assert main(["ranks", str(run), "--dask", where]) == 2

@@ -23,7 +23,7 @@ LATE = 20 * MS
 BYTES = 30_000_000
 
 
-def told(start, end):
+def reduction(start, end):
     name = f"all_reduce[axis=dp group=3 bytes={BYTES} dtype=float32 peers=0,1,2,3]"
     return span("Communication", name, start, end)
 
@@ -32,11 +32,11 @@ def steps(work):
     """Six steps: work, then an all-reduce that ends 5 ms after the last rank has come."""
     done = WORK + LATE + REDUCE
     return [
-        span("ProfileStep", f"ProfileStep#{number}", at, at + STEP).around(
-            span("Forward", "GPT", at, at + work, span("Operator", "matmul", at, at + work)),
-            told(at + work, at + done),
+        span("ProfileStep", f"ProfileStep#{number}", start, start + STEP).around(
+            span("Forward", "GPT", start, start + work, span("Operator", "matmul", start, start + work)),
+            reduction(start + work, start + done),
         )
-        for number, at in enumerate(range(0, 6 * STEP, STEP))
+        for number, start in enumerate(range(0, 6 * STEP, STEP))
     ]
 
 
@@ -76,7 +76,7 @@ def test_who_comes_last_is_named_with_what_it_costs(run, capsys):
     assert "Slow link" not in out
 
 
-def test_clocks_that_nobody_measured_are_bound_by_the_collectives(run, capsys):
+def test_clocks_without_measurements_are_bound_by_the_collectives(run, capsys):
     for file in run.glob("clocks/*"):
         file.unlink()
     out = printed(capsys, run, "--format", "json")
@@ -96,9 +96,9 @@ def test_a_merge_without_measured_clocks_bounds_them(run, capsys, tmp_path):
     for file in run.glob("clocks/*"):
         file.unlink()
     assert main(["merge", str(run), "-o", str(tmp_path / "bounded.json")]) == 0
-    told = capsys.readouterr().err
-    assert f"{run}: the clocks of ranks 1-3 were not compared; their collectives bound" in told
-    assert "nothing tells the clocks" not in told
+    error = capsys.readouterr().err
+    assert f"{run}: the clocks of ranks 1-3 were not compared; their collectives bound" in error
+    assert "no clock offset" not in error
 
 
 def test_what_if_says_what_the_slow_rank_costs(run, capsys):

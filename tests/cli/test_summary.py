@@ -409,13 +409,13 @@ def test_a_bar_on_a_terminal_only(stderr, trace, monkeypatch):
 
 
 def test_no_cache_reaches_the_reader(trace, monkeypatch, capsys):
-    told = []
+    seen = []
     monkeypatch.setattr(
-        "ppprof.run.traces.read", lambda path, cache, **_: told.append(cache) or read(path)
+        "ppprof.run.traces.read", lambda path, cache, **_: seen.append(cache) or read(path)
     )
     printed(capsys, "a.pb")
     printed(capsys, "a.pb", "--no-cache")
-    assert told == [True, False]
+    assert seen == [True, False]
 
 
 def process(*arguments: object, **settings) -> subprocess.Popen[str]:

@@ -59,7 +59,7 @@ def printed(capsys, *arguments: object) -> str:
 def printed_rows(text: str) -> list[list[str]]:
     """The cells below the head of the first table, its head first."""
     lines = text.splitlines()
-    above, below, end = [at for at, line in enumerate(lines) if re.match("-+  -", line)]
+    above, below, end = [index for index, line in enumerate(lines) if re.match("-+  -", line)]
     table = [lines[above + 1], *lines[below + 1 : end]]
     return [re.split(r"  +", line.strip()) for line in table]
 
@@ -187,7 +187,7 @@ def test_csv_and_markdown(run, capsys):
     )
 
 
-def test_a_broken_rank_is_told_and_the_others_are_shown(tmp_path, capsys):
+def test_a_broken_rank_is_reported_and_the_others_are_shown(tmp_path, capsys):
     run = make_run(tmp_path, {0: 1, 1: 1, 2: 1, 3: 1})
     broken = run / trace_name(1).raw
     os.truncate(broken, 100)

@@ -22,11 +22,11 @@ def test_versions_that_matter_in_a_bug_report(capsys):
     assert end.value.code == 0
     out, err = capsys.readouterr()
     names = ["ppprof", "Python", "platform", "polars", "numpy", "paddle", "visualdl"]
-    told = dict(line.split(" ", 1) for line in out.splitlines())
-    assert list(told) == names
-    assert told["ppprof"] == importlib.metadata.version("ppprof")
-    assert told["Python"].startswith(platform.python_version())
-    assert told["polars"] == polars.__version__
+    shown = dict(line.split(" ", 1) for line in out.splitlines())
+    assert list(shown) == names
+    assert shown["ppprof"] == importlib.metadata.version("ppprof")
+    assert shown["Python"].startswith(platform.python_version())
+    assert shown["polars"] == polars.__version__
     assert err == ""
 
 
@@ -41,7 +41,7 @@ def test_versions_import_nothing():
 
 
 @pytest.mark.parametrize(
-    ("installed", "there", "told"),
+    ("installed", "there", "shown"),
     [
         ({}, False, "not installed"),
         ({}, True, "of unknown version, not installed by pip"),
@@ -53,7 +53,7 @@ def test_versions_import_nothing():
         ),
     ],
 )
-def test_which_paddle(monkeypatch, installed, there, told):
+def test_which_paddle(monkeypatch, installed, there, shown):
     def of(name):
         if name in installed:
             return installed[name]
@@ -63,7 +63,7 @@ def test_which_paddle(monkeypatch, installed, there, told):
         version, "version", lambda name: "1" if name in ("ppprof", "polars", "numpy") else of(name)
     )
     monkeypatch.setattr(version, "find_spec", lambda name: object() if there else None)
-    assert f"\npaddle {told}\n" in version.versions()
+    assert f"\npaddle {shown}\n" in version.versions()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`Run.across`: which ranks a table over ranks holds, and what is told of the others."""
+"""`Run.across`: which ranks a table over ranks holds, and what is reported about the others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_one_trace_is_held_at_a_time_and_each_is_read_once(tmp_path, monkeypatch
     assert asked == [(run_path / trace_name(rank).raw, None) for rank in (0, 1, 2)]
 
 
-def test_a_broken_rank_and_a_missing_one_are_told_and_left_out(tmp_path, messages):
+def test_a_broken_rank_and_a_missing_one_are_reported_and_left_out(tmp_path, messages):
     run_path = make_run(tmp_path, {0: 1, 1: 1, 2: 1, 3: 1, 4: 1}, ranks="0-3")
     broken = run_path / trace_name(1).raw
     broken.write_bytes(b"\x0f" * 40)
@@ -53,7 +53,7 @@ def test_a_broken_rank_and_a_missing_one_are_told_and_left_out(tmp_path, message
     run = ppprof.open(run_path)
 
     made = run.across(["op"], "name")
-    assert [of.recording.rank for of in made.ranks] == [0, 2]
+    assert [tables.recording.rank for tables in made.ranks] == [0, 2]
     assert made.left_out == [1, 3]
     assert made.tables["op"]["num_ranks"].unique().to_list() == [2]
     assert messages[0].startswith(f"{broken}: ")
@@ -128,7 +128,7 @@ def test_steps_are_those_of_every_rank(tmp_path, messages):
         (lambda run: run.across(["op"], "rank", 0, steps="9:"), "no step of 9:; it has steps 0-2"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_is(ask, message, tmp_path):
+def test_what_is_missing_is_reported_with_what_exists(ask, message, tmp_path):
     run = ppprof.open(make_run(tmp_path, {0: 2, 1: 1}))
     with pytest.raises(UsageError, match=re.escape(message)):
         ask(run)
@@ -137,7 +137,7 @@ def test_what_is_not_there_is_told_with_what_is(ask, message, tmp_path):
 def test_some_ranks_only(tmp_path, messages):
     run = ppprof.open(make_run(tmp_path, {0: 1, 1: 1, 2: 1}))
     made = run.across(["op"], "name", ranks=[2, 1])
-    assert [of.recording.rank for of in made.ranks] == [1, 2]
+    assert [tables.recording.rank for tables in made.ranks] == [1, 2]
     assert (made.left_out, messages) == ([], [])
 
 

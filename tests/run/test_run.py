@@ -49,7 +49,10 @@ def make_run(
 
 
 def is_opened(path: Path) -> list[tuple[int, int, str]]:
-    return [(at.rank, at.window, at.name) for at in ppprof.open(path).recordings]
+    return [
+        (recording.rank, recording.window, recording.name)
+        for recording in ppprof.open(path).recordings
+    ]
 
 
 def test_a_run_directory_has_ranks_and_windows(tmp_path):
@@ -58,7 +61,7 @@ def test_a_run_directory_has_ranks_and_windows(tmp_path):
 
     assert run.ranks == [0, 1]
     assert (run.windows(), run.windows(0), run.windows(1)) == ([0, 1], [0, 1], [0])
-    assert [at.coordinate for at in run.recordings][::2] == [
+    assert [recording.coordinate for recording in run.recordings][::2] == [
         "dp0_pp0_sharding0_mp0",
         "dp1_pp0_sharding0_mp0",
     ]
@@ -93,9 +96,9 @@ def test_directories_of_one_run_are_one(nodes):
     assert run.manifest["nodes"] == {3: platform.node()}
     assert run.events(window=1)["rank"].unique().to_list() == [0, 3]
     assert_frame_equal(run.summary("op", rank=2), ppprof.open(nodes[1]).summary("op", rank=2))
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as error:
         run.events(rank=7)
-    assert str(told.value) == f"{nodes[0]}, {nodes[1]}: no rank 7; it has ranks 0-3"
+    assert str(error.value) == f"{nodes[0]}, {nodes[1]}: no rank 7; it has ranks 0-3"
     assert ppprof.open(nodes[0], nodes[0]).paths == (nodes[0],)
 
 
@@ -116,7 +119,7 @@ def test_tables_that_nodes_left_are_joined(nodes):
         for trace in path.glob("*.paddle_trace.*"):
             trace.unlink()
     run = ppprof.open(*nodes)
-    assert [(at.rank, at.window) for at in run.recordings] == [
+    assert [(recording.rank, recording.window) for recording in run.recordings] == [
         (0, 0),
         (0, 1),
         (1, 0),
@@ -131,15 +134,15 @@ def test_directories_of_several_runs_are_refused(nodes, tmp_path):
     later = make_run(tmp_path / "node1/log", {2: 1}, "later")
     old = [make_run(tmp_path / f"old{number}", {0: 1}) for number in (1, 2)]
     for paths in ([nodes[0], later], old, [*nodes, old[0]]):
-        with pytest.raises(InputError) as told:
+        with pytest.raises(InputError) as error:
             ppprof.open(*paths)
         named = ", ".join(map(str, paths))
-        assert str(told.value) == f"{named}: different runs; expected directories of one run"
+        assert str(error.value) == f"{named}: different runs; expected directories of one run"
     with pytest.raises(InputError, match="different runs"):
         ppprof.open(tmp_path)
 
 
-def test_a_file_or_nothing_beside_a_run_is_told(nodes, tmp_path):
+def test_a_file_or_nothing_beside_a_run_is_reported(nodes, tmp_path):
     path = write(tmp_path / "a.pb", *gpu_traces.one_step())
     with pytest.raises(InputError, match=r"a\.pb: Not a directory"):
         ppprof.open(nodes[0], path)
@@ -249,11 +252,11 @@ def test_steps_restrict_the_tables(tmp_path):
         (lambda run: run.summary("op", rank=1, steps="x"), "steps 'x': expected A:B"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_is(ask, message, tmp_path):
+def test_what_is_missing_is_reported_with_what_exists(ask, message, tmp_path):
     run = ppprof.open(make_run(tmp_path, {0: 2, 1: 1}))
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as error:
         ask(run)
-    assert message in str(told.value)
+    assert message in str(error.value)
 
 
 def test_of_several_files_of_a_window_the_best_is_read_once(tmp_path):
