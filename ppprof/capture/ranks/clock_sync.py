@@ -116,7 +116,7 @@ class ClockServer(ClockSync):
         super().__init__(run, rank=0)
         self._clients: set[int] = set()
         self._thread = threading.Thread(target=self._serve, name="ppprof clock", daemon=True)
-        self._socket, token = udp.listen(host, store, key)
+        self._socket, token = udp.bind(host, store, key)
         self._token = bytes.fromhex(token)
         self._thread.start()
 

@@ -111,7 +111,7 @@ class CoordinatorChannel(ControlChannel):
         self._addresses: dict[int, Any] = {}
         self._sent: dict[int, _SentMessage] = {}
         self._number = 0
-        self._socket, self._token = udp.listen(host, store, key)
+        self._socket, self._token = udp.bind(host, store, key)
         self._socket.setblocking(False)
 
     def read(self) -> list[Message]:

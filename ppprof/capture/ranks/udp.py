@@ -16,7 +16,7 @@ class Endpoint(NamedTuple):
     """16 hexadecimal digits that packets of this session carry; other packets are ignored."""
 
 
-def listen(host: str, store: Any, key: str) -> Endpoint:
+def bind(host: str, store: Any, key: str) -> Endpoint:
     """Open rank 0's socket on a free port and write its address into the store.
 
     Args:
@@ -48,7 +48,7 @@ def connect(store: Any, key: str) -> Endpoint | None:
 
     Args:
         store: the job's store; this call does not wait for it.
-        key: as given to `listen`.
+        key: as given to `bind`.
 
     Raises:
         OSError: rank 0's address cannot be reached.

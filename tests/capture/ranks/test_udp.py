@@ -25,7 +25,7 @@ class Store(dict[str, Any]):
 def test_both_ends_talk_on_the_address_that_was_asked_for() -> None:
     store = Store()
     assert udp.connect(store, "key") is None
-    server = udp.listen("127.0.0.1", store, "key")
+    server = udp.bind("127.0.0.1", store, "key")
     client = udp.connect(store, "key")
     assert client is not None
     with server.socket, client.socket:
@@ -44,9 +44,9 @@ def test_a_socket_is_closed_where_the_rendezvous_fails() -> None:
             raise RuntimeError("the store is gone")
 
     with pytest.raises(RuntimeError, match="gone"):  # an open socket would be a ResourceWarning
-        udp.listen("127.0.0.1", Broken(), "key")
+        udp.bind("127.0.0.1", Broken(), "key")
     with pytest.raises(OSError, match="assign"):
-        udp.listen("192.0.2.1", Store(), "key")  # an address for documentation
+        udp.bind("192.0.2.1", Store(), "key")  # an address for documentation
     store = Store({"key/posted": 1, "key/address": json.dumps(["256.0.0.1", 1, "00" * 8])})
     with pytest.raises(socket.gaierror):
         udp.connect(store, "key")
