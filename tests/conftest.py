@@ -43,15 +43,25 @@ hypothesis.settings.load_profile(
 Make = Callable[[Path], None]
 
 
+_LOGGER = logging.getLogger("ppprof")
+_HANDLERS = _LOGGER.handlers[:]
+
+
 @pytest.fixture(autouse=True)
 def _logger() -> Iterator[None]:
-    """Restore the logger "ppprof" after each test: a command or `attach` installs a handler."""
-    logger = logging.getLogger("ppprof")
-    handlers, propagate, level = logger.handlers[:], logger.propagate, logger.level
+    """Give each test the logger "ppprof" as it is after import.
+
+    A command or `attach` installs a handler, also in a fixture that several tests share.
+    """
+    _reset_logger()
     yield
-    logger.handlers[:] = handlers
-    logger.propagate = propagate
-    logger.setLevel(level)
+    _reset_logger()
+
+
+def _reset_logger() -> None:
+    _LOGGER.handlers[:] = _HANDLERS
+    _LOGGER.propagate = True
+    _LOGGER.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,13 @@ def steps(work):
     done = WORK + LATE + REDUCE
     return [
         span("ProfileStep", f"ProfileStep#{number}", start, start + STEP).around(
-            span("Forward", "GPT", start, start + work, span("Operator", "matmul", start, start + work)),
+            span(
+                "Forward",
+                "GPT",
+                start,
+                start + work,
+                span("Operator", "matmul", start, start + work),
+            ),
             reduction(start + work, start + done),
         )
         for number, start in enumerate(range(0, 6 * STEP, STEP))
