@@ -68,7 +68,7 @@ def test_parts_of_a_run(tmp_path, capsys):
     assert "1. A rank is slower than its peers [slow-rank]" in out
     assert "slow-rank" not in printed(capsys, path, "--rank", "0").out
     limited = printed(capsys, path, "--row-limit", "1", "--steps", "0:5", "--window", "0").out
-    assert "Not shown: 1 (--limit is 1)" in limited
+    assert "Not shown: 1 (--row-limit is 1)" in limited
     assert printed(capsys, path, "--workers", "2").out == out
 
 

@@ -79,7 +79,7 @@ def test_rows_are_chosen(traces, capsys):
     out, _ = printed(capsys, *traces, "--views", "op", "--min-delta", "3ms")
     assert "none of 4 changed by more than the noise and 3,000,000 ns." in out
     out, _ = printed(capsys, *traces, "--views", "op", "--row-limit", "0")
-    assert "1 more operators: --limit" in out
+    assert "1 more operators: --row-limit" in out
 
 
 def test_data_for_scripts(traces, capsys):

@@ -115,8 +115,8 @@ def test_headlines(triggered):
 
 def test_findings_that_are_not_shown_are_counted(triggered):
     two = [triggered["input-bound"], triggered["recompute"]]
-    assert render_findings(two, limit=1).endswith("\n\nNot shown: 1 (--limit is 1)\n")
-    assert findings_markdown(two, limit=1).endswith("\n\nNot shown: 1 (--limit is 1)\n")
+    assert render_findings(two, limit=1).endswith("\n\nNot shown: 1 (--row-limit is 1)\n")
+    assert findings_markdown(two, limit=1).endswith("\n\nNot shown: 1 (--row-limit is 1)\n")
 
 
 def test_names_do_not_break_a_table():

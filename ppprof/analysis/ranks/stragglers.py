@@ -65,7 +65,7 @@ def slow_ranks(own: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
             "noise_ns",
             is_slow=pl.col("is_slow") & (pl.col("peers") > 0),
         )
-        .sort("excess_ns", descending=True)
+        .sort("excess_ns", "rank", descending=[True, False])
     )
 
 
@@ -129,7 +129,7 @@ def slow_groups(
             "noise_ns",
             is_slow=pl.col("is_slow") & is_much & (pl.col("siblings") > 0),
         )
-        .sort("excess_ns", descending=True)
+        .sort("excess_ns", "members", descending=[True, False])
     )
 
 

@@ -166,7 +166,7 @@ def _ranks(table: pl.DataFrame, selection: RowSelection, options: TableOptions) 
             ]
         )
     if len(rows) > len(shown):
-        lines.append(f"{len(rows) - len(shown)} more ranks: --limit")
+        lines.append(f"{len(rows) - len(shown)} more ranks: --row-limit")
     headers = [
         "Rank",
         "Coordinate",
@@ -215,7 +215,7 @@ def _by_name(
         ]
         lines.append([name, *cells, calls, *pairs])
     if len(rows) > len(shown):
-        lines.append(f"{len(rows) - len(shown)} more {_NOUNS[view]}: --limit")
+        lines.append(f"{len(rows) - len(shown)} more {_NOUNS[view]}: --row-limit")
     headers = [
         "Name",
         f"{_title(key)}: Baseline",
@@ -253,7 +253,7 @@ def _modules(table: pl.DataFrame, selection: RowSelection, options: TableOptions
             ]
         )
     if len(rows) > len(shown):
-        lines.append(f"{len(rows) - len(shown)} more modules: --limit")
+        lines.append(f"{len(rows) - len(shown)} more modules: --row-limit")
     headers = [
         "Module",
         "Baseline",
