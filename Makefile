@@ -1,6 +1,6 @@
 # make profile   train a tiny GPT on 2 CPU processes with the profiler on, and print the tables
 # make profile-hybrid   the same on 8 processes: data, tensor and pipeline parallel
-# make check     lint, format, types, words
+# make check     lint, format, types, words, who imports whom
 # make test      tests without training, except one shared capture: run it after each change
 # make test-jobs real launches, a browser, a server, an install: one case for each feature
 # make test-all  both, all other launches, and many more random examples: before a release
@@ -58,6 +58,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python tools/check_words.py
+	$(BIN)/python -m pytest -q tests/test_rooms.py
 	$(BIN)/python tools/audit.py requirements/dev.lock
 
 lock: install
