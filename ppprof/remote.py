@@ -266,9 +266,10 @@ class _Recording:
 
 
 def _start_recorder(settings: Mapping[str, Any]) -> Any:
-    """Start Paddle's profiler and return its recorder.
+    """Start Paddle's profiler in this process; return the `Recorder` that holds it.
 
     Raises:
+        RuntimeError: Paddle is not imported in this process.
         Exception: the profiler could not start.
     """
     if sys.modules.get("paddle") is None:  # importing it would cost the caller seconds

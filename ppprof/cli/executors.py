@@ -37,17 +37,18 @@ def processes(workers: int) -> Iterator[Executor | None]:
 
 @contextmanager
 def dask(address: str) -> Iterator[Executor]:
-    """Yield an executor of a Dask cluster, whose workers find the files under the same paths.
+    """Yield an executor that runs tasks on the workers of a Dask cluster.
 
-    If a worker dies, Dask gives its task to another one. After several deaths, or after a minute
-    without workers, the task's future raises `BrokenExecutor`.
+    The workers must be able to read the same files under the same paths; this is not checked. If a
+    worker dies, Dask gives its task to another one. After several deaths, or after a minute without
+    workers, the task's future raises `BrokenExecutor`.
 
     Args:
         address: of the scheduler, such as ``tcp://10.0.0.1:8786``.
 
     Raises:
-        UsageError: ``distributed`` is not installed, no scheduler answers within `ANSWER_S`, or
-            ppprof is not installed on the scheduler or a worker.
+        UsageError: ``distributed`` is not installed; no scheduler answers or it has no worker
+            within `ANSWER_S`; or ppprof is not installed on the scheduler or a worker.
     """
     try:
         from distributed import Client

@@ -195,7 +195,10 @@ class _Window:
 
 
 def _windows(args: argparse.Namespace, request: _Request, failures: list[int]) -> Iterator[_Window]:
-    """Yield each window; log the runs and windows that fail, and add their exit codes."""
+    """Yield the tables of each window, of one rank or across ranks.
+
+    Unreadable runs and windows are logged and skipped; their exit codes are added to ``failures``.
+    """
     locations = resolve_each(args.paths)
     for paths, location in locations:
         path = ", ".join(paths)

@@ -88,5 +88,8 @@ class Terminal:
 
 
 def is_data(args: argparse.Namespace) -> bool:
-    """Return whether a command's output is for programs, which get every name unescaped."""
+    """Return whether a command writes CSV or JSON, for programs.
+
+    Control characters in such output are escaped only if stdout is a terminal.
+    """
     return getattr(args, "format", "") in ("csv", "json")

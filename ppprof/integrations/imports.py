@@ -23,7 +23,11 @@ def after_import(name: str, hook: Callable[[ModuleType], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """A finder of one module that asks the other finders, and removes itself after the first call."""
+    """A finder that makes a hook run after the import of one module.
+
+    It takes the module's spec from the other finders. It removes itself from ``sys.meta_path`` when
+    the module is first looked up.
+    """
 
     def __init__(self, name: str, hook: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -32,7 +36,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's spec, which also calls the hook; None for every other module."""
+        """Return the module's spec, whose loader also calls the hook; None for any other module."""
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)

@@ -27,11 +27,11 @@ class PpprofCallback(CallbackSession, paddle.callbacks.Callback):  # type: ignor
         self._num_samples = self._num_batches = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Attach."""
+        """Open the session."""
         self.begin()
 
     def on_epoch_begin(self, epoch: Any = None, logs: Any = None) -> None:
-        """Resume: batches follow."""
+        """End the pause of the last epoch's end, and start counting samples and batches."""
         self._num_samples = self._num_batches = 0
         self.resume()
 
@@ -50,7 +50,7 @@ class PpprofCallback(CallbackSession, paddle.callbacks.Callback):  # type: ignor
             self.model.num_iters = 1  # like the argument of fit: makes this batch the last
 
     def on_epoch_end(self, epoch: Any = None, logs: Any = None) -> None:
-        """Pause: checkpoint and evaluation follow."""
+        """Pause step times until the next epoch: a checkpoint and an evaluation may follow."""
         self.pause()
 
     def on_train_end(self, logs: Any = None) -> None:

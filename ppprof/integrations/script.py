@@ -32,7 +32,10 @@ log = logging.getLogger("ppprof")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the script; return 0, or 2 if the block or the command line is invalid."""
+    """Run the script; return 0, or 2 if the ``Profiler`` block or the command line is invalid.
+
+    Exceptions of the script are raised.
+    """
     args = _parser().parse_args(argv)
     log_to_stderr()
     command = args.command[1:] if args.command[:1] == ["--"] else args.command

@@ -21,11 +21,11 @@ class TrainerHooks(CallbackSession):
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Attach: the ranks are initialized by now."""
+        """Open the session: Paddle has initialized the ranks before this hook."""
         self.begin()
 
     def on_load_data_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Resume: a micro-batch was read."""
+        """End a pause that no other hook has ended: training goes on with this micro-batch."""
         self.resume()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -40,16 +40,16 @@ class TrainerHooks(CallbackSession):
         self._pause_for_evaluation_or_save(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Pause if an evaluation or a checkpoint follows the epoch."""
+        """Pause step times if an evaluation or a checkpoint follows the epoch."""
         self._pause_for_evaluation_or_save(control)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Resume after an evaluation, unless a checkpoint follows."""
+        """End the pause after an evaluation, unless a checkpoint follows."""
         if not control.should_save:
             self.resume()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Resume: a checkpoint was written."""
+        """End the pause: the checkpoint was written."""
         self.resume()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -57,6 +57,9 @@ class TrainerHooks(CallbackSession):
         self.end()
 
     def _pause_for_evaluation_or_save(self, control: Any) -> None:
-        """Pause if the trainer's own callback, which runs first, requests one of the two."""
+        """Pause step times if the trainer will evaluate or save a checkpoint next.
+
+        The trainer's own callback makes these requests. It runs before this one.
+        """
         if control.should_evaluate or control.should_save:
             self.pause()

@@ -135,7 +135,7 @@ def jsonl_files(run: PathLike, folder: str) -> list[tuple[int, Path]]:
 
 
 def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:
-    """Return saved windows that are not yet postprocessed, sorted by rank, then window."""
+    """Return name and path of each raw capture, sorted by rank, then window."""
     parsed = ((TraceName.parse(path), path) for path in to_path(run).glob("raw/*.pb"))
     files = [(name, path) for name, path in parsed if name is not None]
     return sorted(files, key=lambda file: (file[0].rank, file[0].window, file[0].started))
@@ -272,7 +272,10 @@ def find_runs_below(path: PathLike, levels: int = 2, listing: Listing | None = N
 
 
 def partial_files(run: Path, name: TraceName) -> list[Path]:
-    """Return unpublished files of a window: leftovers, unless a process still writes them."""
+    """Return the temporary files of a window's unfinished traces and tables.
+
+    A process may still be writing them. If not, a killed process has left them behind.
+    """
     summary = Path(name.summary)
     return [
         *run.glob(f".writing_{name.stem}.*"),

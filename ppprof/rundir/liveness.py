@@ -124,7 +124,10 @@ def _names(folder: Path) -> list[str]:
 
 
 def _node() -> str:
-    """Return a name of the pid namespace: containers may share a host's name."""
+    """Return the host's name and this process's pid namespace: a pid is valid only in its namespace.
+
+    The host's name alone is not enough, since two containers may have the same one.
+    """
     namespace = 0
     with suppress(OSError):
         namespace = Path("/proc/self/ns/pid").stat().st_ino

@@ -207,7 +207,9 @@ def single_file(path: Path) -> Recording:
 
 
 def scan(directories: Sequence[Path], listing: Listing | None = None) -> list[Recording]:
-    """Return the recordings in directories, sorted by rank, then window; empty without traces.
+    """Return the recordings in directories, sorted by rank, then window.
+
+    Tables that were saved without their trace count as a recording without trace files.
 
     Raises:
         InputError: two traces claim the same rank and window.

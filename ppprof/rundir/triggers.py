@@ -167,7 +167,7 @@ def write_completion(
 
 
 def read_completion(run: Path, rank: int, window: int) -> tuple[list[Path], str | None] | None:
-    """Return the files of a rank's window, and what was left out; None if not complete."""
+    """Return ``files`` and ``lost`` as `write_completion` wrote them; None if it has not yet."""
     try:
         fields = json.loads(_files_path(run, rank, window).read_text("utf-8"))
         return [run / name for name in fields["files"]], fields["lost"]

@@ -16,9 +16,14 @@ _LEAVE_SECONDS = 10.0
 
 
 def failed_anywhere(failed: bool) -> bool:
-    """Return whether any rank of the job has failed its checks. All ranks must call it.
+    """Return whether any rank has failed its start-up checks. All ranks must call it.
 
-    On a single node it returns at once and does not need Paddle.
+    On a single node it returns ``failed`` at once, without Paddle: the launcher ends the other
+    ranks. If a rank has failed, SIGTERM is ignored from then on, and rank 0 waits up to
+    `_LEAVE_SECONDS` for the others.
+
+    Args:
+        failed: whether this rank has failed its checks.
 
     Raises:
         RuntimeError: a rank has not called it before the store's timeout.

@@ -137,15 +137,15 @@ class StepBatches(BatchSampler):
     """A sampler that yields the indices of this rank's micro-batches, step after step.
 
     A step takes the next ``replicas * local`` samples of the epoch's order. So the samples of a
-    step do not depend on the number of ranks, and the number of samples taken is the position.
+    step do not depend on how they are divided among ranks, and ``taken`` is enough to resume.
 
     Args:
         num_samples: samples of an epoch.
         local: samples of a step on this rank.
         micro: samples of a micro-batch; divides ``local``.
-        share: this rank's share of a step.
+        share: this rank's replica and the number of replicas; gives its part of each step.
         seed: seed of the order; None keeps the order of the text.
-        taken: samples already taken, over all ranks, even by steps of another size.
+        taken: samples that all ranks together took before a resume, also in steps of another size.
         epochs: passes over the data; None for no limit.
     """
 

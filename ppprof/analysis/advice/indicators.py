@@ -177,7 +177,7 @@ class IndicatorBuilder:
         return joined.select(value).to_series().to_numpy()
 
     def within(self, instants: Intervals) -> Int64:
-        """Return the time of a union within each step."""
+        """Return how many nanoseconds of a union of intervals lie in each step, shape (steps,)."""
         return covered_within(instants, *self.extents)
 
     def add_names(self, kind: str, events: pl.DataFrame) -> None:

@@ -150,7 +150,11 @@ class Diff:
         return self._operators_by(f"{self.clock}_self_ns")
 
     def operators_by(self, value: str) -> pl.DataFrame:
-        """Return `operators` by the absolute delta of one of `OPERATOR_VALUES`."""
+        """Return `operators`, sorted by the absolute delta of ``value``, the biggest first.
+
+        Args:
+            value: one of `OPERATOR_VALUES`.
+        """
         return self.operators if value == f"{self.clock}_self_ns" else self._operators_by(value)
 
     def _operators_by(self, value: str) -> pl.DataFrame:
@@ -163,7 +167,11 @@ class Diff:
         return self._kernels_by("gpu_total_ns")
 
     def kernels_by(self, value: str) -> pl.DataFrame:
-        """Return `kernels` by the absolute delta of one of `KERNEL_VALUES`."""
+        """Return `kernels`, sorted by the absolute delta of ``value``, the biggest first.
+
+        Args:
+            value: one of `KERNEL_VALUES`.
+        """
         return self.kernels if value == "gpu_total_ns" else self._kernels_by(value)
 
     def _kernels_by(self, value: str) -> pl.DataFrame:

@@ -84,7 +84,11 @@ class Profile:
 
     @cached_property
     def remote(self) -> Mapping[str, Profile]:
-        """A profile of each remote call, by call (`ppprof.trace.remote_calls.call_of`)."""
+        """The profile of the events recorded in each remote call.
+
+        Keys are chains of calls, as `ppprof.trace.remote_calls.call_of` returns them:
+        ``rpc#f(worker0 -> worker1)``.
+        """
         return {call: Profile(trace, self.options) for call, trace in self._remote.items()}
 
     @cached_property

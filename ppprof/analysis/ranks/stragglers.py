@@ -72,10 +72,12 @@ def slow_ranks(own: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
 def slow_groups(
     arrivals: pl.DataFrame, step_ns: Mapping[int, int], roles: Mapping[int, str]
 ) -> pl.DataFrame:
-    """Return how much longer each group's transfers take than those of its sibling groups.
+    """Return how much more time per step each group spends in transfers than its siblings do.
 
-    Compares the median transfer per step, of the same operation, axis and size and between ranks of
-    the same roles. A slow link is slow each time, a busy processor only now and then.
+    Siblings are groups on the same axis between ranks of the same roles. In each step, a group's
+    median transfer of an operation and size is compared with the lower median of the groups. The
+    difference times the number of calls is summed over operations and sizes. Medians are used
+    because a slow link is slow each time, a busy processor only now and then.
 
     Args:
         arrivals: `ppprof.analysis.ranks.arrivals.arrivals`.
@@ -83,9 +85,9 @@ def slow_groups(
         roles: the kind of work of each rank, as in `slow_ranks`.
 
     Returns:
-        One row per group, the slowest first: members, axis, siblings (number of groups it was
-        compared with), excess_ns per step, noise_ns, is_slow, as in `slow_ranks`. A group that
-        takes less than twice its siblings' time is not slow: links differ more than ranks do.
+        One row per group, the slowest first: members (of the group, as in ``arrivals``), axis,
+        siblings (their number); excess_ns, noise_ns and is_slow as in `slow_ranks`. Not slow unless
+        the group takes more than twice its siblings' time: links differ more than ranks do.
     """
     families = {
         members: " ".join(sorted(roles.get(int(rank), "") for rank in re.split("[,>]", members)))

@@ -89,7 +89,7 @@ def _spans(profile: Profile) -> Iterable[tuple[str, pl.DataFrame]]:
 
 
 def _outermost(tree: Tree, events: pl.DataFrame) -> pl.DataFrame:
-    """Return the events that lie in no other of them."""
+    """Return those of ``events`` that are not nested inside another one of ``events``."""
     rows = events["row"].to_numpy()
     return events.filter(~pl.Series(tree.below(rows)[rows]))
 

@@ -126,8 +126,9 @@ def model(profile: Profile) -> pl.DataFrame:
     Returns:
         name, calls, cpu_ and gpu_ total_ns, avg_ns, max_ns, min_ns and ratio. GPU times sum all
         kernels launched in the phase, overlapping or not. CPU ratios are of the time inside
-        steps, GPU ratios of the steps' GPU time (0 if that is 0). Others has totals only.
-        No rows if there is only one kind; no Others without steps.
+        steps, GPU ratios of the steps' GPU time (0 if that is 0). *Others* has totals and ratios;
+        its other columns are null. It is missing without steps. The table is empty if the trace has
+        only steps or only one of the phases.
     """
     steps = profile.phase("ProfileStep")
     rows = [

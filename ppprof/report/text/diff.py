@@ -326,7 +326,11 @@ def _time(time_ns: float | None, options: TableOptions) -> str:
 
 
 def _name(name: str, status: str) -> str:
-    """Return a name on one line; with its status if only one run has it."""
+    """Return a name on one line; with its status (new or gone) if only one run has it.
+
+    >>> _name("relu", "both"), _name("gelu", "new")
+    ('relu', 'gelu (new)')
+    """
     text = " ".join(name.split())
     return text if status == "both" else f"{text} ({status})"
 

@@ -286,7 +286,7 @@ def _by_thread(table: pl.DataFrame) -> list[tuple[str, list[Row]]]:
 
 
 def _stats(row: Row, options: TableOptions) -> tuple[object, str, str]:
-    """Return the number of calls and the two cells that hold five numbers each."""
+    """Return the number of calls, and the cells of the CPU's and the GPU's times (`_stat`)."""
     calls = "-" if row["calls"] is None else row["calls"]
     return calls, _stat(row, "cpu", options), _stat(row, "gpu", options)
 
@@ -299,7 +299,11 @@ def _stat(row: Row, clock: str, options: TableOptions) -> str:
 
 
 def percent(ratio: float | None) -> str:
-    """Format a ratio in percent, with two decimals; ``-`` for None."""
+    """Format a ratio in percent, with two decimals and without the sign; ``-`` for None.
+
+    >>> percent(0.1234), percent(None)
+    ('12.34', '-')
+    """
     return "-" if ratio is None else f"{ratio * 100:.2f}"
 
 
