@@ -29,7 +29,7 @@ def to_path(path: PathLike) -> Path:
     """Return ``s3://bucket/run`` as a path in that store, and any other text as a local path.
 
     Raises:
-        InputError: the store's package is missing (the message names it) or unknown.
+        InputError: the store is unknown, or its package is missing (the message names it).
     """
     if not is_remote(path):
         return Path(path)

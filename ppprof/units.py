@@ -113,7 +113,8 @@ def format_skipped(path: object, skipped: Mapping[str, int]) -> str:
 
     Args:
         path: the file.
-        skipped: kind, a plural noun such as "events that are not valid JSON", -> count.
+        skipped: the count of each kind. A kind is a plural noun such as "events that are not valid
+            JSON", or it starts with `TRUNCATED`; the count of the latter is not shown.
 
     >>> format_skipped("cut.json", {TRUNCATED: 1, "events that are not valid JSON": 1})
     'cut.json: partly read: the file is truncated; skipped 1 event that is not valid JSON'

@@ -220,7 +220,12 @@ def _build_topology(
 def _derive_batch_sizes(
     world: GlobalConfig, engine: EngineConfig, topology: Topology, problems: Problems
 ) -> tuple[GlobalConfig, EngineConfig]:
-    """Return the blocks with blank batch sizes derived as FleetX derives them."""
+    """Return the blocks with blank batch sizes filled in, by FleetX's rules.
+
+    - global_batch_size = local_batch_size x dp x sharding; if both are blank, the local one is 1
+    - micro_batch_size = local_batch_size
+    - accumulate_steps = local_batch_size / micro_batch_size, whatever it was set to
+    """
     replicas = topology.replicas
     whole, local, micro = world.global_batch_size, world.local_batch_size, world.micro_batch_size
     if whole is None and local is None:

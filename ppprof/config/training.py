@@ -65,7 +65,7 @@ class MixPrecisionConfig:
 
 @dataclass(frozen=True)
 class SaveLoadConfig:
-    """Checkpoints."""
+    """Settings of checkpoints."""
 
     save_steps: Optional[int] = knob(None, minimum=-1)
     """Steps between checkpoints; blank or -1 for never."""

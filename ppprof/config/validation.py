@@ -75,7 +75,7 @@ def read_block(cls: type[T], values: Any, key: Key, problems: Problems) -> T:
 
 
 def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
-    """Return a hint at the closest of ``names``; empty if none is close."""
+    """Return ``; did you mean "X"?`` with the closest of ``names``; empty if no name is close."""
     by_lower = {candidate.lower(): candidate for candidate in names}
     closest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return f'; did you mean "{by_lower[closest[0]]}"?' if closest else ""
@@ -167,7 +167,14 @@ def expected(hint: Any) -> str:
 
 
 def _hint_for_typo(hint: Any, value: Any) -> str:
-    """Return a hint at the word that a mistyped ``value`` resembles."""
+    """Return ``; did you mean "True"?`` if ``value`` resembles a word that the type allows.
+
+    Empty if it resembles no such word.
+
+    Args:
+        hint: the type.
+        value: the mistyped value.
+    """
     return did_you_mean(value, _allowed_words(hint), cutoff=0.5) if isinstance(value, str) else ""
 
 

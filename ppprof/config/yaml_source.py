@@ -78,9 +78,10 @@ def read_tree(path: str | Path) -> ConfigTree:
 
 
 def merge(base: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge ``child`` over ``base``.
+    """Return ``base`` with the values of ``child`` merged into it.
 
-    Mappings merge key by key, and the base's keys come first. Lists, scalars and nulls replace.
+    Mappings merge key by key, and the base's keys come first. Lists, scalars and nulls of the child
+    replace the base's value. So does a mapping of the child with ``_inherited_: False``.
 
     >>> merge({"a": {"x": 1, "y": 2}, "b": [1, 2]}, {"b": [3], "a": {"y": 4}, "c": None})
     {'a': {'x': 1, 'y': 4}, 'b': [3], 'c': None}
@@ -250,7 +251,10 @@ def _has_key(values: Any, key: Key) -> bool:
 
 
 def _parse_literals(value: Any) -> Any:
-    """Replace strings in mappings by the literals that they spell; lists keep their strings."""
+    """Replace strings such as ``"1e-5"`` by the Python values that they spell (see `literal`).
+
+    Strings are replaced at any depth of nested mappings. Lists stay as they are.
+    """
     if isinstance(value, dict):
         return {name: _parse_literals(item) for name, item in value.items()}
     return literal(value) if isinstance(value, str) else value

@@ -85,12 +85,13 @@ def _analyze(trace: Trace) -> tuple[RankAnalysis, Indicators]:
 def collect_evidence(
     run: Run, cluster: Cluster | None, indicators_by_rank: Mapping[int, Indicators]
 ) -> Evidence:
-    """Return what the rules look at, made from windows that were analyzed already.
+    """Return the data that the rules look at, from windows that are already analyzed.
 
     Args:
         run: provides step times, config and topology.
-        cluster: all ranks, cut to the steps that are wanted; None where there are no traces.
-        indicators_by_rank: each rank's, several windows concatenated; cut to the cluster's steps here.
+        cluster: tables of all ranks, cut to the wanted steps; None for a run without traces.
+        indicators_by_rank: the indicators of each rank, its windows concatenated. This function
+            cuts them to the steps of ``cluster``.
     """
     indicators = dict(indicators_by_rank)
     if cluster is not None:

@@ -216,7 +216,13 @@ def _stages(run: Run) -> dict[int, int]:
 
 
 def _without_window(table: pl.DataFrame, *, repeats: bool) -> pl.DataFrame:
-    """Return the table without its window; where step numbers repeat, as part of the number."""
+    """Return the table without the column ``window``.
+
+    Args:
+        table: has the columns ``window`` and ``step``.
+        repeats: whether several windows use the same step numbers. If so, the window's number
+            becomes part of the step's: ``window * 2**32 + step``.
+    """
     if repeats:
         table = table.with_columns(step=pl.col("window") * _STEPS_OF_A_WINDOW + pl.col("step"))
     return table.drop("window")
@@ -240,7 +246,14 @@ class _Sums:
     def add(
         self, window_costs: Costs, stage: int | None, window: int, steps: StepRange | None
     ) -> None:
-        """Add the costs of one window, cut to ``steps``."""
+        """Add the costs of one window to the sums of the run.
+
+        Args:
+            window_costs: the costs.
+            stage: pipeline stage of the window's rank; None where there is only one stage.
+            window: number of the window.
+            steps: the steps that count; None: all.
+        """
         parts = {
             "operators": window_costs.operators,
             "kernels": window_costs.kernels,

@@ -133,8 +133,8 @@ class Run:
     def places(self) -> pl.DataFrame:
         """The host and coordinates of each recorded rank.
 
-        Columns of `ppprof.analysis.ranks.step_table.PLACES`: from the manifest, and coordinates
-        that it does not have from the file's name.
+        Columns of `ppprof.analysis.ranks.step_table.PLACES`. The host comes from the manifest. The
+        coordinates come from the manifest's topology, or else from the names of the trace files.
         """
         return _places(self)
 
@@ -154,7 +154,10 @@ class Run:
 
     @cached_property
     def clocks(self) -> Clocks:
-        """The clocks that the capture compared, by rank; empty where it did not."""
+        """Each rank's clock relative to the reference clock, as measured by the capture.
+
+        Ranks without a measurement are missing.
+        """
         return {rank: clock for path in self.paths for rank, clock in read_clocks(path).items()}
 
     def select(self, rank: int | None = None, window: int | None = None) -> list[Recording]:
@@ -169,7 +172,9 @@ class Run:
     def select_ranks(
         self, ranks: RankSelector = "all", window: int | None = None
     ) -> list[Recording]:
-        """Return the windows of several ranks; log the ranks that should be there and are not.
+        """Return the windows of several ranks; warn of ranks without a trace.
+
+        The warning names the selected ranks that the job was configured to record.
 
         Args:
             ranks: ``"all"``, ``3``, ``"0,8-15"`` or, where the run has a manifest, coordinates such

@@ -58,7 +58,9 @@ def select_one(run: Run, rank: int | None = None, window: int | None = None) -> 
 def select_ranks(
     run: Run, ranks: RankSelector = "all", window: int | None = None
 ) -> list[Recording]:
-    """Return the windows of several ranks; log the ranks that should be there and are not.
+    """Return the windows of several ranks; warn of ranks without a trace.
+
+    The warning names the selected ranks that the job was configured to record.
 
     Args:
         run: the run.

@@ -95,7 +95,7 @@ def write(trace: Trace, path: str | Path) -> Mapping[str, int]:
 
     The file appears when it is complete. Reading it returns the same trace, except for three
     things: the values that this function reports as omitted; missing numbers, which a ``.pb``
-    stores as 0; and control characters in names and empty names, which JSON writes as visible text.
+    stores as 0; and empty names and control characters in names, for which JSON gets visible text.
 
     Returns:
         Values that the format cannot hold, kind -> count; empty if nothing was omitted.

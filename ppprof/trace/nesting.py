@@ -140,10 +140,10 @@ def _overlap(
 
 
 def nest_by_depth(depth: Int64) -> Int64 | None:
-    """Return the parents from depths in pre-order, shape (N,).
+    """Return the row of each event's parent, from depths in pre-order, shape (N,); -1 at depth 0.
 
-    A parent is the last event above that is less deep. None if the depths are not those of trees in
-    pre-order.
+    The parent of an event is the nearest row before it with a smaller depth. Return None if
+    ``depth`` does not describe trees in pre-order.
     """
     if len(depth) and (depth[0] != 0 or (np.diff(depth) > 1).any() or depth.min() < 0):
         return None

@@ -2,7 +2,7 @@
 
 One `Trace` is one window of one rank. Times are int64 nanoseconds of the clock that Paddle used
 (the system's wall clock), rounded once, in the reader. The row number in ``events`` identifies an
-event: ``parent``, ``forward`` and the ``event`` column of the side tables hold row numbers.
+event: ``parent``, ``forward`` and the ``event`` column of the other tables hold row numbers.
 """
 
 from __future__ import annotations

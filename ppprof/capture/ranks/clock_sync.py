@@ -51,7 +51,10 @@ _LEAVE_SECONDS = 5.0
 
 
 class ClockSync(ABC):
-    """A rank's part, for the length of its session; none of its methods raises."""
+    """One rank's part in the comparison of clocks, for the length of its session.
+
+    None of its methods raises.
+    """
 
     def __init__(self, run: Path, rank: int) -> None:
         self._rank = rank

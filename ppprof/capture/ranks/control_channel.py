@@ -53,7 +53,7 @@ class ControlChannel(ABC):
         """
 
     def unconfirmed(self) -> list[int]:
-        """Return the ranks that have not confirmed the last message."""
+        """Return the ranks that have not confirmed rank 0's last message; empty on other ranks."""
         return []
 
     @abstractmethod

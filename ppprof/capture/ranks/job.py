@@ -177,7 +177,11 @@ def job_store() -> Any:
 
 
 def _fleet_topology(world_size: int) -> Topology | None:
-    """Return the topology of ``fleet.init``; None without one, or with axes that ppprof lacks."""
+    """Return the topology that ``fleet.init`` made; None if it cannot be used.
+
+    None without ``fleet.init``, with an axis that ppprof does not know, or if the topology's size
+    is not ``world_size``.
+    """
     module = sys.modules.get("paddle.distributed.fleet.base.topology")
     group = getattr(module, "_HYBRID_PARALLEL_GROUP", None)
     if group is None:

@@ -78,7 +78,9 @@ class Plan:
 
 
 class Triggers:
-    """A rank's part, for the length of its session; none of its methods raises.
+    """One rank's part in opening windows on demand, for the length of its session.
+
+    None of its methods raises.
 
     Args:
         config: ``Profiler.trigger``.
@@ -147,7 +149,7 @@ class Triggers:
 
     @property
     def is_provisional(self) -> bool:
-        """Whether the agreed window may be deleted once it is recorded."""
+        """Whether the agreed window is deleted unless one of its steps is slow."""
         return self._plan is not None and self._plan.is_provisional
 
     def add_step(self, step: int, duration_ns: int, is_clean: bool) -> None:
@@ -357,7 +359,10 @@ class Triggers:
         return _AHEAD_STEPS + math.ceil(_AHEAD_SECONDS * 1e9 / max(self._steps.short_ns, 1))
 
     def _busy(self, step: int, end: int) -> str | None:
-        """Return why no window can be open from now to ``end``; None if one can."""
+        """Return why steps ``step`` to ``end - 1`` cannot hold another window; None if they can.
+
+        They cannot if a window is planned or open, or if the schedule records one in these steps.
+        """
         if self._plan is not None:
             return f"already recording: {self._plan}"
         if self._schedule.state(step).records:

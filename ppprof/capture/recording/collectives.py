@@ -210,7 +210,15 @@ class Collectives:
     def _method_annotations(
         self, op: str, index: int, name: str, process_group: Any, args: tuple[Any, ...]
     ) -> list[str]:
-        """Return the annotations of a method's call."""
+        """Return ``axis=dp``, ``group=0`` ... of a method's call; nothing for invalid arguments.
+
+        Args:
+            op: name of the operation in a trace.
+            index: position in ``args`` of the argument that holds the data.
+            name: name of the method.
+            process_group: the object whose method is called.
+            args: the other positional arguments of the call.
+        """
         try:
             group = self._group_of(process_group)
             peers = [group.ranks[args[1]]] if op in _PEER else group.ranks
@@ -242,7 +250,10 @@ class Collectives:
         return [f"{key}={value}" for key, value in annotations.items() if value is not None]
 
     def _call_wait(self, wait: _Function, task: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a task's ``wait``."""
+        """Call a task's ``wait`` in a span, named after the operation that returned the task.
+
+        A call inside another communication span gets no span of its own.
+        """
         if getattr(self._nested, "inside", False):
             return wait(task, *args, **kwargs)
         return self._span(self._tasks.pop(task, "wait"), wait, (task, *args), kwargs)

@@ -78,7 +78,7 @@ class DiskBudget:
         self._unfinished.pop(name, None)
 
     def _on_disk(self) -> int:
-        """Return the size of all traces, with those that are still to be written."""
+        """Return the bytes of this rank's traces: on disk, and estimated for unwritten ones."""
         written = rundir.trace_bytes(self._run, self._rank)
         pending = 0
         for name, size in list(self._unfinished.items()):

@@ -27,10 +27,10 @@ class Wrapper(Protocol):
     """Records more than Paddle does, by wrapping functions during a window."""
 
     def install(self) -> None:
-        """Wrap the functions."""
+        """Replace functions by wrappers, when a window opens."""
 
     def uninstall(self) -> None:
-        """Restore the functions."""
+        """Put the original functions back, when the window closes."""
 
 
 class Windows:

@@ -132,18 +132,19 @@ class Matches:
 
 
 class EventPattern:
-    """One kind of event as a format string.
+    """The text layout of one kind of event, as a format string.
 
     ============  ====================================================================
     ``%d{name}``  an integer
-    ``%f{name}``  a number with exactly three decimals, in thousandths
-    ``%g{name}``  a number with decimals, or inf or nan (NaN)
-    ``%w{name}``  text after the nearest quotation mark
-    ``%l{}``      any text, the only field of its line up to there; its name is not kept
+    ``%f{name}``  a number with exactly three decimals; "1.250" becomes 1250
+    ``%g{name}``  a number with decimals; inf and nan become NaN
+    ``%w{name}``  text right after a quotation mark; contains no quotation mark
+    ``%l{}``      any text; no other field may precede it on its line; always dropped
     ``%s{name}``  any text; only as the first field
     ============  ====================================================================
 
-    A field without a name is checked and dropped.
+    Fields are read from the last to the first. A field without a name must match, but its value is
+    dropped.
 
     Args:
         kind: the kind of event.

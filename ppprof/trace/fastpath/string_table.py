@@ -30,7 +30,9 @@ class StringTable:
         return np.fromiter((table.setdefault(text, len(table)) for text in texts), np.int32)
 
     def between(self, words: ByteView, first: Int64, end: Int64) -> Int32:
-        """Return the number of the text in each range of bytes, shape (N,).
+        """Return the index in this table of the text in each range of bytes, shape (N,).
+
+        New texts are added to the table.
 
         Texts are compared by 64-bit hashes. The probability that two of 10,000 share a hash is 1 in
         10**11.

@@ -79,7 +79,7 @@ def microseconds(column: str | pl.Expr) -> pl.Expr:
 
 
 def optional_arg(key: str, value: pl.Expr) -> pl.Expr:
-    """Return a key of ``args`` with its value; empty where the value is null."""
+    """Return the text ``,"key":value`` for a key of ``args``; empty where the value is null."""
     return pl.concat_str(pl.lit(f',"{key}":'), value.cast(pl.String)).fill_null("")
 
 

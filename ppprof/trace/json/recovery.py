@@ -84,7 +84,10 @@ def event_offsets(text: bytes) -> tuple[list[int], int]:
 
 
 def _event_offsets(chars: str, position: int) -> tuple[list[int], int]:
-    """Return the same for characters from a position on; the text must not end in blanks."""
+    """Return the offsets that `event_offsets` returns, for the events from ``position`` on.
+
+    ``chars`` must not end in white space.
+    """
     starts = []
     while True:
         position = _SEPARATORS.match(chars, position).end()  # type: ignore[union-attr]

@@ -304,7 +304,14 @@ def _memory(texts: pl.Series, memory: Columns) -> pl.DataFrame:
 def _side_table(
     schema: Mapping[str, tuple[pl.DataType, str]], device: Columns, present: str, first: int
 ) -> pl.DataFrame:
-    """Return a side table of device events that have ``present``; their rows begin at ``first``."""
+    """Return the table `KERNELS` or `MEMSETS`, from the device events with a value of ``present``.
+
+    Args:
+        schema: of the table.
+        device: the fields of all device events.
+        present: a field that only events of this table have.
+        first: row of the first device event in the events table.
+    """
     rows = np.flatnonzero(_column(device, present) != MISSING)
     columns = {name: _nullable(_column(device, name)[rows]) for name in schema if name != "event"}
     return conform(pl.DataFrame({"event": first + rows, **columns}), schema)

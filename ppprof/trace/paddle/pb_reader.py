@@ -128,7 +128,7 @@ class _HostTree:
 
 
 def _events(buffer: Buffer, host: _HostTree) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Return the events table, and the side tables of kernels and memsets."""
+    """Return the tables `EVENTS`, `KERNELS` and `MEMSETS` of `ppprof.trace.schema`."""
     body = buffer.fields(host.nodes.range(3)[host.file_index])
     host_table = _table(
         buffer, body, {"name": 1, "category": 2, "start": 3, "end": 4, "process": 5, "thread": 6}

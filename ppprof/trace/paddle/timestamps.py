@@ -45,7 +45,16 @@ class TimestampEstimator:
     def starts(
         self, ts_ns: Int64, dur_ns: Int64, begin_ns: Int64, finish_ns: Int64
     ) -> tuple[Int64, Int64]:
-        """Return the best estimate of each event's start and its possible error, in nanoseconds."""
+        """Return the best estimate of each event's start, and the largest error that it may have.
+
+        Both are in nanoseconds; all shapes are (N,).
+
+        Args:
+            ts_ns: ``ts``.
+            dur_ns: duration of each event.
+            begin_ns: ``start_time``, or `MISSING`.
+            finish_ns: ``end_time``, or `MISSING`.
+        """
         low, high = ts_ns.copy(), ts_ns + 999
         if self.zero_ns is None:
             return ts_ns + 499, np.full_like(ts_ns, 500)
