@@ -117,7 +117,7 @@ def test_a_request_opens_the_same_steps_on_all_ranks(tmp_path: Path) -> None:
     assert "the plan arrived" not in logs
     assert "did not confirm" not in logs
     assert busy.returncode == 0
-    assert "asked for 9000 steps on ranks 0-1" in busy.stdout
+    assert "requested 9000 steps on ranks 0-1" in busy.stdout
     assert refused.returncode == 1
     assert "no window: already recording: window 2, steps" in refused.stderr
     assert logs.count("already recording: window 2, steps") == 2
