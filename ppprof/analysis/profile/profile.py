@@ -114,7 +114,7 @@ class Profile:
 
     @cached_property
     def total_ns(self) -> int:
-        """The time inside steps: the union of all ProfileStep events. CPU ratios are shares of it."""
+        """The time inside steps: the union of all ProfileStep events. The base of CPU ratios."""
         return covered(*intervals_of(self.tree.of_category("ProfileStep")))
 
     @cached_property
