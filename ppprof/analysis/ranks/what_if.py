@@ -186,12 +186,10 @@ def what_if(
         - ``steady``: none, but each operation takes the lower median of its kind on its own worker
           over all steps. This removes the variation between micro-batches (chance, or sequences of
           different length); workers that are always slow stay slow;
-        - ``slowest``: the operations of the workers with the largest ``alone_slowdown``; ``share``
-        is
-          M_W;
+        - ``slowest``: the operations of the workers with the largest ``alone_slowdown``;
+          ``share`` is M_W;
         - ``stage``: the operations of one stage in all replicas; ``share`` of the last stage is
-        M_S.
-          There are no such rows with a single stage;
+          M_S. There are no such rows with a single stage;
         - ``worker``: the operations of one worker;
         - ``link``: the transfers of inputs over one link, between two stages of one replica.
 
