@@ -48,8 +48,8 @@ class Evidence:
     def setting(self, key: str) -> Any:
         """Return the value of a dotted key in the config; None if the key is missing.
 
-        >>> Evidence(None, config={"Global": {"micro_batch_size":
-        2}}).setting("Global.micro_batch_size") 2
+        >>> Evidence(None, config={"Global": {"seed": 2}}).setting("Global.seed")
+        2
         """
         value: Any = self.config
         for name in key.split("."):
