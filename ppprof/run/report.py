@@ -1,7 +1,4 @@
-"""`collect_report_data`: a run read once, for everything that a report shows.
-
-The library behind ``ppprof report``.
-"""
+"""Collect what a report shows, reading each trace once; the library behind ``ppprof report``."""
 
 from __future__ import annotations
 
@@ -33,10 +30,10 @@ from ppprof.topology import RankSelector
 _log = logging.getLogger("ppprof")
 
 _MOST_DRAWN = 16
-"""Ranks with a timeline and a memory curve of their own: more do not fit on a screen."""
+"""Most ranks with a timeline and a memory curve: more do not fit on a screen."""
 
 _SPANS = 48_000
-"""Of all timelines together: some 2 MB of the page, redrawn within a frame."""
+"""Most spans of all timelines together: about 2 MB of the page, redrawn within a frame."""
 
 
 def collect_report_data(
@@ -48,22 +45,19 @@ def collect_report_data(
     steps: StepRange | str | int | None = None,
     executor: Executor | None = None,
 ) -> ReportData:
-    """Everything that a report of a window shows.
-
-        found = ppprof.picture(ppprof.open("profiler_log"), baseline=ppprof.open("base"))
-        Path("report.html").write_text(ppprof.report.html.render(found), "utf-8")
+    """Return everything that a report of one window shows.
 
     Args:
         run: the run.
-        baseline: what it is compared with.
-        ranks: which ranks; see `Run.select_ranks`.
-        window: which window; None: the last.
-        steps: only steps A to B-1, as ``"A:B"``.
-        executor: where to read several ranks at once, any of ``concurrent.futures``'s kind.
+        baseline: a run to compare with: its last window.
+        ranks: which ranks; see `ppprof.run.run.Run.select_ranks`.
+        window: which window; None: the last one.
+        steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
+        executor: reads several ranks at once, any of ``concurrent.futures``.
 
     Raises:
-        UsageError: no such ranks, window or steps; says what there is.
-        InputError: nothing of a run can be read, or it has no steps.
+        UsageError: no such ranks, window or steps; the message names those that exist.
+        InputError: no window of a run can be read, or the run has no steps.
     """
     chosen_steps = StepRange.of(steps)
     with _warnings() as warnings:
