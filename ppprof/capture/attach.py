@@ -30,7 +30,7 @@ from ppprof.capture.ranks.control_channel import (
 from ppprof.capture.ranks.job import Job, agreement, job_store
 from ppprof.capture.ranks.triggers import Triggers
 from ppprof.capture.recording.disk_budget import DiskBudget
-from ppprof.capture.results import Results
+from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
 from ppprof.capture.steps.perf_summary import PerfSummary
@@ -201,11 +201,19 @@ def _attach(
         parts.append(RecordingPart(clock, results.windows, post_processor, triggers))
     if clock_sync is not None:
         parts.append(ClockSyncPart(clock_sync))
-    parts += [_steps(profiler, job, run, summary, printing), results]
+    parts.append(_steps(profiler, job, run, summary, printing))
+    if results.post_processor is not None:
+        parts.append(TablesPart(results.post_processor))
+    parts.append(results)
     timer = StepTimer()
     timer.watch_readers()
     session = RecordingSession(
-        clock, parts, timer=timer, rank=job.rank, stop_training=profiler.stop_training
+        clock,
+        parts,
+        timer=timer,
+        rank=job.rank,
+        stop_training=profiler.stop_training,
+        saves=run is not None,
     )
     _attached = _Attached(session, results.windows, manifest["profiler"])
     return session

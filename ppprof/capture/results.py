@@ -22,9 +22,23 @@ child process outlives the session, and a cluster should not be held for it."""
 log = logging.getLogger("ppprof")
 
 
+class TablesPart(Part):
+    """Waits for tables and traces when a session ends."""
+
+    task = "tables and traces"
+
+    def __init__(self, post_processor: PostProcessor) -> None:
+        self._post_processor = post_processor
+
+    def wait(self, ending: Ending) -> None:
+        """Wait for the child process, which prints tables."""
+        # Other ranks hang until a failing one has ended: it does not wait for tables.
+        self._post_processor.wait(0 if ending.failed else _FINISH_SECONDS)
+
+
 @dataclass
 class Results(Part):
-    """The last part of a session: waits for the tables, then prints what the run has left."""
+    """The last part of a session: prints the summary, and where the traces are."""
 
     rank: int
     shown: Path | None
@@ -49,10 +63,7 @@ class Results(Part):
         self._log_lost_ranks()
 
     def wait(self, ending: Ending) -> None:
-        """Wait for the tables and print."""
-        if self.post_processor is not None:
-            # Other ranks hang until a failing one has ended: it does not wait for tables.
-            self.post_processor.wait(0 if ending.failed else _FINISH_SECONDS)
+        """Print; tables are printed already."""
         if self.prints:
             self._log_cut_window(ending)
             self._print_summary()

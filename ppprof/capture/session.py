@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TypeVar
 
+from ppprof.capture.output import log_to_stderr
 from ppprof.capture.parts import Ending, FinishedStep, Part
 from ppprof.capture.sigterm import SigtermGuard
 from ppprof.capture.steps.timer import StepTimer
@@ -138,6 +139,7 @@ class RecordingSession(ProfilerSession):
         timer: measures the steps.
         rank: of this process.
         stop_training: whether `should_stop` becomes true after the last window.
+        saves: whether the parts have something to save when SIGTERM ends the process.
     """
 
     def __init__(
@@ -148,6 +150,7 @@ class RecordingSession(ProfilerSession):
         timer: StepTimer | None = None,
         rank: int = 0,
         stop_training: bool = False,
+        saves: bool = False,
     ) -> None:
         self._clock = clock
         self._parts = parts
@@ -161,7 +164,7 @@ class RecordingSession(ProfilerSession):
         self._failures: set[str] = set()
         self._pid = os.getpid()
         self._lock = threading.RLock()  # between the training and a SIGTERM
-        self._guard = SigtermGuard.install(self._save_on_sigterm) if parts else None
+        self._guard = SigtermGuard.install(self._save_on_sigterm) if saves else None
         atexit.register(self._at_exit)
         self._advance()
 
@@ -200,7 +203,7 @@ class RecordingSession(ProfilerSession):
             if self._closed:
                 return
             try:
-                step = self._finish_step(
+                step = self._finished_step(
                     loss, num_samples, num_tokens, num_micro_batches, num_flops
                 )
             except Exception as error:
@@ -226,14 +229,11 @@ class RecordingSession(ProfilerSession):
     ) -> None:
         self._close(error)
 
-    def _finish_step(self, loss: Loss, *counts: int | None) -> FinishedStep:
-        """Return the step that ends now."""
+    def _finished_step(self, loss: Loss, *counts: int | None) -> FinishedStep:
+        """Return the step that ends now; an invalid count is reported and becomes None."""
         measured = self._timer.step()
         clock = self._clock
-        # `int`, since a numpy or Paddle scalar is a number too.
-        samples, tokens, micro_batches, flops = (
-            None if count is None else int(count) for count in counts
-        )
+        samples, tokens, micro_batches, flops = map(self._whole_number, counts)
         return FinishedStep(
             self._step,
             measured.batch_cost_ns,
@@ -248,6 +248,13 @@ class RecordingSession(ProfilerSession):
             window=clock.window if clock.state.records else None,
             next_window=clock.next_window,
         )
+
+    def _whole_number(self, count: int | None) -> int | None:
+        try:
+            return None if count is None else int(count)  # a numpy or Paddle scalar is a number too
+        except (TypeError, ValueError) as error:
+            self._report("timing a step", error)
+            return None
 
     def _advance(self) -> None:
         """Go on to step number ``self._step``."""
@@ -268,6 +275,7 @@ class RecordingSession(ProfilerSession):
             if self._closed:
                 return
             self._closed = True
+            log_to_stderr()  # the program may have disabled the logger since `attach`
             self._training_failed = error is not None
             atexit.unregister(self._at_exit)
             is_in_window = self._clock.state.records
@@ -308,6 +316,7 @@ class RecordingSession(ProfilerSession):
 
     def _report(self, task: str, error: Exception) -> None:
         """Log a failure, once for each task, and end the recording."""
+        log_to_stderr()  # the program may have disabled the logger since `attach`
         if task not in self._failures:  # what fails in a step fails in every step
             self._failures.add(task)
             why = _describe(error)

@@ -13,6 +13,7 @@ import polars as pl
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome, Threshold, check
 from ppprof.analysis.diff.run_costs import KERNEL_VALUES, OPERATOR_VALUES
+from ppprof.analysis.profile.profile import PADDLE_SORT_KEYS
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.cli import executors
 from ppprof.cli.options import (
@@ -199,9 +200,10 @@ def _pattern(text: str) -> str:
 def _sort_key(text: str) -> str:
     columns = (*OPERATOR_VALUES, *KERNEL_VALUES)
     keys = list(dict.fromkeys(column.removesuffix("_ns") for column in columns))
-    if text not in keys:
+    key = PADDLE_SORT_KEYS.get(text, text)
+    if key not in keys:
         raise UsageError(f"{text!r}: expected one of {', '.join(keys)}")
-    return text
+    return key
 
 
 def _table(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from ppprof.analysis.profile.profile import sort_key
+from ppprof.analysis.profile.profile import SummaryOptions
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.summaries.across_ranks import ACROSS, WAYS, check_across
 from ppprof.analysis.summaries.views import VIEWS
@@ -30,7 +30,7 @@ from ppprof.report.markdown import markdown
 from ppprof.report.text.across_ranks import render_across
 from ppprof.report.text.summary import TableOptions, render_tables, title, window_title
 from ppprof.run.run import Run
-from ppprof.run.selection import warn_of_missing
+from ppprof.run.selection import selected_ranks, warn_of_missing
 from ppprof.run.summary import AcrossRanks, WindowTables
 from ppprof.rundir.recordings import Recording, resolve_each
 from ppprof.rundir.summaries import document, dumps
@@ -132,7 +132,7 @@ class _Request:
         views = checks.parsed("views", partial(_views, by=args.by), None)
         ranks, window, steps = checks.ranks(None), checks.window(), checks.steps()
         settings = {
-            "sorted_by": checks.parsed("sorted_by", sort_key, None),
+            "sorted_by": checks.parsed("sorted_by", _sort_key, None),
             "thread_sep": args.thread_sep,
             "time_unit": checks.parsed(
                 "time_unit", lambda text: TableOptions(text).time_unit, None
@@ -153,6 +153,14 @@ class _Request:
         checks.output(args.paths)
         checks.done()
         return cls(views, ranks, args.by, window, steps, given)
+
+
+def _sort_key(text: str) -> str:
+    return SummaryOptions(text).sorted_by
+
+
+def _time_unit(text: str) -> str:
+    return TableOptions(text).time_unit
 
 
 def _views(text: str, by: str | None) -> tuple[str, ...]:
@@ -219,7 +227,8 @@ def _windows(args: argparse.Namespace, request: _Request, failures: list[int]) -
         options = TableOptions(
             **{name: settings.pop(name) for name in _TABLE_OPTIONS if name in settings}
         )
-        for tables in _tables(request, run, recordings, views, settings, failures):
+        chosen = SummaryOptions(**settings)
+        for tables in _tables(request, run, recordings, views, chosen, failures):
             heading = _heading(tables)
             several = len(locations) > 1
             yield _Window(path, f"{path}: {heading}" if several else heading, tables, options)
@@ -230,7 +239,7 @@ def _tables(
     run: Run,
     recordings: Sequence[Recording],
     views: Sequence[str],
-    settings: Mapping[str, Any],
+    options: SummaryOptions,
     failures: list[int],
 ) -> Iterator[WindowTables | AcrossRanks]:
     """Yield each recording's tables, or each window's across ranks."""
@@ -238,7 +247,7 @@ def _tables(
     if request.by:
         ranks = None
         if request.ranks not in (None, "all"):
-            ranks = sorted({recording.rank for recording in recordings})
+            ranks = sorted(selected_ranks(run, request.ranks))
         tasks = [
             partial(
                 run.across,
@@ -247,7 +256,7 @@ def _tables(
                 window,
                 ranks=ranks,
                 steps=request.steps,
-                sorted_by=settings.get("sorted_by", "auto"),
+                options=options,
             )
             for window in sorted({recording.window for recording in recordings})
         ]
@@ -259,7 +268,7 @@ def _tables(
                 recording.rank,
                 recording.window,
                 steps=request.steps,
-                **settings,
+                options=options,
             )
             for recording in recordings
         ]

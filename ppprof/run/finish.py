@@ -26,7 +26,7 @@ from ppprof.rundir.summaries import document, dumps
 from ppprof.rundir.triggers import write_completion
 from ppprof.trace import Trace, read_window, write_paddle_json
 from ppprof.trace.paddle.json_writer import TooLargeError
-from ppprof.units import MEGABYTE, bytes_text
+from ppprof.units import MEGABYTE, bytes_text, format_skipped
 
 _COMMAND_SECONDS = 600.0
 """How long the user's command may take."""
@@ -134,12 +134,11 @@ def _finish_window(
     traces, skipped = _write_traces(trace, run, name, profiler, max_bytes)
     if skipped:
         _log.warning("%s: kept: %s", raw, skipped)
-    losses = [f"{count} {kind}" for kind, count in trace.skipped.items()]
+    if trace.skipped:
+        _log.warning("%s; the file is kept", format_skipped(raw, trace.skipped))
     if trace.events.is_empty():
-        losses.append("it contains no event")
-    if losses:
-        _log.warning("%s: kept, since it was read only in part: %s", raw, ", ".join(losses))
-    if losses or skipped or "pb" in profiler.formats:
+        _log.warning("%s: contains no event; the file is kept", raw)
+    if trace.skipped or trace.events.is_empty() or skipped or "pb" in profiler.formats:
         traces.append(raw)
     else:
         raw.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.report_data.rank import Details, RankReportData, collect_rank_report_data
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.errors import InputError, UsageError
+from ppprof.run import selection
 from ppprof.run.advise import collect_evidence
 from ppprof.run.diff import RunPart, compare, costs_of_run, measure, naming_for
 from ppprof.run.ranks import cluster_of
@@ -61,15 +62,14 @@ def collect_report_data(
     """
     chosen_steps = StepRange.of(steps)
     with _warnings() as warnings:
-        recordings = run.select_ranks(ranks, window)
-        number = max(recording.window for recording in recordings) if window is None else window
-        recordings = [recording for recording in recordings if recording.window == number]
-        sides = [RunPart(run, ranks, number)]
+        if window is None:
+            window = max(recording.window for recording in selection.select(run))
+        sides = [RunPart(run, ranks, window)]
         if baseline is not None:
             last = max(baseline.windows(), default=None) if baseline.recordings else None
             sides.append(RunPart(baseline, ranks, last))
         naming = naming_for(sides)
-        results = _rank_data(run, recordings, naming, chosen_steps, executor)
+        results = _rank_data(run, sides[0].recordings, naming, chosen_steps, executor)
         cluster = cluster_of(run, [result.map(result.value.analysis) for result in results])
         costs = costs_of_run(sides[0], [result.map(result.value.costs) for result in results])
         change = None
@@ -77,7 +77,7 @@ def collect_report_data(
             change = compare(measure(sides[1], naming, executor), costs)
     return ReportData(
         paths=[str(path) for path in run.paths],
-        window=number,
+        window=window,
         windows=run.windows(),
         manifest=run.manifest,
         cluster=cluster,
@@ -101,16 +101,20 @@ def collect_report_data(
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """Collect the warnings that are logged meanwhile; other handlers still get them."""
+    """Collect the warnings that are logged meanwhile; they are still shown where they would be."""
     messages: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("ppprof")
-    logger.addHandler(handler)
+
+    def collect(record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            messages.append(record.getMessage())
+        return True
+
+    # A filter, since a handler would keep Python from showing warnings where there is none.
+    _log.addFilter(collect)
     try:
         yield messages
     finally:
-        logger.removeHandler(handler)
+        _log.removeFilter(collect)
 
 
 def _rank_data(

@@ -260,12 +260,11 @@ class Run:
             if thread_sep:
                 raise UsageError(f"thread_sep: threads are merged by {by}")
             ranks = None if rank is None else [rank]
-            across = self.across([view], by, window, ranks=ranks, steps=steps, sorted_by=sorted_by)
+            options = SummaryOptions(sorted_by)
+            across = self.across([view], by, window, ranks=ranks, steps=steps, options=options)
             return across.tables[view]
-        tables = self.tables(
-            [view], rank, window, steps=steps, sorted_by=sorted_by, thread_sep=thread_sep
-        )
-        return tables.tables[view]
+        options = SummaryOptions(sorted_by, thread_sep)
+        return self.tables([view], rank, window, steps=steps, options=options).tables[view]
 
     def tables(
         self,
@@ -274,11 +273,10 @@ class Run:
         window: int | None = None,
         *,
         steps: StepRange | str | int | None = None,
-        sorted_by: str = "auto",
-        thread_sep: bool = False,
+        options: SummaryOptions | None = None,
     ) -> WindowTables:
         """Return several tables of one window, with what they were made from; see `summary`."""
-        options = SummaryOptions(sorted_by, thread_sep)
+        options = options or SummaryOptions()
         return window_tables(self, views, rank, window, StepRange.of(steps), options)
 
     def across(
@@ -289,13 +287,14 @@ class Run:
         *,
         ranks: Collection[int] | None = None,
         steps: StepRange | str | int | None = None,
-        sorted_by: str = "auto",
+        options: SummaryOptions | None = None,
     ) -> AcrossRanks:
         """Return views of several ranks, each as one table; see `across_ranks`.
 
         run.across(["op"], "name").tables["op"]     # the largest difference between ranks first
         """
-        return across_ranks(self, views, by, window, ranks, StepRange.of(steps), sorted_by)
+        options = options or SummaryOptions()
+        return across_ranks(self, views, by, window, ranks, StepRange.of(steps), options)
 
     def breakdown(
         self,

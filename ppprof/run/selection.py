@@ -55,6 +55,26 @@ def select_one(run: Run, rank: int | None = None, window: int | None = None) -> 
     return selected[0]
 
 
+def selected_ranks(run: Run, ranks: RankSelector) -> frozenset[int]:
+    """Return the numbers of the ranks that a selector selects, recorded or not.
+
+    Raises:
+        UsageError: the job has no such ranks.
+    """
+    topology = run.topology
+    if topology is None:
+        if isinstance(ranks, Mapping):
+            raise UsageError(f"{run.path}: {ranks}: coordinates need a manifest; it has none")
+        topology = Topology.of(dp=max(run.ranks) + 1)
+    try:
+        wanted = frozenset(topology.select(ranks))
+    except UsageError as error:
+        raise UsageError(f"{run.path}: {error}") from error
+    if ranks == "all":
+        wanted = wanted.union(run.ranks)
+    return wanted
+
+
 def select_ranks(
     run: Run, ranks: RankSelector = "all", window: int | None = None
 ) -> list[Recording]:
@@ -73,17 +93,7 @@ def select_ranks(
         UsageError: no such ranks or no such window; names those that exist.
     """
     _check_recordings(run)
-    topology = run.topology
-    if topology is None:
-        if isinstance(ranks, Mapping):
-            raise UsageError(f"{run.path}: {ranks}: coordinates need a manifest; it has none")
-        topology = Topology.of(dp=max(run.ranks) + 1)
-    try:
-        wanted = topology.select(ranks)
-    except UsageError as error:
-        raise UsageError(f"{run.path}: {error}") from error
-    if ranks == "all":
-        wanted = wanted.union(run.ranks)
+    wanted = selected_ranks(run, ranks)
     selected = [recording for recording in run.recordings if recording.rank in wanted]
     if not selected:
         raise UsageError(

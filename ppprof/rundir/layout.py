@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tempfile
 import time
@@ -21,6 +22,7 @@ _STEM = re.compile(r"rank_([0-9]{5,6})_(\w+)_time_([0-9]{8}T[0-9]{6})_([0-9]{3,6
 _SUMMARY = re.compile(r"rank_([0-9]{5,6})_w([0-9]{1,6})\.json")
 _LINES = re.compile(r"rank_([0-9]{5,6})\.jsonl")
 _RUN = re.compile(r"run_([0-9]{3,6})")
+_log = logging.getLogger("ppprof")
 _CLAIM_SECONDS = 10.0
 """How long to wait for the manifest of a directory that another process has claimed."""
 
@@ -38,6 +40,11 @@ class Listing:
             try:
                 self._entries[path] = sorted(path.iterdir())
             except (FileNotFoundError, NotADirectoryError):
+                self._entries[path] = []
+            except PermissionError:
+                if path.name not in ("raw", "summary"):
+                    raise
+                _log.warning("%s: no permission to read it; its files are left out", path)
                 self._entries[path] = []
         return self._entries[path]
 

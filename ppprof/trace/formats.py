@@ -20,7 +20,7 @@ from pathlib import Path
 from ppprof.errors import TraceError, UsageError
 from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.trace.cache import fingerprint, load, save
-from ppprof.trace.json_reader import read_json
+from ppprof.trace.json_reader import looks_like_kineto, read_json
 from ppprof.trace.paddle.json_writer import write_paddle_json
 from ppprof.trace.paddle.pb_writer import write_paddle_pb
 from ppprof.trace.remote_calls import read_window
@@ -57,16 +57,19 @@ _FRAMEWORK_BYTES = 4 << 20
 
 
 def framework_of(path: str | Path) -> str:
-    """Return ``torch`` or ``paddle``: the framework whose operators a trace file begins with.
+    """Return ``torch`` or ``paddle``: whose trace a file begins with.
+
+    A trace of torch's profiler that was converted to another format is known by its operators.
 
     Raises:
         TraceError: missing or unreadable.
     """
     try:
         with store_errors_as_oserror(path), TraceStream(path) as source:
-            return "torch" if b"aten::" in source.peek(_FRAMEWORK_BYTES) else "paddle"
+            head = source.peek(_FRAMEWORK_BYTES)
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
+    return "torch" if looks_like_kineto(head) or b"aten::" in head else "paddle"
 
 
 def _read(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace:

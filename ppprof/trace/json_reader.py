@@ -108,6 +108,12 @@ def _keys_before(source: TraceStream) -> Keys:
         text += more
 
 
+def looks_like_kineto(head: bytes) -> bool:
+    """Return whether the beginning of a file is JSON of torch's profiler."""
+    start = start_of_events(head) if head.lstrip()[:1] in (b"{", b"[") else -1
+    return start >= 0 and _is_kineto(keys_before(head[:start]), head[start:])
+
+
 def _is_kineto(keys: Keys, text: bytes) -> bool:
     """Whether the file is Kineto's: its schema version is a number, Paddle's is a string.
 

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from ppprof.analysis.profile.profile import SORT_KEYS, sort_key
+from ppprof.analysis.profile.profile import SORT_KEYS, SummaryOptions
 from ppprof.cli import COMMANDS, main, parser_of
 from ppprof.errors import UsageError
 from tests.fixtures import gpu_traces
@@ -65,6 +65,6 @@ def test_the_old_name_of_an_option_works_and_warns(
 def test_a_sort_key_has_paddles_name_too():
     names = [key.replace("cpu_", "CPU").replace("gpu_", "GPU") for key in SORT_KEYS]
     names = [name[:3] + name[3:].capitalize() for name in names]
-    assert [sort_key(name) for name in names] == list(SORT_KEYS)
+    assert [SummaryOptions(name).sorted_by for name in names] == list(SORT_KEYS)
     with pytest.raises(UsageError, match="'GPU': expected auto or one of"):
-        sort_key("GPU")
+        SummaryOptions("GPU")

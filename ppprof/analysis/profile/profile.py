@@ -27,20 +27,8 @@ SORT_KEYS = tuple(
 """The largest come first; for ``_min``, the smallest (as in Paddle)."""
 
 
-_PADDLE_SORT_KEYS = {key[:3].upper() + key[4:].capitalize(): key for key in SORT_KEYS}
+PADDLE_SORT_KEYS = {key[:3].upper() + key[4:].capitalize(): key for key in SORT_KEYS}
 """Names of ``paddle.profiler.SortedKeys``: GPUTotal -> gpu_total."""
-
-
-def sort_key(text: str) -> str:
-    """Return a sort key of `SummaryOptions`, given by our name or by Paddle's.
-
-    >>> sort_key("gpu_max"), sort_key("GPUMax"), sort_key("auto")
-    ('gpu_max', 'gpu_max', 'auto')
-
-    Raises:
-        UsageError: neither.
-    """
-    return SummaryOptions(_PADDLE_SORT_KEYS.get(text, text)).sorted_by
 
 
 @dataclass(frozen=True)
@@ -53,7 +41,9 @@ class SummaryOptions:
     """Whether operators and user-defined spans are listed thread by thread, not merged."""
 
     def __post_init__(self) -> None:
-        if self.sorted_by not in ("auto", *SORT_KEYS):
+        key = PADDLE_SORT_KEYS.get(self.sorted_by, self.sorted_by)
+        object.__setattr__(self, "sorted_by", key)
+        if key not in ("auto", *SORT_KEYS):
             raise UsageError(
                 f"sorted_by {self.sorted_by!r}: expected auto or one of {', '.join(SORT_KEYS)}"
             )
