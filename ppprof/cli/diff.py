@@ -60,7 +60,7 @@ def register(subparsers: Any) -> None:
     add("--views", metavar="V,...", help=f"some of {','.join(VIEWS)}; default: all")
     add_selection(parser)
     for name in ("rank", "window", "steps"):
-        add(f"--experiment-{name}", metavar="X", help=f"of EXPERIMENT, if not as --{name}")
+        add(f"--experiment-{name}", metavar="X", help=f"--{name} of EXPERIMENT; default: --{name}")
     add(
         "--sorted-by",
         metavar="KEY",
@@ -83,7 +83,7 @@ def register(subparsers: Any) -> None:
         metavar="RULE",
         action="append",
         default=[],
-        help="exit with 1 if so: 'step_time > 5%%', 'op.matmul.gpu > 0.2ms', 'ips < -5%%'; repeatable",
+        help="exit with code 1 if the condition holds: 'step_time > 5%%', 'op.matmul.gpu > 0.2ms', 'ips < -5%%'; repeatable",
     )
     add("--time-unit", metavar="UNIT", help="s, ms, us or ns; default: ms")
     add_format(parser, "json: everything, in nanoseconds; csv: one view; md: for a comment")

@@ -64,7 +64,7 @@ def add_format(parser: argparse.ArgumentParser, explanation: str) -> None:
 
 
 def add_output(
-    parser: argparse.ArgumentParser, explanation: str = "write there and not to stdout"
+    parser: argparse.ArgumentParser, explanation: str = "write to FILE instead of stdout"
 ) -> None:
     """Add ``-o`` and ``--force``."""
     add = parser.add_argument

@@ -115,7 +115,7 @@ def _locked(run: Path, name: TraceName, raw: Path) -> Iterator[bool]:
 def _finish_window(
     run: Path, name: TraceName, raw: Path, profiler: ProfilerConfig, show: ShowTables
 ) -> list[Path]:
-    """Show the tables that the config selects, then write what it asks for.
+    """Show the tables that the config selects, then write the configured traces.
 
     Returns:
         The files of the window: its traces, then its tables.

@@ -109,7 +109,7 @@ def _warnings() -> Iterator[list[str]]:
             messages.append(record.getMessage())
         return True
 
-    # A filter, since a handler would keep Python from showing warnings where there is none.
+    # A filter: if the logger had a handler, Python would no longer show warnings by itself.
     _log.addFilter(collect)
     try:
         yield messages

@@ -1,7 +1,7 @@
-"""`open` and `Run`: a run directory, or a trace of any kind, ready to be asked for tables.
+"""`open` and `Run`: tables of a run directory, or of a trace of any kind.
 
-Nothing is read before it is needed, and memory holds one window's events at a time. Each of
-`Run`'s larger questions has a module of its own: `ppprof.run.summary`, `ranks`, `merge`.
+Nothing is read before it is needed, and memory holds one window's events at a time. The
+larger methods of `Run` are in separate modules: `ppprof.run.summary`, `ranks`, `merge`.
 """
 
 from __future__ import annotations
