@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
@@ -25,20 +25,17 @@ from ppprof.cli.options import (
     show,
 )
 from ppprof.cli.terminal import log
-from ppprof.errors import ConfigError, InputError, PpprofError, UsageError
+from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.report.markdown import markdown
 from ppprof.report.text.across_ranks import render_across
 from ppprof.report.text.summary import TableOptions, render_tables, title, window_title
 from ppprof.run.run import Run
-from ppprof.run.selection import selected_ranks, warn_of_missing
+from ppprof.run.selection import select_printed, selected_ranks
 from ppprof.run.summary import AcrossRanks, WindowTables
 from ppprof.rundir.recordings import Recording, resolve_each
 from ppprof.rundir.summaries import document, dumps
 from ppprof.topology import RankSelector
 from ppprof.units import format_ranges
-
-if TYPE_CHECKING:
-    from ppprof.config import ProfilerConfig
 
 DEFAULT_VIEWS = ("overview", "model", "op", "kernel")
 """Views of a trace without a config: those that the ``Profiler`` block enables by default."""
@@ -214,8 +211,8 @@ def _windows(args: argparse.Namespace, request: _Request, failures: list[int]) -
             if isinstance(location, InputError):
                 raise location
             run = open_located(args, location)
-            block = _profiler_block(run)
-            recordings = _recordings(request, run, block)
+            recordings = _recordings(request, run)
+            block = run.profiler
         except PpprofError as error:
             log.error("%s", error)
             failures.append(error.exit_code)
@@ -298,44 +295,13 @@ def _heading(tables: WindowTables | AcrossRanks) -> str:
     return f"{ranks}, {window_title(tables.window, tables.steps)}"
 
 
-def _profiler_block(run: Run) -> ProfilerConfig | None:
-    """Return the ``Profiler`` block of the run; None without a valid one."""
-    values = run.manifest.get("profiler")
-    if not isinstance(values, Mapping):
-        return None
-    from ppprof.config import ProfilerConfig
-
-    try:
-        return ProfilerConfig.from_mapping(values)
-    except ConfigError as error:
-        log.warning("%s: its Profiler block is ignored:\n%s", run, error)
-        return None
-
-
-def _recordings(request: _Request, run: Run, block: ProfilerConfig | None) -> Sequence[Recording]:
+def _recordings(request: _Request, run: Run) -> Sequence[Recording]:
     """Return the windows to show: without ``--rank``, of the ranks that the run's config prints."""
     if request.ranks is not None:
         return run.select_ranks(request.ranks, request.window)
-    recordings = run.select(window=request.window)
-    if request.by or block is None or run.topology is None:
-        return recordings
-    try:
-        recorded = run.topology.select(block.ranks)
-        printed = run.topology.select(block.print_ranks)
-    except UsageError:
-        return recordings
-    if missing := recorded.difference(run.ranks):
-        warn_of_missing(run, missing)
-    shown = [recording for recording in recordings if recording.rank in printed] or recordings
-    others = {recording.rank for recording in recordings}
-    others -= {recording.rank for recording in shown}
-    if others:
-        log.info(
-            "%s: not shown: %s; --rank R or --rank all shows them",
-            run,
-            format_ranges("rank", others),
-        )
-    return shown
+    if request.by:
+        return run.select(window=request.window)
+    return select_printed(run, request.window)
 
 
 def _warn_of_no_effect(request: _Request, views: Sequence[str]) -> None:

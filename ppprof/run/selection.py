@@ -111,6 +111,36 @@ def select_ranks(
     return [recording for recording in selected if window in (None, recording.window)]
 
 
+def select_printed(run: Run, window: int | None = None) -> list[Recording]:
+    """Return the windows of the ranks that the run's config prints; log which ranks it does not.
+
+    All windows if the run has no config of ppprof, or if none of the printed ranks was recorded.
+
+    Raises:
+        InputError: the run has no window at all.
+        UsageError: no such window; the message names those that exist.
+    """
+    recordings = select(run, window=window)
+    if run.profiler is None or run.topology is None:
+        return recordings
+    if missing := configured_ranks(run).difference(run.ranks):
+        warn_of_missing(run, missing)
+    try:
+        printed = run.topology.select(run.profiler.print_ranks)
+    except UsageError:
+        return recordings
+    shown = [recording for recording in recordings if recording.rank in printed] or recordings
+    others = {recording.rank for recording in recordings}
+    others -= {recording.rank for recording in shown}
+    if others:
+        _log.info(
+            "%s: not shown: %s; --rank R or --rank all shows them",
+            run,
+            format_ranges("rank", others),
+        )
+    return shown
+
+
 def configured_ranks(run: Run) -> frozenset[int]:
     """Return the ranks that the job was configured to record; empty without a manifest."""
     block = run.manifest.get("profiler")
