@@ -167,7 +167,7 @@ class Buffer:
         return ByteRanges(np.zeros(1, np.int64), np.full(1, self.size), np.zeros(1, np.int64))
 
     def strings(self, ranges: ByteRanges) -> tuple[list[str], Int32]:
-        """Return the distinct strings of ``ranges``, and the index of each range's string, shape (N,).
+        """Return the distinct strings of ``ranges``, and each range's index among them, shape (N,).
 
         Invalid UTF-8 is replaced by U+FFFD.
         """
@@ -319,7 +319,7 @@ class Buffer:
         return low, after
 
     def _fields_of_few(self, active: Int64, cursors: Int64, limits: Int64) -> list[FieldBatch]:
-        """Return the fields of a few messages with many fields, such as a thread with all its nodes.
+        """Return the fields of a few messages with many fields, such as a thread and all its nodes.
 
         A loop finds where each field begins, because that depends on the previous field. The
         contents of the fields are then decoded in arrays.
