@@ -128,7 +128,10 @@ def suffix_of(path: str | Path) -> str:
 
 
 def _read_json_cached(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace:
-    """Return the trace of a JSON file: from its cache file, or parsed and then cached."""
+    """Return the trace of a JSON file: from its cache file, or parsed and then cached.
+
+    Without ``use_cache``, the cache file is neither read nor written.
+    """
     key = fingerprint(path) if use_cache else None
     cached = load(path, key) if key else None
     if cached is not None:

@@ -124,7 +124,7 @@ class KinetoColumns:
 
     def __init__(self) -> None:
         self.thread_names: dict[str, str] = {}
-        """Thread id -> name; streams of devices are included."""
+        """Thread id -> name; the number of a device's stream counts as a thread id."""
         self._parts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._collectives: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._sequences: list[pl.DataFrame] = []

@@ -70,7 +70,7 @@ def paddle_tables(
 def _resolve_times(table: Columns, estimator: TimestampEstimator | None) -> None:
     """Replace the columns ts, begin and finish by ``start`` and its possible error, ``slack``.
 
-    ``estimator`` is None if ``ts`` is exact.
+    Without an ``estimator``, ``ts`` is exact: it is the start, and the slack is 0.
     """
     ts, begin, finish = (table.pop(column) for column in ("ts", "begin", "finish"))
     if estimator is None:
@@ -126,6 +126,10 @@ class _HostTree:
             within = None if depth is None else nest_by_depth(depth[part])
             if within is None:
                 self._has_depths = False
+                """Whether the file has the tree, as depths.
+
+                In such a file, launches and memory events follow the host event that encloses them.
+                """
                 within = _parents(start, dur, slack)
             parent[part] = np.where(within < 0, -1, within + first)
         self._table = table
@@ -201,7 +205,7 @@ class _HostTree:
         return positions.fill_null(0).to_numpy()
 
     def _innermost(self, inner: Columns) -> Int64:
-        """Return the index of the innermost host event around each row, by time alone; -1 for none."""
+        """Return the index of the innermost host event around each row, by time; -1 for none."""
         host = self._table
         num_hosts = len(host["position"])
         process, thread = (np.concatenate((host[key], inner[key])) for key in ("pid", "tid"))

@@ -220,7 +220,7 @@ def _name_and_time(track: pl.Expr | str, colour: str) -> Parts:
 
 
 def _thread_track() -> pl.Expr:
-    """Return ``"N(Python)"`` or ``"N(C++)"`` for thread N: Paddle splits a thread into two tracks."""
+    """Return ``"N(Python)"`` or ``"N(C++)"`` for thread N: Paddle splits it into two tracks."""
     side = (
         pl.when(pl.col("category").cast(pl.String).is_in(PYTHON_CATEGORIES))
         .then(pl.lit('(Python)"'))
