@@ -145,8 +145,8 @@ def split_annotated_names(hosts: pl.DataFrame) -> pl.DataFrame:
 def annotated_names(events: pl.DataFrame) -> pl.DataFrame:
     """Return the annotated names of the host events that have annotations.
 
-    Launches have no annotated name. Neither have events outside `CATEGORIES`, and events with
-    annotations that a name cannot hold.
+    Launches, events outside `CATEGORIES`, and events whose annotations a name cannot hold are left
+    out.
 
     Args:
         events: columns of `EVENTS`.

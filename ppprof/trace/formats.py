@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 def read(path: str | Path, *, progress: Progress | None = None, cache: bool = True) -> Trace:
     """Return the trace in a file.
 
-    A ``.pb`` file gets the remote calls that were recorded beside it, see `read_window`.
+    A raw capture (``.pb``) is returned with the remote calls recorded beside it, see `read_window`.
 
     Args:
         path: a file of any known format, local or in a store (``s3://bucket/a.json``).

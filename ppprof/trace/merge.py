@@ -70,7 +70,9 @@ for its micro-batch.
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _FIRST_PROCESS = 100_000  # rank 5 is process 100005; to Perfetto, process 0 is the idle process
-_TRACKS = 1_000  # per rank; track numbers are unique in the file: Perfetto names some by number alone
+_TRACKS = (
+    1_000  # per rank; track numbers are unique in the file: Perfetto names some by number alone
+)
 _DAY_NS, _HOUR_NS = 86_400_000_000_000, 3_600_000_000_000
 _ROUNDING_NS = 1_000  # Paddle's own JSON has starts in whole microseconds
 _ROWS = 1 << 15

@@ -93,9 +93,9 @@ class _AlignedCall:
     chain: str
     """Name of the call, after the names of the calls in which it was made."""
     outer_ns: int
-    """To add to ``sent_ns`` and ``received_ns``, which are on the caller's clock."""
+    """Offset to add to ``sent_ns`` and ``received_ns``, which are on the caller's clock."""
     inner_ns: int
-    """To add to all times on the worker's clock."""
+    """Offset to add to all times on the worker's clock."""
 
 
 def _with_calls(trace: Trace, folder: Path) -> Trace:
@@ -206,7 +206,8 @@ class _FreeIds:
 def _call_trace(aligned_call: _AlignedCall, recorded: Trace | None, free_ids: _FreeIds) -> Trace:
     """Return one call as a trace: its span, its function, and the events recorded inside.
 
-    Without a recording (``recorded``), the trace has only the first two.
+    Without a recording (``recorded``), the trace has only the spans of the call and of its
+    function.
     """
     call = aligned_call.call
     sent_ns, received_ns = (

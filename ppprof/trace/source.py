@@ -18,7 +18,7 @@ from ppprof.paths import reject_special_files, store_errors_as_oserror, to_path
 BLOCK_BYTES = 4 << 20
 """Bytes per read.
 
-A block, and the values computed from it, must stay in the processor's cache.
+A block, and the values computed from it, must fit into the processor's cache.
 """
 MAX_EVENT_BYTES = 64 << 20
 """A file is rejected if no event begins within this many bytes."""
@@ -35,7 +35,10 @@ _BOM = b"\xef\xbb\xbf"
 
 
 MARGIN = 128
-"""Bytes of a buffer before and after its block, so that an 8-byte word begins at any byte."""
+"""Bytes of a buffer before and after its block.
+
+With them, an 8-byte word can be read at any byte of the block.
+"""
 
 
 class Block(NamedTuple):
@@ -174,7 +177,7 @@ class TraceStream:
         return text
 
     def unread(self, text: bytes) -> None:
-        """Put back ``text``, the bytes that were read last: they are read again."""
+        """Put back ``text``, the bytes that were read last, so that they are read again."""
         self._rest = text + self._rest
         self.position -= len(text)
 
@@ -232,7 +235,10 @@ class TraceStream:
     def _read_into(self, room: memoryview) -> int:
         """Fill ``room`` and return the number of bytes, fewer only at the end of the file.
 
-        ``position`` advances, and the progress is reported.
+        A damaged gzip file ends at the damage. ``position`` advances, and the progress is reported.
+
+        Raises:
+            TraceError: the file cannot be read, or unpacks to far more than its size.
         """
         taken = self._rest[: len(room)]
         room[: len(taken)] = taken

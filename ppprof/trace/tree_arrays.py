@@ -19,9 +19,10 @@ from ppprof.arrays import Int64
 
 
 def levels(parent: Int64) -> list[Int64]:
-    """Return the nodes of each depth, roots (parent -1) first, sorted by parent and by index.
+    """Return one array of nodes for each depth, roots (parent -1) first.
 
-    Unreachable nodes are left out.
+    Nodes of one depth are grouped by parent, siblings sorted by index. Unreachable nodes are left
+    out.
 
     Args:
         parent: shape (N,), index of the parent, -1 for a root. A node with another value below 0,

@@ -111,7 +111,7 @@ def _narrowed(values: Int64) -> Array:
 def _without_duration(text: Text, first: Int64, end: Int64) -> Int64:
     """Return where each name ends without the duration, such as ``[1.2 ms]``.
 
-    Paddle's writer and ours append the duration to names.
+    Paddle's writer and `write_paddle_json` append the duration to names.
 
     Args:
         text: the block.

@@ -1,6 +1,6 @@
 """Lines of JSON for trace events, built column by column, and the file for them.
 
-Shared by `ppprof.trace.paddle.json_writer` and `ppprof.trace.merge`.
+Used by `ppprof.trace.paddle.json_writer` and `ppprof.trace.merge`.
 """
 
 from __future__ import annotations

@@ -85,10 +85,10 @@ def event_offsets(text: bytes) -> tuple[list[int], int]:
 
     Returns:
         First, the offset of every complete event, followed by the offset of the first byte after
-        them that is no separator. Second, the offset at which parsing failed. If no event begins
-        after the complete ones, as at the bracket that ends the list, the two are equal. If the
-        text ends first, after an event or inside one, it is the length of the text; but inside a
-        string, it is the offset of the string.
+        them that is no separator. Second, the offset at which parsing failed. The second equals the
+        end of the first if no event begins there, as at the bracket that ends the list. It is the
+        length of the text if the text ends after an event or inside one; but if the text ends
+        inside a string, it is the offset of the string.
     """
     starts, stop = _event_offsets(text.rstrip().decode("latin-1"), 0)  # one character per byte
     return starts, stop if stop < len(text.rstrip()) else len(text)
@@ -150,8 +150,8 @@ def _object(text: bytes) -> tuple[Keys, bool]:
 
     A broken object has only those keys that stand on a line of their own, with a string as value,
     as in Paddle's ExtraInfo. They are also returned together, as the value of the key
-    ``ExtraInfo``. A broken object of 1 MiB or more has no keys; neither has a text that is another
-    JSON value.
+    ``ExtraInfo``. A broken object of 1 MiB or more has no keys. A text that is another JSON value
+    has no keys either.
     """
     repaired = _NON_NUMBER.sub("null", text.decode("utf-8", "replace").strip())
     repaired = re.sub(r",\s*\}$", "}", repaired)

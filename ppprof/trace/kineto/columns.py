@@ -180,8 +180,9 @@ class KinetoColumns:
     def tables(self, base_ns: int) -> tuple[dict[str, pl.DataFrame], dict[str, int]]:
         """Return one table per kind of event, and the number of skipped events by kind.
 
-        A memory event without a duration gets 0. Events are skipped without a time, process or
-        thread. So are other events whose duration is missing or negative.
+        Events without a time, process or thread are skipped. So are events with a negative
+        duration, and events without one. But a memory event without a duration is kept, with a
+        duration of 0.
 
         Args:
             base_ns: nanoseconds to add to each recorded start.

@@ -17,13 +17,13 @@ Kineto writes a flat list of events. Here they become the tree of a Paddle trace
     kernel, gpu_memcpy, gpu_memset                Kernel, Memcpy, Memset
 
 An operator inside another stays an Operator, so that its row equals ``key_averages()``, and because
-the innermost one launches: aten::linear launches nothing, the aten::addmm in it does. An operator
-that is the only child of another with the same name is a layer of that one. It is left out, as in
-``key_averages()``.
+the innermost operator launches the kernels: the aten::addmm in an aten::linear does, aten::linear
+does not. An operator that is the only child of an event with the same name is a layer of its
+parent. Such a layer is left out, as in ``key_averages()``.
 
 An operator records the number that its thread will give to the next node of the backward pass. A
-node records its own number and that thread. So the operator that made each node is known
-(`_forwards`).
+node records its own number and the thread that gave it. So the operator that made each node is
+known (`_forwards`).
 
 Left out: other python_function events (frames of the interpreter, ten per operator, which no table
 counts), gpu_user_annotation (copies of the host's annotations), cuda_sync and overhead (no work of
@@ -293,7 +293,7 @@ def _forwards(hosts: pl.DataFrame, numbered: pl.DataFrame) -> pl.Series:
 
 
 def _is_duplicate(hosts: pl.DataFrame, parent: Int64) -> pl.Series:
-    """Return whether each host event is an operator and the only child of one with its name.
+    """Return a mask of the operators that are the only child of an event with the same name.
 
     The dispatcher passes through several layers under one name. ``key_averages()`` also counts
     these layers as one call (``_remove_dup_nodes`` of torch/autograd/profiler_util.py).
@@ -352,8 +352,8 @@ def _backward(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
     """Return a Backward event around each run of autograd nodes; Kineto records no such event.
 
     A run belongs to one thread. It ends where the thread with the steps begins another outermost
-    event, since that thread waits for the backward pass to end. In a file without steps, an event
-    of any thread ends it::
+    event, since that thread waits for the backward pass to end. In a file without steps, an
+    outermost event of any thread ends it::
 
         thread with steps   aten::mm  mse_loss                    Optimizer.step
         thread of engine                        evaluate evaluate
@@ -443,7 +443,7 @@ def _with_annotations(
     ``bytes``, and the first known group, dtype and peers of its annotations.
     """
     is_collective = hosts["category"] == "Communication"
-    # The other events do not matter here, and most events are others.
+    # Only events of collectives are needed here; most events have nothing to do with them.
     rows = np.flatnonzero(is_collective | hosts["index"].is_in(annotations["index"].implode()))
     some, is_collective = hosts[rows], is_collective.gather(rows)
     is_inner = is_collective & pl.Series(_nest(some, slack_ns, holds=is_collective) >= 0)

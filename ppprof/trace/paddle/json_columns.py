@@ -1,9 +1,10 @@
 """Columns of Paddle's JSON events, from the scanner and from the decoder.
 
 There are four kinds of events: host, launch, device and memory. Integers are int64, with `MISSING`
-for a missing value, or int32 if none is missing. Real numbers are float64, with NaN. Texts are
-indices into `PaddleColumns.texts`, with -1. Times are nanoseconds. ``position`` orders the events
-as in the file: it is an event's byte offset or, after decoding, near to it.
+for a missing value, or int32 if no value is missing. Real numbers are float64, NaN if missing.
+Texts are indices into `PaddleColumns.texts`, -1 if missing. Times are nanoseconds. ``position``
+orders the events as in the file: it is an event's byte offset or, for a decoded event, the offset
+of its piece of text plus the event's number in the piece.
 """
 
 from __future__ import annotations

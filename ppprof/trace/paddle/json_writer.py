@@ -131,9 +131,11 @@ def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
     """Return the rows and the parts of each kind of line, with the columns that order the lines.
 
     - ``host`` is the row of the host event that a line belongs to. For a line outside of host
-    events, it is the first row of its thread; without such a row, the number of events.
+    events,
+      it is the first row of its thread; without such a row, the number of events.
     - ``part`` is 0 for such outside lines, 1 for the host event itself, 2 for its launches, each
-    with its device events, 3 for memory events, and 4 for device events without a launch.
+    with
+      its device events, 3 for memory events, and 4 for device events without a launch.
     - ``launch`` is the row of the launch that a line belongs to.
     - ``sub`` orders the lines of one launch.
     """
