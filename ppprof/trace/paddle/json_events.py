@@ -116,7 +116,10 @@ class _HostTree:
             _reorder(table, np.lexsort((table["position"], table["pid"], table["tid"])))
         depth = table.pop("depth", None)
         self._has_depths = depth is not None
-        """Whether the file has the tree; then rows follow the host event that encloses them."""
+        """Whether the file has the tree, as depths.
+
+        In such a file, launches and memory events follow the host event that encloses them.
+        """
         changes = (np.diff(table["tid"]) != 0) | (np.diff(table["pid"]) != 0)
         self._firsts: Int64 = np.flatnonzero(np.append(len(table["position"]) > 0, changes))
         parent = np.empty(len(table["position"]), np.int64)
@@ -126,10 +129,6 @@ class _HostTree:
             within = None if depth is None else nest_by_depth(depth[part])
             if within is None:
                 self._has_depths = False
-                """Whether the file has the tree, as depths.
-
-                In such a file, launches and memory events follow the host event that encloses them.
-                """
                 within = _parents(start, dur, slack)
             parent[part] = np.where(within < 0, -1, within + first)
         self._table = table
