@@ -75,14 +75,14 @@ class Clock:
 
     @property
     def drift_error_ppm(self) -> float | None:
-        """Bound of the error of `drift_ppm`, in ppm; None where `drift_ppm` is None."""
+        """Bound of the error of `drift_ppm`, in ppm; None in the same cases as `drift_ppm`."""
         first, last = self.readings[0], self.readings[-1]
         elapsed_ns = last.at_ns - first.at_ns
         return (first.error_ns + last.error_ns) / elapsed_ns * 1e6 if elapsed_ns else None
 
     @property
     def error_ns(self) -> int:
-        """The largest ``error_ns`` of all readings: a bound if the drift between them is constant."""
+        """The largest ``error_ns`` of all readings; between readings it assumes constant drift."""
         return max(reading.error_ns for reading in self.readings)
 
     def to_reference(self, times_ns: Int64) -> Int64:

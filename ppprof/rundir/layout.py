@@ -62,7 +62,7 @@ class TraceName:
 
     rank: int
     label: str
-    """The rank's coordinate as `ppprof.topology.Topology.label` writes it: ``dp0_pp0_sharding0_mp0``."""
+    """The rank's coordinate: ``dp0_pp0_sharding0_mp0`` (see `ppprof.topology.Topology.label`)."""
     started: datetime
     """Time at which the window opened: local time of the rank's machine, to the second."""
     window: int
@@ -211,7 +211,7 @@ def check_writable(path: PathLike) -> Problem | None:
 
 
 def claim(log: PathLike, name: str = "", run_id: str | None = None) -> Path:
-    """Create and return a run directory: ``log`` itself if it is free, else the next ``log/run_NNN``.
+    """Create and return a run directory: ``log`` itself if free, else the next ``log/run_NNN``.
 
     The next number is one above the highest claimed number. A run directory is claimed if it has a
     folder ``steps/``. A process claims a run directory by creating ``steps/``, since that succeeds
