@@ -38,12 +38,13 @@ class RowSelection:
     min_delta_ns: float | None = None
     """Hide changes smaller than this per step. None means 0.1% of the baseline's mean step, and no
     lower limit with ``include_noise``. Operators and kernels that only one run has are shown
-    whatever their size."""
+    whatever their size, and all of them with ``sort="calls"``."""
     pattern: str | None = None
     """A regular expression that must match somewhere in a name; None for all names."""
     sort: str | None = None
-    """The value to sort operators and kernels by, such as ``cpu_total``. None means the self time on
-    the clock of the comparison for operators, and the total GPU time for kernels."""
+    """The value to sort operators and kernels by, such as ``cpu_total``. None sorts operators by
+    self time on the clock of the comparison, and kernels by total GPU time. So does a value that
+    the table does not have."""
 
 
 def select_rows(diff: Diff, selection: RowSelection) -> dict[str, pl.DataFrame]:

@@ -91,7 +91,7 @@ class LivenessRegistry:
         return ", ".join(others[:_MAX_NAMED]) + (f" and {more} more ranks" if more > 0 else "")
 
     def _dead_ranks(self) -> list[str]:
-        """Return texts on ranks of this machine with an entry in ``alive/`` and without a process."""
+        """Return texts on this machine's ranks that are in ``alive/`` but have no process."""
         dead = []
         for name in _names(self._alive):
             entry = _ENTRY.fullmatch(name)
