@@ -55,7 +55,7 @@ class Config:
     """Where each value was set, for `problem`."""
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return all blocks as plain values: ``resolved``, with defaults and derived values added."""
+        """Return all blocks as plain values: ``resolved`` plus defaults and derived values."""
         typed = {name: dataclasses.asdict(getattr(self, name)) for name in BLOCKS}
         typed["Profiler"] = self.Profiler.to_mapping()
         mapping: dict[str, Any] = _overlay(self.resolved, typed)
@@ -85,8 +85,8 @@ def load_config(
             degrees, with a blank ``dp_degree`` as 1.
 
     Raises:
-        ConfigError: holds every problem, each with the place that set the key. A file that cannot
-            be read is the only problem.
+        ConfigError: holds every problem, each with the place that set the key. If a file cannot be
+            read, that is the only problem.
     """
     from ppprof.config.overrides import apply_overrides  # imports OmegaConf, which takes 45 ms
 
@@ -152,8 +152,8 @@ def load_profiler(
             checks no rank numbers.
 
     Raises:
-        ConfigError: holds every problem, each with the place that set the key. A file that cannot
-            be read is the only problem.
+        ConfigError: holds every problem, each with the place that set the key. If a file cannot be
+            read, that is the only problem.
     """
     source = ConfigTree({}) if path is None else read_tree(path)
     if set(source.values) & {item.name for item in dataclasses.fields(ProfilerConfig)}:
@@ -236,7 +236,7 @@ def _build_topology(
 def _derive_batch_sizes(
     world: GlobalConfig, engine: EngineConfig, topology: Topology, problems: Problems
 ) -> tuple[GlobalConfig, EngineConfig]:
-    """Return the ``Global`` and ``Engine`` blocks with blank batch sizes filled in by FleetX's rules.
+    """Return the ``Global`` and ``Engine`` blocks with blank sizes filled in by FleetX's rules.
 
     - global_batch_size = local_batch_size x dp x sharding; either may be blank. If both are blank,
       local_batch_size is 1.

@@ -58,9 +58,9 @@ def apply_overrides(source: ConfigTree, overrides: Iterable[str]) -> list[Proble
 def read_value(text: str) -> Any:
     """Return the value of an override from its text.
 
-    The text is read as a Python literal; if it is none of these, as a YAML scalar, list or mapping;
-    otherwise it stays text. ``10:30`` and ``07``, which YAML 1.1 would turn into numbers, stay text.
-    Empty text is None.
+    The text is read as a Python literal, else as a YAML scalar, list or mapping, else it stays
+    text. ``10:30`` and ``07`` stay text, which YAML 1.1 would turn into 630 and 7. Empty text is
+    read as null.
 
     >>> read_value("true"), read_value("None"), read_value("(1, 5)"), read_value("1e-5")
     (True, None, (1, 5), 1e-05)
