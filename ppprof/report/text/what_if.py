@@ -1,4 +1,4 @@
-"""The cost of a run's stragglers, as text."""
+"""The cost of a run's slow ranks (stragglers), as text."""
 
 from __future__ import annotations
 
