@@ -59,7 +59,7 @@ class Cell:
 
     text: str
     order: float | str | None = None
-    """Sort key of the cell in its column; cells with None come last."""
+    """Sort key of the cell in its column; None sorts by ``text``. Cells "-" and "" come last."""
     mark: str = ""
     """Class in the style sheet: ``worse`` or ``better`` for a change, ``slow`` for a slow rank, ""
     for any other cell."""
