@@ -43,6 +43,7 @@ def safe_load(text: str) -> Any:
     Raises:
         yaml.YAMLError: the text is not YAML or has several documents, has a tag that creates an
             object, has more than `MOST_VALUES` values, or is nested too deeply.
+        ValueError: a value is invalid for its type, such as ``!!int x`` or ``2024-13-45``.
     """
     loader = yaml.SafeLoader(text)
     try:

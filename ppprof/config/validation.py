@@ -55,7 +55,7 @@ class Problems:
         return not any(problem.key.split(".")[0] in blocks for problem in self.errors)
 
     def warn(self, key: Key, message: str) -> None:
-        """Add a warning about ``key``."""
+        """Add a warning about ``key``, with the place that set the key."""
         self.warnings.append(str(Problem(self.source.where(key), ".".join(key), message)))
 
 

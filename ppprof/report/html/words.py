@@ -38,7 +38,7 @@ class Words:
 
     @cached_property
     def for_scripts(self) -> Mapping[str, Any]:
-        """The texts that the page's scripts need."""
+        """The texts that the page's scripts need: ``language``, ``page`` and ``terms``."""
         return {
             "language": self.language,
             "page": self.texts["page"],

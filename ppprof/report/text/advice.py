@@ -173,7 +173,13 @@ def hidden_findings(
 
 
 def findings_table(findings: Sequence[Finding], language: str = "en") -> pl.DataFrame:
-    """Return one row per finding: rule, severity, cost_ns, share, confidence, title, what, do."""
+    """Return a table with one row per finding, in the order of ``findings``.
+
+    Returns:
+        rule, severity, cost_ns float64, share float64, confidence, title, what, do; the other
+        columns are text, as in `FindingRow`. cost_ns and share are null if the finding is not about
+        time.
+    """
     names = ("rule", "severity", "cost_ns", "share", "confidence", "title", "what", "do")
     schema = {name: pl.Float64 if name in ("cost_ns", "share") else pl.String for name in names}
     values = [

@@ -33,7 +33,7 @@ class Table:
     unit: str | None = None
     """Unit of the times, printed below the title; None for a table without times."""
     preamble: Sequence[str] = ()
-    """Lines between the title and the headers."""
+    """Lines to print between the title and the headers."""
     second: tuple[Sequence[str], Sequence[Line]] | None = None
     """A second row of headers with its lines, in the same columns; None for a single row."""
     closed: bool = True
