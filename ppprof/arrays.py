@@ -1,4 +1,4 @@
-"""Type aliases of NumPy arrays, by the type of their items."""
+"""Type aliases of NumPy arrays, named by the type of their items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section on changes from the baseline."""
+"""The section of the page on changes from the baseline."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from ppprof.units import ratio_text
 _MORE_IS_BETTER = ("ips", "tokens_per_s", "gpu_utilization")
 
 _MAX_DIFFERENCES = 12
-"""Listed differences in config and versions."""
+"""Most differences in config and versions to list."""
 
 OVERVIEW_KINDS = {"ns": "time", "per_s": "number", "bytes": "bytes", "ratio": "ratio"}
-"""Kind of each number in the overview, by its unit."""
+"""Kind of a number in the overview (a key of `FORMATS`), keyed by the number's unit."""
 
 
 def change_section(report: ReportData, words: Words) -> tuple[str, Sequence[Block]] | None:
-    """Return the introduction and the blocks of the section; None without a baseline."""
+    """Return the introduction and the blocks of the section; None for a report without baseline."""
     diff = report.diff
     if diff is None:
         return None
