@@ -125,10 +125,10 @@ def _parse_request(text: bytes) -> TriggerRequest:
         return TriggerRequest()
     try:
         fields = json.loads(text)
-    except ValueError:
-        return TriggerRequest(problem="no JSON")
+    except (ValueError, RecursionError):
+        return TriggerRequest(problem="not JSON")
     if not isinstance(fields, dict):
-        return TriggerRequest(problem="no JSON object")
+        return TriggerRequest(problem="not a JSON object")
     request_id, steps, ranks = str(fields.get("id", "")), fields.get("steps"), fields.get("ranks")
     if steps is not None and (type(steps) is not int or not 1 <= steps <= MOST_STEPS):
         problem = f"steps {steps!r}: expected a whole number from 1 to {MOST_STEPS}"
