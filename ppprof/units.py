@@ -26,7 +26,7 @@ def format_time(time_ns: float) -> str:
     return _in_unit(time_ns, _TIMES, "ns")
 
 
-def bytes_text(num_bytes: float) -> str:
+def format_bytes(num_bytes: float) -> str:
     """Format a size in bytes in a suitable unit from B to TiB, with three digits.
 
     >>> bytes_text(80 << 30), bytes_text(1536), bytes_text(12)
@@ -35,7 +35,7 @@ def bytes_text(num_bytes: float) -> str:
     return _in_unit(num_bytes, _BYTES, "B")
 
 
-def ratio_text(ratio: float) -> str:
+def format_ratio(ratio: float) -> str:
     """Format a ratio as percent, with one decimal.
 
     >>> ratio_text(0.4812), ratio_text(0.05)
@@ -60,9 +60,9 @@ def format_value(name: str, value: str | float | None) -> str:
         if name.endswith("_ns"):
             return format_time(value)
         if name.endswith("_bytes"):
-            return bytes_text(value)
+            return format_bytes(value)
         if name.endswith("_ratio"):
-            return ratio_text(value)
+            return format_ratio(value)
         return f"{value:.6g}"
     return str(value)
 

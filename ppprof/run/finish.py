@@ -26,7 +26,7 @@ from ppprof.rundir.summaries import document, dumps
 from ppprof.rundir.triggers import write_completion
 from ppprof.trace import Trace, read_window, write_paddle_json
 from ppprof.trace.paddle.json_writer import TooLargeError
-from ppprof.units import MEGABYTE, bytes_text, format_skipped
+from ppprof.units import MEGABYTE, format_bytes, format_skipped
 
 _COMMAND_SECONDS = 600.0
 """How long the user's command may take."""
@@ -171,7 +171,7 @@ def _write_traces(
             write_paddle_json(trace, path, left)
             written.append(path)
         except TooLargeError:
-            skipped.append(f"no {fmt}, which would take more than {bytes_text(left or 0)}")
+            skipped.append(f"no {fmt}, which would take more than {format_bytes(left or 0)}")
     if not skipped:
         return written, None
     limit = f"what is left of Profiler.max_trace_mb {profiler.max_trace_mb:g}"

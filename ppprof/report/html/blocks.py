@@ -9,7 +9,7 @@ from typing import Any, Union
 import polars as pl
 
 from ppprof.report.text.advice import FindingRow
-from ppprof.units import bytes_text, format_time, ratio_text
+from ppprof.units import format_bytes, format_ratio, format_time
 
 MAX_ROWS = 300
 """Most rows of a table. More rows slow the browser down and are rarely read."""
@@ -41,8 +41,8 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "ms": milliseconds,
     "GB/s": lambda value: f"{value / 1e9:,.2f}",
     "time": format_time,
-    "bytes": bytes_text,
-    "ratio": ratio_text,
+    "bytes": format_bytes,
+    "ratio": format_ratio,
 }
 """Formatter of each kind of value, keyed by kind. ``ms`` takes nanoseconds, ``GB/s`` takes bytes
 per second. Neither prints a unit: the column's header shows it."""

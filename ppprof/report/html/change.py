@@ -25,7 +25,7 @@ from ppprof.report.html.blocks import (
     table_of,
 )
 from ppprof.report.html.words import Words
-from ppprof.units import ratio_text
+from ppprof.units import format_ratio
 
 _MORE_IS_BETTER = ("ips", "tokens_per_s", "gpu_utilization")
 
@@ -47,7 +47,7 @@ def change_section(report: ReportData, words: Words) -> tuple[str, Sequence[Bloc
         Tiles(
             [
                 Tile("verdict", _verdict(diff.change, words)),
-                Tile("alike", ratio_text(diff.comparability.score)),
+                Tile("alike", format_ratio(diff.comparability.score)),
             ]
         ),
         *map(Note, diff.comparability.differences[:_MAX_DIFFERENCES]),

@@ -26,7 +26,7 @@ from ppprof.report.html.blocks import (
 from ppprof.report.html.change import OVERVIEW_KINDS, change_section
 from ppprof.report.html.words import Words
 from ppprof.report.text import advice
-from ppprof.units import format_ranges, ratio_text
+from ppprof.units import format_ranges, format_ratio
 
 _PARTS = ("computation", "exposed_communication", "data_loading", "bubble", "host_bound", "rest")
 
@@ -84,7 +84,7 @@ def headline(report: ReportData, words: Words) -> Tiles:
             continue
         detail = ""
         if metric in _PARTS and report.step_ns:
-            detail = ratio_text(value / report.step_ns)
+            detail = format_ratio(value / report.step_ns)
         step_time = metrics.get("step_time")
         if metric == "step_time_p95" and isinstance(step_time, float) and step_time:
             detail = f"{value / step_time - 1:+.1%}"

@@ -16,7 +16,7 @@ import polars as pl
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import Finding
 from ppprof.errors import UsageError
-from ppprof.units import format_time, format_value, ratio_text
+from ppprof.units import format_ratio, format_time, format_value
 
 LANGUAGES = ("en", "zh")
 
@@ -126,7 +126,7 @@ def headline(findings: Sequence[Finding], language: str = "en") -> str:
         return str(words["first"]).format(**facts)
     step = format_value("step_ns", first.facts.get("step_ns"))
     return str(words["first_with_cost"]).format(
-        **facts, cost=format_time(first.cost_ns), share=ratio_text(first.share), step=step
+        **facts, cost=format_time(first.cost_ns), share=format_ratio(first.share), step=step
     )
 
 
@@ -245,7 +245,9 @@ def format_facts(facts: Mapping[str, Any]) -> dict[str, str]:
 def _cost(finding: Finding, words: Mapping[str, str]) -> str:
     if finding.cost_ns is None or finding.share is None:
         return words["no_cost"]
-    return words["cost"].format(cost=format_time(finding.cost_ns), share=ratio_text(finding.share))
+    return words["cost"].format(
+        cost=format_time(finding.cost_ns), share=format_ratio(finding.share)
+    )
 
 
 def _header(name: str) -> str:
