@@ -29,7 +29,7 @@ def format_time(time_ns: float) -> str:
 def format_bytes(num_bytes: float) -> str:
     """Format a size in bytes in a suitable unit from B to TiB, with three digits.
 
-    >>> bytes_text(80 << 30), bytes_text(1536), bytes_text(12)
+    >>> format_bytes(80 << 30), format_bytes(1536), format_bytes(12)
     ('80 GiB', '1.5 KiB', '12 B')
     """
     return _in_unit(num_bytes, _BYTES, "B")
@@ -38,7 +38,7 @@ def format_bytes(num_bytes: float) -> str:
 def format_ratio(ratio: float) -> str:
     """Format a ratio as percent, with one decimal.
 
-    >>> ratio_text(0.4812), ratio_text(0.05)
+    >>> format_ratio(0.4812), format_ratio(0.05)
     ('48.1%', '5.0%')
     """
     return f"{ratio:.1%}"
