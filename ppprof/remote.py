@@ -9,7 +9,7 @@ message. `result` extracts the result::
         future = pool.submit(ppprof.remote.profiled(encode), batch)
         codes = ppprof.remote.result(future.result())
 
-        codes = ppprof.remote.submit(pool, encode, batch).result()     # both lines in one
+        codes = ppprof.remote.submit(pool, encode, batch).result()  # both lines above in one
 
     rpc_sync("worker1", ppprof.remote.profiled(encode), args=(batch,))  # paddle.distributed.rpc
 

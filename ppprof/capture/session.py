@@ -306,7 +306,8 @@ class RecordingSession(ProfilerSession):
         Runs in the guard's thread. If the session is closed, all data are saved already; after an
         exception, this only delays the signal (`_END_SECONDS`).
         """
-        self._lock.acquire()  # never released below: the training's next call waits for the end
+        # Keep the lock, unless the session is closed: the training's next call waits for the end.
+        self._lock.acquire()
         if self._closed:
             self._lock.release()
             if self._training_failed:  # without ppprof it would have ended before this signal

@@ -75,10 +75,10 @@ class LocalChannel(ControlChannel):
         return []
 
     def send(self, message: Message) -> None:
-        """Do nothing: there is no other rank."""
+        """Do nothing, since there is no other rank."""
 
     def close(self, seconds: float = 0) -> None:
-        """Do nothing."""
+        """Do nothing, since there is no socket to close."""
 
 
 @dataclass

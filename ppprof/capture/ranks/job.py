@@ -76,10 +76,10 @@ class Job:
     def run_directory(self, log_dir: Path, manifest: Mapping[str, Any], key: str) -> Path:
         """Make the run directory and return it: ``log_dir``, or a folder in it after an earlier run.
 
-        All ranks get the same directory. The first rank that calls this function makes it and
-        writes its name into the job's store, so no rank waits for a rank that does not attach. If a
-        rank does not find the directory, its node has a disk of its own: that node gets its own
-        directory, with the same run id. The maker also writes the manifest.
+        All ranks that share a disk get the same directory. The first rank that calls this function
+        makes it, writes the manifest, and writes the directory's name into the job's store; so no
+        rank waits for a rank that does not attach. If a rank does not find the directory, its node
+        has a disk of its own: that node gets its own directory, with the same run id.
 
         Args:
             log_dir: ``Profiler.profiler_log``.
