@@ -135,14 +135,14 @@ def attach(
             "attach() was called while an earlier session is open: the new session does nothing"
         )
         return NoopSession()
-    if device_peak_flops is None:
-        device_peak_flops = _device_peak_flops()
-    elif not (isinstance(device_peak_flops, (int, float)) and 0 < device_peak_flops < math.inf):
+    if device_peak_flops is not None and not _is_positive(device_peak_flops):
         raise UsageError(
             f"device_peak_flops: {device_peak_flops!r}: expected FLOP/s, a number above 0 "
             "such as 312e12"
         )
     try:
+        if device_peak_flops is None:
+            device_peak_flops = _device_peak_flops()
         return _attach(profiler, topology, config, device_peak_flops)
     except PpprofError:
         raise
@@ -328,6 +328,13 @@ def _scalars(job: Job, run: Path | None, printing: Collection[int]) -> Scalars |
         return None
     is_first = job.rank == min(printing)
     return Scalars(run / rundir.scalars_path(job.rank, is_first=is_first))
+
+
+def _is_positive(number: object) -> bool:
+    """Return whether an argument is a positive, finite number."""
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        return False
+    return 0 < number < math.inf
 
 
 def _device_peak_flops() -> float | None:
