@@ -1,4 +1,4 @@
-"""Type aliases of NumPy arrays, by the type of their items."""
+"""Type aliases of NumPy arrays, named by the type of their items."""
 
 from __future__ import annotations
 
@@ -12,5 +12,4 @@ Bool = npt.NDArray[np.bool_]
 Float64 = npt.NDArray[np.float64]
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
-UInt8 = npt.NDArray[np.uint8]
 UInt64 = npt.NDArray[np.uint64]

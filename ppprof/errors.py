@@ -10,25 +10,25 @@ class PpprofError(Exception):
     """Base class of all errors for users."""
 
     exit_code = 2
-    """Exit code of the CLI."""
+    """The CLI ends with this exit code; subclasses may override it."""
 
 
 class UsageError(PpprofError):
-    """Invalid arguments of a command or function."""
+    """Invalid arguments of a command or function. Exit code 2."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem and its place.
+    """One problem, and the place that causes it.
 
     >>> print(Problem("cfg.yaml:37", "Profiler.schedular", 'unknown key; did you mean "scheduler"?'))
     cfg.yaml:37: Profiler.schedular: unknown key; did you mean "scheduler"?
     """
 
     where: str
-    """File and line (``cfg.yaml:37``) or the command-line flag (``-o``)."""
+    """File and line (``cfg.yaml:37``) or the command-line flag (``-o KEY=VALUE``)."""
     key: str
-    """Dotted key; empty for a problem without one, such as a syntax error."""
+    """Dotted key; empty for a problem that belongs to no key, such as a syntax error."""
     message: str
     """The problem with the value, the expected values, and what to do."""
 
@@ -37,7 +37,10 @@ class Problem:
 
 
 class ConfigError(PpprofError):
-    """An invalid config; holds every problem, in file order."""
+    """An invalid config. ``problems`` holds every problem, the message has one line for each.
+
+    `ppprof.config.load_config` sorts the problems by file and line. Exit code 2.
+    """
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
@@ -45,10 +48,10 @@ class ConfigError(PpprofError):
 
 
 class InputError(PpprofError):
-    """Missing or unreadable input."""
+    """Missing or unreadable input. Exit code 3."""
 
     exit_code = 3
 
 
 class TraceError(InputError):
-    """An unreadable trace file; the message has path, byte offset and reason."""
+    """An unreadable trace file; the message has path, byte offset and reason. Exit code 3."""

@@ -32,7 +32,10 @@ CUDA without its brand prefix (``NVIDIA``, ``Tesla``, ``GeForce``)."""
 
 
 def known_peak_flops(name: str) -> float | None:
-    """Return the dense bf16/fp16 FLOP/s of a GPU by its CUDA name; None for an unknown GPU.
+    """Return the peak dense bf16/fp16 FLOP/s of a GPU; None for an unknown GPU.
+
+    Args:
+        name: the device name of CUDA, with or without its brand prefix.
 
     >>> known_peak_flops("NVIDIA A100-SXM4-80GB")
     312000000000000.0

@@ -22,14 +22,15 @@ from ppprof.errors import InputError, PpprofError
 PathLike = Union[str, "os.PathLike[str]"]
 
 _OURS = frozenset(["builtins", "numpy", "polars", "ppprof"])
-"""Packages whose errors do not come from a store's client."""
+"""Packages whose errors do not come from a store's client; "builtins" are Python's own errors."""
 
 
 def to_path(path: PathLike) -> Path:
-    """Return ``s3://bucket/run`` as a path in that store, and any other text as a local path.
+    """Return a URL such as ``s3://bucket/run`` as a path in that store, other text as a local path.
 
     Raises:
-        InputError: the store is unknown, or its package is missing (the message names it).
+        InputError: no store is known for the URL, or the store's package is not installed (the
+            message names the package).
     """
     if not is_remote(path):
         return Path(path)
@@ -55,8 +56,10 @@ def is_remote(path: PathLike) -> bool:
 def reject_special_files(path: Path) -> None:
     """Reject pipes, sockets and devices: reading them may never end.
 
+    Directories and paths in a store pass.
+
     Raises:
-        OSError: the path is one of these.
+        OSError: the path is a pipe, socket or device, or it does not exist.
     """
     if not is_remote(path):
         mode = path.stat().st_mode
@@ -68,7 +71,7 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
     """Read a whole file into memory.
 
     Raises:
-        OSError: the path is unreadable, is not a file, or has more than ``most_bytes``.
+        OSError: the path is unreadable, is not a file, or has more than ``most_bytes`` bytes.
     """
     reject_special_files(path)
     with path.open("rb") as file:
@@ -81,7 +84,14 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
 
 @contextmanager
 def store_errors_as_oserror(path: PathLike) -> Iterator[None]:
-    """Convert errors of a store's client (no credentials, no connection) to OSError."""
+    """Convert errors of a store's client to OSError, such as missing credentials or no connection.
+
+    Other errors pass unchanged: errors at a local path, OSError, `PpprofError`, and errors of the
+    packages in `_OURS`.
+
+    Args:
+        path: the path that the block reads or writes.
+    """
     try:
         yield
     except FileNotFoundError as error:
@@ -97,9 +107,12 @@ def store_errors_as_oserror(path: PathLike) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write ``path`` under a hidden name, then `publish` it: readers never see a partial file.
+    """Write a file under a hidden name, then rename it to ``path``: readers see no partial file.
 
-    Writes to a store are atomic by themselves.
+    A path in a store is written directly, since a store's writes are atomic.
+
+    Raises:
+        OSError: the file cannot be written; ``path`` is unchanged.
     """
     if is_remote(path):
         with store_errors_as_oserror(path):
@@ -116,10 +129,14 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing that gets its name only when it is complete and on disk.
+    """Open a file for writing that is renamed to ``path`` only when it is complete and on disk.
 
-    Until then it has a hidden name without "paddle_trace": VisualDL takes any file with that in
-    its name for a trace. A file for a store is written locally and then uploaded.
+    Until then the file has a hidden name without "paddle_trace", since VisualDL takes any file
+    with "paddle_trace" in its name for a trace. If the block raises, the hidden file is removed.
+    A file for a store is written locally, and uploaded if the block does not raise.
+
+    Raises:
+        OSError: the file cannot be written or uploaded.
     """
     if is_remote(path):
         with tempfile.NamedTemporaryFile() as local:
@@ -140,16 +157,16 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
 
 
 def remove_quietly(hidden: Path) -> None:
-    """Remove a hidden file that was not published; never raises.
+    """Remove a hidden file if it still exists. Never raises OSError.
 
-    An error here would mask the original one.
+    The caller may be handling another error, which an error here would mask.
     """
     with suppress(OSError):
         hidden.unlink()
 
 
 def publish(hidden: Path, path: Path) -> None:
-    """Flush a complete file to disk, then rename it to ``path`` (fsync, rename)."""
+    """Flush the complete file ``hidden`` to disk, then rename it to ``path`` (fsync, rename)."""
     with hidden.open("rb+") as file:
         os.fsync(file.fileno())
     hidden.replace(path)

@@ -9,14 +9,15 @@ message. `result` extracts the result::
         future = pool.submit(ppprof.remote.profiled(encode), batch)
         codes = ppprof.remote.result(future.result())
 
-        codes = ppprof.remote.submit(pool, encode, batch).result()     # the same
+        codes = ppprof.remote.submit(pool, encode, batch).result()  # both lines above in one
 
     rpc_sync("worker1", ppprof.remote.profiled(encode), args=(batch,))  # paddle.distributed.rpc
 
 Both sides read their clocks when the call and the answer are pickled and unpickled
 (`ppprof.rundir.remote_calls`), so no extra message is needed. The worker needs ppprof. If Paddle is
-not loaded there, or records already, only the call's times are known. Remote calls that the worker
-makes return within its answer. Paddle does not survive a fork, so pools must spawn.
+not loaded on the worker, or a profiler is open there already, only the call's times are recorded.
+If the worker makes remote calls itself, its answer carries them too. Pools must spawn their
+processes, since Paddle does not survive a fork.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ from ppprof.rundir.remote_calls import RemoteCall, has_call, write_call
 log = logging.getLogger("ppprof")
 
 Recorded = tuple[RemoteCall, bytes]
-"""A call and its recording as Paddle's ``.pb``; empty without a recording."""
+"""A call, and the bytes of its recording (Paddle's ``.pb``); empty if nothing was recorded."""
 
 
 def profiled(
@@ -55,13 +56,15 @@ def profiled(
 ) -> Callable[..., Answer]:
     """Return a callable that runs the function, records it on the worker, and returns an `Answer`.
 
-    The callable replaces answers of other calls among its arguments by their results.
+    If an argument of the callable is an `Answer` of another call, the function gets its result. The
+    function runs without recording if no window is open when the callable is pickled, or if the
+    callable is never pickled. An exception of the function is raised unchanged.
 
     Args:
         function: any function that can be pickled.
-        name: name to show; by default the function's own.
-        to: name of the worker; by default its name in ``paddle.distributed.rpc``, Dask or
-            ``multiprocessing``.
+        name: the call's name in traces and tables; by default the function's name.
+        to: the worker's name in traces and tables. By default its name in
+            ``paddle.distributed.rpc``, in Dask or in ``multiprocessing``, or else ``host:pid``.
     """
     return _Profiled(function, name or _name_of(function), to)
 
@@ -72,7 +75,9 @@ def result(answer: Any) -> Any:
 
 
 def submit(executor: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
-    """Submit a profiled function; return a future of its plain result.
+    """Submit a `profiled` function; return a future of the function's result, not of an `Answer`.
+
+    Cancelling the future also tries to cancel the call.
 
     Args:
         executor: a ``concurrent.futures.Executor`` or a Dask client.
@@ -100,14 +105,16 @@ def submit(executor: Any, function: Callable[..., Any], *args: Any, **kwargs: An
 
 
 class Answer:
-    """The result of a call, and the recorded calls, innermost last.
+    """The result of a call, and its recording: the call itself, then the remote calls it made.
 
-    When the caller unpickles it, the calls are added to the caller's window.
+    Unpickling an answer in the caller's process has an effect: it adds the recording to the window,
+    or to the remote call, that made the call. If the window has closed, the recording is skipped
+    with a warning.
     """
 
     def __init__(self, value: Any, origin: _Origin | None = None, calls: tuple[Recorded, ...] = ()):
         self.value = value
-        """The function's return value."""
+        """The function's return value; None if the function raised an exception."""
         self._origin = origin
         self._calls = calls
 
@@ -131,12 +138,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Origin:
-    """The caller's part of a call; it travels with the call."""
+    """What a worker must know of the caller; it is pickled with the call."""
 
     scope: str
-    """The caller's window, or the id of the call that the caller itself runs in."""
+    """Path of the calls folder of the caller's window; inside a remote call, that call's id."""
     parent: str | None
+    """Id of the remote call that makes this one; None if the recorded rank itself makes it."""
     caller: str
+    """Name of the calling process."""
     settings: Mapping[str, Any]
     """The caller's ``Profiler`` block as plain values."""
     sent_ns: int
@@ -144,7 +153,7 @@ class _Origin:
 
 @dataclass(frozen=True)
 class _Scope:
-    """A call that runs in this process, and the recorded calls that it made."""
+    """A remote call that runs in this process, and the recorded remote calls that it made."""
 
     id: str
     worker: str
@@ -154,14 +163,15 @@ class _Scope:
 
 _running: ContextVar[_Scope | None] = ContextVar("_running", default=None)
 _scopes: dict[str, _Scope] = {}
-"""Calls that run in this process, by id. Answers to their calls may arrive in any thread."""
+"""Remote calls that run in this process, keyed by id. The remote calls that they make may be
+answered in any thread."""
 _sent: set[str] = set()
-"""Windows of this process that have sent calls."""
+"""Calls folders of this process's windows that have sent remote calls."""
 _warned: set[str] = set()
 
 
 class _Profiled:
-    """The callable of `profiled`. Pickling it means sending, unpickling it means arrival."""
+    """The callable that `profiled` returns: pickled when it is sent, unpickled when it arrives."""
 
     def __init__(self, function: Callable[..., Any], name: str, to: str | None) -> None:
         self._function = function
@@ -198,7 +208,14 @@ class _Profiled:
 
 
 def _current_origin(scope: _Scope | None) -> _Origin | None:
-    """Return the origin of a call that is sent now; None if nothing is recorded."""
+    """Return the origin of a call that is sent now; None if the call is not to be recorded.
+
+    That is so if no window is open, if the call ``scope`` has ended, or after an error, which is
+    logged.
+
+    Args:
+        scope: the remote call that makes the call; None outside of remote calls.
+    """
     try:
         if scope is not None:
             if scope.id not in _scopes:  # that call has ended
@@ -216,7 +233,10 @@ def _current_origin(scope: _Scope | None) -> _Origin | None:
 
 
 class _Recording:
-    """A call that runs and is recorded in this process. Its methods never raise."""
+    """The recording of a call that runs in this process. Its methods never raise.
+
+    If Paddle's profiler fails, the call is recorded without events, and its ``note`` says why.
+    """
 
     def __init__(self, origin: _Origin, name: str, to: str | None, arrived_ns: int) -> None:
         self._recorder: Any = None
@@ -246,7 +266,7 @@ class _Recording:
         self._began_ns = time.time_ns()
 
     def end(self) -> tuple[Recorded, ...]:
-        """Stop recording; return the call and the calls made in it."""
+        """Stop recording; return the call, then the remote calls that it made."""
         ended_ns = time.time_ns()
         _running.reset(self._token)
         _scopes.pop(self._scope.id, None)
@@ -268,6 +288,9 @@ class _Recording:
 def _start_recorder(settings: Mapping[str, Any]) -> Any:
     """Start Paddle's profiler in this process; return the `Recorder` that holds it.
 
+    Args:
+        settings: the caller's ``Profiler`` block as plain values.
+
     Raises:
         RuntimeError: Paddle is not imported in this process.
         Exception: the profiler could not start.
@@ -288,7 +311,15 @@ def _start_recorder(settings: Mapping[str, Any]) -> Any:
 
 
 def _store_calls(scope_id: str, calls: tuple[Recorded, ...]) -> None:
-    """Add returned calls to the call or window that made them, if it is in this process."""
+    """Add returned calls to the remote call or the window that made them.
+
+    A process that did not make the calls ignores them: it only forwards the answer. Calls that are
+    added already are not added again. Calls of a closed window are skipped with a warning.
+
+    Args:
+        scope_id: ``_Origin.scope`` of the call.
+        calls: the call, then the remote calls that it made.
+    """
     try:
         scope = _scopes.get(scope_id)
         if scope is not None:
@@ -330,7 +361,11 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _sanitize(name: str) -> str:
-    """Replace spaces and parentheses, for ``rpc#name(caller -> worker)``."""
+    """Replace spaces and parentheses, which separate the parts of ``rpc#name(caller -> worker)``.
+
+    >>> _sanitize("my worker (2)")
+    'my_worker_2_'
+    """
     return re.sub(r"[\s()]+", "_", str(name)) or "_"
 
 

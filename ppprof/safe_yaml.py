@@ -7,16 +7,18 @@ from typing import Any
 import yaml
 
 MOST_VALUES = 10_000
-"""Limit for a text, with aliases expanded. FleetX's largest config has 200 values."""
+"""Most values of a document, with aliases expanded. FleetX's largest config has 200 values."""
 
 
 def check_size(root: yaml.Node) -> None:
-    """Count the values of a document as if its aliases were expanded, without expanding them.
+    """Reject a document with more than `MOST_VALUES` values, with aliases expanded.
 
-    Ten lines of nested aliases can expand to a billion values.
+    The aliases are counted without being expanded: ten lines of nested aliases can expand to a
+    billion values.
 
     Raises:
-        yaml.MarkedYAMLError: the document has more than `MOST_VALUES`.
+        yaml.MarkedYAMLError: the document has more than `MOST_VALUES` values.
+        RecursionError: the document is nested too deeply.
     """
     sizes: dict[int, int] = {}
 
@@ -36,10 +38,12 @@ def check_size(root: yaml.Node) -> None:
 
 
 def safe_load(text: str) -> Any:
-    """Load a YAML text; return None for an empty one.
+    """Load one YAML document as plain values; return None for an empty text.
 
     Raises:
-        yaml.YAMLError: not YAML, tags that create objects, too many values or nested too deeply.
+        yaml.YAMLError: the text is not YAML or has several documents, has a tag that creates an
+            object, has more than `MOST_VALUES` values, or is nested too deeply.
+        ValueError: a value is invalid for its type, such as ``!!int x`` or ``2024-13-45``.
     """
     loader = yaml.SafeLoader(text)
     try:

@@ -22,10 +22,12 @@ AXES = ("dp", "pp", "sharding", "sep", "mp")
 """Fleet's default ``hybrid_parallel_order``, outermost (slowest to change) first."""
 
 MOST_RANKS = 1_000_000
-"""Limit for a topology: code loops over all ranks, and manifests are untrusted."""
+"""Largest world size of a topology. Code loops over all ranks, and manifests are untrusted."""
 
 RankSelector = Union[str, int, Sequence[int], Mapping[str, Union[int, str]]]
-"""``"all"``, ``3``, ``"0,8-15"``, ``[0, 8]`` or coordinates such as ``{"dp": 0, "pp": "all"}``."""
+"""``"all"``, ``3``, ``"0,8-15"``, ``[0, 8]`` or coordinates such as ``{"dp": 0, "pp": "all"}``.
+
+Coordinates select every rank at these positions. A missing axis means all of its positions."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,16 @@ class Topology:
     {'dp': 1, 'pp': 0, 'sharding': 0, 'sep': 0, 'mp': 1}
     >>> topology.groups("pp")
     [[0, 2], [1, 3], [4, 6], [5, 7]]
+
+    Raises:
+        UsageError: ``order`` is not a permutation of `AXES`, a degree is not a whole number of at
+            least 1, or there are more than `MOST_RANKS` ranks.
     """
 
     degrees: tuple[int, ...]
     """The degree of each axis, in the order of ``order``; each at least 1."""
     order: tuple[str, ...] = AXES
-    """A permutation of `AXES`, outermost first."""
+    """A permutation of `AXES`, from the outermost axis (slowest to change) to the innermost."""
 
     def __post_init__(self) -> None:
         if sorted(self.order) != sorted(AXES) or len(self.degrees) != len(self.order):
@@ -54,7 +60,11 @@ class Topology:
 
     @classmethod
     def of(cls, order: Sequence[str] = AXES, **degrees: int) -> Topology:
-        """Return a topology from degrees by name; other axes have degree 1."""
+        """Return a topology from degrees by axis name, such as ``dp=2``; other axes have degree 1.
+
+        Raises:
+            UsageError: a name is not an axis, or as for `Topology`.
+        """
         unknown = set(degrees) - set(AXES)
         if unknown:
             raise UsageError(f"unknown axis {sorted(unknown)}; expected some of {AXES!r}")
@@ -71,11 +81,15 @@ class Topology:
         return self.degree("dp") * self.degree("sharding")
 
     def degree(self, axis: str) -> int:
-        """Return the degree of an axis."""
+        """Return the degree of an axis of `AXES`, such as ``"dp"``."""
         return self.degrees[self.order.index(axis)]
 
     def coordinate(self, rank: int) -> dict[str, int]:
-        """Return the position of ``rank`` on every axis, in the order of ``order``."""
+        """Return the position of ``rank`` on every axis, keyed by axis in the order of ``order``.
+
+        Raises:
+            UsageError: the topology has no such rank.
+        """
         if not 0 <= rank < self.world_size:
             raise UsageError(f"rank {rank}: expected 0 to {self.world_size - 1}")
         coordinate = {}
@@ -84,14 +98,20 @@ class Topology:
         return {axis: coordinate[axis] for axis in self.order}
 
     def rank(self, coordinate: Mapping[str, int]) -> int:
-        """Return the rank at ``coordinate``; missing axes are 0. Inverse of `coordinate`."""
+        """Return the rank at ``coordinate``, the inverse of `coordinate`; missing axes count as 0.
+
+        Positions must be below the degrees of their axes: they are not checked.
+        """
         rank = 0
         for axis, degree in zip(self.order, self.degrees):
             rank = rank * degree + coordinate.get(axis, 0)
         return rank
 
     def groups(self, axis: str) -> list[list[int]]:
-        """Return the communication groups of ``axis``: sorted ranks that differ on it alone."""
+        """Return the communication groups of ``axis``, sorted by first rank.
+
+        A group holds the ranks, ascending, that differ in their position on ``axis`` alone.
+        """
         by_rest: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world_size):
             coordinate = self.coordinate(rank)
@@ -102,16 +122,18 @@ class Topology:
     def axis_of(self, ranks: Collection[int]) -> str | None:
         """Return the axis that a group of ranks communicates over; several axes are joined by +.
 
-        Ranks that differ on a single axis belong to that axis, even if the group is only a part of
-        it: two neighbouring stages are ``pp``. Ranks that differ on several axes belong to these,
-        in the order of ``order``, if the group is complete. Axes of degree 1 never appear.
+        Ranks that differ on a single axis communicate over that axis, even if the group lacks some
+        of its ranks: two neighbouring stages give ``pp``. Ranks that differ on several axes
+        communicate over these axes, named in the order of ``order``, if the group is complete: it
+        must have a rank for each combination of positions. Axes of degree 1 never appear.
 
         >>> topology = Topology.of(dp=2, mp=2, pp=2)
         >>> topology.axis_of([1, 3]), topology.axis_of([0, 1, 4, 5]), topology.axis_of([0, 3])
         ('pp', 'dp+mp', None)
 
         Returns:
-            None for a single rank, for a rank outside the topology, and for an incomplete group.
+            None for an empty group, for a single rank, if a rank is outside the topology, and for
+            an incomplete group that differs on several axes.
         """
         distinct = set(ranks)
         if any(not 0 <= rank < self.world_size for rank in distinct):
@@ -123,7 +145,9 @@ class Topology:
         return "+".join(differing) if differing and (is_complete or len(differing) == 1) else None
 
     def label(self, rank: int) -> str:
-        """Return the coordinate as in file names; ``sep`` appears only if its degree is above 1.
+        """Return the coordinate of a rank as file names contain it.
+
+        ``sep`` appears only if its degree is above 1.
 
         >>> Topology.of(dp=2, mp=2).label(3)
         'dp1_pp0_sharding0_mp1'
@@ -135,7 +159,7 @@ class Topology:
         )
 
     def select(self, selector: RankSelector) -> frozenset[int]:
-        """Return the ranks that ``selector`` selects.
+        """Return the ranks that ``selector`` selects; none for an empty list.
 
         >>> sorted(Topology.of(dp=2, pp=2, mp=2).select({"dp": 0, "mp": 0, "pp": "all"}))
         [0, 2]
@@ -143,7 +167,8 @@ class Topology:
         [0, 8, 9, 10]
 
         Raises:
-            UsageError: not a `RankSelector`, or a rank outside the topology.
+            UsageError: the text is not a selector, or ``selector`` names a rank, an axis or a
+                position outside the topology.
         """
         if selector == "all":
             return frozenset(range(self.world_size))
@@ -178,9 +203,9 @@ class Topology:
 
 
 def parse_selector(text: str) -> RankSelector:
-    """Parse a selector of the command line: ``"pp=0,dp=1"`` are coordinates, other text stays.
+    """Parse a selector of the command line: text with ``=`` becomes coordinates, other text stays.
 
-    `Topology.select` checks that such ranks exist.
+    `Topology.select` checks later that the axes, positions and ranks exist.
 
     >>> parse_selector("pp=0, dp=all"), parse_selector("0,8-15")
     ({'pp': 0, 'dp': 'all'}, '0,8-15')
@@ -200,7 +225,12 @@ def parse_selector(text: str) -> RankSelector:
 
 
 def _parse_ranges(text: str, world_size: int) -> list[int]:
-    """Parse ``"0,8-10"`` to ``[0, 8, 9, 10]``; reject ranks from ``world_size`` on."""
+    """Parse ``"0,8-10"`` to ``[0, 8, 9, 10]``.
+
+    Raises:
+        UsageError: the text is not a list of numbers and ranges, or a rank is not below
+            ``world_size``.
+    """
     ranks: list[int] = []
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")

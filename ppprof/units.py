@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 MEGABYTE = 1_000_000
-"""Bytes of a megabyte in settings that end in ``_mb``."""
+"""Bytes of one MB, in settings whose name ends in ``_mb``."""
 
 _UNPRINTABLE = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # terminals execute them
@@ -18,7 +18,7 @@ _BYTES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 
 
 def format_time(time_ns: float) -> str:
-    """Format a time in a suitable unit, with three digits.
+    """Format a time in ns in a suitable unit from ns to s, with three digits.
 
     >>> format_time(1_234_567), format_time(40_000), format_time(0), format_time(-2.5e9), format_time(999_900)
     ('1.23 ms', '40 us', '0 ns', '-2.5 s', '1 ms')
@@ -26,26 +26,28 @@ def format_time(time_ns: float) -> str:
     return _in_unit(time_ns, _TIMES, "ns")
 
 
-def bytes_text(num_bytes: float) -> str:
-    """Format a size in a suitable unit, with three digits.
+def format_bytes(num_bytes: float) -> str:
+    """Format a size in bytes in a suitable unit from B to TiB, with three digits.
 
-    >>> bytes_text(80 << 30), bytes_text(1536), bytes_text(12)
+    >>> format_bytes(80 << 30), format_bytes(1536), format_bytes(12)
     ('80 GiB', '1.5 KiB', '12 B')
     """
     return _in_unit(num_bytes, _BYTES, "B")
 
 
-def ratio_text(ratio: float) -> str:
-    """Format a ratio as percent.
+def format_ratio(ratio: float) -> str:
+    """Format a ratio as percent, with one decimal.
 
-    >>> ratio_text(0.4812), ratio_text(0.05)
+    >>> format_ratio(0.4812), format_ratio(0.05)
     ('48.1%', '5.0%')
     """
     return f"{ratio:.1%}"
 
 
 def format_value(name: str, value: str | float | None) -> str:
-    """Format a value by the unit at the end of its name; "-" for None.
+    """Format a value in the unit at the end of its name: ``_ns``, ``_bytes`` or ``_ratio``.
+
+    None becomes "-". Text and booleans stay as they are, other numbers get six digits.
 
     >>> format_value("step_ns", 2e6), format_value("peak_bytes", 2048), format_value("idle_ratio", 0.5)
     ('2 ms', '2 KiB', '50.0%')
@@ -58,17 +60,17 @@ def format_value(name: str, value: str | float | None) -> str:
         if name.endswith("_ns"):
             return format_time(value)
         if name.endswith("_bytes"):
-            return bytes_text(value)
+            return format_bytes(value)
         if name.endswith("_ratio"):
-            return ratio_text(value)
+            return format_ratio(value)
         return f"{value:.6g}"
     return str(value)
 
 
 def escape_control_chars(text: str) -> str:
-    r"""Escape the characters that a terminal would execute; newlines and tabs stay.
+    r"""Escape the characters that a terminal would execute, and those that reorder the text.
 
-    Names in traces and names of files and hosts are untrusted.
+    Newlines and tabs stay. Names in traces and names of files and hosts are untrusted.
 
     >>> escape_control_chars("evil\x1b[2Jkernel\n")
     'evil\\x1b[2Jkernel\n'
@@ -77,7 +79,7 @@ def escape_control_chars(text: str) -> str:
 
 
 def escape_cell(text: str) -> str:
-    r"""Escape control characters, newlines and tabs, for a cell of a table.
+    r"""Escape text for a cell of a table: as `escape_control_chars`, and newlines and tabs too.
 
     >>> escape_cell("a\tb\nc")
     'a\\tb\\nc'
@@ -87,6 +89,10 @@ def escape_cell(text: str) -> str:
 
 def format_ranges(what: str, numbers: Iterable[int]) -> str:
     """Format numbers as ``rank 0``, ``windows 0-3, 7`` or ``no step``.
+
+    Args:
+        what: a singular noun, such as "rank".
+        numbers: in any order; duplicates count once.
 
     >>> format_ranges("rank", [3, 0, 1, 7]), format_ranges("step", [4]), format_ranges("step", [])
     ('ranks 0-1, 3, 7', 'step 4', 'no step')
@@ -105,16 +111,17 @@ def format_ranges(what: str, numbers: Iterable[int]) -> str:
 
 
 TRUNCATED = "truncated end of file"
-"""Kind of loss in a file that ends too early; a reason in parentheses may follow."""
+"""A kind for `format_skipped`: the file ends too early. A reason in parentheses may follow."""
 
 
 def format_skipped(path: object, skipped: Mapping[str, int]) -> str:
-    """Return a message that says how much of a file was skipped, and what.
+    """Return a message that names what was skipped in a file, with counts.
 
     Args:
         path: the file.
-        skipped: the count of each kind. A kind is a plural noun such as "events that are not valid
-            JSON", or it starts with `TRUNCATED`; the count of the latter is not shown.
+        skipped: the count of each kind of skipped data. A kind is a plural noun such as "events
+            that are not valid JSON", or it starts with `TRUNCATED`. The count of a kind that
+            starts with `TRUNCATED` is not shown.
 
     >>> format_skipped("cut.json", {TRUNCATED: 1, "events that are not valid JSON": 1})
     'cut.json: partly read: the file is truncated; skipped 1 event that is not valid JSON'
@@ -130,7 +137,11 @@ def format_skipped(path: object, skipped: Mapping[str, int]) -> str:
 
 
 def format_omitted(path: object, omitted: Mapping[str, int]) -> str:
-    """Return a message that says what the format of a written file has no place for.
+    """Return a message that names what a written file lacks because its format cannot hold it.
+
+    Args:
+        path: the file.
+        omitted: the count of each kind of omitted data. A kind is a plural noun.
 
     >>> format_omitted("a.pb", {"event annotations": 1, "device events without a launch": 2})
     'a.pb: the format cannot hold 1 event annotation, 2 device events without a launch'
@@ -139,7 +150,11 @@ def format_omitted(path: object, omitted: Mapping[str, int]) -> str:
 
 
 def _format_counts(counts: Mapping[str, int]) -> str:
-    """Return "2 events without time, 1 field of an unexpected type"."""
+    """Return text such as "2 events without time, 1 field of an unexpected type".
+
+    Args:
+        counts: the count of each kind. A kind is a plural noun; a count of 1 makes it singular.
+    """
     return ", ".join(
         f"{num} {kind if num != 1 else _PLURAL.sub('', kind, 1).replace(' are ', ' is ', 1)}"
         for kind, num in counts.items()

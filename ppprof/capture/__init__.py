@@ -1,4 +1,4 @@
-"""Recording a training run: config in, run directory out."""
+"""Record a training run: `attach` takes a ``Profiler`` block and writes a run directory."""
 
 from ppprof.capture.attach import attach
 

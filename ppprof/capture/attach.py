@@ -30,7 +30,7 @@ from ppprof.capture.ranks.control_channel import (
 from ppprof.capture.ranks.job import Job, agreement, job_store
 from ppprof.capture.ranks.triggers import Triggers
 from ppprof.capture.recording.disk_budget import DiskBudget
-from ppprof.capture.results import Results
+from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
 from ppprof.capture.steps.perf_summary import PerfSummary
@@ -65,13 +65,16 @@ class OpenWindow:
 
     rank: int
     calls: Path
-    """The folder of remote calls that are made in it."""
+    """The folder for the remote calls that are made in the window."""
     settings: Mapping[str, Any]
     """The ``Profiler`` block."""
 
 
 def open_window() -> OpenWindow | None:
-    """Return the window that the attached session records now; None if it records none."""
+    """Return the window that the attached session records now.
+
+    None without a session, after its end, in a forked child, and while this rank records no window.
+    """
     if _attached is None or _attached.windows is None or not _attached.session.is_active:
         return None
     calls = _attached.windows.calls
@@ -85,10 +88,10 @@ def attach(
     config: Mapping[str, Any] | None = None,
     device_peak_flops: float | None = None,
 ) -> ProfilerSession:
-    """Return the profiler session of a training loop; one that does nothing if profiling is off.
+    """Return the profiler session of a training loop.
 
-    Call it after ``fleet.init`` or ``init_parallel_env``, on every rank. Ranks that
-    ``Profiler.ranks`` leaves out still write their step times::
+    Call `attach` after ``fleet.init`` or ``init_parallel_env``, on every rank. Ranks that are not
+    in ``Profiler.ranks`` record no windows, but still write their step times::
 
         with ppprof.attach(cfg.Profiler) as prof:
             for batch in loader:
@@ -96,22 +99,27 @@ def attach(
                 prof.step(num_samples=batch_size)
 
     Args:
-        profiler: the ``Profiler`` block, typed or as a plain mapping; None means off.
-        topology: rank to coordinate. By default Fleet's if it is initialised, else data parallel
-            over all ranks.
-        config: the whole config, which is written into the manifest.
-        device_peak_flops: dense FLOP/s of one device in the data type of the training, for MFU. By
-            default that of bf16 and fp16 if the device is known (`ppprof.hardware`). It is written
-            into the manifest.
+        profiler: the ``Profiler`` block, typed or as a plain mapping; None means that profiling is
+            off.
+        topology: the degrees of all axes, and the coordinate of each rank. None means Fleet's
+            topology if Fleet is initialised, else data parallel over all ranks. A topology of
+            another size than the job is ignored with a warning.
+        config: the whole config, to be written into the manifest.
+        device_peak_flops: dense FLOP/s of one device in the data type of the training, for MFU; it
+            is written into the manifest. None means the peak for bf16 and fp16 if the device is
+            known (`ppprof.hardware`), else no MFU.
 
     Returns:
         A context manager with ``step(num_samples, num_tokens, num_micro_batches, num_flops,
-        loss)``, ``paused()``, ``should_stop`` and ``close()``.
+        loss)``, ``paused()``, ``should_stop`` and ``close()``. Its methods do nothing if there is
+        no ``profiler``, if ``enable`` is False, or, with a warning, while an earlier session is
+        open. If recording cannot be set up, a warning is logged and nothing is recorded, but
+        ``should_stop`` still follows the schedule.
 
     Raises:
         ConfigError: the mapping is not a valid ``Profiler`` block.
         UsageError: ``ranks``, ``print_ranks`` or ``trigger.ranks`` name ranks that the job does not
-            have, or ``device_peak_flops`` is not a positive number.
+            have, or ``device_peak_flops`` is not a positive, finite number.
     """
     if profiler is None:
         return NoopSession()
@@ -127,14 +135,14 @@ def attach(
             "attach() was called while an earlier session is open: the new session does nothing"
         )
         return NoopSession()
-    if device_peak_flops is None:
-        device_peak_flops = _device_peak_flops()
-    elif not (isinstance(device_peak_flops, (int, float)) and 0 < device_peak_flops < math.inf):
+    if device_peak_flops is not None and not _is_positive(device_peak_flops):
         raise UsageError(
             f"device_peak_flops: {device_peak_flops!r}: expected FLOP/s, a number above 0 "
             "such as 312e12"
         )
     try:
+        if device_peak_flops is None:
+            device_peak_flops = _device_peak_flops()
         return _attach(profiler, topology, config, device_peak_flops)
     except PpprofError:
         raise
@@ -201,11 +209,19 @@ def _attach(
         parts.append(RecordingPart(clock, results.windows, post_processor, triggers))
     if clock_sync is not None:
         parts.append(ClockSyncPart(clock_sync))
-    parts += [_steps(profiler, job, run, summary, printing), results]
+    parts.append(_steps(profiler, job, run, summary, printing))
+    if results.post_processor is not None:
+        parts.append(TablesPart(results.post_processor))
+    parts.append(results)
     timer = StepTimer()
     timer.watch_readers()
     session = RecordingSession(
-        clock, parts, timer=timer, rank=job.rank, stop_training=profiler.stop_training
+        clock,
+        parts,
+        timer=timer,
+        rank=job.rank,
+        stop_training=profiler.stop_training,
+        saves=run is not None,
     )
     _attached = _Attached(session, results.windows, manifest["profiler"])
     return session
@@ -287,8 +303,8 @@ def _triggers(
 def _windows(
     profiler: ProfilerConfig, job: Job, run: Path, post_processor: PostProcessor, prints: bool
 ) -> Windows | None:
-    # These modules use Paddle's private names first, and a new version of Paddle may have moved
-    # them.
+    # Imported here: these modules are the first to use private names of Paddle, and a new version
+    # of Paddle may have moved the names.
     try:
         from ppprof.capture.recording.collectives import Collectives
         from ppprof.capture.recording.fleet import FleetSpans
@@ -307,15 +323,25 @@ def _windows(
 
 
 def _scalars(job: Job, run: Path | None, printing: Collection[int]) -> Scalars | None:
-    # VisualDL's page can show some ranks but not thousands: take those whose tables are printed.
+    # Only for ranks whose tables are printed: VisualDL's page can show some ranks, not thousands.
     if run is None or job.rank not in printing:
         return None
     is_first = job.rank == min(printing)
     return Scalars(run / rundir.scalars_path(job.rank, is_first=is_first))
 
 
+def _is_positive(number: object) -> bool:
+    """Return whether an argument is a positive, finite number."""
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        return False
+    return 0 < number < math.inf
+
+
 def _device_peak_flops() -> float | None:
-    """Return the peak of the device that Paddle computes on; None for the CPU and unknown ones."""
+    """Return the peak FLOP/s of the device that Paddle computes on.
+
+    None for a CPU and for a device that `ppprof.hardware` does not know.
+    """
     import paddle
 
     if not paddle.device.get_device().startswith("gpu"):

@@ -9,13 +9,14 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_bytes(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int | None:
-    """Return the available memory of the machine, or of the container if that is less.
+    """Return the available bytes of the machine or of the container, whichever is less.
 
-    None if the kernel does not report it.
+    None if the kernel reports neither, as on systems other than Linux. The container's limit is
+    known only with cgroups of version 2.
 
     Args:
-        proc: another folder in tests.
-        cgroups: another folder in tests; only cgroups of version 2 are read.
+        proc: the folder ``/proc``; tests pass another one.
+        cgroups: the folder ``/sys/fs/cgroup``; tests pass another one.
     """
     sizes = [_of_machine(proc / "meminfo"), _of_cgroup(proc / "self/cgroup", cgroups)]
     return min((size for size in sizes if size is not None), default=None)

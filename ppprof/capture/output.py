@@ -1,4 +1,4 @@
-"""How a capture writes: results to stdout, log messages to stderr."""
+"""The output of a capture: results go to stdout, log messages to stderr."""
 
 from __future__ import annotations
 
@@ -15,34 +15,38 @@ from ppprof.units import escape_control_chars
 class StderrHandler(logging.Handler):
     """Writes one line per record to stderr: ``ppprof: <message>``.
 
-    It has no lock. A SIGTERM is handled in a thread of its own while the training may hang in a
-    write of another thread; waiting for that thread's lock would cost the window. One line is one
-    ``write``, which needs no lock.
+    The handler has no lock. A thread of its own handles SIGTERM and logs, while another thread may
+    hang in a write: if the SIGTERM's thread waited for that thread's lock, the window would be
+    lost. Each line is a single ``write``, which needs no lock.
 
-    A failed write is ignored: a full disk may hold the log as well.
+    A failed write is ignored, since stderr may be a file on a full disk.
     """
 
     def createLock(self) -> None:  # noqa: N802 (the name that logging calls)
-        """Create no lock."""
+        """Set ``lock`` to None; the base class would create a lock."""
         self.lock = None
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Write a record unless a filter rejects it; the base class would take the lock."""
+        """Write a record unless a filter rejects it; return whether it was accepted.
+
+        The base class would take the lock.
+        """
         is_accepted = bool(self.filter(record))
         if is_accepted:
             self.emit(record)
         return is_accepted
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record."""
+        """Write a record as one line, with control characters escaped; ignore a failed write."""
         forward_stderr(f"ppprof: {escape_control_chars(record.getMessage())}\n")
 
 
 def log_to_stderr() -> None:
     """Install a `StderrHandler` on the logger "ppprof", unless the logger has a handler already.
 
-    The logger then no longer passes records to the root logger: most training scripts configure
-    that one to write to stderr too, and every line would come out twice.
+    With a `StderrHandler`, the logger has the level INFO and passes no records to the root logger.
+    Most training scripts make the root logger write to stderr too, and every line would come out
+    twice. A logger that has another handler is left as it is.
     """
     logger = logging.getLogger("ppprof")
     handlers = [item for item in logger.handlers if not isinstance(item, logging.NullHandler)]
@@ -54,14 +58,17 @@ def log_to_stderr() -> None:
     if isinstance(handlers[0], StderrHandler):
         # By default, `logging.config.dictConfig` disables every logger that it does not name.
         logger.disabled = False
-        # The first call of each level takes logging's global lock; later ones read a cache.
+        # The first call for a level takes logging's global lock; later calls read a cache.
         for level in (logging.INFO, logging.WARNING):
             logger.isEnabledFor(level)
 
 
 def forward_stderr(text: str) -> None:
-    """Write what a child process wrote to its stderr, unchanged, to this process's stderr."""
-    with suppress(OSError, ValueError):  # a full disk may hold the log as well
+    """Write text to stderr, unchanged: a log line, or the stderr of a child process.
+
+    A failed write is ignored.
+    """
+    with suppress(OSError, ValueError):  # stderr may be a file on a full disk
         _write(text, sys.stderr)
 
 
@@ -70,12 +77,16 @@ def print_result(text: str) -> None:
 
     Raises:
         OSError: the reader of a pipe is gone, or the disk is full.
+        ValueError: stdout is closed.
     """
     _write(text, sys.stdout)
 
 
 def reason(error: BaseException) -> str:
-    """Return why something failed, in one line; the error's type if it has no text.
+    """Return the cause of an error in one line.
+
+    That is the system's message of an OSError, else the first line of the error's text, cut to 300
+    characters. For an error without text it is the name of the error's type.
 
     >>> reason(OSError(28, "No space left on device", "/data/log"))
     'No space left on device'
@@ -92,15 +103,15 @@ def _write(text: str, stream: TextIO | None) -> None:
     if stream is None:  # a daemon's
         return
     stream.flush()
-    # A test or a notebook may replace the stream; a notebook's stream has a file but shows its
-    # text elsewhere.
+    # A test or a notebook may replace the stream. Such a stream may have a file descriptor and
+    # still show its text elsewhere: write through it.
     fd = _file_descriptor(stream) if isinstance(stream, io.TextIOWrapper) else None
     if fd is None:
         stream.write(text)
         stream.flush()
         return
-    # Not through the stream: text that cannot be written stays in its buffer, Python tries again
-    # as the program ends, and the exit code becomes 120.
+    # Write to the descriptor, not to the stream. Text that cannot be written would stay in the
+    # stream's buffer; Python would try again as the program ends, and exit with code 120.
     data = text.encode(stream.encoding or "utf-8", "backslashreplace")
     while data:
         data = data[os.write(fd, data) :]

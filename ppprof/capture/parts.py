@@ -1,7 +1,7 @@
 """The parts of a session: step times, windows, triggers, clocks, liveness.
 
-`ppprof.capture.session.RecordingSession` calls each of them, in order, at every step and at the
-end.
+`ppprof.capture.session.RecordingSession` calls each part, in a fixed order, after every step and
+when it closes.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class FinishedStep(NamedTuple):
     stall_ns: int
     """Part of ``batch_cost_ns`` in which the profiler held the training up on this rank."""
     excluded: bool
-    """Whether the step includes a stall of the profiler, of this rank or of another one."""
+    """Whether the step includes a stall of the profiler, on this rank or on another rank."""
     window: int | None
-    """The window that the step was in; None outside windows."""
+    """Number of the window that the step was in; None outside windows."""
     next_window: int
-    """The window that is open after the step, or the next one."""
+    """Number of the window that is open after the step; without an open window, the next number."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,13 @@ class Ending:
     """How a session ends."""
 
     error: BaseException | None
-    """The exception that ends the training."""
+    """The exception that ends the training; None if the training ends without one."""
     num_steps: int
+    """Steps that have ended since `attach`."""
     is_in_window: bool
-    """Whether a window of the job is open."""
+    """Whether a window of the job is open, on this rank or only on other ranks."""
     failures: Set[str]
-    """Tasks of parts that have failed so far."""
+    """``Part.task`` of each part that has failed so far."""
 
     @property
     def failed(self) -> bool:
@@ -70,36 +71,39 @@ class Ending:
 
 
 class Part:
-    """What a session calls; each method does nothing unless a part overrides it.
+    """The methods that a session calls on its parts. A method that is not overridden does nothing.
 
-    A method may raise: the session then logs ``task`` with the error and calls `on_failure` of all
-    its parts.
+    A method may raise any exception. The session then logs ``task`` with the error and calls
+    `on_failure` of all its parts; an error in `rescue` is only logged.
     """
 
     task = "profiling"
-    """What has failed where a method raises."""
+    """The activity that has failed if a method raises, for the log: "recording failed: ..."."""
 
     def on_step(self, step: FinishedStep) -> None:
-        """Take note of a step that has ended."""
+        """Handle a step that has ended."""
 
     def on_transition(self, transition: Transition) -> int:
-        """Do what is due between two steps; return for how many ns it held the training up."""
+        """Handle the change between two steps; return for how many ns this stalled the training."""
         return 0
 
     def on_failure(self) -> None:
-        """End the recording, since a part has failed; step times go on."""
+        """End the recording, since this part or another part has failed; step times go on."""
 
     def close(self, ending: Ending) -> None:
-        """Save everything. A SIGTERM that arrives meanwhile waits."""
+        """Save all data of the part. A SIGTERM that arrives meanwhile is handled afterwards."""
 
     def wait(self, ending: Ending) -> None:
-        """Wait for other processes and print; called after `close` of all parts.
+        """Wait for other processes and print results; called after `close` of all parts.
 
-        A SIGTERM that arrives meanwhile ends the process: all is saved.
+        A SIGTERM that arrives meanwhile ends the process, which is safe: all data are saved.
         """
 
     def rescue(self) -> None:
-        """Save what there is, as a SIGTERM is about to end the process; in a thread of its own."""
+        """Save the data recorded so far: a SIGTERM is about to end the process.
+
+        Called in the thread of the `SigtermGuard`, while the training's threads may still run.
+        """
 
 
 class LivenessPart(Part):
@@ -110,10 +114,14 @@ class LivenessPart(Part):
     def __init__(self, registry: LivenessRegistry) -> None:
         self._registry = registry
         self.lost_ranks = ""
-        """Ranks that died or failed before this one, and how; "" if none is known."""
+        """Names of the ranks that died or failed before this rank, and how each ended; "" if no such
+        rank is known, and before this rank fails."""
 
     def close(self, ending: Ending) -> None:
-        """Mark this rank."""
+        """Mark this rank as finished, or as failed if an exception ends the training.
+
+        A ``SystemExit`` with code 0 or None counts as finished.
+        """
         error = ending.error
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self._registry.mark_finished()
@@ -126,7 +134,7 @@ class LivenessPart(Part):
 
 
 class TriggersPart(Part):
-    """Opens windows on demand."""
+    """Opens windows on demand: at a request or after a slow step."""
 
     task = "triggers"
 
@@ -135,18 +143,21 @@ class TriggersPart(Part):
         triggers.advance(0, 0)
 
     def on_step(self, step: FinishedStep) -> None:
-        """Report the step's time, then agree with the other ranks on the steps that come."""
+        """Report the step's time to `Triggers`; then exchange messages with the other ranks."""
         is_clean = step.window is None and not step.excluded
         self._triggers.add_step(step.step, step.batch_cost_ns - step.stall_ns, is_clean)
         self._triggers.advance(step.step + 1, step.next_window)
 
     def close(self, ending: Ending) -> None:
-        """Wait shortly for decisions on which windows to keep."""
+        """Close the channel; wait up to 2 s for decisions on which windows to keep.
+
+        Without waiting if an exception ends the training.
+        """
         self._triggers.close(ending.failed)
 
 
 class RecordingPart(Part):
-    """Records windows on this rank and prints their tables."""
+    """Records windows on this rank and prints the tables of its windows."""
 
     task = "recording"
 
@@ -163,7 +174,7 @@ class RecordingPart(Part):
         self._triggers = triggers
 
     def on_transition(self, transition: Transition) -> int:
-        """Print finished tables; open, save, keep or delete windows."""
+        """Print finished tables; then open, save, keep or delete windows."""
         start = time.perf_counter_ns()
         holds_up = transition.excluded
         if self._post_processor.has_finished_child:
@@ -182,25 +193,29 @@ class RecordingPart(Part):
         return time.perf_counter_ns() - start if holds_up else 0
 
     def on_failure(self) -> None:
-        """Save an open window that holds a step, and stop recording."""
+        """Save an open window if a step has ended in it, and record nothing from now on."""
         windows, self._windows = self._windows, None
         if windows is not None:
             windows.close(keep_empty=False)
 
     def close(self, ending: Ending) -> None:
-        """Save an open window."""
+        """Save an open window, and stop recording.
+
+        A window in which no step has ended is saved only if an exception ends the training or if
+        the schedule records every step.
+        """
         self._apply_keep_decisions()
         windows, self._windows = self._windows, None
         if windows is not None:
             windows.close(keep_empty=ending.failed or self._clock.schedule.record is None)
 
     def rescue(self) -> None:
-        """Save an open window; Paddle's profiler stays, since the training may be using it."""
+        """Save an open window. Paddle's profiler is not released: the training may be using it."""
         if self._windows is not None:
             self._windows.rescue()
 
     def _apply_keep_decisions(self) -> None:
-        """Keep or delete windows that were recorded to see whether a step is slow."""
+        """Keep or delete each provisional window that rank 0 has decided on."""
         if self._triggers is None or not self._triggers.keep_decisions:
             return
         decisions, self._triggers.keep_decisions = self._triggers.keep_decisions, {}
@@ -211,7 +226,7 @@ class RecordingPart(Part):
 
 
 class ClockSyncPart(Part):
-    """Compares this rank's clock with rank 0's at windows."""
+    """Compares this rank's clock with rank 0's: when the session begins, and after each window."""
 
     task = "comparing clocks"
 
@@ -219,23 +234,23 @@ class ClockSyncPart(Part):
         self._clock_sync = clock_sync
 
     def on_transition(self, transition: Transition) -> int:
-        """Start a reading after a window; it is taken beside the training."""
+        """Start a reading if a window has ended; a thread takes the reading beside the training."""
         self._clock_sync.advance(transition.before, transition.step)
         return 0
 
     def wait(self, ending: Ending) -> None:
-        """Take the last reading."""
+        """Take a last reading if a window was open, unless an exception ends the training; stop."""
         self._clock_sync.close(compare=ending.is_in_window, failed=ending.failed)
 
 
 class StepsPart(Part):
-    """Counts and logs every step.
+    """Counts and logs every step, recorded or not.
 
     Args:
-        summary: averages of all steps.
-        log: where step times are written, if anywhere.
-        scalars: where scalars are written, if anywhere; only with a log.
-        device_peak_bytes: returns the most memory allocated on the device so far.
+        summary: the Perf Summary, which gets every step.
+        log: the file of step times; None to write no step times.
+        scalars: the VisualDL log; None to write no scalars. Without ``log`` it has no effect.
+        device_peak_bytes: returns the peak bytes allocated on the device so far; None without GPU.
     """
 
     task = "timing a step"
@@ -253,7 +268,7 @@ class StepsPart(Part):
         self._device_peak_bytes = device_peak_bytes
 
     def on_step(self, step: FinishedStep) -> None:
-        """Count and log a step."""
+        """Add the step to the Perf Summary, to the step log and to the scalars."""
         self._summary.add(
             step.batch_cost_ns,
             step.reader_cost_ns,
@@ -283,17 +298,17 @@ class StepsPart(Part):
             self._scalars.add(record, step.loss)
 
     def on_transition(self, transition: Transition) -> int:
-        """Write the steps of a window that has ended."""
+        """Write all steps to disk if a window has ended."""
         if transition.ends_window:
             self._flush()
         return 0
 
     def close(self, ending: Ending) -> None:
-        """Write all steps."""
+        """Write all steps to disk."""
         self._flush()
 
     def rescue(self) -> None:
-        """Write all steps."""
+        """Write all steps to disk, the same as `close`."""
         self._flush()
 
     def _flush(self) -> None:

@@ -1,4 +1,4 @@
-"""Makes tables and traces of saved windows, in a child process beside the training."""
+"""Make tables and traces of saved windows, in a child process beside the training."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ log = logging.getLogger("ppprof")
 _COMMAND = (sys.executable, "-m", "ppprof", "finish")
 
 _LIMIT_SECONDS = 600
-"""CPU time after which a child ends: enough for 30 GB of JSON. That may take hours: beside a training
-that uses all cores, the lowest priority gets a hundredth of one."""
+"""CPU time after which a child ends; it is enough for 30 GB of JSON. The child may still run for
+hours: beside a training that uses all cores, the lowest priority gets a hundredth of a core."""
 
 _REDRAW_SECONDS = 0.2
 
 _BASE_BYTES, _BYTES_A_RAW_BYTE = 200 << 20, 10
-"""Upper bound of a child's memory: it took 180, 280 and 660 MiB for raw captures of 3, 16 and 65
-MiB. It is not enforced: polars reserves far more than it uses, and a limit would fail good
-captures."""
+"""Upper bound of a child's memory. Children took 180, 280 and 660 MiB for raw captures of 3, 16 and
+65 MiB. The bound is compared with the free memory before a child starts, but it is not enforced:
+polars reserves far more than it uses, so a limit would make good captures fail."""
 
 _LAUNCHER = ("PADDLE_", "FLAGS_", "MASTER_", "POD_", "TRAINING_ROLE")
-"""Prefixes of the launcher's variables; a child is not one of the ranks and must not see them."""
+"""Prefixes of the launcher's environment variables. A child must not see these variables, since it
+is not one of the job's ranks."""
 
 
 class PostProcessor:
@@ -50,21 +51,23 @@ class PostProcessor:
 
     A child starts as soon as its window is saved:
 
-    - at the lowest priority, so that it only uses time that the training leaves;
+    - at the lowest priority, so that it only uses CPU time that the training leaves;
     - as the first process that the kernel kills when memory runs out;
-    - in a session of its own, so that a signal that ends the training does not end it;
+    - in a session of its own, so that a signal that ends the training does not end the child;
     - with a limit on its CPU time.
 
-    Its output is printed when it has ended. If it fails, the raw capture stays and a warning is
-    logged.
+    The child's output is printed when the child has ended. If the child fails, or if there is too
+    little memory to start it, the raw capture stays and a warning is logged.
 
     Args:
         run: the run directory.
-        rank: of this process.
+        rank: this process's rank.
         prints: whether to print the tables.
-        command: replaces ``ppprof finish``.
-        background: as above; otherwise `add` waits for the child, which has the usual priority.
-        then: a command that the child runs afterwards (``Profiler.on_window_end``).
+        command: the child's command instead of ``ppprof finish``.
+        background: whether children run beside the training, as above. If False, `add` waits for
+            the child, which has the usual priority.
+        then: a command that the child runs afterwards (``Profiler.on_window_end``); empty for no
+            command.
     """
 
     def __init__(
@@ -86,12 +89,13 @@ class PostProcessor:
         self._child: _Child | None = None
 
     def add(self, window: int, raw: Path, brief: bool = False) -> None:
-        """Make tables and traces of a window as soon as those of earlier windows are made.
+        """Start a child for a window, as soon as the children of earlier windows have ended.
 
         Args:
-            window: its number.
-            raw: the capture.
-            brief: return at once, also without ``background``: the process is about to end.
+            window: number of the window.
+            raw: path of the window's raw capture.
+            brief: whether to return at once even if ``background`` is False, since the process is
+                about to end.
         """
         self._waiting.append((window, raw))
         self.poll()
@@ -101,11 +105,15 @@ class PostProcessor:
 
     @property
     def has_finished_child(self) -> bool:
-        """Whether a child has ended, so that `poll` prints and may start the next one."""
+        """Whether the current child has ended, so that `poll` will print its output."""
         return self._child is not None and self._child.process.poll() is not None
 
     def poll(self) -> bool:
-        """Print what a finished child wrote, and start the next; return whether any is left."""
+        """Print the output of a finished child and start the next child; never wait for a child.
+
+        Returns:
+            Whether a child is running now. False means that no window is left.
+        """
         if self._child is not None and self.has_finished_child:
             child, self._child = self._child, None
             child.report(self._prints)
@@ -115,9 +123,12 @@ class PostProcessor:
         return self._child is not None
 
     def wait(self, seconds: float, patience: float = 3.0) -> None:
-        """Wait until all windows are finished, at most so many seconds.
+        """Wait until all windows have tables and traces; then, or after ``seconds``, call `leave`.
 
-        On a terminal, a progress bar appears after ``patience`` seconds; elsewhere a log message.
+        Args:
+            seconds: the longest time to wait.
+            patience: seconds after which a progress bar appears on a terminal, or a log message
+                elsewhere.
 
         Raises:
             KeyboardInterrupt: the user stopped waiting; the child goes on.
@@ -145,7 +156,10 @@ class PostProcessor:
             self.leave()
 
     def leave(self) -> None:
-        """Stop waiting; log which command makes tables that are not there yet."""
+        """Leave a running child to itself, and drop the windows that wait for it.
+
+        If a child is running, a log message gives the command that makes missing tables.
+        """
         if self._child is not None:
             self._child.close()
             log.info(
@@ -198,7 +212,7 @@ class _Child:
     _is_raised: bool = False
 
     def raise_priority(self) -> None:
-        """Give the child the usual priority: the training now only waits for it."""
+        """Give the child the usual priority, since the training now only waits for the child."""
         if not self._is_raised:
             self._is_raised = True
             _set_priority(self.process.pid, 0)
@@ -220,7 +234,10 @@ class _Child:
 
 
 def _memory_shortage(raw: Path) -> str:
-    """Return why memory is too short for the children of all local ranks; "" if it is not."""
+    """Return why memory is too short for one child of each local rank.
+
+    "" if there is enough memory, or if the free memory is unknown.
+    """
     left = available_bytes()
     with suppress(OSError, ValueError):
         ranks = int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
@@ -231,7 +248,7 @@ def _memory_shortage(raw: Path) -> str:
 
 
 def _cause(returncode: int) -> str:
-    """Return why a child ended early."""
+    """Return why a child failed, from its return code; a negative return code is a signal."""
     if returncode in (-signal.SIGALRM, -signal.SIGPROF):
         return f"it took more than {_LIMIT_SECONDS} s of CPU time, or hours of waiting"
     if returncode == -signal.SIGKILL:
@@ -258,7 +275,7 @@ def _text(file: IO[bytes]) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return this environment without the launcher's part, and with the path of this package."""
+    """Return a child's environment: without the launcher's variables, with this package's path."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER)}
     package = str(Path(__file__).parents[2])
     paths = [path for path in (environment.get("PYTHONPATH"), package) if path]
@@ -267,9 +284,11 @@ def _environment() -> dict[str, str]:
 
 
 def _set_priority(pid: int, nice: int) -> None:
-    """Set the priority of a process, and of its session, which a desktop kernel schedules as one.
+    """Set the nice value of a process and of its session; errors are ignored.
 
-    Raising a priority takes a privilege; without it, the child still gets idle time.
+    The session counts because a desktop kernel schedules a session's processes as one group
+    (autogroup). Raising a priority needs a privilege. Without it, the priority stays low, and the
+    child still gets idle time.
     """
     with suppress(OSError):  # also if the process has ended
         os.setpriority(os.PRIO_PROCESS, pid, nice)
@@ -277,7 +296,7 @@ def _set_priority(pid: int, nice: int) -> None:
 
 
 class _Bar:
-    """A progress bar of finished windows, on a terminal only, shown after ``patience`` seconds."""
+    """A progress bar that counts finished windows; only on a terminal, after ``patience`` seconds."""
 
     def __init__(self, total: int, patience: float) -> None:
         self._total = total
@@ -285,7 +304,11 @@ class _Bar:
         self._bar: Any = None
 
     def draw(self, left: int) -> bool:
-        """Draw or redraw the bar; return False if stderr is no terminal."""
+        """Draw or redraw the bar; return whether stderr is a terminal.
+
+        Args:
+            left: number of unfinished windows.
+        """
         if sys.stderr is None or not sys.stderr.isatty():
             return False
         if time.monotonic() >= self._next:
@@ -301,7 +324,7 @@ class _Bar:
         return True
 
     def clear(self) -> None:
-        """Remove the bar, so that other text can be printed."""
+        """Remove the bar until the next `draw`, so that other text can be printed."""
         if self._bar is not None:
             self._bar.clear()
 

@@ -1,4 +1,4 @@
-"""What a session prints and logs as it ends: tables, the Perf Summary, where traces are."""
+"""The output of a session as it ends: tables, the Perf Summary, and the paths of traces."""
 
 from __future__ import annotations
 
@@ -16,43 +16,56 @@ from ppprof.capture.window_clock import WindowClock
 from ppprof.rundir.clocks import read_clocks
 
 _FINISH_SECONDS = 60.0
-"""How long a session that ends waits for tables and traces. A gigabyte takes a few seconds; the
-child process outlives the session, and a cluster should not be held for it."""
+"""How long a session that ends waits for tables and traces. A gigabyte takes a few seconds. The wait
+has a limit because a cluster should not be held for a child process, which outlives the session."""
 
 log = logging.getLogger("ppprof")
 
 
+class TablesPart(Part):
+    """Waits for tables and traces when a session ends."""
+
+    task = "tables and traces"
+
+    def __init__(self, post_processor: PostProcessor) -> None:
+        self._post_processor = post_processor
+
+    def wait(self, ending: Ending) -> None:
+        """Wait for the child process, which prints tables."""
+        # Other ranks hang until a failing one has ended: it does not wait for tables.
+        self._post_processor.wait(0 if ending.failed else _FINISH_SECONDS)
+
+
 @dataclass
 class Results(Part):
-    """The last part of a session: waits for the tables, then prints what the run has left."""
+    """The last part of a session: prints the summary, and where the traces are."""
 
     rank: int
     shown: Path | None
-    """The run directory as the config names it; None without one."""
+    """The run directory as the config names it; None if it could not be made."""
     clock: WindowClock
     summary: PerfSummary
     prints: bool = True
-    """Whether this rank prints; log messages about lost ranks are written by all."""
+    """Whether this rank prints results. All ranks log messages about lost ranks."""
     viewed: str | None = "json"
-    """The format whose traces are named; None if only ``pb`` is written."""
+    """The format of the traces whose paths are printed; None if only ``pb`` is written."""
     clocks_of: Path | None = None
     """The run directory whose clock readings are printed; None if clocks are not compared."""
     liveness: LivenessPart | None = None
+    """Names the ranks that died; None if ranks are not marked."""
     windows: Windows | None = None
-    """None on a rank that does not record."""
+    """The windows of this rank; None if this rank does not record."""
     post_processor: PostProcessor | None = None
+    """Makes the tables; None if this rank does not record."""
 
     task = "printing the results"
 
     def close(self, ending: Ending) -> None:
-        """Log which ranks died first, now that this one's data are saved."""
+        """Log which ranks died before this rank, now that this rank's data are saved."""
         self._log_lost_ranks()
 
     def wait(self, ending: Ending) -> None:
-        """Wait for the tables and print."""
-        if self.post_processor is not None:
-            # Other ranks hang until a failing one has ended: it does not wait for tables.
-            self.post_processor.wait(0 if ending.failed else _FINISH_SECONDS)
+        """Print; tables are printed already."""
         if self.prints:
             self._log_cut_window(ending)
             self._print_summary()
@@ -60,7 +73,7 @@ class Results(Part):
                 self._print_traces(self.windows, self.shown, ending)
 
     def rescue(self) -> None:
-        """Log which ranks died first, and how to make the tables."""
+        """Log which ranks died before this rank, and the command that makes missing tables."""
         self._log_lost_ranks()
         if self.post_processor is not None:
             self.post_processor.leave()
@@ -73,9 +86,10 @@ class Results(Part):
             log.warning(f"rank {self.rank}: {lost}; {saved} are saved in {self.shown}")
 
     def _log_cut_window(self, ending: Ending) -> None:
-        """Warn about a window that the training ended in the middle of, or about no step at all.
+        """Warn if the training ended in the middle of a window of the schedule.
 
-        A training that failed before its first step explains itself.
+        Warn also if `step` was never called, unless an exception ended the training: the exception
+        explains the missing steps.
         """
         schedule, window = self.clock.schedule, self.clock.window
         num_recorded = schedule.num_recorded(ending.num_steps)

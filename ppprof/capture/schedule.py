@@ -35,14 +35,14 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Periods of ``closed``, ``ready`` and ``record`` steps, after ``skip_first`` closed steps."""
+    """``skip_first`` closed steps, then periods of ``closed``, ``ready`` and ``record`` steps."""
 
     closed: int
     ready: int
     record: int | None
-    """Steps per window; None for one window without an end, 0 for no window."""
+    """Steps per window; None for a single window that never ends, 0 for no window."""
     repeat: int
-    """Number of windows; 0 for no limit."""
+    """Number of windows; 0 for an unlimited number."""
     skip_first: int = 0
 
     @classmethod
@@ -52,8 +52,10 @@ class Schedule:
         """Return the schedule of a config's ``scheduler``.
 
         Args:
-            scheduler: None for every step, in one window.
-            on_demand: windows open on demand as well; ``scheduler`` None then means no window.
+            scheduler: first step and the step after the last; or the counts of a period; or None,
+                which records every step in one window.
+            on_demand: whether windows open on demand as well. If so, None for ``scheduler`` means
+                that the schedule has no window.
         """
         if scheduler is None:
             return cls(closed=0, ready=0, record=0 if on_demand else None, repeat=1)
@@ -70,7 +72,7 @@ class Schedule:
         )
 
     def state(self, step: int) -> State:
-        """Return the state of a step, counted from 0."""
+        """Return the state of a step; steps are counted from 0."""
         if self.record is None:
             return State.RECORD
         if not self.record or step < self.skip_first:
@@ -84,7 +86,9 @@ class Schedule:
         return State.LAST if position == period - 1 else State.RECORD
 
     def num_recorded(self, step: int) -> int:
-        """Return how many steps of its window come before ``step``; 0 outside a window.
+        """Return how many recorded steps come before ``step`` in the window of ``step``.
+
+        0 if ``step`` is outside a window.
 
         >>> [Schedule(closed=1, ready=1, record=3, repeat=1).num_recorded(step) for step in range(7)]
         [0, 0, 0, 1, 2, 0, 0]
@@ -97,13 +101,21 @@ class Schedule:
         return position - self.closed - self.ready
 
     def is_over(self, step: int) -> bool:
-        """Return whether all windows have closed before ``step``, and some window was scheduled."""
+        """Return whether the last window has closed before ``step``.
+
+        False if no last window is scheduled: no window at all, a window without an end, or an
+        unlimited number of windows.
+        """
         if not self.record or not self.repeat:
             return False
         return step >= self.skip_first + self.repeat * (self.closed + self.ready + self.record)
 
     def __str__(self) -> str:
-        """Return the schedule in words, for messages about windows that were not reached."""
+        """Return the schedule in words, for messages.
+
+        >>> str(Schedule(closed=1, ready=1, record=2, repeat=3))
+        'steps 2 to 3, then every 4 steps, 3 times'
+        """
         if self.record is None:
             return "every step"
         if not self.record:

@@ -1,4 +1,4 @@
-"""What a training loop holds: it calls `ProfilerSession.step` after each step."""
+"""The session that a training loop holds; the loop calls `ProfilerSession.step` after each step."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TypeVar
 
+from ppprof.capture.output import log_to_stderr
 from ppprof.capture.parts import Ending, FinishedStep, Part
 from ppprof.capture.sigterm import SigtermGuard
 from ppprof.capture.steps.timer import StepTimer
@@ -23,21 +24,22 @@ from ppprof.capture.window_clock import WindowClock
 log = logging.getLogger("ppprof")
 
 _END_SECONDS = 3.0
-"""How long a SIGTERM is held back that arrives while a failing training saves its window: the exit
-code should be that of the failure, which a launcher passes on."""
+"""How long a SIGTERM is delayed if it arrives after an exception has closed the session. Without the
+delay the process would end by the signal; a launcher should pass on the failure's exit code."""
 
 Self = TypeVar("Self", bound="ProfilerSession")
 
 
 class ProfilerSession(ABC):
-    """What `ppprof.attach` returns; a context manager. No method raises."""
+    """The session that `ppprof.attach` returns, a context manager. No method raises."""
 
     @property
     @abstractmethod
     def should_stop(self) -> bool:
-        """Whether the last window has closed and ``stop_training`` asks to end then.
+        """Whether the training should end: ``stop_training`` is set and the last window has closed.
 
-        The schedule alone decides, so all ranks return the same after the same step.
+        Only windows of ``Profiler.scheduler`` count. So all ranks return the same value after the
+        same step.
         """
 
     @abstractmethod
@@ -49,32 +51,39 @@ class ProfilerSession(ABC):
         num_flops: int | None = None,
         loss: Loss = None,
     ) -> None:
-        """End a step: call it after each optimizer step.
+        """End the current step and begin the next one; call `step` after each optimizer step.
 
-        Between the last step of a window and the next step, the window is saved.
+        If the step was the last one of a window, this call saves the window. After `close` it does
+        nothing.
 
         Args:
-            num_samples: samples of the step, for ips in samples/s.
-            num_tokens: tokens of the step, for tokens/s. Both are those of this rank's
-                data-parallel replica: ranks that differ in mp or pp only pass the same numbers.
+            num_samples: samples of the step in this rank's data-parallel replica, for ips in
+                samples/s. Ranks that differ in mp or pp only share a replica and pass the same
+                number.
+            num_tokens: tokens of the step in this rank's data-parallel replica, for tokens/s.
             num_micro_batches: forward and backward passes of the step.
-            num_flops: model FLOPs of the step on this rank alone, for MFU: its share where mp and
-                pp split the model, without recomputation.
-            loss: for ``visualdl_scalars``: a number, at the steps where the loop has read it
-                anyway, or a callable that returns one; called only where scalars are written. A
-                tensor on a device is not read, since that would wait for the device at every step.
+            num_flops: model FLOPs of the step on this rank alone, for MFU. Where mp and pp split
+                the model, pass this rank's share; do not count recomputation.
+            loss: the loss for ``visualdl_scalars``. Pass a number at the steps where the loop reads
+                the loss anyway, or a callable that returns one; the callable is called only on
+                ranks that write scalars. A tensor on a device is not read, since reading it would
+                wait for the device at every step.
         """
 
     @abstractmethod
     def paused(self) -> AbstractContextManager[None]:
-        """Return a context manager; time inside counts in no step: an evaluation, a checkpoint.
+        """Return a context manager whose time counts in no step: an evaluation, a checkpoint.
 
-        A rank that waits in a collective for a paused one counts that time: all should pause.
+        All ranks should pause. A rank that does not pause may wait in a collective for a paused
+        rank, and counts that time.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Save an open window, wait for the tables and print them."""
+        """Save an open window, wait up to 60 s for tables and traces, and print the results.
+
+        Later calls of `close` do nothing.
+        """
 
     def __enter__(self: Self) -> Self:
         return self
@@ -86,7 +95,10 @@ class ProfilerSession(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close; an exception of the training passes unchanged."""
+        """Close the session, as `close` does; an exception of the training is raised unchanged.
+
+        After an exception, this rank does not wait for tables.
+        """
 
 
 class NoopSession(ProfilerSession):
@@ -130,14 +142,15 @@ class RecordingSession(ProfilerSession):
 
         step n ends | parts: on_step(n) | clock: advance(n + 1) | parts: on_transition | step n + 1
 
-    A failure of a part ends the recording and is logged; it never reaches the training.
+    A failure of a part is logged and ends the recording; it is never raised in the training.
 
     Args:
         clock: decides which steps are recorded.
-        parts: do the work, in this order.
+        parts: the parts to call, in this order.
         timer: measures the steps.
-        rank: of this process.
+        rank: this process's rank.
         stop_training: whether `should_stop` becomes true after the last window.
+        saves: whether the parts have something to save when SIGTERM ends the process.
     """
 
     def __init__(
@@ -148,6 +161,7 @@ class RecordingSession(ProfilerSession):
         timer: StepTimer | None = None,
         rank: int = 0,
         stop_training: bool = False,
+        saves: bool = False,
     ) -> None:
         self._clock = clock
         self._parts = parts
@@ -161,18 +175,21 @@ class RecordingSession(ProfilerSession):
         self._failures: set[str] = set()
         self._pid = os.getpid()
         self._lock = threading.RLock()  # between the training and a SIGTERM
-        self._guard = SigtermGuard.install(self._save_on_sigterm) if parts else None
+        self._guard = SigtermGuard.install(self._save_on_sigterm) if saves else None
         atexit.register(self._at_exit)
         self._advance()
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Whether the session was closed: by `close`, by its ``with`` block, at exit or by SIGTERM."""
         return self._closed
 
     @property
     def is_active(self) -> bool:
-        """Whether `step` has an effect; never in a forked child, which has no part in the run."""
+        """Whether `step` has an effect: not after the session is closed, and not in a forked child.
+
+        A forked child is not a rank of the job.
+        """
         return not self._closed and os.getpid() == self._pid
 
     @property
@@ -182,7 +199,7 @@ class RecordingSession(ProfilerSession):
 
     @property
     def should_stop(self) -> bool:
-        """As `ProfilerSession.should_stop`."""
+        """See `ProfilerSession.should_stop`."""
         return self._stop_training and self._clock.schedule.is_over(self._step)
 
     def step(
@@ -193,14 +210,14 @@ class RecordingSession(ProfilerSession):
         num_flops: int | None = None,
         loss: Loss = None,
     ) -> None:
-        """As `ProfilerSession.step`."""
+        """See `ProfilerSession.step`; in a forked child it does nothing."""
         if os.getpid() != self._pid:
             return
         with self._lock:
             if self._closed:
                 return
             try:
-                step = self._finish_step(
+                step = self._finished_step(
                     loss, num_samples, num_tokens, num_micro_batches, num_flops
                 )
             except Exception as error:
@@ -211,11 +228,11 @@ class RecordingSession(ProfilerSession):
             self._advance()
 
     def paused(self) -> AbstractContextManager[None]:
-        """As `ProfilerSession.paused`."""
+        """See `ProfilerSession.paused`."""
         return self._timer.paused()
 
     def close(self) -> None:
-        """As `ProfilerSession.close`."""
+        """See `ProfilerSession.close`; in a forked child it does nothing."""
         self._close(None)
 
     def __exit__(
@@ -226,14 +243,17 @@ class RecordingSession(ProfilerSession):
     ) -> None:
         self._close(error)
 
-    def _finish_step(self, loss: Loss, *counts: int | None) -> FinishedStep:
-        """Return the step that ends now."""
+    def _finished_step(self, loss: Loss, *counts: int | None) -> FinishedStep:
+        """End the step on the timer, and return its times and ``counts``.
+
+        Args:
+            loss: as given to `step`.
+            counts: samples, tokens, micro-batches and FLOPs, in this order; a count that is not a
+                number is reported and becomes None.
+        """
         measured = self._timer.step()
         clock = self._clock
-        # `int`, since a numpy or Paddle scalar is a number too.
-        samples, tokens, micro_batches, flops = (
-            None if count is None else int(count) for count in counts
-        )
+        samples, tokens, micro_batches, flops = map(self._whole_number, counts)
         return FinishedStep(
             self._step,
             measured.batch_cost_ns,
@@ -249,8 +269,15 @@ class RecordingSession(ProfilerSession):
             next_window=clock.next_window,
         )
 
+    def _whole_number(self, count: int | None) -> int | None:
+        try:
+            return None if count is None else int(count)  # a numpy or Paddle scalar is a number too
+        except (TypeError, ValueError) as error:
+            self._report("timing a step", error)
+            return None
+
     def _advance(self) -> None:
-        """Go on to step number ``self._step``."""
+        """Begin step number ``self._step``: advance the clock and call the parts' `on_transition`."""
         transition = self._clock.advance(self._step)
         stall_ns = 0
         for part in self._parts:
@@ -268,6 +295,7 @@ class RecordingSession(ProfilerSession):
             if self._closed:
                 return
             self._closed = True
+            log_to_stderr()  # the program may have disabled the logger since `attach`
             self._training_failed = error is not None
             atexit.unregister(self._at_exit)
             is_in_window = self._clock.state.records
@@ -282,18 +310,23 @@ class RecordingSession(ProfilerSession):
         self._call_parts(lambda part: part.wait(ending))
 
     def _save_on_sigterm(self) -> None:
-        """Save what there is, as SIGTERM is about to end the process; in the guard's thread."""
-        self._lock.acquire()  # for good: whatever the training does now, it waits for the end
+        """Save the data recorded so far: SIGTERM is about to end the process.
+
+        Runs in the guard's thread. If the session is closed, all data are saved already; after an
+        exception, this only delays the signal (`_END_SECONDS`).
+        """
+        # Keep the lock, unless the session is closed: the training's next call waits for the end.
+        self._lock.acquire()
         if self._closed:
             self._lock.release()
-            if self._training_failed:  # without us it would have ended before this signal
+            if self._training_failed:  # without ppprof it would have ended before this signal
                 time.sleep(_END_SECONDS)
             return
         self._closed = True
         for part in self._parts:
             try:
                 part.rescue()
-            except Exception as error:  # not `_report`: it closes Paddle's profiler, which is busy
+            except Exception as error:  # `_report` would close Paddle's profiler, which is busy
                 log.warning(f"rank {self._rank}: {part.task} failed: {_describe(error)}")
 
     def _at_exit(self) -> None:
@@ -308,6 +341,7 @@ class RecordingSession(ProfilerSession):
 
     def _report(self, task: str, error: Exception) -> None:
         """Log a failure, once for each task, and end the recording."""
+        log_to_stderr()  # the program may have disabled the logger since `attach`
         if task not in self._failures:  # what fails in a step fails in every step
             self._failures.add(task)
             why = _describe(error)

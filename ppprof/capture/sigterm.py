@@ -1,4 +1,4 @@
-"""Saves data on SIGTERM, which a launcher sends to all ranks when one fails; it kills 3 s later."""
+"""Save data on SIGTERM: a launcher sends it to all ranks when one rank fails, and kills 3 s later."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from collections.abc import Callable
 from contextlib import suppress
 
 _PATIENCE = 20.0
-"""Seconds after which the process ends, even if saving has not finished: a disk may hang."""
+"""Seconds after which the process ends even if saving has not finished, since a disk may hang."""
 
 _active: SigtermGuard | None = None
 _mask = threading.local()
 
 
 class SigtermGuard:
-    """Calls a function when SIGTERM arrives; then the signal ends the process as usual.
+    """Calls a function when SIGTERM arrives; then SIGTERM ends the process, as without a guard.
 
     ::
 
         SIGTERM -> C handler -> pipe -> thread of the guard: save, die of SIGTERM
                                         (the main thread may hang in a collective)
 
-    Python runs signal handlers in the main thread, and only once that has returned from C++. Only
-    the write to the wakeup fd happens at once, in any thread; the guard's thread reads it. Masking
-    the signal and waiting for it in a thread would work too, but only if it were masked before
-    Paddle starts its threads, and every child process would inherit the mask.
+    The thread is needed because Python runs signal handlers in the main thread, and only when that
+    thread has returned from C++. The write to the wakeup fd, however, happens at once, in whichever
+    thread gets the signal; the guard's thread reads it. Masking the signal and waiting for it in a
+    thread would work too. But it would have to be masked before Paddle starts its threads, and
+    every child process would inherit the mask.
 
-    The process dies by the default action. Paddle's own handler, which Python does not see, would
-    die of the same signal after a dump, or hang if it interrupted malloc.
+    The process dies by the signal's default action. Paddle's own handler, which Python does not
+    see, is not called: it would print a dump and die of the same signal, or hang if the signal
+    interrupted malloc.
     """
 
     def __init__(self, save: Callable[[], None]) -> None:
@@ -40,13 +42,13 @@ class SigtermGuard:
 
     @classmethod
     def install(cls, save: Callable[[], None]) -> SigtermGuard | None:
-        """Install a guard and return it.
+        """Install a guard and return it; return None if no guard can be installed.
 
-        None if the program handles SIGTERM itself, or signals cannot be handled here: not in the
-        main thread, or not on POSIX.
+        That is so if the program handles SIGTERM itself, if it uses the wakeup fd (as an event loop
+        does), outside the main thread, and on systems that are not POSIX.
 
         Args:
-            save: called once, in a thread of the guard, before the process ends.
+            save: called once, in the guard's thread, before the process ends.
         """
         global _active
         if (
@@ -68,7 +70,10 @@ class SigtermGuard:
         return guard
 
     def uninstall(self) -> None:
-        """Let SIGTERM end the process at once again; does nothing outside the main thread."""
+        """Restore the state before `install`: SIGTERM ends the process at once.
+
+        Does nothing outside the main thread, or if this guard is not the latest one.
+        """
         global _active
         if threading.current_thread() is threading.main_thread() and _active is self:
             _active = None
@@ -116,8 +121,8 @@ def _die() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-# A forked child (a worker of a DataLoader) shares the pipe, and its SIGTERM would look like this
-# process's. The signal is blocked until the child has removed the guard.
+# A forked child, such as a worker of a DataLoader, shares the pipe. A SIGTERM to the child would
+# look like one to this process. So SIGTERM is blocked until the child has removed the guard.
 
 
 def _before_fork() -> None:

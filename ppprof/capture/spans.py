@@ -7,19 +7,19 @@ from typing import cast
 
 
 def span(name: str) -> AbstractContextManager[object]:
-    """Mark a part of a step: it is recorded as a span in a window, and does nothing outside one.
+    """Mark a part of a step as a span. The span is recorded in a window; outside it has no effect.
 
         with ppprof.span("augment"):
             batch = augment(batch)
 
     The span appears in the table of UserDefined spans (``summary.udf``), in the timeline, and in
-    the module tree that ``ppprof diff`` compares. Exit it on the thread that entered it.
+    the module tree that ``ppprof diff`` compares. Exit the span on the thread that entered it.
 
     Args:
-        name: of the span; the same in every step.
+        name: name of the span; use the same name in every step.
 
     Returns:
-        A context manager, which is Paddle's own ``RecordEvent``.
+        Paddle's ``RecordEvent``, a context manager.
     """
     from paddle.profiler import RecordEvent
 

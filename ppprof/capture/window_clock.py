@@ -1,11 +1,11 @@
-"""Which state each step is in, on the job and on this rank, decided without any I/O.
+"""The state of each step, in the job and on this rank, decided without any I/O.
 
 Two steps are recorded, and this rank runs out of disk space after the first::
 
     step               0    1    2    3    4
     job's state        -    r    R    L    -
     this rank's state  -    r    R    -    -      cut: as if step 2 had been its last
-    excluded                x    x    x    x      the profiler held the training up ahead of them
+    excluded                x    x    x    x      the profiler stalled the training ahead of the step
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ppprof.capture.schedule import Schedule, State
 
 
 class OnDemandWindows(Protocol):
-    """The window that the ranks have agreed on while they train."""
+    """The window that the ranks have agreed on while they train, if there is one."""
 
     @property
     def first_free(self) -> int:
@@ -24,23 +24,23 @@ class OnDemandWindows(Protocol):
 
     @property
     def is_member(self) -> bool:
-        """Whether this rank records the window."""
+        """Whether this rank records the agreed window."""
 
     @property
     def is_provisional(self) -> bool:
-        """Whether the window may be deleted once it is recorded."""
+        """Whether the agreed window may be deleted once it is recorded."""
 
     def state(self, step: int) -> State:
-        """Return the job's state at a step; CLOSED without a window."""
+        """Return the job's state at a step; CLOSED if the ranks have agreed on no window."""
 
 
 class Transition(NamedTuple):
-    """What changes between two steps."""
+    """The change of states between two steps."""
 
     step: int
-    """The step that begins."""
+    """Number of the step that begins."""
     window: int
-    """The window that the step is in, or the next one."""
+    """Number of the window that the step is in; outside windows, the next window's number."""
     before: State
     """The job's state in the step that ended; CLOSED ahead of the first step."""
     after: State
@@ -48,15 +48,16 @@ class Transition(NamedTuple):
     own_before: State
     """This rank's state in the step that ended."""
     own_after: State
-    """This rank's state in the step that begins; CLOSED if it does not record the window."""
+    """This rank's state in the step that begins; CLOSED if this rank does not record the window."""
     is_provisional: bool = False
-    """Whether the window may be deleted once it is recorded."""
+    """Whether the window may be deleted once it is recorded; only for windows on demand."""
     excluded: bool = False
-    """Whether a window opens or ends here, on any rank: the step that begins includes a stall."""
+    """Whether the step that begins includes a stall: any rank's window gets ready, opens or ends
+    between the two steps."""
 
     @property
     def ends_window(self) -> bool:
-        """Whether the step that ended was the last one of a window."""
+        """Whether the step that ended was the last step of the job's window."""
         return self.before is State.LAST
 
 
@@ -64,9 +65,9 @@ class WindowClock:
     """Turns step numbers into transitions.
 
     Args:
-        schedule: the windows of ``Profiler.scheduler``, which go first.
-        on_demand: windows that are opened while the job runs.
-        timer_only: record no window, whatever the schedule says.
+        schedule: the windows of ``Profiler.scheduler``; they take precedence over ``on_demand``.
+        on_demand: windows that are opened while the job runs; None to open no such windows.
+        timer_only: whether to ignore the windows of ``schedule``.
     """
 
     def __init__(
@@ -81,17 +82,17 @@ class WindowClock:
         self.state = State.CLOSED
         """The job's state in the current step."""
         self.window = 0
-        """The window that the current step is in, or the next one."""
+        """Number of the window that the current step is in; outside windows, the next number."""
         self._own_state = State.CLOSED
         self._is_cut = False
 
     @property
     def next_window(self) -> int:
-        """The window that is open after the current step, or the next one."""
+        """Number of the window that is open after the current step, or the next window's number."""
         return self.window + (self.state is State.LAST)
 
     def advance(self, step: int) -> Transition:
-        """Return the transition to a step, the one after the current step."""
+        """Begin ``step``, which follows the current step, and return the transition to it."""
         before, own_before = self.state, self._own_state
         self.window = self.next_window
         after = State.CLOSED if self.timer_only else self.schedule.state(step)
@@ -108,20 +109,21 @@ class WindowClock:
         if self._is_cut:
             own_after = State.CLOSED
         self.state, self._own_state = after, own_after
-        # The stalls of other ranks hold up this rank too, whether or not it records.
+        # Other ranks' stalls hold up this rank too, even if it does not record.
         excluded = before is State.LAST or after is State.READY or after.records > before.records
         return Transition(
             step, self.window, before, after, own_before, own_after, is_provisional, excluded
         )
 
     def cut(self, transition: Transition) -> Transition:
-        """End this rank's window ahead of the job's, or record none of it.
+        """Record no further step of the job's window on this rank, until the job's window ends.
 
         Args:
-            transition: the latest one.
+            transition: the latest result of `advance`.
 
         Returns:
-            The transition that replaces it: the step that ended is this rank's last one.
+            The transition to use instead of ``transition``. If this rank recorded the step that
+            ended, that step is its last one; ``own_after`` is CLOSED.
         """
         self._is_cut, self._own_state = True, State.CLOSED
         own_before = State.LAST if transition.own_before.records else transition.own_before

@@ -25,7 +25,7 @@ COMMANDS = (
 )
 """Modules of this package, in the order of the help."""
 
-_INTERRUPTED = 130  # what a shell says of a program that Ctrl-C ended
+_INTERRUPTED = 130  # a shell's exit code for a program that Ctrl-C ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:

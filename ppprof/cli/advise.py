@@ -50,7 +50,7 @@ def register(subparsers: Any) -> None:
         help="run directory, or those of a run's nodes; or traces",
     )
     add_selection(parser)
-    add("--language", choices=LANGUAGES, default="en", help="of the texts: en or zh")
+    add("--language", choices=LANGUAGES, default="en", help="language of the findings: en or zh")
     add_rows(parser, "findings", "none")
     add_renamed(parser, "--limit", "--row-limit")
     add_format(

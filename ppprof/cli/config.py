@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from typing import Any
 
 import yaml
 
+from ppprof.cli.options import Checks, whole_number
 from ppprof.cli.terminal import log
 from ppprof.config import load_config
-from ppprof.errors import UsageError
 
 
 def register(subparsers: Any) -> None:
@@ -32,16 +33,17 @@ def register(subparsers: Any) -> None:
         metavar="K=V",
         help="set a key, such as Profiler.enable=True; may be given again",
     )
-    parser.add_argument("--world-size", type=int, metavar="N", help="number of processes")
-    parser.add_argument("--format", choices=("yaml", "json"), default="yaml")
+    parser.add_argument("--world-size", metavar="N", help="number of processes")
+    parser.add_argument("--format", choices=("yaml", "json"), default="yaml", help="default: yaml")
     parser.set_defaults(run_command=config)
 
 
 def config(args: argparse.Namespace) -> int:
     """Return 0; the config is on stdout, its warnings on stderr."""
-    if args.world_size is not None and args.world_size < 1:
-        raise UsageError(f"--world-size: {args.world_size}: expected at least 1")
-    loaded = load_config(args.config, args.override, args.world_size)
+    checks = Checks(args)
+    world_size = checks.parsed("world_size", partial(whole_number, least=1), None)
+    checks.done()
+    loaded = load_config(args.config, args.override, world_size)
     for warning in loaded.warnings:
         log.warning("%s", warning)
     values = loaded.to_mapping()

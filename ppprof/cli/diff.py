@@ -13,6 +13,7 @@ import polars as pl
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome, Threshold, check
 from ppprof.analysis.diff.run_costs import KERNEL_VALUES, OPERATOR_VALUES
+from ppprof.analysis.profile.profile import PADDLE_SORT_KEYS
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.cli import executors
 from ppprof.cli.options import (
@@ -59,7 +60,7 @@ def register(subparsers: Any) -> None:
     add("--views", metavar="V,...", help=f"some of {','.join(VIEWS)}; default: all")
     add_selection(parser)
     for name in ("rank", "window", "steps"):
-        add(f"--experiment-{name}", metavar="X", help=f"of EXPERIMENT, if not as --{name}")
+        add(f"--experiment-{name}", metavar="X", help=f"--{name} of EXPERIMENT; default: --{name}")
     add(
         "--sorted-by",
         metavar="KEY",
@@ -82,7 +83,7 @@ def register(subparsers: Any) -> None:
         metavar="RULE",
         action="append",
         default=[],
-        help="exit with 1 if so: 'step_time > 5%%', 'op.matmul.gpu > 0.2ms', 'ips < -5%%'; repeatable",
+        help="exit with code 1 if the condition holds: 'step_time > 5%%', 'op.matmul.gpu > 0.2ms', 'ips < -5%%'; repeatable",
     )
     add("--time-unit", metavar="UNIT", help="s, ms, us or ns; default: ms")
     add_format(parser, "json: everything, in nanoseconds; csv: one view; md: for a comment")
@@ -199,9 +200,10 @@ def _pattern(text: str) -> str:
 def _sort_key(text: str) -> str:
     columns = (*OPERATOR_VALUES, *KERNEL_VALUES)
     keys = list(dict.fromkeys(column.removesuffix("_ns") for column in columns))
-    if text not in keys:
+    key = PADDLE_SORT_KEYS.get(text, text)
+    if key not in keys:
         raise UsageError(f"{text!r}: expected one of {', '.join(keys)}")
-    return text
+    return key
 
 
 def _table(

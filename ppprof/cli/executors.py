@@ -108,7 +108,7 @@ class _DaskExecutor(Executor):
         outer: Future[Any] = Future()
         inner = self._inner.submit(fn, *args, **kwargs)
         outer.add_done_callback(lambda future: future.cancelled() and inner.cancel())
-        inner.add_done_callback(lambda future: _pass_on(future, outer))
+        inner.add_done_callback(lambda future: _copy_result(future, outer))
         return outer
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -134,7 +134,7 @@ def _has_workers(client: Any) -> bool:
         return False
 
 
-def _pass_on(inner: Future[Any], outer: Future[Any]) -> None:
+def _copy_result(inner: Future[Any], outer: Future[Any]) -> None:
     from distributed import KilledWorker
 
     if not outer.set_running_or_notify_cancel():

@@ -71,8 +71,8 @@ def finish(args: argparse.Namespace) -> int:
     if seconds is None:
         finish_captures()
         return 0
-    # Either signal ends the process, whatever it does. Beside a training that leaves few cores it
-    # is slow through no fault of its own, so waiting counts less than computing.
+    # Either signal ends the process, whatever it does. A training may leave it few cores, so waiting
+    # counts less than computing.
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.alarm(_WALL_TIME_FACTOR * seconds)
     try:

@@ -8,16 +8,18 @@ from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ppprof.analysis.profile.steps import StepRange
 from ppprof.cli.terminal import Progress, is_data, log
 from ppprof.errors import UsageError
 from ppprof.paths import is_remote, store_errors_as_oserror, to_path, write_atomically
-from ppprof.run.run import Run, open_location
-from ppprof.rundir.recordings import RunLocation, resolve
 from ppprof.topology import RankSelector, parse_selector
 from ppprof.units import escape_control_chars
+
+if TYPE_CHECKING:
+    from ppprof.analysis.profile.steps import StepRange
+    from ppprof.run.run import Run
+    from ppprof.rundir.recordings import RunLocation
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -62,7 +64,7 @@ def add_format(parser: argparse.ArgumentParser, explanation: str) -> None:
 
 
 def add_output(
-    parser: argparse.ArgumentParser, explanation: str = "write there and not to stdout"
+    parser: argparse.ArgumentParser, explanation: str = "write to FILE instead of stdout"
 ) -> None:
     """Add ``-o`` and ``--force``."""
     add = parser.add_argument
@@ -146,6 +148,8 @@ class Checks:
 
     def steps(self) -> StepRange | None:
         """Return ``--steps``; None: all."""
+        from ppprof.analysis.profile.steps import StepRange  # polars takes 0.3 s to import
+
         return self.parsed("steps", StepRange.parse, None)
 
     def workers(self) -> int:
@@ -191,11 +195,15 @@ def open_run(args: argparse.Namespace, *paths: str) -> Run:
     Raises:
         InputError: no run and no trace there.
     """
+    from ppprof.rundir.recordings import resolve
+
     return open_located(args, resolve(*paths))
 
 
 def open_located(args: argparse.Namespace, location: RunLocation) -> Run:
     """Open a run whose place is known; log where it was found, if not at the paths given."""
+    from ppprof.run.run import open_location
+
     run = open_location(location, cache=not args.no_cache, progress=Progress.on_terminal())
     if run.paths != tuple(map(to_path, location.given)):
         log.info("%s: the newest run is %s", ", ".join(location.given), run)

@@ -38,7 +38,7 @@ def register(subparsers: Any) -> None:
     )
     add("--baseline", metavar="BASE", help="a run to compare with")
     add_selection(parser)
-    add("--language", choices=LANGUAGES, default="en", help="of the page: English or Chinese")
+    add("--language", choices=LANGUAGES, default="en", help="language of the page: en or zh")
     add_output(parser, "the page to write; required")
     add_reading(parser)
     parser.set_defaults(run_command=report)

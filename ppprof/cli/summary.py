@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.profile.profile import sort_key
+from ppprof.analysis.profile.profile import SummaryOptions
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.summaries.across_ranks import ACROSS, WAYS, check_across
 from ppprof.analysis.summaries.views import VIEWS
@@ -25,20 +25,17 @@ from ppprof.cli.options import (
     show,
 )
 from ppprof.cli.terminal import log
-from ppprof.errors import ConfigError, InputError, PpprofError, UsageError
+from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.report.markdown import markdown
 from ppprof.report.text.across_ranks import render_across
 from ppprof.report.text.summary import TableOptions, render_tables, title, window_title
 from ppprof.run.run import Run
-from ppprof.run.selection import warn_of_missing
+from ppprof.run.selection import select_printed, selected_ranks
 from ppprof.run.summary import AcrossRanks, WindowTables
 from ppprof.rundir.recordings import Recording, resolve_each
 from ppprof.rundir.summaries import document, dumps
 from ppprof.topology import RankSelector
 from ppprof.units import format_ranges
-
-if TYPE_CHECKING:
-    from ppprof.config import ProfilerConfig
 
 DEFAULT_VIEWS = ("overview", "model", "op", "kernel")
 """Views of a trace without a config: those that the ``Profiler`` block enables by default."""
@@ -132,7 +129,7 @@ class _Request:
         views = checks.parsed("views", partial(_views, by=args.by), None)
         ranks, window, steps = checks.ranks(None), checks.window(), checks.steps()
         settings = {
-            "sorted_by": checks.parsed("sorted_by", sort_key, None),
+            "sorted_by": checks.parsed("sorted_by", _sort_key, None),
             "thread_sep": args.thread_sep,
             "time_unit": checks.parsed(
                 "time_unit", lambda text: TableOptions(text).time_unit, None
@@ -153,6 +150,14 @@ class _Request:
         checks.output(args.paths)
         checks.done()
         return cls(views, ranks, args.by, window, steps, given)
+
+
+def _sort_key(text: str) -> str:
+    return SummaryOptions(text).sorted_by
+
+
+def _time_unit(text: str) -> str:
+    return TableOptions(text).time_unit
 
 
 def _views(text: str, by: str | None) -> tuple[str, ...]:
@@ -206,8 +211,8 @@ def _windows(args: argparse.Namespace, request: _Request, failures: list[int]) -
             if isinstance(location, InputError):
                 raise location
             run = open_located(args, location)
-            block = _profiler_block(run)
-            recordings = _recordings(request, run, block)
+            recordings = _recordings(request, run)
+            block = run.profiler
         except PpprofError as error:
             log.error("%s", error)
             failures.append(error.exit_code)
@@ -219,7 +224,8 @@ def _windows(args: argparse.Namespace, request: _Request, failures: list[int]) -
         options = TableOptions(
             **{name: settings.pop(name) for name in _TABLE_OPTIONS if name in settings}
         )
-        for tables in _tables(request, run, recordings, views, settings, failures):
+        chosen = SummaryOptions(**settings)
+        for tables in _tables(request, run, recordings, views, chosen, failures):
             heading = _heading(tables)
             several = len(locations) > 1
             yield _Window(path, f"{path}: {heading}" if several else heading, tables, options)
@@ -230,7 +236,7 @@ def _tables(
     run: Run,
     recordings: Sequence[Recording],
     views: Sequence[str],
-    settings: Mapping[str, Any],
+    options: SummaryOptions,
     failures: list[int],
 ) -> Iterator[WindowTables | AcrossRanks]:
     """Yield each recording's tables, or each window's across ranks."""
@@ -238,7 +244,7 @@ def _tables(
     if request.by:
         ranks = None
         if request.ranks not in (None, "all"):
-            ranks = sorted({recording.rank for recording in recordings})
+            ranks = sorted(selected_ranks(run, request.ranks))
         tasks = [
             partial(
                 run.across,
@@ -247,7 +253,7 @@ def _tables(
                 window,
                 ranks=ranks,
                 steps=request.steps,
-                sorted_by=settings.get("sorted_by", "auto"),
+                options=options,
             )
             for window in sorted({recording.window for recording in recordings})
         ]
@@ -259,7 +265,7 @@ def _tables(
                 recording.rank,
                 recording.window,
                 steps=request.steps,
-                **settings,
+                options=options,
             )
             for recording in recordings
         ]
@@ -289,44 +295,13 @@ def _heading(tables: WindowTables | AcrossRanks) -> str:
     return f"{ranks}, {window_title(tables.window, tables.steps)}"
 
 
-def _profiler_block(run: Run) -> ProfilerConfig | None:
-    """Return the ``Profiler`` block of the run; None without a valid one."""
-    values = run.manifest.get("profiler")
-    if not isinstance(values, Mapping):
-        return None
-    from ppprof.config import ProfilerConfig
-
-    try:
-        return ProfilerConfig.from_mapping(values)
-    except ConfigError as error:
-        log.warning("%s: its Profiler block is ignored:\n%s", run, error)
-        return None
-
-
-def _recordings(request: _Request, run: Run, block: ProfilerConfig | None) -> Sequence[Recording]:
+def _recordings(request: _Request, run: Run) -> Sequence[Recording]:
     """Return the windows to show: without ``--rank``, of the ranks that the run's config prints."""
     if request.ranks is not None:
         return run.select_ranks(request.ranks, request.window)
-    recordings = run.select(window=request.window)
-    if request.by or block is None or run.topology is None:
-        return recordings
-    try:
-        recorded = run.topology.select(block.ranks)
-        printed = run.topology.select(block.print_ranks)
-    except UsageError:
-        return recordings
-    if missing := recorded.difference(run.ranks):
-        warn_of_missing(run, missing)
-    shown = [recording for recording in recordings if recording.rank in printed] or recordings
-    others = {recording.rank for recording in recordings}
-    others -= {recording.rank for recording in shown}
-    if others:
-        log.info(
-            "%s: not shown: %s; --rank R or --rank all shows them",
-            run,
-            format_ranges("rank", others),
-        )
-    return shown
+    if request.by:
+        return run.select(window=request.window)
+    return select_printed(run, request.window)
 
 
 def _warn_of_no_effect(request: _Request, views: Sequence[str]) -> None:

@@ -6,10 +6,11 @@ import argparse
 import math
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ppprof.cli.options import whole_number
+from ppprof.cli.options import Checks, whole_number
 from ppprof.cli.terminal import log
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
@@ -57,9 +58,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--wait", action="store_true", help="wait for the window's files and print their names"
     )
-    parser.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="how long to wait; default: for ever"
-    )
+    parser.add_argument("--timeout", metavar="SECONDS", help="how long to wait; default: for ever")
     parser.set_defaults(run_command=trigger)
 
 
@@ -69,9 +68,12 @@ def trigger(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.run}: a job reads requests from the directory that it writes")
     if args.timeout is not None and not args.wait:
         raise UsageError("--timeout: has no effect without --wait")
-    steps = None if args.steps is None else whole_number(args.steps, 1)
+    checks = Checks(args)
+    steps = checks.parsed("steps", partial(whole_number, least=1), None)
+    timeout = checks.parsed("timeout", _seconds, math.inf)
     if steps is not None and steps > MOST_STEPS:
-        raise UsageError(f"--steps {steps}: expected {MOST_STEPS} at the most")
+        checks.problems.append(f"--steps: {steps}: expected at most {MOST_STEPS}")
+    checks.done()
     run = Path(newest(args.run))
     if run != Path(args.run):
         log.info("%s: the newest run is %s", args.run, run)
@@ -93,7 +95,17 @@ def trigger(args: argparse.Namespace) -> int:
         )
         return 0
     log.info("%s: requested %s; waiting for rank 0", run, what)
-    return _wait(run, request, time.monotonic() + (args.timeout or math.inf))
+    return _wait(run, request, time.monotonic() + timeout)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds >= 0:
+        raise UsageError(f"{text!r}: expected a number of seconds")
+    return seconds or math.inf
 
 
 def _profiler(run: Path, manifest: Mapping[str, Any]) -> ProfilerConfig:

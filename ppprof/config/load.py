@@ -1,4 +1,4 @@
-"""Load a whole config: read its blocks, check them together, and derive blank values."""
+"""Load a whole config: read the blocks, check them together, and derive blank values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _FLEETX_BLOCKS = frozenset(
 
 @dataclass(frozen=True)
 class Config:
-    """A loaded config: typed blocks, with blank sizes derived."""
+    """A loaded config: typed blocks, with blank batch sizes and ``dp_degree`` derived."""
 
     Global: GlobalConfig
     Engine: EngineConfig
@@ -45,25 +45,30 @@ class Config:
     Profiler: ProfilerConfig
     Distributed: DistributedConfig
     topology: Topology
-    """The ranks and their coordinates."""
+    """The ranks of the job and their coordinates."""
     resolved: Mapping[str, Any] = field(default_factory=dict)
-    """All values of the files and overrides, blocks of other programs included."""
+    """All values that the files and overrides set, including blocks and keys that ppprof does not
+    read; without defaults and derived values."""
     warnings: tuple[str, ...] = ()
-    """Problems that do not stop the program."""
+    """Messages about problems that do not stop the program."""
     source: ConfigTree = field(default_factory=lambda: ConfigTree({}), repr=False, compare=False)
-    """Where each value was set."""
+    """Where each value was set, for `problem`."""
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return everything as plain values, with defaults and derived numbers filled in."""
+        """Return all blocks as plain values: ``resolved`` plus defaults and derived values."""
         typed = {name: dataclasses.asdict(getattr(self, name)) for name in BLOCKS}
         typed["Profiler"] = self.Profiler.to_mapping()
         mapping: dict[str, Any] = _overlay(self.resolved, typed)
         return mapping
 
     def problem(self, key: str, message: str) -> Problem:
-        """Return a problem with ``key``, located at the file and line that set it.
+        """Return a problem with ``key``, located at the file and line (or ``-o``) that set the key.
 
         For checks that only the program that uses the config can do.
+
+        Args:
+            key: dotted, such as ``Global.device``.
+            message: the value, the problem and the expected values.
         """
         return Problem(self.source.where(tuple(key.split("."))), key, message)
 
@@ -71,15 +76,17 @@ class Config:
 def load_config(
     path: str | Path, overrides: Iterable[str] = (), world_size: int | None = None
 ) -> Config:
-    """Load a config file and apply overrides.
+    """Load a config file, apply overrides, check all blocks and derive blank values.
 
     Args:
         path: a YAML file.
-        overrides: ``KEY=VALUE`` each, as after ``-o``.
-        world_size: number of processes. None if unknown: then the degrees determine it.
+        overrides: each is ``KEY=VALUE``, as after ``-o``; the last one for a key counts.
+        world_size: number of processes. None if it is unknown: then it is the product of the
+            degrees, with a blank ``dp_degree`` as 1.
 
     Raises:
-        ConfigError: holds every problem, each with the place that set the key.
+        ConfigError: holds every problem, each with the place that set the key. If a file cannot be
+            read, that is the only problem.
     """
     from ppprof.config.overrides import apply_overrides  # imports OmegaConf, which takes 45 ms
 
@@ -123,28 +130,30 @@ def load_config(
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded ``Profiler`` block, without the other blocks of its config."""
+    """A loaded ``Profiler`` block, without the other typed blocks of its config."""
 
     profiler: ProfilerConfig
     resolved: Mapping[str, Any]
-    """All values of the file and the overrides."""
+    """All values that the file and the overrides set, keyed by block name."""
     warnings: tuple[str, ...]
-    """Problems that do not stop the program."""
+    """Messages about problems that do not stop the program."""
 
 
 def load_profiler(
     path: str | Path | None, overrides: Iterable[str] = (), world_size: int | None = None
 ) -> Loaded:
-    """Load the ``Profiler`` block of a config and ignore the other blocks.
+    """Load the ``Profiler`` block of a config. The other blocks are not checked.
 
     Args:
-        path: a YAML file with a ``Profiler`` block, or with the keys of one at its top level. None
-            uses the overrides alone.
-        overrides: ``Profiler.KEY=VALUE`` each, as after ``-o``.
-        world_size: number of processes, to check rank numbers against. Coordinates are not checked.
+        path: a YAML file with a ``Profiler`` block, or with the keys of a ``Profiler`` block at its
+            top level. None uses the overrides alone.
+        overrides: each is ``Profiler.KEY=VALUE``, as after ``-o``; other keys are an error.
+        world_size: number of processes, to check rank numbers with `check_rank_numbers`. None
+            checks no rank numbers.
 
     Raises:
-        ConfigError: holds every problem, each with the place that set the key.
+        ConfigError: holds every problem, each with the place that set the key. If a file cannot be
+            read, that is the only problem.
     """
     source = ConfigTree({}) if path is None else read_tree(path)
     if set(source.values) & {item.name for item in dataclasses.fields(ProfilerConfig)}:
@@ -172,7 +181,10 @@ def load_profiler(
 
 
 def _overlay(resolved: Any, typed: Any) -> Any:
-    """Lay the typed values over the resolved ones; keys that are not typed stay."""
+    """Return ``typed``, plus the keys of ``resolved`` that ``typed`` does not have, at any depth.
+
+    Tuples in ``typed`` become lists.
+    """
     if not isinstance(typed, dict):
         return list(typed) if isinstance(typed, tuple) else typed
     resolved = resolved if isinstance(resolved, dict) else {}
@@ -181,7 +193,7 @@ def _overlay(resolved: Any, typed: Any) -> Any:
 
 
 def _place(problem: Problem) -> tuple[str, int]:
-    """Return the file and line of a problem, to sort by."""
+    """Return a sort key: the file and line of a problem; line 0 if its place has no line."""
     file, _, line = problem.where.rpartition(":")
     return (file, int(line)) if line.isdigit() else (problem.where, 0)
 
@@ -189,7 +201,11 @@ def _place(problem: Problem) -> tuple[str, int]:
 def _build_topology(
     distributed: DistributedConfig, world_size: int | None, problems: Problems
 ) -> tuple[DistributedConfig, Topology]:
-    """Return the block, with a blank dp_degree derived, and the topology."""
+    """Return the ``Distributed`` block with a blank ``dp_degree`` derived, and the topology.
+
+    Adds an error if ``order`` is not a permutation of the axes (the topology then has Fleet's
+    order), or if the degrees do not multiply to ``world_size``.
+    """
     order: tuple[str, ...] = distributed.order
     if sorted(order) != sorted(AXES):
         problems.add(
@@ -220,11 +236,15 @@ def _build_topology(
 def _derive_batch_sizes(
     world: GlobalConfig, engine: EngineConfig, topology: Topology, problems: Problems
 ) -> tuple[GlobalConfig, EngineConfig]:
-    """Return the blocks with blank batch sizes filled in, by FleetX's rules.
+    """Return the ``Global`` and ``Engine`` blocks with blank sizes filled in by FleetX's rules.
 
-    - global_batch_size = local_batch_size x dp x sharding; if both are blank, the local one is 1
-    - micro_batch_size = local_batch_size
-    - accumulate_steps = local_batch_size / micro_batch_size, whatever it was set to
+    - global_batch_size = local_batch_size x dp x sharding; either may be blank. If both are blank,
+      local_batch_size is 1.
+    - micro_batch_size = local_batch_size, if blank.
+    - accumulate_steps = local_batch_size / micro_batch_size. Another value in the config has no
+      effect, and a warning says so.
+
+    Adds an error if the sizes contradict each other or do not divide.
     """
     replicas = topology.replicas
     whole, local, micro = world.global_batch_size, world.local_batch_size, world.micro_batch_size
@@ -275,7 +295,11 @@ def _check_model(model: ModelConfig, problems: Problems) -> None:
 
 
 def _check_split(blocks: Mapping[str, Any], topology: Topology, problems: Problems) -> None:
-    """Check that the axes of the topology divide the model and the batch."""
+    """Check the model, the batch and the sequences against the degrees of the topology.
+
+    Adds errors for sizes that a degree does not divide, and for settings that Fleet does not
+    combine. Adds warnings for settings that have no effect.
+    """
     model: ModelConfig = blocks["Model"]
     mp, pp, virtual = topology.degree("mp"), topology.degree("pp"), model.virtual_pp_degree
     for name, count, unit in (
@@ -318,7 +342,14 @@ def _check_split(blocks: Mapping[str, Any], topology: Topology, problems: Proble
 
 
 def _check_virtual(virtual: int, pp: int, micro_batches: int, problems: Problems) -> None:
-    """Check Fleet's own conditions (PipelineParallelWithInterleave._check_sanity)."""
+    """Check Fleet's conditions for interleaving (PipelineParallelWithInterleave._check_sanity).
+
+    Args:
+        virtual: ``virtual_pp_degree``, above 1.
+        pp: ``pp_degree``.
+        micro_batches: micro-batches of a step.
+        problems: gets the errors and warnings.
+    """
     key = ("Model", "virtual_pp_degree")
     if pp == 1:
         problems.warn(key, "has no effect: pp_degree is 1")

@@ -23,7 +23,15 @@ _UNMASK = str.maketrans("\ue000\ue001", "$?")
 
 
 def apply_overrides(source: ConfigTree, overrides: Iterable[str]) -> list[Problem]:
-    """Apply each override to ``source``; return a problem for each that is invalid."""
+    """Apply each override to ``source``; return a problem for each invalid override.
+
+    Changes the values and marks of ``source``. Invalid overrides are not applied.
+
+    Args:
+        source: the tree to change.
+        overrides: each is ``KEY=VALUE``, such as ``Profiler.enable=True``; the last one for a key
+            counts. Missing blocks are created.
+    """
     problems = []
     tree = OmegaConf.create(_translate(source.values, _MASK))
     assert isinstance(tree, DictConfig)
@@ -48,9 +56,11 @@ def apply_overrides(source: ConfigTree, overrides: Iterable[str]) -> list[Proble
 
 
 def read_value(text: str) -> Any:
-    """Return the value that the text of an override spells.
+    """Return the value of an override from its text.
 
-    Python literals come first, then YAML. Any other text stays text. Empty text is null.
+    The text is read as a Python literal, else as a YAML scalar, list or mapping, else it stays
+    text. ``10:30`` and ``07`` stay text, which YAML 1.1 would turn into 630 and 7. Empty text is
+    read as null.
 
     >>> read_value("true"), read_value("None"), read_value("(1, 5)"), read_value("1e-5")
     (True, None, (1, 5), 1e-05)
@@ -69,7 +79,8 @@ def read_value(text: str) -> Any:
 def _why_not(tree: DictConfig, key: Key, value: Any) -> str:
     """Return why ``key`` cannot be set to ``value``; empty if it can.
 
-    Missing and null blocks on the way are fine: OmegaConf creates them.
+    A path through a missing or null block is valid: OmegaConf creates the block. A word is invalid
+    where the tree has True or False.
     """
     node: Any = tree
     for depth, name in enumerate(key):
@@ -88,7 +99,12 @@ def _why_not(tree: DictConfig, key: Key, value: Any) -> str:
 
 
 def _translate(value: Any, table: Mapping[int, int]) -> Any:
-    """Translate the characters of every string in a tree of values; keys stay as they are."""
+    """Return a copy of a tree of values with every string translated, but not the keys.
+
+    Args:
+        value: nested mappings, lists and scalars; tuples become lists.
+        table: for `str.translate`.
+    """
     if isinstance(value, str):
         return value.translate(table)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The ``Profiler`` block: what to record, when, on which ranks, and how to show it."""
+"""The ``Profiler`` block: what to record, in which steps, on which ranks, and what to show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ppprof.paths import is_remote
 from ppprof.topology import AXES, RankSelector, Topology
 
 VIEWS = ("device", "overview", "model", "dist", "op", "kernel", "memcpy", "udf", "mem")
-"""The nine tables, in printing order."""
+"""The nine summary tables, in printing order."""
 
 SortKey = Literal[
     "auto",
@@ -44,18 +44,18 @@ class WindowSchedule:
     closed: int = knob(0, minimum=0)
     """Idle steps before each window."""
     ready: int = knob(0, minimum=0)
-    """Warm-up steps after the idle ones: the tracers run and their data is dropped."""
+    """Warm-up steps after the idle steps: the tracers run and their data is dropped."""
     record: int = knob(0, minimum=1)
     """Steps of a window."""
     repeat: int = knob(0, minimum=0)
-    """Number of windows; 0 repeats until the run ends."""
+    """Number of windows; 0 repeats windows until the run ends."""
     skip_first: int = knob(0, minimum=0)
-    """Steps to skip before the first cycle."""
+    """Steps to skip before the first cycle of ``closed``, ``ready`` and ``record`` steps."""
 
 
 @dataclass(frozen=True)
 class SummaryToggles:
-    """Tables that print when ``detailed`` is False."""
+    """The tables to print when ``detailed`` is False."""
 
     STRICT: ClassVar[bool] = True
 
@@ -72,46 +72,49 @@ class SummaryToggles:
     dist: bool = False
     """Communication, computation and their overlap."""
     mem: bool = False
-    """Allocations and frees by the operator or span that made them."""
+    """Allocations and frees, by the operator or span that made them."""
     memcpy: bool = False
-    """User-defined spans that copy or set memory."""
+    """User-defined spans that copy or set memory, by name."""
     udf: bool = False
-    """User-defined spans (``paddle.profiler.RecordEvent``)."""
+    """Other user-defined spans (``paddle.profiler.RecordEvent``), by name."""
 
 
 @dataclass(frozen=True)
 class SlowStep:
-    """Open a window after a slow step; a single number stands for ``times``."""
+    """Open a window after a slow step; a number instead of a mapping sets ``times``."""
 
     STRICT: ClassVar[bool] = True
 
     times: float = knob(2.0, above=1)
-    """A step counts as slow when it takes more than this many times the running median."""
+    """A step counts as slow when it takes more than this many times the running median of step
+    times."""
     cool_down: int = knob(100, minimum=0)
-    """Steps after a triggered window in which slow steps open no other; counted for the job, not
-    for each rank."""
+    """Steps after a triggered window in which slow steps open no further window. The job counts
+    them once for all ranks, also after a requested window."""
     max_windows: int = knob(5, minimum=1)
-    """Most windows that slow steps may keep in a run."""
+    """Most windows of a run that are kept because of slow steps. Deleted windows do not count."""
     keep: Literal["slow", "all"] = "slow"
-    """``slow`` deletes a window without any slow step before it is exported; ``all`` keeps every
-    window."""
+    """``slow`` deletes a window that a slow step opened, before traces are written, if no step in
+    the window is slow. ``all`` keeps every window."""
 
 
 @dataclass(frozen=True)
 class TriggerConfig:
-    """Windows that open on demand; True uses the defaults."""
+    """Windows that open on demand; True instead of a mapping uses the defaults."""
 
     STRICT: ClassVar[bool] = True
 
     file: bool = True
     """Accept requests by ``ppprof trigger RUN`` or ``touch RUN/trigger/request``. Rank 0 looks for
-    them in its own run directory."""
+    requests in its own run directory."""
     slow_step: Optional[SlowStep] = None
-    """Record the steps that follow a slow step; a number stands for ``times``."""
+    """Record the steps that follow a slow step. True uses the defaults of its keys; a number sets
+    ``times``; blank or False opens no window for slow steps."""
     steps: int = knob(4, minimum=1, maximum=10_000)
-    """Steps of a triggered window, unless the request sets them."""
+    """Steps of a triggered window, unless the request gives a number."""
     ranks: Any = "all"
-    """Recording ranks that take part, unless the request sets them; the same forms as ``ranks``."""
+    """Ranks that record a triggered window, unless the request names ranks; the same forms as
+    ``ranks``. Ranks that ``ranks`` does not select never record."""
 
 
 @dataclass(frozen=True)
@@ -121,72 +124,83 @@ class ProfilerConfig:
     STRICT: ClassVar[bool] = True
 
     enable: bool = False
-    """Attach the profiler. The other keys have no effect without it."""
+    """Attach the profiler to the training. If False, all other keys have no effect."""
     scheduler: Union[tuple[int, int], WindowSchedule, None] = None
-    """``[start, stop]`` records steps start to stop-1; a mapping ``closed, ready, record, repeat,
-    skip_first`` records windows; null records every step, or with a ``trigger`` only the windows
-    that it opens."""
+    """``[start, stop]`` records steps start to stop-1. A mapping ``closed, ready, record, repeat,
+    skip_first`` records repeating windows. Null records every step; with a ``trigger``, null
+    records only the windows that the trigger opens."""
     trigger: Optional[TriggerConfig] = None
-    """Windows that open on demand, in addition to those of the ``scheduler``."""
+    """Windows that open on demand, in addition to the windows of the ``scheduler``. True uses the
+    defaults; blank or False opens no window on demand."""
     profiler_log: str = "profiler_log"
-    """Run directory."""
+    """Log directory, on a local disk. The first run writes into it, later runs into ``run_002``,
+    ``run_003``... below it."""
     detailed: bool = False
-    """Print every table."""
+    """Print all nine tables."""
     record_shapes: bool = True
-    """Operator input shapes, inside windows only (Paddle leaves them empty in dygraph)."""
+    """Record the input shapes of operators, inside windows only. Paddle leaves them empty in
+    dygraph."""
     profile_memory: bool = True
-    """Allocations and frees, inside windows only."""
+    """Record allocations and frees, inside windows only."""
     summary: SummaryToggles = field(default_factory=SummaryToggles)
-    """Tables to print when ``detailed`` is False."""
+    """The tables to print when ``detailed`` is False."""
     timer_only: bool = False
     """Measure only reader cost, batch cost and ips, at nearly no cost; write no trace."""
     ranks: Any = "all"
-    """Ranks that record: ``all``, ``"0,8-15"``, a list, or coordinates such as
+    """Ranks that record: ``all``, a rank, ``"0,8-15"``, a list, or coordinates such as
     ``{dp: 0, mp: 0, pp: all}`` (one rank for each pipeline stage)."""
     print_ranks: Any = 0
-    """Recording ranks that print tables; the same forms as ``ranks``."""
+    """Ranks that print tables, if they record; the same forms as ``ranks``."""
     sorted_by: SortKey = "auto"
-    """Sort key of operators, kernels and spans; auto is gpu_total if there are device events, else
-    cpu_total. Paddle's spellings (CPUTotal) are accepted."""
+    """Sort key of operators, kernels and spans: largest first, for ``cpu_min`` and ``gpu_min``
+    smallest first. ``auto`` is ``gpu_total`` if there are device events, else ``cpu_total``.
+    Paddle's spellings (``CPUTotal``) are accepted."""
     time_unit: TimeUnit = "ms"
     """Unit of the printed times."""
     op_detail: bool = True
-    """Below each operator, print the operators it calls and the kernels it launches."""
+    """Below each operator, print the operators that it calls and the kernels that it launches."""
     thread_sep: bool = False
     """Print operators and spans separately for each thread."""
     row_limit: int = knob(100, minimum=1)
     """Most rows of a printed table; the tables written as data have all rows."""
     formats: tuple[TraceFormat, ...] = ("json",)
-    """Formats of the trace; ``pb`` is Paddle's own, which is smaller."""
+    """Formats of the traces. ``pb`` is Paddle's own format, which is smaller than ``json``."""
     with_flops: bool = False
-    """Print Paddle's FLOPs by layer at the end of a window."""
+    """Print Paddle's FLOPs by layer at the end of a window, on the ranks that print tables. True
+    also records the input shapes of operators, whatever ``record_shapes`` says."""
     emit_nvtx: bool = False
     """Emit NVTX ranges, for Nsight Systems."""
     targets: Union[Literal["auto"], tuple[Target, ...]] = "auto"
-    """Devices to trace; auto traces all that this build and machine have."""
+    """Devices to trace. ``auto`` traces all devices that this build of Paddle supports and this
+    machine has."""
     stop_training: bool = False
     """End the training cleanly once the last window of the ``scheduler`` has closed."""
     background: bool = True
     """Write tables and traces in a low-priority process while the training continues. False, for
-    debugging, waits for that process at the end of each window: all ranks wait."""
+    debugging, makes the training of all ranks wait for that process at the end of each window."""
     max_trace_mb: Optional[float] = knob(None, above=0)
-    """Disk limit for a rank's traces of a run, in MB of 10^6 bytes. A window that nears the limit
-    closes early on that rank, and traces that do not fit are not written. The size of a first
-    window is estimated from the memory that it takes, so it may exceed the limit a little."""
+    """Disk limit for the traces of one rank over a whole run, in MB of 10^6 bytes; blank for no
+    limit. A window that nears the limit closes early on that rank, and traces that do not fit are
+    not written. The size of the first window is estimated from the memory that it takes, so the
+    first window may exceed the limit a little."""
     on_window_end: Union[str, tuple[str, ...], None] = None
-    """A command that each recording rank runs when the files of a window are complete; their names
-    follow its own arguments. A list, or text that is split like a shell's. No shell is involved."""
+    """A command that each recording rank runs when the files of a window are complete. The names of
+    the files follow the command's own arguments. A list of words, or text that is split into words
+    as a shell does. No shell is started."""
     visualdl_scalars: bool = False
     """Write loss, ips, tokens/s, reader cost and memory of every step in VisualDL's log format, on
-    the ranks that print. VisualDL shows them beside the traces. Needs
+    the ranks that ``print_ranks`` selects. VisualDL shows these values beside the traces. Needs
     ``pip install 'ppprof[view]'``."""
     profiler_options: Optional[str] = None
     """The option string of PaddleClas, PaddleDetection and PaddleOCR: ``batch_range=[50, 60];
-    profile_path=log``. It enables the profiler. Other keys of the block take precedence."""
+    profile_path=log``. It enables the profiler. Other keys of the ``Profiler`` block take
+    precedence."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> ProfilerConfig:
-        """Return the block from plain values, as `to_mapping` returns them.
+        """Return the ``Profiler`` block with these values, the inverse of `to_mapping`.
+
+        Missing keys get their defaults. Warnings are dropped.
 
         Raises:
             ConfigError: holds every problem.
@@ -198,7 +212,10 @@ class ProfilerConfig:
         return config
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return plain values that JSON can hold; rank selectors stay as written."""
+        """Return the block as plain values that JSON can hold, with all defaults.
+
+        Rank selectors stay as written.
+        """
         values = dataclasses.asdict(self)
         if isinstance(self.scheduler, tuple):
             values["scheduler"] = list(self.scheduler)
@@ -213,6 +230,9 @@ class ProfilerConfig:
     def command(self) -> tuple[str, ...]:
         """``on_window_end`` split into words; empty if there is no command.
 
+        Raises:
+            ValueError: a quote is not closed. A block from `read_profiler` without errors has none.
+
         >>> ProfilerConfig(on_window_end="cp --target '/mnt/my traces'").command
         ('cp', '--target', '/mnt/my traces')
         """
@@ -220,12 +240,23 @@ class ProfilerConfig:
         return tuple(shlex.split(command)) if isinstance(command, str) else command or ()
 
     def views(self) -> tuple[str, ...]:
-        """Return the selected tables, in the order of `VIEWS`."""
+        """Return the names of the tables to print, in the order of `VIEWS`.
+
+        All of them with ``detailed``, else those that ``summary`` selects.
+        """
         return tuple(view for view in VIEWS if self.detailed or getattr(self.summary, view))
 
 
 def read_profiler(values: Any, key: Key, problems: Problems) -> ProfilerConfig:
-    """Read the block; also check rules that its types alone cannot express."""
+    """Return the ``Profiler`` block from plain values, and check rules that types do not express.
+
+    Values that are not of the field's type get the default and add an error.
+
+    Args:
+        values: a mapping; None for a missing block.
+        key: the path of the block in the config: ``("Profiler",)``, or () for a bare block.
+        problems: gets the errors and warnings.
+    """
     if isinstance(values, Mapping):
         values = _expand_options(values, key, problems)
         schedule = values.pop("scheduler", None)
@@ -257,7 +288,11 @@ def read_profiler(values: Any, key: Key, problems: Problems) -> ProfilerConfig:
 
 
 def _expand_options(values: Mapping[str, Any], key: Key, problems: Problems) -> dict[str, Any]:
-    """Return the block with the keys that its ``profiler_options`` stand for."""
+    """Return the block with ``profiler_options`` translated to keys of the block.
+
+    Keys that the block itself sets, except to null, take precedence. Adds an error for each invalid
+    option.
+    """
     options = values.get("profiler_options")
     if options is None:
         return dict(values)
@@ -271,13 +306,24 @@ def _expand_options(values: Mapping[str, Any], key: Key, problems: Problems) -> 
 
 
 def check_ranks(config: ProfilerConfig, topology: Topology, problems: Problems) -> None:
-    """Add an error for each rank selector that selects no rank, or no recording rank."""
+    """Add an error for each rank selector with ranks, positions or axes outside the topology.
+
+    ``trigger.ranks`` must also select a rank that records.
+
+    Args:
+        config: the block, with valid selectors.
+        topology: of the job.
+        problems: gets the errors.
+    """
     for key, selector in _selectors(config):
         _check_selected_ranks(config, key, selector, topology, problems)
 
 
 def check_rank_numbers(config: ProfilerConfig, world_size: int, problems: Problems) -> None:
-    """Like `check_ranks` if only the number of ranks is known; coordinates are not checked."""
+    """Check rank selectors like `check_ranks` when only the number of ranks is known.
+
+    Selectors with coordinates are not checked. If ``ranks`` has coordinates, nothing is checked.
+    """
     topology = Topology.of(dp=world_size)
     for key, selector in _selectors(config):
         if not isinstance(selector, Mapping) and not isinstance(config.ranks, Mapping):
@@ -378,7 +424,10 @@ def _check_command(config: ProfilerConfig, key: Key, problems: Problems) -> None
 
 
 def _check_selector(value: Any, key: Key, problems: Problems) -> None:
-    """Add an error if ``value`` is not a rank selector; `check_ranks` looks for the ranks."""
+    """Add an error if ``value`` does not have the form of a rank selector.
+
+    Whether the selected ranks exist is checked by `check_ranks`.
+    """
     if isinstance(value, Mapping):
         positions = value.values()
         is_valid = set(value) <= set(AXES) and all(
@@ -399,7 +448,15 @@ def _is_index(value: Any) -> bool:
 def _warn_about_ignored_keys(
     values: Mapping[str, Any], schedule: Any, config: ProfilerConfig, key: Key, problems: Problems
 ) -> None:
-    """Add a warning for each key that has no effect because of another."""
+    """Add a warning for each key that has no effect because of the value of another key.
+
+    Args:
+        values: the plain values of the block.
+        schedule: the plain value of ``scheduler``.
+        config: the block.
+        key: the path of the block in the config.
+        problems: gets the warnings.
+    """
     if not config.enable:
         return
     ignored = []

@@ -14,7 +14,8 @@ theirs              ours                                 if missing
 `timer_only`        `timer_only`                         False; in PaddleDetection True, so no trace
 =================== ==================================== ==============================================
 
-Source: ``utils/profiler.py`` of the three projects. They ignore invalid values; we report them.
+Source: ``utils/profiler.py`` of the three projects. These projects ignore invalid values; ppprof
+reports them.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ from ppprof.config.yaml_source import literal
 
 
 def read_options(options: Any) -> tuple[dict[str, Any], list[str]]:
-    """Return the keys of a ``Profiler`` block that the options stand for, and a list of errors.
+    """Return the values of a ``Profiler`` block that match the options, and a list of errors.
+
+    Invalid options add an error and no value. With ``state=GPU``, ``sorted_key=max`` sorts by GPU
+    time (``gpu_max``), otherwise by CPU time (``cpu_max``); ``min`` and ``ave`` likewise.
 
     Args:
-        options: the string, or a mapping with the same keys, which PaddleClas also accepts.
+        options: the option string, or a mapping of option names to values. PaddleClas accepts both.
 
     >>> read_options("batch_range=[50, 60]; state=CPU; exit_on_finished=False")
     ({'enable': True, 'scheduler': [50, 60], 'stop_training': False, 'targets': ['cpu']}, [])
@@ -55,7 +59,11 @@ def read_options(options: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _split_options(options: Any) -> tuple[dict[str, str], list[str]]:
-    """Return the options by name, and a list of errors. Blanks around words are ignored."""
+    """Return the text of each option, keyed by name, and a list of errors.
+
+    Blanks around names and values are ignored. An option that is given twice is an error, and its
+    first value counts.
+    """
     if isinstance(options, Mapping):
         return {str(name): str(value) for name, value in options.items()}, []
     if not isinstance(options, str):

@@ -1,7 +1,7 @@
 """The training blocks (Global, Engine, Model...), in the dialect of FleetX's GPT configs.
 
 The fields are the keys that ppprof's harness reads. FleetX's other keys (``UNUSED``) pass through
-without effect. Unknown keys pass through with a warning.
+without effect and without a warning. Unknown keys pass through with a warning.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ class GlobalConfig:
     seed: int = knob(1024, minimum=0)
     """Seed of initialization, dropout and data order."""
     global_batch_size: Optional[int] = knob(None, minimum=1)
-    """Samples of a step over all ranks: local_batch_size x dp x sharding. Either may be blank."""
+    """Samples of a step over all ranks: local_batch_size x dp x sharding. Blank derives it from
+    local_batch_size."""
     local_batch_size: Optional[int] = knob(None, minimum=1)
-    """Samples of a step on one data-parallel rank."""
+    """Samples of a step on one model replica (there are dp x sharding replicas). Blank derives it
+    from global_batch_size; it is 1 if global_batch_size is blank too."""
     micro_batch_size: Optional[int] = knob(None, minimum=1)
-    """Samples of one forward and backward pass, a divisor of local_batch_size; blank for all of
-    it."""
+    """Samples of one forward and backward pass, a divisor of local_batch_size; blank for
+    local_batch_size."""
     device_peak_flops: Optional[float] = knob(None, above=0)
     """Peak dense FLOP/s of one device in the training's data type, for MFU. Blank uses the bf16
-    and fp16 peak of a known device; other devices get no MFU."""
+    and fp16 peak if ppprof knows the device; otherwise no MFU is computed."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,12 @@ class MixPrecisionConfig:
     dtype: Literal["float16", "bfloat16"] = "float16"
     """The low-precision type."""
     level: Literal["O1", "O2"] = "O2"
-    """O1 casts operator by operator, O2 keeps the parameters in low precision."""
+    """O1 casts the inputs of each operator; O2 also keeps the parameters in low precision."""
     use_pure_fp16: bool = False
-    """FleetX's older key: the same as enable with O2 and float16."""
+    """FleetX's older key: True has the same effect as ``enable: True``. ``dtype`` and ``level``
+    apply; their defaults are float16 and O2."""
     scale_loss: float = knob(32768.0, above=0)
-    """Initial loss scale for float16."""
+    """Initial loss scale; only for float16."""
     custom_black_list: Optional[tuple[str, ...]] = None
     """Operators to keep in float32."""
     custom_white_list: Optional[tuple[str, ...]] = None
@@ -68,13 +71,14 @@ class SaveLoadConfig:
     """Settings of checkpoints."""
 
     save_steps: Optional[int] = knob(None, minimum=-1)
-    """Steps between checkpoints; blank or -1 for never."""
+    """Steps between checkpoints; blank, 0 or -1 saves no checkpoints."""
     save_epoch: Optional[int] = knob(None, minimum=-1)
-    """Epochs between checkpoints; without effect, since the harness trains by steps."""
+    """Epochs between checkpoints; without effect, since the harness counts steps."""
     output_dir: str = "./output"
-    """Directory of the checkpoints."""
+    """Directory to write checkpoints in."""
     ckpt_dir: Optional[str] = None
-    """Checkpoint to resume from."""
+    """Directory of the checkpoint to resume from, such as ``output/step_00001000``; blank starts a
+    new training."""
 
 
 @dataclass(frozen=True)
@@ -87,23 +91,26 @@ class EngineConfig:
     )
 
     max_steps: int = knob(500000, minimum=-1)
-    """Optimizer steps; -1 trains for num_train_epochs."""
+    """Number of optimizer steps to train; -1 trains for num_train_epochs."""
     num_train_epochs: int = knob(1, minimum=-1)
-    """Passes over the data if max_steps is -1; -1 for no limit."""
+    """Passes over the data if max_steps is -1; -1 for no limit. Without effect if max_steps is not
+    -1."""
     accumulate_steps: Optional[int] = knob(None, minimum=1)
-    """Micro-batches of a step: local_batch_size / micro_batch_size; blank derives it."""
+    """Micro-batches of a step. It is always local_batch_size / micro_batch_size; another value has
+    no effect and causes a warning."""
     logging_freq: int = knob(1, minimum=1)
     """Steps between log lines."""
     eval_freq: int = knob(-1, minimum=-1)
-    """Steps between evaluations; -1 for never."""
+    """Steps between evaluations; 0 or -1 for no evaluation."""
     eval_iters: int = knob(0, minimum=-1)
-    """Batches of an evaluation."""
+    """Batches of local_batch_size samples in an evaluation, on each model replica; 0 or -1 counts
+    as 1."""
     test_iters: Optional[int] = knob(None, minimum=-1)
-    """Batches of a test; blank for ten times eval_iters."""
+    """FleetX's number of batches of a test; without effect, since the harness runs no tests."""
     mix_precision: MixPrecisionConfig = field(default_factory=MixPrecisionConfig)
     """Automatic mixed precision."""
     save_load: SaveLoadConfig = field(default_factory=SaveLoadConfig)
-    """Checkpoints."""
+    """Settings of checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -121,41 +128,43 @@ class ModelConfig:
     )
 
     module: str = "GPTModule"
-    """Module to train; the harness supports GPTModule."""
+    """Module to train; the harness supports GPTModule only."""
     name: str = "GPT"
-    """Name of the model."""
+    """Name of the model; without effect."""
     vocab_size: int = knob(256, minimum=1)
-    """Size of the vocabulary; byte-level data needs 256."""
+    """Number of distinct tokens; at least 256, one for each byte value."""
     hidden_size: int = knob(1024, minimum=1)
     """Width of the residual stream."""
     num_layers: int = knob(24, minimum=1)
-    """Transformer blocks."""
+    """Number of transformer blocks; a multiple of pp_degree x virtual_pp_degree."""
     num_attention_heads: int = knob(16, minimum=1)
-    """Attention heads; a divisor of hidden_size."""
+    """Number of attention heads; a divisor of hidden_size, and a multiple of mp_degree."""
     ffn_hidden_size: Optional[int] = knob(None, minimum=1)
     """Width of the MLP; blank for 4 x hidden_size."""
     hidden_dropout_prob: float = knob(0.1, minimum=0, maximum=1)
-    """Dropout of embeddings and residual branches."""
+    """Probability of dropout of embeddings and residual branches."""
     attention_probs_dropout_prob: float = knob(0.1, minimum=0, maximum=1)
-    """Dropout of attention weights."""
+    """Probability of dropout of attention weights."""
     max_position_embeddings: int = knob(1024, minimum=1)
-    """Longest sequence."""
+    """Largest number of tokens of a sequence."""
     type_vocab_size: int = knob(16, minimum=0)
-    """FleetX's segment vocabulary; without effect in its GPT and here."""
+    """Size of FleetX's segment vocabulary; without effect in FleetX's GPT and in the harness."""
     initializer_range: float = knob(0.02, minimum=0)
     """Standard deviation of initial weights."""
     use_recompute: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     recompute_granularity: Optional[Literal["full", "full_attn", "core_attn"]] = None
-    """Part of a block to recompute; blank for full."""
+    """Part of a block to recompute, if use_recompute is True: the whole block (full), its attention
+    layer (full_attn) or only softmax(QK)V in it (core_attn). Blank for full."""
     no_recompute_layers: Optional[tuple[int, ...]] = None
-    """Blocks that are not recomputed."""
+    """Numbers of the blocks that are not recomputed, from 0; blank for no such block."""
     fuse_attn_qkv: bool = True
-    """One linear layer for query, key and value."""
+    """Use one linear layer for query, key and value."""
     sequence_parallel: bool = False
-    """Split activations along the sequence over the mp ranks."""
+    """Split activations along the sequence over the mp ranks; without effect if mp_degree is 1."""
     virtual_pp_degree: int = knob(1, minimum=1)
-    """Interleaved pipeline stages of each rank."""
+    """Pipeline stages of each rank (chunks); above 1, Fleet interleaves them, which needs
+    pp_degree 3 or more."""
 
 
 @dataclass(frozen=True)
@@ -168,16 +177,17 @@ class DatasetConfig:
     )
 
     name: str = "GPTDataset"
-    """TokenizedText packs the text; each read of a sample unpacks and tokenizes it (byte pairs).
-    With any other name, such as FleetX's GPTDataset, every byte of the text is a token."""
+    """TokenizedText packs the text, and unpacks and tokenizes (byte pairs) a sample on each read of
+    it. With any other name, such as FleetX's GPTDataset, every byte of the text is a token."""
     input: Optional[str] = None
     """A text file, directory or glob; blank for the source of Python's standard library."""
     split: Union[tuple[float, ...], str] = (969.0, 30.0, 1.0)
-    """Shares of train, eval and test (FleetX's other datasets have a name here)."""
+    """Shares of the text for train, eval and test. FleetX's other datasets have a name here, which
+    the harness rejects."""
     max_seq_len: int = knob(1024, minimum=1)
-    """Tokens of a sample."""
+    """Tokens of a sample; at most max_position_embeddings."""
     num_samples: Optional[int] = knob(None, minimum=1)
-    """Most samples to use; blank for all."""
+    """Most samples to use; blank for all samples."""
 
 
 @dataclass(frozen=True)
@@ -187,11 +197,13 @@ class SamplerConfig:
     UNUSED: ClassVar[tuple[str, ...]] = ("batch_size", "consumed_samples")
 
     name: str = "GPTBatchSampler"
-    """FleetX's name for it; the harness has a single sampler."""
+    """FleetX's name of the sampler; without effect, since the harness has a single sampler."""
     shuffle: bool = False
-    """Shuffle the samples anew for each epoch, from the seed."""
+    """Shuffle the samples anew for each epoch, with the seed of ``Global``. If False, samples are
+    in the order of the text."""
     drop_last: bool = True
-    """Skip a last batch that is not full; the harness always does."""
+    """FleetX's switch to skip an incomplete last batch; without effect, since the harness always
+    skips it."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +213,7 @@ class LoaderConfig:
     UNUSED: ClassVar[tuple[str, ...]] = ("return_list", "collate_fn", "use_shared_memory")
 
     num_workers: int = knob(0, minimum=0)
-    """Worker processes; 0 loads in the training process."""
+    """Number of worker processes; 0 loads the data in the training process."""
 
 
 @dataclass(frozen=True)
@@ -241,15 +253,15 @@ class LearningRateConfig:
     )
 
     name: str = "CosineAnnealingWithWarmupDecay"
-    """The schedule; the harness supports this one."""
+    """The schedule; the harness supports the default only."""
     decay_steps: int = knob(360000, minimum=1)
     """Steps until the rate reaches ``min_lr``."""
     warmup_rate: float = knob(0.01, minimum=0, maximum=1)
     """Share of decay_steps spent on warm-up."""
     max_lr: float = knob(5.0e-5, minimum=0)
-    """Rate after the warm-up."""
+    """Learning rate at the end of the warm-up."""
     min_lr: float = knob(1.0e-5, minimum=0)
-    """Rate from decay_steps on."""
+    """Learning rate from step decay_steps on."""
 
 
 @dataclass(frozen=True)
@@ -257,33 +269,33 @@ class GradClipConfig:
     """Gradient clipping by global norm."""
 
     name: str = "ClipGradByGlobalNorm"
-    """The method; the harness supports this one."""
+    """The method; the harness supports the default only."""
     clip_norm: float = knob(1.0, above=0)
-    """The largest norm."""
+    """Largest global norm: gradients with a larger norm are scaled down to it."""
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW."""
+    """The AdamW optimizer, its learning rate and gradient clipping."""
 
     UNUSED: ClassVar[tuple[str, ...]] = ("tensor_fusion", "multi_precision", "amsgrad", "momentum")
 
     name: str = "AdamW"
-    """AdamW. FusedAdamW, FleetX's own kernel, also selects AdamW."""
+    """AdamW or FusedAdamW. FusedAdamW is FleetX's own kernel; the harness uses AdamW for both."""
     use_multi_tensor: bool = False
-    """Update all parameters in one operator instead of one operator each."""
+    """Update all parameters in one operator instead of one operator for each parameter."""
     weight_decay: float = knob(0.01, minimum=0)
-    """Decay of all weights except biases and norms."""
+    """Weight decay of all parameters except biases and norms."""
     beta1: float = knob(0.9, minimum=0, maximum=1)
-    """Decay of the first moment."""
+    """Decay rate of the first moment."""
     beta2: float = knob(0.999, minimum=0, maximum=1)
-    """Decay of the second moment."""
+    """Decay rate of the second moment."""
     epsilon: float = knob(1.0e-8, above=0)
-    """Added to the root of the second moment."""
+    """Number added to the root of the second moment."""
     lr: LearningRateConfig = field(default_factory=LearningRateConfig)
     """Learning rate."""
     grad_clip: Optional[GradClipConfig] = field(default_factory=GradClipConfig)
-    """Clipping; a block without keys clips at norm 1."""
+    """Gradient clipping; a missing or blank block clips at norm 1."""
 
 
 @dataclass(frozen=True)
@@ -297,15 +309,17 @@ class ShardingConfig:
     )
 
     sharding_degree: int = knob(1, minimum=1)
-    """Number of ranks to split over."""
+    """Number of ranks to split over; 1 splits nothing."""
     sharding_stage: Literal[1, 2, 3] = 2
-    """Stage 1 splits optimizer state, 2 also gradients, 3 also parameters."""
+    """Stage 1 splits the optimizer state, stage 2 also the gradients, stage 3 also the parameters.
+    With pp_degree above 1, Fleet supports stage 1 only."""
     sharding_offload: bool = False
-    """Keep the optimizer state in host memory; the harness does not support it."""
+    """Keep the optimizer state in host memory; without effect, since the harness does not support
+    it."""
     reduce_overlap: bool = False
-    """Reduce gradients during the backward pass (stage 2)."""
+    """Reduce gradients during the backward pass; only in stage 2, and not on a CPU."""
     broadcast_overlap: bool = False
-    """Broadcast parameters during the forward pass (stage 2)."""
+    """Broadcast parameters during the forward pass; only in stage 2, and not on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -318,17 +332,19 @@ class DistributedConfig:
     )
 
     dp_degree: Optional[int] = knob(None, minimum=1)
-    """Data parallel; blank derives it from the number of processes and the other degrees."""
+    """Degree of data parallelism; blank derives it from the number of processes and the other
+    degrees."""
     mp_degree: int = knob(1, minimum=1)
-    """Tensor parallel (tp, elsewhere)."""
+    """Degree of tensor parallelism (tp, elsewhere)."""
     pp_degree: int = knob(1, minimum=1)
-    """Pipeline stages."""
+    """Degree of pipeline parallelism."""
     sep_degree: int = knob(1, minimum=1)
-    """Segment parallel."""
+    """Degree of segment parallelism; the harness supports 1 only."""
     sharding: ShardingConfig = field(default_factory=ShardingConfig)
     """Optimizer state, gradients and parameters split over ranks."""
     order: tuple[Literal["dp", "pp", "sharding", "sep", "mp"], ...] = AXES  # type: ignore[assignment]
-    """The axes from the outermost to the innermost, as in Fleet's ``hybrid_configs``."""
+    """All five axes from the outermost (slowest to change) to the innermost, as in Fleet's
+    ``hybrid_configs``."""
 
 
 BLOCKS: Mapping[str, type[Any]] = {
@@ -339,4 +355,4 @@ BLOCKS: Mapping[str, type[Any]] = {
     "Optimizer": OptimizerConfig,
     "Distributed": DistributedConfig,
 }
-"""The blocks by name, except ``Profiler``."""
+"""The dataclass of each block except ``Profiler``, keyed by the block's name."""

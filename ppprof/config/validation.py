@@ -1,6 +1,7 @@
 """Convert plain values to frozen dataclasses by their type hints.
 
-Problems are collected in a `Problems`, never raised, so that a user sees all of them at once.
+Problems are collected in a `Problems` object and not raised, so that a user sees all problems at
+once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ def knob(
     above: float | None = None,
     maximum: float | None = None,
 ) -> Any:
-    """Return a dataclass field with a default and bounds; ``above`` is an exclusive minimum."""
+    """Return a dataclass field with a default value and bounds that `read_block` checks.
+
+    Args:
+        default: value of a missing or null key.
+        minimum: the least valid value; None for no such bound.
+        above: valid values are greater than this; None for no such bound.
+        maximum: the greatest valid value; None for no such bound.
+    """
     bounds = {"minimum": minimum, "above": above, "maximum": maximum}
     return field(default=default, metadata=bounds)
 
@@ -34,27 +42,35 @@ class Problems:
     """The errors and warnings of one config, each with the place that set the key."""
 
     source: ConfigTree
+    """Where each key was set."""
     errors: list[Problem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def add(self, key: Key, message: str) -> None:
-        """Add an error about ``key``."""
+        """Add an error about ``key``, which may be empty for the whole config."""
         self.errors.append(Problem(self.source.where(key), ".".join(key), message))
 
     def is_sound(self, *blocks: str) -> bool:
-        """Whether the blocks have no errors so far, so that values can be derived from them."""
+        """Whether the named blocks have no errors so far; only then values can be derived."""
         return not any(problem.key.split(".")[0] in blocks for problem in self.errors)
 
     def warn(self, key: Key, message: str) -> None:
-        """Add a warning about ``key``."""
+        """Add a warning about ``key``, with the place that set the key."""
         self.warnings.append(str(Problem(self.source.where(key), ".".join(key), message)))
 
 
 def read_block(cls: type[T], values: Any, key: Key, problems: Problems) -> T:
-    """Return an instance of dataclass ``cls``; missing, null and invalid values get the default.
+    """Return an instance of dataclass ``cls`` from plain values; add problems to ``problems``.
 
-    An unknown key is an error if the class has ``STRICT = True``, else a warning. Keys in the
-    class attribute ``UNUSED`` pass without a warning.
+    Missing and null values get the default. So do invalid values, with an error. An unknown key is
+    an error if the class has ``STRICT = True``, else a warning. Keys in the class attribute
+    ``UNUSED`` pass without a warning.
+
+    Args:
+        cls: the dataclass; its type hints and `knob` bounds say which values are valid.
+        values: a mapping; None for a missing block.
+        key: the path of the block in the config, such as ``("Profiler",)``.
+        problems: gets the errors and warnings.
     """
     if values is None:
         values = {}
@@ -75,14 +91,22 @@ def read_block(cls: type[T], values: Any, key: Key, problems: Problems) -> T:
 
 
 def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
-    """Return ``; did you mean "X"?`` with the closest of ``names``; empty if no name is close."""
+    """Return ``; did you mean "X"?`` with the closest of ``names``; empty if no name is close.
+
+    Upper and lower case do not matter.
+
+    Args:
+        name: the unknown name.
+        names: the valid names.
+        cutoff: the least similarity of a close name, from 0 to 1 (``difflib``).
+    """
     by_lower = {candidate.lower(): candidate for candidate in names}
     closest = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
     return f'; did you mean "{by_lower[closest[0]]}"?' if closest else ""
 
 
 def not_a_bool(word: str) -> str:
-    """Return the message for a word where True or False is expected."""
+    """Return the message for a text value where True or False is expected."""
     return f"{word!r}: expected {expected(bool)}{_hint_for_typo(bool, word)}"
 
 
@@ -104,7 +128,19 @@ def _report_unknown_key(
 def _read_value(
     hint: Any, value: Any, key: Key, item: dataclasses.Field[Any], problems: Problems
 ) -> Any:
-    """Return ``value`` as the type of ``hint``; else add an error and return `_INVALID`."""
+    """Return ``value`` converted to the type ``hint``; if it is invalid, add an error.
+
+    Args:
+        hint: the type of the field.
+        value: the plain value.
+        key: the path of the value in the config.
+        item: the field, with its bounds.
+        problems: gets the errors and warnings.
+
+    Returns:
+        The value, or `_INVALID`. For the type of a block, an instance of its dataclass, even if
+        some of its values are invalid.
+    """
     blocks = [choice for choice in (hint, *get_args(hint)) if dataclasses.is_dataclass(choice)]
     if blocks:
         return read_block(blocks[0], value, key, problems)  # type: ignore[arg-type]
@@ -151,7 +187,7 @@ def _is_same(choice: Any, value: Any) -> bool:
 
 
 def expected(hint: Any) -> str:
-    """Describe a type hint in words.
+    """Return the values that a type hint allows, in words.
 
     >>> expected(tuple[Literal["json", "pb"], ...])
     'a list, each item json or pb'
@@ -169,7 +205,7 @@ def expected(hint: Any) -> str:
 def _hint_for_typo(hint: Any, value: Any) -> str:
     """Return ``; did you mean "True"?`` if ``value`` resembles a word that the type allows.
 
-    Empty if it resembles no such word.
+    Empty if ``value`` resembles no such word or is not text.
 
     Args:
         hint: the type.
@@ -179,7 +215,7 @@ def _hint_for_typo(hint: Any, value: Any) -> str:
 
 
 def _allowed_words(hint: Any) -> list[str]:
-    """Return the words that ``hint`` allows."""
+    """Return the fixed words that the type ``hint`` allows; empty for numbers and free text."""
     if hint is bool:
         return ["True", "False"]
     if get_origin(hint) is Literal:
@@ -188,7 +224,10 @@ def _allowed_words(hint: Any) -> list[str]:
 
 
 def _violated_bound(value: Any, item: dataclasses.Field[Any]) -> str:
-    """Return the bound that ``value`` violates, in words; empty if it is within all bounds."""
+    """Return the bound that ``value`` violates, such as "at least 1"; empty if it violates none.
+
+    Values that are not numbers have no bounds.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return ""
     minimum, above, maximum = (item.metadata.get(name) for name in ("minimum", "above", "maximum"))

@@ -30,12 +30,12 @@ from ppprof.paths import read_bounded
 from ppprof.safe_yaml import check_size
 
 Key = tuple[str, ...]
-"""A path into the tree: ``("Profiler", "scheduler")``."""
+"""A path into the tree: ``("Profiler", "scheduler")``; items of lists by index, as text."""
 
 _MOST_BYTES = 1 << 20
-"""Limit for one file. FleetX's largest config has 5 KB."""
+"""Largest file to read. FleetX's largest config has 5 KB."""
 _MOST_FILES = 100
-"""Limit for a chain of ``_base_`` files."""
+"""Most files of a chain in which each file names the next one as ``_base_``."""
 _INHERIT_KEY = "_inherited_"
 _PLAIN_TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 _NOT_PLAIN = object()
@@ -43,23 +43,33 @@ _NOT_PLAIN = object()
 
 @dataclass
 class ConfigTree:
-    """The values that files and overrides set, and where each was set."""
+    """The values that files and overrides set, and where each value was set."""
 
     values: dict[str, Any]
     """Nested dicts, lists and scalars. Every key is text."""
     marks: dict[Key, str] = field(default_factory=dict)
-    """Key -> the ``file:line`` or ``-o KEY=VALUE`` that set it."""
+    """The ``file:line`` or ``-o KEY=VALUE`` that set each key."""
     path: str = ""
     """The file that `read_tree` was called with."""
 
     def where(self, key: Key) -> str:
-        """Return where ``key`` or the nearest enclosing block was set; else the file."""
+        """Return the place that set ``key``, such as ``gpt.yaml:37``.
+
+        If no place set ``key``, return the place of the nearest enclosing block, else the file.
+        """
         while key and key not in self.marks:
             key = key[:-1]
         return self.marks.get(key, self.path)
 
     def set_mark(self, key: Key, mark: str) -> None:
-        """Record that ``mark`` set ``key`` with everything below it, and created missing parents."""
+        """Record that ``mark`` set ``key``, and replace all marks below ``key``.
+
+        Parents of ``key`` without a mark get ``mark`` too, since it created them.
+
+        Args:
+            key: the key.
+            mark: the place, such as ``gpt.yaml:37``.
+        """
         self.marks = {old: place for old, place in self.marks.items() if old[: len(key)] != key}
         self.marks[key] = mark
         for depth in range(1, len(key)):
@@ -70,7 +80,8 @@ def read_tree(path: str | Path) -> ConfigTree:
     """Read a config file and the files that it inherits from.
 
     Raises:
-        ConfigError: a file is missing, is not YAML, or inherits from itself.
+        ConfigError: a file is missing, unreadable or too large, is not YAML of plain values with
+            a mapping at the top level, has too many values, or inherits from itself.
     """
     tree = _read_chain(Path(path), ())
     tree.values = _parse_literals(tree.values)
@@ -78,10 +89,10 @@ def read_tree(path: str | Path) -> ConfigTree:
 
 
 def merge(base: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with the values of ``child`` merged into it.
+    """Return a new mapping: ``base`` with the values of ``child`` merged into it.
 
-    Mappings merge key by key, and the base's keys come first. Lists, scalars and nulls of the child
-    replace the base's value. So does a mapping of the child with ``_inherited_: False``.
+    Mappings merge key by key, and keys of ``base`` come first. A list, scalar or null in ``child``
+    replaces the value in ``base``. So does a mapping in ``child`` with ``_inherited_: False``.
 
     >>> merge({"a": {"x": 1, "y": 2}, "b": [1, 2]}, {"b": [3], "a": {"y": 4}, "c": None})
     {'a': {'x': 1, 'y': 4}, 'b': [3], 'c': None}
@@ -100,7 +111,9 @@ def merge(base: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def literal(text: str) -> Any:
-    """Return the Python literal that ``text`` spells, or ``text`` itself if it spells none.
+    """Return the value of ``text`` as a Python literal; ``text`` itself if it is no literal.
+
+    Literals with values that YAML cannot hold, such as sets and bytes, stay text.
 
     >>> literal("1e-5"), literal("True,"), literal("gpu")
     (1e-05, (True,), 'gpu')
@@ -115,9 +128,13 @@ def literal(text: str) -> Any:
 
 
 def yaml_value(text: str) -> Any:
-    """Return the YAML scalar, list or mapping that ``text`` spells, or ``text`` itself.
+    """Return the value of ``text`` as a YAML scalar, list or mapping; ``text`` itself if invalid.
 
-    Text of which YAML uses only a part stays text: comments, quotes, tags, document marks.
+    ``text`` also stays text if YAML would drop a part of it: a comment, quotes, a tag, a document
+    mark. So it does if the value is too large or is not plain.
+
+    >>> yaml_value("{dp: 0}"), yaml_value("a # b")
+    ({'dp': 0}, 'a # b')
     """
     try:
         loader = _Loader(text)
@@ -145,7 +162,16 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def _read_chain(path: Path, chain: tuple[Path, ...], base_mark: str = "") -> ConfigTree:
-    """Read ``path`` and its bases; ``base_mark`` is the place of the ``_base_`` that names it."""
+    """Return the tree of ``path`` and of the files that it inherits from.
+
+    Args:
+        path: the file.
+        chain: the files that inherit from ``path``, resolved.
+        base_mark: the place of the ``_base_`` that names ``path``; "" for the first file.
+
+    Raises:
+        ConfigError: as for `read_tree`.
+    """
     resolved = path.resolve()
     if resolved in chain:
         names = " -> ".join(str(link) for link in (*chain, resolved))
@@ -204,7 +230,18 @@ def _read_file(path: Path, base_mark: str) -> ConfigTree:
 def _plain_value(
     loader: _Loader, node: yaml.Node, key: Key, tree: ConfigTree, parents: tuple[yaml.Node, ...]
 ) -> Any:
-    """Return the plain value of a node, and record the line of each key in ``tree``."""
+    """Return the plain value of a node, and record the line of each key in ``tree``.
+
+    Args:
+        loader: the loader that parsed the node.
+        node: the node.
+        key: the path of the node.
+        tree: gets the marks.
+        parents: the nodes that contain ``node``, to find an alias inside its own anchor.
+
+    Raises:
+        yaml.MarkedYAMLError: the value or a key is not plain, or an alias is inside its anchor.
+    """
     if node in parents:
         raise _node_error(node, "an alias inside its own anchor")
     if isinstance(node, yaml.ScalarNode):
@@ -239,7 +276,7 @@ def _node_error(node: yaml.Node, message: str) -> yaml.MarkedYAMLError:
 
 
 def _has_key(values: Any, key: Key) -> bool:
-    """Whether the tree has a value at ``key``."""
+    """Whether the tree ``values`` has a value, possibly null, at ``key``."""
     for name in key:
         if isinstance(values, list) and name.isdigit() and int(name) < len(values):
             values = values[int(name)]
@@ -251,9 +288,9 @@ def _has_key(values: Any, key: Key) -> bool:
 
 
 def _parse_literals(value: Any) -> Any:
-    """Replace strings such as ``"1e-5"`` by the Python values that they spell (see `literal`).
+    """Return ``value`` with strings such as ``"1e-5"`` replaced by their values (see `literal`).
 
-    Strings are replaced at any depth of nested mappings. Lists stay as they are.
+    Strings are replaced at any depth of nested mappings. Lists stay unchanged.
     """
     if isinstance(value, dict):
         return {name: _parse_literals(item) for name, item in value.items()}

@@ -1,4 +1,4 @@
-"""The base class of callbacks for several frameworks: a session that opens and closes in hooks."""
+"""The base class of the callbacks for several frameworks: it opens and closes a session in hooks."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Self = TypeVar("Self", bound="CallbackSession")
 
 
 class CallbackSession:
-    """A session that opens when the training begins and closes when it ends.
+    """Opens a session when the training begins, and closes it when the training ends.
 
-    Frameworks do not report exceptions to callbacks. After an exception the recording is saved
-    when the program ends, or at once if ``with callback:`` surrounds the training.
+    Frameworks do not report exceptions to callbacks. So after an exception the recording is saved
+    only when the program ends, or at once if ``with callback:`` surrounds the training.
 
     Args:
-        profiler: the block.
+        profiler: the ``Profiler`` block: typed, as a mapping, or the path of a YAML file.
 
     Raises:
         ConfigError: the block is invalid.
@@ -40,24 +40,24 @@ class CallbackSession:
         self._profiler = profiler
         self._pause = ExitStack()
         self.session: ProfilerSession = NoopSession()
-        """The session of `ppprof.attach`; outside of the training, one that does nothing."""
+        """The session of `ppprof.attach`; outside of the training, a session that does nothing."""
 
     def begin(self) -> None:
-        """Attach; first close a session that an exception has left open."""
+        """Open a session with `ppprof.attach`; first close a session that an exception left open."""
         self.end()
         self.session = attach(self._profiler)
 
     def end(self) -> None:
-        """Close the session."""
+        """Close the session; do nothing without an open session."""
         self._finish(None)
 
     def pause(self) -> None:
-        """Exclude the time until `resume` from the steps: it is not training."""
+        """Stop counting step time until `resume`; if a pause is open already, it goes on."""
         self.resume()
         self._pause.enter_context(self.session.paused())
 
     def resume(self) -> None:
-        """End a pause, if there is one."""
+        """Count step time again; do nothing without a pause."""
         self._pause.close()
 
     def __enter__(self: Self) -> Self:

@@ -11,10 +11,14 @@ from typing import Any
 
 
 def after_import(name: str, hook: Callable[[ModuleType], None]) -> None:
-    """Call ``hook`` with the module when its code has run; at once if it is imported already.
+    """Call ``hook`` with a module once the module's code has run; at once if it is imported already.
 
-    Importing Paddle here would be too early: it reads environment variables on import, and the
-    script may set them first.
+    The module is not imported here. Paddle reads environment variables when it is imported, and the
+    script may set these variables before it imports Paddle.
+
+    Args:
+        name: full name of the module, such as ``paddle.optimizer.optimizer``.
+        hook: takes the module.
     """
     if name in sys.modules:
         hook(sys.modules[name])
@@ -23,10 +27,10 @@ def after_import(name: str, hook: Callable[[ModuleType], None]) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """A finder that makes a hook run after the import of one module.
+    """A finder that calls ``hook`` after the import of the module ``name``.
 
-    It takes the module's spec from the other finders. It removes itself from ``sys.meta_path`` when
-    the module is first looked up.
+    It takes the module's spec from the other finders. When the module is first looked up, the
+    finder removes itself from ``sys.meta_path``.
     """
 
     def __init__(self, name: str, hook: Callable[[ModuleType], None]) -> None:
@@ -36,7 +40,10 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the module's spec, whose loader also calls the hook; None for any other module."""
+        """Return the module's spec, whose loader also calls the hook after the module's code.
+
+        None for any other module, and if no other finder finds the module.
+        """
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)

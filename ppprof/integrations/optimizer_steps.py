@@ -1,13 +1,15 @@
 """Detect the end of training steps from calls of the optimizers.
 
-A step ends when the outermost call of ``step`` or ``minimize`` returns. The call may be of an
-optimizer or of a wrapper: a ``GradScaler``, Fleet's hybrid optimizer, ``LookAhead``::
+A step ends when the outermost call of ``step`` or ``minimize`` returns. The method may belong to an
+optimizer or to a wrapper of an optimizer: a ``GradScaler``, Fleet's hybrid optimizer,
+``LookAhead``::
 
     GradScaler.step      |----------------------|* one step ends here,
       Hybrid...step         |----------------|     also when the scaler
         AdamW.step             |----------|        skips the update
 
-If several optimizers step, one of them ends the steps. Calls of the others belong to its steps.
+If a training has several optimizers, only the calls of one optimizer end steps (``boundary``). Calls
+of the other optimizers are part of these steps.
 """
 
 from __future__ import annotations
@@ -39,12 +41,14 @@ _WRAPPERS = (
 class OptimizerSteps:
     """Watches the optimizers of this process once the script imports Paddle.
 
+    Calls in static graph mode and in forked children are not watched.
+
     Args:
-        begin: called when an optimizer is created, and again before each step, until it returns
-            True, which means that the training is sufficiently initialized.
+        begin: called when an optimizer is created, and before each call of an optimizer, until it
+            returns True: the ranks are initialized, so that the session is open.
         end_step: called when a step has ended.
         boundary: number of the optimizer that ends the steps. Optimizers are numbered from 1 in
-            the order of their first step.
+            the order of their first call of ``step`` or ``minimize``.
     """
 
     def __init__(
@@ -64,16 +68,16 @@ class OptimizerSteps:
         self._families: list[weakref.WeakSet[Any]] = []  # an optimizer and its wrappers, by number
         self._names: list[str] = []
         self.num_optimizers = 0
-        """Number of optimizers that have stepped so far."""
+        """Number of optimizers that have stepped so far, even if they no longer exist."""
         after_import("paddle.optimizer.optimizer", self._watch_creation)
 
     def close(self) -> None:
-        """Stop ending steps. The wrappers stay installed and only forward calls."""
+        """Stop calling ``begin`` and ``end_step``. The wrappers stay installed and forward calls."""
         self._closed = True
 
     @property
     def _is_active(self) -> bool:
-        # A forked child is a different process: its training, if any, is not ours.
+        # A forked child is another process: if it trains, that training is not the recorded one.
         return not self._closed and os.getpid() == self._pid and _in_dynamic_mode()
 
     def _watch_creation(self, module: Any) -> None:
@@ -145,7 +149,14 @@ class OptimizerSteps:
         return wrapper
 
     def _ends_step(self, called: list[Any]) -> bool:
-        """Whether a call of one optimizer through these wrappers ends a step."""
+        """Return whether an outermost call ends a step; remember that ``called`` belong together.
+
+        If an object in ``called`` cannot be remembered, log a warning, call `close`, and return
+        False.
+
+        Args:
+            called: the optimizer and its wrappers, in the order of the calls; may contain None.
+        """
         optimizers = [optimizer for optimizer in called if optimizer is not None]
         try:
             index = self._index(optimizers)
@@ -157,7 +168,14 @@ class OptimizerSteps:
         return index == self._boundary - 1
 
     def _index(self, optimizers: list[Any]) -> int:
-        """Return the index of the optimizer. A new one takes the index of one that is gone."""
+        """Return the index of the optimizer, from 0.
+
+        A new optimizer takes the index of an optimizer that no longer exists, or else the next
+        index. When the second index is given out, a warning names both optimizers.
+
+        Args:
+            optimizers: the optimizer and its wrappers, in the order of the calls.
+        """
         for index, family in enumerate(self._families):
             if any(optimizer in family for optimizer in optimizers):
                 return index
@@ -189,14 +207,14 @@ def _in_dynamic_mode() -> bool:
 
 
 def _subclasses(cls: Any) -> Iterator[type]:
-    """Yield the class and its present subclasses, recursively."""
+    """Yield a class and all subclasses that are defined now, recursively; some may appear twice."""
     yield cls
     for subclass in cls.__subclasses__():
         yield from _subclasses(subclass)
 
 
 def _classes_in(modules: tuple[str, ...]) -> list[type]:
-    """Return the classes that the modules define, if they are loaded."""
+    """Return the classes that the modules define; skip modules that are not loaded."""
     return [
         cls
         for name in modules

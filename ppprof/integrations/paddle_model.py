@@ -12,11 +12,11 @@ from ppprof.integrations.callback import Block, CallbackSession
 class PpprofCallback(CallbackSession, paddle.callbacks.Callback):  # type: ignore[misc]
     """A callback that records the training of ``paddle.Model.fit``.
 
-    A step is one update of the parameters: ``accumulate_grad_batches`` batches. Step times exclude
-    evaluation and checkpoints between epochs.
+    A step is one update of the parameters: ``accumulate_grad_batches`` batches, or fewer at the end
+    of an epoch. Step times exclude evaluation and checkpoints between epochs.
 
     Args:
-        profiler: the block.
+        profiler: the ``Profiler`` block: typed, as a mapping, or the path of a YAML file.
 
     Raises:
         ConfigError: the block is invalid.
@@ -31,12 +31,15 @@ class PpprofCallback(CallbackSession, paddle.callbacks.Callback):  # type: ignor
         self.begin()
 
     def on_epoch_begin(self, epoch: Any = None, logs: Any = None) -> None:
-        """End the pause of the last epoch's end, and start counting samples and batches."""
+        """Count step time again after the last epoch's end; count samples and batches from 0."""
         self._num_samples = self._num_batches = 0
         self.resume()
 
     def on_train_batch_end(self, step: int, logs: Any = None) -> None:
-        """End a step if this was the last batch of an update."""
+        """End a step if this was the last batch of an update.
+
+        If ``should_stop`` is true after the step, also end the training with this batch.
+        """
         # Paddle passes the samples of all ranks: this rank's samples times the number of ranks.
         samples: int = (logs or {}).get("batch_size", 0)
         self._num_samples += samples // paddle.distributed.ParallelEnv().nranks
@@ -50,7 +53,7 @@ class PpprofCallback(CallbackSession, paddle.callbacks.Callback):  # type: ignor
             self.model.num_iters = 1  # like the argument of fit: makes this batch the last
 
     def on_epoch_end(self, epoch: Any = None, logs: Any = None) -> None:
-        """Pause step times until the next epoch: a checkpoint and an evaluation may follow."""
+        """Stop counting step time until the next epoch: a checkpoint or an evaluation may follow."""
         self.pause()
 
     def on_train_end(self, logs: Any = None) -> None:

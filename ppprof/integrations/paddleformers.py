@@ -8,4 +8,4 @@ from ppprof.integrations.trainer import TrainerHooks
 
 
 class PpprofCallback(TrainerHooks, TrainerCallback):  # type: ignore[misc]
-    """`TrainerHooks` as a callback of PaddleFormers."""
+    """A callback that records the training of PaddleFormers' ``Trainer``; see `TrainerHooks`."""

@@ -8,4 +8,4 @@ from ppprof.integrations.trainer import TrainerHooks
 
 
 class PpprofCallback(TrainerHooks, TrainerCallback):  # type: ignore[misc]
-    """`TrainerHooks` as a callback of PaddleNLP."""
+    """A callback that records the training of PaddleNLP's ``Trainer``; see `TrainerHooks`."""

@@ -32,9 +32,21 @@ log = logging.getLogger("ppprof")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the script; return 0, or 2 if the ``Profiler`` block or the command line is invalid.
+    """Run the script, and return an exit code.
 
-    Exceptions of the script are raised.
+    Exceptions of the script are raised, SystemExit too. If ``stop_training`` asks for it,
+    SystemExit(0) ends the script after the last window. The process's ``sys.argv``, ``sys.path[0]``
+    and ``__main__`` become those of the script.
+
+    Args:
+        argv: the command line; None for the process's own.
+
+    Returns:
+        0 if the script has ended normally; 2 if the script did not start, since the ``Profiler``
+        block, the script's name or ``--optimizer`` is invalid.
+
+    Raises:
+        SystemExit: the options cannot be parsed (code 2), or the script exits.
     """
     args = _parser().parse_args(argv)
     log_to_stderr()
@@ -127,7 +139,14 @@ class _ScriptSession:
             self._steps = OptimizerSteps(self._begin, self._end_step, optimizer)
 
     def close(self, error: BaseException | None) -> None:
-        """Close the session. ``error`` is the exception that ended the script, if any."""
+        """Close the session; warn if the script has ended without an error and without a step.
+
+        In a forked child, or if profiling is off, do nothing.
+
+        Args:
+            error: the exception that ended the script; None without one. SystemExit with code 0 or
+                None does not count as an error.
+        """
         if self._steps is None or os.getpid() != self._pid:
             return
         self._steps.close()
@@ -163,7 +182,7 @@ class _ScriptSession:
 
 
 class _Program(NamedTuple):
-    """The program that Python would run as ``__main__``."""
+    """A script or module as Python would run it: its code and the interpreter state it sees."""
 
     code: Callable[[], CodeType]
     module: ModuleType
@@ -212,7 +231,13 @@ def _main_module(path: str, loader: Any) -> ModuleType:
 
 
 def _hide_own_frames(script: Mapping[str, Any]) -> None:
-    """Make a printed traceback begin in the script: drop the frames of this program above it."""
+    """Replace ``sys.excepthook``, so that a printed traceback begins in the script's own code.
+
+    Frames above the script's code, which are those of this program, are not printed.
+
+    Args:
+        script: globals of the script's module.
+    """
     print_exception = sys.excepthook
 
     def excepthook(

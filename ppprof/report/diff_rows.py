@@ -1,4 +1,4 @@
-"""A comparison as data: the rows to show of each table, and the JSON document."""
+"""A comparison as data: the selected rows of each table, and the JSON document."""
 
 from __future__ import annotations
 
@@ -13,33 +13,45 @@ from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.run_costs import KERNEL_VALUES, OPERATOR_VALUES
 
 VIEWS = ("overview", "rank", "op", "kernel", "module")
-"""The tables, in their order."""
+"""The tables of a comparison, in the order in which they are shown."""
 
 SCHEMA_VERSION = 1
-"""Version of `diff_document`; goes up when a reader of the older form would misread it."""
+"""Version of `diff_document`. It increases when older readers would misread the document."""
 
 _MIN_SHARE_OF_STEP = 0.001
 
 
 @dataclass(frozen=True)
 class RowSelection:
-    """Which tables and rows of a comparison to show."""
+    """Which tables and rows of a comparison to show.
+
+    The filters apply to the tables ``op``, ``kernel`` and ``module``; ``overview`` and ``rank``
+    are always whole.
+    """
 
     views: Sequence[str] = VIEWS
+    """The tables to show, from `VIEWS`."""
     include_noise: bool = False
     """Whether to show changes within the noise as well."""
     limit: int | None = 20
-    """Rows per table; None for all."""
+    """Most rows of a printed table; None for all rows. `select_rows` ignores it."""
     min_delta_ns: float | None = None
-    """Hide smaller changes; None hides changes below 0.1% of the baseline's step."""
+    """Hide changes smaller than this per step. None means 0.1% of the baseline's mean step, and no
+    lower limit with ``include_noise``. Operators and kernels that only one run has are shown
+    whatever their size, and all of them with ``sort="calls"``."""
     pattern: str | None = None
-    """A regular expression that must match somewhere in a name."""
+    """A regular expression that must match somewhere in a name; None for all names."""
     sort: str | None = None
-    """A value of operators, such as ``cpu_total``; None for self time on the clock in use."""
+    """The value to sort operators and kernels by, such as ``cpu_total``. None sorts operators by
+    self time on the clock of the comparison, and kernels by total GPU time. So does a value that
+    the table does not have."""
 
 
 def select_rows(diff: Diff, selection: RowSelection) -> dict[str, pl.DataFrame]:
-    """Return the tables of a comparison by view, filtered by the selection, not yet limited."""
+    """Return the selected tables of a comparison, keyed by view, in the order of `VIEWS`.
+
+    Rows are filtered by the selection; ``selection.limit`` is not applied.
+    """
     if selection.min_delta_ns is None:
         step_ns = diff.baseline.steps["step_ns"].cast(pl.Float64).mean()
         if selection.include_noise or not isinstance(step_ns, float):
@@ -63,7 +75,14 @@ def select_rows(diff: Diff, selection: RowSelection) -> dict[str, pl.DataFrame]:
 
 
 def sort_key(view: str, clock: str, selection: RowSelection) -> str:
-    """Return the column that operators (``op``) or kernels are sorted by, such as ``cpu_self_ns``."""
+    """Return the column to sort a table by, such as ``cpu_self_ns``.
+
+    Args:
+        view: ``op`` or ``kernel``.
+        clock: ``cpu`` or ``gpu``: the clock of the comparison.
+        selection: its ``sort`` counts if the table has such a column; otherwise the default of
+            the table counts.
+    """
     values = OPERATOR_VALUES if view == "op" else KERNEL_VALUES
     for value in values:
         if selection.sort is not None and value.removesuffix("_ns") == selection.sort:
@@ -76,7 +95,7 @@ def _changed_rows(table: pl.DataFrame, key: str, selection: RowSelection) -> pl.
     values = [name for name in table.columns if name.startswith("delta_") and "_ratio_" not in name]
     changed = table.filter(pl.any_horizontal(pl.col(values) != 0))
     if not selection.include_noise:
-        # A changed number of calls counts whatever the noise; so does a change of unknown noise.
+        # A changed number of calls is shown whatever the noise; so is a change of unknown noise.
         changed = changed.filter(pl.col("is_clear").fill_null(True) | (pl.col("delta_calls") != 0))
     if selection.pattern:
         changed = changed.filter(pl.col("name").str.contains(selection.pattern))
@@ -86,7 +105,12 @@ def _changed_rows(table: pl.DataFrame, key: str, selection: RowSelection) -> pl.
 
 
 def _changed_branches(modules: pl.DataFrame, selection: RowSelection) -> pl.DataFrame:
-    """Return modules whose own time changed, and the modules that contain them."""
+    """Return the selected modules whose own time changed, and the modules that contain them.
+
+    Args:
+        modules: rows in pre-order, with column ``depth``.
+        selection: its filters apply to the modules whose own time changed.
+    """
     delta = pl.col("delta_self_ns").abs()
     is_chosen = (delta > 0) & (delta >= (selection.min_delta_ns or 0.0))
     if not selection.include_noise:
@@ -105,7 +129,13 @@ def _changed_branches(modules: pl.DataFrame, selection: RowSelection) -> pl.Data
 def diff_document(
     diff: Diff, selection: RowSelection, outcomes: Sequence[Outcome] = ()
 ) -> dict[str, Any]:
-    """Return the comparison as JSON-compatible values: times in nanoseconds, ratios as fractions."""
+    """Return a comparison as JSON-compatible values: times in ns, ratios as fractions.
+
+    Args:
+        diff: the comparison.
+        selection: which tables and rows to include; ``selection.limit`` is not applied.
+        outcomes: the results of ``--fail-if``.
+    """
     change, comparability = diff.change, diff.comparability
     return {
         "schema_version": SCHEMA_VERSION,

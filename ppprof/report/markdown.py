@@ -22,11 +22,13 @@ from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Table
 
 _DECIMALS = {"ratio": 4, "utilization": 4, "ns": 1}
-"""Decimals of a float column, by the last word of the column's name."""
+"""Decimals of a float column, keyed by the last word of the column's name; others have 0."""
 
 
 def markdown(table: pl.DataFrame) -> str:
-    r"""Return a table: columns named as in `ppprof.analysis`, names as code, null as blank.
+    r"""Return a table in Markdown, with the table's own column names.
+
+    Cells of a column ``name`` become code, nulls become blank cells.
 
     >>> print(markdown(pl.DataFrame({"name": ["k<int>(a|b)"], "gpu_ratio": [0.5]})))
     | name           |   gpu_ratio |
@@ -44,10 +46,13 @@ def markdown(table: pl.DataFrame) -> str:
 
 
 def code(name: object) -> str:
-    """Return a name as code on one line, since ``<`` and ``*`` of a kernel's name are markup.
+    r"""Return a name as Markdown code on one line: ``<`` and ``*`` in kernel names are markup.
 
-    A ``|`` is escaped, as it ends a table cell even in code; backticks in the name get a longer
-    fence.
+    A ``|`` is escaped, since it ends a table cell even in code. If the name contains backticks, the
+    code is enclosed in a longer row of backticks.
+
+    >>> code("k<int>(a|b)")
+    '`k<int>(a\\|b)`'
     """
     text = re.sub(r"\s+", " ", str(name)).replace("|", "\\|")
     longest = max(map(len, re.findall("`+", text)), default=0)
@@ -58,7 +63,14 @@ def code(name: object) -> str:
 def diff_markdown(
     diff: Diff, selection: RowSelection, options: TableOptions, outcomes: Sequence[Outcome] = ()
 ) -> str:
-    """Return a comparison: the verdict, the outcomes of ``--fail-if``, and the tables."""
+    """Return a comparison in Markdown: verdict, outcomes, differences of the runs, tables.
+
+    Args:
+        diff: the comparison.
+        selection: which tables and rows to show.
+        options: the format of the tables.
+        outcomes: the results of ``--fail-if``.
+    """
     lines = [f"**Step time: {diff.change}**"]
     lines += [""] if outcomes or diff.comparability.differences else []
     lines += [f"- {outcome}" for outcome in outcomes]
@@ -69,7 +81,11 @@ def diff_markdown(
 
 
 def _text_table(table: Table) -> str:
-    """Return a text table as Markdown: its title heads the first column, names are code."""
+    """Return a text table in Markdown.
+
+    The table's title is the header of the first column, and the cells of that column become code.
+    Lines without cells follow the table.
+    """
     from tabulate import tabulate
 
     cells = [[code(str(line[0])), *line[1:]] for line in table.lines if not isinstance(line, str)]
@@ -82,7 +98,14 @@ def _text_table(table: Table) -> str:
 def findings_markdown(
     findings: Sequence[Finding], language: str = "en", limit: int | None = None
 ) -> str:
-    """Return the headline, then each finding with its evidence and what to change."""
+    """Return findings in Markdown: a headline, then each finding with evidence and proposal.
+
+    Args:
+        findings: the findings, in the order to show.
+        language: language of the texts: ``en`` or ``zh``.
+        limit: most findings to show; None for all. A last line counts the findings that are not
+            shown.
+    """
     words = read_catalogue(language)["words"]
     blocks = [f"**{headline(findings, language)}**"]
     for number, row in enumerate(finding_rows(findings[:limit], language), 1):
@@ -97,7 +120,10 @@ def findings_markdown(
 
 
 def _cell(text: str) -> str:
-    """Return a table cell; text that would be read as markup becomes code."""
+    """Return the text of a table cell; text with ``<``, ``>`` or ``*`` becomes code.
+
+    Text with ``<br>`` stays: its line breaks are intended.
+    """
     if any(mark in text for mark in "<>*") and "<br>" not in text:
         return code(text)
     return text.replace("|", "\\|").replace("\n", " ")

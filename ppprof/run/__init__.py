@@ -1,1 +1,1 @@
-"""The library: open a run directory and ask it; one module for each command."""
+"""The library: open a run directory and compute its tables; one module for each command."""

@@ -1,7 +1,4 @@
-"""`advise`: what is slow in a run, what it costs, and what to change.
-
-The library behind ``ppprof advise``.
-"""
+"""Find what is slow in a run and what to change; the library behind ``ppprof advise``."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ def advise(
     steps: StepRange | str | int | None = None,
     executor: Executor | None = None,
 ) -> list[Finding]:
-    """What to change in a run, most costly first; each finding with its evidence.
+    """Return what to change in a run, sorted by cost, largest first.
 
         first, *_ = ppprof.advise(ppprof.open("profiler_log"))
         first.rule, first.share              # ("input-bound", 0.48)
@@ -42,14 +39,14 @@ def advise(
 
     Args:
         run: the run. With step times only (``timer_only``), the findings are about its data.
-        ranks: which ranks; see `Run.select_ranks`.
-        window: only this one.
+        ranks: which ranks; see `ppprof.run.run.Run.select_ranks`.
+        window: only this window; None: all.
         steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
-        executor: where to read several ranks at once, any of ``concurrent.futures``'s kind.
+        executor: reads several ranks at once, any of ``concurrent.futures``.
 
     Raises:
-        UsageError: no such ranks, window or steps; says what there is.
-        InputError: nothing of the run can be read.
+        UsageError: no such ranks, window or steps; the message names those that exist.
+        InputError: the run has neither a readable trace nor step times.
     """
     return findings_of(collect_evidence_of_run(run, ranks, window, steps=steps, executor=executor))
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 import polars as pl
 
@@ -22,6 +24,7 @@ from ppprof.errors import InputError, UsageError
 from ppprof.run.operator_names import built_in_names, read_names
 from ppprof.run.run import Run
 from ppprof.run.traces import WindowResult
+from ppprof.rundir.recordings import Recording
 from ppprof.topology import RankSelector, Topology
 from ppprof.trace.formats import framework_of
 from ppprof.units import format_ranges
@@ -37,7 +40,8 @@ _LOCATION_KEYS = ("output_dir", "profiler_log", "input_dir", "input", "ckpt_dir"
 """Keys of a config that name a place: they differ between any two runs."""
 
 
-class RunPart(NamedTuple):
+@dataclass(frozen=True)
+class RunPart:
     """One side of a comparison: some windows and steps of a run."""
 
     run: Run
@@ -47,13 +51,24 @@ class RunPart(NamedTuple):
     steps: StepRange | None = None
     """None: all steps."""
 
-    def framework(self) -> str | None:
-        """Return ``paddle`` or ``torch``, from the first trace file; None without traces."""
+    @cached_property
+    def recordings(self) -> Sequence[Recording]:
+        """The windows; empty for a run without traces.
+
+        Raises:
+            UsageError: no such ranks or window; the message names those that exist.
+        """
         if not self.run.recordings:
-            return None
-        for recording in self.run.select_ranks(self.ranks, self.window):
-            if recording.files:
-                return framework_of(recording.files[0])
+            return ()
+        return self.run.select_ranks(self.ranks, self.window)
+
+    @cached_property
+    def framework(self) -> str | None:
+        """``paddle`` or ``torch``, from the first file that can be read; None without one."""
+        for recording in self.recordings:
+            for path in recording.files:
+                with suppress(InputError):  # reported where the window is read
+                    return framework_of(path)
         return None
 
 
@@ -110,7 +125,7 @@ def _pair(value: Any) -> tuple[Any, Any]:
 
 
 def naming_for(
-    parts: Iterable[RunPart], *, exact: bool = False, names: Mapping[str, str] | None = None
+    parts: Sequence[RunPart], *, exact: bool = False, names: Mapping[str, str] | None = None
 ) -> Naming:
     """Return how operators are named when these parts are compared.
 
@@ -120,10 +135,12 @@ def naming_for(
         names: name -> the operator that it counts as, beside the built-in ones.
     """
     own_names = names or {}
-    frameworks = {part.framework() for part in parts} - {None}
-    if len(frameworks) > 1 and not exact:
+    if exact or len(parts) < 2:
+        return Naming(exact, own_names)
+    frameworks = {part.framework for part in parts} - {None}
+    if len(frameworks) > 1:
         return Naming(same={**built_in_names(), **own_names})
-    return Naming(exact, own_names)
+    return Naming(same=own_names)
 
 
 def compare(baseline: RunCosts, experiment: RunCosts) -> Diff:
@@ -148,10 +165,9 @@ def measure(
         InputError: no window can be read, or the run has neither traces nor step times.
     """
     results: Iterator[WindowResult[Costs]] = iter(())
-    if part.run.recordings:
-        recordings = part.run.select_ranks(part.ranks, part.window)
+    if part.recordings:
         work = partial(costs, naming=naming or Naming())
-        results = part.run.map_windows(work, recordings, executor)
+        results = part.run.map_windows(work, part.recordings, executor)
     return costs_of_run(part, results)
 
 
@@ -196,9 +212,8 @@ def costs_of_run(part: RunPart, results: Iterable[WindowResult[Costs]]) -> RunCo
 def _step_times(part: RunPart) -> pl.DataFrame:
     """Return the step times of the part, of its ranks and window."""
     run, times = part.run, part.run.step_times
-    if run.recordings:
-        recordings = run.select_ranks(part.ranks, part.window)
-        ranks = {recording.rank for recording in recordings}
+    if part.recordings:
+        ranks = {recording.rank for recording in part.recordings}
         times = times.filter(pl.col("rank").is_in(ranks))
     elif times.is_empty():
         raise InputError(f"{run}: neither a trace in it nor step times")

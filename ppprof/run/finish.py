@@ -26,7 +26,7 @@ from ppprof.rundir.summaries import document, dumps
 from ppprof.rundir.triggers import write_completion
 from ppprof.trace import Trace, read_window, write_paddle_json
 from ppprof.trace.paddle.json_writer import TooLargeError
-from ppprof.units import MEGABYTE, bytes_text
+from ppprof.units import MEGABYTE, format_bytes, format_skipped
 
 _COMMAND_SECONDS = 600.0
 """How long the user's command may take."""
@@ -115,7 +115,7 @@ def _locked(run: Path, name: TraceName, raw: Path) -> Iterator[bool]:
 def _finish_window(
     run: Path, name: TraceName, raw: Path, profiler: ProfilerConfig, show: ShowTables
 ) -> list[Path]:
-    """Show the tables that the config selects, then write what it asks for.
+    """Show the tables that the config selects, then write the configured traces.
 
     Returns:
         The files of the window: its traces, then its tables.
@@ -134,12 +134,11 @@ def _finish_window(
     traces, skipped = _write_traces(trace, run, name, profiler, max_bytes)
     if skipped:
         _log.warning("%s: kept: %s", raw, skipped)
-    losses = [f"{count} {kind}" for kind, count in trace.skipped.items()]
+    if trace.skipped:
+        _log.warning("%s; the file is kept", format_skipped(raw, trace.skipped))
     if trace.events.is_empty():
-        losses.append("it contains no event")
-    if losses:
-        _log.warning("%s: kept, since it was read only in part: %s", raw, ", ".join(losses))
-    if losses or skipped or "pb" in profiler.formats:
+        _log.warning("%s: contains no event; the file is kept", raw)
+    if trace.skipped or trace.events.is_empty() or skipped or "pb" in profiler.formats:
         traces.append(raw)
     else:
         raw.unlink(missing_ok=True)
@@ -172,7 +171,7 @@ def _write_traces(
             write_paddle_json(trace, path, left)
             written.append(path)
         except TooLargeError:
-            skipped.append(f"no {fmt}, which would take more than {bytes_text(left or 0)}")
+            skipped.append(f"no {fmt}, which would take more than {format_bytes(left or 0)}")
     if not skipped:
         return written, None
     limit = f"what is left of Profiler.max_trace_mb {profiler.max_trace_mb:g}"

@@ -18,6 +18,7 @@ from ppprof.run.ranks import tables_by_rank
 from ppprof.rundir.clocks import Clock, Clocks, Reading
 from ppprof.rundir.recordings import Recording
 from ppprof.topology import RankSelector
+from ppprof.trace import Trace
 from ppprof.trace.merge import Window, write_merged
 from ppprof.units import format_ranges
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from ppprof.run.run import Run
 
 _log = logging.getLogger("ppprof")
+
+_MAX_HELD_BYTES = 512 << 20
+"""Most bytes of events that are kept between finding the clocks and writing the timeline."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,10 @@ def merge_ranks(
 ) -> Merged:
     """Write ranks into one timeline on one clock; see `ppprof.run.run.Run.merge`."""
     recordings = run.select_ranks(ranks, window)
+    held: dict[Recording, Trace] = {}
     if clocks is None:
-        clocks = _clocks_of(run, recordings)
-    windows = _Windows(run, recordings, steps, clocks)
+        clocks = _clocks_of(run, recordings, held)
+    windows = _Windows(run, recordings, steps, clocks, held)
     recorded = {recording.rank for recording in recordings if recording.files}
     num_events = write_merged(iter(windows), path, ranks=recorded, min_dur_ns=min_dur_ns)
     for error in windows.errors:
@@ -75,15 +80,22 @@ class _Windows:
         recordings: the windows.
         steps: only these; None: all.
         clocks: clocks by rank.
+        held: traces that were read already; each is removed when it is written.
     """
 
     def __init__(
-        self, run: Run, recordings: Sequence[Recording], steps: StepRange | None, clocks: Clocks
+        self,
+        run: Run,
+        recordings: Sequence[Recording],
+        steps: StepRange | None,
+        clocks: Clocks,
+        held: dict[Recording, Trace],
     ) -> None:
         self._run = run
         self._recordings = recordings
         self._steps = steps
         self._clocks = clocks
+        self._held = held
         self.written: list[int] = []
         """The ranks that were written, ascending."""
         self.errors: list[str] = []
@@ -94,7 +106,7 @@ class _Windows:
         hosts = dict(self._run.places.select("rank", "host").iter_rows())
         for recording in self._recordings:
             try:
-                trace = self._run.reader.trace(recording)[1]
+                trace = self._held.pop(recording, None) or self._run.reader.trace(recording)[1]
             except InputError as error:
                 self.errors.append(f"rank {recording.rank} is left out: {error}")
                 continue
@@ -116,17 +128,29 @@ class _Windows:
             raise UsageError(f"{self._run}: no step of {self._steps}; it has {steps}")
 
 
-def _clocks_of(run: Run, recordings: Sequence[Recording]) -> Clocks:
-    """Return clocks as the capture compared them, else as collectives bound them (`align_clocks`)."""
+def _clocks_of(run: Run, recordings: Sequence[Recording], held: dict[Recording, Trace]) -> Clocks:
+    """Return clocks as the capture compared them, else as collectives bound them (`align_clocks`).
+
+    Args:
+        run: the run.
+        recordings: the windows to merge.
+        held: receives the traces that were read for it, up to `_MAX_HELD_BYTES`; the others are
+            read again when they are written.
+    """
     reference = {0: Clock(0, (Reading(0, 0, 0),), "same")}
     measured = {**reference, **run.clocks} if run.clocks else {}
     ranks = {recording.rank for recording in recordings}
     if len(ranks) < 2 or ranks <= set(measured):
         return measured
     tables = []
+    num_bytes = 0
     for recording in recordings:
         with suppress(InputError):  # reported where the window is written
-            tables.append(collectives(run.reader.trace(recording)[1], recording.rank))
+            trace = run.reader.trace(recording)[1]
+            tables.append(collectives(trace, recording.rank))
+            num_bytes += int(trace.events.estimated_size())
+            if num_bytes <= _MAX_HELD_BYTES:
+                held[recording] = trace
     clocks = align_clocks(tables_by_rank(tables), measured) if tables else measured
     errors_ns = {
         rank: clock.error_ns for rank, clock in clocks.items() if clock.method == "collectives"

@@ -39,7 +39,7 @@ def _parsed(text: str, where: str) -> dict[str, str]:
     expected = "expected lines such as 'matmul: [matmul, \"aten::mm\"]'"
     try:
         groups = safe_load(text) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: such as 2024-13-45
         raise InputError(f"{where}: {' '.join(str(error).split())}; {expected}") from error
     if not isinstance(groups, Mapping):
         raise InputError(f"{where}: {expected}")

@@ -1,7 +1,4 @@
-"""`collect_report_data`: a run read once, for everything that a report shows.
-
-The library behind ``ppprof report``.
-"""
+"""Collect what a report shows, reading each trace once; the library behind ``ppprof report``."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.report_data.rank import Details, RankReportData, collect_rank_report_data
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.errors import InputError, UsageError
+from ppprof.run import selection
 from ppprof.run.advise import collect_evidence
 from ppprof.run.diff import RunPart, compare, costs_of_run, measure, naming_for
 from ppprof.run.ranks import cluster_of
@@ -33,10 +31,10 @@ from ppprof.topology import RankSelector
 _log = logging.getLogger("ppprof")
 
 _MOST_DRAWN = 16
-"""Ranks with a timeline and a memory curve of their own: more do not fit on a screen."""
+"""Most ranks with a timeline and a memory curve: more do not fit on a screen."""
 
 _SPANS = 48_000
-"""Of all timelines together: some 2 MB of the page, redrawn within a frame."""
+"""Most spans of all timelines together: about 2 MB of the page, redrawn within a frame."""
 
 
 def collect_report_data(
@@ -48,34 +46,30 @@ def collect_report_data(
     steps: StepRange | str | int | None = None,
     executor: Executor | None = None,
 ) -> ReportData:
-    """Everything that a report of a window shows.
-
-        found = ppprof.picture(ppprof.open("profiler_log"), baseline=ppprof.open("base"))
-        Path("report.html").write_text(ppprof.report.html.render(found), "utf-8")
+    """Return everything that a report of one window shows.
 
     Args:
         run: the run.
-        baseline: what it is compared with.
-        ranks: which ranks; see `Run.select_ranks`.
-        window: which window; None: the last.
-        steps: only steps A to B-1, as ``"A:B"``.
-        executor: where to read several ranks at once, any of ``concurrent.futures``'s kind.
+        baseline: a run to compare with: its last window.
+        ranks: which ranks; see `ppprof.run.run.Run.select_ranks`.
+        window: which window; None: the last one.
+        steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
+        executor: reads several ranks at once, any of ``concurrent.futures``.
 
     Raises:
-        UsageError: no such ranks, window or steps; says what there is.
-        InputError: nothing of a run can be read, or it has no steps.
+        UsageError: no such ranks, window or steps; the message names those that exist.
+        InputError: no window of a run can be read, or the run has no steps.
     """
     chosen_steps = StepRange.of(steps)
     with _warnings() as warnings:
-        recordings = run.select_ranks(ranks, window)
-        number = max(recording.window for recording in recordings) if window is None else window
-        recordings = [recording for recording in recordings if recording.window == number]
-        sides = [RunPart(run, ranks, number)]
+        if window is None:
+            window = max(recording.window for recording in selection.select(run))
+        sides = [RunPart(run, ranks, window)]
         if baseline is not None:
             last = max(baseline.windows(), default=None) if baseline.recordings else None
             sides.append(RunPart(baseline, ranks, last))
         naming = naming_for(sides)
-        results = _rank_data(run, recordings, naming, chosen_steps, executor)
+        results = _rank_data(run, sides[0].recordings, naming, chosen_steps, executor)
         cluster = cluster_of(run, [result.map(result.value.analysis) for result in results])
         costs = costs_of_run(sides[0], [result.map(result.value.costs) for result in results])
         change = None
@@ -83,7 +77,7 @@ def collect_report_data(
             change = compare(measure(sides[1], naming, executor), costs)
     return ReportData(
         paths=[str(path) for path in run.paths],
-        window=number,
+        window=window,
         windows=run.windows(),
         manifest=run.manifest,
         cluster=cluster,
@@ -107,16 +101,20 @@ def collect_report_data(
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """Collect the warnings that are logged meanwhile; other handlers still get them."""
+    """Collect the warnings that are logged meanwhile; they are still shown where they would be."""
     messages: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("ppprof")
-    logger.addHandler(handler)
+
+    def collect(record: logging.LogRecord) -> bool:
+        if record.levelno >= logging.WARNING:
+            messages.append(record.getMessage())
+        return True
+
+    # A filter: if the logger had a handler, Python would no longer show warnings by itself.
+    _log.addFilter(collect)
     try:
         yield messages
     finally:
-        logger.removeHandler(handler)
+        _log.removeFilter(collect)
 
 
 def _rank_data(

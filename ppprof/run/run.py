@@ -1,7 +1,7 @@
-"""`open` and `Run`: a run directory, or a trace of any kind, ready to be asked for tables.
+"""`open` and `Run`: tables of a run directory, or of a trace of any kind.
 
-Nothing is read before it is needed, and memory holds one window's events at a time. Each of
-`Run`'s larger questions has a module of its own: `ppprof.run.summary`, `ranks`, `merge`.
+Nothing is read before it is needed, and memory holds one window's events at a time. The
+larger methods of `Run` are in separate modules: `ppprof.run.summary`, `ranks`, `merge`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Executor
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -21,7 +21,7 @@ from ppprof.analysis.profile.profile import SummaryOptions
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.cluster import Cluster, analyze_rank
 from ppprof.analysis.ranks.step_table import PLACES, group_steps
-from ppprof.errors import InputError, UsageError
+from ppprof.errors import ConfigError, InputError, UsageError
 from ppprof.run import selection
 from ppprof.run.merge import Merged, merge_ranks
 from ppprof.run.ranks import cluster_of
@@ -32,6 +32,9 @@ from ppprof.rundir.recordings import Recording, RunLocation, join_paths, resolve
 from ppprof.rundir.step_times import STEP_TIMES, read_step_times
 from ppprof.topology import AXES, RankSelector, Topology
 from ppprof.trace import Trace
+
+if TYPE_CHECKING:
+    from ppprof.config import ProfilerConfig
 
 _COORDINATE = re.compile(r"([a-z]+)([0-9]{1,6})")
 _log = logging.getLogger("ppprof")
@@ -123,6 +126,11 @@ class Run:
             return {}
         nodes = {rank: node for path in self.paths for rank, node in rundir.nodes(path).items()}
         return {**rundir.read_manifest(self.path), "nodes": nodes}
+
+    @cached_property
+    def profiler(self) -> ProfilerConfig | None:
+        """The ``Profiler`` block of the job; None, and a warning, without a valid one."""
+        return _profiler(self)
 
     @cached_property
     def topology(self) -> Topology | None:
@@ -260,12 +268,11 @@ class Run:
             if thread_sep:
                 raise UsageError(f"thread_sep: threads are merged by {by}")
             ranks = None if rank is None else [rank]
-            across = self.across([view], by, window, ranks=ranks, steps=steps, sorted_by=sorted_by)
+            options = SummaryOptions(sorted_by)
+            across = self.across([view], by, window, ranks=ranks, steps=steps, options=options)
             return across.tables[view]
-        tables = self.tables(
-            [view], rank, window, steps=steps, sorted_by=sorted_by, thread_sep=thread_sep
-        )
-        return tables.tables[view]
+        options = SummaryOptions(sorted_by, thread_sep)
+        return self.tables([view], rank, window, steps=steps, options=options).tables[view]
 
     def tables(
         self,
@@ -274,11 +281,10 @@ class Run:
         window: int | None = None,
         *,
         steps: StepRange | str | int | None = None,
-        sorted_by: str = "auto",
-        thread_sep: bool = False,
+        options: SummaryOptions | None = None,
     ) -> WindowTables:
         """Return several tables of one window, with what they were made from; see `summary`."""
-        options = SummaryOptions(sorted_by, thread_sep)
+        options = options or SummaryOptions()
         return window_tables(self, views, rank, window, StepRange.of(steps), options)
 
     def across(
@@ -289,13 +295,14 @@ class Run:
         *,
         ranks: Collection[int] | None = None,
         steps: StepRange | str | int | None = None,
-        sorted_by: str = "auto",
+        options: SummaryOptions | None = None,
     ) -> AcrossRanks:
         """Return views of several ranks, each as one table; see `across_ranks`.
 
         run.across(["op"], "name").tables["op"]     # the largest difference between ranks first
         """
-        return across_ranks(self, views, by, window, ranks, StepRange.of(steps), sorted_by)
+        options = options or SummaryOptions()
+        return across_ranks(self, views, by, window, ranks, StepRange.of(steps), options)
 
     def breakdown(
         self,
@@ -373,6 +380,19 @@ class Run:
             OSError: the file cannot be written.
         """
         return merge_ranks(self, path, ranks, window, StepRange.of(steps), min_dur_ns, clocks)
+
+
+def _profiler(run: Run) -> ProfilerConfig | None:
+    values = run.manifest.get("profiler")
+    if not isinstance(values, Mapping):
+        return None
+    from ppprof.config import ProfilerConfig
+
+    try:
+        return ProfilerConfig.from_mapping(values)
+    except ConfigError as error:
+        _log.warning("%s: its Profiler block is ignored:\n%s", run, error)
+        return None
 
 
 def _places(run: Run) -> pl.DataFrame:

@@ -55,6 +55,26 @@ def select_one(run: Run, rank: int | None = None, window: int | None = None) -> 
     return selected[0]
 
 
+def selected_ranks(run: Run, ranks: RankSelector) -> frozenset[int]:
+    """Return the numbers of the ranks that a selector selects, recorded or not.
+
+    Raises:
+        UsageError: the job has no such ranks.
+    """
+    topology = run.topology
+    if topology is None:
+        if isinstance(ranks, Mapping):
+            raise UsageError(f"{run.path}: {ranks}: coordinates need a manifest; it has none")
+        topology = Topology.of(dp=max(run.ranks) + 1)
+    try:
+        wanted = frozenset(topology.select(ranks))
+    except UsageError as error:
+        raise UsageError(f"{run.path}: {error}") from error
+    if ranks == "all":
+        wanted = wanted.union(run.ranks)
+    return wanted
+
+
 def select_ranks(
     run: Run, ranks: RankSelector = "all", window: int | None = None
 ) -> list[Recording]:
@@ -73,17 +93,7 @@ def select_ranks(
         UsageError: no such ranks or no such window; names those that exist.
     """
     _check_recordings(run)
-    topology = run.topology
-    if topology is None:
-        if isinstance(ranks, Mapping):
-            raise UsageError(f"{run.path}: {ranks}: coordinates need a manifest; it has none")
-        topology = Topology.of(dp=max(run.ranks) + 1)
-    try:
-        wanted = topology.select(ranks)
-    except UsageError as error:
-        raise UsageError(f"{run.path}: {error}") from error
-    if ranks == "all":
-        wanted = wanted.union(run.ranks)
+    wanted = selected_ranks(run, ranks)
     selected = [recording for recording in run.recordings if recording.rank in wanted]
     if not selected:
         raise UsageError(
@@ -99,6 +109,36 @@ def select_ranks(
             f"{run.path}: no window {window}; it has {format_ranges('window', windows)}"
         )
     return [recording for recording in selected if window in (None, recording.window)]
+
+
+def select_printed(run: Run, window: int | None = None) -> list[Recording]:
+    """Return the windows of the ranks that the run's config prints; log which ranks it does not.
+
+    All windows if the run has no config of ppprof, or if none of the printed ranks was recorded.
+
+    Raises:
+        InputError: the run has no window at all.
+        UsageError: no such window; the message names those that exist.
+    """
+    recordings = select(run, window=window)
+    if run.profiler is None or run.topology is None:
+        return recordings
+    if missing := configured_ranks(run).difference(run.ranks):
+        warn_of_missing(run, missing)
+    try:
+        printed = run.topology.select(run.profiler.print_ranks)
+    except UsageError:
+        return recordings
+    shown = [recording for recording in recordings if recording.rank in printed] or recordings
+    others = {recording.rank for recording in recordings}
+    others -= {recording.rank for recording in shown}
+    if others:
+        _log.info(
+            "%s: not shown: %s; --rank R or --rank all shows them",
+            run,
+            format_ranges("rank", others),
+        )
+    return shown
 
 
 def configured_ranks(run: Run) -> frozenset[int]:

@@ -125,7 +125,7 @@ def across_ranks(
     window: int | None,
     ranks: Collection[int] | None,
     steps: StepRange | None,
-    sorted_by: str,
+    options: SummaryOptions,
 ) -> AcrossRanks:
     """Return views of several ranks, each as one table; memory holds one rank at a time.
 
@@ -140,7 +140,7 @@ def across_ranks(
         window: which window; can be None where there is only one.
         ranks: only these; None: every rank.
         steps: only these; None: all.
-        sorted_by: a sort key; auto is gpu_total where any rank has device events, else cpu_total.
+        options: of ``sorted_by``, auto is gpu_total where any rank has device events, else cpu_total.
             With ``name`` it is also the number that is compared.
 
     Returns:
@@ -152,7 +152,6 @@ def across_ranks(
     """
     chosen = list(views)
     check_across(chosen, by)
-    SummaryOptions(sorted_by)  # rejects an unknown key before anything is read
     number, recordings = _recordings_of_window(run, ranks, window)
     tables_of_ranks, unreadable = _comparable_tables(run, recordings, chosen, steps)
     missing = set(run.expected_ranks if ranks is None else ranks)
@@ -162,6 +161,7 @@ def across_ranks(
             "%s: window %d: no %s; left out", run.path, number, format_ranges("rank", missing)
         )
     _warn_of_unequal_steps(run, tables_of_ranks)
+    sorted_by = options.sorted_by
     if sorted_by == "auto":
         is_on_device = any(tables.sorted_by.startswith("gpu") for tables in tables_of_ranks)
         sorted_by = "gpu_total" if is_on_device else "cpu_total"
@@ -252,7 +252,9 @@ def _tables(
             raise
         if recording.files:
             _log.warning("%s", error)
-        return saved_tables(recording, recording.saved, views, steps, options)
+        tables = saved_tables(recording, recording.saved, views, steps, options)
+        run.reader.report_skipped(tables.source, tables.skipped)
+        return tables
     profile = run.reader.profile(recording, steps, options)
     if steps is not None and not profile.steps:
         existing = format_ranges("step", trace.events["step"].drop_nulls().unique().to_list())

@@ -72,7 +72,7 @@ class TraceReader:
         if self._trace is None or self._trace[0] != recording:
             self._trace = self._profile = None  # first: memory holds one trace at a time
             path, trace, errors = read_first_readable(recording, self._cache, self._progress)
-            self._report(path, trace.skipped, errors)
+            self.report_skipped(path, trace.skipped, errors)
             self._trace = (recording, path, trace)
         return self._trace[1:]
 
@@ -125,14 +125,22 @@ class TraceReader:
                 continue
             _warn_each(errors)
             errors, is_any_read = [], True
-            self._report(result.source, result.skipped, result.errors)
+            self.report_skipped(result.source, result.skipped, result.errors)
             yield result
         if not is_any_read:
             raise InputError("\n".join(errors))
         _warn_each(errors)
 
-    def _report(self, path: Path, skipped: Mapping[str, int], errors: Iterable[str]) -> None:
-        """Log the problems with a file, the first time that it is read."""
+    def report_skipped(
+        self, path: Path, skipped: Mapping[str, int], errors: Iterable[str] = ()
+    ) -> None:
+        """Log the problems with a file, the first time that it is read.
+
+        Args:
+            path: the file that was read.
+            skipped: how much of it was skipped: kind -> count.
+            errors: of better files of the same window, which could not be read.
+        """
         if path in self._reported:
             return
         self._reported.add(path)

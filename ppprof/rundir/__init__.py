@@ -9,16 +9,18 @@
       raw/rank_00000_..._000.calls/   remote calls of that window (remote_calls.py)
       summary/rank_00000_w0.json
       steps/rank_00000.jsonl
-      vdlrecords.rank_00000.log       VisualDL scalars of the first rank that prints
-      scalars/rank_00001/             those of each further rank: VisualDL shows one log per folder
+      vdlrecords.rank_00000.log       VisualDL scalars of the first rank that prints tables
+      scalars/rank_00001/             VisualDL scalars of another rank that prints tables
       nodes/00000.node7               host name of the machine that rank 0 ran on
-      clocks/rank_00000.jsonl         offsets between rank 0's clock and the rank's (clocks.py)
+      clocks/rank_00000.jsonl         offsets between rank 0's clock and this rank's (clocks.py)
       trigger/                        requests for windows during the run (triggers.py)
-      alive/, failed/                 ranks in their session, and failed ranks (liveness.py)
+      alive/, failed/                 ranks with an open session, and failed ranks (liveness.py)
       run_002/                        a later run, with the same layout
 
-Nodes without a shared disk write one directory each. All directories of a run have the same
-``run_id`` in their manifests.
+``scalars/`` has a folder for each rank because VisualDL shows one log per folder.
+
+Nodes without a shared disk write one run directory each. All run directories of one run have the
+same ``run_id`` in their manifests.
 """
 
 from __future__ import annotations

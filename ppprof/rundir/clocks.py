@@ -1,14 +1,15 @@
 r"""Clock readings of a job's ranks, and conversion of times to the reference clock.
 
-Each rank asks rank 0 for its time repeatedly and keeps the fastest round trip. Rank 0 reads its
-clock between request and response, so half the round trip bounds the error (NTP, RFC 5905)::
+Each rank asks rank 0 repeatedly for the time of rank 0's clock, and keeps the answer with the
+fastest round trip. Rank 0 reads its clock between request and response, so the error is at most
+half the round trip (NTP, RFC 5905)::
 
     rank 3   request ------- response          own clock at the middle: 1000
                  \           /                round trip 60, so the error is at most 30
     rank 0         read: 1812                  offset 1812 - 1000 = 812
 
-Readings before and after a window also give the drift. Each reading is a line in
-``clocks/rank_00003.jsonl`` of the run directory. `read_clocks` reads them back.
+A reading before and a reading after a window also give the drift. Each reading is a line in
+``clocks/rank_00003.jsonl`` of the run directory. `read_clocks` reads these files.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ _FOREVER_NS = 2**62  # 146 years: the sum of two such times fits into an int64
 
 @dataclass(frozen=True)
 class Reading:
-    """One comparison of a rank's clock with the reference rank's."""
+    """One comparison of a rank's clock with the reference clock."""
 
     at_ns: int
-    """Time of the reading on the rank's own clock: wall time, as in its trace."""
+    """Time of the reading on the rank's own clock: wall time, as in the rank's trace."""
     offset_ns: int
-    """The reference clock minus the rank's own clock at that time."""
+    """The reference clock minus the rank's own clock at ``at_ns``."""
     error_ns: int
-    """Bound of the error: the true offset is at most this far away."""
+    """Bound of the error: the true offset is within ``offset_ns`` plus or minus ``error_ns``."""
 
 
 @dataclass(frozen=True)
 class Clock:
-    """One rank's clock relative to the reference rank's.
+    """One rank's clock relative to the reference clock.
 
     >>> clock = Clock(3, (Reading(1_000, 800, 30), Reading(2_000, 802, 20)))
     >>> clock.to_reference(np.array([0, 1_000, 1_500, 2_000, 9_000])).tolist()
@@ -51,39 +52,44 @@ class Clock:
 
     rank: int
     readings: tuple[Reading, ...]
-    """Readings sorted by time; at least one."""
+    """Readings sorted by ``at_ns``; at least one."""
     method: str = "exchange"
-    """Source of the readings: ``exchange`` (round trips), ``collectives`` (matched ends) or
-    ``same`` (the reference itself)."""
+    """Source of the readings: ``exchange`` (round trips), ``collectives`` (ends of the same
+    collective on both ranks) or ``same`` (this clock is the reference clock)."""
 
     @property
     def offset_ns(self) -> int:
-        """Offset of the first reading."""
+        """``offset_ns`` of the first reading."""
         return self.readings[0].offset_ns
 
     @property
     def drift_ppm(self) -> float | None:
-        """How much faster the reference clock runs, in ppm; None with a single reading."""
+        """How much faster the reference clock runs than the rank's own clock, in ppm.
+
+        Computed from the first and the last reading; None if both have the same time, as with a
+        single reading.
+        """
         first, last = self.readings[0], self.readings[-1]
         elapsed_ns = last.at_ns - first.at_ns
         return (last.offset_ns - first.offset_ns) / elapsed_ns * 1e6 if elapsed_ns else None
 
     @property
     def drift_error_ppm(self) -> float | None:
-        """Bound of the error of `drift_ppm`; None with a single reading."""
+        """Bound of the error of `drift_ppm`, in ppm; None in the same cases as `drift_ppm`."""
         first, last = self.readings[0], self.readings[-1]
         elapsed_ns = last.at_ns - first.at_ns
         return (first.error_ns + last.error_ns) / elapsed_ns * 1e6 if elapsed_ns else None
 
     @property
     def error_ns(self) -> int:
-        """The largest error of a reading. Assumes constant drift between readings."""
+        """The largest ``error_ns`` of all readings; between readings it assumes constant drift."""
         return max(reading.error_ns for reading in self.readings)
 
     def to_reference(self, times_ns: Int64) -> Int64:
-        """Convert times of this rank's clock to the reference clock: int64, rounded once.
+        """Convert times of this rank's clock to the reference clock; int64 ns, rounded once.
 
-        The offset is interpolated between two readings. Outside of them the nearest reading counts.
+        The offset is interpolated between two readings. A time before the first or after the last
+        reading gets the offset of that reading.
         """
         own_ns = np.array([reading.at_ns for reading in self.readings])
         offset_ns = np.array([reading.offset_ns for reading in self.readings])
@@ -94,11 +100,11 @@ class Clock:
 
 
 Clocks = Mapping[int, Clock]
-"""Clocks by rank."""
+"""Clocks, keyed by rank."""
 
 
 def clocks_path(rank: int) -> str:
-    """Return the path of a rank's readings inside the run directory.
+    """Return the path of the file with a rank's readings, relative to the run directory.
 
     >>> clocks_path(3)
     'clocks/rank_00003.jsonl'
@@ -107,7 +113,7 @@ def clocks_path(rank: int) -> str:
 
 
 def line_of(reading: Reading) -> str:
-    r"""Return a reading as a line of the file.
+    r"""Return a reading as a line of the file at `clocks_path`.
 
     >>> line_of(Reading(1, -2, 3))
     '{"at_ns": 1, "offset_ns": -2, "error_ns": 3}\n'
@@ -116,12 +122,13 @@ def line_of(reading: Reading) -> str:
 
 
 def read_clocks(run: PathLike) -> dict[int, Clock]:
-    """Read the clocks of the ranks from a run directory; empty if it has no readings.
+    """Return the clocks in a run directory, keyed by rank; empty if it has no readings.
 
-    Truncated and foreign lines are skipped.
+    Truncated, foreign and implausible lines are skipped. A rank whose file has no valid line is
+    missing.
 
     Raises:
-        InputError: a file exists but is unreadable.
+        InputError: a file exists but is unreadable or too large.
     """
     clocks = {}
     for rank, path in jsonl_files(run, "clocks"):

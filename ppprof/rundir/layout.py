@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tempfile
 import time
@@ -14,37 +15,50 @@ from ppprof.paths import PathLike, to_path
 from ppprof.rundir.manifest import MANIFEST, has_manifest, read_run_id
 
 TRACE_SUFFIXES = {"json": ".json", "json.gz": ".json.gz", "pb": ".pb"}
-"""File suffix of each entry of ``Profiler.formats``."""
+"""File suffix of a trace, keyed by format as in ``Profiler.formats``."""
 
 # The number of digits is limited: names are untrusted, and code loops up to the highest rank.
 _STEM = re.compile(r"rank_([0-9]{5,6})_(\w+)_time_([0-9]{8}T[0-9]{6})_([0-9]{3,6})")
 _SUMMARY = re.compile(r"rank_([0-9]{5,6})_w([0-9]{1,6})\.json")
 _LINES = re.compile(r"rank_([0-9]{5,6})\.jsonl")
 _RUN = re.compile(r"run_([0-9]{3,6})")
+_log = logging.getLogger("ppprof")
 _CLAIM_SECONDS = 10.0
-"""How long to wait for the manifest of a directory that another process has claimed."""
+"""How long to wait for the manifest of a run directory that another process has claimed."""
 
 
 class Listing:
-    """The entries of directories. Each directory is listed once: in a store that is a request."""
+    """The entries of directories, cached: listing a directory in a store costs a request.
+
+    Entries that are created after the first call for a directory do not appear.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[Path, list[Path]] = {}
 
     def entries(self, folder: PathLike) -> list[Path]:
-        """Return the paths in a directory, sorted; empty if there is no such directory."""
+        """Return the paths in ``folder``, sorted; empty if ``folder`` is no directory.
+
+        Raises:
+            OSError: the directory cannot be listed.
+        """
         path = to_path(folder)
         if path not in self._entries:
             try:
                 self._entries[path] = sorted(path.iterdir())
             except (FileNotFoundError, NotADirectoryError):
                 self._entries[path] = []
+            except PermissionError:
+                if path.name not in ("raw", "summary"):
+                    raise
+                _log.warning("%s: no permission to read it; its files are left out", path)
+                self._entries[path] = []
         return self._entries[path]
 
 
 @dataclass(frozen=True)
 class TraceName:
-    """The rank and window of a trace file, as its name gives them.
+    """The rank and window in the name of a trace file or raw capture.
 
     >>> name = TraceName(0, "dp0_pp0_sharding0_mp0", datetime(2026, 11, 20, 20, 15, 30), 0)
     >>> name.stem
@@ -55,40 +69,49 @@ class TraceName:
 
     rank: int
     label: str
-    """The rank's coordinate as `ppprof.topology.Topology.label` writes it."""
+    """The rank's coordinate: ``dp0_pp0_sharding0_mp0`` (see `ppprof.topology.Topology.label`)."""
     started: datetime
-    """Time at which the window opened: local time of that rank, to the second."""
+    """Time at which the window opened: local time of the rank's machine, to the second."""
     window: int
-    """0 for the first window of a run."""
+    """Number of the window in the run, from 0."""
 
     @property
     def stem(self) -> str:
-        """The name without a suffix. VisualDL calls the part before ``_time_`` the worker."""
+        """The file name without suffix. VisualDL shows the part before ``_time_`` as the worker."""
         stamp = f"{self.started:%Y%m%dT%H%M%S}"
         return f"rank_{self.rank:05d}_{self.label}_time_{stamp}_{self.window:03d}"
 
     def trace(self, fmt: str) -> str:
-        """Return the file name of the trace in one of the formats of `TRACE_SUFFIXES`."""
+        """Return the file name of the trace in the format ``fmt``, a key of `TRACE_SUFFIXES`."""
         return f"{self.stem}.paddle_trace{TRACE_SUFFIXES[fmt]}"
 
     @property
     def raw(self) -> str:
-        """Path of Paddle's own ``.pb`` inside the run directory."""
+        """Path of the raw capture, relative to the run directory."""
         return f"raw/{self.stem}.pb"
 
     @property
     def calls(self) -> str:
-        """Path of the window's remote calls (`ppprof.rundir.remote_calls`) inside the run directory."""
+        """Path of the folder with the window's remote calls, relative to the run directory.
+
+        `ppprof.rundir.remote_calls` reads and writes the folder.
+        """
         return f"raw/{self.stem}.calls"
 
     @property
     def summary(self) -> str:
-        """Path of the window's tables, written as data, inside the run directory."""
+        """Path of the window's tables, written as data, relative to the run directory.
+
+        It contains only the rank and the window: for window 0, ``summary/rank_00000_w0.json``.
+        """
         return f"summary/rank_{self.rank:05d}_w{self.window}.json"
 
     @classmethod
     def parse(cls, path: PathLike) -> TraceName | None:
-        """Parse the name of a raw file or of a trace in any format; None for any other file."""
+        """Parse the name of a raw capture or of a trace in any format; None for any other name.
+
+        The folder of ``path`` does not matter.
+        """
         stem, _, suffix = to_path(path).name.partition(".")
         match = _STEM.fullmatch(stem)
         if match is None or suffix not in _SUFFIXES:
@@ -105,7 +128,7 @@ _SUFFIXES = frozenset(["pb", *(f"paddle_trace{suffix}" for suffix in TRACE_SUFFI
 
 
 def steps_path(rank: int) -> str:
-    """Return the path of a rank's step times inside the run directory.
+    """Return the path of a rank's step times, relative to the run directory.
 
     >>> steps_path(3)
     'steps/rank_00003.jsonl'
@@ -114,9 +137,14 @@ def steps_path(rank: int) -> str:
 
 
 def scalars_path(rank: int, *, is_first: bool) -> str:
-    """Return the path of a rank's VisualDL scalars inside the run directory.
+    """Return the path of a rank's VisualDL scalars, relative to the run directory.
 
-    VisualDL shows one log per directory, so the first rank's log lies beside the traces.
+    VisualDL shows one log per directory, so only one log can lie beside the traces.
+
+    Args:
+        rank: the rank that writes the scalars.
+        is_first: whether ``rank`` is the first rank that prints tables; its log lies beside the
+            traces.
 
     >>> scalars_path(0, is_first=True)
     'vdlrecords.rank_00000.log'
@@ -128,37 +156,53 @@ def scalars_path(rank: int, *, is_first: bool) -> str:
 
 
 def jsonl_files(run: PathLike, folder: str) -> list[tuple[int, Path]]:
-    """Return rank and path of each rank's file in ``folder``: ``steps`` or ``clocks``."""
+    """Return (rank, path) of each ``rank_*.jsonl`` in a folder of a run directory, sorted by rank.
+
+    Args:
+        run: the run directory.
+        folder: ``steps`` or ``clocks``.
+    """
     paths = to_path(run).glob(f"{folder}/*.jsonl")
     matches = ((_LINES.fullmatch(path.name), path) for path in paths)
     return sorted((int(match[1]), path) for match, path in matches if match)
 
 
 def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:
-    """Return name and path of each raw capture, sorted by rank, then window."""
+    """Return (name, path) of each raw capture, sorted by rank, window, start time."""
     parsed = ((TraceName.parse(path), path) for path in to_path(run).glob("raw/*.pb"))
     files = [(name, path) for name, path in parsed if name is not None]
     return sorted(files, key=lambda file: (file[0].rank, file[0].window, file[0].started))
 
 
 def trace_bytes(run: PathLike, rank: int) -> int:
-    """Return the size of a rank's traces in a run directory, raw ones included."""
+    """Return the bytes that a rank's traces and raw captures take in a run directory.
+
+    Remote calls (`TraceName.calls`) do not count.
+    """
     patterns = (f"rank_{rank:05d}_*.paddle_trace.*", f"raw/rank_{rank:05d}_*.pb")
     return sum(path.stat().st_size for pattern in patterns for path in to_path(run).glob(pattern))
 
 
 def summary_files(run: PathLike, listing: Listing | None = None) -> list[tuple[int, int, Path]]:
-    """Return rank, window and path of the tables written as data (`TraceName.summary`)."""
+    """Return (rank, window, path) of the tables written as data, sorted by rank, then window.
+
+    `TraceName.summary` is the path of one such file.
+
+    Args:
+        run: the run directory.
+        listing: a listing to look directories up in; None lists them anew.
+    """
     paths = (listing or Listing()).entries(to_path(run) / "summary")
     matches = ((_SUMMARY.fullmatch(path.name), path) for path in paths)
     return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
 
 
 def check_writable(path: PathLike) -> Problem | None:
-    """Return why ``path`` cannot become a run directory; None if it can. Leaves no file behind.
+    """Return why ``path`` cannot become a run directory; None if it can.
 
-    Creates a temporary file in the nearest existing parent: permission bits are unreliable for
-    read-only mounts and network file systems.
+    Creates and deletes a temporary file in ``path`` or, if ``path`` does not exist, in its nearest
+    existing parent. Permission bits alone are unreliable for read-only mounts and network file
+    systems.
     """
     run = Path(path)
     existing = run
@@ -174,19 +218,23 @@ def check_writable(path: PathLike) -> Problem | None:
 
 
 def claim(log: PathLike, name: str = "", run_id: str | None = None) -> Path:
-    """Create a run's directory: ``log`` itself, or the next ``log/run_NNN`` after the taken ones.
+    """Create and return a run directory: ``log`` itself if free, else the next ``log/run_NNN``.
 
-    Creating ``steps/`` is the claim: it succeeds for only one of several concurrent processes.
+    The next number is one above the highest claimed number. A run directory is claimed if it has a
+    folder ``steps/``. A process claims a run directory by creating ``steps/``, since that succeeds
+    for only one of several concurrent processes.
 
     Args:
         log: the log directory.
-        name: the lowest name to use, such as ``run_003``; any other text means ``log`` itself.
-        run_id: id of a run for which several processes claim a directory of this disk at the same
-            time. The first one creates it, and all of them get it. The process that creates it
-            must write the manifest at once.
+        name: the lowest name to use, such as ``run_003``. Any other text, such as "", means ``log``
+            itself.
+        run_id: id of the run if several processes of it claim a run directory on this disk at the
+            same time. One process creates the run directory and must write the manifest at once.
+            The other processes wait up to 10 s for the manifest and get the same run directory.
+            None always creates a new run directory.
 
     Raises:
-        OSError: not a directory, no permission, disk full.
+        OSError: ``log`` is not a directory, permission is missing, or the disk is full.
     """
     taken = [number for number, run in _runs(log) if (run / "steps").is_dir()]
     number = max([_run_number(name), *taken])
@@ -206,7 +254,10 @@ def claim(log: PathLike, name: str = "", run_id: str | None = None) -> Path:
 
 
 def _belongs_to(run: Path, run_id: str) -> bool:
-    """Wait for the manifest of a claimed directory; return whether it is that of the run."""
+    """Wait for the manifest of a claimed run directory; return whether it has this run id.
+
+    False, too, if no manifest appears within 10 s.
+    """
     deadline = time.monotonic() + _CLAIM_SECONDS
     while not has_manifest(run) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -214,7 +265,10 @@ def _belongs_to(run: Path, run_id: str) -> bool:
 
 
 def _runs(log: PathLike, listing: Listing | None = None) -> list[tuple[int, Path]]:
-    """Return number and path of the run directories, ascending: ``log``, then each ``run_NNN``."""
+    """Return (number, path) of the possible run directories of a log directory, ascending.
+
+    ``log`` itself is number 1, whether or not it holds a run; ``log/run_NNN`` is number NNN.
+    """
     children = (listing or Listing()).entries(log)
     later = [(_run_number(child.name), child) for child in children if _RUN.fullmatch(child.name)]
     return [(1, to_path(log)), *sorted(later)]
@@ -229,7 +283,7 @@ def reject_symlinks(run: Path) -> None:
     """Reject a run whose ``raw/`` or ``summary/`` is a symlink: writes would land outside the run.
 
     Raises:
-        InputError: one of them is a symlink.
+        InputError: ``raw/`` or ``summary/`` is a symlink.
     """
     for folder in ("raw", "summary"):
         if (run / folder).is_symlink():
@@ -237,10 +291,16 @@ def reject_symlinks(run: Path) -> None:
 
 
 def newest(path: PathLike, listing: Listing | None = None) -> Path:
-    """Return the newest run in a log directory: the highest ``run_NNN``, else ``path`` itself.
+    """Return the newest run directory in a log directory: the highest ``run_NNN``, else ``path``.
+
+    Only directories with a manifest count.
+
+    Args:
+        path: the log directory, or a run directory without later runs.
+        listing: a listing to look directories up in; None lists them anew.
 
     Raises:
-        InputError: no run, because there is no manifest.
+        InputError: neither ``path`` nor a ``run_NNN`` in it has a manifest.
     """
     runs = [run for _, run in _runs(path, listing) if has_manifest(run)]
     if not runs:
@@ -249,15 +309,22 @@ def newest(path: PathLike, listing: Listing | None = None) -> Path:
 
 
 def find(log: PathLike, run_id: str, listing: Listing | None = None) -> Path | None:
-    """Return the directory under ``log`` of the run with this id; None without one."""
+    """Return the run directory with this run id in a log directory; None if there is no such run.
+
+    The run directory is ``log`` itself or a ``log/run_NNN``; the highest number wins.
+    """
     runs = (run for _, run in reversed(_runs(log, listing)))
     return next((run for run in runs if read_run_id(run) == run_id), None)
 
 
 def find_runs_below(path: PathLike, levels: int = 2, listing: Listing | None = None) -> list[Path]:
-    """Return the newest run of each log directory below ``path``.
+    """Return the newest run directory of each log directory below ``path``; empty without any.
 
-    These are directories such as ``node0`` or, with two levels, ``node0/profiler_log``.
+    Args:
+        path: a directory above log directories, such as those of several nodes.
+        levels: 1 looks only at the children of ``path``, such as ``node0``. 2 also looks one level
+            below each child that holds no run, such as ``node0/profiler_log``.
+        listing: a listing to look directories up in; None lists them anew.
     """
     listing = listing or Listing()
     runs: list[Path] = []
@@ -274,7 +341,11 @@ def find_runs_below(path: PathLike, levels: int = 2, listing: Listing | None = N
 def partial_files(run: Path, name: TraceName) -> list[Path]:
     """Return the temporary files of a window's unfinished traces and tables.
 
-    A process may still be writing them. If not, a killed process has left them behind.
+    Either a process is still writing these files, or a killed process has left them behind.
+
+    Args:
+        run: the run directory.
+        name: the rank and window.
     """
     summary = Path(name.summary)
     return [

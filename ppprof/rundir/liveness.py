@@ -1,14 +1,14 @@
-"""Which ranks of a job run a session, and how those that ended have ended.
+"""Which ranks of a job have an open session, and how failed ranks ended.
 
 ::
 
     profiler_log/
-      alive/00003.4711.node7-4026531836     rank 3 runs a session in process 4711 on node7
-      failed/00003.txt                      it ended by an exception: "RuntimeError: boom"
-      failed/00003.sigterm                  it ended by SIGTERM
+      alive/00003.4711.node7-4026531836     rank 3 has an open session in process 4711 on node7
+      failed/00003.txt                      rank 3 ended by an exception: "RuntimeError: boom"
+      failed/00003.sigterm                  rank 3 ended by SIGTERM
 
-A rank in ``alive/`` whose process is gone was killed or has crashed. A rank that fails only because
-another one did writes nothing, so ``failed/`` lists root causes.
+A rank in ``alive/`` whose process is gone was killed or has crashed. A rank that fails after
+another rank failed writes nothing, so ``failed/`` lists root causes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from ppprof.topology import Topology
 
 _MAX_NAMED = 4
-"""Most ranks that one message names: when a node dies, many ranks die."""
+"""Most ranks that one message names. When a node dies, many ranks die."""
 
 # Other names are ignored: desktops and file systems write files of their own.
 _ENTRY = re.compile(r"(?P<rank>\d{5,})\.(?P<pid>\d+)\.(?P<node>.+)")
@@ -32,7 +32,14 @@ _EXITING = 0x4  # PF_EXITING of the Linux kernel: sockets close before a process
 
 
 class LivenessRegistry:
-    """One rank's entry, and its view of the other ranks, for the length of its session.
+    """One rank's entry in ``alive/`` for the length of its session, and a check of other ranks.
+
+    Creating the object writes the entry; `mark_finished` and `mark_failed` delete it.
+
+    Args:
+        run: the run directory.
+        topology: of the job; names ranks in messages.
+        rank: of this process.
 
     Raises:
         OSError: the run directory cannot be written.
@@ -49,16 +56,24 @@ class LivenessRegistry:
         self._entry.touch()
 
     def mark_finished(self) -> None:
-        """Take note that the session ends without an error."""
+        """Record that the session ends without an error: delete this rank's entry."""
         with suppress(OSError):
             self._entry.unlink()
 
     def mark_failed(self, error: BaseException | None) -> str:
-        """Take note that the session ends by an exception, or by SIGTERM without ``error``.
+        """Record that the session ends by an error, and return which ranks ended before this rank.
+
+        Deletes this rank's entry in ``alive/``. Writes a file in ``failed/`` only if no rank that
+        ended before is known. Errors while writing are ignored.
+
+        Args:
+            error: the exception that ends the session; None for SIGTERM.
 
         Returns:
-            The ranks that died or failed before this one, and how, as in "rank 3
-            (dp1_pp0_sharding0_mp1) failed: RuntimeError: boom"; "" if no such rank is known.
+            Ranks and causes, as in "rank 3 (dp1_pp0_sharding0_mp1) failed: RuntimeError: boom"; ""
+            if no rank that ended before is known. Ranks of this machine whose process is gone come
+            first: if there are any, only they are named. Otherwise the ranks in ``failed/`` are
+            named. If SIGTERM ends this rank, ranks that SIGTERM ended are left out.
         """
         others = self._dead_ranks() or self._failures(sigterm=error is not None)
         with suppress(OSError):
@@ -76,7 +91,7 @@ class LivenessRegistry:
         return ", ".join(others[:_MAX_NAMED]) + (f" and {more} more ranks" if more > 0 else "")
 
     def _dead_ranks(self) -> list[str]:
-        """Return the ranks of this machine whose session is open and whose process is gone."""
+        """Return texts on this machine's ranks that are in ``alive/`` but have no process."""
         dead = []
         for name in _names(self._alive):
             entry = _ENTRY.fullmatch(name)
@@ -86,7 +101,11 @@ class LivenessRegistry:
         return dead
 
     def _failures(self, sigterm: bool) -> list[str]:
-        """Return the ranks that failed; those that SIGTERM ended only if ``sigterm``."""
+        """Return texts on the ranks in ``failed/``, each with its cause.
+
+        Args:
+            sigterm: whether to include ranks that SIGTERM ended.
+        """
         failures = []
         for name in _names(self._failed):
             entry = _FAILURE.fullmatch(name)
@@ -104,9 +123,10 @@ class LivenessRegistry:
 
 
 def live_ranks(run: Path) -> set[int]:
-    """Return the ranks that run a session, as far as this machine can see.
+    """Return the ranks with an open session, as far as this machine can see.
 
-    A killed rank of another machine is included: its process cannot be checked from here.
+    A killed rank of another machine or container is included, since its process cannot be checked
+    from here.
     """
     entries = (_ENTRY.fullmatch(name) for name in _names(run / "alive"))
     node = _node()
@@ -124,9 +144,10 @@ def _names(folder: Path) -> list[str]:
 
 
 def _node() -> str:
-    """Return the host's name and this process's pid namespace: a pid is valid only in its namespace.
+    """Return host name and pid namespace of this process, such as ``node7-4026531836``.
 
-    The host's name alone is not enough, since two containers may have the same one.
+    A pid is valid only in its pid namespace. The host name alone is not enough, since two
+    containers may have the same host name. Without ``/proc`` the namespace is 0.
     """
     namespace = 0
     with suppress(OSError):
@@ -135,7 +156,10 @@ def _node() -> str:
 
 
 def _is_alive(pid: int) -> bool:
-    """Return whether a process runs; False if it is a zombie or about to be one."""
+    """Return whether a process of this machine runs; False for a zombie or an exiting process.
+
+    True for a process that this user may not inspect.
+    """
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""The manifest of a run, its run id, its topology, and the host names of its ranks."""
+"""The manifest of a run, with run id and topology, and the host names of the run's ranks."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ppprof.paths import PathLike, read_bounded, store_errors_as_oserror, to_pat
 from ppprof.topology import Topology
 
 SCHEMA_VERSION = 1
-"""Version of manifest and layout. It increases when older readers would misread a directory."""
+"""Version of manifest and layout. Increases when older readers would misread a run directory."""
 
 MANIFEST = "manifest.json"
 _MOST_BYTES = 64 << 20
-"""Limit for a manifest. 10,000 ranks and their groups take about 3 MB."""
+"""Largest manifest to read. 10,000 ranks and their groups take about 3 MB."""
 
 
 def write_node_marker(run: PathLike, rank: int) -> None:
-    """Record the host name of a rank in ``nodes/``.
+    """Record that ``rank`` runs on this machine: create ``nodes/00000.node7`` for rank 0 on node7.
 
-    The manifest does not have it: it is written before all host names are known.
+    The manifest has no host names, since it is written before all of them are known.
 
     Raises:
         OSError: the file cannot be written.
@@ -35,18 +35,18 @@ def write_node_marker(run: PathLike, rank: int) -> None:
 
 
 def nodes(run: PathLike) -> dict[int, str]:
-    """Return the host name of each rank that has recorded it."""
+    """Return the host names that `write_node_marker` recorded, keyed by rank."""
     names = sorted(path.name.partition(".") for path in to_path(run).glob("nodes/*.*"))
     return {int(rank): node for rank, _, node in names if rank.isdecimal()}
 
 
 def has_manifest(run: PathLike) -> bool:
-    """Whether a rank of the run has written its manifest."""
+    """Whether the directory ``run`` has a file ``manifest.json``; its content is not checked."""
     return (to_path(run) / MANIFEST).is_file()
 
 
 def read_run_id(run: PathLike) -> str | None:
-    """Return the unique id of the run; None if there is no readable manifest with an id."""
+    """Return the unique id of the run; None without a readable manifest that has a run id."""
     try:
         run_id = read_manifest(run).get("run_id")
     except InputError:
@@ -55,16 +55,19 @@ def read_run_id(run: PathLike) -> str | None:
 
 
 def write_manifest(run: PathLike, manifest: Mapping[str, Any]) -> None:
-    """Write ``manifest.json`` atomically, with the schema version added.
+    """Write ``manifest.json`` atomically, with `SCHEMA_VERSION` added as ``schema_version``.
 
     YAML values that JSON cannot hold, such as dates and infinite floats, become text.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     plain = _plain({"schema_version": SCHEMA_VERSION, **manifest})
     write_atomically(Path(run, MANIFEST), json.dumps(plain, indent=1, allow_nan=False).encode())
 
 
 def topology_of(manifest: Mapping[str, Any]) -> Topology | None:
-    """Return the job's topology; None if the manifest has no valid axes."""
+    """Return the topology in a manifest; None if its ``axes`` are missing or invalid."""
     axes = manifest.get("axes")
     try:
         return Topology(tuple(axes["degrees"]), tuple(axes["order"]))  # type: ignore[index]
@@ -87,7 +90,8 @@ def read_manifest(run: PathLike) -> dict[str, Any]:
     """Read the manifest of a run.
 
     Raises:
-        InputError: the manifest is missing, is not JSON, or has a newer schema.
+        InputError: the manifest is missing, unreadable, too large or not JSON, or it has no schema
+            version or a newer one than `SCHEMA_VERSION`.
     """
     path = to_path(run) / MANIFEST
     try:

@@ -1,4 +1,4 @@
-"""Find the recordings (one window of one rank each) in a path, from file names alone."""
+"""Find the recordings at a path from file names alone. A recording is one window of one rank."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.rundir import Listing
 
 _BEST_FIRST = (".pb", ".json", ".json.gz")
-"""Suffixes in order of preference. A ``.pb`` is exact and fastest; a ``.gz`` must be inflated."""
+"""Suffixes of traces in order of preference. A ``.pb`` is exact and fastest; a ``.gz`` must be
+inflated."""
 
 _FOREIGN = re.compile(
     r"(?P<worker>[^.].*?)"
     r"(?:_time_(?P<time>[^.]+)|\.(?P<ns>\d+))?"
     r"(?:\.paddle_trace|\.pt\.trace|(?=\.pb$))\.(?:pb|json|json\.gz)"
 )
-"""Names of trace files not written by ppprof. The handlers of ``paddle.profiler`` and
-``torch.profiler`` write worker and time into the name. Any other ``.pb``, ``.paddle_trace.json``
-or ``.pt.trace.json`` counts as a separate worker."""
+"""Names of foreign traces: those that ppprof has not written. The handlers of ``paddle.profiler``
+and ``torch.profiler`` write worker and time into the name. If a ``.pb``, ``.paddle_trace.json`` or
+``.pt.trace.json`` has no time in its name, the whole name is the worker."""
 
 
 @dataclass(frozen=True)
@@ -30,46 +31,55 @@ class Recording:
     """One window of one rank, and its files."""
 
     rank: int
-    """From the file name. Without a rank in it, workers are numbered in the order of their names."""
+    """From the file name. Foreign traces have no rank in their names: in a directory, their workers
+    are numbered in the order of their names, from 0 or after the highest rank. A single foreign
+    file has rank 0."""
     window: int
-    """From the file name. Without a window in it, windows of a worker are numbered by time."""
+    """From the file name. Foreign traces have no window in their names: in a directory, the traces
+    of a worker are numbered in the order of their times. A single foreign file has window 0."""
     name: str
-    """Name of the file or, in a directory of foreign files, of the worker."""
+    """Name of the preferred trace. For foreign traces in a directory, name of the worker. Without a
+    trace, name of the file with the tables."""
     coordinate: str | None
-    """``dp0_pp0_sharding0_mp0``; None if the name has no coordinate."""
+    """Such as ``dp0_pp0_sharding0_mp0``; None if the file name has no coordinate."""
     files: tuple[Path, ...]
-    """Traces of the same events, the preferred one first."""
+    """Traces with the same events in different formats, the preferred format first. Empty if only
+    the tables exist."""
     saved: Path | None = None
-    """The window's tables as data, if the capture wrote them."""
+    """The file with the window's tables as data; None if there is no such file."""
 
     @property
     def what(self) -> str:
-        """Text that follows the rank in a title."""
+        """Text for a title, after the rank: ``dp0 pp0 sharding0 mp0``, or ``name`` without one."""
         return self.coordinate.replace("_", " ") if self.coordinate else self.name
 
 
 @dataclass(frozen=True)
 class RunLocation:
-    """The place of a run: looked up once, then handed on."""
+    """The directories and recordings of one run: looked up once, then handed on."""
 
     given: tuple[str, ...]
     """The paths that the caller gave."""
     paths: tuple[Path, ...]
-    """The directories of the run, or the trace file."""
+    """The run directories of the run, one for each node without a shared disk; or the directory of
+    foreign traces; or the single trace file."""
     recordings: tuple[Recording, ...]
-    """Every window of every rank, by rank, then window."""
+    """Every window of every rank, sorted by rank, then window. Empty for a run without a recorded
+    window."""
 
 
 def resolve(path: str | Path, *more: str | Path) -> RunLocation:
-    """Return the run at some paths.
+    """Return the one run that all of the given paths belong to.
 
     Args:
-        path: a run directory, a log directory (its newest run), a directory of traces, a directory
-            above the run directories of several nodes, or a trace file.
-        more: directories of the same run that other nodes wrote.
+        path: a run directory, a log directory (its newest run is used), a directory of traces, a
+            directory above the run directories of several nodes, or a trace file.
+        more: directories of the same run that other nodes wrote. In a log directory, the run with
+            the same run id is used, which may not be the newest.
 
     Raises:
-        InputError: no such path, no trace and no run there, or several runs.
+        InputError: a path does not exist or is unreadable, no path has a trace or a run, the paths
+            belong to several runs, or a trace file is given together with other paths.
     """
     listing = Listing()
     return _combined([_look(each, listing) for each in (path, *more)], listing)
@@ -78,10 +88,14 @@ def resolve(path: str | Path, *more: str | Path) -> RunLocation:
 def resolve_each(
     paths: Iterable[str | Path],
 ) -> list[tuple[tuple[str, ...], RunLocation | InputError]]:
-    """Return the runs at some paths: paths of the same run together, each other path alone.
+    """Return the runs at the given paths, in the order of their first paths.
+
+    Paths whose manifests have the same run id form one run. A path without a run id, such as a
+    trace file, forms a run of its own.
 
     Returns:
-        The paths that were given for each run, and the run or the error of these paths.
+        (paths, run) for each run. ``paths`` are the given paths that form the run. ``run`` is the
+        InputError if these paths cannot be read; no error is raised.
     """
     listing = Listing()
     groups: dict[object, list[_Place | InputError]] = {}
@@ -115,7 +129,7 @@ def resolve_each(
 
 @dataclass(frozen=True)
 class _Place:
-    """What one path leads to: directories of a run, or a trace file."""
+    """The result of looking up one path: directories of a run, or a trace file."""
 
     given: str | Path
     directories: list[Path]
@@ -135,7 +149,11 @@ def _look(given: str | Path, listing: Listing) -> _Place:
 
 
 def _directories(path: Path, listing: Listing) -> list[Path]:
-    """Return the newest run in a directory; else the directory if it has traces; else runs below."""
+    """Return the directories to read for a given directory.
+
+    The first choice is the newest run directory in ``path``. Without a run, it is ``path`` if it
+    has traces, else the runs below ``path``, else ``path`` itself.
+    """
     try:
         return [rundir.newest(path, listing)]
     except InputError:  # no manifest: foreign or copied traces
@@ -145,10 +163,11 @@ def _directories(path: Path, listing: Listing) -> list[Path]:
 
 
 def _combined(places: Sequence[_Place], listing: Listing) -> RunLocation:
-    """Return the one run that places lead to: that of the first.
+    """Return the one run that all places belong to.
 
     Raises:
-        InputError: the places belong to different runs, or have no trace.
+        InputError: the places belong to different runs, have neither a trace nor a manifest, are
+            unreadable, or one of several places is a file.
     """
     given = tuple(str(place.given) for place in places)
     if len(places) == 1 and places[0].file is not None:
@@ -186,7 +205,7 @@ def _directories_of_run(places: Sequence[_Place], listing: Listing) -> list[Path
 
 
 def no_trace(paths: Iterable[Path]) -> InputError:
-    """Return the error for paths without a trace."""
+    """Return the error that reports ``paths`` as directories without a trace."""
     return InputError(
         f"{join_paths(paths)}: no trace in it: expected a run directory with recorded windows, or "
         "files such as *.paddle_trace.json (.json.gz, .pb) or *.pt.trace.json"
@@ -194,12 +213,12 @@ def no_trace(paths: Iterable[Path]) -> InputError:
 
 
 def join_paths(paths: Iterable[Path]) -> str:
-    """Join paths for a message."""
+    """Return the paths as text for a message, separated by commas."""
     return ", ".join(map(str, paths))
 
 
 def single_file(path: Path) -> Recording:
-    """Return the recording of a single file; rank and window are 0 unless its name has them."""
+    """Return the recording of one trace file; rank and window are 0 if the name has none."""
     name = rundir.TraceName.parse(path)
     if name is None:
         return Recording(0, 0, path.name, None, (path,))
@@ -207,12 +226,17 @@ def single_file(path: Path) -> Recording:
 
 
 def scan(directories: Sequence[Path], listing: Listing | None = None) -> list[Recording]:
-    """Return the recordings in directories, sorted by rank, then window.
+    """Return the recordings in directories of one run, sorted by rank, then window.
 
-    Tables that were saved without their trace count as a recording without trace files.
+    Raw captures in ``raw/`` are included. Tables without a trace of their window count as a
+    recording whose ``files`` are empty.
+
+    Args:
+        directories: run directories or directories of traces.
+        listing: a listing to look directories up in; None lists them anew.
 
     Raises:
-        InputError: two traces claim the same rank and window.
+        InputError: two traces with different names claim the same rank and window.
     """
     own: dict[rundir.TraceName, list[Path]] = {}
     foreign: dict[str, dict[str, list[Path]]] = {}

@@ -1,4 +1,4 @@
-r"""Remote calls: their times, the clock offset that follows, and their files in a run directory.
+r"""Remote calls: times, clock offsets computed from the times, and files in a run directory.
 
 ::
 
@@ -6,10 +6,11 @@ r"""Remote calls: their times, the clock offset that follows, and their files in
                   \                                         /
     worker         arrived   began ======== ended   left --
 
-Sent and received are on the caller's clock, the other times on the worker's. Sent, arrived, left
-and received are the four times of NTP (RFC 5905). They give the offset of the two clocks. Its
-error is at most half the time that the call was under way, including time in queues. On the
-caller's clock, began and ended lie between sent and received.
+Sent and received are times on the caller's clock, the other times are on the worker's clock. Sent,
+arrived, left and received are the four times of NTP (RFC 5905), and give the offset between the
+clocks. The error of the offset is at most half the time that request and response were under way,
+including time in queues. Converted to the caller's clock, began and ended lie between sent and
+received.
 """
 
 from __future__ import annotations
@@ -25,25 +26,28 @@ from ppprof.rundir.clocks import Reading
 _MOST_BYTES = 1 << 20  # limit for a call's file; a call takes about 400 bytes
 
 REMOTE = "#remote_op: "
-"""Separator in an event's name, between the call and the name on the worker's side."""
+"""Separator in the name of a worker's event: the call, `REMOTE`, the event's name on the worker."""
 
 
 @dataclass(frozen=True)
 class RemoteCall:
-    """One call of a function on another process."""
+    """One call of a function on another process.
+
+    ``sent_ns`` to ``received_ns`` are the times of the module's picture, in ns of wall time.
+    """
 
     id: str
-    """Unique id."""
+    """Unique id of the call."""
     parent: str | None
-    """Id of the call that made this one; None if the recorded rank itself made it."""
+    """Id of the remote call whose function made this call; None if the recorded rank made it."""
     name: str
-    """Name of the function."""
+    """Name of the called function."""
     caller: str
     """Name of the calling process, without spaces and parentheses."""
     worker: str
     """Name of the called process, without spaces and parentheses."""
     process: str
-    """``host:pid`` of the worker, whose clock the inner times are on."""
+    """``host:pid`` of the worker. ``arrived_ns`` to ``left_ns`` are on its clock."""
     thread: int
     """Thread id of the call in the worker's trace."""
     sent_ns: int
@@ -53,7 +57,7 @@ class RemoteCall:
     left_ns: int
     received_ns: int
     note: str = ""
-    """Why the call has no events; empty if it has some."""
+    """Why the call has no events; empty if it has events."""
 
     @property
     def span(self) -> str:
@@ -62,22 +66,23 @@ class RemoteCall:
 
     @property
     def reading(self) -> Reading:
-        """The offset of the worker's clock to the caller's.
+        """The caller's clock minus the worker's clock, and the bound of its error, from one call.
 
         >>> times = dict(sent_ns=100, arrived_ns=1030, began_ns=1040, ended_ns=1050, left_ns=1060)
         >>> RemoteCall("a", None, "f", "w0", "w1", "h:1", 1, **times, received_ns=150).reading
         Reading(at_ns=1030, offset_ns=-920, error_ns=10)
         """
         out, back = self.sent_ns - self.arrived_ns, self.received_ns - self.left_ns
-        # Negative if a clock was set during the call: then the error is unknown.
+        # Negative if a clock was set during the call: the error is unknown then, and 0 here.
         return Reading(self.arrived_ns, (out + back) // 2, max(0, -(-(back - out) // 2)))
 
 
 def aligned(calls: Iterable[RemoteCall]) -> dict[str, Reading]:
-    """Return the clock offset of each call by id: that of the fastest call of the same processes.
+    """Return the clock offset of each call, keyed by the call's id.
 
-    The offset is limited to the range that the call's own times allow. So the call always lies
-    between sent and received, however the clocks drift.
+    A call gets the offset of the call with the smallest error between the same two processes. The
+    offset is then limited to the range that the call's own times allow, so that on the caller's
+    clock the call lies between sent and received even if the clocks drift.
 
     >>> def call(id, sent, arrived, left, received):
     ...     return RemoteCall(id, None, "f", "w0", "w1", "h:1", 1, sent, arrived, arrived, left,
@@ -106,7 +111,12 @@ def aligned(calls: Iterable[RemoteCall]) -> dict[str, Reading]:
 
 
 def write_call(folder: Path, call: RemoteCall, raw: bytes) -> None:
-    """Write a call and its recording: the bytes of Paddle's ``.pb``, or empty.
+    """Write a call to ``<id>.json`` in a folder, and its recording to ``<id>.pb``.
+
+    Args:
+        folder: `ppprof.rundir.TraceName.calls` of the window; created if missing.
+        call: the call.
+        raw: the bytes of the worker's ``.pb``. If empty, no ``.pb`` is written.
 
     Raises:
         OSError: a file cannot be written.
@@ -118,12 +128,15 @@ def write_call(folder: Path, call: RemoteCall, raw: bytes) -> None:
 
 
 def has_call(folder: Path, call: RemoteCall) -> bool:
-    """Whether `write_call` has written the call."""
+    """Whether `write_call` has written ``call`` completely in ``folder``."""
     return (folder / f"{call.id}.json").exists()
 
 
 def read_calls(folder: Path) -> tuple[list[RemoteCall], int]:
-    """Return the calls in a folder, sorted by sent time, and the number of unreadable ones."""
+    """Return the calls in a folder, sorted by sent time, and the number of unreadable call files.
+
+    No calls if there is no such folder.
+    """
     calls, num_unreadable = [], 0
     for path in folder.glob("*.json"):
         try:
@@ -136,10 +149,14 @@ def read_calls(folder: Path) -> tuple[list[RemoteCall], int]:
 
 
 def _checked(call: RemoteCall, id: str) -> RemoteCall:
-    """Return the call if `write_call` could have written it.
+    """Return ``call`` unchanged if its values are valid.
+
+    Args:
+        call: a call from an untrusted file.
+        id: the id in the file's name.
 
     Raises:
-        ValueError: it could not.
+        ValueError: the ids differ, or a field has a value of another type or is out of range.
     """
     if call.id != id:
         raise ValueError(f"id {call.id!r} in the file of {id!r}")

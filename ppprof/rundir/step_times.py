@@ -1,4 +1,4 @@
-"""Read the step times of a run, ``steps/rank_*.jsonl``, as one table."""
+"""Read the step times of all ranks, ``steps/rank_*.jsonl``, as one table."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ STEP_TIMES = {
 }
 """Columns and their types; a value that is missing in a line is null.
 
-`ppprof.capture.steps.step_log.StepRecord` says what each column means."""
+``rank`` comes from the file name. `ppprof.capture.steps.step_log.StepRecord` says what each other
+column means."""
 
 _MOST_BYTES = 4 << 20
-"""Bytes to read from the end of a file: about 16,000 steps, enough for all statistics."""
+"""Most bytes to read, from the end of a file: about 16,000 steps, enough for all statistics."""
 _MOST_LINES = 16_000
-"""Lines to parse one by one if Polars cannot parse them together."""
+"""Most lines to parse one by one, if Polars cannot parse them together."""
 
 
 def read_step_times(run: PathLike) -> pl.DataFrame:
-    """Read the latest steps of all ranks of a run directory.
+    """Return the latest steps of all ranks of a run directory: about 16,000 steps for each rank.
 
     Returns:
-        Columns of `STEP_TIMES`, sorted by rank, then step; no rows if there are no files.
-        Truncated lines are skipped.
+        One row per (rank, step), sorted by rank, then step, with the columns of `STEP_TIMES`; no
+        rows if there are no files. Truncated and invalid lines are skipped.
 
     Raises:
         InputError: a file exists but is unreadable.
@@ -77,7 +78,7 @@ def _table(text: bytes, *, is_whole: bool) -> pl.DataFrame:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    """Parse a single line; None if it is not a step."""
+    """Return the values of one line, keyed by column of `STEP_TIMES`; None for an invalid line."""
     try:
         fields = json.loads(line)
         row = {name: fields.get(name) for name in STEP_TIMES if name != "rank"}

@@ -1,4 +1,4 @@
-"""The tables of a window as data: one JSON object, for scripts and for views across ranks."""
+"""The tables of one window as data: one JSON object, for scripts and for tables across ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ppprof.errors import InputError
 from ppprof.paths import read_bounded, store_errors_as_oserror
 
 SCHEMA_VERSION = 1
-"""Goes up when a reader of the older form would misread a file."""
+"""Version of a file. It increases when older readers would misread the file."""
 
 _MOST_BYTES = 64 << 20
 
@@ -21,25 +21,37 @@ Row = dict[str, Any]
 
 
 def document(tables: Mapping[str, pl.DataFrame], **identity: Any) -> dict[str, Any]:
-    """Return one window's tables: ``{"schema_version", <identity>, "tables": {view: [row...]}}``.
+    """Return tables as data: ``{"schema_version", <identity>, "tables": {view: [row...]}}``.
 
-    Rows are objects whose keys are the columns that `ppprof.analysis.summaries` documents; units
-    end the key, and null is null.
+    A row is an object keyed by column, as `ppprof.analysis.summaries` documents the columns. Units
+    end the key: ``cpu_total_ns``. Null stays null.
+
+    Args:
+        tables: the tables, keyed by view.
+        identity: values that identify the tables, such as ``rank=0, window=2``; keys of the result.
     """
     rows = {view: table.rows(named=True) for view, table in tables.items()}
     return {"schema_version": SCHEMA_VERSION, **identity, "tables": rows}
 
 
 def dumps(value: object) -> str:
-    """Return strict JSON: no NaN, and no escapes for characters that UTF-8 has."""
+    """Return ``value`` as strict JSON text, indented, with non-ASCII characters unescaped.
+
+    Raises:
+        ValueError: the value contains NaN or an infinite number, which strict JSON cannot hold.
+    """
     return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=1)
 
 
 def read_document(path: Path) -> tuple[dict[str, Any], dict[str, list[Row]]]:
-    """Return the identity in a file of tables, and the rows of each view.
+    """Return the identity and the rows of a file with tables, as `document` combined them.
+
+    Returns:
+        The identity, such as ``{"rank": 0, "window": 2}``, and the rows, keyed by view.
 
     Raises:
-        InputError: missing, not such a file, or of a newer schema.
+        InputError: the file is missing, unreadable or too large, has no such tables, or has a newer
+            schema than `SCHEMA_VERSION`.
     """
     try:
         with store_errors_as_oserror(path):
@@ -62,5 +74,10 @@ def read_document(path: Path) -> tuple[dict[str, Any], dict[str, list[Row]]]:
 
 
 def not_a_document(path: Path, error: Exception) -> InputError:
-    """Return the error for a file that does not hold a window's tables."""
+    """Return the error for a file without the tables of a window.
+
+    Args:
+        path: the file.
+        error: the reason.
+    """
     return InputError(f"{path}: not the tables of a window: {error!r}")

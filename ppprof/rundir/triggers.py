@@ -1,13 +1,13 @@
-"""Requests for windows while a job runs: files of ``ppprof trigger`` and of rank 0.
+"""Requests for windows while a job runs: files that ``ppprof trigger`` and the ranks write.
 
 ::
 
     profiler_log/
       trigger/request                 a request: JSON, or an empty file (``touch`` is enough)
       trigger/answers.jsonl           rank 0's decisions, one per line
-      trigger/rank_00003_w2.json      names of the files of rank 3's window 2, once all are complete
+      trigger/rank_00003_w2.json      file names of rank 3's window 2, once all files are complete
 
-Rank 0 makes the directory when it attaches, and deletes the request when it has read it.
+Rank 0 creates ``trigger/`` when it attaches the profiler, and deletes a request after reading it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ppprof.paths import write_atomically
 from ppprof.topology import RankSelector
 
 MOST_STEPS = 10_000
-"""Longest window that can be requested."""
+"""Most steps of a window that can be requested."""
 
 _FOLDER = "trigger"
 _MOST_BYTES = 65536
@@ -33,32 +33,36 @@ _MOST_BYTES = 65536
 
 @dataclass(frozen=True)
 class TriggerRequest:
-    """A request for a window; None where the config decides."""
+    """A request for a window."""
 
     steps: int | None = None
+    """Number of steps; None for ``Profiler.trigger.steps``."""
     ranks: RankSelector | None = None
+    """Ranks that record the window; None for ``Profiler.trigger.ranks``."""
     id: str = ""
-    """Written into the response too."""
+    """Id that the response repeats; "" for an empty request file."""
     problem: str | None = None
     """Why the request is invalid; None if it is valid."""
 
 
 @dataclass(frozen=True)
 class TriggerResponse:
-    """Rank 0's decision on a window."""
+    """Rank 0's decision on a window: either ``refused``, or the other fields from ``window`` on."""
 
     why: str
     """Why the window was requested."""
     request: str = ""
     """Id of the request; "" for a window that a slow step opened."""
     refused: str | None = None
-    """Why there is no window; the other fields are null then."""
+    """Why no window opens; None if a window opens. If it is set, the fields below stay None."""
     window: int | None = None
+    """Number of the window."""
     start: int | None = None
-    """Its first step."""
+    """First step of the window."""
     steps: int | None = None
+    """Number of steps of the window."""
     ranks: list[int] | None = None
-    """Ranks that record it."""
+    """Ranks that record the window, ascending."""
 
 
 def request_path(run: Path) -> Path:
@@ -68,6 +72,13 @@ def request_path(run: Path) -> Path:
 
 def write_request(run: Path, steps: int | None, ranks: RankSelector | None) -> str:
     """Write a request into a run directory, atomically.
+
+    On a file system without hard links, the request replaces a pending one.
+
+    Args:
+        run: the run directory.
+        steps: number of steps; None for ``Profiler.trigger.steps``.
+        ranks: ranks that record the window; None for ``Profiler.trigger.ranks``.
 
     Returns:
         The id of the request.
@@ -92,7 +103,9 @@ def write_request(run: Path, steps: int | None, ranks: RankSelector | None) -> s
 
 
 def consume_request(run: Path) -> TriggerRequest | None:
-    """Read and delete the pending request; None without one.
+    """Read and delete the pending request; return None if no request is pending.
+
+    An invalid request is returned with ``problem`` set. An empty file is a valid request.
 
     Raises:
         OSError: the request cannot be read or deleted.
@@ -112,10 +125,10 @@ def _parse_request(text: bytes) -> TriggerRequest:
         return TriggerRequest()
     try:
         fields = json.loads(text)
-    except ValueError:
-        return TriggerRequest(problem="no JSON")
+    except (ValueError, RecursionError):
+        return TriggerRequest(problem="not JSON")
     if not isinstance(fields, dict):
-        return TriggerRequest(problem="no JSON object")
+        return TriggerRequest(problem="not a JSON object")
     request_id, steps, ranks = str(fields.get("id", "")), fields.get("steps"), fields.get("ranks")
     if steps is not None and (type(steps) is not int or not 1 <= steps <= MOST_STEPS):
         problem = f"steps {steps!r}: expected a whole number from 1 to {MOST_STEPS}"
@@ -124,7 +137,7 @@ def _parse_request(text: bytes) -> TriggerRequest:
 
 
 def append_response(run: Path, response: TriggerResponse) -> None:
-    """Append a decision to the file of responses.
+    """Append a decision to ``trigger/answers.jsonl``.
 
     Raises:
         OSError: the file cannot be written.
@@ -134,7 +147,7 @@ def append_response(run: Path, response: TriggerResponse) -> None:
 
 
 def read_response(run: Path, request_id: str) -> TriggerResponse | None:
-    """Return the decision on a request; None before it is made."""
+    """Return rank 0's decision on a request; None if it is not written yet or is unreadable."""
     with suppress(OSError):
         text = (run / _FOLDER / "answers.jsonl").read_text("utf-8", "replace")
         for line in text.splitlines():
@@ -148,14 +161,16 @@ def read_response(run: Path, request_id: str) -> TriggerResponse | None:
 def write_completion(
     run: Path, rank: int, window: int, files: Iterable[Path], lost: str | None
 ) -> None:
-    """Write that all files of a rank's window are complete; does nothing in a job without triggers.
+    """Record that all files of a rank's window are complete.
+
+    Does nothing if ``trigger/`` does not exist: the job accepts no requests.
 
     Args:
         run: the run directory.
-        rank: of the window.
-        window: its number.
-        files: traces and tables of the window.
-        lost: which traces were left out, and why; None if all were written.
+        rank: the rank.
+        window: the number of the window.
+        files: traces and tables of the window, inside ``run``.
+        lost: which traces were not written, and why; None if all traces were written.
 
     Raises:
         OSError: the file cannot be written.
@@ -167,7 +182,7 @@ def write_completion(
 
 
 def read_completion(run: Path, rank: int, window: int) -> tuple[list[Path], str | None] | None:
-    """Return ``files`` and ``lost`` as `write_completion` wrote them; None if it has not yet."""
+    """Return (files, lost) as given to `write_completion`; None before it has written them."""
     try:
         fields = json.loads(_files_path(run, rank, window).read_text("utf-8"))
         return [run / name for name in fields["files"]], fields["lost"]

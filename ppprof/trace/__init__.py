@@ -46,7 +46,14 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use: `fastpath.workers` starts processes with numpy alone."""
+    """Import a public name of this package on first use.
+
+    Nothing is imported earlier, because the processes of `fastpath.workers` import this package and
+    must load nothing but numpy.
+
+    Raises:
+        AttributeError: ``name`` is not a public name of this package.
+    """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -8,8 +8,9 @@ collectives, of waits for a collective, and of pipeline spans::
     forward[stage=0 micro_batch=3 phase=warm-up]
     backward[stage=1 chunk=1 micro_batch=3 phase=steady]
 
-Any key may be missing. The others come in the order of `ANNOTATION_KEYS`, after ``op``. A wait is
-named after the operation that it waits for, ``isend.wait``.
+Any key may be missing. ``op`` comes first, the other keys follow in the order of
+`ANNOTATION_KEYS`. The plain name of a wait begins with the operation that it waits for:
+``wait[op=isend ...]`` has the plain name ``isend.wait``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _VALUE_PATTERNS = {
 """Key, which is a column of `EVENTS`, -> pattern of its values."""
 
 ANNOTATION_KEYS = tuple(_VALUE_PATTERNS)
-"""The keys, in their order in a name."""
+"""Keys in the order in which a name holds them; ``op`` becomes part of the plain name."""
 _NUMBERS = frozenset(key for key in ANNOTATION_KEYS if EVENTS[key][0] == pl.Int64)
 _NAME = re.compile(
     "".join(
@@ -54,9 +55,12 @@ Annotation = Union[int, str, None]
 
 
 def parse_annotation(text: str) -> tuple[str, dict[str, Annotation]] | None:
-    """Return the plain name and the value of each key, None if the key is missing.
+    """Return the plain name and the annotations of an annotated name.
 
-    None for a name without annotations.
+    Returns:
+        The plain name, and key -> value for every key of `ANNOTATION_KEYS`. A value is an int or a
+        string; None if ``text`` lacks the key or its value is empty. None instead of both if
+        ``text`` is not an annotated name.
 
     >>> parse_annotation("wait[op=isend group=5]")[0]
     'isend.wait'
@@ -72,7 +76,10 @@ def parse_annotation(text: str) -> tuple[str, dict[str, Annotation]] | None:
 
 
 def format_annotation(name: str, values: Mapping[str, Annotation]) -> str | None:
-    """Return a name with these annotations; None if `parse_annotation` could not parse it back.
+    """Return the name with annotations for a plain name and its values.
+
+    Keys that are not in `ANNOTATION_KEYS` are ignored. None if `parse_annotation` would not return
+    the same name and values again, for example because a value contains a space.
 
     >>> format_annotation("isend.wait", {"axis": "pp", "group": 5})
     'wait[op=isend axis=pp group=5]'
@@ -89,7 +96,11 @@ def format_annotation(name: str, values: Mapping[str, Annotation]) -> str | None
 
 
 def has_annotations() -> pl.Expr:
-    """Whether an event has annotations; the bytes of a device event are not one."""
+    """Return an expression that is true for an event with annotations.
+
+    The column bytes is an annotation only without a device: the bytes of a device event are the
+    size of a copy, memset or collective.
+    """
     return pl.any_horizontal(
         pl.col("bytes").is_not_null() & pl.col("device").is_null(),
         pl.col([key for key in ANNOTATION_KEYS if key != "bytes"]).is_not_null(),
@@ -97,13 +108,18 @@ def has_annotations() -> pl.Expr:
 
 
 def split_annotated_names(hosts: pl.DataFrame) -> pl.DataFrame:
-    """Move annotations from names to columns; columns that already have a value keep it.
+    """Return host events with their annotations moved from names to columns.
+
+    Only names of events in `CATEGORIES` are parsed. A column that already has a value in a row
+    keeps it.
 
     Args:
-        hosts: N rows; reads name and category, string or categorical.
+        hosts: N rows; reads name and category, string or categorical, and those columns of
+            `ANNOTATION_KEYS` that exist.
 
     Returns:
-        The N rows with plain names. If any name was annotated, also the columns `ANNOTATION_KEYS`.
+        The N rows with plain names. If any name was annotated, all columns of `ANNOTATION_KEYS`
+        exist.
     """
     may_hold = pl.any_horizontal(pl.col("category") == category for category in CATEGORIES)
     named = hosts.select("name", "category", row=pl.int_range(pl.len())).filter(may_hold)
@@ -127,13 +143,16 @@ def split_annotated_names(hosts: pl.DataFrame) -> pl.DataFrame:
 
 
 def annotated_names(events: pl.DataFrame) -> pl.DataFrame:
-    """Return annotated names for the host events that have annotations which a name can hold.
+    """Return the annotated names of the host events that have annotations.
+
+    Launches, events outside `CATEGORIES`, and events whose annotations a name cannot hold are left
+    out.
 
     Args:
         events: columns of `EVENTS`.
 
     Returns:
-        row, int64; annotated, string.
+        One row per annotated name: row, int64, the row in ``events``; annotated, string.
     """
     is_host = pl.col("device").is_null() & pl.col("correlation_id").is_null()
     may_hold = pl.col("category").cast(pl.String).is_in(CATEGORIES)
@@ -147,7 +166,10 @@ def annotated_names(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _parsed_names(names: Iterable[str]) -> pl.DataFrame:
-    """Return each annotated name as given, plain, and its annotations."""
+    """Return one row per annotated name: name as given, plain name, and `ANNOTATION_KEYS`.
+
+    Names without annotations are left out.
+    """
     parsed = ((name, parse_annotation(name)) for name in names)
     rows = [{"name": name, "plain": parts[0], **parts[1]} for name, parts in parsed if parts]
     columns = {key: EVENTS[key][0] for key in ANNOTATION_KEYS}

@@ -2,8 +2,8 @@
 
 There is one cache file per trace: a zip archive of Arrow tables, whose checksums detect damage. It
 is published in one step and never changed; if two processes write it, the later one replaces the
-earlier. It records the fingerprint of the trace file and of the reading code, and is ignored for
-any other fingerprint.
+earlier. It records the fingerprint of the trace file and of the reading code. If either of the two
+has changed, the cache file is ignored.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ppprof.paths import to_path
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace
 
 SMALLEST_BYTES = 4 << 20
-"""Smaller files are parsed fast enough without a cache."""
+"""Smaller files are not cached, because parsing them is fast enough."""
 
-_END_BYTES = 1 << 16  # at both ends of a file, checked besides its size and time
+_END_BYTES = 1 << 16  # at each end of a file; their checksum is part of the fingerprint
 _TABLES = {"events": EVENTS, "memory": MEMORY, "kernels": KERNELS, "memsets": MEMSETS}
 _FIELDS = "trace.json"
 
@@ -35,7 +35,12 @@ Fingerprint = dict[str, int]
 
 
 def fingerprint(path: str | Path) -> Fingerprint | None:
-    """Return the values that identify a file's content; None for a small or unreadable file."""
+    """Return the values that identify a file's content and the code that reads it.
+
+    They are the file's size, its time of modification, a checksum of its first and last 64 KiB, and
+    a checksum of the readers. None if the file is smaller than `SMALLEST_BYTES`, cannot be read, or
+    lies in a store.
+    """
     try:
         with to_path(path).open("rb") as file:
             state = os.fstat(file.fileno())
@@ -55,7 +60,10 @@ def fingerprint(path: str | Path) -> Fingerprint | None:
 
 
 def load(path: str | Path, key: Fingerprint) -> Trace | None:
-    """Return the cached trace for this fingerprint of the file; None if there is no usable one."""
+    """Return the cached trace of the file ``path``, whose `fingerprint` is ``key``.
+
+    None if the cache file is missing, damaged, or of another fingerprint.
+    """
     try:
         with zipfile.ZipFile(_cache_path(path)) as archive:
             _check(archive)
@@ -81,10 +89,12 @@ def load(path: str | Path, key: Fingerprint) -> Trace | None:
 
 
 def _check(archive: zipfile.ZipFile) -> None:
-    """Reject an archive that unpacks to more than its size; ours are not compressed.
+    """Reject an archive with compressed parts, since these could unpack to any size.
+
+    `save` never writes compressed parts.
 
     Raises:
-        zipfile.BadZipFile: the archive is not one of ours.
+        zipfile.BadZipFile: a part of the archive is compressed.
     """
     for part in archive.infolist():
         if part.compress_type != zipfile.ZIP_STORED or part.file_size != part.compress_size:
@@ -92,7 +102,11 @@ def _check(archive: zipfile.ZipFile) -> None:
 
 
 def save(path: str | Path, trace: Trace, key: Fingerprint) -> None:
-    """Cache a trace, if the directory permits it and the file still has the fingerprint."""
+    """Write ``trace`` to the cache file of the trace file ``path``.
+
+    No cache file is written if the trace file no longer has the fingerprint ``key``, or if the
+    directory cannot be written. Errors are not reported.
+    """
     target = _cache_path(path)
     hidden = target.with_name(f"{target.name}.{uuid.uuid4().hex}")
     fields = {
@@ -115,13 +129,13 @@ def save(path: str | Path, trace: Trace, key: Fingerprint) -> None:
 
 
 def _cache_path(path: str | Path) -> Path:
-    # VisualDL opens any file with "paddle_trace" in its name as a trace.
+    # The name must not contain "paddle_trace": VisualDL opens any such file as a trace.
     name = Path(path).name.replace("paddle_trace", "")
     return Path(path).with_name(f".ppprof_cache_{name}.zip")
 
 
 def _code() -> int:
-    """Return a number that changes with the code of the readers."""
+    """Return a checksum of the names, sizes and modification times of all reading modules."""
     code = 0
     for module in sorted(Path(__file__).parent.rglob("*.py")):
         state = module.stat()

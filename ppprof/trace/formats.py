@@ -20,7 +20,7 @@ from pathlib import Path
 from ppprof.errors import TraceError, UsageError
 from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.trace.cache import fingerprint, load, save
-from ppprof.trace.json_reader import read_json
+from ppprof.trace.json_reader import looks_like_kineto, read_json
 from ppprof.trace.paddle.json_writer import write_paddle_json
 from ppprof.trace.paddle.pb_writer import write_paddle_pb
 from ppprof.trace.remote_calls import read_window
@@ -28,20 +28,24 @@ from ppprof.trace.schema import Trace
 from ppprof.trace.source import TraceStream
 
 SUFFIXES = (".json", ".json.gz", ".pb")
-"""Suffixes of the formats that can be written."""
+"""Suffixes of the file formats that can be written."""
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes read so far and the size of the file."""
+"""Called with the number of bytes read so far and the size of the file."""
 
 
 def read(path: str | Path, *, progress: Progress | None = None, cache: bool = True) -> Trace:
     """Return the trace in a file.
 
+    A raw capture (``.pb``) is returned with the remote calls recorded beside it, see `read_window`.
+
     Args:
         path: a file of any known format, local or in a store (``s3://bucket/a.json``).
-        progress: called while a long file is read, and once at the end.
-        cache: save the parsed events of a large JSON file beside it, see `ppprof.trace.cache`. A
-            ``.pb`` is fast to read and is never cached; neither is a file in a store.
+        progress: called while a JSON file is read, and once at the end of any file. It is not
+            called if the trace comes from the cache.
+        cache: save the parsed events of a large JSON file beside it, and read them from there the
+            next time, see `ppprof.trace.cache`. A ``.pb`` file is fast to read and is never cached;
+            neither is a file in a store.
 
     Raises:
         TraceError: the file is missing, unreadable, or not a trace; says where and why.
@@ -57,16 +61,19 @@ _FRAMEWORK_BYTES = 4 << 20
 
 
 def framework_of(path: str | Path) -> str:
-    """Return ``torch`` or ``paddle``: the framework whose operators a trace file begins with.
+    """Return ``torch`` or ``paddle``: whose trace a file begins with.
+
+    A trace of torch's profiler that was converted to another format is known by its operators.
 
     Raises:
-        TraceError: missing or unreadable.
+        TraceError: the file is missing or unreadable.
     """
     try:
         with store_errors_as_oserror(path), TraceStream(path) as source:
-            return "torch" if b"aten::" in source.peek(_FRAMEWORK_BYTES) else "paddle"
+            head = source.peek(_FRAMEWORK_BYTES)
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror or error}") from error
+    return "torch" if looks_like_kineto(head) or b"aten::" in head else "paddle"
 
 
 def _read(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace:
@@ -94,11 +101,14 @@ def write(trace: Trace, path: str | Path) -> Mapping[str, int]:
     """Write a trace in the format given by the file's suffix: .json, .json.gz or .pb.
 
     The file appears when it is complete. Reading it returns the same trace, except for three
-    things: the values that this function reports as omitted; missing numbers, which a ``.pb``
-    stores as 0; and empty names and control characters in names, for which JSON gets visible text.
+    things:
+
+    - the values that this function reports as omitted;
+    - missing integers, which are stored as 0 in a ``.pb``, and in the memory events of a JSON file;
+    - empty names and control characters in names, for which JSON gets visible text.
 
     Returns:
-        Values that the format cannot hold, kind -> count; empty if nothing was omitted.
+        Kind -> number of values that the format cannot hold; empty if nothing was omitted.
 
     Raises:
         UsageError: the suffix is not a known format.
@@ -109,10 +119,10 @@ def write(trace: Trace, path: str | Path) -> Mapping[str, int]:
 
 
 def suffix_of(path: str | Path) -> str:
-    """Return the suffix of a file's name that names a format.
+    """Return the suffix of `SUFFIXES` in which a file's name ends, such as ``.json.gz``.
 
     Raises:
-        UsageError: the name ends in no such suffix.
+        UsageError: the name ends in no suffix of `SUFFIXES`.
     """
     for suffix in SUFFIXES:
         if str(path).endswith(suffix):
@@ -121,7 +131,10 @@ def suffix_of(path: str | Path) -> str:
 
 
 def _read_json_cached(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace:
-    """Return the trace of a JSON file: from the cache if it is there, else from the file."""
+    """Return the trace of a JSON file: from its cache file, or parsed and then cached.
+
+    Without ``use_cache``, the cache file is neither read nor written.
+    """
     key = fingerprint(path) if use_cache else None
     cached = load(path, key) if key else None
     if cached is not None:

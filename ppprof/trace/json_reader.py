@@ -43,9 +43,9 @@ Keys = dict[str, Any]
 _Batches = Iterator[tuple[int, list[Event]]]
 
 _MAX_BLOCKS_PER_EVENT = 4
-"""An event that seems to be longer is broken."""
+"""An event that seems to be longer than these blocks is taken to be broken."""
 _LARGE_BYTES = 32 << 20
-"""A file of this size leaves enough freed memory in the process to matter."""
+"""After a larger file is read, freed memory is returned to the system (`_trim_heap`)."""
 _KINETO = re.compile(
     rb'"cat"\s*:\s*"(?:cpu_op|python_function|user_annotation|kernel|gpu_\w+|cuda_\w+|cpu_instant_event|'
     rb'Runtime|ac2g|fwdbwd|Trace)"'
@@ -56,10 +56,11 @@ _PADDLE = re.compile(rb'"cname"\s*:|"start_time"\s*:')
 def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
     """Return the trace in a JSON file, packed with gzip or not.
 
-    Everything readable is read; ``skipped`` counts the rest.
+    All readable events are read. `Trace.skipped` counts the unreadable parts.
 
     Raises:
-        TraceError: the file is missing, unreadable, rejected, or not a trace; says where and why.
+        TraceError: the file is missing or unreadable, unpacks to too many bytes, or holds no trace
+            of Paddle's or torch's profiler; says where and why.
     """
     skipped: Counter[str] = Counter()
     with TraceStream(path, progress) as source:
@@ -91,7 +92,11 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
 
 
 def _keys_before(source: TraceStream) -> Keys:
-    """Return the keys before the list of events; the source then stands behind its bracket."""
+    """Return the keys before the list of events, and move ``source`` behind the list's bracket.
+
+    Raises:
+        TraceError: the file has no list of events.
+    """
     text = source.read(1 << 16)
     while True:
         start = start_of_events(text)
@@ -108,10 +113,17 @@ def _keys_before(source: TraceStream) -> Keys:
         text += more
 
 
-def _is_kineto(keys: Keys, text: bytes) -> bool:
-    """Whether the file is Kineto's: its schema version is a number, Paddle's is a string.
+def looks_like_kineto(head: bytes) -> bool:
+    """Return whether the beginning of a file is JSON of torch's profiler."""
+    start = start_of_events(head) if head.lstrip()[:1] in (b"{", b"[") else -1
+    return start >= 0 and _is_kineto(keys_before(head[:start]), head[start:])
 
-    Without a schema version, the form of the events decides.
+
+def _is_kineto(keys: Keys, text: bytes) -> bool:
+    """Return whether the file is Kineto's.
+
+    Kineto's schema version is a number, Paddle's is a string. If the file has no schema version,
+    the events at the beginning of ``text`` decide.
     """
     version = keys.get("schemaVersion")
     if version is not None:
@@ -122,8 +134,12 @@ def _is_kineto(keys: Keys, text: bytes) -> bool:
 def _decoded_batches(
     source: TraceStream, reader: EventDecoder[Event], keys: Keys
 ) -> _Batches[Event]:
-    """Yield position and events of each piece; the keys after the list are added to ``keys``."""
-    begun = b""  # an event whose own text looks like the start of another one
+    """Yield the offset and the events of each piece of the file.
+
+    The keys after the list of events are added to ``keys``.
+    """
+    # The first part of an event that was cut, because its text looks like the start of an event.
+    begun = b""
     for block in source.blocks(last_event_start):
         first = block.first - len(begun)
         text = begun + block.text()
@@ -174,7 +190,17 @@ def _paddle_trace(
 
 
 def _scan_events(source: TraceStream, name: str, columns: PaddleColumns, keys: Keys) -> None:
-    """Read events by their fixed layout, and decode those that do not match it."""
+    """Add the events of a file to ``columns``: read them by their fixed layout, or decode them.
+
+    Only events that do not match the layout are decoded. The keys after the list of events are
+    added to ``keys``.
+
+    Args:
+        source: the file, at the first event.
+        name: key in `DIALECTS` of the file's writer.
+        columns: collects the events.
+        keys: collects the keys.
+    """
     dialect = DIALECTS[name]
     reader = EventDecoder(PaddleEvent, source.path, columns.skipped, escapes=dialect.escapes)
     bounds = split_positions(source, name)
@@ -185,7 +211,11 @@ def _scan_events(source: TraceStream, name: str, columns: PaddleColumns, keys: K
     def decoded(
         ranges: Ranges, text: Callable[[int, int], bytes], end: int | None
     ) -> _Batches[PaddleEvent]:
-        """Yield position and events of each range; ``end`` is the end of the file, if reached."""
+        """Yield the offset and the events of each range of bytes.
+
+        ``text`` returns the text of a range. ``end`` is the end of the file, None if no range
+        reaches it.
+        """
         nonlocal has_end
         for first, until in ranges:
             has_end = until == end
@@ -225,9 +255,10 @@ def _integer(value: object) -> int:
 
 
 def _trim_heap() -> None:
-    """Return freed memory to the system.
+    """Return freed memory to the operating system.
 
-    glibc keeps small freed pieces, a third of the size of a trace. Elsewhere this does nothing.
+    glibc keeps small freed pieces, which add up to a third of the size of a trace. Without glibc
+    this function does nothing.
     """
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,21 +1,20 @@
 """Merge windows of many ranks into one timeline, for Perfetto and chrome://tracing.
 
-The format is Trace Event Format. A rank is a process; its host threads and streams are tracks in
-it. Times are on the reference clock (`ppprof.rundir.clocks`). Ranks are written one after another,
-and no rank needs another rank's trace. For that, an arrow's id is made of values that every rank of
-a group
-knows: the group's ranks, and the number of this communication among those of its kind in this group
-and step. ::
+The format is Trace Event Format. A rank is a process; its host threads and streams are tracks of
+the process. Times are on the reference clock (`ppprof.rundir.clocks`). Ranks are written one after
+another, and no rank needs another rank's trace. So an arrow's id is made of values that every rank
+of a group knows: the group's ranks, and the number of this communication among those of its kind
+in this group and step. ::
 
     rank 0   [all_reduce──────]        s: the arrow starts at the begin of the group's lowest rank,
     rank 1         [all_reduce]        t: passes the ends of the others,
     rank 2      [all_reduce───]        f: and finishes at the end of the highest rank
 
-The begin of every communication lies before the end of any other. This matters: viewers read events
-by time, and drop an arrow that arrives before it starts. A send starts the arrow of its receive.
+Viewers read events by time, and drop an arrow that arrives before it starts. No arrow does, because
+every rank begins a communication before any rank ends it. A send starts the arrow of its receive.
 
-Times are microseconds since midnight (UTC). Viewers hold times as float64, which has no room for
-nanoseconds in microseconds since 1970.
+Times are microseconds since a midnight (UTC) at least one hour before the first event. Viewers hold
+times as float64, which has no room for nanoseconds in microseconds since 1970.
 """
 
 from __future__ import annotations
@@ -62,16 +61,18 @@ COLOURS = (
     "generic_work",
     "terrible",
 )
-"""Colour names of micro-batches 0, 1, 2 ..., repeated after the last; known to chrome://tracing
-(trace-viewer's color_scheme.html).
+"""Colour names of micro-batches 0, 1, 2 ..., repeated after the last.
 
-Perfetto accepts no colours. It derives one from a slice's name without digits, so the name of a
-pipeline span also gets a letter for its micro-batch.
+chrome://tracing knows them (trace-viewer's color_scheme.html). Perfetto accepts no colours. It
+derives one from a slice's name without digits, so the name of a pipeline span also gets a letter
+for its micro-batch.
 """
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_FIRST_PROCESS = 100_000  # rank 5 is process 100005; to Perfetto, process 0 is the idle one
-_TRACKS = 1_000  # their numbers are unique in the file: Perfetto names some by these alone
+_FIRST_PROCESS = 100_000  # rank 5 is process 100005; to Perfetto, process 0 is the idle process
+_TRACKS = (
+    1_000  # per rank; track numbers are unique in the file: Perfetto names some by number alone
+)
 _DAY_NS, _HOUR_NS = 86_400_000_000_000, 3_600_000_000_000
 _ROUNDING_NS = 1_000  # Paddle's own JSON has starts in whole microseconds
 _ROWS = 1 << 15
@@ -83,15 +84,15 @@ _IS_NO_COLLECTIVE = re.compile(r"\.wait$|send|recv", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Window:
-    """One window of one rank."""
+    """One window of one rank, and how to show it."""
 
     rank: int
     window: int
     name: str
-    """Text behind the rank in the name of its process: ``dp1 pp0 mp1 · host-b``."""
+    """Text after ``rank 5`` in the name of the process, ``dp1 pp0 mp1 · host-b``; may be empty."""
     trace: Trace
     clock: Clock | None
-    """The rank's clock; if None, its times are used unchanged."""
+    """The rank's clock; if None, the times of the trace are used unchanged."""
 
 
 def write_merged(
@@ -101,16 +102,16 @@ def write_merged(
     ranks: Collection[int],
     min_dur_ns: int = 0,
 ) -> int:
-    """Write windows into one timeline, each before the next one is requested.
+    """Write windows into one timeline, each before the next one is requested from ``windows``.
 
-    The file appears when it is complete; it is gzip if its name ends in ``.gz``. Allocations and
-    launch configurations of kernels are left out.
+    The file appears when it is complete. It is compressed with gzip if its name ends in ``.gz``.
+    Allocations and launch configurations of kernels are left out.
 
     Args:
         windows: ordered by rank.
         path: the file.
-        ranks: all ranks of the timeline; arrows only connect these.
-        min_dur_ns: leaves out shorter events, except steps, communication and pipeline spans.
+        ranks: all ranks of the timeline; arrows connect only these ranks.
+        min_dur_ns: shorter events are left out, except steps, communication and pipeline spans.
 
     Returns:
         The number of events, without arrows.
@@ -151,7 +152,7 @@ def write_merged(
 
 
 class _Tracks:
-    """Threads and streams of one rank, numbered as they appear."""
+    """The tracks of one rank, its threads and streams, numbered in the order of appearance."""
 
     def __init__(self, window: Window) -> None:
         self._rank = window.rank
@@ -162,7 +163,10 @@ class _Tracks:
         self._names: dict[int, str] = {}
 
     def track_ids(self, trace: Trace, events: pl.DataFrame) -> pl.Series:
-        """Return the track of each event, int64."""
+        """Return the number of each event's track, int64; new tracks are added.
+
+        The names of threads come from the ``extra_info`` of ``trace``.
+        """
         columns = ("device", "stream", "thread")
         tracks = events.select(columns).unique().sort(columns, nulls_last=False)
         for key in tracks.iter_rows():
@@ -184,10 +188,10 @@ class _Tracks:
         return joined["tid"]
 
     def metadata(self) -> Iterator[str]:
-        """Yield name and order of the process and of its tracks."""
+        """Yield the events that give name and order of the process and of its tracks."""
         first = self._process * _TRACKS + 1  # an existing track, or viewers would add one
         yield self._line("process_name", first, name=self._name)
-        # Ranks are numbered by coordinates, the outermost axis slowest, so this orders both.
+        # The order of ranks is also that of coordinates: the outermost axis changes slowest.
         yield self._line("process_sort_index", first, sort_index=self._rank)
         if self._clock:
             yield self._line("process_labels", first, labels=self._clock)
@@ -201,14 +205,20 @@ class _Tracks:
 
 
 def _clock_label(clock: Clock | None, rank: int) -> str:
-    """Return the text that chrome://tracing shows behind the name of a process."""
+    """Return the text that chrome://tracing shows after the name of a process.
+
+    It is empty for rank 0 without a clock, since rank 0's clock is the reference.
+    """
     if clock is not None:
         return f"clock within {clock.error_ns / 1000:g} us of rank 0's ({clock.method})"
     return "its own clock" if rank else ""
 
 
 def _on_reference_clock(window: Window) -> pl.DataFrame:
-    """Return the events on the reference clock, without crossings; ``event`` is their row."""
+    """Return the window's events with times on the reference clock, without crossing events.
+
+    The column ``event`` holds the row of each event in the trace.
+    """
     events = window.trace.events.with_columns(event=pl.int_range(pl.len()))
     start = events["start_ns"].to_numpy()
     end = start + events["dur_ns"].to_numpy()
@@ -226,7 +236,7 @@ def _on_reference_clock(window: Window) -> pl.DataFrame:
 def _without_crossings(
     parent: Int64, track: Int64, start: Int64, end: Int64
 ) -> tuple[Int64, Int64]:
-    """Return times with no crossing events, which Paddle's rounding can cause.
+    """Return times with which events do not cross; Paddle's rounding can cause crossings.
 
     ::
 
@@ -234,14 +244,15 @@ def _without_crossings(
         a          |--|             becomes        |-|
         b            |-------|                       |-----|
 
-    Viewers lose or misplace events that cross. Crossings longer than the rounding are left as they
-    are.
+    Viewers lose or misplace events that cross. A child is cut to the time of its parent. Of two
+    neighbours that overlap by at most the rounding (1 us), the first one ends earlier; longer
+    overlaps stay.
 
     Args:
-        parent: shape (N,), on the same track, -1 for none.
-        track: shape (N,), the track of outermost events.
-        start: shape (N,).
-        end: shape (N,).
+        parent: shape (N,), row of the parent on the same track, -1 for an outermost event.
+        track: shape (N,), number of the track; only outermost events of one track are neighbours.
+        start: shape (N,), nanoseconds.
+        end: shape (N,), nanoseconds.
 
     Returns:
         start and end, shape (N,).
@@ -270,7 +281,11 @@ def _is_kept(min_dur_ns: int) -> pl.Expr:
 
 
 def _with_arrows(window: Window, events: pl.DataFrame, ranks: frozenset[int]) -> pl.DataFrame:
-    """Return the events with id and phase of their arrow ends: ``communication`` and ``launch``."""
+    """Return the events with the id and the phase of the arrow ends at them.
+
+    The columns are ``communication``, ``communication_phase``, ``launch`` and ``launch_phase``. The
+    id is null for an event without an arrow of the kind.
+    """
     ends = list(_communication(window, events, ranks))
     columns = {"event": pl.Int64, "communication": pl.String, "communication_phase": pl.String}
     number = f"{window.rank}{window.window:03d}"  # followed by a row's 8 digits: fits 64 bits
@@ -291,8 +306,13 @@ def _communication(
 ) -> Iterator[tuple[int, str, str]]:
     """Yield row, arrow id and phase of each event that links this rank to others in the timeline.
 
-    A posted receive ends where it was waited for. Several sends and receives in one kernel are not
-    linked, since the trace does not show their partners.
+    The arrow of a posted receive ends at its wait, ``irecv.wait``. Several sends and receives in
+    one kernel are not linked, since the trace does not show which partner each one has.
+
+    Args:
+        window: the window of this rank.
+        events: the window's events; reads event, name, group, step, peers and start_ns.
+        ranks: all ranks of the timeline.
     """
     counted: Counter[tuple[Any, ...]] = Counter()
     linked = events.filter(pl.col("peers").is_not_null()).sort("start_ns")
@@ -318,7 +338,11 @@ def _communication(
 
 
 def _with_texts(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the events with the columns ``text``, ``annotations``, ``letter`` and ``colour``."""
+    """Return the events with the columns ``text``, ``annotations``, ``letter`` and ``colour``.
+
+    ``text`` is the escaped name, ``annotations`` the text of annotations in ``args``. ``letter``
+    and ``colour`` stand for the micro-batch; they are null for an event without one.
+    """
     numbers = events["micro_batch"].drop_nulls().unique().to_list()
     columns = {"micro_batch": pl.Int64, "letter": pl.String, "colour": pl.String}
     of_micro_batch = [
@@ -334,9 +358,10 @@ def _with_texts(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def _parts(rank: int, origin_ns: int) -> Parts:
-    """Return the parts of an event's line and of its arrows, which follow it directly.
+    """Return the parts of an event's line and of the lines of its arrow ends.
 
-    An arrow binds to the innermost event, which is this one then.
+    An arrow end binds to the innermost event at its time. Its line directly follows the event's
+    line, so that it binds to this event.
     """
     start = pl.col("start_ns") - origin_ns
     last = pl.max_horizontal(start, start + pl.col("dur_ns") - 1)
@@ -360,7 +385,13 @@ def _parts(rank: int, origin_ns: int) -> Parts:
 
 
 def _arrow(kind: str, place: str, time: pl.Expr) -> pl.Expr:
-    """Return the line of an arrow's end; empty for an event without one."""
+    """Return an expression of the line of an arrow end; empty for an event without one.
+
+    Args:
+        kind: ``communication`` or ``launch``.
+        place: text of the process.
+        time: time of the end in nanoseconds.
+    """
     phase = pl.col(f"{kind}_phase")
     return pl.concat_str(
         *(pl.lit(f',\n{{"name":"{kind}","cat":"{kind}","id":"'), kind),

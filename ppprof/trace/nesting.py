@@ -8,8 +8,8 @@ The calls of a thread nest, so start and end show which call made which::
                              d  parent a
 
 Times alone cannot distinguish a child from a younger sibling if both begin within one tick of the
-clock. The order of the file can: Paddle's JSON writer walks each thread's tree level by level; ours
-writes parents first, with their depth.
+clock. The order of the file can: Paddle's JSON writer walks each thread's tree level by level;
+`write_paddle_json` writes parents first, with their depth.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ def nest(
         start_ns: shape (N,), in any order.
         end_ns: shape (N,), not below ``start_ns``.
         holds: shape (N,), whether an event may be a parent; None if every event may.
-        slack_ns: the most by which an event may outlast its parent. It is 1000 if both start and
+        slack_ns: the most by which an event may end after its parent. It is 1000 if both start and
             length were cut to whole microseconds, which can put an end that far past the parent's.
 
     Returns:
-        Shape (N,), the index of the parent, -1 for an outermost event. O(N log N) for any depth.
+        Shape (N,), the index of the parent, -1 for an outermost event. Takes O(N log N) time for
+        any depth.
     """
     order = np.lexsort((-end_ns, start_ns, thread))
     end = end_ns[order]
@@ -89,7 +90,7 @@ def _last_reaching(values: Int64, least: Int64) -> Int64:
 
 
 def nest_by_level(start_ns: Int64, end_ns: Int64, slack_ns: Int64) -> Int64 | None:
-    """Return the parents in a thread whose events come level by level, siblings by time.
+    """Return the parents in a thread whose events come level by level, siblings sorted by time.
 
     ::
 
@@ -106,8 +107,8 @@ def nest_by_level(start_ns: Int64, end_ns: Int64, slack_ns: Int64) -> Int64 | No
         slack_ns: the possible error of ``start_ns`` and ``end_ns``, shape (N,).
 
     Returns:
-        Shape (N,), the index of the parent, -1 for an outermost event. None if the events are in no
-        such order, even with the slack.
+        Shape (N,), the index of the parent, -1 for an outermost event. None if an event does not
+        lie inside its parent, even with the slack: the events are not in this order.
     """
     parent = np.full(len(start_ns), -1, np.int64)
     overlap = end_ns[:-1] - start_ns[1:]
@@ -135,7 +136,7 @@ def nest_by_level(start_ns: Int64, end_ns: Int64, slack_ns: Int64) -> Int64 | No
 def _overlap(
     starts: Int64, ends: Int64, candidate: Int64, child_start: Int64, child_end: Int64
 ) -> Int64:
-    """Return the overlap of each child with its candidate parent; a gap is negative."""
+    """Return the overlap of each child with its candidate parent in ns; negative for a gap."""
     return np.minimum(ends[candidate], child_end) - np.maximum(starts[candidate], child_start)
 
 

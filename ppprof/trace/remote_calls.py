@@ -1,15 +1,16 @@
 """Insert the remote calls of a window into its trace.
 
-Each call becomes a span on a track named after the worker, beside the threads of its rank. Below it
-come the events that were recorded on the other side, on the caller's clock::
+Each call becomes a span on a track named after the worker, beside the threads of the calling rank.
+Inside it come the events that the worker recorded, with times on the caller's clock::
 
     worker1   rpc#f(worker0 -> worker1) ........................   sent to received
                 rpc#f(worker0 -> worker1)#remote_op: f ======      began to ended
                   rpc#f(worker0 -> worker1)#remote_op: relu ==     recorded in the call
 
-A call made inside another call has the other's name before its own; this is its *chain*. The names
-alone mark remote events, in every format; `call_of` and `ends_of` parse them. Remote events that
-other tables would count as steps, phases or communication of the rank itself become user spans.
+If a call is made inside another call, the other call's name stands before its own name; both
+together are its *chain*. The names alone mark remote events, in every format; `call_of` and
+`ends_of` parse them. Other tables would count some remote events as steps, phases or communication
+of the rank itself. So these events become user spans.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ _SPAN = "PythonUserDefined"
 def call_of(name: str) -> str | None:
     """Return the chain of remote calls in which an event was recorded; None for a local event.
 
+    The span of a call on the caller's side is a local event.
+
     >>> call_of("rpc#f(w0 -> w1)#remote_op: rpc#g(w1 -> w2)#remote_op: relu")
     'rpc#f(w0 -> w1)#remote_op: rpc#g(w1 -> w2)'
     >>> call_of("rpc#f(w0 -> w1)"), call_of("relu")
@@ -59,7 +62,7 @@ def call_of(name: str) -> str | None:
 
 
 def ends_of(call: str) -> tuple[str, str]:
-    """Return the caller of a chain's outermost call, and the worker that ran its innermost one.
+    """Return the caller of a chain's outermost call, and the worker of its innermost call.
 
     >>> ends_of("rpc#f(w0 -> w1)#remote_op: rpc#g(w1 -> w2)")
     ('w0', 'w2')
@@ -71,10 +74,11 @@ def ends_of(call: str) -> tuple[str, str]:
 def read_window(raw: str | Path) -> Trace:
     """Return the trace of a raw capture, with the remote calls recorded beside it.
 
-    Unreadable calls are counted in ``skipped``.
+    The calls of ``window.pb`` are in the folder ``window.calls``; without this folder there are no
+    calls. ``skipped`` counts unreadable calls, and calls whose recording is unreadable.
 
     Raises:
-        TraceError: the capture cannot be read.
+        TraceError: the raw capture cannot be read.
     """
     trace = read_paddle_pb(raw)
     folder = to_path(raw).with_suffix(".calls")
@@ -87,11 +91,11 @@ class _AlignedCall:
 
     call: RemoteCall
     chain: str
-    """Its name, after the names of the calls in which it was made."""
+    """Name of the call, after the names of the calls in which it was made."""
     outer_ns: int
-    """Added to sent and received, which the caller's clock gave."""
+    """Offset to add to ``sent_ns`` and ``received_ns``, which are on the caller's clock."""
     inner_ns: int
-    """Added to times of the worker's clock."""
+    """Offset to add to all times on the worker's clock."""
 
 
 def _with_calls(trace: Trace, folder: Path) -> Trace:
@@ -119,7 +123,10 @@ def _with_calls(trace: Trace, folder: Path) -> Trace:
 
 
 def _aligned_calls(calls: list[RemoteCall]) -> list[_AlignedCall]:
-    """Return the calls in order of their start; a call whose outer call is missing is left out."""
+    """Return the calls sorted by the time at which they were sent.
+
+    A call is left out if the call in which it was made is missing.
+    """
     offsets = aligned(calls)
     aligned_by_id: dict[str | None, _AlignedCall] = {}
     inside = defaultdict(list)
@@ -138,12 +145,15 @@ def _aligned_calls(calls: list[RemoteCall]) -> list[_AlignedCall]:
 
 
 class _FreeIds:
-    """Assigns ids that the trace does not use: of tracks, devices and correlations."""
+    """Ids of tracks, devices and correlations that the trace does not use yet.
+
+    An id that a method returns is in use from then on.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.process = _first(trace.events["process"])
         self.tracks: dict[str, str] = {}
-        """Thread id -> name, as in `Trace.extra_info`."""
+        """Id of a new track -> name, as in `Trace.extra_info`."""
         self._next_thread = max(_next_id(trace.events["thread"]), _next_id(trace.memory["thread"]))
         self._next_device = _next_id(trace.events["device"])
         self._next_correlation = _next_id(trace.events["correlation_id"])
@@ -152,7 +162,10 @@ class _FreeIds:
         self._devices: dict[tuple[str, int], int] = {}
 
     def lane(self, worker: str, start_ns: int, end_ns: int) -> int:
-        """Return a track of the worker whose earlier calls have all ended."""
+        """Return a track of the worker on which all earlier calls ended by ``start_ns``.
+
+        The track is in use until ``end_ns``. If no track is free, it is a new one.
+        """
         lanes = self._lanes[worker]
         for index, (thread, last_ns) in enumerate(lanes):
             if last_ns <= start_ns:
@@ -163,14 +176,14 @@ class _FreeIds:
         return thread
 
     def thread(self, call: RemoteCall, thread: int) -> int:
-        """Return the track of another thread of the worker."""
+        """Return the track for a thread of the call's worker other than the call's own thread."""
         key = (call.process, thread)
         if key not in self._threads:
             self._threads[key] = self._new_track(f"{call.worker} thread {thread}")
         return self._threads[key]
 
     def device(self, call: RemoteCall, device: int) -> int:
-        """Return the id of the worker's device among those of the trace."""
+        """Return the id that a device of the call's worker has in the trace."""
         key = (call.process, device)
         if key not in self._devices:
             self._devices[key] = self._next_device
@@ -178,7 +191,7 @@ class _FreeIds:
         return self._devices[key]
 
     def correlations(self, above: int) -> int:
-        """Return the offset to add to correlation ids that are all below ``above``."""
+        """Return the number to add to correlation ids, which are all below ``above``."""
         first = self._next_correlation
         self._next_correlation += above
         return first
@@ -191,7 +204,11 @@ class _FreeIds:
 
 
 def _call_trace(aligned_call: _AlignedCall, recorded: Trace | None, free_ids: _FreeIds) -> Trace:
-    """Return one call as a trace: its span, its function, and the events recorded below that."""
+    """Return one call as a trace: its span, its function, and the events recorded inside.
+
+    Without a recording (``recorded``), the trace has only the spans of the call and of its
+    function.
+    """
     call = aligned_call.call
     sent_ns, received_ns = (
         call.sent_ns + aligned_call.outer_ns,
@@ -234,7 +251,7 @@ def _call_trace(aligned_call: _AlignedCall, recorded: Trace | None, free_ids: _F
         .then(pl.lit(_SPAN))
         .otherwise(pl.col("category").cast(pl.String)),
         start_ns=pl.col("start_ns") + aligned_call.inner_ns,
-        # Two rows come before these. Outermost events on the thread of the call lie in the call.
+        # The call's two rows come first. Outermost events on the call's thread lie in row 1.
         parent=pl.when(is_in_call & pl.col("parent").is_null())
         .then(1)
         .otherwise(pl.col("parent") + 2),
@@ -268,7 +285,11 @@ def _call_trace(aligned_call: _AlignedCall, recorded: Trace | None, free_ids: _F
 
 
 def _concatenated(parts: list[Trace]) -> Trace:
-    """Return the first trace with the events of all traces, in the order of `EVENTS`."""
+    """Return the first trace with the events of all traces, in the order of `EVENTS`.
+
+    Row numbers are adapted, and steps are found again. The tables of memory, kernels and memsets
+    and the devices of all traces are joined, too.
+    """
     first = list(accumulate((part.events.height for part in parts), initial=0))
     events = pl.concat(
         part.events.with_columns(pl.col("parent", "forward") + offset)
@@ -314,7 +335,7 @@ def _values(*columns: pl.Series) -> list[int]:
 
 
 def _next_id(column: pl.Series) -> int:
-    """Return the largest value plus 1; 0 for a column without values."""
+    """Return the largest value of a column plus 1; 0 for a column without values."""
     largest = column.max()
     return largest + 1 if isinstance(largest, int) else 0
 

@@ -148,17 +148,19 @@ MEMSETS: Mapping[str, tuple[pl.DataType, str]] = {
     "event": (pl.Int64(), "row of the Memset"),
     "value": (pl.Int64(), "the byte that it wrote"),
 }
-"""Column -> dtype and meaning. One row per Memset."""
-"""Column -> dtype and meaning. One row per Memset."""
+"""Column -> dtype and meaning. One row per Memset whose value was recorded."""
 
 
 def empty(columns: Mapping[str, tuple[pl.DataType, str]]) -> pl.DataFrame:
-    """Return a table of these columns with no rows."""
+    """Return a table without rows that has the columns ``columns``."""
     return pl.DataFrame(schema={name: dtype for name, (dtype, _) in columns.items()})
 
 
 def conform(table: pl.DataFrame, columns: Mapping[str, tuple[pl.DataType, str]]) -> pl.DataFrame:
-    """Return exactly these columns, in their order and dtypes; null where the table lacks one."""
+    """Return the table with exactly the columns ``columns``, in their order and dtypes.
+
+    A column that the table lacks is null. Other columns are dropped.
+    """
     return table.select(
         (pl.col(name) if name in table.columns else pl.lit(None)).cast(dtype).alias(name)
         for name, (dtype, _) in columns.items()
@@ -166,13 +168,13 @@ def conform(table: pl.DataFrame, columns: Mapping[str, tuple[pl.DataType, str]])
 
 
 def nullable(values: npt.NDArray[np.int64]) -> pl.Series:
-    """Return a column of the numbers, with null for numbers below 0."""
+    """Return a column of ``values``, with null for values below 0."""
     return pl.Series(values).set(pl.Series(values) < 0, None)
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One window of one rank."""
+    """The tables of one window of one rank."""
 
     events: pl.DataFrame
     """Columns of `EVENTS`."""
@@ -187,8 +189,11 @@ class Trace:
     span: int = 0
     """Paddle's number of the window in its process."""
     extra_info: Mapping[str, str] = field(default_factory=dict)
-    """Paddle's ExtraInfo: thread id -> name, and the two CPU utilisations (ratios as text)."""
+    """Thread id -> name, and the two CPU utilisations (ratios as text), as Paddle's ExtraInfo.
+
+    Kineto's traces have rank, world_size, backend and host_name instead of the utilisations.
+    """
     devices: tuple[Mapping[str, object], ...] = ()
     """Device properties; the keys are those of Paddle's JSON ``deviceProperties``."""
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """Parts of the file that could not be read, kind -> count; empty for an intact file."""
+    """Kind -> number of unreadable parts of the file; empty for an intact file."""

@@ -16,36 +16,42 @@ from ppprof.errors import TraceError
 from ppprof.paths import reject_special_files, store_errors_as_oserror, to_path
 
 BLOCK_BYTES = 4 << 20
-"""Bytes per read: a block and the values computed from it stay in the processor's cache."""
+"""Bytes per read.
+
+A block, and the values computed from it, must fit into the processor's cache.
+"""
 MAX_EVENT_BYTES = 64 << 20
-"""A file in which no event begins within this many bytes has no list of events."""
+"""A file is rejected if no event begins within this many bytes."""
 MAX_COMPRESSION_RATIO = 250
 """Highest ratio by which gzip can shrink a trace (15 to 40 is usual, a bomb has 1000)."""
 
 Progress = Callable[[int, int], object]
-"""Called with the bytes done and the bytes in total."""
+"""Called with the number of bytes read so far and the size of the file."""
 
 _GZIP = b"\x1f\x8b"
 _GZIP_BITS = 31  # zlib's code for a gzip header and checksum
-_STEP_BYTES = 1 << 16  # unpacked at a time, and the most that is lost before a damage
+_STEP_BYTES = 1 << 16  # unpacked at a time; at most this many are lost before a damage
 _BOM = b"\xef\xbb\xbf"
 
 
 MARGIN = 128
-"""Bytes before and after a block, so that an 8-byte word can be read at any of its bytes."""
+"""Bytes of a buffer before and after its block.
+
+With them, an 8-byte word can be read at any byte of the block.
+"""
 
 
 class Block(NamedTuple):
-    """A part of a file."""
+    """A part of a file that ends between two events."""
 
     buffer: bytearray
     """Holds the block from byte `MARGIN` on."""
     length: int
-    """Bytes in the block."""
+    """Number of bytes in the block."""
     first: int
     """Offset of the block in the unpacked file."""
     is_last: bool
-    """Whether the block ends the file, or the range that is read."""
+    """Whether the block ends the file, or the range of the file that is read."""
 
     @property
     def end(self) -> int:
@@ -62,9 +68,9 @@ class Block(NamedTuple):
 
 
 class _GzipReader:
-    """Unpack a gzip file up to the point where it is damaged.
+    """Reader that unpacks a gzip file up to the point where it is damaged.
 
-    `gzip.GzipFile` does not return the bytes just before a damage.
+    `gzip.GzipFile` is not used, because it does not return the bytes just before a damage.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -73,7 +79,12 @@ class _GzipReader:
         self._unpack = zlib.decompressobj(_GZIP_BITS)
 
     def readinto(self, room: memoryview) -> int:
-        """Fill a part of the buffer; return the number of bytes, 0 at the end."""
+        """Fill the first part of ``room`` and return its number of bytes; 0 at the end of the file.
+
+        Raises:
+            EOFError: the file is truncated.
+            zlib.error: the file is damaged.
+        """
         while True:
             text = self._unpack.decompress(self._packed, min(len(room), _STEP_BYTES))
             self._packed = self._unpack.unconsumed_tail
@@ -94,11 +105,13 @@ class _GzipReader:
 
 
 class TraceStream:
-    """An open trace file.
+    """An open trace file; a context manager that closes the file.
+
+    A byte order mark at the beginning of the file is skipped.
 
     Args:
         path: the file; gzip is detected by its content.
-        progress: called after every block.
+        progress: called after every read.
         first: offset at which to begin, for a file that is not packed.
 
     Raises:
@@ -112,7 +125,7 @@ class TraceStream:
         self.position = first
         """Offset of the next byte in the unpacked file."""
         self.damage: str | None = None
-        """Why reading ended before the end of the file; None if it did not."""
+        """Why reading ended before the end of a damaged gzip file; None if it did not."""
         self.num_readers = 1
         """Number of processes that each read an equal share of the file at the same pace."""
         self._progress = progress
@@ -146,27 +159,33 @@ class TraceStream:
 
     @property
     def is_packed(self) -> bool:
-        """Whether the file is compressed."""
+        """Whether the file is packed with gzip."""
         return self._unpacked is not None
 
     def read(self, num_bytes: int) -> bytes:
-        """Return the next bytes: fewer only at the end of the file, none after it."""
+        """Return the next ``num_bytes`` bytes: fewer at the end of the file, none after it.
+
+        A damaged gzip file ends at the damage, which `damage` describes.
+        """
         buffer = bytearray(num_bytes)
         return bytes(buffer[: self._read_into(memoryview(buffer))])
 
     def peek(self, num_bytes: int) -> bytes:
-        """Return the next bytes without consuming them."""
+        """Return the next ``num_bytes`` bytes without consuming them."""
         text = self.read(num_bytes)
         self.unread(text)
         return text
 
     def unread(self, text: bytes) -> None:
-        """Put back the bytes that were read last."""
+        """Put back ``text``, the bytes that were read last, so that they are read again."""
         self._rest = text + self._rest
         self.position -= len(text)
 
     def between(self, first: int, end: int) -> bytes:
-        """Return the bytes between two offsets of a file that is not packed; the position stays."""
+        """Return the bytes between two offsets of a file that is not packed.
+
+        `position` does not change.
+        """
         here = self._file.tell()
         self._file.seek(first)
         text = self._file.read(end - first)
@@ -176,13 +195,16 @@ class TraceStream:
     def blocks(
         self, cut: Callable[[bytearray, int, int], int], end: int | None = None
     ) -> Iterator[Block]:
-        """Yield blocks that end between two events; the next block overwrites the last one.
+        """Yield blocks that end between two events; each block overwrites the one before it.
 
         Args:
             cut: returns the offset of the last event in a part of a buffer, given the part's first
                 and end offset. A result not above the first offset means that no event begins
                 behind it.
             end: offset at which to stop, where an event begins; None for the end of the file.
+
+        Raises:
+            TraceError: no event begins in more than `MAX_EVENT_BYTES` bytes.
         """
         buffer = bytearray(BLOCK_BYTES + 2 * MARGIN)
         length = 0
@@ -211,7 +233,13 @@ class TraceStream:
             length = 0
 
     def _read_into(self, room: memoryview) -> int:
-        """Fill the buffer; return the number of bytes, fewer only at the end of the file."""
+        """Fill ``room`` and return the number of bytes, fewer only at the end of the file.
+
+        A damaged gzip file ends at the damage. ``position`` advances, and the progress is reported.
+
+        Raises:
+            TraceError: the file cannot be read, or unpacks to far more than its size.
+        """
         taken = self._rest[: len(room)]
         room[: len(taken)] = taken
         self._rest = self._rest[len(taken) :]
@@ -235,7 +263,10 @@ class TraceStream:
         return done
 
     def _refuse_bomb(self, num_new: int) -> None:
-        """Raise `TraceError` if the file unpacks to far more than its size."""
+        """Raise `TraceError` if a gzip file unpacks to far more bytes than were read from it.
+
+        ``num_new`` bytes were unpacked after ``position``.
+        """
         if self._unpacked and self.position + num_new > max(
             MAX_COMPRESSION_RATIO * self._file.tell(), 16 << 20
         ):

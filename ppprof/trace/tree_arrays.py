@@ -19,11 +19,15 @@ from ppprof.arrays import Int64
 
 
 def levels(parent: Int64) -> list[Int64]:
-    """Return the nodes of each depth, roots (parent -1) first; unreachable nodes are left out.
+    """Return one array of nodes for each depth, roots (parent -1) first.
+
+    Nodes of one depth are grouped by parent, siblings sorted by index. Unreachable nodes are left
+    out.
 
     Args:
         parent: shape (N,), index of the parent, -1 for a root. A node with another value below 0,
-            or not below N, is unreachable; so are the nodes of a cycle.
+            or not below N, is unreachable; so are the nodes of a cycle, and all descendants of
+            unreachable nodes.
     """
     order = np.argsort(parent, kind="stable")
     sorted_parent = parent[order]
@@ -40,11 +44,13 @@ def levels(parent: Int64) -> list[Int64]:
 
 
 def pre_order(parent: Int64) -> tuple[Int64, Int64]:
-    """Return the nodes of all trees in pre-order, siblings by their index.
+    """Return the nodes of all trees in pre-order, siblings sorted by index.
+
+    ``parent`` is as in `levels`.
 
     Returns:
-        order: shape (M,), M <= N, the nodes in pre-order, without unreachable ones.
-        depth: shape (M,), the depth of each node, 0 for a root.
+        order: shape (M,), M <= N, the nodes in pre-order, without unreachable nodes.
+        depth: shape (M,), the depth of each node of ``order``, 0 for a root.
     """
     by_level = levels(parent)
     size = np.ones(len(parent), np.int64)
@@ -70,7 +76,7 @@ def pre_order(parent: Int64) -> tuple[Int64, Int64]:
 def subtree_sizes(parent: Int64, depth: Int64) -> Int64:
     """Return the number of descendants of each node, shape (N,).
 
-    Parents must come before their children; the parent of a root is -1.
+    ``parent`` is -1 for a root. ``depth`` is the depth of each node, 0 for a root.
     """
     size = np.zeros(len(parent), np.int64)
     by_depth = np.argsort(depth, kind="stable")
@@ -82,7 +88,12 @@ def subtree_sizes(parent: Int64, depth: Int64) -> Int64:
 
 
 def subtree_sums(values: Int64, size: Int64) -> Int64:
-    """Return the sum of ``values`` over each node's subtree; both shape (N,), in pre-order."""
+    """Return the sum of ``values`` over each node and its descendants, shape (N,).
+
+    Args:
+        values: shape (N,), in pre-order.
+        size: the number of descendants of each node, shape (N,), see `subtree_sizes`.
+    """
     total = np.concatenate(([0], np.cumsum(values)))
     rows = np.arange(len(values))
     sums: Int64 = total[rows + size + 1] - total[rows]

@@ -1,1 +1,1 @@
-"""The reference harness: real training of a small GPT, to profile."""
+"""The reference harness: it trains a small GPT, so that there is a real training to profile."""

@@ -1,4 +1,4 @@
-"""Mixed precision."""
+"""Mixed precision for the reference harness, as ``Engine.mix_precision`` sets it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from ppprof.config import Config
 
 
 class Amp:
-    """Mixed precision on GPU. On CPU it does nothing: Paddle accepts the settings and ignores them."""
+    """Mixed precision on a GPU. On a CPU the methods change nothing.
+
+    Paddle's CPU build accepts the settings but ignores them; ``notes`` holds a warning if so.
+    """
 
     def __init__(self, config: Config) -> None:
         mix = config.Engine.mix_precision
@@ -36,7 +39,10 @@ class Amp:
             )
 
     def decorate(self, model: Any, optimizer: Any) -> tuple[Any, Any]:
-        """Prepare O2: low-precision parameters, and float32 copies in the optimizer."""
+        """Return model and optimizer, prepared for level O2; unchanged at any other level.
+
+        With O2, the parameters have low precision, and the optimizer keeps float32 copies.
+        """
         if self._is_enabled and self._level == "O2":
             model, optimizer = paddle.amp.decorate(
                 model, optimizer, level="O2", dtype=self._mix.dtype
@@ -44,7 +50,7 @@ class Amp:
         return model, optimizer
 
     def cast(self) -> Any:
-        """Return the context manager of a forward pass."""
+        """Return the context manager for a forward pass; it does nothing without mixed precision."""
         if not self._is_enabled:
             return contextlib.nullcontext()
         return paddle.amp.auto_cast(
@@ -56,11 +62,14 @@ class Amp:
         )
 
     def scale(self, loss: paddle.Tensor) -> paddle.Tensor:
-        """Return the loss, scaled if gradients are float16."""
+        """Return the loss, scaled if gradients are float16, else unchanged."""
         return self.scaler.scale(loss) if self.scaler else loss
 
     def step(self, optimizer: Any) -> None:
-        """Step the optimizer, unless a scaled gradient has overflowed."""
+        """Step the optimizer; skip the step if a scaled gradient has overflowed.
+
+        Also update the scale of the gradient scaler, if there is one.
+        """
         if self.scaler:
             self.scaler.step(optimizer)
             self.scaler.update()
@@ -68,7 +77,7 @@ class Amp:
             optimizer.step()
 
     def state(self) -> dict[str, Any]:
-        """Return the state that a resumed run needs."""
+        """Return the gradient scaler's state as values for JSON; empty without a scaler."""
         if not self.scaler:
             return {}
         return {
@@ -77,7 +86,10 @@ class Amp:
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state`."""
+        """Restore the gradient scaler from a result of `state`.
+
+        Does nothing if ``state`` is empty or if this run has no scaler.
+        """
         if state and self.scaler:
             scale = np.array([state["scale"]], np.float32)
             self.scaler.load_state_dict({**state, "scale": scale})

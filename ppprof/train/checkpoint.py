@@ -2,7 +2,8 @@
 
 A checkpoint is a directory such as ``step_00000020`` on a disk that all ranks share. It holds
 ``state.json`` and, for each (pp, sharding, mp) coordinate, ``model_pp0_sharding0_mp0.safetensors``
-and ``optimizer_pp0_sharding0_mp0.safetensors``. It gets its name only when it is complete.
+and ``optimizer_pp0_sharding0_mp0.safetensors``. Model files of sharding ranks above 0 exist only
+under sharding stage 3. The directory gets its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -44,13 +45,25 @@ class Progress:
     samples: int
     """Samples taken from the data, over all ranks."""
     scaler: Mapping[str, Any]
-    """State of the gradient scaler; empty without one."""
+    """State of the gradient scaler; empty without a scaler."""
 
 
 def save(folder: Path, progress: Progress, model: nn.Layer, optimizer: Any, grid: Grid) -> Path:
-    """Write this rank's part of a checkpoint; return the checkpoint's directory.
+    """Write this rank's files of a checkpoint; return the checkpoint's directory. All ranks call it.
 
-    Each part is written once: not by other dp ranks, and parameters not by other sharding ranks.
+    Only ranks with dp coordinate 0 write files. Of these, only sharding rank 0 writes parameters,
+    except under sharding stage 3, where every sharding rank writes its slices. Rank 0 also writes
+    ``state.json``. A checkpoint of the same step is replaced.
+
+    Args:
+        folder: directory of all checkpoints.
+        progress: the progress to write into ``state.json``.
+        model: this rank's model.
+        optimizer: this rank's optimizer.
+        grid: this rank's place in the topology.
+
+    Raises:
+        OSError: the directory cannot be written.
     """
     if paddle.get_device().startswith("gpu"):
         paddle.device.synchronize()  # broadcast_overlap: broadcasts of parameters may be pending
@@ -93,10 +106,19 @@ def save(folder: Path, progress: Progress, model: nn.Layer, optimizer: Any, grid
 
 
 def load(folder: Path, model: nn.Layer, optimizer: Any, grid: Grid) -> Progress:
-    """Load this rank's part of a checkpoint into model and optimizer.
+    """Load this rank's tensors of a checkpoint into model and optimizer; return its progress.
+
+    Call it before Fleet wraps the model and the optimizer. Only dp_degree may differ from the run
+    that saved the checkpoint.
+
+    Args:
+        folder: the checkpoint, such as ``step_00000020``.
+        model: this rank's model; its parameters are overwritten.
+        optimizer: this rank's optimizer; its state and learning rate schedule are overwritten.
+        grid: this rank's place in the topology.
 
     Raises:
-        InputError: not a checkpoint, or a checkpoint of another model or topology.
+        InputError: ``folder`` is not a checkpoint, or is one of another model or topology.
     """
     coordinate = grid.coordinate
     try:
@@ -121,14 +143,22 @@ def load(folder: Path, model: nn.Layer, optimizer: Any, grid: Grid) -> Progress:
 
 
 def _local_part(param: paddle.Tensor) -> paddle.Tensor:
-    """Return this rank's part of a parameter: all, or its flat slice under sharding stage 3."""
+    """Return the whole parameter; under sharding stage 3, this rank's slice of it, which is flat."""
     return param.fw_storage if getattr(param, "status", "all") == "part" else param
 
 
 def _read_weights(
     folder: Path, coordinate: Mapping[str, int], own: Mapping[str, paddle.Tensor]
 ) -> Arrays:
-    """Read the parameters of a (pp, mp) part; join the slices of sharding ranks."""
+    """Return the saved parameters of this rank's (pp, mp) coordinate, keyed by name.
+
+    Slices of several sharding ranks are joined.
+
+    Args:
+        folder: the checkpoint.
+        coordinate: this rank's coordinate on every axis.
+        own: the model's parameters, keyed by name; they give the shapes for joined slices.
+    """
     first = load_file(folder / _file_name("model", {**coordinate, "sharding": 0}))
     slices = {name: [array] for name, array in first.items()}
     for rank in itertools.count(1):
@@ -141,7 +171,12 @@ def _read_weights(
 
 
 def _join_slices(slices: list[npt.NDArray[Any]], param: paddle.Tensor | None) -> npt.NDArray[Any]:
-    """Join slices to the parameter's shape. Slices that do not fit the parameter stay flat."""
+    """Return the slices joined to the parameter's shape, without the padding at the end.
+
+    A single slice, and the first slice if it has the parameter's shape, is returned as it is. The
+    first slice is also returned if the model lacks the parameter. Slices that are too short for the
+    parameter are joined to a flat array.
+    """
     if param is None or len(slices) == 1 or list(slices[0].shape) == param.shape:
         return slices[0]
     flat = np.concatenate(slices)
@@ -149,15 +184,24 @@ def _join_slices(slices: list[npt.NDArray[Any]], param: paddle.Tensor | None) ->
 
 
 def _file_name(kind: str, coordinate: Mapping[str, int]) -> str:
-    """Return the file name of the part at a coordinate."""
+    """Return the name of the file for a coordinate, such as ``model_pp1_sharding0_mp2.safetensors``.
+
+    Args:
+        kind: "model" or "optimizer".
+        coordinate: the coordinate on every axis; its dp entry does not count.
+    """
     axes = "_".join(f"{axis}{coordinate[axis]}" for axis in ("pp", "sharding", "mp"))
     return f"{kind}_{axes}.safetensors"
 
 
 def _degrees(grid: Grid) -> dict[str, int]:
-    """Return the degrees that the parts of a checkpoint depend on; dp ranks are copies."""
+    """Return the degrees that must be equal to load a checkpoint: those of pp, sharding and mp.
+
+    With several sharding ranks, the sharding stage is included. dp_degree may differ, since dp ranks
+    hold copies.
+    """
     degrees = {axis: grid.topology.degree(axis) for axis in ("pp", "sharding", "mp")}
-    # The stages divide the optimizer's state differently.
+    # Each sharding stage divides the optimizer's state in another way.
     return {**degrees, _STAGE: grid.sharding_stage} if degrees["sharding"] > 1 else degrees
 
 
@@ -184,7 +228,14 @@ def _parse_state(text: str) -> dict[str, Any]:
 
 
 def _optimizer_state(arrays: Arrays, model: nn.Layer) -> dict[str, Any]:
-    """Return the optimizer's tensors under this process's names of the parameters."""
+    """Return the optimizer's state for Paddle: named after this process's names of parameters.
+
+    Float32 copies of low-precision parameters are under ``master_weights``; without copies, that
+    key is missing.
+
+    Raises:
+        ValueError: a tensor belongs to no parameter of the model.
+    """
     names = {name: param.name for name, param in parameters(model)}
     state: dict[str, Any] = {}
     masters: dict[str, Any] = {}
@@ -201,10 +252,18 @@ def _optimizer_state(arrays: Arrays, model: nn.Layer) -> dict[str, Any]:
 
 
 def _rename(key: str, names: Mapping[str, str]) -> str:
-    """Replace the parameter's name inside the name of a tensor.
+    """Return a tensor's name with the parameter's name inside it replaced.
 
-    Paddle numbers parameters in the order of creation (``linear_3.w_0_moment1_0``). A checkpoint
-    uses the model's names (``blocks.1.mlp.up.weight_moment1_0``), which all processes share.
+    Paddle numbers parameters in the order of creation (``linear_3.w_0_moment1_0``), so its names
+    differ between processes. A checkpoint uses the model's names, which all processes share
+    (``blocks.1.mlp.up.weight_moment1_0``).
+
+    Args:
+        key: name of the tensor.
+        names: the new names of parameters, keyed by the old names.
+
+    Raises:
+        ValueError: the tensor belongs to no parameter in ``names``.
     """
     prefix = _slice_prefix(key)
     parameter = _parameter(key[len(prefix) :], names)
@@ -216,8 +275,16 @@ def _slice_prefix(key: str) -> str:
 
 
 def _parameter(key: str, names: Mapping[str, str]) -> str:
-    """Return the parameter that a tensor belongs to."""
-    # Group sharding gives the float32 copy of a parameter the parameter's own name.
+    """Return the name of the parameter that a tensor belongs to: the longest name that fits.
+
+    Args:
+        key: name of the tensor: the parameter's name, or the name with ``_`` and more.
+        names: names of parameters.
+
+    Raises:
+        ValueError: the tensor belongs to no parameter in ``names``.
+    """
+    # Group sharding gives the float32 copy of a parameter the same name as the parameter.
     candidates = [name for name in names if key == name or key.startswith(f"{name}_")]
     if not candidates:
         raise ValueError(f"{key}: no such parameter")
@@ -242,6 +309,9 @@ def _check_model(folder: Path, own: Mapping[str, paddle.Tensor], weights: Arrays
 
 
 def _type_and_shape(tensor: Any) -> str:
-    """Format as ``float32 [256, 64]``. NumPy has no bfloat16; Paddle's appears as uint16."""
+    """Return data type and shape as text, such as ``float32 [256, 64]``.
+
+    uint16 becomes bfloat16: NumPy has no bfloat16, so Paddle's bfloat16 tensors are uint16 there.
+    """
     dtype = str(tensor.dtype).replace("paddle.", "").replace("uint16", "bfloat16")
     return f"{dtype} {list(tensor.shape)}"

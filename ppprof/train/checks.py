@@ -1,7 +1,7 @@
 """Share the result of start-up checks between nodes.
 
-A launcher ends its own ranks when one of them fails, but it does not know of other nodes. Their
-ranks would wait in ``fleet.init`` for minutes, until the store's timeout.
+When a rank fails, its launcher ends the other ranks of the same node only. Without this module, the
+ranks of other nodes would wait in ``fleet.init`` for minutes, until the store's timeout.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import time
 
 _KEY = "ppprof/checks"
 _LEAVE_SECONDS = 10.0
-"""How long rank 0, which hosts the store, waits for others to read it."""
+"""How long rank 0, which hosts the store, waits for other ranks to read the result."""
 
 
 def failed_anywhere(failed: bool) -> bool:
-    """Return whether any rank has failed its start-up checks. All ranks must call it.
+    """Return whether any rank of the job has failed its start-up checks. All ranks must call this.
 
-    On a single node it returns ``failed`` at once, without Paddle: the launcher ends the other
-    ranks. If a rank has failed, SIGTERM is ignored from then on, and rank 0 waits up to
-    `_LEAVE_SECONDS` for the others.
+    On a single node, return ``failed`` at once, without importing Paddle: other ranks do not count,
+    since the launcher ends them. On several nodes, wait for all ranks. If any rank has failed, this
+    process ignores SIGTERM from then on, and rank 0 waits up to 10 s until all ranks have the result.
 
     Args:
         failed: whether this rank has failed its checks.
 
     Raises:
-        RuntimeError: a rank has not called it before the store's timeout.
+        RuntimeError: a rank has not called this function before the store's timeout.
     """
     if int(os.environ.get("PADDLE_NNODES", "1")) == 1:
         return failed
@@ -39,8 +39,8 @@ def failed_anywhere(failed: bool) -> bool:
         store.set(f"{_KEY}/answer", str(store.add(f"{_KEY}/failures", 0)))
     anywhere = int(store.get(f"{_KEY}/answer")) > 0
     if anywhere:
-        # When the first rank exits, its launcher sends SIGTERM to the others of the node. They
-        # ignore it, to exit with their own code; and rank 0 must keep the store for other nodes.
+        # When the first rank exits, its launcher sends SIGTERM to the other ranks of the node. They
+        # ignore it to exit with their own codes. Rank 0 must keep the store open for other nodes.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         num_readers = store.add(f"{_KEY}/read", 1)
         deadline = time.monotonic() + _LEAVE_SECONDS

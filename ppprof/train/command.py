@@ -21,7 +21,18 @@ from ppprof.train.corpus import NUM_TOKENS, DataError, find_files
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train; return 0, 2 if config or machine are unsuitable, or 3 for an unusable checkpoint."""
+    """Train with a config, and return an exit code.
+
+    Args:
+        argv: the command line; None for the process's own.
+
+    Returns:
+        0 if the training has finished; 2 if the config or a machine of the job is unsuitable; 3 if
+        the checkpoint to resume from is unusable.
+
+    Raises:
+        SystemExit: the command line cannot be parsed (code 2).
+    """
     parser = argparse.ArgumentParser(description="Pretrain a GPT with a YAML config.")
     parser.add_argument("-c", "--config", required=True, metavar="CFG")
     parser.add_argument("-o", "--override", action="append", default=[], metavar="K=V")
@@ -58,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def notes(config: Config) -> list[str]:
-    """Return warnings about settings that this harness does not follow."""
+    """Return warnings about settings of the config that have no effect in this harness."""
     warnings = []
     sharding = config.Distributed.sharding
     if sharding.sharding_offload:
@@ -83,7 +94,10 @@ def notes(config: Config) -> list[str]:
 
 
 def preflight(config: Config) -> list[Problem]:
-    """Return every problem that would stop this config on this machine; starts no processes."""
+    """Return every problem that would stop a training with this config on this machine.
+
+    Paddle is not imported, and no process is started. An empty list means that no problem is known.
+    """
     problems = []
     if config.topology.degree("sep") > 1:
         message = f"{config.topology.degree('sep')}: this harness does not support sep; expected 1"

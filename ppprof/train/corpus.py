@@ -1,7 +1,7 @@
-"""Find text files and write their bytes to a single file, to be memory-mapped.
+"""Find text files and write their bytes to a single file that can be memory-mapped.
 
-A token is a byte, so the vocabulary has 256 tokens and no download is needed. The default text is
-the source of the running Python's standard library.
+Each byte is a token, so the vocabulary has 256 tokens and no vocabulary is downloaded. The default
+text is the source of the running Python's standard library.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class DataError(UsageError):
 
 
 def find_files(source: str | None) -> list[Path]:
-    """Return the files of a dataset, in a stable order.
+    """Return the files of a dataset, sorted by path; empty files are skipped.
 
     Args:
         source: a file, a directory (with all files below it), a glob, or None for the source of
             Python's standard library.
 
     Raises:
-        DataError: there are no readable files with text.
+        DataError: there is no file, all files are empty, or the file system reports an error.
     """
     name = "the Python standard library" if source is None else source
     try:
@@ -69,13 +69,15 @@ def _matching_files(source: str) -> list[Path]:
 
 
 def token_file(files: Sequence[Path], cache: Path | None = None) -> Path:
-    """Return a file with all bytes of ``files``, written on first use and when a file changes.
+    """Return the path of a file with the bytes of all ``files``, each followed by a zero byte.
 
-    Concurrent processes are safe: each writes its own file and renames it.
+    The file is written on first use, and under another name when one of ``files`` has changed.
+    Several processes may call this at once: each writes a file of its own and renames it.
 
     Args:
         files: the files to join, in this order.
-        cache: directory of the result; None for ``ppprof`` in the user's cache directory.
+        cache: directory for the result; None means ``ppprof`` in ``XDG_CACHE_HOME`` or
+            ``~/.cache``.
 
     Raises:
         DataError: a file is unreadable, or the cache is not writable.
@@ -100,7 +102,9 @@ def token_file(files: Sequence[Path], cache: Path | None = None) -> Path:
 
 
 def packed_file(tokens: Path) -> Path:
-    """Return a zip file of the text in compressed shards, written beside it on first use.
+    """Return the path of a zip file that holds the text in compressed shards of 384 KiB.
+
+    The zip file is written beside ``tokens`` on first use.
 
     Args:
         tokens: the path that `token_file` returned.
@@ -127,7 +131,7 @@ def packed_file(tokens: Path) -> Path:
 
 
 def _write(files: Sequence[Path], target: Path) -> None:
-    # Not a tempfile: only its owner could read it, and users may share a cache.
+    # A tempfile would be readable only by its owner, but users may share a cache.
     hidden = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
     try:
         with hidden.open("xb") as tokens:

@@ -1,4 +1,4 @@
-"""Datasets over a token file, and the sampler that divides their samples over ranks and steps."""
+"""Datasets over a token file, and the sampler that divides samples over ranks and steps."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ppprof.train.corpus import DataError
 from ppprof.train.tokenizer import NUM_BYTES, BytePairs
 
 _MOST_TOKENS = 4096
-"""Limit for the vocabulary that `TokenizedText` learns; a larger one takes too long."""
+"""Limit for the vocabulary that `TokenizedText` learns; learning a larger one takes too long."""
 
 
 class TextSamples(Dataset):
-    """A dataset over a share of a token file; sample i is the i-th run of ``length`` tokens.
+    """A dataset over a share of a token file; sample i holds the i-th ``length`` tokens.
 
     Args:
-        path: a file of `ppprof.train.corpus.token_file`.
+        path: a result of `ppprof.train.corpus.token_file`.
         length: tokens of a sample.
-        share: start and end of the part to use, as ratios of the file.
-        limit: most samples to use.
+        share: start and end of the part to use, as ratios of the file from 0 to 1.
+        limit: the largest number of samples to use; None for no limit.
 
     Raises:
         DataError: the part is too short for one sample.
@@ -57,7 +57,7 @@ class TextSamples(Dataset):
         return self._count
 
     def __getitem__(self, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return tokens and the tokens that follow them, each int64 of shape (length,)."""
+        """Return the sample's tokens and, for each, the next token: two int64 arrays (length,)."""
         start = index * self._length
         run = self._tokens[start : start + self._length + 1].astype(np.int64)
         return run[:-1], run[1:]
@@ -66,19 +66,20 @@ class TextSamples(Dataset):
 class TokenizedText(Dataset):
     """A dataset over a share of a packed text that unpacks and tokenizes each sample on access.
 
-    Sample i is the beginning of the i-th passage. Each access unpacks the passage's whole shard,
-    which is simple and costs much more than the sample itself.
+    Sample i is the beginning of the i-th passage; a passage has ``4 * length`` bytes. Each access
+    unpacks the whole shard that holds the passage, which is simple and costs much more than the
+    sample itself.
 
     Args:
-        path: a file of `ppprof.train.corpus.packed_file`.
+        path: a result of `ppprof.train.corpus.packed_file`.
         length: tokens of a sample.
-        vocab_size: most distinct tokens: the bytes, and at most 3840 merges of them, which are
-            learned from the beginning of the text.
-        share: start and end of the part to use, as ratios of the text.
-        limit: most samples to use.
+        vocab_size: the largest number of distinct tokens: the 256 bytes, and at most 3840 merges of
+            bytes, which are learned from the first 64 KiB of the text.
+        share: start and end of the part to use, as ratios of the passages from 0 to 1.
+        limit: the largest number of samples to use; None for no limit.
 
     Raises:
-        DataError: the part is too short for one sample.
+        DataError: the part holds no passage.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class TokenizedText(Dataset):
         limit: int | None = None,
     ) -> None:
         super().__init__()
-        # In memory: the data loader's workers would share the position in an open file.
+        # Read into memory: the data loader's workers would share an open file's position.
         self._shards = zipfile.ZipFile(io.BytesIO(path.read_bytes()))
         shards = self._shards.infolist()
         beginning = self._shards.read(shards[0])[: 64 << 10]
@@ -114,7 +115,10 @@ class TokenizedText(Dataset):
         return len(self._passages)
 
     def __getitem__(self, index: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return tokens and the tokens that follow them, each int64 of shape (length,)."""
+        """Return the sample's tokens and, for each, the next token: two int64 arrays (length,).
+
+        A passage with too few tokens is repeated.
+        """
         shard, start = self._passages[index]
         tokens = self._pairs.encode(self._shards.read(shard)[start : start + self._passage])
         while len(tokens) <= self._length:  # a long row of one character is only a few tokens
@@ -128,25 +132,29 @@ class Share:
     """This rank's share of every global batch."""
 
     rank: int
-    """0 to replicas - 1."""
+    """Index of this rank's data-parallel replica, from 0 to ``replicas - 1``."""
     replicas: int
-    """dp x sharding."""
+    """Number of data-parallel replicas: dp_degree x sharding_degree."""
 
 
 class StepBatches(BatchSampler):
-    """A sampler that yields the indices of this rank's micro-batches, step after step.
+    """A sampler that yields, step after step, the sample indices of each micro-batch of this rank.
 
-    A step takes the next ``replicas * local`` samples of the epoch's order. So the samples of a
-    step do not depend on how they are divided among ranks, and ``taken`` is enough to resume.
+    A step takes the next ``replicas * local`` samples of the epoch's order; samples at the end of an
+    epoch that do not fill a step are skipped. So the samples of a step do not depend on how they are
+    divided among ranks, and ``taken`` is enough to resume.
 
     Args:
         num_samples: samples of an epoch.
         local: samples of a step on this rank.
-        micro: samples of a micro-batch; divides ``local``.
-        share: this rank's replica and the number of replicas; gives its part of each step.
-        seed: seed of the order; None keeps the order of the text.
-        taken: samples that all ranks together took before a resume, also in steps of another size.
-        epochs: passes over the data; None for no limit.
+        micro: samples of a micro-batch; must divide ``local``.
+        share: this rank's replica and the number of replicas, which give its part of each step.
+        seed: seed of the order, which differs between epochs; None keeps the order of the text.
+        taken: samples that all ranks together took before a resume, even in steps of another size.
+        epochs: passes over the data, those before a resume included; None for no limit.
+
+    Raises:
+        DataError: an epoch has fewer samples than a step.
     """
 
     def __init__(

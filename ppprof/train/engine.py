@@ -1,4 +1,4 @@
-"""Engines: a model and its optimizer, distributed by Fleet, that train one step at a time."""
+"""Engines, which train one step at a time: a model and its optimizer, distributed by Fleet."""
 
 from __future__ import annotations
 
@@ -35,7 +35,11 @@ MicroBatches = Sequence[tuple[paddle.Tensor, paddle.Tensor]]
 
 
 def make_engine(config: Config, grid: Grid) -> Engine:
-    """Return the engine for the config's degrees."""
+    """Return the engine for the config's degrees.
+
+    `Pipelined` for several pipeline stages; else `Sharded` for sharding stage 2 or 3 with several
+    sharding ranks; else `Engine`.
+    """
     if grid.topology.degree("pp") > 1:
         return Pipelined(config, grid)
     sharding = config.Distributed.sharding
@@ -45,9 +49,10 @@ def make_engine(config: Config, grid: Grid) -> Engine:
 
 
 class Engine:
-    """Accumulates the gradients of micro-batches, then steps; for every topology without pipeline.
+    """Accumulates the gradients of micro-batches, then steps the optimizer.
 
-    With several devices, Fleet's wrappers of model and optimizer communicate.
+    For every topology with one pipeline stage, except sharding stages 2 and 3. With several ranks,
+    Fleet's wrappers of model and optimizer communicate. Call `distribute` before all other methods.
     """
 
     def __init__(self, config: Config, grid: Grid) -> None:
@@ -61,7 +66,7 @@ class Engine:
         self.model, self.optimizer = self.amp.decorate(self.model, self.optimizer)
 
     def distribute(self) -> None:
-        """Wrap model and optimizer for Fleet. Load their state before."""
+        """Wrap model and optimizer for Fleet. Load their state from a checkpoint before this call."""
         if layers.splits_sequence(self._config.Model):
             register_sequence_parallel_allreduce_hooks(
                 self.model, self._config.Engine.accumulate_steps, False
@@ -74,7 +79,10 @@ class Engine:
             observe_norm(self.optimizer)
 
     def train(self, micro_batches: MicroBatches) -> paddle.Tensor:
-        """Run one optimizer step; return the mean loss of its micro-batches on this replica."""
+        """Run one optimizer step; return the mean loss of its micro-batches on this replica.
+
+        Also advance the learning rate schedule and clear the gradients.
+        """
         loss = self._accumulate(micro_batches)
         self.amp.step(self._distributed_optimizer)
         self._distributed_optimizer.clear_grad()
@@ -83,7 +91,10 @@ class Engine:
 
     @paddle.no_grad()
     def evaluate(self, micro_batches: MicroBatches) -> paddle.Tensor:
-        """Return the mean loss of micro-batches, without training."""
+        """Return the mean loss of micro-batches on this replica, without gradients and dropout.
+
+        The model is in training mode afterwards.
+        """
         self.model.eval()
         losses = []
         for tokens, labels in micro_batches:
@@ -93,7 +104,12 @@ class Engine:
         return paddle.add_n(losses) / len(losses)
 
     def flops(self, tokens: int, length: int) -> int:
-        """Return this rank's share of the model FLOPs of a step (`rank_flops`)."""
+        """Return this rank's share of the model FLOPs of a step (`rank_flops`).
+
+        Args:
+            tokens: tokens of the step in this rank's replica.
+            length: tokens of a sample.
+        """
         topology = self._grid.topology
         return rank_flops(
             self._config.Model,
@@ -105,12 +121,15 @@ class Engine:
         )
 
     def norm_text(self) -> str:
-        """Return the gradient norm of the last step before clipping, as text for the log."""
+        """Return the last step's gradient norm before clipping as text: `` grad_norm 1.234567``.
+
+        "" if no norm is known: without clipping, or before the first step.
+        """
         norm = getattr(self.optimizer._grad_clip, "norm", None)
         return "" if norm is None else f" grad_norm {norm.item():.6f}"
 
     def mean(self, loss: paddle.Tensor) -> float:
-        """Return the mean over replicas, on every rank."""
+        """Return the mean of ``loss`` over all ranks, and so over all replicas. All ranks call it."""
         total = loss.detach().astype("float32").reshape([1])
         num_ranks = self._grid.topology.world_size
         if num_ranks > 1:
@@ -127,8 +146,8 @@ class Engine:
 
     def _accumulate(self, micro_batches: MicroBatches) -> paddle.Tensor:
         losses = []
-        # Reduce gradients once per step, fused, as FleetX does when it accumulates. Paddle's own
-        # reducer overlaps with backward in C++, and its work on CPU does not appear in traces.
+        # Reduce fused gradients once per step, as FleetX does when it accumulates gradients. Paddle's
+        # own reducer runs in C++ during backward, and on a CPU its work does not appear in traces.
         is_reduced_here = isinstance(self._distributed_model, paddle.DataParallel)
         with self._distributed_model.no_sync() if is_reduced_here else contextlib.nullcontext():
             for tokens, labels in micro_batches:
@@ -146,13 +165,19 @@ class Engine:
 
 
 class Pipelined(Engine):
-    """Fleet's 1F1B schedule, or its interleaved schedule if ``virtual_pp_degree`` is above 1."""
+    """The engine for several pipeline stages.
+
+    It uses Fleet's 1F1B schedule, or Fleet's interleaved schedule if ``virtual_pp_degree`` is above 1.
+    """
 
     def _make_model(self) -> nn.Layer:
         return pipeline_stage(self._config.Model)
 
     def train(self, micro_batches: MicroBatches) -> paddle.Tensor:
-        """Run one optimizer step; return the mean loss of its micro-batches, on all stages."""
+        """Run one optimizer step; return the mean loss of its micro-batches, the same on all stages.
+
+        Also advance the learning rate schedule and clear the gradients.
+        """
         with self.amp.cast():
             loss: paddle.Tensor = self._distributed_model.train_batch(
                 iter(micro_batches), self._distributed_optimizer, self.schedule, self.amp.scaler
@@ -161,7 +186,11 @@ class Pipelined(Engine):
 
     @paddle.no_grad()
     def evaluate(self, micro_batches: MicroBatches) -> paddle.Tensor:
-        """Return the mean loss of micro-batches; evaluates as many at a time as a step has."""
+        """Return the mean loss of micro-batches, without training.
+
+        ``accumulate_steps`` micro-batches pass through the pipeline at a time. The model is in
+        training mode afterwards.
+        """
         size = self._config.Engine.accumulate_steps or 1
         losses = []
         for first in range(0, len(micro_batches), size):
@@ -173,13 +202,17 @@ class Pipelined(Engine):
 
 
 class Sharded(Engine):
-    """Sharding stage 2 (gradients too) or 3 (parameters too), by Fleet's group sharding."""
+    """The engine for sharding stages 2 and 3, by Fleet's group sharding.
+
+    Stage 2 shards optimizer state and gradients; stage 3 also shards parameters.
+    """
 
     def _backward(self, loss: paddle.Tensor) -> None:
         super()._backward(loss)
         if getattr(self._distributed_optimizer, "_reduce_overlap", False):
-            # Fleet waits only in the optimizer's step. That is too late: the next micro-batch would
-            # add to gradients that are being reduced, and the scaler would read them.
+            # Fleet waits only in the optimizer's step, which is too late: before it, the next
+            # micro-batch would add to gradients that are being reduced, and the scaler would read
+            # them.
             self._distributed_optimizer._comm_task.wait()
 
     def _wrap(self) -> None:
@@ -209,8 +242,9 @@ class Sharded(Engine):
             if sharding.reduce_overlap:
                 self._distributed_model._set_reduce_overlap(True)
             if sharding.broadcast_overlap:
-                # Only its members create the second group, so several sharding groups would get
-                # the same group number, and with it the same NCCL id in the job's store.
+                # Only the members of a sharding group create its second group. So the second
+                # groups of several sharding groups would get one group number, and thereby one
+                # NCCL id in the job's store.
                 is_only_group = sharding.sharding_degree == self._grid.topology.world_size
                 self._distributed_optimizer._set_broadcast_overlap(
                     True, layers=self.model, num_groups=2 if is_only_group else 1

@@ -1,7 +1,7 @@
 """Replacements for functions that Fleet needs and that Paddle's CPU build lacks.
 
-They are installed on CPU only, by `install`, and written for Paddle 3.3. On a GPU Fleet's own code
-runs unchanged. Each replacement can be removed when Paddle's CPU build has the function:
+`install` installs them, only on a CPU; on a GPU, Fleet's own code runs unchanged. They are written
+for Paddle 3.3. Each replacement can be removed when Paddle's CPU build has the function:
 
 ====================  ============================================================================
 `_PrivateStores`      all gloo groups write the same keys into the job's store, so each new group
@@ -43,15 +43,19 @@ from paddle.distributed.sharding import group_sharded_parallel
 
 _Gloo = core.ProcessGroupGloo
 _SEGMENT_SIZE = 2**8
-"""Elements of the smallest parameter that stage 3 divides. Fleet's 2**20 is too large for tiny
-models."""
+"""Elements of the smallest parameter that stage 3 divides. Fleet's own 2**20 would divide nothing in
+tiny models."""
 
 _STORE_SECONDS = 300
-"""How long members of a group wait for one another; they may have to create other groups first."""
+"""How long members of a group wait for one another. It is long because other members may have to
+create other groups first."""
 
 
 def install() -> None:
-    """Install the replacements. Call it once, before ``fleet.init``."""
+    """Install the replacements for the rest of the process. Call it once, before ``fleet.init``.
+
+    After ``fleet.init``, call `open_channels` too. `shard` is not installed: call it directly.
+    """
     _Gloo.create = _PrivateStores(_Gloo.create)
     _Gloo.send = _through_channel(_Gloo.send, _Channel.send)
     _Gloo.recv = _through_channel(_Gloo.recv, _Channel.recv)
@@ -65,22 +69,33 @@ def install() -> None:
 
 
 class _PrivateStores:
-    """Creates gloo groups with a store of their own; its address is in the job's store."""
+    """Creates each gloo group with a store of its own, whose address is in the job's store.
+
+    The group of all ranks uses the job's store itself.
+    """
 
     def __init__(self, create: Callable[..., Any]) -> None:
         self._create = create
         self._servers: list[Any] = []  # keeps the stores alive
-        # A store that outlives Python sometimes aborts the process: it logs that a member has left
-        # with a logger that is already destroyed.
+        # A store that outlives Python sometimes aborts the process: when a member leaves, the store
+        # logs it with a logger that is already destroyed.
         atexit.register(self._servers.clear)
 
     def __call__(self, store: Any, rank: int, world_size: int, group_id: int = 0) -> Any:
-        if group_id == 0:  # the group of all ranks is the only user of the job's store
+        if group_id == 0:  # the group of all ranks is the only group that uses the job's store
             return self._create(store, rank, world_size, group_id)
         return self.create_group(store, f"ppprof/group/{group_id}", rank, world_size, group_id)
 
     def create_group(self, store: Any, key: str, rank: int, world_size: int, group_id: int) -> Any:
-        """Create a group of the processes that pass the same key."""
+        """Create a gloo group of the processes that pass the same ``key``, and return it.
+
+        Args:
+            store: the job's store.
+            key: key in the store for the address of the group's own store.
+            rank: rank of this process in the group; rank 0 starts the group's store.
+            world_size: number of processes in the group.
+            group_id: id of the group; the same in all its processes.
+        """
         if rank == 0:
             host = os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0]
             server, port = _start_store(host)
@@ -95,13 +110,17 @@ class _PrivateStores:
 
 
 def _start_store(host: str) -> tuple[Any, int]:
-    """Start a store on a free port; return it and the port."""
+    """Start a store on a free port; return the store and the port.
+
+    Raises:
+        RuntimeError: 100 attempts found no free port.
+    """
     for _ in range(100):
         with socket.socket() as probe:
             probe.bind((host, 0))
             port = int(probe.getsockname()[1])
         try:
-            # A world size of 1: with more it would wait for workers that do not know the port yet.
+            # World size 1: with more, it would wait for workers, which do not know the port yet.
             return core.TCPStore(host, port, True, 1, _STORE_SECONDS), port
         except RuntimeError:  # another process took the port
             continue
@@ -109,24 +128,29 @@ def _start_store(host: str) -> tuple[Any, int]:
 
 
 class _Task:
-    """The result of an asynchronous call."""
+    """The task of an asynchronous call. Without a future, the call is done."""
 
     def __init__(self, future: Future[Any] | None = None) -> None:
         self._future = future
 
     def wait(self) -> bool:
-        """Wait until the call is done; raise its exception if it failed."""
+        """Wait until the call is done, and return True; raise the call's exception if it failed."""
         if self._future is not None:
             self._future.result()
         return True
 
 
 class _Channel:
-    """One direction between two ranks: a group of the two, and a thread that sends or receives.
+    """Messages in one direction between two ranks: a group of both ranks, and a thread.
 
-    Messages stay in order. Each is a call of ``paddle.distributed.send`` or ``recv`` in that
-    thread, so a profiler sees its duration in parallel to the computation. Sends are buffered, as
-    in MPI: waiting for a send waits only until the tensor is copied.
+    Messages stay in order. Each message is a call of ``paddle.distributed.send`` or ``recv`` in the
+    thread, so a profiler records the call in parallel to the computation. Sends are buffered, as in
+    MPI: the task of a send is done as soon as the tensor is copied.
+
+    Args:
+        group: the group that both ranks belong to.
+        source: the sender's rank in ``group``.
+        target: the receiver's rank in ``group``.
     """
 
     def __init__(self, group: Group, source: int, target: int) -> None:
@@ -142,23 +166,31 @@ class _Channel:
         self._sent: Future[Any] | None = None
 
     def send(self, tensor: paddle.Tensor) -> _Task:
-        """Send a copy in the thread."""
+        """Send a copy of a tensor in the thread; return a task that is done.
+
+        If an earlier send has failed, raise its exception.
+        """
         if self._sent is not None and self._sent.done():
             self._sent.result()  # an earlier failure ends the training here
         self._sent = self._thread.submit(dist.send, tensor.clone(), self._peer, self._group)
         return _Task()
 
     def recv(self, tensor: paddle.Tensor) -> _Task:
-        """Receive in the thread. The tensor is complete when the task is done."""
+        """Receive into ``tensor`` in the thread. The tensor is complete when the task is done."""
         return _Task(self._thread.submit(dist.recv, tensor, self._peer, self._group))
 
 
 _channels: dict[tuple[int, int, Any], _Channel] = {}
-"""Channels by identity of the group, the peer's rank in it, and `_Channel.send` or ``recv``."""
+"""Channels, keyed by the ``id()`` of the process group, the peer's rank in the group, and
+`_Channel.send` or `_Channel.recv`."""
 
 
 def open_channels(group: Group) -> None:
-    """Open channels in both directions between neighbours of a ring: the pipeline's group."""
+    """Open this rank's channels to and from its neighbours in a ring.
+
+    Args:
+        group: the ring, which is the pipeline's group. All its ranks must call this function.
+    """
     size = group.nranks
     neighbours = {tuple(sorted((rank, (rank + 1) % size))) for rank in range(size)}
     for first, second in sorted(neighbours):
@@ -171,7 +203,12 @@ def open_channels(group: Group) -> None:
 
 
 def _through_channel(direct: Callable[..., Any], method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``ProcessGroup.send`` or ``recv`` that uses the channel to the peer, if any."""
+    """Return a ``ProcessGroup.send`` or ``recv`` that uses the channel to the peer.
+
+    Args:
+        direct: the original method, which is called if there is no channel to the peer.
+        method: `_Channel.send` or `_Channel.recv`.
+    """
 
     def transfer(group: Any, tensor: paddle.Tensor, peer: int, sync_op: bool = True) -> Any:
         channel = _channels.get((id(group), peer, method))
@@ -181,7 +218,7 @@ def _through_channel(direct: Callable[..., Any], method: Callable[..., Any]) -> 
 
 
 def _on_calc_stream(run_collective: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a collective in the order of computation: on a CPU, one that waits for its end."""
+    """Return a collective that waits for its own end, and so runs in the order of computation."""
 
     def run_and_wait(group: Any, *args: Any) -> Any:
         task = run_collective(group, *args, True)
@@ -194,7 +231,10 @@ def _on_calc_stream(run_collective: Callable[..., Any]) -> Callable[..., Any]:
 def _reduce_scatter(
     group: Any, out: paddle.Tensor, whole: paddle.Tensor, op: Any, sync: Any
 ) -> Any:
-    """Replace ``ProcessGroup.reduce_scatter_tensor``: take the rank's part of an all-reduce."""
+    """Replace ``ProcessGroup.reduce_scatter_tensor`` by an all-reduce, of which a rank takes its part.
+
+    The call waits for the result, which is written into ``out``, even if ``sync`` is False.
+    """
     whole = whole.detach().clone()
     task = group.all_reduce(whole, op, True)
     task.wait()
@@ -203,7 +243,7 @@ def _reduce_scatter(
 
 
 class _Operators:
-    """Paddle's operators for tensor parallel layers, plus replacements of those without CPU kernel."""
+    """Paddle's operators, with replacements for two operators that have no CPU kernel."""
 
     def __init__(self, operators: Any) -> None:
         self._operators = operators
@@ -213,19 +253,22 @@ class _Operators:
 
     @staticmethod
     def c_identity(tensor: paddle.Tensor, *where: Any) -> paddle.Tensor:
-        """Return a copy; the calling layer handles the gradients."""
+        """Return a copy of a tensor; the calling layer handles the gradients."""
         return paddle.assign(tensor)
 
     @staticmethod
     def c_softmax_with_cross_entropy(
         logits: paddle.Tensor, label: paddle.Tensor, ignore: int, group: int, rank: int, size: int
     ) -> tuple[None, paddle.Tensor]:
-        """Return the loss of each label. No layer here uses the softmax, so it is omitted."""
+        """Return None and the loss of each label.
+
+        None stands for the softmax, which no layer of this harness uses.
+        """
         return None, _CrossEntropy.apply(logits, label, ignore, dist.get_group(group))
 
 
 class _CrossEntropy(PyLayer):
-    """Cross entropy over logits whose last axis is split over a group.
+    """Cross entropy over logits whose last dim, the vocabulary, is split over a group.
 
     Source: Megatron-LM, vocab_parallel_cross_entropy.
     """
@@ -234,7 +277,15 @@ class _CrossEntropy(PyLayer):
     def forward(
         ctx: Any, logits: paddle.Tensor, label: paddle.Tensor, ignore: int, group: Group
     ) -> paddle.Tensor:
-        """Return the loss (..., 1) of float logits (..., own vocabulary), int64 labels (..., 1)."""
+        """Return the loss of each label, of shape (..., 1) and the logits' data type.
+
+        Args:
+            ctx: keeps tensors for `backward`.
+            logits: float, shape (..., this rank's part of the vocabulary).
+            label: int64, shape (..., 1); numbers in the whole vocabulary.
+            ignore: label whose loss and gradient are 0.
+            group: the group over which the vocabulary is split.
+        """
         own = logits.shape[-1]
         highest = logits.max(-1, keepdim=True)
         dist.all_reduce(highest, dist.ReduceOp.MAX, group)
@@ -253,16 +304,21 @@ class _CrossEntropy(PyLayer):
 
     @staticmethod
     def backward(ctx: Any, gradient: paddle.Tensor) -> paddle.Tensor:
-        """Return the gradient of the logits: softmax minus one at the label."""
+        """Return the gradient of the logits: the softmax, minus one at the label, times ``gradient``."""
         softmax, index, is_own, counts = ctx.saved_tensor()
         slope = paddle.put_along_axis(softmax, index, -is_own, -1, reduce="add")
         return slope * (gradient * counts)
 
 
 def shard(model: nn.Layer, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-    """Call ``group_sharded_parallel`` and simulate a GPU meanwhile, to pass its checks."""
+    """Call Paddle's ``group_sharded_parallel``; meanwhile simulate a GPU, to pass its checks.
+
+    It takes the arguments of ``group_sharded_parallel``, except ``segment_size``, and returns its
+    result: model, optimizer and scaler.
+    """
     # Stage 3 would divide a parameter's gradient after every micro-batch, but Fleet sums sequence
-    # parallel gradients over mp ranks only after the last one. So these stay whole, as on a GPU.
+    # parallel gradients over mp ranks only after the last micro-batch. So parameters with sequence
+    # parallel gradients stay whole, as on a GPU.
     whole = [param.size for param in model.parameters() if is_sequence_parallel_parameter(param)]
     get_device, is_compiled_with_cuda = paddle.get_device, core.is_compiled_with_cuda
     paddle.get_device, core.is_compiled_with_cuda = (lambda: "gpu:0"), (lambda: True)
@@ -276,7 +332,11 @@ def shard(model: nn.Layer, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
 
 
 def _stay_on_cpu(add_rank_params: Callable[..., None]) -> Callable[..., None]:
-    """Return a ``ParamStorage.add_rank_params`` that moves no parameters from or to a GPU."""
+    """Return an ``add_rank_params`` that moves no parameters to or from a GPU.
+
+    Args:
+        add_rank_params: the original ``ParamStorage.add_rank_params``.
+    """
 
     def add(storage: Any, params: Any, param2align: Any, convert_gpu: bool = False) -> None:
         add_rank_params(storage, params, param2align, convert_gpu=False)

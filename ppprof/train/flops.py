@@ -1,4 +1,4 @@
-"""Model FLOPs of a GPT's optimizer step."""
+"""The model FLOPs of an optimizer step of a GPT."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ppprof.config import ModelConfig
 
 
 def step_flops(model: ModelConfig, tokens: int, length: int) -> int:
-    """Return the model FLOPs of an optimizer step of one data-parallel replica, over all its ranks.
+    """Return the model FLOPs of an optimizer step of one data-parallel replica, summed over its ranks.
 
     Counts matrix products only, two operations per multiply-add. For each token, with hidden size
     h, MLP width f, length s, vocabulary V and l blocks, a forward pass has
@@ -44,14 +44,16 @@ def rank_flops(
     has_logits: bool,
     mp_degree: int = 1,
 ) -> int:
-    """Return one rank's share of `step_flops`; the shares of a replica's ranks sum to it.
+    """Return one rank's share of `step_flops`.
+
+    The shares of all ranks of a replica sum to `step_flops`.
 
     Args:
-        model: the whole model's sizes.
+        model: the sizes of the whole model; a blank ``ffn_hidden_size`` is 4 x hidden_size.
         tokens: tokens of the step in this replica; every pipeline stage computes all of them.
         length: tokens of a sample.
         num_blocks: blocks of this rank's pipeline stage, over all its virtual stages.
-        has_logits: whether it is the last stage.
+        has_logits: whether this rank's pipeline stage is the last stage.
         mp_degree: number of ranks that every matrix product is split over. It divides the heads,
             ``ffn_hidden_size`` and ``vocab_size``.
     """

@@ -1,4 +1,4 @@
-"""Initialize Fleet for the config's degrees; this rank's place in the topology."""
+"""Initialize Fleet for the config's degrees, and describe this rank's place in the topology."""
 
 from __future__ import annotations
 
@@ -24,29 +24,33 @@ class Grid:
     rank: int
     topology: Topology
     sharding_stage: int = 1
-    """1 to 3; matters if there are several sharding ranks."""
+    """Sharding stage, 1 to 3; without effect if sharding_degree is 1."""
 
     @property
     def coordinate(self) -> dict[str, int]:
-        """This rank's position on every axis."""
+        """This rank's coordinate on every axis, keyed by axis."""
         return self.topology.coordinate(self.rank)
 
     @property
     def replica(self) -> int:
-        """Index of the data-parallel replica that this rank belongs to."""
+        """Index of this rank's data-parallel replica, from 0 to dp_degree x sharding_degree - 1."""
         coordinate = self.coordinate
         return coordinate["dp"] * self.topology.degree("sharding") + coordinate["sharding"]
 
     def barrier(self) -> None:
-        """Wait for every rank."""
+        """Wait until every rank has called `barrier`; return at once in a job with one rank."""
         if self.topology.world_size > 1:
             dist.barrier()
 
     def seed(self, seed: int, step: int) -> None:
-        """Seed dropout for a step, so that a resumed run has the same dropout as an unbroken one.
+        """Seed the random numbers of a step, so that a resumed run has the dropout of an unbroken run.
 
-        mp ranks share one sequence of random numbers for replicated computation. Each has another
-        sequence for its own part of a layer.
+        For replicated computation, all ranks of an mp group get the same random numbers. For its own
+        part of a layer, each mp rank gets other random numbers (`ppprof.train.layers.own_randomness`).
+
+        Args:
+            seed: seed of the run.
+            step: number of the step.
         """
         coordinate = self.coordinate
         shared = [seed, step, self.replica, coordinate["pp"]]
@@ -57,7 +61,10 @@ class Grid:
 
 
 def make_grid(config: Config) -> Grid:
-    """Initialize Fleet for the config's degrees and return this rank's grid. Call it once."""
+    """Initialize Fleet for the config's degrees and return this rank's grid. Call it once.
+
+    In a job with one rank, Fleet is not initialized. On a CPU, also install `fleet_on_cpu`.
+    """
     grid = Grid(dist.get_rank(), config.topology, config.Distributed.sharding.sharding_stage)
     if config.topology.world_size > 1:
         is_cpu = config.Global.device == "cpu"
@@ -97,8 +104,8 @@ def _strategy(config: Config) -> fleet.DistributedStrategy:
     strategy.pipeline_configs = {
         "accumulate_steps": config.Engine.accumulate_steps,
         "micro_batch_size": config.Global.micro_batch_size,
-        # Each mp rank sends a part of a tensor that all of them hold. With sequence parallelism
-        # they hold different tensors.
+        # If True, each mp rank sends a part of the tensor, since all mp ranks hold the same tensor.
+        # With sequence parallelism, mp ranks hold different tensors.
         "enable_partial_send_recv": not (on_cpu or config.Model.sequence_parallel),
     }
     return strategy

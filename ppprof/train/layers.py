@@ -1,7 +1,7 @@
-"""Layers: Fleet's tensor parallel ones if mp_degree is above 1, else Paddle's plain ones.
+"""Layers: Fleet's tensor parallel layers if mp_degree is above 1, else Paddle's plain layers.
 
-With sequence parallelism, the tensors between them (norms, dropouts, residuals) are split along
-the sequence, in Fleet's layout: (length / mp, batch, hidden).
+With sequence parallelism, the tensors between these layers (of norms, dropouts, residuals) are split
+along the sequence, in Fleet's layout: (length / mp, batch, hidden).
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ from ppprof.config import ModelConfig
 
 
 def mp_degree() -> int:
-    """Return Fleet's number of ranks that share a layer; 1 if Fleet is not initialized."""
+    """Return Fleet's mp_degree: how many ranks share a layer. 1 if Fleet is not initialized."""
     groups = getattr(fleet.fleet, "_hcg", None)
     return groups.get_model_parallel_world_size() if groups is not None else 1
 
 
 def splits_sequence(config: ModelConfig) -> bool:
-    """Whether activations are split along the sequence."""
+    """Return whether activations are split along the sequence; never if mp_degree is 1."""
     return config.sequence_parallel and mp_degree() > 1
 
 
 def column_linear(width_in: int, width_out: int, config: ModelConfig) -> nn.Layer:
-    """Return a linear layer; each mp rank has its part of the outputs."""
+    """Return a linear layer; each mp rank holds and returns its part of the outputs.
+
+    With sequence parallelism, the layer first gathers its input along the sequence.
+    """
     if splits_sequence(config):
         return sequence.ColumnSequenceParallelLinear(
             width_in, width_out, has_bias=True, gather_output=False
@@ -50,7 +53,11 @@ def column_linear(width_in: int, width_out: int, config: ModelConfig) -> nn.Laye
 
 
 def row_linear(width_in: int, width_out: int, config: ModelConfig) -> nn.Layer:
-    """Return a linear layer; each mp rank has its part of the inputs."""
+    """Return a linear layer; each mp rank takes its part of the inputs.
+
+    The layer sums the outputs over mp ranks. With sequence parallelism, each mp rank gets its part
+    of the sum along the sequence.
+    """
     if splits_sequence(config):
         return sequence.RowSequenceParallelLinear(width_in, width_out, input_is_parallel=True)
     if mp_degree() > 1:
@@ -59,13 +66,17 @@ def row_linear(width_in: int, width_out: int, config: ModelConfig) -> nn.Layer:
 
 
 def vocabulary(config: ModelConfig) -> nn.Layer:
-    """Return the embedding of tokens; each mp rank has its part of the vocabulary."""
+    """Return the embedding of tokens; each mp rank holds its part of the vocabulary."""
     embedding = VocabParallelEmbedding if mp_degree() > 1 else nn.Embedding
     return embedding(config.vocab_size, config.hidden_size)
 
 
 def norm(config: ModelConfig) -> nn.LayerNorm:
-    """Return a layer norm. On a part of the sequence its parameters are marked for Fleet to reduce."""
+    """Return a layer norm over the hidden size.
+
+    If activations are split along the sequence, the norm's parameters are marked, so that Fleet sums
+    their gradients over mp ranks.
+    """
     layer = nn.LayerNorm(config.hidden_size)
     if splits_sequence(config):
         for param in layer.parameters():
@@ -74,7 +85,11 @@ def norm(config: ModelConfig) -> nn.LayerNorm:
 
 
 class Dropout(nn.Layer):
-    """Dropout of hidden states: the same on all mp ranks, unless each has its own part of them."""
+    """Dropout of hidden states.
+
+    All mp ranks drop the same elements. If activations are split along the sequence, each mp rank
+    drops elements of its own part.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -82,13 +97,16 @@ class Dropout(nn.Layer):
         self._splits_sequence = splits_sequence(config)
 
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Return the input with dropout, in the same shape."""
+        """Return ``hidden`` with dropout, in the same shape; unchanged in an evaluation."""
         with own_randomness() if self._splits_sequence else contextlib.nullcontext():
             return F.dropout(hidden, self._ratio, training=self.training)
 
 
 def own_randomness() -> AbstractContextManager[Any]:
-    """Return a context with random numbers that differ between mp ranks; `Grid.seed` seeds them."""
+    """Return a context manager in which random numbers differ between mp ranks.
+
+    `Grid.seed` seeds them. If mp_degree is 1, the context manager does nothing.
+    """
     if mp_degree() == 1:
         return contextlib.nullcontext()
     context: AbstractContextManager[Any] = get_rng_state_tracker().rng_state()
@@ -96,21 +114,35 @@ def own_randomness() -> AbstractContextManager[Any]:
 
 
 def to_parts(hidden: paddle.Tensor) -> paddle.Tensor:
-    """Split (batch, length, hidden) into (length / mp, batch, hidden)."""
+    """Return this mp rank's part of the sequence: (length / mp, batch, hidden).
+
+    Args:
+        hidden: shape (batch, length, hidden), equal on all mp ranks.
+    """
     return sequence.ScatterOp.apply(hidden.transpose([1, 0, 2]))
 
 
 def from_parts(hidden: paddle.Tensor) -> paddle.Tensor:
-    """Invert `to_parts`."""
+    """Return the whole sequence from the parts of all mp ranks, the inverse of `to_parts`.
+
+    Args:
+        hidden: this mp rank's part, of shape (length / mp, batch, hidden).
+
+    Returns:
+        Shape (batch, length, hidden).
+    """
     return sequence.GatherOp.apply(hidden).transpose([1, 0, 2])
 
 
 def logits(hidden: paddle.Tensor, table: nn.Layer) -> paddle.Tensor:
-    """Return the scores of a `vocabulary`; each mp rank those of its part.
+    """Return the scores of all tokens; on an mp rank, the scores of its part of the vocabulary.
 
     Args:
         hidden: shape (batch, length, hidden).
-        table: the embedding from `vocabulary`.
+        table: the embedding that `vocabulary` returned.
+
+    Returns:
+        Float, shape (batch, length, vocab_size or this mp rank's part of it).
     """
     if mp_degree() > 1:
         hidden = mp_ops._c_identity(hidden, table.model_parallel_group)
@@ -118,7 +150,12 @@ def logits(hidden: paddle.Tensor, table: nn.Layer) -> paddle.Tensor:
 
 
 def cross_entropy(scores: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
-    """Return the mean loss, float32, from `logits` and int64 labels (batch, length)."""
+    """Return the mean cross entropy, a float32 scalar.
+
+    Args:
+        scores: result of `logits`.
+        labels: int64, shape (batch, length).
+    """
     scores = scores.astype("float32")
     if mp_degree() > 1:
         return ParallelCrossEntropy()(scores, labels).mean()

@@ -1,7 +1,8 @@
-"""A GPT with FleetX's names for its sizes: the same pieces on one device and on any topology.
+"""A GPT made of the same pieces on one device and on any topology. Its sizes have FleetX's names.
 
-The model is a chain of pieces: words, positions, blocks, a norm, and the words again as logits.
-`GPT` runs the whole chain. `pipeline_stage` passes this rank's part of it to Fleet's pipeline.
+The model is a chain of pieces: `Words`, `Positions`, each `Block`, a `Norm`, and again `Words`, which
+returns logits. `GPT` runs the whole chain. `pipeline_stage` passes this rank's pieces to Fleet's
+pipeline.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ppprof.train import layers
 
 
 class GPT(nn.Layer):
-    """Decoder-only Transformer with pre-norm and tied embeddings."""
+    """A decoder-only Transformer with pre-norm and tied embeddings, not split into pipeline stages."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -49,7 +50,10 @@ class GPT(nn.Layer):
 
 
 def pipeline_stage(config: ModelConfig) -> PipelineLayer:
-    """Return this rank's stages of the same model; blocks are divided evenly."""
+    """Return this rank's stage of the model of `GPT`; with virtual stages, all stages of this rank.
+
+    The blocks are divided evenly over the stages. Call it after ``fleet.init``.
+    """
     pieces = [
         SharedLayerDesc("words", Words, None, "weight", config),
         LayerDesc(Positions, config),
@@ -65,17 +69,19 @@ def pipeline_stage(config: ModelConfig) -> PipelineLayer:
         num_virtual_pipeline_stages=config.virtual_pp_degree,
     )
     for shared in stage.shared_comm.values():
-        # Fleet looks up the attribute's name among the parameters' names and does not find it. It
-        # would count the words in the gradient norm of every stage that holds them.
+        # Fleet looks up the attribute's name ("weight") among the parameters' names and does not
+        # find it. So it would count the weight of `Words` in the gradient norm of every stage that
+        # holds the weight.
         is_first = dist.get_rank() == min(shared["ranks"])
         shared["layer"].weight.is_firstly_shared = is_first
     return stage
 
 
 def parameters(model: nn.Layer) -> Iterator[tuple[str, paddle.Tensor]]:
-    """Yield this rank's parameters with their names in the whole model.
+    """Yield name and tensor of each parameter of this rank, each parameter once.
 
-    The names are the same in a `GPT` and in a `pipeline_stage`: ``blocks.3.mlp.up.weight``.
+    The name is the parameter's name in the whole model, such as ``blocks.3.mlp.up.weight``. A `GPT`
+    and a `pipeline_stage` use the same names.
     """
     seen: set[str] = set()
     for piece in model.sublayers():
@@ -86,9 +92,10 @@ def parameters(model: nn.Layer) -> Iterator[tuple[str, paddle.Tensor]]:
 
 
 def initialize(model: nn.Layer, config: ModelConfig, seed: int) -> None:
-    """Draw normal weights that depend on seed and name, but not on the topology.
+    """Set the model's weights to normal random numbers that depend on ``seed`` and the weight's name.
 
-    Each mp rank keeps its part of a weight. Norms and biases stay ones and zeros.
+    They do not depend on the topology: each mp rank draws the whole weight and keeps its part.
+    Norms and biases are not changed; they stay ones and zeros.
     """
     for name, param in parameters(model):
         if len(param.shape) < 2:
@@ -105,9 +112,10 @@ def initialize(model: nn.Layer, config: ModelConfig, seed: int) -> None:
 
 
 class Piece(nn.Layer):
-    """A link of the chain.
+    """A link of the chain that makes up the model.
 
-    ``place`` is its name in the whole model (``blocks.3``), on every rank.
+    Args:
+        place: the piece's name in the whole model, such as ``blocks.3``; the same on every rank.
     """
 
     def __init__(self, place: str) -> None:
@@ -116,7 +124,7 @@ class Piece(nn.Layer):
 
 
 class Words(Piece):
-    """Embedding of tokens, and the projection back to logits."""
+    """The embedding of tokens, and the projection of hidden states to logits by the same weight."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__("words")
@@ -124,20 +132,27 @@ class Words(Piece):
 
     @property
     def weight(self) -> paddle.Tensor:
-        """The weight that both ends share: shape (vocab_size or this mp rank's part, hidden)."""
+        """The weight of embedding and projection: shape (vocab_size or this mp rank's part, hidden).
+
+        With several pipeline stages, the first and the last stage each hold a copy.
+        """
         return self.table.weight
 
     def forward(self, tokens: paddle.Tensor) -> paddle.Tensor:
-        """Map (batch, length) to (batch, length, hidden)."""
+        """Map int64 tokens (batch, length) to hidden states (batch, length, hidden)."""
         return self.table(tokens)
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Map (batch, length, hidden) to (batch, length, vocab_size or this mp rank's part)."""
+        """Map hidden states (batch, length, hidden) to logits.
+
+        Returns:
+            Float, shape (batch, length, vocab_size or this mp rank's part of it).
+        """
         return layers.logits(hidden, self.table)
 
 
 class Positions(Piece):
-    """Adds an embedding of the position; the first hidden states."""
+    """Adds an embedding of the position to the output of `Words`, then applies dropout."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__("positions")
@@ -146,13 +161,23 @@ class Positions(Piece):
         self._splits_sequence = layers.splits_sequence(config)
 
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Map (batch, length, hidden) to the same shape, or to this mp rank's part of the length."""
+        """Map (batch, length, hidden) to the hidden states for the first `Block`.
+
+        Returns:
+            Shape (batch, length, hidden); with sequence parallelism, this mp rank's part of the
+            sequence, of shape (length / mp, batch, hidden).
+        """
         hidden = hidden + self.table(paddle.arange(hidden.shape[1]))
         return self.dropout(layers.to_parts(hidden) if self._splits_sequence else hidden)
 
 
 class Block(Piece):
-    """Attention and MLP, each after a norm and with a residual connection."""
+    """Attention and MLP, each after a norm and with a residual connection.
+
+    Args:
+        config: the model's sizes.
+        index: number of the block in the whole model, from 0.
+    """
 
     def __init__(self, config: ModelConfig, index: int) -> None:
         super().__init__(f"blocks.{index}")
@@ -167,7 +192,7 @@ class Block(Piece):
         self.dropout = layers.Dropout(config)
 
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Return hidden states in the shape of the input, which comes from `Positions`."""
+        """Return hidden states in the shape of ``hidden``, the output of `Positions` or a `Block`."""
         if self._granularity == "full" and self.training:
             return recompute(self._forward, hidden)
         return self._forward(hidden)
@@ -183,7 +208,7 @@ class Block(Piece):
 
 
 class Norm(Piece):
-    """The norm after the last block; with sequence parallelism it also gathers the sequence."""
+    """The norm after the last block. With sequence parallelism, it also gathers the whole sequence."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__("norm")
@@ -197,7 +222,12 @@ class Norm(Piece):
 
 
 class Attention(nn.Layer):
-    """Causal self-attention; each mp rank has its part of the heads."""
+    """Causal self-attention; each mp rank computes its part of the heads.
+
+    Args:
+        config: the model's sizes.
+        recompute_core: whether backward recomputes scores and attended values, to save memory.
+    """
 
     def __init__(self, config: ModelConfig, recompute_core: bool) -> None:
         super().__init__()
@@ -217,7 +247,12 @@ class Attention(nn.Layer):
         self.out = layers.row_linear(width, width, config)
 
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Return hidden states in the shape of the input: (batch, length, hidden) or a part."""
+        """Return hidden states in the shape of ``hidden``.
+
+        Args:
+            hidden: shape (batch, length, hidden); with sequence parallelism, this mp rank's part of
+                the sequence, of shape (length / mp, batch, hidden).
+        """
         if self._is_fused:
             parts = self._heads(self.qkv(hidden), 3 * self._size).split(3, axis=-1)
         else:
@@ -231,7 +266,12 @@ class Attention(nn.Layer):
         return self.out(attended.transpose([1, 0, 2]) if self._splits_sequence else attended)
 
     def _heads(self, projected: paddle.Tensor, size: int) -> paddle.Tensor:
-        """Reshape a projection to (batch, length, heads, size), with the whole length."""
+        """Reshape a projection to (batch, length, heads of this mp rank, size), with the whole length.
+
+        Args:
+            projected: output of a column-parallel linear layer.
+            size: elements of a head; three times as many for fused query, key and value.
+        """
         if self._splits_sequence:
             projected = projected.transpose([1, 0, 2])
         return projected.reshape([*projected.shape[:2], self._num_heads, size])
@@ -239,7 +279,7 @@ class Attention(nn.Layer):
     def _core(
         self, query: paddle.Tensor, key: paddle.Tensor, value: paddle.Tensor
     ) -> paddle.Tensor:
-        """Return the attended values; shape (batch, length, heads, size) as the inputs."""
+        """Return the attended values; inputs and result have shape (batch, length, heads, size)."""
         with layers.own_randomness():
             if query.place.is_gpu_place() and query.dtype != paddle.float32:
                 return F.scaled_dot_product_attention(
@@ -264,13 +304,23 @@ class MLP(nn.Layer):
         self.down = layers.row_linear(inner, config.hidden_size, config)
 
     def forward(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Return hidden states in the shape of the input: (batch, length, hidden) or a part."""
+        """Return hidden states in the shape of ``hidden``.
+
+        Args:
+            hidden: shape (batch, length, hidden); with sequence parallelism, this mp rank's part of
+                the sequence, of shape (length / mp, batch, hidden).
+        """
         return self.down(F.gelu(self.up(hidden), approximate=True))
 
 
 class PretrainingLoss(nn.Layer):
-    """Mean cross entropy of the next token, in float32."""
+    """The mean cross entropy of the next token, in float32."""
 
     def forward(self, logits: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
-        """Return a scalar from the result of `Words.logits` and int64 labels (batch, length)."""
+        """Return the mean loss, a float32 scalar.
+
+        Args:
+            logits: result of `Words.logits`.
+            labels: int64, shape (batch, length).
+        """
         return layers.cross_entropy(logits, labels)

@@ -1,4 +1,4 @@
-"""AdamW with a cosine schedule, and gradient clipping that records the norm."""
+"""AdamW with a cosine schedule, and gradient clipping that records the gradient norm."""
 
 from __future__ import annotations
 
@@ -19,16 +19,22 @@ from ppprof.config import OptimizerConfig
 from ppprof.train.model import parameters
 
 SLICE = "slice@"
-"""Prefix in the name of a parameter of which this rank has a slice (sharding stage 3)."""
+"""Prefix in the name of a slice of a parameter under sharding stage 3: ``slice@linear_0.w_0``."""
 
 
 class CosineWithWarmup(paddle.optimizer.lr.LRScheduler):
-    r"""Linear from 0 to ``max_lr``, then half a cosine down to ``min_lr``, then constant.
+    r"""Learning rate: linear from 0 to ``max_lr``, then half a cosine to ``min_lr``, then constant.
 
         max_lr      /\\
                    /   `.
         min_lr    /      `------
                  0 warm   decay_steps
+
+    Args:
+        max_lr: the rate after the warm-up.
+        min_lr: the rate from ``decay_steps`` on.
+        warmup_steps: optimizer steps of the linear part.
+        decay_steps: optimizer steps until the end of the cosine, the warm-up included.
 
     Source: FleetX's CosineAnnealingWithWarmupDecay, counted in optimizer steps.
     """
@@ -41,7 +47,7 @@ class CosineWithWarmup(paddle.optimizer.lr.LRScheduler):
         super().__init__(max_lr)
 
     def get_lr(self) -> float:
-        """Return the rate after ``last_epoch`` steps."""
+        """Return the learning rate after ``last_epoch`` steps, which Paddle counts."""
         done: int = self.last_epoch
         if done < self.warmup_steps:
             return self.max_lr * done / self.warmup_steps
@@ -52,10 +58,10 @@ class CosineWithWarmup(paddle.optimizer.lr.LRScheduler):
 
 
 class Clip(nn.ClipGradByGlobalNorm):
-    """Clipping by global norm that records the norm.
+    """Gradient clipping by global norm that records the norm.
 
-    If ranks hold parts of the gradients, Fleet replaces it by its own clip. `observe_norm` makes
-    that one record the norm too.
+    If ranks hold parts of the gradients, Fleet replaces this clip by a clip of its own.
+    `observe_norm` makes Fleet's clip record the norm too.
     """
 
     norm: paddle.Tensor | None = None
@@ -69,15 +75,16 @@ class Clip(nn.ClipGradByGlobalNorm):
 
 
 class SlicedClip(Clip):
-    """Clipping by global norm under sharding stage 3, where ranks hold slices of parameters.
+    """Gradient clipping by global norm under sharding stage 3, where ranks hold slices of parameters.
 
-    Fleet's own clip counts the parts of one mp rank only, and does not record the norm.
+    It replaces Fleet's own clip, which counts the parts of one mp rank only and does not record the
+    norm. Clipping changes the gradients in place.
 
     Args:
-        clip_norm: the largest norm.
+        clip_norm: the largest norm that is allowed.
         names: names of the parameters that are split over mp ranks.
-        sharding: the group whose ranks hold slices.
-        mp: the group whose ranks hold parts; None if mp_degree is 1.
+        sharding: the sharding group, whose ranks hold slices.
+        mp: the mp group, whose ranks hold parts; None if mp_degree is 1.
     """
 
     def __init__(self, clip_norm: float, names: Iterable[str], sharding: Any, mp: Any) -> None:
@@ -87,7 +94,7 @@ class SlicedClip(Clip):
 
     @paddle.no_grad()
     def _dygraph_clip(self, params_grads: Any) -> Any:
-        # Sums of squares by (is sliced, is split over mp).
+        # Sums of squares, keyed by (is a slice, is split over mp ranks).
         booleans = (True, False)
         sums = {key: paddle.zeros([]) for key in itertools.product(booleans, booleans)}
         for param, grad in params_grads:
@@ -105,10 +112,11 @@ class SlicedClip(Clip):
 
 
 class MultiTensorAdamW(paddle.optimizer.AdamW):
-    """AdamW with one operator for the parameters that decay, and one for those that do not.
+    """AdamW that updates all parameters that decay in one operator, and all others in another one.
 
-    Paddle 3.3 has ``use_multi_tensor`` for Adam and Momentum only, but its operator ``fused_adam_``
-    supports AdamW too. Low-precision parameters with float32 copies need two more operators.
+    Low-precision parameters with float32 copies need two more operators. Paddle 3.3 has
+    ``use_multi_tensor`` for Adam and Momentum only, but its operator ``fused_adam_`` supports AdamW
+    too.
     """
 
     _CHUNK = 32 * 2048
@@ -116,10 +124,11 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):
 
     _pending: list[Any] | None = None
     _groups: dict[tuple[int, ...], list[Any]] | None = None
-    """Arguments that stay the same between steps, by the parameters that have gradients."""
+    """The result of `_group` for the parameters that had gradients in the latest step, keyed by the
+    ``id()`` of each parameter."""
 
     def _append_optimize_op(self, block: Any, param_and_grad: Any) -> None:
-        """Collect a parameter for `_finish_update`."""
+        """Collect a parameter and its gradient for `_finish_update`, which updates all at once."""
         if self._pending is None:
             self._pending = []
         self._pending.append(param_and_grad)
@@ -143,10 +152,14 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):
             )
 
     def _group(self, pending: list[Any]) -> list[Any]:
-        """Group parameters with the same treatment.
+        """Group parameters by two properties: whether they decay, and whether they have float32 copies.
+
+        Args:
+            pending: pairs of parameter and gradient.
 
         Returns:
-            For each group: indices, parameters, state, float32 copies or None, and weight decay.
+            For each group a tuple: indices into ``pending``, parameters, their state, their float32
+            copies (None without copies), and the weight decay (0 if they do not decay).
         """
         indices_by_treatment: dict[tuple[bool, bool], list[int]] = {}
         for index, (param, _) in enumerate(pending):
@@ -174,7 +187,10 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):
 
 
 def observe_norm(optimizer: Any) -> None:
-    """Make Fleet's clip, which computes the norm over all ranks, set `Clip.norm`."""
+    """Make Fleet's clip record the norm over all ranks as ``norm``, as `Clip` does.
+
+    Does nothing if Fleet has not replaced the optimizer's clip.
+    """
     clip = optimizer._grad_clip
     if not isinstance(clip, HybridParallelClipGrad):
         return
@@ -188,7 +204,7 @@ def observe_norm(optimizer: Any) -> None:
 
 
 def make_schedule(config: OptimizerConfig) -> CosineWithWarmup:
-    """Return the learning rate schedule of the config."""
+    """Return the learning rate schedule; its warm-up is ``warmup_rate`` x ``decay_steps`` steps."""
     lr = config.lr
     return CosineWithWarmup(lr.max_lr, lr.min_lr, lr.warmup_rate * lr.decay_steps, lr.decay_steps)
 
@@ -198,7 +214,9 @@ def make_optimizer(
 ) -> paddle.optimizer.Optimizer:
     """Return AdamW over the model's parameters; biases and norms do not decay.
 
-    Sharding stage 3 passes ``slice@linear_0.w_0`` for the parameter ``linear_0.w_0``.
+    `MultiTensorAdamW` if ``use_multi_tensor`` is set. Gradients are clipped if the config has a
+    ``grad_clip``. Weight decay also finds parameters under sharding stage 3, which names them
+    ``slice@linear_0.w_0`` instead of ``linear_0.w_0``.
     """
     decaying = {param.name for name, param in parameters(model) if _decays(name)}
     clip = config.grad_clip
@@ -218,10 +236,10 @@ def make_optimizer(
 
 @contextlib.contextmanager
 def keeping_masters(optimizer: Any) -> Iterator[None]:
-    """Keep the values of an optimizer's float32 copies while group sharding recreates them.
+    """Return a context manager that restores the values of an optimizer's float32 copies at its end.
 
-    Group sharding creates them from the low-precision parameters. A resumed run would lose their
-    last bits.
+    Use it around group sharding, which creates the copies again from the low-precision parameters.
+    Without it, a resumed run would lose the last bits of the copies.
     """
     masters = dict(optimizer._master_weights)
     yield
@@ -231,7 +249,7 @@ def keeping_masters(optimizer: Any) -> Iterator[None]:
 
 
 def notes(config: OptimizerConfig) -> Iterable[str]:
-    """Yield messages about settings that the optimizer does not follow."""
+    """Yield a message for each setting that the optimizer does not follow."""
     if config.name == "FusedAdamW":
         yield f"Optimizer.name {config.name}: using AdamW: the same update without fused kernels"
 

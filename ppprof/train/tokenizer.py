@@ -1,4 +1,4 @@
-"""Byte-pair encoding as in GPT-2, in plain Python: a typical cost of a dataset."""
+"""Byte-pair encoding as in GPT-2, in plain Python: it stands for the cost of a typical dataset."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 NUM_BYTES = 256
-"""Number of tokens without merges: the byte values."""
+"""Number of tokens without merges: one for each byte value."""
 
 _WORDS = re.compile(rb" ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+")
-"""Words, within which pairs merge: letters, digits or signs after an optional space. GPT-2's
-pattern."""
+"""Pattern of words: letters, digits or signs, each after an optional space, or white space. Pairs
+merge only within a word. GPT-2's pattern without its contractions, for bytes."""
 
 _LONGEST = 64
-"""Most bytes of a word: the time to encode it grows with their square."""
+"""Most bytes of a word; longer words are split, since the time to encode a word grows with the square
+of its bytes."""
 
 
 class BytePairs:
-    """Encoder of text to tokens. Pairs of neighbours merge in the order in which they were learned.
+    """Encodes text as tokens. Pairs of adjacent tokens merge in the order of ``merges``.
 
     >>> pairs = BytePairs([(97, 98), (256, 99)])  # "ab" is 256, "abc" 257
     >>> pairs.encode(b"abcab")
@@ -27,7 +28,7 @@ class BytePairs:
     [98, 32, 257]
 
     Args:
-        merges: pairs of tokens; the n-th becomes token 256 + n.
+        merges: pairs of tokens; pair number n, counted from 0, becomes token 256 + n.
     """
 
     def __init__(self, merges: Sequence[tuple[int, int]]) -> None:
@@ -36,7 +37,11 @@ class BytePairs:
 
     @classmethod
     def learn(cls, text: bytes, num_merges: int) -> BytePairs:
-        """Merge the most frequent pair in ``text`` up to ``num_merges`` times, while pairs repeat."""
+        """Return an encoder whose merges are learned from ``text``.
+
+        The most frequent pair is merged, up to ``num_merges`` times. Learning ends early when no
+        pair occurs twice.
+        """
         words = Counter(cls.words(text))
         parts = {word: list(word) for word in words}
         counts: Counter[tuple[int, int]] = Counter()
@@ -63,7 +68,11 @@ class BytePairs:
 
     @staticmethod
     def words(text: bytes) -> Iterator[bytes]:
-        """Split a text into words; joined, they are the text."""
+        """Yield the words of a text, including white space; joined, they are the text.
+
+        >>> list(BytePairs.words(b"two words, 42"))
+        [b'two', b' words', b',', b' 42']
+        """
         for match in _WORDS.finditer(text):
             word = match[0]
             for first in range(0, len(word), _LONGEST):
@@ -88,7 +97,7 @@ class BytePairs:
 
 
 def _merge(tokens: list[int], pair: tuple[int, int], merged: int) -> None:
-    """Replace each ``pair`` by ``merged`` in place, from the left."""
+    """Replace each ``pair`` in ``tokens`` by ``merged``, in place and from the left."""
     left, right = pair
     position = 0
     while position < len(tokens) - 1:

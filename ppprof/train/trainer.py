@@ -1,4 +1,4 @@
-"""The training loop: steps of micro-batches, on any topology, under ppprof's profiler."""
+"""The training loop: steps of micro-batches, on any topology, recorded by ppprof."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ from ppprof.train.optim import notes
 
 
 def train(config: Config) -> None:
-    """Train with a config, in the processes that the launcher has started.
+    """Train this process's rank with a config. Call it in every process that the launcher has started.
 
     Raises:
-        ConfigError: the device does not exist, or the text is too short for a step.
+        ConfigError: the device does not exist, or the text is missing or too short for a step.
         InputError: the checkpoint to resume from is unusable.
+        UsageError: the ``Profiler`` block names ranks that the job does not have.
     """
     try:
         paddle.set_device(config.Global.device)
@@ -49,11 +50,18 @@ def train(config: Config) -> None:
 
 
 class Trainer:
-    """Data and engine of one rank, and the loop over them."""
+    """The data and the engine of one rank, and the training loop.
+
+    Creating a trainer initializes Fleet, and loads a checkpoint if the config names one.
+
+    Raises:
+        ConfigError: the text is missing or too short for a step.
+        InputError: the checkpoint to resume from is unusable.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        # Check the amount of text first: an error here comes before process groups are created.
+        # Check the amount of text first, so that an error comes before process groups are created.
         self._samples: dict[str, TextSamples | TokenizedText] = {}
         for purpose in ("Train", "Eval") if config.Engine.eval_freq > 0 else ("Train",):
             try:
@@ -79,7 +87,13 @@ class Trainer:
             self._log(note)
 
     def fit(self, profiler: Any) -> None:
-        """Run the remaining steps; ``profiler`` is the session of `ppprof.attach`."""
+        """Run the remaining steps; log, evaluate and save checkpoints as the config says.
+
+        End at ``max_steps``, at the end of the data, or when the profiler asks for it.
+
+        Args:
+            profiler: the session that `ppprof.attach` returned.
+        """
         engine, world = self._config.Engine, self._config.Global
         last = engine.max_steps if engine.max_steps >= 0 else None
         if last is not None and self._step >= last:
@@ -126,9 +140,10 @@ class Trainer:
                 break
 
     def _evaluate(self) -> float:
-        """Return the mean loss of the first ``eval_iters`` (at least 1) evaluation batches.
+        """Return the mean loss of the first ``eval_iters`` evaluation batches, over all ranks.
 
-        As in training, a batch has ``local_batch_size`` samples, in several micro-batches.
+        At least one batch is evaluated. As in training, a batch has ``local_batch_size`` samples on
+        each rank, in ``accumulate_steps`` micro-batches.
         """
         engine = self._config.Engine
         num_micro_batches = max(1, engine.eval_iters) * (engine.accumulate_steps or 1)
@@ -149,7 +164,10 @@ class Trainer:
         )
 
     def _epochs(self) -> int | None:
-        """Return the number of passes over the text; None for as many as max_steps needs."""
+        """Return the number of passes over the text; None for as many as needed.
+
+        ``num_train_epochs`` is the limit only if ``max_steps`` is negative, which means no limit.
+        """
         engine = self._config.Engine
         is_limited = engine.num_train_epochs >= 0 and engine.max_steps < 0
         return engine.num_train_epochs if is_limited else None
@@ -177,10 +195,14 @@ class Trainer:
 
 
 def _samples(config: Config, purpose: str) -> TextSamples | TokenizedText:
-    """Return the dataset of a purpose: "Train" or "Eval".
+    """Return the dataset for training or evaluation; write its token file on first use.
+
+    Args:
+        config: the whole config.
+        purpose: "Train" or "Eval".
 
     Raises:
-        DataError: missing text, or too little text.
+        DataError: the text is missing or too short, or the token file cannot be written.
     """
     dataset = getattr(config.Data, purpose).dataset
     shares = np.cumsum([0.0, *dataset.split]) / sum(dataset.split)
@@ -193,34 +215,38 @@ def _samples(config: Config, purpose: str) -> TextSamples | TokenizedText:
 
 
 class _Clock:
-    """Throughput since the last log line, without evaluation and checkpoints."""
+    """The throughput since the last log line; evaluation and checkpoints do not count."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self.reset()
 
     def reset(self) -> None:
-        """Start over."""
+        """Set the counts to 0 and measure from now on."""
         self._start = time.perf_counter()
         self._reader_s = 0.0
         self._steps = 0
         self._tokens = 0
 
     def step(self, tokens: int) -> None:
-        """Count a step with this many tokens of this replica."""
+        """Count a step.
+
+        Args:
+            tokens: tokens of the step in this rank's replica.
+        """
         self._steps += 1
         self._tokens += tokens
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """Count the time inside as reader cost."""
+        """Return a context manager whose time counts as reader cost."""
         start = time.perf_counter()
         yield
         self._reader_s += time.perf_counter() - start
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Exclude the time inside."""
+        """Return a context manager whose time does not count."""
         start = time.perf_counter()
         yield
         self._start += time.perf_counter() - start
@@ -239,7 +265,10 @@ class _Clock:
 
 
 def _take(loader: Iterator[Any], count: int, clock: _Clock) -> list[Any]:
-    """Return the ``count`` micro-batches of a step; none if the data ends before."""
+    """Return the ``count`` micro-batches of a step; an empty list if fewer are left.
+
+    The time to read them counts as reader cost on ``clock``.
+    """
     with clock.reading():
         micro_batches = list(itertools.islice(loader, count))
     return micro_batches if len(micro_batches) == count else []

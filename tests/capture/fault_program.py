@@ -20,7 +20,7 @@ from ppprof.capture.output import log_to_stderr
 from ppprof.capture.parts import LivenessPart, RecordingPart, StepsPart
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording.windows import Windows
-from ppprof.capture.results import Results
+from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
 from ppprof.capture.steps.perf_summary import PerfSummary
@@ -99,7 +99,8 @@ def attach(fault: str) -> ProfilerSession:
     results.post_processor = post_processor
     recording = RecordingPart(clock, windows, post_processor)
     steps = StepsPart(summary, StepLog(run / rundir.steps_path(0)))
-    return RecordingSession(clock, [liveness, recording, steps, results])
+    parts = [liveness, recording, steps, TablesPart(post_processor), results]
+    return RecordingSession(clock, parts, saves=True)
 
 
 def heard(number: int, _: object) -> None:

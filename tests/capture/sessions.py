@@ -7,7 +7,7 @@ from typing import Any
 
 from ppprof.capture.parts import Part, RecordingPart, StepsPart
 from ppprof.capture.postprocess import PostProcessor
-from ppprof.capture.results import Results
+from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import RecordingSession
 from ppprof.capture.steps.perf_summary import PerfSummary
@@ -41,5 +41,8 @@ def session(
     if windows is not None or made is not None:
         made = made or PostProcessor(Path("log"), rank, prints, command=[])
         parts.insert(0, RecordingPart(clock, windows, made))
+        parts.append(TablesPart(made))
     parts.append(Results(rank, run, clock, summary, prints, viewed, None, None, windows, made))
-    return RecordingSession(clock, parts, timer=timer, rank=rank, stop_training=stop_training)
+    return RecordingSession(
+        clock, parts, timer=timer, rank=rank, stop_training=stop_training, saves=True
+    )

@@ -190,11 +190,23 @@ def test_a_cpu_has_no_known_peak(tmp_path: Path, block: dict[str, Any]) -> None:
     assert rundir.read_manifest(tmp_path / "log")["device_peak_flops"] is None
 
 
-@pytest.mark.parametrize("peak", [0, -1e12, float("nan"), float("inf"), "312e12"])
+@pytest.mark.parametrize("peak", [0, -1e12, float("nan"), float("inf"), "312e12", True])
 def test_a_peak_that_is_invalid(block: dict[str, Any], peak: Any) -> None:
     expected = re.escape(f"device_peak_flops: {peak!r}: expected FLOP/s, a number above 0 such as")
     with pytest.raises(UsageError, match=expected):
         ppprof.attach(block, device_peak_flops=peak)
+
+
+def test_a_device_that_cannot_be_asked_does_not_end_the_training(
+    block: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr("ppprof.capture.attach._device_peak_flops", broken)
+    with ppprof.attach(block) as prof:
+        prof.step()
+    assert "cannot attach: no driver; nothing is recorded" in capsys.readouterr().err
 
 
 def test_two_lines_say_how_to_look(

@@ -13,10 +13,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ppprof.capture.parts import FinishedStep, Part
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.schedule import Schedule, State
+from ppprof.capture.session import RecordingSession
 from ppprof.capture.steps.step_log import StepLog
 from ppprof.capture.steps.timer import StepTimer
+from ppprof.capture.window_clock import WindowClock
 from ppprof.rundir import TraceName
 from tests.capture.sessions import session
 
@@ -366,3 +369,20 @@ def test_a_loop_that_never_steps_is_a_warning(
     with session(None, TWICE, run=tmp_path):
         pass
     assert "step() was never called: no step times are known" in capsys.readouterr().err
+
+
+def test_a_count_that_is_no_number_costs_itself_only(capsys: pytest.CaptureFixture[str]) -> None:
+    steps: list[FinishedStep] = []
+
+    class Noting(Part):
+        def on_step(self, step: FinishedStep) -> None:
+            steps.append(step)
+
+    session = RecordingSession(WindowClock(Schedule.of((2, 4))), [Noting()])
+    session.step(num_samples="x", num_tokens=7)  # type: ignore[arg-type]
+    session.step(num_samples=8)
+    session.close()
+    assert [(step.step, step.num_samples, step.num_tokens) for step in steps] == [
+        (0, None, 7),
+        (1, 8, None),
+    ]

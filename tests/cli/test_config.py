@@ -83,7 +83,7 @@ def test_text_is_printed_as_it_is(folder, capsys):
         ),
         (
             ["cfg.yaml", "--world-size", "0"],
-            "--world-size: 0: expected at least 1",
+            "--world-size: '0': expected a whole number from 1",
         ),
     ],
 )

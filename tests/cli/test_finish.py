@@ -124,10 +124,7 @@ def test_what_could_not_be_read_is_not_removed(
     raw = run / name(0).raw
     raw.write_bytes(b"")
     assert main(["finish", str(run)]) == 0
-    assert (
-        f"{raw}: kept, since it was read only in part: it contains no event"
-        in capsys.readouterr().err
-    )
+    assert f"{raw}: contains no event; the file is kept" in capsys.readouterr().err
     assert raw.exists()
 
 
@@ -143,7 +140,7 @@ def test_remote_calls_are_finished_with_their_window(
     assert main(["finish", str(run)]) == 0
     seen = capsys.readouterr()
     assert "-rpc#f(w0 -> w1)-" in seen.out
-    assert "kept, since it was read only in part: 1 remote calls" in seen.err
+    assert "partly read: skipped 1 remote call" in seen.err
     assert (run / name(0).calls).is_dir()
 
     (run / name(0).calls / "b.json").unlink()

@@ -81,7 +81,7 @@ def test_a_second_request_does_not_replace_the_first(
         ({"trigger": {"file": False, "slow_step": 2}}, [], 2, "Profiler.trigger.file is False"),
         ({"timer_only": True}, [], 2, "records nothing: Profiler.timer_only is True"),
         ({}, ["--steps", "0"], 2, "'0': expected a whole number from 1"),
-        ({}, ["--steps", "10001"], 2, "--steps 10001: expected 10000 at the most"),
+        ({}, ["--steps", "10001"], 2, "--steps: 10001: expected at most 10000"),
         ({}, ["--rank", "2"], 2, 'ranks "2": expected 0 to 1'),
         ({}, ["--timeout", "2"], 2, "--timeout: has no effect without --wait"),
         ({"ranks": 0}, ["--rank", "1"], 2, "--rank 1: the job records on rank 0 only"),

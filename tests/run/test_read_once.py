@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counter[str]]:
         (["ranks", TWO_RANKS], 2),
         (["advise", TWO_RANKS], 2),
         (["merge", TWO_RANKS, "-o", "{out}.json"], 2),
+        (["merge", "{unclocked}", "-o", "{out}.json"], 2),
         (["report", TWO_RANKS, "-o", "{out}.html"], 2),
         (["report", ONE_RANK, "--baseline", TWO_RANKS, "-o", "{out}.html"], 3),
         (["report", PADDLE, "--baseline", TORCH, "-o", "{out}.html"], 2),
@@ -55,11 +57,16 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counter[str]]:
 def test_each_trace_is_parsed_once_and_each_directory_listed_once(
     arguments, num_traces, counts, tmp_path, capsys
 ):
-    arguments = [str(argument).replace("{out}", str(tmp_path / "out")) for argument in arguments]
+    without_clocks = tmp_path / "run"
+    shutil.copytree(TWO_RANKS, without_clocks, ignore=shutil.ignore_patterns("clocks"))
+    names = {"{out}": str(tmp_path / "out"), "{unclocked}": str(without_clocks)}
+    arguments = list(map(str, arguments))
+    for name, value in names.items():
+        arguments = [argument.replace(name, value) for argument in arguments]
     assert main([*arguments, "--no-cache"]) == 0
     assert len(counts["parsed"]) == num_traces
     assert set(counts["parsed"].values()) == {1}
-    run_paths = {str(TWO_RANKS), str(ONE_RANK), str(PADDLE)}
+    run_paths = {str(TWO_RANKS), str(ONE_RANK), str(PADDLE), str(without_clocks)}
     runs = {path: counts["listed"][path] for path in run_paths & counts["listed"].keys()}
     assert set(runs.values()) <= {1}
     assert runs or str(TORCH) in arguments[1]

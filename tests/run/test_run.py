@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import shutil
@@ -374,7 +375,7 @@ def test_where_only_tables_are_left_they_are_the_same(tmp_path, thread_sep):
     run = ppprof.open(run_path)
 
     assert is_opened(run_path) == [(0, 0, "rank_00000_w0.json")]
-    made = run.tables(VIEWS, **settings)
+    made = run.tables(VIEWS, options=SummaryOptions(**settings))
     assert made.recording.coordinate == "dp0_pp0_sharding0_mp0"
     assert (made.steps, made.sorted_by) == ([0, 1, 2], "cpu_max")
     for view in VIEWS:
@@ -447,3 +448,27 @@ def test_importing_ppprof_loads_neither_polars_nor_paddle():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "set()\n"
+
+
+def test_a_folder_without_permission_costs_its_files_only(tmp_path, messages, monkeypatch):
+    run_path = make_run(tmp_path, {0: 1})
+    list_directory = os.listdir
+
+    def refuse(path="."):
+        if Path(path).name == "summary":
+            raise PermissionError(13, "Permission denied", str(path))
+        return list_directory(path)
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    assert ppprof.open(run_path).ranks == [0]
+    assert messages == [f"{run_path / 'summary'}: no permission to read it; its files are left out"]
+
+
+def test_what_saved_tables_skipped_is_reported_once(tmp_path, messages):
+    run_path = only_tables(tmp_path / "left")
+    path = next(run_path.glob("summary/*.json"))
+    path.write_text(path.read_text().replace('"lost": {}', '"lost": {"odd events": 3}'))
+    run = ppprof.open(run_path)
+    run.summary("op")
+    run.summary("model")
+    assert messages == [f"{path}: partly read: skipped 3 odd events"]

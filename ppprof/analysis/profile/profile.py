@@ -28,39 +28,33 @@ SORT_KEYS = tuple(
 (as in Paddle). ``gpu_total`` is the column gpu_total_ns."""
 
 
-_PADDLE_SORT_KEYS = {key[:3].upper() + key[4:].capitalize(): key for key in SORT_KEYS}
-"""Names of ``paddle.profiler.SortedKeys``: GPUTotal -> gpu_total."""
-
-
-def sort_key(text: str) -> str:
-    """Return the sort key of `SummaryOptions` with this name, or with this name in Paddle.
-
-    >>> sort_key("gpu_max"), sort_key("GPUMax"), sort_key("auto")
-    ('gpu_max', 'gpu_max', 'auto')
-
-    Raises:
-        UsageError: ``text`` is neither ``auto``, one of `SORT_KEYS`, nor a name of
-            ``paddle.profiler.SortedKeys``.
-    """
-    return SummaryOptions(_PADDLE_SORT_KEYS.get(text, text)).sorted_by
+PADDLE_SORT_KEYS = {key[:3].upper() + key[4:].capitalize(): key for key in SORT_KEYS}
+"""Our sort keys, keyed by their names in ``paddle.profiler.SortedKeys``: GPUTotal -> gpu_total."""
 
 
 @dataclass(frozen=True)
 class SummaryOptions:
     """Options of the summaries.
 
+    >>> SummaryOptions("GPUMax").sorted_by
+    'gpu_max'
+
     Raises:
-        UsageError: ``sorted_by`` is neither ``auto`` nor one of `SORT_KEYS`.
+        UsageError: ``sorted_by`` is neither ``auto``, one of `SORT_KEYS`, nor a name of
+            ``paddle.profiler.SortedKeys``.
     """
 
     sorted_by: str = "auto"
-    """One of `SORT_KEYS`, or ``auto``: gpu_total if the trace has device events, else cpu_total."""
+    """One of `SORT_KEYS`, or ``auto``: gpu_total if the trace has device events, else cpu_total. A name
+    of ``paddle.profiler.SortedKeys``, such as GPUMax, is replaced by its key in `SORT_KEYS`."""
     thread_sep: bool = False
     """Whether operators and user-defined spans are listed thread by thread. If False, the threads
     are merged."""
 
     def __post_init__(self) -> None:
-        if self.sorted_by not in ("auto", *SORT_KEYS):
+        key = PADDLE_SORT_KEYS.get(self.sorted_by, self.sorted_by)
+        object.__setattr__(self, "sorted_by", key)
+        if key not in ("auto", *SORT_KEYS):
             raise UsageError(
                 f"sorted_by {self.sorted_by!r}: expected auto or one of {', '.join(SORT_KEYS)}"
             )

@@ -1,1 +1,1 @@
-"""Coordination of ranks while they train: places in the job, clocks, windows on demand."""
+"""Coordinate ranks while they train: rank and topology, run directory, clocks, windows on demand."""

@@ -1,4 +1,4 @@
-"""Compares the clocks of a job's ranks with rank 0's, by queries over UDP beside the training.
+"""Compare the clocks of a job's ranks with rank 0's clock, by UDP queries beside the training.
 
 ::
 
@@ -6,11 +6,11 @@
     rank 3   attach ** * ** reading     window ends * *** * reading       leaves
                     64 queries, the fastest counts
 
-Rank 0 writes its address into the job's store. The other ranks look there when they attach and
-after their first step. By then rank 0 has attached as well if it ever does, so no rank waits for
-it. Queries are sent in a thread, so they hold the training up only for the little Python that they
-run. The thread waits for a busy interpreter, here and on rank 0, in most round trips but not in the
-fastest.
+Rank 0 writes its address into the job's store. The other ranks look for the address when they
+attach and after their first step. No rank waits for rank 0: if rank 0 attaches at all, it has
+attached by then. A thread sends the queries, so the training is held up only while that thread runs
+its little Python. In most round trips a thread waits for a busy interpreter, on this rank or on
+rank 0. In the fastest round trip no thread waits, so only that one counts.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ _ASK, _LEAVE, _STOP = b"?", b".", b"!"
 
 _TRIPS = 64
 _BURST_SECONDS = 1.5
-"""Limit for all queries of a reading: 64 take 5 ms, but 10 ms each while both ranks run Python."""
+"""Limit for all queries of a reading. 64 queries take 5 ms, but 10 ms each while both ranks run
+Python."""
 _TRIP_SECONDS = 0.1
 _SILENCE_SECONDS = 0.3
-"""How long to send queries without an answer."""
+"""How long to send queries if no answer arrives."""
 _STAGGER_SECONDS = 0.001
-"""Delay from one rank's queries to the next rank's: a single thread answers all of them."""
+"""Delay between the queries of one rank and those of the next, since one thread answers all ranks."""
 _LEAVE_SECONDS = 5.0
-"""How long rank 0 waits for the last queries of ranks that still save their windows."""
+"""How long rank 0 waits, as it closes, for the last queries of ranks that still save windows."""
 
 
 class ClockSync(ABC):
-    """One rank's part in the comparison of clocks, for the length of its session.
+    """Compares one rank's clock with rank 0's during the rank's session.
 
-    None of its methods raises.
+    No method raises. The first failure is logged.
     """
 
     def __init__(self, run: Path, rank: int) -> None:
@@ -62,10 +63,10 @@ class ClockSync(ABC):
         self._has_warned = False
 
     def advance(self, before: State, step: int) -> None:
-        """Start a reading when the session begins and after each window.
+        """Start a reading if ``step`` is 0 or if a window has ended.
 
         Args:
-            before: state of the step that has ended.
+            before: the job's state in the step that has ended.
             step: number of the step that begins.
         """
         if before is State.LAST or step == 0:
@@ -73,16 +74,16 @@ class ClockSync(ABC):
 
     @abstractmethod
     def close(self, compare: bool, failed: bool) -> None:
-        """Stop, and leave no thread and no socket.
+        """Stop comparing clocks; end the thread and close the socket.
 
         Args:
-            compare: take a last reading, since a window has just ended.
-            failed: do not wait for other ranks, since the training ends by an exception.
+            compare: whether to take a last reading, since a window has just ended.
+            failed: whether an exception ends the training; if so, do not wait for other ranks.
         """
 
     @abstractmethod
     def _start_reading(self) -> None:
-        """Start a reading, or write one at once."""
+        """Start a reading in a thread; on rank 0, write one at once, since no query is needed."""
 
     def _write(self, reading: Reading) -> None:
         self._path.parent.mkdir(exist_ok=True)
@@ -103,16 +104,16 @@ class ClockSync(ABC):
 
 
 class ClockServer(ClockSync):
-    """Rank 0's part: answers queries with its time.
+    """The `ClockSync` of rank 0, which answers the other ranks' queries with its time.
 
     Args:
         run: the run directory.
-        host: where the other ranks reach this one.
+        host: address at which the other ranks reach rank 0.
         store: the job's store.
-        key: prefix of the keys in the store, the same on all ranks.
+        key: prefix of the keys in the store; all ranks must pass the same prefix.
 
     Raises:
-        OSError: this machine does not have the address.
+        OSError: this machine does not have the address ``host``.
         RuntimeError: the store fails.
     """
 
@@ -125,7 +126,10 @@ class ClockServer(ClockSync):
         self._thread.start()
 
     def close(self, compare: bool, failed: bool) -> None:
-        """Stop once the ranks that sent queries have left; see `ClockSync.close`."""
+        """See `ClockSync.close`; first wait up to 5 s until all ranks that sent queries have left.
+
+        If ``failed`` is True, do not wait.
+        """
         deadline = time.monotonic() + (0 if failed else _LEAVE_SECONDS)
         try:
             if compare:
@@ -164,13 +168,13 @@ class ClockServer(ClockSync):
 
 
 class ClockClient(ClockSync):
-    """The part of any other rank: asks rank 0 for its time.
+    """The `ClockSync` of any rank but 0, which asks rank 0 for its time.
 
     Args:
         run: the run directory.
-        rank: of this process.
+        rank: this process's rank.
         store: the job's store.
-        key: prefix of the keys in the store, the same on all ranks.
+        key: prefix of the keys in the store; all ranks must pass the same prefix.
     """
 
     def __init__(self, run: Path, rank: int, store: Any, key: str) -> None:
@@ -183,7 +187,10 @@ class ClockClient(ClockSync):
         self._thread: threading.Thread | None = None
 
     def advance(self, before: State, step: int) -> None:
-        """As `ClockSync.advance`; also looks for rank 0 until the first step is over."""
+        """See `ClockSync.advance`; ahead of steps 0 and 1, first look for rank 0 if not found yet.
+
+        When rank 0 is found, a reading starts. If rank 0 is not found, no clocks are compared.
+        """
         if self._socket is None and step <= 1:
             with self._suppress_and_report():
                 self._look_for_rank_0()
@@ -193,7 +200,10 @@ class ClockClient(ClockSync):
             super().advance(before, step)
 
     def close(self, compare: bool, failed: bool) -> None:
-        """As `ClockSync.close`; also notifies rank 0 that this rank leaves."""
+        """See `ClockSync.close`; also notify rank 0 that this rank leaves.
+
+        The last reading is taken only if ``compare`` is True and ``failed`` is False.
+        """
         if self._thread is not None:
             self._thread.join(_BURST_SECONDS + 2)
         if self._socket is None:
@@ -240,10 +250,10 @@ class ClockClient(ClockSync):
                 self._warn_once("rank 0 does not answer clock queries")
 
     def _round_trip(self, kind: bytes) -> Reading | None:
-        """Return the reading of one query; None if this machine's clock was set back meanwhile.
+        """Send one query and return its reading; None if this machine's clock was set back meanwhile.
 
         Raises:
-            OSError: no answer.
+            OSError: no answer arrived within 0.1 s, or rank 0 cannot be reached.
         """
         assert self._socket is not None
         number = next(self._numbers)
@@ -263,7 +273,12 @@ class ClockClient(ClockSync):
 
 
 def describe_clocks(clocks: Mapping[int, Clock]) -> str | None:
-    """Return how far the ranks' clocks are from rank 0's, in a line; None without readings.
+    """Return a line about the largest offset, drift and error of the clocks; None without readings.
+
+    Readings of rank 0 itself do not count.
+
+    Args:
+        clocks: the ranks' clocks, keyed by rank.
 
     >>> clock = Clock(1, (Reading(0, -800_000_000, 30_000), Reading(10**10, -799_500_000, 20_000)))
     >>> describe_clocks({1: clock})

@@ -1,4 +1,4 @@
-"""This process in its job: its rank and coordinate, and the run directory that all ranks share."""
+"""This process's rank and topology, and the run directory that all ranks share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ppprof.topology import AXES, Topology
 log = logging.getLogger("ppprof")
 
 _AGREE_SECONDS = 60.0
-"""How long a rank waits for the name of the run directory from the rank that made it."""
+"""How long a rank waits for another rank to make the run directory and store its name."""
 
 _FLEET_AXES = {"data": "dp", "pipe": "pp", "sharding": "sharding", "sep": "sep", "model": "mp"}
 
@@ -33,26 +33,30 @@ _agreements = (
 
 
 def agreement() -> str:
-    """Return a prefix of keys in the job's store: the same for the n-th session of every rank."""
+    """Return a prefix of keys in the job's store, such as ``ppprof/run/0``.
+
+    The n-th call on each rank returns the same prefix.
+    """
     return f"ppprof/run/{next(_agreements)}"
 
 
 @dataclass(frozen=True)
 class Job:
-    """This process's place in its job, as the launcher and Fleet set it."""
+    """This process's rank, and the topology and hosts of its job, as the launcher and Fleet set them."""
 
     rank: int
     topology: Topology
     hosts: tuple[str, ...]
-    """Host of each rank."""
+    """Host of each rank, by rank; this machine's name for all ranks if the launcher names none."""
 
     @classmethod
     def here(cls, topology: Topology | None = None) -> Job:
-        """Return the job of this process.
+        """Return the job of this process; without a launcher, a job with one rank.
 
         Args:
-            topology: of the job; ignored, with a warning, if its size is not the job's. By default
-                Fleet's if it is initialised, else data parallel over all ranks.
+            topology: the job's topology; ignored, with a warning, if it has another size than the
+                job. None means Fleet's topology if Fleet is initialised, else data parallel over
+                all ranks.
         """
         rank = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
         world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
@@ -70,20 +74,22 @@ class Job:
         return cls(rank, topology, tuple(hosts))
 
     def run_directory(self, log_dir: Path, manifest: Mapping[str, Any], key: str) -> Path:
-        """Make a directory for this run under ``log_dir`` and return it, the same for every rank.
+        """Make the run directory and return it: ``log_dir``, or a folder in it after an earlier run.
 
-        The first rank that calls this makes it and writes its name into the job's store, so no rank
-        waits for one that does not attach. A rank that does not find the directory is on a node
-        with a disk of its own. That node gets its own directory, with the same run id.
+        All ranks that share a disk get the same directory. The first rank that calls this function
+        makes it, writes the manifest, and writes the directory's name into the job's store; so no
+        rank waits for a rank that does not attach. If a rank does not find the directory, its node
+        has a disk of its own: that node gets its own directory, with the same run id.
 
         Args:
             log_dir: ``Profiler.profiler_log``.
-            manifest: entries of the manifest besides the job.
-            key: this session's `agreement`.
+            manifest: entries of the manifest in addition to those of `manifest`.
+            key: the result of `agreement` for this session.
 
         Raises:
             OSError: the directory cannot be made or written.
-            RuntimeError: the ranks cannot agree on a directory.
+            RuntimeError: the job's store cannot be used, no rank named a directory within 60 s, or
+                the rank that makes the directory failed.
         """
         run = self._agreed_directory(log_dir, manifest, key)
         rundir.write_node_marker(run, self.rank)
@@ -125,7 +131,10 @@ class Job:
         return run
 
     def manifest(self, more: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the manifest: the job, its ranks and versions, and the entries of ``more``."""
+        """Return the manifest: run id, start, topology, hosts, versions, and the entries of ``more``.
+
+        Each call returns a new run id.
+        """
         topology = self.topology
         return {
             "run_id": uuid.uuid4().hex,
@@ -162,10 +171,10 @@ def _log_earlier_run(log_dir: Path, run: Path) -> None:
 
 
 def job_store() -> Any:
-    """Return the store that Paddle keeps for all ranks.
+    """Return Paddle's global TCP store, which all ranks of the job share.
 
     Raises:
-        RuntimeError: the ranks are not initialised.
+        RuntimeError: neither ``fleet.init`` nor ``init_parallel_env`` was called.
     """
     import paddle.distributed as dist
     from paddle.base import core
@@ -177,10 +186,10 @@ def job_store() -> Any:
 
 
 def _fleet_topology(world_size: int) -> Topology | None:
-    """Return the topology that ``fleet.init`` made; None if it cannot be used.
+    """Return the topology that ``fleet.init`` made; None if there is no usable topology.
 
-    None without ``fleet.init``, with an axis that ppprof does not know, or if the topology's size
-    is not ``world_size``.
+    That is so if ``fleet.init`` was not called, if the topology has an axis that ppprof does not
+    know, or if the topology's size is not ``world_size``.
     """
     module = sys.modules.get("paddle.distributed.fleet.base.topology")
     group = getattr(module, "_HYBRID_PARALLEL_GROUP", None)

@@ -1,4 +1,4 @@
-"""Windows on demand: requested through a file or by a slow step, and agreed on across the ranks.
+"""Windows on demand: a request file or a slow step opens them, and all ranks agree on them.
 
 ::
 
@@ -7,10 +7,10 @@
     rank 1             gets the plan       r    R    R    R    R
     rank 2                  gets the plan  r    R    R    R    R
 
-Rank 0 decides and sends its plan through the `control_channel`, all between two steps. The window
-starts as many steps ahead as ranks may be apart and messages may take. A rank that gets the plan
-later logs it and joins, or logs that it missed the window. Rank 0 keeps the cool-down and the
-number of windows, so both are the job's.
+Rank 0 decides between two steps and sends its plan through the `control_channel`. The window starts
+some steps later: as many as ranks may be apart, and as many as messages may take. A rank that gets
+the plan after the start logs that and joins; after the end, it logs that it missed the window.
+Rank 0 alone counts the cool-down and the windows, so their limits hold for the whole job.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("ppprof")
 
 _POLL_SECONDS = 0.25
-"""Between two looks for a request file, which may be on a network file system."""
+"""Time between two checks for a request file, which may be on a network file system."""
 _AHEAD_STEPS = 2
-"""How far ranks may be apart: a rank's host runs ahead of others that wait for a device."""
+"""How many steps ranks may be apart: one rank's host runs ahead while others wait for a device."""
 _AHEAD_SECONDS = 0.5
 """How long messages may take, including some lost packets."""
 _TIMED_STEPS = 5
-"""Steps to be timed before anything is decided: the first ones take longer."""
+"""Steps to be timed before a window is opened, since the first steps take longer."""
 _DECISION_SECONDS = 2.0
 """How long a session that ends waits for the decision whether a window is kept."""
 
@@ -58,17 +58,17 @@ class Plan:
     start: int
     steps: int
     ranks: RankSelector
-    """Which of the recording ranks take part."""
+    """Ranks that record the window, if they are among the ranks that record at all."""
     is_provisional: bool
     """Whether the window is deleted unless one of its steps is slow."""
 
     @property
     def end(self) -> int:
-        """The step after the last one."""
+        """Number of the step after the window's last step."""
         return self.start + self.steps
 
     def state(self, step: int) -> State:
-        """Return the state of a step, as `Schedule.state` does."""
+        """Return the job's state at a step: READY for one step, RECORD, then LAST; else CLOSED."""
         if self.start <= step < self.end:
             return State.LAST if step == self.end - 1 else State.RECORD
         return State.READY if step == self.start - 1 else State.CLOSED
@@ -78,19 +78,19 @@ class Plan:
 
 
 class Triggers:
-    """One rank's part in opening windows on demand, for the length of its session.
+    """Opens windows on demand on one rank, together with the other ranks, during the rank's session.
 
-    None of its methods raises.
+    No method raises. The first failure is logged, and no window is opened from then on.
 
     Args:
         config: ``Profiler.trigger``.
-        schedule: whose windows go first.
-        rank: of this process.
-        topology: of the job.
+        schedule: windows of ``Profiler.scheduler``, which take precedence.
+        rank: this process's rank.
+        topology: the job's topology.
         recorded: ranks that record at all.
         run: the run directory.
-        channel: to the other ranks.
-        clock: returns seconds.
+        channel: the channel to the other ranks.
+        clock: returns monotonic seconds.
     """
 
     def __init__(
@@ -119,27 +119,30 @@ class Triggers:
         self._members: frozenset[int] = frozenset()
         self._has_failed = False
         self._pending_reason = ""
-        """Why a window should open, for rank 0 to decide: a slow step; "" for no reason."""
+        """On rank 0, the slow step for which a window should open; "" without such a step."""
         self._report_from = 0
-        """The first step whose slowness is reported: one slow step is enough for the job."""
+        """First step that is reported if it is slow; earlier steps are too soon after a slow step or
+        a window."""
         self._cool_until = 0
         self._undecided: dict[int, tuple[int, bool]] = {}
-        """Provisional windows on rank 0: their end, and whether a step was slow."""
+        """On rank 0, the provisional windows without a decision, keyed by number: the step after the
+        window, and whether a step of the window was slow."""
         self._awaited: set[int] = set()
-        """Windows whose keep decision this rank waits for."""
+        """Numbers of the windows whose keep decision this rank waits for."""
         self._num_kept = 0
         self._has_warned_of_limit = False
         self._announced: Plan | None = None
         self.first_free = 0
-        """The lowest number that a window after this step may have, as far as this rank knows."""
+        """The lowest number that the next window may have, as far as this rank knows."""
         self.keep_decisions: dict[int, bool] = {}
-        """Whether provisional windows are kept, by number; the session removes what it applies."""
+        """Whether each decided provisional window is kept, keyed by the window's number. The session
+        removes the decisions that it applies."""
         if rank == 0 and config.file:
             with self._suppress_and_report():
                 triggers.request_path(run).parent.mkdir(exist_ok=True)
 
     def state(self, step: int) -> State:
-        """Return the job's state at a step in windows on demand; CLOSED without a window."""
+        """Return the job's state at a step in the agreed window; CLOSED without an agreed window."""
         return State.CLOSED if self._plan is None else self._plan.state(step)
 
     @property
@@ -153,12 +156,13 @@ class Triggers:
         return self._plan is not None and self._plan.is_provisional
 
     def add_step(self, step: int, duration_ns: int, is_clean: bool) -> None:
-        """Take note of how long a step took.
+        """Add the duration of a step, and report the step if it is slow.
 
         Args:
-            step: its number.
-            duration_ns: of the step, without the stalls of this rank's profiler.
-            is_clean: whether the step is outside windows and includes no rank's stall.
+            step: number of the step.
+            duration_ns: duration of the step, without the stalls of this rank's profiler.
+            is_clean: whether the step is outside windows and includes no stall of any rank. Only
+                clean steps count in the median.
         """
         try:  # not `_suppress_and_report`, which takes 2 us
             self._check_duration(step, duration_ns, is_clean)
@@ -166,11 +170,11 @@ class Triggers:
             self._give_up(error)
 
     def advance(self, step: int, window: int) -> None:
-        """Read messages and decide, ahead of a step.
+        """Read messages ahead of a step; on rank 0, also decide on requests and slow steps.
 
         Args:
-            step: its number.
-            window: number of the window that is open, or of the next one.
+            step: number of the step that begins.
+            window: number of the window that is open; without an open window, the next number.
         """
         plan = self._plan
         if plan is not None and step >= plan.end:
@@ -187,10 +191,14 @@ class Triggers:
             self._give_up(error)
 
     def close(self, failed: bool) -> None:
-        """Close the channel; `keep_decisions` holds the decisions that arrived in time.
+        """Wait up to 2 s for confirmations or decisions of other ranks, then close the channel.
+
+        Rank 0 decides on all provisional windows and deletes the request file; the other ranks wait
+        for its decisions. Decisions that arrived in time are in ``keep_decisions``. A window that
+        is still open gets no decision and is kept.
 
         Args:
-            failed: do not wait for other ranks, since the training ends by an exception.
+            failed: whether an exception ends the training; if so, do not wait.
         """
         with self._suppress_and_report():
             plan, self._plan = self._plan, None
@@ -249,7 +257,10 @@ class Triggers:
             self._note_slow(message["window"])
 
     def _accept_plan(self, plan: Plan, step: int) -> None:
-        """Wait for the window of a plan, join it, or log that it was missed."""
+        """Take over a plan: wait for its window, join it late, or log that the window was missed.
+
+        A rank that does not record the window logs nothing.
+        """
         members = self._topology.select(plan.ranks) & self._recorded
         if self._slow is not None:
             self._report_from = self._cool_until = plan.end + self._slow.cool_down
@@ -288,7 +299,7 @@ class Triggers:
             self._open_for_slow_step(why, step, window)
 
     def _answer(self, request: TriggerRequest, step: int, window: int) -> None:
-        """Decide on a request, and write the response."""
+        """Open a window for a request, or refuse it with a warning; write the response to a file."""
         steps = request.steps or self._config.steps
         ranks = self._config.ranks if request.ranks is None else request.ranks
         refused, members = request.problem, frozenset[int]()
@@ -309,7 +320,11 @@ class Triggers:
         self._respond(TriggerResponse(why, request.id, None, window, start, steps, sorted(members)))
 
     def _open_for_slow_step(self, why: str, step: int, window: int) -> None:
-        """Open a window for a slow step, unless the last one was too recent."""
+        """Open a window for a slow step, unless a rule forbids it.
+
+        No window opens in the cool-down after the last window, while another window is planned,
+        open or scheduled, or once ``max_windows`` is reached; only the last case is logged, once.
+        """
         slow, config = self._slow, self._config
         if slow is None or step < self._cool_until:
             return
@@ -339,9 +354,16 @@ class Triggers:
         log.info(f"rank 0: {plan}, on {ranks}: {why}")
 
     def _decide(self, step: float) -> None:
-        """Keep or drop the provisional windows that all ranks have reported on."""
+        """Decide on provisional windows, and send the decisions to the other ranks.
+
+        A window is kept if any rank reported a slow step in it. A decision is made when the reports
+        of all ranks must have arrived.
+
+        Args:
+            step: number of the step that begins; infinity to decide on all windows.
+        """
         for window, (end, is_slow) in list(self._undecided.items()):
-            if step <= end + _AHEAD_STEPS:  # another rank's report may be on its way
+            if step <= end + _AHEAD_STEPS:  # another rank's report may still arrive
                 continue
             del self._undecided[window]
             self._num_kept += is_slow
@@ -353,7 +375,7 @@ class Triggers:
                 log.info(f"rank 0: window {window} is deleted: no step took more than {times}")
 
     def _ahead(self) -> int:
-        """Return the number of steps until a window can start that is decided on now."""
+        """Return how many steps from now a window can start if it is decided on now."""
         if self._topology.world_size == 1:
             return 1  # for the tracers to warm up
         return _AHEAD_STEPS + math.ceil(_AHEAD_SECONDS * 1e9 / max(self._steps.short_ns, 1))
@@ -361,7 +383,8 @@ class Triggers:
     def _busy(self, step: int, end: int) -> str | None:
         """Return why steps ``step`` to ``end - 1`` cannot hold another window; None if they can.
 
-        They cannot if a window is planned or open, or if the schedule records one in these steps.
+        They cannot if a window on demand is planned or open, or if the schedule has a step in this
+        range that is not CLOSED: a step before a window (READY) counts too.
         """
         if self._plan is not None:
             return f"already recording: {self._plan}"
@@ -373,12 +396,12 @@ class Triggers:
 
     def _respond(self, response: TriggerResponse) -> None:
         if self._config.file:
-            with suppress(OSError):  # the files of the window show the decision too
+            with suppress(OSError):  # the window's own files show the decision too
                 triggers.append_response(self._run, response)
 
     @contextmanager
     def _suppress_and_report(self) -> Iterator[None]:
-        """End windows on demand after a failure; a window that is open goes on."""
+        """After a failure, log it and open no window from then on; an open window goes on."""
         try:
             yield
         except Exception as error:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Endpoint(NamedTuple):
-    """One end of the connection."""
+    """One end of the connection between rank 0 and another rank."""
 
     socket: socket.socket
     token: str
@@ -17,15 +17,15 @@ class Endpoint(NamedTuple):
 
 
 def bind(host: str, store: Any, key: str) -> Endpoint:
-    """Open rank 0's socket on a free port and write its address into the store.
+    """Open rank 0's socket on a free port; write its address and its token into the store.
 
     Args:
-        host: the address to bind, where the other ranks reach this one.
+        host: address to bind, at which the other ranks reach rank 0.
         store: the job's store.
-        key: prefix of the keys in the store, the same on all ranks.
+        key: prefix of the keys in the store; all ranks must pass the same prefix.
 
     Raises:
-        OSError: this machine does not have the address.
+        OSError: this machine does not have the address ``host``.
         RuntimeError: the store fails.
     """
     family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
@@ -42,19 +42,20 @@ def bind(host: str, store: Any, key: str) -> Endpoint:
 
 
 def connect(store: Any, key: str) -> Endpoint | None:
-    """Open a socket that sends to rank 0 and receives from it only; None before rank 0 has one.
+    """Open a socket that sends to rank 0 and receives from rank 0 only.
 
-    The socket is connected, so that the kernel reports a closed port as an error.
+    None if rank 0 has not called `bind` yet; `connect` does not wait for it. The socket is
+    connected, so that the kernel reports rank 0's closed port as an error.
 
     Args:
-        store: the job's store; this call does not wait for it.
-        key: as given to `bind`.
+        store: the job's store.
+        key: the prefix that was given to `bind`.
 
     Raises:
         OSError: rank 0's address cannot be reached.
         RuntimeError: the store fails.
     """
-    # `add` of 0 returns at once, while `get` of a key that is not there waits.
+    # `add` of 0 returns at once, while `get` waits if the key is missing.
     if not store.add(f"{key}/posted", 0):
         return None
     host, port, token = json.loads(store.get(f"{key}/address"))

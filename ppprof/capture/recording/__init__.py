@@ -1,1 +1,1 @@
-"""Recording a window: Paddle's profiler, spans of our own, files and disk space."""
+"""Record a window: Paddle's profiler, additional spans, raw captures and disk space."""

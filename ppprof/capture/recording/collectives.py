@@ -1,18 +1,23 @@
-"""Communication spans for calls of ``paddle.distributed``, while a window is open.
+"""Record communication spans for calls of ``paddle.distributed``, while a window is open.
 
-Paddle records none for gloo, and its events have no field for group or size, so the span's name
-holds them: ``all_reduce[axis=dp group=0 bytes=4198400 dtype=float32 peers=0,1]``. ``axis`` is the
-group's axis in the topology. ``peers`` are global ranks: the group's, or the other side of a send
-or recv. ``bytes`` is the input of this rank; the output for recv, and for ranks that only receive
-in a broadcast or a scatter. ``dtype`` is that of the first tensor. Objects are pickled inside and
-have neither. Waiting for an asynchronous operation is a span of its own:
-``wait[op=all_reduce axis=dp ...]``.
+Paddle records no communication of gloo, and its events have no field for group or size. So the
+span's name holds them: ``all_reduce[axis=dp group=0 bytes=4198400 dtype=float32 peers=0,1]``.
 
-Every module that holds one of the functions gets the wrapper, however the function was imported,
-and gets the function back after the window. The same holds for methods of the process groups, which
-Fleet's tensor parallel layers and its pipeline call directly. Not seen: communication that starts
-in C++, above all the gradient all-reduce of ``paddle.DataParallel``; a function in a class, a
-closure or a list.
+- ``axis`` is the group's axis in the topology; missing if the group is not a group of an axis.
+- ``peers`` are global ranks: all ranks of the group, or the other side of a send or recv.
+- ``bytes`` is the size of this rank's input. For recv, and for ranks that only receive in a
+  broadcast or a scatter, it is the size of the output.
+- ``dtype`` is the data type of the first tensor.
+
+``barrier`` has no ``bytes`` and no ``dtype``; neither have functions for objects, such as
+``all_gather_object``, which pickle the objects inside. Waiting for an asynchronous operation is a
+span of its own: ``wait[op=all_reduce axis=dp ...]``.
+
+Every module that holds one of the functions gets a wrapper instead, no matter how it imported the
+function. After the window, the module gets the function back. Methods of the process groups, which
+Fleet's tensor parallel layers and its pipeline call directly, are wrapped and restored too. Two
+kinds of calls are not recorded: communication that starts in C++, above all the gradient all-reduce
+of ``paddle.DataParallel``; and calls of a function that a class, a closure or a list holds.
 """
 
 from __future__ import annotations
@@ -53,8 +58,9 @@ _DATA = {
     "batch_isend_irecv": "p2p_op_list",
     "barrier": "",
 }
-"""Functions of ``paddle.distributed`` (and of its ``stream``), and the parameters that may hold
-their data: the first one that is not None counts. Empty if the size is not known beforehand."""
+"""Functions of ``paddle.distributed`` (and of its ``stream``), and the names of the parameters that
+may hold their data: the first parameter that is not None counts. No names if the size of the data
+is not known before the call."""
 
 _METHODS = {
     "all_reduce": ("all_reduce", 0),
@@ -74,10 +80,10 @@ _METHODS = {
     "recv": ("recv", 0),
     "recv_partial": ("recv", 0),
 }
-"""Methods of ``ProcessGroup``, also as ``..._on_calc_stream``: their name in a trace, and the
-index of the argument that holds the data. In a send or recv, the argument after the tensor is the
-peer; in a ``partial`` one, the argument after the peer is the number of ranks that share the
-tensor."""
+"""Methods of ``ProcessGroup``, which exist as ``..._on_calc_stream`` too: the operation's name in a
+trace, and the index of the argument that holds the data. In a send or recv, the argument after the
+tensor is the peer. In a ``partial`` send or recv, the argument after the peer is the number of
+ranks that share the tensor."""
 
 _PEER = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
 
@@ -85,10 +91,11 @@ _Function = Callable[..., Any]
 
 
 class _Spanned:
-    """Replaces a function, and is equal to it.
+    """A wrapper that replaces a function and is equal to the function.
 
-    ``P2POp`` compares its ``isend`` argument with the one in ``paddle.distributed``. The training
-    may have stored that argument before the window.
+    Equality is needed by ``P2POp``: it compares the function that the training passes to it with
+    ``paddle.distributed.isend``, which is a wrapper during a window. The training may have stored
+    the function before the window.
     """
 
     __wrapped__: _Function
@@ -121,7 +128,7 @@ class Collectives:
         self._nested = threading.local()
 
     def install(self) -> None:
-        """Wrap the functions in every loaded module that holds them."""
+        """Wrap the functions in all loaded modules, the process groups' methods, and ``task.wait``."""
         wrappers = {}
         for home in (dist, dist.stream):
             for op in _DATA:
@@ -142,9 +149,10 @@ class Collectives:
         self._methods.install(core.task, "wait", self._call_wait)
 
     def uninstall(self) -> None:
-        """Restore the functions, except where other code has replaced them since.
+        """Restore functions and methods, except where other code has replaced a wrapper since.
 
-        All modules are searched: one that was imported in the window may hold a wrapper too.
+        All loaded modules are searched, since a module that was imported in the window may hold a
+        wrapper too.
         """
         for namespace in _namespaces():
             for name, value in list(namespace.items()):
@@ -156,7 +164,7 @@ class Collectives:
         self._axes.clear()
 
     def _call(self, op: _Spanned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a wrapped function."""
+        """Call a wrapped function in a span; without a span inside another communication span."""
         if getattr(self._nested, "inside", False):
             return op.__wrapped__(*args, **kwargs)
         return self._record(
@@ -166,7 +174,16 @@ class Collectives:
     def _call_method(
         self, op: str, index: int, method: _Function, group: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Call a method of a process group."""
+        """Call a process group's method in a span; without one inside another communication span.
+
+        Args:
+            op: name of the operation in a trace.
+            index: position in ``args`` of the argument that holds the data.
+            method: the original method.
+            group: the process group.
+            args: the other positional arguments of the call.
+            kwargs: keyword arguments of the call.
+        """
         if getattr(self._nested, "inside", False):
             return method(group, *args, **kwargs)
         annotations = self._method_annotations(op, index, method.__name__, group, args)
@@ -175,7 +192,15 @@ class Collectives:
     def _record(
         self, op: str, annotations: list[str], function: _Function, args: Any, kwargs: Any
     ) -> Any:
-        """Call a function in a span, and keep its tasks: waiting for one is a span too."""
+        """Call a function in a span, and remember the tasks it returns for the spans of their waits.
+
+        Args:
+            op: name of the operation.
+            annotations: text for the brackets in the span's name; no brackets if empty.
+            function: the original function or method.
+            args: positional arguments of the call.
+            kwargs: keyword arguments of the call.
+        """
         name = f"{op}[{' '.join(annotations)}]" if annotations else op
         result = self._span(name, function, args, kwargs)
         for task in result if isinstance(result, list) else [result]:
@@ -186,9 +211,9 @@ class Collectives:
     def _annotations(
         self, op: _Spanned, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[str]:
-        """Return ``axis=dp``, ``group=0`` ... of a call; nothing for invalid arguments.
+        """Return ``["axis=dp", "group=0", ...]`` for a call; an empty list for invalid arguments.
 
-        The called function rejects those itself.
+        The called function itself rejects invalid arguments.
         """
         try:
             call = op.signature.bind(*args, **kwargs)
@@ -210,7 +235,7 @@ class Collectives:
     def _method_annotations(
         self, op: str, index: int, name: str, process_group: Any, args: tuple[Any, ...]
     ) -> list[str]:
-        """Return ``axis=dp``, ``group=0`` ... of a method's call; nothing for invalid arguments.
+        """Return ``["axis=dp", "group=0", ...]`` for a method's call; empty for invalid arguments.
 
         Args:
             op: name of the operation in a trace.
@@ -250,9 +275,10 @@ class Collectives:
         return [f"{key}={value}" for key, value in annotations.items() if value is not None]
 
     def _call_wait(self, wait: _Function, task: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call a task's ``wait`` in a span, named after the operation that returned the task.
+        """Call a task's ``wait`` in a span: ``wait[op=all_reduce axis=dp ...]``.
 
-        A call inside another communication span gets no span of its own.
+        The span is named ``wait`` if the operation that returned the task was not recorded. Inside
+        another communication span, ``wait`` gets no span of its own.
         """
         if getattr(self._nested, "inside", False):
             return wait(task, *args, **kwargs)
@@ -270,7 +296,7 @@ class Collectives:
 
 
 def _process_groups() -> list[type]:
-    """Return Paddle's classes of process groups that this build has."""
+    """Return the classes of process groups in this build of Paddle, such as ``ProcessGroupGloo``."""
     return [
         kind
         for name, kind in vars(core).items()
@@ -286,7 +312,11 @@ def _namespaces() -> Iterator[dict[str, Any]]:
 
 
 def _tensors(data: Any) -> list[Any]:
-    """Return the tensors in a tensor, a list of tensors or a list of ``P2POp``; empty for None."""
+    """Return a flat list of the tensors in ``data``; empty for None.
+
+    Args:
+        data: a tensor, a ``P2POp`` in a list, a list or tuple of these, or None.
+    """
     if isinstance(data, (list, tuple)):
         return [tensor for item in data for tensor in _tensors(getattr(item, "tensor", item))]
     return [] if data is None else [data]

@@ -1,4 +1,4 @@
-"""How much of ``Profiler.max_trace_mb`` a rank has left, and when a window has to end for it."""
+"""The rest of ``Profiler.max_trace_mb`` on a rank, and whether a window must end to stay in it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from ppprof import rundir
 from ppprof.units import MEGABYTE
 
 _PB_PER_RESIDENT = 2 / 5
-"""Size of a ``.pb`` over the growth of resident memory in a first window, on the safe side: 1/5.9 to
-1/8.4 with Paddle 3.3 on a CPU, but more if memory was free before (1/3 with 2.6.2). Later windows
-reuse the memory of earlier ones, so memory does not grow."""
+"""Size of a ``.pb`` divided by the growth of resident memory in a first window, rounded up to be
+safe. Measured: 1/5.9 to 1/8.4 with Paddle 3.3 on a CPU; more if memory was free before, 1/3 with
+2.6.2. In later windows memory does not grow, since they reuse the memory of earlier windows."""
 _SIZE_PER_PB = {"json": 4.5, "json.gz": 0.5, "pb": 0.0}
-"""Size of a trace over that of the ``.pb``: 4.1 and 0.42 in the same measurement. The ``.pb`` itself
-is on the disk while the other formats are written, even if it is deleted afterwards."""
+"""Size of a trace divided by the size of the ``.pb``, rounded up; the same measurement gave 4.1 and
+0.42. ``pb`` adds nothing: the ``.pb`` itself always counts once, because it is on the disk while the
+other formats are written, even if it is deleted afterwards."""
 
 
 class DiskBudget:
@@ -24,10 +25,11 @@ class DiskBudget:
 
     Args:
         run: the run directory.
-        rank: whose traces count.
+        rank: the rank whose traces count.
         max_trace_mb: limit in MB of 10^6 bytes.
-        formats: in which traces are written.
-        resident_bytes: returns the resident memory of this process.
+        formats: formats in which traces are written, of ``json``, ``json.gz`` and ``pb``.
+        resident_bytes: returns the resident memory of this process in bytes; tests pass another
+            function.
     """
 
     def __init__(
@@ -49,17 +51,21 @@ class DiskBudget:
         self._step_bytes: float | None = None
 
     def open(self) -> None:
-        """Take note that a window opens."""
+        """Note the memory in use and the disk space taken as a window opens."""
         self._resident_at_open = self._resident_bytes()
         self._spent = self._on_disk()
 
     @property
     def is_spent(self) -> bool:
-        """Whether a window should not open, since not even one step would fit."""
+        """Whether not even one more step would fit, so that no window should open."""
         return self._on_disk() + self._total_per_pb * (self._step_bytes or 1) > self.max_bytes
 
     def is_close(self, num_steps: int) -> bool:
-        """Whether a window with ``num_steps`` has to end, since one more step might not fit."""
+        """Return whether a window with ``num_steps`` has to end, since one more step might not fit.
+
+        The size of a step is that of the last saved window; in the first window it is estimated
+        from the growth of resident memory.
+        """
         per_step = self._step_bytes
         if per_step is None:
             growth = max(0, self._resident_bytes() - self._resident_at_open)
@@ -67,18 +73,26 @@ class DiskBudget:
         return self._spent + self._total_per_pb * per_step * (num_steps + 1) > self.max_bytes
 
     def saved(self, name: rundir.TraceName, num_steps: int) -> None:
-        """Take note that a window was saved: from now on the size of a step is known."""
+        """Note the size of a saved window's raw capture; from now on the size of a step is known.
+
+        Args:
+            name: name of the window's files.
+            num_steps: steps of the window; with 0 steps, the size of a step does not change.
+
+        Raises:
+            OSError: the raw capture is gone.
+        """
         size = (self._run / name.raw).stat().st_size
         self._unfinished[name] = size
         if num_steps:
             self._step_bytes = size / num_steps
 
     def dropped(self, name: rundir.TraceName) -> None:
-        """Take note that a window was deleted."""
+        """Stop counting a window that was deleted."""
         self._unfinished.pop(name, None)
 
     def _on_disk(self) -> int:
-        """Return the bytes of this rank's traces: on disk, and estimated for unwritten ones."""
+        """Return the bytes of this rank's traces, with an estimate for traces not written yet."""
         written = rundir.trace_bytes(self._run, self._rank)
         pending = 0
         for name, size in list(self._unfinished.items()):

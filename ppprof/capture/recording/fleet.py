@@ -1,14 +1,14 @@
-"""Spans of Fleet's engine that Paddle does not record, while a window is open.
+"""Record spans of Fleet's engine that Paddle does not record, while a window is open.
 
 - Each micro-batch has a Forward span and a Backward span in this rank's stage of a pipeline. (Paddle
-  records Backward in ``Tensor.backward`` only, which Fleet's pipeline does not call, and Forward
-  for the layers inside.) Their names hold the place in the schedule:
-  ``forward[stage=0 micro_batch=3 phase=steady]``; with virtual stages also the ``chunk``.
+  records Backward only in ``Tensor.backward``, which Fleet's pipeline does not call. It records
+  Forward only for the layers inside.) A span's name holds its place in the schedule:
+  ``forward[stage=0 micro_batch=3 phase=steady]``. With virtual stages it also holds the ``chunk``.
 - The step of a sharding optimizer is an Optimization span.
 
-Forwards before the first one that a backward follows are the *warm-up*. Backwards after the last
-forward are the *cool-down*. Everything between is *steady*. Spans of an unknown schedule have no
-phase; those of an evaluation have no micro-batch either.
+The first forward that a backward follows ends the *warm-up*: all forwards before it are in the
+warm-up. Backwards after the last forward are in the *cool-down*. All other spans are *steady*. Spans
+of an unknown schedule have no phase. Spans of an evaluation have neither phase nor micro-batch.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ class FleetSpans:
         self._done: Counter[tuple[str, int | None]] | None = None
 
     def install(self) -> None:
-        """Wrap the methods of loaded parts of Fleet."""
+        """Wrap the methods of Fleet's pipelines and sharding optimizers, in loaded modules only.
+
+        Also wrap ``Optimizer._apply_optimize``, for the optimizers of sharding stage 3.
+        """
         for kind in _classes(_PIPELINE, "PipelineParallel"):
             self._patches.install(kind, "forward_backward_pipeline", self._schedule)
             self._patches.install(kind, "_forward_step", self._forward)
@@ -47,11 +50,11 @@ class FleetSpans:
         self._patches.install(Optimizer, "_apply_optimize", _sliced_optimization)
 
     def uninstall(self) -> None:
-        """Restore the methods."""
+        """Restore the methods, except those that other code has replaced since."""
         self._patches.uninstall()
 
     def _schedule(self, method: Method, *args: Any, **kwargs: Any) -> Any:
-        """Call the schedule of a step; the micro-batches inside are counted."""
+        """Call the pipeline's schedule for a step, and number the micro-batches inside from 0."""
         self._done = Counter()
         try:
             return method(*args, **kwargs)
@@ -74,7 +77,16 @@ class FleetSpans:
             around.end()
 
     def _annotations(self, kind: str, method: Method, args: Any, kwargs: Any) -> list[str]:
-        """Return ``stage=0``, ``micro_batch=3`` ... of a call; empty for an unknown Fleet."""
+        """Return ``["stage=0", "micro_batch=3", ...]`` for a call, and count the micro-batch.
+
+        Empty if this version of Fleet is unknown.
+
+        Args:
+            kind: "forward" or "backward".
+            method: the wrapped method.
+            args: positional arguments of the call, the pipeline first.
+            kwargs: keyword arguments of the call.
+        """
         try:
             arguments = inspect.signature(method).bind(*args, **kwargs).arguments
             engine, chunk = args[0], arguments.get("chunk_id")
@@ -94,7 +106,14 @@ class FleetSpans:
 
 
 def _phase(engine: Any, kind: str, position: int) -> str | None:
-    """Return the phase of the ``position``-th forward or backward of a stage in a step.
+    """Return the phase of a forward or backward: "warm-up", "steady" or "cool-down".
+
+    None if ppprof does not know the pipeline's schedule.
+
+    Args:
+        engine: Fleet's pipeline.
+        kind: "forward" or "backward".
+        position: how many forwards (or backwards) of this stage come before it in the step.
 
     Source: ``startup_steps`` in Fleet's pipeline_parallel.py.
     """
@@ -126,14 +145,20 @@ def _optimization(method: Method, *args: Any, **kwargs: Any) -> Any:
 
 
 def _sliced_optimization(method: Method, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-    """Record the ``step`` that sharding stage 3 puts on an optimizer: Paddle does not wrap it."""
+    """Record the ``step`` of an optimizer under sharding stage 3; call ``method`` for any other.
+
+    Stage 3 puts a new ``step`` on the optimizer object, and Paddle records no span for it.
+    """
     if "step" in vars(optimizer):
         return _optimization(method, optimizer, *args, **kwargs)
     return method(optimizer, *args, **kwargs)
 
 
 def _classes(module: str, prefix: str) -> list[type]:
-    """Return classes of a module whose names begin with ``prefix``; empty if it is not loaded."""
+    """Return the classes that a module defines whose names begin with ``prefix``.
+
+    Empty if the module is not loaded.
+    """
     values = vars(sys.modules[module]).values() if module in sys.modules else ()
     return [
         kind

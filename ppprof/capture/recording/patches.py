@@ -1,4 +1,4 @@
-"""Wraps methods of other people's classes and restores them."""
+"""Wrap methods of other libraries' classes, and restore the methods."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ Method = Callable[..., Any]
 
 
 class Patches:
-    """Wrappers that are installed now, and the methods that they replace."""
+    """The wrappers that are installed now, and the methods that they replace."""
 
     def __init__(self) -> None:
         self._replaced: list[tuple[type, str, Method, Method]] = []
 
     def install(self, kind: type, name: str, call: Callable[..., Any]) -> None:
-        """Replace ``kind.name(...)`` by ``call(method, ...)``, if the class has the method.
+        """Replace ``kind.name(...)`` by ``call(method, ...)``.
+
+        Does nothing if the class itself does not define the method: inherited methods are not
+        wrapped.
 
         Args:
             kind: the class.
-            name: of a method that the class defines; an inherited one is not wrapped.
-            call: takes the method, which it has to call, then the method's arguments.
+            name: name of the method.
+            call: takes the original method, which it must call, then the method's arguments.
         """
         method = vars(kind).get(name)
         if method is None:
@@ -34,7 +37,7 @@ class Patches:
         self._replaced.append((kind, name, method, wrapper))
 
     def uninstall(self) -> None:
-        """Restore every method, except one that other code has replaced since."""
+        """Restore every method, except methods that other code has replaced since."""
         for kind, name, method, wrapper in self._replaced:
             if vars(kind).get(name) is wrapper:
                 setattr(kind, name, method)

@@ -1,11 +1,11 @@
-"""Drives Paddle's C++ profiler by the same calls as ``paddle.profiler.Profiler``.
+"""Drive Paddle's C++ profiler by the same calls as ``paddle.profiler.Profiler``.
 
-That class itself is not used. It turns the recorders of ``record_shapes`` and ``profile_memory`` on
-at ``start()``, window or not (13 MB a step that are never freed), prints its own Perf Summary at
-``stop()``, and slows every ``Layer`` down between windows. Within a window it makes a dozen calls
-that have not changed from Paddle 2.5 to 3.3. All of them are here, with every private name of
-Paddle's profiler that they need. A test compares their trace with that of
-``paddle.profiler.Profiler``.
+``paddle.profiler.Profiler`` itself is not used, for three reasons. Its ``start()`` turns the
+recorders of ``record_shapes`` and ``profile_memory`` on, even outside windows: 13 MB a step that are
+never freed. Its ``stop()`` prints a Perf Summary of its own. And it slows every ``Layer`` down
+between windows. Within a window it makes a dozen calls that have not changed from Paddle 2.5 to
+3.3. This module makes these calls, and holds every private name of Paddle's profiler that they
+need. A test compares the resulting trace with a trace of ``paddle.profiler.Profiler``.
 """
 
 from __future__ import annotations
@@ -35,10 +35,17 @@ _TRACE_SWITCH = {"cpu": 1, "gpu": 2, "xpu": 4, "custom_device": 8}
 
 
 class Recorder:
-    """Records windows: `prepare`, `start`, `begin_step` and `end_step`, `stop`; then again.
+    """Records windows, one after another.
+
+    For each window, call `prepare` and `start`, then `begin_step` and `end_step` for each step, then
+    `stop`. After the last window, call `close`.
+
+    Args:
+        config: the ``Profiler`` block.
+        prints: whether `stop` prints Paddle's table of FLOPs if ``with_flops`` is set.
 
     Raises:
-        RuntimeError: another profiler is open: Paddle has one for each process.
+        RuntimeError: another profiler is open in this process; Paddle allows only one.
     """
 
     def __init__(self, config: ProfilerConfig, prints: bool = True) -> None:
@@ -59,12 +66,12 @@ class Recorder:
         self._switch(False)
 
     def prepare(self) -> None:
-        """Set the tracers up: in the step before a window, if there is one."""
+        """Set up the tracers. Call it before the step that precedes a window, if there is one."""
         self._profiler.prepare()
         self._prepared = True
 
     def start(self) -> None:
-        """Open a window, after `prepare`."""
+        """Open a window: events are recorded from now on. Call `prepare` first."""
         if self._shapes:
             core.enable_op_info_recorder()
         if self._memory:
@@ -74,24 +81,24 @@ class Recorder:
         self._prepared, self._recording = False, True
 
     def begin_step(self, step: int) -> None:
-        """Open the span of a step in an open window."""
+        """Open the span of a step, such as ``ProfileStep#5``, in an open window."""
         self._step = core._RecordEvent(f"ProfileStep#{step}", core.TracerEventType.ProfileStep)
 
     def end_step(self) -> None:
-        """Close the span of the step, if there is one."""
+        """Close the span of the step; do nothing without an open span."""
         if self._step is not None:
             self._step.end()
             self._step = None
 
     def stop(self, raw: Path, brief: bool = False) -> None:
-        """Close the window and write its events to ``raw``: the whole file, or none.
+        """Close the window and write its raw capture. The file is written whole or not at all.
 
         Args:
-            raw: the file.
-            brief: do not print Paddle's table of FLOPs, which takes long.
+            raw: path of the raw capture.
+            brief: whether to skip Paddle's table of FLOPs, which takes long.
 
         Raises:
-            OSError: the directory is gone, read-only or full.
+            OSError: the directory is gone, read-only or full; the window is lost.
         """
         self._silence()
         self._recording = False
@@ -108,10 +115,10 @@ class Recorder:
             _print_flops(result)
 
     def close(self) -> None:
-        """Release Paddle's profiler, so that another one can be created."""
+        """Release Paddle's profiler, so that another one can be created; drop an open window."""
         self.end_step()
         self._silence()
-        if self._prepared:  # an empty window is what tears prepared tracers down
+        if self._prepared:  # prepared tracers are torn down only by a window, here an empty one
             self._profiler.start()
         if self._prepared or self._recording:
             self._profiler.stop()
@@ -127,12 +134,18 @@ class Recorder:
         self._switch(False)
 
     def _switch(self, on: bool) -> None:
-        """Switch the events of Paddle's own ``RecordEvent``: layers, backward, optimizers."""
+        """Switch the events of Paddle's ``RecordEvent`` on or off: layers, backward, optimizers.
+
+        With ``emit_nvtx`` they stay on between windows too.
+        """
         paddle_profiler._is_profiler_used = on or self._nvtx
 
 
 def _print_flops(result: Any) -> None:
-    """Print Paddle's table of FLOPs by layer, which needs the result in memory."""
+    """Print Paddle's table of FLOPs of each layer; log a warning if Paddle has no operator shapes.
+
+    Paddle needs the window's events in memory for it, so ``ppprof finish`` cannot print it later.
+    """
     table = gen_layer_flops(result.get_data(), 1)
     if not table.strip():
         log.warning(
@@ -147,21 +160,27 @@ def _print_flops(result: Any) -> None:
 
 
 def span(name: str, category: str) -> Any:
-    """Return an open span, which its ``end()`` closes.
+    """Open a span and return it; ``end()`` of the span closes it.
 
-    The public ``RecordEvent`` rejects some categories.
+    Paddle's public ``RecordEvent`` is not used, since it rejects some categories.
 
     Args:
-        name: of the span in the trace.
-        category: one of ``ppprof.trace.schema.CATEGORIES`` that Paddle's recorder has.
+        name: name of the span in the trace.
+        category: one of ``ppprof.trace.schema.CATEGORIES`` that is also a ``TracerEventType`` of
+            Paddle, such as "Communication".
     """
     return core._RecordEvent(name, getattr(core.TracerEventType, category))
 
 
 def _targets(wanted: Any) -> list[str]:
-    """Return the wanted targets that this build and this machine have; all of them for "auto".
+    """Return the targets that can be traced with this build of Paddle on this machine.
 
-    A GPU build on a machine without a GPU crashes if the GPU is a target.
+    A target must not be passed to Paddle otherwise: a GPU build on a machine without a GPU crashes
+    if the GPU is a target.
+
+    Args:
+        wanted: names of targets; unusable targets are skipped with a warning. "auto" means all
+            usable targets.
     """
     is_usable = {
         "cpu": True,
@@ -178,14 +197,14 @@ def _targets(wanted: Any) -> list[str]:
 
 
 def _pair_events(always: bool) -> None:
-    """Make two functions of Paddle begin and end their event by one decision, not by two.
+    """Make Paddle's DataLoader iterators and ``Tensor.backward`` always begin and end their event.
 
-    Both check whether a profiler is in use before *and* after their work. If another thread opens a
-    window in between, they end an event that was never begun (UnboundLocalError in the training).
-    Their events still record nothing outside a window.
+    Both check whether a profiler is in use before their work, and again after it. If another thread
+    opens a window in between, they end an event that was never begun, which raises UnboundLocalError
+    in the training. The additional events record nothing outside a window.
 
     Args:
-        always: let them record an event in any case; False restores Paddle's check.
+        always: whether to make them always begin and end the event; False restores Paddle's check.
     """
     for module in (dataloader_iter, tensor_patch_methods):
         if hasattr(module, "in_profiler_mode"):

@@ -1,4 +1,4 @@
-"""The windows of a rank that records: opened, closed and saved between two steps."""
+"""Open, close and save the windows of a rank that records, between two steps."""
 
 from __future__ import annotations
 
@@ -24,17 +24,27 @@ log = logging.getLogger("ppprof")
 
 
 class Wrapper(Protocol):
-    """Records more than Paddle does, by wrapping functions during a window."""
+    """Wraps functions during a window, to record spans that Paddle does not record."""
 
     def install(self) -> None:
         """Replace functions by wrappers, when a window opens."""
 
     def uninstall(self) -> None:
-        """Put the original functions back, when the window closes."""
+        """Restore the original functions, when the window closes."""
 
 
 class Windows:
-    """Turns states of steps into calls of the recorder, and windows into raw files."""
+    """Calls the recorder as the states of steps require, and writes a raw capture for each window.
+
+    Args:
+        recorder: drives Paddle's profiler.
+        post_processor: makes tables and traces of saved windows.
+        run: the run directory.
+        rank: this process's rank.
+        topology: the job's topology.
+        budget: limit of disk space; None for no limit.
+        wrappers: record additional spans in windows.
+    """
 
     def __init__(
         self,
@@ -57,24 +67,28 @@ class Windows:
         self._budget = budget
         self._held: dict[int, rundir.TraceName] = {}
         self.holds = False
-        """Whether windows that are saved from now on wait for `release` or `drop`."""
+        """Whether a window that is saved from now on is held: it gets no tables until `release`, or
+        is deleted by `drop`."""
         self.num_dropped = 0
+        """Number of windows that `drop` has deleted."""
         self.saved: list[rundir.TraceName] = []
-        """Names of the windows on disk, in order."""
+        """Names of the saved windows that are not held, in the order of saving or release."""
 
     @property
     def calls(self) -> Path | None:
-        """The folder of remote calls of the open window; None without an open window."""
+        """The folder for the remote calls of the open window; None without an open window."""
         name = self._open
         return None if name is None else self._run / name.calls
 
     def fits(self, before: State, after: State, window: int) -> bool:
-        """Return whether there is disk space for a step in state ``after``; log if there is not.
+        """Return whether there is disk space for the step that begins; log a warning if not.
+
+        True without a limit, and for a CLOSED step. Call it before `advance`.
 
         Args:
             before: state of the step that ends.
             after: state of the step that begins.
-            window: number of the window that the step is in, or of the next one.
+            window: number of the window that the step is in, or of the next window.
 
         Raises:
             OSError: the directory is gone.
@@ -97,13 +111,13 @@ class Windows:
         return False
 
     def advance(self, before: State, after: State, step: int, window: int) -> None:
-        """Open, continue or save a window between two steps.
+        """Save a window that ends, open a window that begins, or continue the open window.
 
         Args:
-            before: state of the step that ends; CLOSED ahead of the first one.
+            before: state of the step that ends; CLOSED ahead of the first step.
             after: state of the step that begins.
             step: number of the step that begins.
-            window: number of the window that the step is in, or of the next one.
+            window: number of the window that the step is in, or of the next window.
 
         Raises:
             RuntimeError: the window could not be saved.
@@ -113,7 +127,7 @@ class Windows:
         if before is State.LAST:
             self._save()
         opens = after.records and self._open is None
-        # Not twice: CUPTI accepts one call only.
+        # Do not prepare twice: CUPTI accepts only one call.
         if before is not State.READY and (after is State.READY or opens):
             self._recorder.prepare()
         if opens:
@@ -128,10 +142,10 @@ class Windows:
             self._recorder.begin_step(step)
 
     def close(self, keep_empty: bool) -> None:
-        """Save an open window and release Paddle's profiler.
+        """Release all held windows, save an open window, and release Paddle's profiler.
 
         Args:
-            keep_empty: save also a window in which no step has ended.
+            keep_empty: whether to save an open window in which no step has ended.
 
         Raises:
             RuntimeError: the window could not be saved.
@@ -149,16 +163,21 @@ class Windows:
             self._recorder.close()
 
     def release(self, window: int, brief: bool = False) -> None:
-        """Make tables and traces of a held window; ``brief`` if the process is about to end."""
+        """Start to make tables and traces of a held window; do nothing if it is not held.
+
+        Args:
+            window: number of the window.
+            brief: whether to return at once, since the process is about to end.
+        """
         name = self._held.pop(window, None)
         if name is not None:
             self._finish(name, brief)
 
     def drop(self, window: int) -> None:
-        """Delete a held window.
+        """Delete a held window's raw capture and remote calls; do nothing if it is not held.
 
         Raises:
-            OSError: the file cannot be deleted.
+            OSError: the raw capture cannot be deleted.
         """
         name = self._held.pop(window, None)
         if name is not None:
@@ -169,11 +188,12 @@ class Windows:
             (self._run / name.raw).unlink()
 
     def rescue(self) -> None:
-        """Save an open window as the process is about to end; called in any thread.
+        """Save an open window and release all held windows, since the process is about to end.
 
-        Paddle's profiler is not released: the training may be inside an operator that uses it. The
-        step that never ended gets no span: Paddle would put the span on the thread that ends it,
-        and VisualDL shows no phases if a step is on another thread than the model.
+        This may be called in any thread. Paddle's profiler is not released, since the training may
+        be inside an operator that uses it. The unfinished step gets no span. Paddle would put the
+        span on the thread that ends it, and VisualDL shows no phases if a step is on another thread
+        than the model.
 
         Raises:
             RuntimeError: the window could not be saved.

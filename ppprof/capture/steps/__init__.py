@@ -1,1 +1,1 @@
-"""Data of every step, recorded or not: times, sizes, scalars, and their summary."""
+"""Measure and write every step, recorded or not: times, sizes, scalars and the Perf Summary."""

@@ -9,7 +9,7 @@ _SKIPPED = 10
 
 
 class _Row:
-    """Total, max and min of a quantity so far."""
+    """Total, largest and smallest of the values of a quantity so far."""
 
     def __init__(self) -> None:
         self.total, self.max, self.min = 0.0, 0.0, math.inf
@@ -21,17 +21,23 @@ class _Row:
 
 
 class _Rate(_Row):
-    """A quantity per second."""
+    """A rate: an amount per second, over steps."""
 
     def __init__(self) -> None:
         super().__init__()
         self.amount = 0
-        """Sum over the counted steps."""
+        """Sum of the amounts of counted steps."""
         self.is_complete = True
-        """Whether every step had an amount, steps that are not counted included."""
+        """Whether every step so far had an amount, even the steps that are not counted."""
 
     def add_step(self, amount: int | None, seconds: float | None) -> None:
-        """Add a step; one without ``seconds`` is not counted."""
+        """Add a step.
+
+        Args:
+            amount: samples, tokens or FLOPs of the step; None if unknown, which makes the rate
+                incomplete.
+            seconds: duration of the step; None if the step is not counted.
+        """
         if amount is None:
             self.is_complete = False
         elif seconds is not None:
@@ -44,17 +50,17 @@ class PerfSummary:
 
     Layout and values are those of ``paddle.profiler.timer``, except that
 
-    - averages divide by the number of summed steps: Paddle adds the tenth step to the sum and not to
-      the number, so that 11 steps of 1 s average 2 s;
-    - min is the smallest value: Paddle compares a value with min only if it is not a new max, and
-      prints ``inf`` for steps that grow;
-    - reader cost is per step, where Paddle's max and min are per batch read;
-    - steps that include a stall of the profiler are left out;
+    - averages divide by the number of summed steps: Paddle adds the tenth step to the sum but not
+      to the number, so that 11 steps of 1 s average 2 s;
+    - min is the smallest value: Paddle compares a value with min only if the value is not a new
+      max, and prints ``inf`` if every step is longer than the step before;
+    - max and min of the reader cost are per step: Paddle's are per batch that is read;
+    - steps that include a stall of the profiler are not counted;
     - up to three rows are added, all for this rank: tokens/s; TFLOP/s, the model FLOPs per second in
-      units of 10^12; and MFU, the ratio of these to the device's peak.
+      units of 10^12; and MFU, the model FLOPs per second divided by the device's peak.
 
     Args:
-        device_peak_flops: peak FLOP/s of the device; None for no MFU.
+        device_peak_flops: peak FLOP/s of the device; None for a table without MFU.
 
     Source: MFU (model FLOPs utilization) as in PaLM (Chowdhery et al. 2022), appendix B: the
     model's FLOPs, without recomputation, over those of the device at its peak in the same time.
@@ -62,7 +68,7 @@ class PerfSummary:
 
     def __init__(self, device_peak_flops: float | None = None) -> None:
         self.num_steps = 0
-        """Number of steps, those that are not counted included."""
+        """Number of all steps, even those that are not counted."""
         self.num_left_out = 0
         """Number of steps after the first ten that include a stall of the profiler."""
         self._device_peak_flops = device_peak_flops
@@ -79,10 +85,19 @@ class PerfSummary:
         num_tokens: int | None = None,
         num_flops: int | None = None,
     ) -> None:
-        """Add one step.
+        """Add one step. It is not counted if it is one of the first ten, or if ``excluded`` is True.
 
-        If any step lacks ``num_samples``, ips is in steps/s. If any step lacks ``num_tokens`` or
-        ``num_flops``, that row is missing.
+        If any step lacks ``num_samples``, ips is in steps/s. If any step lacks ``num_tokens``, the
+        row tokens/s is missing. If any step lacks ``num_flops``, the rows TFLOP/s and MFU are
+        missing. Steps that are not counted matter here too.
+
+        Args:
+            batch_cost_ns: duration of the step.
+            reader_cost_ns: part of it spent waiting for DataLoaders; None if no batch was read.
+            num_samples: samples of the step.
+            excluded: whether the step includes a stall of the profiler.
+            num_tokens: tokens of the step.
+            num_flops: model FLOPs of the step on this rank.
         """
         self.num_steps += 1
         seconds = None
@@ -104,7 +119,7 @@ class PerfSummary:
         return self._steps.amount > 0
 
     def text(self) -> str:
-        """Return the table, or a line that says why it is empty."""
+        """Return the table; if no step is counted, a line that says why."""
         if not self.has_table:
             seen = f"{self.num_steps} steps, of which the first {_SKIPPED} warm up"
             stalls = f" and {self.num_left_out} contain a profiler stall" * bool(self.num_left_out)

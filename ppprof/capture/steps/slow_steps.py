@@ -1,4 +1,4 @@
-"""Finds slow steps: those that take several times the running median."""
+"""Find slow steps: steps that take several times the median of the latest steps."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections import deque
 _NUM_KEPT = 64
 """Number of latest steps that the median covers."""
 _MIN_STEPS = 20
-"""Number of steps before any step counts as slow."""
+"""Number of steps that must be known before any step counts as slow."""
 
 
 class RunningSteps:
-    """The durations of the latest steps, sorted; adding one takes 1 us.
+    """The durations of the latest 64 steps, sorted. Adding a duration takes 1 us.
 
     >>> steps = RunningSteps()
     >>> for duration_ns in [9, 1, 2, 3]:
@@ -26,7 +26,7 @@ class RunningSteps:
         self._sorted: list[int] = []
 
     def add(self, duration_ns: int) -> None:
-        """Add a step, and drop the oldest one."""
+        """Add the duration of a step; if there are more than 64, drop the oldest."""
         self._latest.append(duration_ns)
         insort(self._sorted, duration_ns)
         if len(self._latest) > _NUM_KEPT:
@@ -37,14 +37,20 @@ class RunningSteps:
 
     @property
     def median_ns(self) -> int:
-        """The median, the longer of two middle ones; 0 without steps."""
+        """The median duration; of two middle durations the longer one. 0 without steps."""
         return self._sorted[len(self._sorted) // 2] if self._sorted else 0
 
     @property
     def short_ns(self) -> int:
-        """The lower quartile: three quarters of the steps take longer or as long; 0 without any."""
+        """The lower quartile of the durations: at least three quarters of the steps take that long.
+
+        0 without steps.
+        """
         return self._sorted[len(self._sorted) // 4] if self._sorted else 0
 
     def is_slow(self, duration_ns: int, times: float) -> bool:
-        """Return whether a step takes more than ``times`` the median; False for the first 20."""
+        """Return whether ``duration_ns`` is more than ``times`` the median.
+
+        False until 20 steps were added.
+        """
         return len(self._sorted) >= _MIN_STEPS and duration_ns > times * self.median_ns

@@ -1,4 +1,4 @@
-"""Step times on disk, one JSON line per step, on every attached rank.
+"""Write step times to disk, one JSON line per step, on every attached rank.
 
 ``{"step":4,"batch_cost_ns":31245000,"reader_cost_ns":120400,"num_samples":8,"num_tokens":1024,
 "num_micro_batches":2,"num_flops":1400000000,"device_peak_bytes":null,"host_peak_bytes":412516352,
@@ -22,39 +22,48 @@ _FLUSH_NS = 10_000_000_000
 
 
 class StepRecord(NamedTuple):
-    """One line: the times and sizes of a step; null where the loop or the device gives no value."""
+    """One line of the log: the times and sizes of a step. Unknown values are null."""
 
     step: int
     """Counted from 0 since `attach`."""
     batch_cost_ns: int
-    """Wall time of the step, with ``stall_ns``, without `ProfilerSession.paused`."""
+    """Wall time of the step; includes ``stall_ns``, excludes time in `ProfilerSession.paused`."""
     reader_cost_ns: int | None
-    """Part of it spent waiting for Paddle's DataLoaders; null if no batch was read."""
+    """Part of ``batch_cost_ns`` spent waiting for Paddle's DataLoaders; null if no batch was read."""
     num_samples: int | None
     """Samples of this rank's data-parallel replica, as given to `ProfilerSession.step`."""
     num_tokens: int | None
-    """Tokens of this rank's data-parallel replica, as given to `ProfilerSession.step`. Ranks that
-    differ in mp or pp only share a replica and report the same tokens: a job's tokens are the sum
-    over its replicas."""
+    """Tokens of this rank's data-parallel replica, as given to `ProfilerSession.step`. The tokens of
+    a job are the sum over its replicas, not over its ranks: ranks that differ in mp or pp only share
+    a replica and report the same tokens."""
     num_micro_batches: int | None
     """Forward and backward passes of the step, as given to `ProfilerSession.step`."""
     num_flops: int | None
-    """Floating-point operations of this rank alone, as given to `ProfilerSession.step`: those of a
-    job are the sum over all ranks."""
+    """Model FLOPs of this rank alone, as given to `ProfilerSession.step`. The FLOPs of a job are the
+    sum over all ranks."""
     device_peak_bytes: int | None
-    """Peak memory allocated on the GPU so far (``max_memory_allocated``); null without GPU."""
+    """Peak memory allocated on the GPU so far (``max_memory_allocated``); null without a GPU."""
     host_peak_bytes: int
     """Peak resident memory of the process so far (``ru_maxrss``)."""
     stall_ns: int
     """Part of ``batch_cost_ns`` in which this rank opened or saved a window, or printed tables."""
     excluded: bool
-    """Whether the step includes such a stall of any rank: its time is not the training's."""
+    """Whether the step includes a stall of the profiler, on this rank or on another rank. If so, its
+    time should not count as time of the training."""
     window: int | None
-    """The job's window that the step is in, whether or not this rank records; null outside."""
+    """Number of the job's window that the step is in, even if this rank does not record it; null
+    outside windows."""
 
 
 class StepLog:
-    """Appends step records to a file, collected in memory: the disk must not slow steps down."""
+    """Collects step records in memory and appends them to a file.
+
+    Records are not written at once, since the disk must not slow steps down.
+
+    Args:
+        path: the file.
+        clock: returns monotonic nanoseconds.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._path = path
@@ -64,13 +73,16 @@ class StepLog:
         self._failed = False
 
     def add(self, record: StepRecord) -> None:
-        """Add a record; write all records if the last write was 10 s ago."""
+        """Add a record; write all collected records if the last write was at least 10 s ago."""
         self._lines.append(record)
         if self._clock() - self._flushed >= _FLUSH_NS:
             self.flush()
 
     def flush(self) -> None:
-        """Write all records; a disk error is logged once and ends the log."""
+        """Write all collected records. The first disk error is logged and ends the log.
+
+        After a disk error, records are dropped.
+        """
         lines, self._lines, self._flushed = self._lines, [], self._clock()
         if self._failed or not lines:
             return

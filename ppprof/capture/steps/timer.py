@@ -1,4 +1,4 @@
-"""Measures how long steps take, and how long they wait for data."""
+"""Measure how long steps take, and how long they wait for data."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class StepTime(NamedTuple):
     """The times of one step, named as in Paddle's Perf Summary."""
 
     batch_cost_ns: int
-    """Wall time from one `ProfilerSession.step` to the next, with reading, without pauses."""
+    """Wall time from one `ProfilerSession.step` to the next; includes reading, excludes pauses."""
     reader_cost_ns: int | None
-    """Part of it spent waiting for all of Paddle's DataLoaders; None if no batch was read."""
+    """Part of ``batch_cost_ns`` spent waiting for Paddle's DataLoaders; None if no batch was read."""
 
 
 class StepTimer:
@@ -29,9 +29,12 @@ class StepTimer:
                  reader 2  | reader 2
 
     The timer is also a hook of ``paddle.profiler.timer.benchmark()``, which Paddle's DataLoader
-    iterators call around every batch. Nothing else is added there: with an event of ours on the
-    benchmark, Paddle would compare the loaders' datasets at every batch (by ``!=``, which numpy
-    arrays reject and which is slow on lists), and another profiler could pop the event.
+    iterators call around every batch. Only a hook is added to the benchmark, no event. With an event
+    there, Paddle would compare the loaders' datasets at every batch, by ``!=``, which fails on numpy
+    arrays and is slow on lists. And another profiler could pop the event.
+
+    Args:
+        clock: returns nanoseconds of wall time.
     """
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -45,20 +48,23 @@ class StepTimer:
         self._benchmark: Any = None
 
     def watch_readers(self) -> None:
-        """Start to measure ``reader_cost``."""
+        """Start to measure the reader cost: install this timer as a hook of Paddle's benchmark."""
         from paddle.profiler.timer import benchmark
 
         self._benchmark = benchmark()
         self._benchmark.hooks["ppprof"] = self
 
     def close(self) -> None:
-        """Remove the hook from Paddle's benchmark."""
+        """Remove this timer from the hooks of Paddle's benchmark."""
         if self._benchmark is not None:
             self._benchmark.hooks.pop("ppprof", None)
             self._benchmark = None
 
     def step(self) -> StepTime:
-        """End a step, begin the next one, and return the times of the ended one."""
+        """End the current step, begin the next step, and return the times of the ended step.
+
+        From now on, reading counts only in the thread that calls `step`.
+        """
         now = self._now()
         step = StepTime(now - self._step_start, self._reader_ns)
         self._step_start, self._reader_ns = now, None
@@ -67,7 +73,10 @@ class StepTimer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Return a context manager; time inside counts in no step and no reader. May be nested."""
+        """Return a context manager whose time counts neither as step time nor as reader cost.
+
+        Pauses may be nested.
+        """
         if not self._pauses:
             self._pause_start = self._clock()
         self._pauses += 1
@@ -79,17 +88,17 @@ class StepTimer:
                 self._paused_ns += self._clock() - self._pause_start
 
     def before_reader(self, benchmark: Any) -> None:
-        """Called by Paddle before a DataLoader fetches a batch."""
+        """Start to measure reading; Paddle calls this before a DataLoader fetches a batch."""
         if self._delays_step():
             self._reader_start = self._now()
 
     def after_reader(self, benchmark: Any) -> None:
-        """Called by Paddle after a DataLoader has fetched a batch."""
+        """Add the time since `before_reader`; Paddle calls this when a batch has been fetched."""
         if self._delays_step():
             self._reader_ns = (self._reader_ns or 0) + self._now() - self._reader_start
 
     def begin(self, benchmark: Any) -> None:
-        """Do nothing: a part of Paddle's hook interface that is not needed here."""
+        """Do nothing: Paddle's hook interface requires this method."""
 
     end = after_step = begin
 

@@ -1,4 +1,4 @@
-"""Scalars of every step for VisualDL's page, in its own log format and packed by its own writer."""
+"""Write scalars of every step to a VisualDL log, packed by VisualDL's own writer."""
 
 from __future__ import annotations
 
@@ -14,35 +14,36 @@ from ppprof.capture.steps.step_log import StepRecord
 log = logging.getLogger("ppprof")
 
 _FLUSH_NS = 10_000_000_000
-"""VisualDL's page lags behind the training by at most this."""
+"""The longest time by which VisualDL's page lags behind the training."""
 
 Loss = Any
-"""The loss of a step: None, a number, a tensor, or a callable that returns one of these."""
+"""The loss of a step: None for no loss, a number, a tensor, or a callable that returns one of these."""
 
 
 class Scalars:
-    """A VisualDL log of one rank: loss, speed, times and memory by step.
+    """A VisualDL log of one rank: loss, speed, times and memory of each step.
 
     ::
 
-        train/loss                                    of steps with a loss
-        speed/ips, speed/tokens_per_s                 in samples/s and tokens/s; not for excluded
-        time/batch_cost_ms, time/reader_cost_ms       steps, which include a stall of the profiler
+        train/loss                                    only for steps with a loss
+        speed/ips, speed/tokens_per_s                 in samples/s and tokens/s
+        time/batch_cost_ms, time/reader_cost_ms
         memory/device_peak_mib, memory/host_peak_mib
 
-    Steps count as in the trace and in ``steps/*.jsonl``, and the values are those of its lines.
+    Excluded steps, which include a stall of the profiler, have no speed and no time. Step numbers
+    and values are those of ``steps/*.jsonl``.
 
-    VisualDL's ``LogWriter`` is not used as a whole. Its thread opens the file again for every
-    value, and the training waits for it once its queue is full: 137 us a step, where this class
-    takes 14. On a disk error it prints a line to stdout, loses the values and goes on. Only
-    VisualDL's code that packs records is used. Records are kept in memory and appended whole, every
-    ten seconds and at the end.
+    Of VisualDL, only the code that packs records is used, not its ``LogWriter``. The thread of a
+    ``LogWriter`` opens the file again for every value, and the training waits for that thread once
+    its queue is full: 137 us a step, where this class takes 14 us. On a disk error, the
+    ``LogWriter`` prints a line to stdout, loses the values and goes on. This class keeps records in
+    memory and appends whole records, every ten seconds and at the end.
 
-    Any failure, that of VisualDL's import included, is logged once and ends the log.
+    The first failure is logged and ends the log; a failing import of VisualDL counts too.
 
     Args:
-        path: the log. VisualDL shows one log per directory, and only files with ``vdlrecords`` in
-            their name.
+        path: the log file; its directory is made. VisualDL shows one log per directory, and only
+            files with ``vdlrecords`` in their name.
         clock: returns monotonic nanoseconds.
     """
 
@@ -75,7 +76,10 @@ class Scalars:
         self.flush()  # a disk error appears now
 
     def add(self, record: StepRecord, loss: Loss = None) -> None:
-        """Add a step; write all steps if the last write was 10 s ago. Never raises."""
+        """Add a step; write all collected steps if the last write was at least 10 s ago. Never raises.
+
+        A callable ``loss`` is called. A loss on a device is not read; the first such loss is logged.
+        """
         if self._failed:
             return
         try:
@@ -92,7 +96,7 @@ class Scalars:
             self.flush()
 
     def flush(self) -> None:
-        """Append all steps to the file, whole records only. Never raises."""
+        """Append all collected steps to the file: whole records, or nothing. Never raises."""
         self._flushed = self._clock()
         data = self._buffer.getvalue()
         if self._failed or not data:
@@ -134,7 +138,7 @@ class Scalars:
 
 
 def _values(record: StepRecord) -> Iterator[tuple[str, float]]:
-    """Yield the tags of a step that have a value, and the values."""
+    """Yield tag and value of each scalar that the step has, such as ``("speed/ips", 812.5)``."""
     if not record.excluded:
         seconds = record.batch_cost_ns / 1e9
         yield "time/batch_cost_ms", record.batch_cost_ns / 1e6

@@ -1,8 +1,8 @@
 """A run's report as one HTML page that opens without a network.
 
-`render` fills ``template.html`` (Jinja2, autoescape) with tables and with ``data`` for the page's
-own scripts: Apache ECharts (``echarts.min.js`` 6.1.0 as published on npm) draws bars, lines and
-heat maps, ``lanes.js`` draws spans. The texts are in ``en.yaml`` and ``zh.yaml``.
+`render` fills ``template.html`` (Jinja2, autoescape) with tables and with ``data`` for the scripts
+in the page. Apache ECharts (``echarts.min.js`` 6.1.0 as published on npm) draws bars, lines and
+heat maps. ``lanes.js`` draws spans. The texts are in ``en.yaml`` and ``zh.yaml``.
 """
 
 from __future__ import annotations
@@ -32,14 +32,18 @@ from ppprof.topology import RankSelector
 from ppprof.units import format_ranges
 
 LANGUAGES = ("en", "zh")
-"""Languages of the texts."""
+"""Languages in which a page can be written."""
 
 _SCRIPTS = ("echarts.min.js", "words.js", "charts.js", "lanes.js", "tables.js", "page.js")
-"""In the order in which the page runs them."""
+"""The scripts in the page, in the order in which the page runs them."""
 
 
 def render(report: ReportData, language: str = "en") -> str:
-    """Return the page: one file that loads nothing else.
+    """Return the HTML of the page, which loads no other file.
+
+    Args:
+        report: the data of the run.
+        language: one of `LANGUAGES`.
 
     Raises:
         UsageError: unknown language.
@@ -79,16 +83,19 @@ def write_report(
 
     Args:
         run: the run.
-        path: the page; replaced where it exists.
-        baseline: a run to compare with.
-        ranks: which ranks; see `ppprof.run.run.Run.select_ranks`.
-        window: which window; None: the last.
-        steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
+        path: the file to write, local or in a store; an existing file is replaced.
+        baseline: a run to compare with; None for a page without a comparison.
+        ranks: the ranks to read: ``"all"``, ``3``, ``"0,8-15"`` or coordinates such as
+            ``{"pp": 0}``, as for `ppprof.run.run.Run.select_ranks`.
+        window: number of the window to read; None reads the last window.
+        steps: only steps A to B-1, as ``"A:B"``, ``"A:"`` or ``":B"``, or a single step as one
+            number; None for all steps of the window.
         language: ``en`` or ``zh``.
-        executor: reads several ranks at once, any of ``concurrent.futures``.
+        executor: any executor of ``concurrent.futures``, to read several ranks at once; None reads
+            one rank after another.
 
     Raises:
-        UsageError: no such ranks, window, steps or language; names those that exist.
+        UsageError: no such ranks, window, steps or language; the message names the existing ones.
         InputError: a run cannot be read, or it has no steps.
         OSError: the page cannot be written.
     """
@@ -120,7 +127,11 @@ def _file(name: str) -> str:
 
 
 def _policy(scripts: list[str]) -> str:
-    """Return the content security policy: run these scripts, style the page, load nothing."""
+    """Return the content security policy of the page.
+
+    It allows only the given scripts (by hash), inline styles, and images in ``data:`` and ``blob:``
+    URLs. Everything else is forbidden.
+    """
     hashes = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts)
     allowed: dict[str, Any] = {
         "default-src": "'none'",

@@ -1,4 +1,4 @@
-"""The blocks of a section of the page, as plain rows that the template renders."""
+"""The blocks of a section of the page, as plain values that the template renders."""
 
 from __future__ import annotations
 
@@ -9,21 +9,29 @@ from typing import Any, Union
 import polars as pl
 
 from ppprof.report.text.advice import FindingRow
-from ppprof.units import bytes_text, format_time, ratio_text
+from ppprof.units import format_bytes, format_ratio, format_time
 
 MAX_ROWS = 300
-"""Rows of a table; more rows slow the browser down and are rarely read."""
+"""Most rows of a table. More rows slow the browser down and are rarely read."""
 
 _MAX_ROWS_WITHOUT_SEARCH = 12
 
 
 def milliseconds(time_ns: float) -> str:
-    """Format nanoseconds as milliseconds without the unit, as in ``12.346``."""
+    """Format nanoseconds as milliseconds without the unit.
+
+    >>> milliseconds(12_345_678)
+    '12.346'
+    """
     return f"{time_ns / 1e6:,.3f}"
 
 
 def number(value: float) -> str:
-    """Format a number, as in ``1,234`` or ``12.5``."""
+    """Format a number: without decimals from 1,000 on and for whole numbers, else in three digits.
+
+    >>> number(1234.5), number(3.0), number(12.51)
+    ('1,234', '3', '12.5')
+    """
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.3g}"
 
 
@@ -33,15 +41,15 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "ms": milliseconds,
     "GB/s": lambda value: f"{value / 1e9:,.2f}",
     "time": format_time,
-    "bytes": bytes_text,
-    "ratio": ratio_text,
+    "bytes": format_bytes,
+    "ratio": format_ratio,
 }
-"""Formatter of each kind of value. ``ms`` takes nanoseconds, ``GB/s`` bytes per second; both leave
-the unit to the column's header."""
+"""Formatter of each kind of value, keyed by kind. ``ms`` takes nanoseconds, ``GB/s`` takes bytes
+per second. Neither prints a unit: the column's header shows it."""
 
 
 def format_as(value: Any, kind: str) -> str:
-    """Format a value of a kind; ``-`` for None."""
+    """Format a value with the formatter of ``kind`` in `FORMATS`; ``-`` for None."""
     return "-" if value is None else FORMATS[kind](value)
 
 
@@ -51,18 +59,27 @@ class Cell:
 
     text: str
     order: float | str | None = None
-    """Sort key; None sorts last."""
+    """Sort key of the cell in its column; None sorts by ``text``. Cells "-" and "" come last."""
     mark: str = ""
-    """Class in the style sheet: ``worse`` or ``better`` for a change, ``slow`` for a rank."""
+    """Class in the style sheet: ``worse`` or ``better`` for a change, ``slow`` for a slow rank, ""
+    for any other cell."""
 
 
 def cell(value: Any, kind: str) -> Cell:
-    """Return the cell of a value, with the value as sort key."""
+    """Return a cell with ``value`` formatted by `format_as`; the sort key is ``value`` itself."""
     return Cell(format_as(value, kind), value)
 
 
 def change(value: float | None, kind: str, more_is_better: bool = False) -> Cell:
-    """Return the cell of a change, with sign, arrow and the mark ``worse`` or ``better``."""
+    """Return a cell with a change: sign, arrow and the mark ``worse`` or ``better``.
+
+    A change of 0 or None has no sign, arrow and mark.
+
+    Args:
+        value: experiment minus baseline, or that difference as a ratio.
+        kind: key of `FORMATS`.
+        more_is_better: whether an increase is marked ``better``.
+    """
     if not value:
         return cell(value, kind)
     arrow, sign = ("▲", "+") if value > 0 else ("▼", "")
@@ -75,7 +92,7 @@ class Column:
     """One column of a table."""
 
     term: str
-    """Key of the name and definition in the texts' ``terms``."""
+    """Key in the texts' ``terms``, where the column's name and definition are."""
     kind: str = "text"
     """One of `FORMATS`."""
 
@@ -86,7 +103,7 @@ class Column:
 
     @property
     def unit(self) -> str:
-        """The unit beside the name in the header; empty if the cells have units."""
+        """The unit to show beside the column's name; empty if the cells themselves have units."""
         return self.kind if self.kind in ("ms", "GB/s") else ""
 
 
@@ -109,11 +126,18 @@ class Table:
 
 
 Spec = Sequence[tuple[str, str, Union[str, Callable[[Mapping[str, Any]], Cell]]]]
-"""Columns: term, kind, and either the key of the values or a function from a row to its cell."""
+"""Columns, each as (term, kind, source). The source is the name of a column with the values, or a
+function that returns the cell for a row."""
 
 
 def table_of(label: str, table: pl.DataFrame, spec: Spec) -> Table:
-    """Return the first `MAX_ROWS` rows of a table, with the columns of ``spec``."""
+    """Return a table of the page with the first `MAX_ROWS` rows of ``table``.
+
+    Args:
+        label: caption.
+        table: the values, in the order to show.
+        spec: the columns.
+    """
     rows = []
     for row in table.head(MAX_ROWS).rows(named=True):
         rows.append(
@@ -128,11 +152,14 @@ def table_of(label: str, table: pl.DataFrame, spec: Spec) -> Table:
 
 @dataclass(frozen=True)
 class Tile:
-    """One key figure."""
+    """One key figure of the run."""
 
     term: str
+    """Key of the figure's name in the texts' ``terms``."""
     text: str
+    """The value with its unit."""
     detail: str = ""
+    """Smaller text beside the value, such as the share of the step; "" for no such text."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +172,7 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart that a script draws from the ``data`` of this name."""
+    """A chart that a script draws from ``data[name]`` of the page."""
 
     name: str
     label: str
@@ -161,7 +188,7 @@ class Note:
 
     text: str
     code: Sequence[str] = ()
-    """Commands below the paragraph."""
+    """Commands to show below the paragraph."""
     block: str = "note"
 
 
@@ -171,7 +198,7 @@ class Advice:
 
     row: FindingRow
     evidence: tuple[Sequence[str], Sequence[Sequence[str]]]
-    """Headers and rows of cells."""
+    """The headers, and the rows as lists of cells."""
     block: str = "advice"
 
 
@@ -180,9 +207,10 @@ Block = Union[Table, Tiles, Chart, Note, Advice]
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page below a heading."""
+    """A heading of the page and the content below it."""
 
     key: str
-    """Key of the title in the texts' ``sections``."""
+    """Key of the heading in the texts' ``sections``."""
     about: str
+    """The introduction below the heading."""
     blocks: Sequence[Block]

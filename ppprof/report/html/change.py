@@ -1,4 +1,4 @@
-"""The section on changes from the baseline."""
+"""The section of the page on changes from the baseline."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from ppprof.report.html.blocks import (
     table_of,
 )
 from ppprof.report.html.words import Words
-from ppprof.units import ratio_text
+from ppprof.units import format_ratio
 
 _MORE_IS_BETTER = ("ips", "tokens_per_s", "gpu_utilization")
 
 _MAX_DIFFERENCES = 12
-"""Listed differences in config and versions."""
+"""Most differences in config and versions to list."""
 
 OVERVIEW_KINDS = {"ns": "time", "per_s": "number", "bytes": "bytes", "ratio": "ratio"}
-"""Kind of each number in the overview, by its unit."""
+"""Kind of a number in the overview (a key of `FORMATS`), keyed by the number's unit."""
 
 
 def change_section(report: ReportData, words: Words) -> tuple[str, Sequence[Block]] | None:
-    """Return the introduction and the blocks of the section; None without a baseline."""
+    """Return the introduction and the blocks of the section; None for a report without baseline."""
     diff = report.diff
     if diff is None:
         return None
@@ -47,7 +47,7 @@ def change_section(report: ReportData, words: Words) -> tuple[str, Sequence[Bloc
         Tiles(
             [
                 Tile("verdict", _verdict(diff.change, words)),
-                Tile("alike", ratio_text(diff.comparability.score)),
+                Tile("alike", format_ratio(diff.comparability.score)),
             ]
         ),
         *map(Note, diff.comparability.differences[:_MAX_DIFFERENCES]),

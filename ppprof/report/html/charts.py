@@ -1,4 +1,7 @@
-"""The data of the page's charts: plain numbers from `ReportData`, in milliseconds and bytes."""
+"""The data of the page's charts, as plain numbers from `ReportData`.
+
+Times are in milliseconds, except for spans, whose times are in nanoseconds. Sizes are in bytes.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from ppprof.report.html.sections import has_pipeline, label, typical_step
 from ppprof.report.html.words import Words
 
 _MAX_STEPS = 2000
-"""Steps in the chart of all steps: the last ones."""
+"""Most steps of a chart of steps; the last steps are kept."""
 
 _MAX_CELLS = 60_000
-"""Cells of each heat map."""
+"""Most cells of each heat map; the last steps are kept."""
 
 _MAX_MODULES = 20_000
 
@@ -31,7 +34,10 @@ _COLOURS = {
 
 
 def chart_data(report: ReportData, words: Words) -> dict[str, Any]:
-    """Return the input of each chart's script, by chart name; None for a chart without data."""
+    """Return the input of each chart's script, keyed by chart name.
+
+    None for a chart without data. The charts of the comparison are missing without a baseline.
+    """
     data = {
         "steps": _steps(report, words),
         "times": _times(report),
@@ -55,7 +61,10 @@ def _ms(values: Sequence[float | None] | pl.Series) -> list[float | None]:
 
 
 def _parts(report: ReportData) -> list[tuple[str, str, str]]:
-    """Return column, term and axis of each part of a step, in order."""
+    """Return (column, term, axis) of each part of a step, in the order of the columns.
+
+    The axis is "" for parts other than exposed communication.
+    """
     parts = []
     for column in report.cluster.steps.columns:
         if column.startswith("exposed_"):
@@ -174,11 +183,17 @@ def _mean(values: pl.Series) -> float | None:
 
 
 def _spans(table: pl.DataFrame, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the input of ``lanes.js``: rows, and columns with row, start, duration... of each span.
+    """Return the input of ``lanes.js``: the rows, and one list for each property of the spans.
 
     Args:
-        table: row (of ``rows``), start_ns, end_ns, name, category, num, busy_ns.
-        rows: label and group of each row.
+        table: one row per span: row (an index of ``rows``), start_ns, end_ns, name, category, num,
+            busy_ns.
+        rows: label and group of each row of the chart.
+
+    Returns:
+        ``rows`` unchanged; ``row``, ``start``, ``dur``, ``num``, ``busy``, each with one item per
+        span, times in ns, starting at 0; ``names`` and ``categorys``, the distinct texts; ``name``
+        and ``category``, an index of these texts per span.
     """
     origin = int(table["start_ns"].to_numpy().min()) if table.height else 0
     table = table.sort("row", "start_ns")
@@ -210,7 +225,10 @@ def _timeline(report: ReportData) -> dict[str, Any]:
 
 
 def _pipeline(report: ReportData, words: Words) -> dict[str, Any]:
-    """Return the passes of one step, rank by rank, first stage first."""
+    """Return the micro-batch passes and bubbles of the typical step, as spans for ``lanes.js``.
+
+    There is a row for each rank, sorted by pipeline stage, then rank.
+    """
     step = typical_step(report)
     rows: list[dict[str, str]] = []
     parts = []
@@ -257,9 +275,9 @@ def _pipeline(report: ReportData, words: Words) -> dict[str, Any]:
 
 
 def _modules(table: pl.DataFrame) -> dict[str, Any]:
-    """Return the run's module tree in pre-order, as a comparison without changes.
+    """Return the run's module tree in pre-order, in the format of `_module_changes`.
 
-    One script draws both.
+    It looks like a comparison without changes, since one script draws both charts.
     """
     table = _drawn_modules(table)
     times, num = _module_times(table, ""), table.height
@@ -274,7 +292,7 @@ def _modules(table: pl.DataFrame) -> dict[str, Any]:
 
 
 def _module_changes(table: pl.DataFrame) -> dict[str, Any]:
-    """Return the module tree of two runs, in pre-order."""
+    """Return the common module tree of baseline and experiment, in pre-order."""
     table = _drawn_modules(table)
     return {
         **_module_names(table),

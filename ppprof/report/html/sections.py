@@ -1,4 +1,4 @@
-"""The page's sections, with their tables, charts and notes in order."""
+"""The sections of the page in their order, with tables, charts and notes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ppprof.report.html.blocks import (
 from ppprof.report.html.change import OVERVIEW_KINDS, change_section
 from ppprof.report.html.words import Words
 from ppprof.report.text import advice
-from ppprof.units import format_ranges, ratio_text
+from ppprof.units import format_ranges, format_ratio
 
 _PARTS = ("computation", "exposed_communication", "data_loading", "bubble", "host_bound", "rest")
 
@@ -41,7 +41,11 @@ Content = tuple[str, Sequence[Block]]
 
 
 def sections(report: ReportData, words: Words) -> list[Section]:
-    """Return all sections of the page; an empty section states the reason."""
+    """Return the sections of the page in their order.
+
+    A section without data states the reason. The section on changes is missing without a baseline,
+    the section on the pipeline is missing for a run without a pipeline.
+    """
     builders = {
         "findings": _findings,
         "change": change_section,
@@ -65,7 +69,10 @@ def _nothing(words: Words, reason: str) -> Content:
 
 
 def headline(report: ReportData, words: Words) -> Tiles:
-    """The numbers that matter most."""
+    """Return the key figures of the run: step time and its parts, throughput, utilization, memory.
+
+    Figures that are unknown for the run are left out.
+    """
     metrics = report.costs.metrics
     tiles = []
     for metric in _HEADLINE:
@@ -77,7 +84,7 @@ def headline(report: ReportData, words: Words) -> Tiles:
             continue
         detail = ""
         if metric in _PARTS and report.step_ns:
-            detail = ratio_text(value / report.step_ns)
+            detail = format_ratio(value / report.step_ns)
         step_time = metrics.get("step_time")
         if metric == "step_time_p95" and isinstance(step_time, float) and step_time:
             detail = f"{value / step_time - 1:+.1%}"
@@ -104,7 +111,10 @@ def _steps(report: ReportData, words: Words) -> Content:
 
 
 def label(report: ReportData, rank: int) -> str:
-    """Return ``3 · dp0 pp1 mp1``: a rank with its coordinates on axes of degree > 1."""
+    """Return a rank with its positions on axes of degree above 1, such as ``3 · dp0 pp1 mp1``.
+
+    The number alone if there is no such axis, or if the topology is unknown or lacks the rank.
+    """
     topology = report.cluster.topology
     if topology is None or rank >= topology.world_size:
         return str(rank)
@@ -204,7 +214,7 @@ def _pipeline(report: ReportData, words: Words) -> Content | None:
 
 
 def has_pipeline(report: ReportData) -> bool:
-    """Whether the run is a pipeline of several stages with a recorded micro-batch pass."""
+    """Whether ``pp_degree`` is above 1 and a pass of a micro-batch was recorded."""
     topology = report.cluster.topology
     staged = topology is not None and topology.degree("pp") > 1
     return staged and any(
@@ -213,7 +223,7 @@ def has_pipeline(report: ReportData) -> bool:
 
 
 def typical_step(report: ReportData) -> int:
-    """Return the step whose time, mean over ranks, is the lower median."""
+    """Return the typical step: its time, averaged over ranks, is the lower median of all steps."""
     means = report.cluster.steps.group_by("step").agg(pl.col("step_ns").mean())
     ordered = means.sort("step_ns", "step")["step"]
     return int(ordered[(len(ordered) - 1) // 2])
@@ -251,7 +261,10 @@ def _kernels(report: ReportData, words: Words) -> Content:
 
 
 def _shares(table: pl.DataFrame, by: str) -> pl.DataFrame:
-    """The largest first, with each one's share."""
+    """Return ``table`` sorted by column ``by``, largest first, with each row's share of the sum.
+
+    The new column ``share`` is float64, in [0, 1].
+    """
     ordered = table.sort(by, descending=True, maintain_order=True)
     return ordered.with_columns(share=pl.col(by) / (table[by].sum() or 1))
 

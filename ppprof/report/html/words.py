@@ -1,4 +1,4 @@
-"""Texts of the page in one language."""
+"""The texts of the page in one language."""
 
 from __future__ import annotations
 
@@ -10,30 +10,35 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Words:
-    """The texts of ``en.yaml`` or ``zh.yaml``."""
+    """The texts of ``en.yaml`` or ``zh.yaml``; an unknown key raises KeyError."""
 
     language: str
     texts: Mapping[str, Mapping[str, Any]]
 
     def __call__(self, key: str, **values: object) -> str:
-        """Return the text of ``group.name`` with its ``{placeholders}`` filled in."""
+        """Return the text of a key, with its ``{placeholders}`` replaced by ``values``.
+
+        Args:
+            key: ``group.name``, such as ``page.window``.
+            values: the value of each placeholder.
+        """
         group, _, name = key.partition(".")
         text: str = self.texts[group][name]
         return text.format(**values) if values else text
 
     def term(self, key: str) -> str:
-        """Return the name of a number."""
+        """Return the name of a number, by its key in the texts' ``terms``."""
         name: str = self.texts["terms"][key][0]
         return name
 
     def definition(self, key: str) -> str:
-        """Return the definition of a number."""
+        """Return the definition of a number, by its key in the texts' ``terms``."""
         text: str = self.texts["terms"][key][1]
         return text
 
     @cached_property
     def for_scripts(self) -> Mapping[str, Any]:
-        """The texts that the page's scripts need."""
+        """The texts that the page's scripts need: ``language``, ``page`` and ``terms``."""
         return {
             "language": self.language,
             "page": self.texts["page"],

@@ -1,1 +1,1 @@
-"""Tables as text, one module per command."""
+"""Tables and findings as text; one module for each command."""

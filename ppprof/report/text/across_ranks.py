@@ -1,8 +1,9 @@
 """Summary tables over several ranks as text: one row per name and rank, or one row per name.
 
-The columns of the table by rank are those of the table with *Node ID* in PyTorch's RFC "Integrate
-autograd profiler with torch.distributed.rpc" (pytorch/pytorch issue 39675); if there are device
-events, the same columns follow for the GPU. A node is a rank, or the worker of a remote call.
+The table with one row per name and rank has the columns of the table with *Node ID* in PyTorch's
+RFC "Integrate autograd profiler with torch.distributed.rpc" (pytorch/pytorch issue 39675). If there
+are device events, it also has the corresponding columns for the GPU. A node is a rank, or the
+worker of a remote call.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _COLUMNS = {
     "Time": "time_ns",
     "Number of Calls": "calls",
 }
-"""Columns between Name and Node ID of the table by rank, where the view has them."""
+"""Header -> column, between Name and Node ID of the table by rank, if the view has the column."""
 
 _STATS = {
     "Number of Calls": "calls",
@@ -52,10 +53,10 @@ _STATS = {
     "Max": "max_ns",
     "Spread": "spread_ns",
 }
-"""Columns between Name and Node ID of max of the table by name."""
+"""Header -> column, between Name and Node ID of max of the table by name."""
 
 _LIMITED = ("op", "kernel", "memcpy", "udf")
-"""Views that the row limit cuts, as it does for a single rank."""
+"""Views to which the row limit applies, as in the tables of a single rank."""
 
 
 def render_across(
@@ -69,10 +70,11 @@ def render_across(
     Views without rows print nothing.
 
     Args:
-        tables: view -> table.
+        tables: the tables, keyed by view.
         by: ``rank`` for tables of `by_rank`, ``name`` for tables of `by_name`.
-        coordinates: rank -> ``dp0_pp0_sharding0_mp0``, for all combined ranks; None if unknown.
-        options: time unit and row limit.
+        coordinates: the coordinate of every combined rank, such as ``dp0_pp0_sharding0_mp0``, keyed
+            by rank; None for an unknown coordinate.
+        options: time unit and row limit. The limit counts names, not rows.
     """
     nodes = node_ids(coordinates)
     table_of = _by_rank if by == "rank" else _by_name
@@ -84,7 +86,9 @@ def render_across(
 
 
 def node_ids(coordinates: Mapping[int, str | None]) -> Mapping[int, str]:
-    """Return each rank with its coordinates on the axes on which these ranks differ.
+    """Return each rank as text, with its positions on the axes on which the ranks differ.
+
+    The result is keyed by rank. A rank without a known coordinate appears as its number alone.
 
     >>> node_ids({0: "dp0_pp0_sharding0_mp0", 3: "dp0_pp1_sharding0_mp1", 4: None})
     {0: '0 (pp0 mp0)', 3: '3 (pp1 mp1)', 4: '4'}
@@ -162,7 +166,7 @@ def _name(view: str, row: Row) -> str:
 
 
 def _node(row: Row, nodes: Mapping[int, str]) -> str:
-    """Return the rank; for an event of a remote call the worker that ran it."""
+    """Return the node of a row: the rank; for an event of a remote call, the worker."""
     return str(row["node"]) if call_of(str(row["name"])) else nodes[row["rank"]]
 
 

@@ -1,6 +1,6 @@
-"""Findings in words: plain rows in a language, then text, a table or JSON.
+"""Findings in English or Chinese: as rows, text, a table or JSON.
 
-The words are data: ``catalogue/en.yaml`` and ``catalogue/zh.yaml``.
+The texts come from ``catalogue/en.yaml`` and ``catalogue/zh.yaml``.
 """
 
 from __future__ import annotations
@@ -16,29 +16,33 @@ import polars as pl
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import Finding
 from ppprof.errors import UsageError
-from ppprof.units import format_time, format_value, ratio_text
+from ppprof.units import format_ratio, format_time, format_value
 
 LANGUAGES = ("en", "zh")
 
 SCHEMA_VERSION = 1
-"""Version of `findings_document`; goes up when a reader of the older form would misread it."""
+"""Version of `findings_document`. It increases when older readers would misread the document."""
 
 _SUFFIXES = ("_ns", "_bytes")
 
 
 @dataclass(frozen=True)
 class FindingRow:
-    """A finding in a language, ready to print."""
+    """A finding in one language, ready to print."""
 
     rule: str
+    """Name of the rule."""
     severity: str
     """One of `ppprof.analysis.advice.finding.SEVERITIES`; ``severity_text`` is translated."""
     severity_text: str
     title: str
+    """The problem in a few words."""
     cost_ns: float | None
+    """Possible gain per step; None if the finding is not about time."""
     share: float | None
+    """``cost_ns`` as a ratio of the step; None if the finding is not about time."""
     cost_text: str
-    """``costs 4 ms a step (48.0%)``."""
+    """Such as ``costs 4 ms a step (48.0%)``."""
     confidence: str
     """One of `ppprof.analysis.advice.finding.CONFIDENCES`; ``confidence_text`` is translated."""
     confidence_text: str
@@ -53,7 +57,7 @@ class FindingRow:
 
     @property
     def evidence_cells(self) -> tuple[list[str], list[list[str]]]:
-        """Headers of the evidence, and the cells of each row with their units."""
+        """Headers of the evidence, and its rows as lists of cells with units."""
         columns = self.evidence.columns
         cells = [
             [format_value(name, value) for name, value in zip(columns, row)]
@@ -63,7 +67,11 @@ class FindingRow:
 
 
 def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
-    """Return findings in a language, in their order.
+    """Return findings in a language, in the order of ``findings``.
+
+    Args:
+        findings: the findings.
+        language: one of `LANGUAGES`.
 
     Raises:
         UsageError: unknown language.
@@ -100,7 +108,9 @@ def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[Find
 
 
 def headline(findings: Sequence[Finding], language: str = "en") -> str:
-    """Return one line: the first finding, or that there are only minor findings.
+    """Return one line with the number of findings and the first finding, which costs most.
+
+    If there is no finding, or the first finding is minor, the line says so.
 
     >>> headline([])
     'Nothing above minor: no rule reports a finding.'
@@ -116,14 +126,24 @@ def headline(findings: Sequence[Finding], language: str = "en") -> str:
         return str(words["first"]).format(**facts)
     step = format_value("step_ns", first.facts.get("step_ns"))
     return str(words["first_with_cost"]).format(
-        **facts, cost=format_time(first.cost_ns), share=ratio_text(first.share), step=step
+        **facts, cost=format_time(first.cost_ns), share=format_ratio(first.share), step=step
     )
 
 
 def render_findings(
     findings: Sequence[Finding], language: str = "en", limit: int | None = None
 ) -> str:
-    """Return the headline, then each finding with its evidence and what to change, as text."""
+    """Return findings as text: a headline, then each finding with its proposal and evidence.
+
+    Args:
+        findings: the findings, in the order to show.
+        language: one of `LANGUAGES`.
+        limit: most findings to show; None for all. A last line counts the findings that are not
+            shown.
+
+    Raises:
+        UsageError: unknown language.
+    """
     words = read_catalogue(language)["words"]
     blocks = [headline(findings, language)]
     for number, row in enumerate(finding_rows(findings[:limit], language), 1):
@@ -141,13 +161,25 @@ def render_findings(
 def hidden_findings(
     findings: Sequence[Finding], words: Mapping[str, str], limit: int | None
 ) -> list[str]:
-    """Return one line with the number of findings beyond the limit; no line if all are shown."""
+    """Return one line with the number of findings beyond ``limit``; no line if all are shown.
+
+    Args:
+        findings: all findings.
+        words: the group ``words`` of `read_catalogue`.
+        limit: number of findings that are shown; None for all.
+    """
     num = 0 if limit is None else max(0, len(findings) - limit)
     return [words["more"].format(num=num, limit=limit)] if num else []
 
 
 def findings_table(findings: Sequence[Finding], language: str = "en") -> pl.DataFrame:
-    """Return one row per finding: rule, severity, cost_ns, share, confidence, title, what, do."""
+    """Return a table with one row per finding, in the order of ``findings``.
+
+    Returns:
+        rule, severity, cost_ns float64, share float64, confidence, title, what, do; the other
+        columns are text, as in `FindingRow`. cost_ns and share are null if the finding is not about
+        time.
+    """
     names = ("rule", "severity", "cost_ns", "share", "confidence", "title", "what", "do")
     schema = {name: pl.Float64 if name in ("cost_ns", "share") else pl.String for name in names}
     values = [
@@ -159,7 +191,13 @@ def findings_table(findings: Sequence[Finding], language: str = "en") -> pl.Data
 def findings_document(
     findings: Sequence[Finding], language: str = "en", **identity: Any
 ) -> dict[str, Any]:
-    """Return findings as JSON-compatible values: texts, and facts and evidence as numbers."""
+    """Return findings as JSON-compatible values: texts, and facts and evidence as numbers.
+
+    Args:
+        findings: the findings.
+        language: one of `LANGUAGES`.
+        identity: values that identify the run, such as ``run="profiler_log"``; keys of the result.
+    """
     entries = []
     for finding, row in zip(findings, finding_rows(findings, language)):
         texts = {name: getattr(row, name) for name in ("title", "what", "do", "how")}
@@ -185,7 +223,7 @@ def findings_document(
 
 @cache
 def read_catalogue(language: str) -> Mapping[str, Any]:
-    """Return the texts of a language.
+    """Return the texts of a language: ``words``, and under ``rules`` the texts of each rule.
 
     Raises:
         UsageError: unknown language.
@@ -200,14 +238,16 @@ def read_catalogue(language: str) -> Mapping[str, Any]:
 
 
 def format_facts(facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return facts or thresholds as text, each by the unit that ends its name."""
+    """Return facts or thresholds as text, keyed by name, each in the unit that ends its name."""
     return {name: format_value(name, value) for name, value in facts.items()}
 
 
 def _cost(finding: Finding, words: Mapping[str, str]) -> str:
     if finding.cost_ns is None or finding.share is None:
         return words["no_cost"]
-    return words["cost"].format(cost=format_time(finding.cost_ns), share=ratio_text(finding.share))
+    return words["cost"].format(
+        cost=format_time(finding.cost_ns), share=format_ratio(finding.share)
+    )
 
 
 def _header(name: str) -> str:
@@ -217,7 +257,7 @@ def _header(name: str) -> str:
 
 
 def _aligned(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
-    """Return headers and rows as lines whose columns are aligned."""
+    """Return the headers and each row of cells as one line, with columns aligned."""
     widths = [max(map(len, column)) for column in zip(headers, *cells)]
     return [
         "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)).rstrip()

@@ -1,4 +1,4 @@
-"""Two compared runs as text."""
+"""The comparison of two runs as text."""
 
 from __future__ import annotations
 
@@ -48,7 +48,14 @@ _MAX_DIFFERENCES = 12
 def render_diff(
     diff: Diff, selection: RowSelection, options: TableOptions, outcomes: Sequence[Outcome] = ()
 ) -> str:
-    """Return the comparison as text: headline, tables and the outcomes of ``--fail-if``."""
+    """Return a comparison as text: headline, tables and the outcomes of ``--fail-if``.
+
+    Args:
+        diff: the comparison.
+        selection: which tables and rows to show.
+        options: the time unit. The row limit is ``selection.limit``.
+        outcomes: the results of ``--fail-if``.
+    """
     parts = [headline(diff)]
     for block in diff_blocks(diff, selection, options):
         parts.append(str(block) if isinstance(block, Table) else f"{block}\n\n")
@@ -59,7 +66,11 @@ def render_diff(
 def diff_blocks(
     diff: Diff, selection: RowSelection, options: TableOptions
 ) -> Iterator[Table | str]:
-    """Yield each selected table; a sentence instead of a table in which nothing changed."""
+    """Yield each selected table; for a table without changed rows, yield a sentence instead.
+
+    Tables without any data are left out. So is the table of ranks if it has a single row, unless it
+    is the only selected table.
+    """
     tables = select_rows(diff, selection)
     if "overview" in tables and tables["overview"].height:
         yield _overview(diff, tables["overview"], options)
@@ -82,7 +93,12 @@ def diff_blocks(
 
 
 def _unchanged(num: int, selection: RowSelection) -> str:
-    """Return the sentence that says that none of ``num`` names changed."""
+    """Return "none of 12 changed by more than the noise and 0.1% of a step." or a similar sentence.
+
+    Args:
+        num: number of names in the table before filtering.
+        selection: the filters.
+    """
     matching = f" that match {selection.pattern!r}" if selection.pattern else ""
     least = f"{selection.min_delta_ns:,.0f} ns" if selection.min_delta_ns else "0.1% of a step"
     limits = ["the noise"] * (not selection.include_noise) + [least] * (
@@ -93,7 +109,10 @@ def _unchanged(num: int, selection: RowSelection) -> str:
 
 
 def headline(diff: Diff) -> str:
-    """Return the names of both runs, the verdict on step time, and how comparable the runs are."""
+    """Return lines with both runs' names, the verdict on step time, and how alike the runs are.
+
+    At most `_MAX_DIFFERENCES` differences between the runs follow.
+    """
     change = diff.change
     lines = [
         f"baseline    {diff.baseline.what}",
@@ -269,7 +288,12 @@ def _modules(table: pl.DataFrame, selection: RowSelection, options: TableOptions
 
 
 def _largest(rows: Sequence[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:
-    """Return the ``limit`` rows whose own time changed most, and the modules that contain them."""
+    """Return the ``limit`` modules whose own time changed most, and the modules that contain them.
+
+    Args:
+        rows: modules in pre-order. The result keeps this order.
+        limit: number of modules, without the containing modules.
+    """
     order = sorted(range(len(rows)), key=lambda row: -abs(rows[row]["delta_self_ns"] or 0.0))
     keep: set[int] = set()
     for row in order[:limit]:
@@ -294,7 +318,7 @@ def _value(value: float, unit: str, options: TableOptions) -> str:
 
 
 def _signed(value: float, unit: str, options: TableOptions) -> str:
-    """Format a difference with its sign; of ratios in percentage points.
+    """Format a difference with its sign; a difference of ratios in percentage points.
 
     >>> _signed(-0.13, "ratio", TableOptions()), _signed(2e8, "bytes", TableOptions())
     ('-13.00 points', '+200.00 MB')
@@ -326,7 +350,7 @@ def _time(time_ns: float | None, options: TableOptions) -> str:
 
 
 def _name(name: str, status: str) -> str:
-    """Return a name on one line; with its status (new or gone) if only one run has it.
+    """Return a name on one line, followed by "new" or "gone" if only one run has the name.
 
     >>> _name("relu", "both"), _name("gelu", "new")
     ('relu', 'gelu (new)')
@@ -341,7 +365,7 @@ def _pair(baseline: float, experiment: float, to_text: Callable[[float], str]) -
 
 
 def _title(value: str) -> str:
-    """Return ``CPU Self`` for ``cpu_self_ns``.
+    """Return a column header such as ``CPU Self`` for ``cpu_self_ns``.
 
     >>> _title("gpu_total_ns")
     'GPU Total'

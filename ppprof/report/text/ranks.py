@@ -1,4 +1,4 @@
-"""The step breakdown of ranks, their collectives and the slow ranks and links, as text."""
+"""The step breakdown of ranks, their collectives, slow ranks and slow links, as text."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Line, Table, columns_for
 
 _ALWAYS_SHOWN = ("step_ns", "computation_ns", "rest_ns")
-"""Columns shown even if they are 0 in all rows. ``communication_...`` columns are never shown: they
-are the sum of exposed, bubble and hidden."""
+"""Columns that are shown even if they are 0 in all rows. Columns ``communication_...`` are never
+shown: they are the sum of exposed, bubble and hidden."""
 
 _NOTE = """\
 Means over steps: time, and % of the step. Computation, Exposed (by axis), Data Loading, Bubble, Host Bound and
@@ -25,8 +25,14 @@ Host Launch: runtime calls; they run beside the device's time. *: largest value 
 def render_ranks(table: pl.DataFrame, by: Sequence[str], options: TableOptions) -> str:
     """Return the table of `ppprof.analysis.ranks.step_table.group_steps` as text.
 
-    Several rows are followed by minimum, median and maximum. Columns that are 0 in all rows are
-    left out, and so are places (host, axes) that are the same in all rows.
+    A table with several rows ends with the minimum, median and maximum of each column. Columns that
+    are 0 in all rows are left out, except for `_ALWAYS_SHOWN`. Places (host, axes) that are equal
+    in all rows are left out, except for those in ``by``.
+
+    Args:
+        table: the table.
+        by: the columns that name a row, such as ``rank`` and ``step``; shown first.
+        options: the time unit. The row limit is ignored.
     """
     times = [
         name
@@ -86,7 +92,7 @@ def _cell(time_ns: float | None, step_ns: float, options: TableOptions) -> str:
 
 
 def _header(column: str) -> str:
-    """Return ``Exposed mp`` for ``exposed_mp_ns``.
+    """Return a column header such as ``Exposed mp`` for ``exposed_mp_ns``.
 
     >>> _header("data_loading_ns"), _header("hidden_pp+mp_ns")
     ('Data Loading', 'Hidden pp+mp')
@@ -107,11 +113,17 @@ late rank (skew), in both (mixed), or inconclusive, as the clocks' error is larg
 Last: the rank that most often arrives last."""
 
 _MAX_MEMBERS = 6
-"""Groups with more ranks are abbreviated to their first and last ranks."""
+"""Most ranks of a group that are all listed; of a larger group, the first two and the last are."""
 
 
 def render_groups(cluster: Cluster, options: TableOptions, limit: int | None = 20) -> str:
-    """Return the table of `ppprof.analysis.ranks.arrivals.by_group`; longest waits first."""
+    """Return the table of `ppprof.analysis.ranks.arrivals.by_group` as text, longest wait first.
+
+    Args:
+        cluster: its ``groups`` are shown.
+        options: the time unit. The row limit is ignored.
+        limit: most groups to show; None for all. A last line counts the groups that are not shown.
+    """
     lines: list[Line] = []
     shown = cluster.groups if limit is None else cluster.groups.head(limit)
     for row in shown.iter_rows(named=True):
@@ -143,14 +155,18 @@ _VERDICTS = ("transfer", "skew", "mixed", "inconclusive")
 
 
 def _members(members: str) -> str:
-    """Return the ranks of a group; ``0,8,...,120 (16)`` for a large group."""
+    """Return the ranks of a group: ``0,8`` or, for a large group, ``0,8,...,120 (16)``."""
     ranks = members.split(",")
     is_short = len(ranks) <= _MAX_MEMBERS
     return members if is_short else f"{ranks[0]},{ranks[1]},...,{ranks[-1]} ({len(ranks)})"
 
 
 def render_stragglers(cluster: Cluster, options: TableOptions) -> str:
-    """Return a line for each slow rank and slow link, then the accuracy of the clocks."""
+    """Return a line for each slow rank and slow link, then lines on the accuracy of the clocks.
+
+    A slow link is a group of ranks with longer transfers than its siblings: the groups of the same
+    axis. If there are several ranks and none is slow, one line says so.
+    """
     unit = options.time_unit
     lines = []
     for row in cluster.slow_ranks.filter("is_slow").iter_rows(named=True):
@@ -172,7 +188,10 @@ def render_stragglers(cluster: Cluster, options: TableOptions) -> str:
 
 
 def _place(cluster: Cluster, rank: int) -> str:
-    """Return `` (dp0 mp1)``: the rank's coordinates on axes on which the ranks differ."""
+    """Return the positions of a rank on the axes on which ranks differ, such as `` (dp0 mp1)``.
+
+    Empty if the ranks differ on no axis.
+    """
     (row,) = cluster.steps.filter(pl.col("rank") == rank).head(1).iter_rows(named=True)
     coordinates = [
         f"{axis}{row[axis]}"
@@ -183,7 +202,10 @@ def _place(cluster: Cluster, rank: int) -> str:
 
 
 def _clock_errors(cluster: Cluster, options: TableOptions) -> list[str]:
-    """Return a line for each method by which clock offsets were found."""
+    """Return a line with the largest error for each method that gave clock offsets.
+
+    Methods without an error above 0 get no line.
+    """
     lines = []
     for method, how in (("exchange", "measured"), ("collectives", "bounded by collectives")):
         errors = [clock.error_ns for clock in cluster.clocks.values() if clock.method == method]

@@ -32,7 +32,7 @@ from ppprof.report.text.summary_notes import (
 from ppprof.report.text.table import Column, Line, Table
 
 TIME_UNITS: Mapping[str, float] = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
-"""Nanoseconds per unit, for each unit that a table may be printed in."""
+"""Nanoseconds per unit, for each unit in which a table may be printed."""
 
 Row = Mapping[str, Any]
 T = TypeVar("T")
@@ -40,14 +40,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How to print tables."""
+    """How to print tables.
+
+    Raises:
+        UsageError: unknown time unit.
+    """
 
     time_unit: str = "ms"
     """One of `TIME_UNITS`."""
     op_detail: bool = True
     """Whether to list, below each operator, the operators it called and the work it launched."""
     row_limit: int | None = 100
-    """Maximum number of operators, kernels, spans or memory events; None for all."""
+    """Most operators, kernels, spans or memory rows to print; None for all. It applies to each
+    thread, each remote call and each memory place separately."""
 
     def __post_init__(self) -> None:
         if self.time_unit not in TIME_UNITS:
@@ -56,7 +61,7 @@ class TableOptions:
             )
 
     def time(self, time_ns: float) -> str:
-        """Format a time in the unit, with two decimals.
+        """Format a time in ``time_unit``, with two decimals and without the unit.
 
         >>> TableOptions(time_unit="us").time(1234)
         '1.23'
@@ -64,14 +69,21 @@ class TableOptions:
         return f"{time_ns / TIME_UNITS[self.time_unit]:.2f}"
 
     def limited(self, rows: Sequence[T], noun: str) -> tuple[Sequence[T], list[Line]]:
-        """Return the rows to show and, if some are hidden, a line with their number."""
+        """Return the rows to show, and a line with the number of hidden rows if there are any.
+
+        Args:
+            rows: all rows.
+            noun: names the rows in the line, such as "kernels".
+        """
         shown = rows if self.row_limit is None else rows[: self.row_limit]
         hidden = len(rows) - len(shown)
         return shown, [f"{hidden} more {noun}: row_limit is {self.row_limit}"] if hidden else []
 
 
 def render(profile: Profile, views: Sequence[str], options: TableOptions) -> str:
-    """Return the chosen views as text, in Paddle's order; a view without rows prints nothing.
+    """Return the selected views as text, in Paddle's order.
+
+    Most views without rows print nothing; ``device`` and ``overview`` print an empty table.
 
     Raises:
         UsageError: unknown view.
@@ -83,7 +95,7 @@ def render_tables(tables: Mapping[str, pl.DataFrame], options: TableOptions) -> 
     """Return summary tables as text, like `render`.
 
     Args:
-        tables: view -> table of `ppprof.analysis.summaries.views.summarize`.
+        tables: tables of `ppprof.analysis.summaries.views.summarize`, keyed by view.
         options: time unit, details and row limit.
     """
     return "".join(
@@ -95,7 +107,13 @@ def render_tables(tables: Mapping[str, pl.DataFrame], options: TableOptions) -> 
 
 
 def title(rank: int, coordinate: str, window: int, steps: Sequence[int]) -> str:
-    """Return the line above the tables of one rank's window.
+    """Return the line that is printed above the tables of one rank's window.
+
+    Args:
+        rank: the rank.
+        coordinate: the rank's coordinate or the file's name.
+        window: the number of the window.
+        steps: the recorded steps, ascending; may be empty.
 
     >>> title(3, "dp1 mp1", 0, [5, 6, 7])
     'rank 3 (dp1 mp1), window 0, steps 5 to 7'
@@ -104,7 +122,7 @@ def title(rank: int, coordinate: str, window: int, steps: Sequence[int]) -> str:
 
 
 def window_title(window: int, steps: Sequence[int]) -> str:
-    """Return the part of `title` that all ranks share.
+    """Return the part of `title` without the rank.
 
     >>> window_title(0, [5, 6, 7]), window_title(1, [])
     ('window 0, steps 5 to 7', 'window 1, no steps')
@@ -198,7 +216,7 @@ def _operators(table: pl.DataFrame, options: TableOptions) -> list[Table]:
 
 
 def _local(name: str) -> str:
-    """Return the name without the remote call that contains the event."""
+    """Return an event's name without its prefix that names the remote call."""
     call = call_of(name)
     return name if call is None else name[len(call) + len(REMOTE) :]
 
@@ -274,7 +292,7 @@ _RENDERERS: Mapping[str, Callable[[pl.DataFrame, TableOptions], list[Table]]] = 
 
 
 def _by_thread(table: pl.DataFrame) -> list[tuple[str, list[Row]]]:
-    """Return heading line and rows of each thread; a single block if threads are merged."""
+    """Return (heading line, rows) for each thread; one pair if the threads are merged."""
     blocks: dict[int | None, list[Row]] = {}
     for row in table.rows(named=True):
         blocks.setdefault(row.get("thread"), []).append(row)
@@ -286,20 +304,26 @@ def _by_thread(table: pl.DataFrame) -> list[tuple[str, list[Row]]]:
 
 
 def _stats(row: Row, options: TableOptions) -> tuple[object, str, str]:
-    """Return the number of calls, and the cells of the CPU's and the GPU's times (`_stat`)."""
+    """Return three cells: the number of calls, the CPU times and the GPU times (see `_stat`)."""
     calls = "-" if row["calls"] is None else row["calls"]
     return calls, _stat(row, "cpu", options), _stat(row, "gpu", options)
 
 
 def _stat(row: Row, clock: str, options: TableOptions) -> str:
-    """Return ``total / avg / max / min / ratio`` of one clock; ``-`` for null."""
+    """Return ``total / avg / max / min / ratio`` of one clock, with ``-`` for each null value.
+
+    Args:
+        row: one row of a table.
+        clock: ``cpu`` or ``gpu``.
+        options: the time unit.
+    """
     stats = [row[f"{clock}_{stat}_ns"] for stat in ("total", "avg", "max", "min")]
     times = ["-" if time_ns is None else options.time(time_ns) for time_ns in stats]
     return " / ".join([*times, percent(row[f"{clock}_ratio"])])
 
 
 def percent(ratio: float | None) -> str:
-    """Format a ratio in percent, with two decimals and without the sign; ``-`` for None.
+    """Format a ratio in percent, with two decimals and without the percent sign; ``-`` for None.
 
     >>> percent(0.1234), percent(None)
     ('12.34', '-')
@@ -312,7 +336,10 @@ def _below_step(row: Row) -> str:
 
 
 def _indented(name: str, indent: int) -> str:
-    """Indent a name and cut it as Paddle does: three characters shorter than would fit."""
+    """Return a name with ``indent`` blanks before it, in the width of the column.
+
+    A name that is too wide is cut and ends in "...", as in Paddle's table.
+    """
     if len(name) + indent > _OPERATOR_NAME.width:
         name = name[: _OPERATOR_NAME.width - indent - 3] + "..."
     return " " * indent + name
@@ -322,7 +349,10 @@ _KERNEL_SIGNATURE = re.compile(r"(.+?)(<.*>)(\(.*\))")
 
 
 def kernel_name(name: str) -> str:
-    """Return a kernel's name without its argument list, cut to 90 characters.
+    """Return a kernel's name with template arguments, without parameter list, in 90 characters.
+
+    A longer name is cut and ends in "...". The parameter list of a name without template arguments
+    stays.
 
     >>> kernel_name("void k<int, float>(int*, float*)")
     'void k<int, float>'

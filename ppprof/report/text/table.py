@@ -14,29 +14,30 @@ Line = Union[str, Sequence[object]]
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its header and its width."""
+    """A column of a text table; ``width`` is in characters."""
 
     header: str
     width: int
     grows: bool = False
-    """Whether the column widens for its cells; otherwise a long cell sticks out, as in Paddle."""
+    """Whether the column widens for long cells. If not, a long cell moves the cells after it to the
+    right, as in Paddle."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """One table, ready to print."""
+    """One table; ``str(table)`` is its text."""
 
     title: str
     columns: Sequence[Column]
     lines: Sequence[Line]
     unit: str | None = None
-    """Unit of the times, printed below the title; None if the table holds no times."""
+    """Unit of the times, printed below the title; None for a table without times."""
     preamble: Sequence[str] = ()
-    """Lines between the title and the headers."""
+    """Lines to print between the title and the headers."""
     second: tuple[Sequence[str], Sequence[Line]] | None = None
-    """A second row of headers and its lines, in the same columns."""
+    """A second row of headers with its lines, in the same columns; None for a single row."""
     closed: bool = True
-    """Whether a rule ends the table (Paddle leaves it out of two tables)."""
+    """Whether a rule ends the table (Paddle ends two tables without a rule)."""
     note: str = ""
     """Definitions of the numbers, printed below the table."""
 
@@ -72,7 +73,7 @@ class Table:
 
 
 def columns_for(headers: Sequence[str], min_width: int = 6) -> list[Column]:
-    """Return a growing column for each header."""
+    """Return a column for each header, as wide as its header or ``min_width``; all columns grow."""
     return [Column(header, max(min_width, len(header)), grows=True) for header in headers]
 
 
@@ -81,6 +82,6 @@ def _row(cells: Sequence[object], widths: Sequence[int]) -> str:
 
 
 def _centered(text: str, width: int) -> str:
-    """Pad with dashes on both sides; an odd dash goes to the right."""
+    """Return ``text`` in dashes, centered in ``width``; an odd dash goes to the right."""
     dashes = width - len(text)
     return "-" * (dashes // 2) + text + "-" * (dashes - dashes // 2)

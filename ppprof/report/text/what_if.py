@@ -1,4 +1,4 @@
-"""The cost of a run's stragglers, as text."""
+"""The cost of a run's slow ranks (stragglers), as text."""
 
 from __future__ import annotations
 
@@ -36,7 +36,12 @@ M_S: share of the last stage. Near 100%: its part of the model is too large.
 
 
 def render_what_if(table: pl.DataFrame, options: TableOptions | None = None) -> str:
-    """Return the table of `ppprof.analysis.ranks.what_if.what_if` as text; empty if it has no rows."""
+    """Return the table of `ppprof.analysis.ranks.what_if.what_if` as text; "" if it has no rows.
+
+    Args:
+        table: the table.
+        options: time unit and row limit; None for the defaults.
+    """
     if table.is_empty():
         return ""
     options = options or TableOptions()

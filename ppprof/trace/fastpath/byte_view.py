@@ -9,13 +9,16 @@ import numpy as np
 from ppprof.arrays import Int64, UInt64
 
 _LONGEST_MIXED = (
-    2048  # bytes; few texts are longer, and the loop below would run for one text alone
+    2048  # bytes; the few longer texts are hashed one by one, outside the loop over words
 )
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 
 
 class ByteView:
-    """A view of a buffer; no word begins in the buffer's last seven bytes."""
+    """A buffer as bytes, and as 8-byte words that begin at every byte.
+
+    ``words[i]`` holds the bytes i to i+7. So there are seven fewer words than bytes.
+    """
 
     def __init__(self, raw: bytes | bytearray) -> None:
         self.raw = raw
@@ -24,7 +27,7 @@ class ByteView:
         self.words: UInt64 = np.ndarray(len(raw) - 7, np.dtype("<u8"), raw, strides=(1,))
 
     def hashes(self, first: Int64, end: Int64) -> UInt64:
-        """Return a hash of the bytes of each range, shape (N,)."""
+        """Return a 64-bit hash of the bytes in each range [first, end), shape (N,)."""
         length = end - first
         hashed: UInt64 = length.astype(np.uint64) * _MIX
         for row in np.flatnonzero(length > _LONGEST_MIXED).tolist():

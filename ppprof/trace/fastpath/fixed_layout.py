@@ -16,13 +16,16 @@ from ppprof.trace.source import MARGIN, Block, TraceStream
 Ranges = list[tuple[int, int]]
 
 TEXTS = ("name", "cat", "place", "axis", "dtype", "peers", "phase")
-"""Text columns; they hold numbers of strings."""
+"""Text columns. They hold indices into a list of strings (`Scanned.texts`)."""
 _NARROW = frozenset(("pid", "tid", "dur", "device", "stream"))
 _UNITS = tuple(np.uint64(int.from_bytes(unit, "little")) for unit in (b" ms]", b" us]", b" ns]"))
 _SECONDS = np.uint64(int.from_bytes(b" s]", "little"))
 
 Part = tuple[str, Mapping[str, Array]]
-"""A kind of event and its columns, all shape (N,): the fields, and each start as ``position``."""
+"""A kind of event, and its columns, each of shape (N,).
+
+The columns are the named fields of the layout and ``position``, the byte offset of each event.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,14 +33,15 @@ class Scanned:
     """The events of a byte range of a file."""
 
     parts: list[Part]
+    """The events that match a layout. Several parts may be of one kind."""
     texts: list[bytes]
     """Strings as in the file; the columns `TEXTS` hold indices into this list."""
     unmatched: Ranges
-    """First and end byte in the file of text in no known layout, ascending."""
+    """Text in no known layout, as ascending byte ranges (first, end) of the file."""
 
 
 class Scanner:
-    """Reads blocks of events in the layouts of one dialect."""
+    """Reader of blocks of events in the layouts of one dialect."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -46,10 +50,10 @@ class Scanner:
         self._unmatched: Ranges = []
 
     def add(self, block: Block) -> Ranges:
-        """Add the events of a block that begins and ends between two events.
+        """Add the events of a block, which begins and ends between two events.
 
         Returns:
-            First and end byte in the file of text in no known layout, ascending.
+            Text of the block in no known layout, as ascending byte ranges (first, end) of the file.
         """
         text = Text(block)
         start = text.positions(self._dialect.start)
@@ -82,12 +86,15 @@ class Scanner:
         return unmatched
 
     def scanned(self) -> Scanned:
-        """Return all events that were added."""
+        """Return the events of all blocks that were added."""
         return Scanned(self._parts, self._texts.all(), self._unmatched)
 
 
 def scan(source: TraceStream, dialect: Dialect, end: int) -> Scanned:
-    """Return the events of a file from the stream's position to ``end``, where an event begins."""
+    """Return the events from the stream's position to byte ``end`` of the file.
+
+    At ``end``, an event begins or the file ends.
+    """
     scanner = Scanner(dialect)
     for block in source.blocks(dialect.last_start, end):
         scanner.add(block)
@@ -95,14 +102,22 @@ def scan(source: TraceStream, dialect: Dialect, end: int) -> Scanned:
 
 
 def _narrowed(values: Int64) -> Array:
-    """Return int32 if it holds all values: there may be millions of them."""
+    """Return the values as int32, to save memory; unchanged if one of them does not fit."""
     if len(values) and values.min() >= -(2**31) and values.max() < 2**31:
         return values.astype(np.int32)
     return values
 
 
 def _without_duration(text: Text, first: Int64, end: Int64) -> Int64:
-    """Return where names end without ``[1.2 ms]``, which the writers append."""
+    """Return where each name ends without the duration, such as ``[1.2 ms]``.
+
+    Paddle's writer and `write_paddle_json` append the duration to names.
+
+    Args:
+        text: the block.
+        first: position of the first byte of each name, shape (N,).
+        end: position after each name with its duration, shape (N,).
+    """
     bracket = text.last_before(end, b"[")
     last = text.words[end - 4] & np.uint64(2**32 - 1)
     is_unit = last >> np.uint64(8) == _SECONDS
@@ -115,7 +130,10 @@ def _without_duration(text: Text, first: Int64, end: Int64) -> Int64:
 
 
 def _runs(rows: Int64, start: Int64, end: Int64) -> Ranges:
-    """Return the byte ranges in the block of these events, neighbours joined."""
+    """Return the byte ranges of the events ``rows``, relative to the block.
+
+    The ranges of consecutive rows are joined. ``start`` and ``end`` are positions of all events.
+    """
     breaks = np.flatnonzero(np.diff(rows) != 1)
     firsts = rows[np.append(0, breaks + 1)] if len(rows) else rows
     lasts = rows[np.append(breaks, len(rows) - 1)] if len(rows) else rows

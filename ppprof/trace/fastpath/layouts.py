@@ -1,6 +1,6 @@
-"""The format strings with which Paddle's writer and ours print events.
+"""The format strings with which Paddle's writer and `write_paddle_json` print events.
 
-`scan` matches them backwards.
+`scan` matches the text of events with them, from the end of an event to its start.
 
 Source: chrometracing_logger.cc of Paddle 2.3 to 3.3 (schema 1.0.0, 1.0.1, 1.0.2), whose versions
 differ in blanks at the ends of lines, in colours and in the fields of an operator; and
@@ -16,19 +16,22 @@ from ppprof.trace.fastpath.scan import EventPattern
 
 @dataclass(frozen=True)
 class Dialect:
-    """Every layout that one writer prints."""
+    """All layouts that one writer prints."""
 
     layouts: tuple[EventPattern, ...]
-    """The most frequent first. Kinds: host, launch, device, memory; flow for arrows."""
+    """The layouts, the most frequent first.
+
+    Their kinds are host, launch, device and memory; and flow for arrows, which are not kept.
+    """
     start: bytes
-    """The bytes that every event begins with, including the line break before it."""
+    """The bytes with which every event begins, including the line break before the event."""
     escapes: bool
     """Whether the writer escapes names as JSON requires; Paddle's does not."""
     ts_is_exact: bool
-    """Whether ``ts`` has nanoseconds; Paddle's is cut to whole microseconds."""
+    """Whether ``ts`` has nanoseconds; Paddle cuts it to whole microseconds."""
 
     def last_start(self, text: bytearray, first: int, end: int) -> int:
-        """Return the offset of the last event in this part of a text; -1 for none."""
+        """Return the offset of the last event that begins in ``text[first:end]``; -1 for none."""
         return text.rfind(self.start, first, end)
 
 
@@ -38,12 +41,15 @@ _STREAM = '"stream": %d{stream}, "correlation id": %d{correlation_id},\n      '
 
 
 def _paddle(blank: str) -> tuple[EventPattern, ...]:
-    """Return Paddle's formats; older versions leave ``blank`` at the ends of some lines."""
+    """Return the layouts of Paddle's writer.
+
+    ``blank`` is the text at the ends of some lines: a space before schema 1.0.2, empty since then.
+    """
     opened = f"\n  {{{blank}\n"
     closed = "\n    }\n  },\n  "
 
     def complete(tid: str, args: str, opened: str = opened) -> str:
-        """An X event."""
+        """Return the layout of an X event with these ``args``."""
         return (
             f'{opened}    "name": "%s{{name}}", "pid": %d{{pid}}, "tid": {tid},\n'
             '    "ts": %d{ts}, "dur": %f{dur},\n'
@@ -53,7 +59,7 @@ def _paddle(blank: str) -> tuple[EventPattern, ...]:
         )
 
     def arrow(tid: str, tail: str) -> str:
-        """One end of a flow event."""
+        """Return the layout of one end of a flow event; ``tail`` holds its last fields."""
         return (
             f'{opened}    "name": "launch", "id": %d{{}}, "pid": %d{{}}, "tid": {tid},\n'
             f'    "ts": %d{{}},{blank}\n    {tail}\n  }},\n  '
@@ -123,7 +129,7 @@ def _paddle(blank: str) -> tuple[EventPattern, ...]:
 
 
 def _ours() -> tuple[EventPattern, ...]:
-    """Return the formats of `write_paddle_json`: one line per event, exact times."""
+    """Return the layouts of `write_paddle_json`: one line per event, exact times."""
 
     def complete(tid: str, args: str) -> str:
         return (
@@ -201,11 +207,15 @@ DIALECTS = {
     "paddle 1.0": Dialect(_paddle(" "), b"\n  {", escapes=False, ts_is_exact=False),
     "ppprof": Dialect(_ours(), b'\n{"name":"', escapes=True, ts_is_exact=True),
 }
-"""Name of the writer -> its formats; "paddle 1.0" stands for the versions before schema 1.0.2."""
+"""Name of the writer -> its dialect; "paddle 1.0" stands for the versions before schema 1.0.2."""
 
 
 def dialect_of(text: bytes) -> str | None:
-    """Return the writer of a list of events by how the first event begins; None if unknown."""
+    """Return the key in `DIALECTS` of the writer of a list of events.
+
+    ``text`` is the text after the bracket of the list. The first bytes of its first event show the
+    writer; None if they are of no known writer.
+    """
     first = text.lstrip(b" \n")
     before = text[: len(text) - len(first)]
     if first.startswith(b'{ \n    "name": "'):

@@ -29,21 +29,25 @@ _CHUNK = 8192  # messages at a time: their temporaries stay in the processor's c
 
 
 class FieldBatch(NamedTuple):
-    """The k-th field of some messages, in few bytes: there are as many of these as fields."""
+    """Fields of some messages: the k-th field of each, or all fields of a few messages.
+
+    A file has many batches. To keep them small, an int or a slice stands for an array where
+    possible.
+    """
 
     message: Int64 | slice
-    """Indices of the messages, ascending, shape (N,)."""
+    """Index of each field's message, ascending, shape (N,); a slice if consecutive."""
     number: Int64 | int
-    """Field number of each; an int if they all agree."""
+    """Field number of each field, shape (N,); an int if all fields have this number."""
     kind: Int64 | int
-    """Wire type of each; an int if they all agree."""
+    """Wire type of each field, shape (N,); an int if all fields have this type."""
     low: npt.NDArray[np.integer[Any]]
-    """Value, or first byte, shape (N,)."""
+    """Value of a number; first byte of a field with a length; shape (N,)."""
     end: npt.NDArray[np.integer[Any]] | None
-    """One past the last byte, shape (N,); None if none of the fields has a length."""
+    """Byte after the field, shape (N,); None if ``kind`` is an int other than `LEN`."""
 
     def values(self, field: int) -> tuple[Int64 | slice, npt.NDArray[np.integer[Any]]]:
-        """Return messages and values of this field where it is a number."""
+        """Return the messages in which ``field`` is a number, and the numbers."""
         if isinstance(self.number, int):
             if self.number == field and self.kind != LEN:
                 return self.message, self.low
@@ -52,7 +56,11 @@ class FieldBatch(NamedTuple):
         return self._messages()[chosen], self.low[chosen]
 
     def ranges(self, field: int) -> tuple[Int64 | slice, Any, Any]:
-        """Return messages, first bytes and end bytes of this field where it has a length."""
+        """Return the messages in which ``field`` has a length, and its byte ranges there.
+
+        Returns:
+            Messages, first bytes, and the bytes after the last ones.
+        """
         if self.end is None:
             return _NO_MESSAGES, _NO_VALUES, _NO_VALUES
         if isinstance(self.number, int):
@@ -91,16 +99,18 @@ class ByteRanges:
 
 
 class Fields:
-    """Every field of N messages of one type, by field number."""
+    """All fields of N messages of one type. Each method selects one field by its number."""
 
     def __init__(self, num_messages: int, batches: list[FieldBatch]) -> None:
         self.num_messages = num_messages
         self._batches = batches
 
     def number(self, field: int, default: int = 0) -> UInt64:
-        """Return the value of a scalar field, shape (N,), ``default`` for a message without it.
+        """Return the value of a scalar field in each message, shape (N,).
 
-        Negative int64 and int32 values arrive as two's complement: ``.view(np.int64)``.
+        A message without the field gets ``default``. If the field occurs several times in a
+        message, the last one counts, as protobuf demands. Negative int64 and int32 values are two's
+        complement: read them with ``.view(np.int64)``.
         """
         values = np.full(self.num_messages, default, np.uint64)
         for batch in self._batches:
@@ -109,7 +119,7 @@ class Fields:
         return values
 
     def range(self, field: int) -> ByteRanges:
-        """Return the bytes of a string or message field that occurs once; N ranges.
+        """Return the bytes of a string or message field that occurs once: one range per message.
 
         A range is empty for a message without the field. If the field occurs several times, the
         last one counts, as protobuf demands.
@@ -123,7 +133,7 @@ class Fields:
         return ByteRanges(start, end, np.arange(self.num_messages))
 
     def ranges(self, field: int) -> ByteRanges:
-        """Return the bytes of a repeated field: one range per occurrence, message by message."""
+        """Return the bytes of a repeated field: one range per occurrence, sorted by message."""
         parts: list[tuple[Any, Any, Any]] = [(_NO_VALUES, _NO_VALUES, _NO_VALUES)]
         for batch in self._batches:
             message, first, last = batch.ranges(field)
@@ -153,13 +163,13 @@ class Buffer:
         self._raw, self._bytes, self._words = self._text.raw, self._text.bytes, self._text.words
 
     def whole(self) -> ByteRanges:
-        """Return the file as one message."""
+        """Return the range of the whole file, which is one message."""
         return ByteRanges(np.zeros(1, np.int64), np.full(1, self.size), np.zeros(1, np.int64))
 
     def strings(self, ranges: ByteRanges) -> tuple[list[str], Int32]:
-        """Return the distinct strings, and for each range the index of its string.
+        """Return the distinct strings of ``ranges``, and each range's index among them, shape (N,).
 
-        Invalid UTF-8 is replaced.
+        Invalid UTF-8 is replaced by U+FFFD.
         """
         texts = StringTable()
         numbers = np.concatenate(
@@ -178,7 +188,8 @@ class Buffer:
         """Return all fields of the messages at ``ranges``.
 
         Raises:
-            TraceError: a field runs past its message, or has an unknown wire type.
+            TraceError: a field runs past its message, or has an unknown wire type, or a number has
+                more than 10 bytes.
         """
         batches: list[FieldBatch] = []
         for first in range(0, max(len(ranges), 1), _CHUNK):
@@ -216,7 +227,12 @@ class Buffer:
         return FieldBatch(message, number, kind, low, end)
 
     def _next_field(self, cursor: Int64) -> tuple[Int64 | int, Int64 | int, UInt64 | Int64, Int64]:
-        """Return one field per cursor: number, wire type, value (or first byte), and its end."""
+        """Decode the field at each cursor.
+
+        Returns:
+            Field numbers and wire types (each an int if the fields agree); values, or first bytes
+            of fields with a length; and the byte after each field.
+        """
         tags, cursor = self._tags(cursor)
         if (tags == tags[0]).all():  # usual: messages have the same fields in the same order
             tag = int(tags[0])
@@ -232,7 +248,10 @@ class Buffer:
     def _any_field(
         self, number: Int64, kind: Int64, cursor: Int64
     ) -> tuple[Int64, Int64, UInt64, Int64]:
-        """Return the same for fields of different kinds, given their tags."""
+        """Return what `_next_field` returns, for fields of any types.
+
+        ``number`` and ``kind`` come from the fields' tags; ``cursor`` is the byte after each tag.
+        """
         low, after = self._varints(cursor)
         lengths = kind == LEN
         if lengths.any():
@@ -268,7 +287,10 @@ class Buffer:
         return (first & 0x7F) | (second << 7), cursor + 1 + long
 
     def _varints(self, cursor: Int64) -> tuple[UInt64, Int64]:
-        """Return base-128 numbers, least significant group first, and the byte after each."""
+        """Return the base-128 number at each cursor, and the byte after each number.
+
+        The group of 7 bits in the first byte is the least significant.
+        """
         first = self._bytes[cursor]
         if (first < 0x80).all():
             return first.astype(np.uint64), cursor + 1
@@ -297,10 +319,10 @@ class Buffer:
         return low, after
 
     def _fields_of_few(self, active: Int64, cursors: Int64, limits: Int64) -> list[FieldBatch]:
-        """Return the same for few messages with many fields, such as a thread with all its nodes.
+        """Return the fields of a few messages with many fields, such as a thread and all its nodes.
 
-        A loop finds where each field begins, since that depends on the previous field. Their
-        contents are decoded in arrays again.
+        A loop finds where each field begins, because that depends on the previous field. The
+        contents of the fields are then decoded in arrays.
         """
         message: list[int] = []
         tags: list[int] = []
@@ -327,7 +349,11 @@ class Buffer:
         return batches
 
     def _end_of_run(self, tags: list[int], limit: int) -> int:
-        """Return the end of a run of fields with a length and one tag; add each start to ``tags``."""
+        """Return the end of a run of fields that have a length and the same tag.
+
+        The last entry of ``tags`` is the start of the run's first field. The starts of the run's
+        other fields are appended to ``tags``.
+        """
         raw = self._raw
         cursor = tags.pop()
         _, after = self._varint(cursor)
@@ -347,7 +373,7 @@ class Buffer:
         return cursor
 
     def _varint(self, cursor: int) -> tuple[int, int]:
-        """Return a base-128 number and the byte after it."""
+        """Return the base-128 number at ``cursor``, cut to 64 bits, and the byte after it."""
         raw = self._raw
         value, byte = 0, raw[cursor]
         for shift in range(0, 70, 7):

@@ -1,7 +1,7 @@
 """Encode many messages in protobuf's wire format at once: the reverse of `protobuf_decode`.
 
-A message is given field by field, each field for all messages in arrays. The length of every field
-is known before a byte is written, so the position of every byte is known too.
+Messages are given field by field: one array holds the values of a field for all messages. The
+length of every field is known before a byte is written, so the position of every byte is known too.
 
 Source: https://protobuf.dev/programming-guides/encoding/
 """
@@ -22,13 +22,13 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class ByteStrings:
-    """N byte strings in one buffer: names, or messages."""
+    """N byte strings in one buffer: texts, or encoded messages."""
 
     buffer: Bytes
     start: Int64
-    """First byte of each, shape (N,)."""
+    """First byte of each string, shape (N,)."""
     length: Int64
-    """Bytes of each, shape (N,)."""
+    """Number of bytes of each string, shape (N,)."""
 
     def __getitem__(self, chosen: Int64) -> ByteStrings:
         """Return the strings at the indices ``chosen``, in that order."""
@@ -36,20 +36,20 @@ class ByteStrings:
 
     @classmethod
     def of(cls, texts: Sequence[str]) -> ByteStrings:
-        """Return strings as UTF-8."""
+        """Return the texts in UTF-8; an unpaired surrogate becomes a question mark."""
         encoded = [text.encode("utf-8", "replace") for text in texts]
         length = np.array([len(text) for text in encoded], np.int64)
         return cls(np.frombuffer(b"".join(encoded), np.uint8), np.cumsum(length) - length, length)
 
 
 class Field:
-    """One field of some messages.
+    """Values of one field of some messages.
 
     Args:
         number: the field number.
         values: integers of any dtype (negative: two's complement), float32 numbers, or byte
             strings; shape (M,).
-        owner: the message of each value, ascending, shape (M,); if None, message i has value i.
+        owner: index of each value's message, ascending, shape (M,); if None, message i has value i.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Field:
 
 
 def encode(num_messages: int, fields: Sequence[Field]) -> ByteStrings:
-    """Return the messages, each with its fields in this order."""
+    """Return ``num_messages`` encoded messages, each with its fields in the order of ``fields``."""
     sizes = [
         np.bincount(field.owner, field.size, num_messages).astype(np.int64) for field in fields
     ]
@@ -98,7 +98,9 @@ def encode(num_messages: int, fields: Sequence[Field]) -> ByteStrings:
 
 
 def header(number: int, length: int) -> bytes:
-    r"""Return the bytes before the ``length`` bytes of one field: its tag and that length.
+    r"""Return the tag and the length that precede a field's content of ``length`` bytes.
+
+    ``number`` is the field number.
 
     >>> header(3, 300)
     b'\x1a\xac\x02'
@@ -140,7 +142,7 @@ def _copy(buffer: Bytes, position: Int64, strings: ByteStrings) -> None:
 
 
 def _varint_length(values: UInt64) -> Int64:
-    """Return the bytes that each number needs, at 7 bits per byte."""
+    """Return the number of bytes that each value needs, at 7 bits per byte."""
     length = np.ones(len(values), np.int64)
     for bits in range(7, 64, 7):
         length += values >= np.uint64(1 << bits)

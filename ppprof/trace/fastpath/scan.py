@@ -48,7 +48,7 @@ class Text(ByteView):
         self.words: UInt64 = np.ndarray(len(self.raw) - 7, np.dtype("<u8"), self.raw, strides=(1,))
 
     def positions(self, literal: bytes) -> Int64:
-        """Return the positions of ``literal``, which must hold a brace, ascending."""
+        """Return the ascending positions of ``literal``, which must contain a ``{``."""
         braces = np.flatnonzero(self.bytes[MARGIN : self.end] == ord("{"))
         starts = braces + (MARGIN - literal.index(b"{"))
         starts = starts[(starts >= MARGIN) & (starts + len(literal) <= self.end)]
@@ -67,7 +67,8 @@ class Text(ByteView):
     def digits_before(self, end: Int64) -> tuple[Int64, Int64]:
         """Return the number that ends before each position: its value and its count of digits.
 
-        Both are 0 if there is no digit. A value of more than 18 digits is meaningless.
+        Both are 0 if the byte before the position is no digit. If the count exceeds 18, the value
+        is meaningless.
         """
         value, count = self._eight_digits(end)
         more = np.flatnonzero(count == 8)
@@ -81,7 +82,7 @@ class Text(ByteView):
         return value, count
 
     def _eight_digits(self, end: Int64) -> tuple[Int64, Int64]:
-        """Return the same for the last eight digits at most."""
+        """Return what `digits_before` returns, counting at most the last eight digits."""
         digits = self.words[end - 8] ^ np.uint64(0x30 * _BYTES)
         other = (digits & np.uint64(0x7F * _BYTES)) + np.uint64(0x76 * _BYTES)
         other |= digits
@@ -97,7 +98,10 @@ class Text(ByteView):
         return digits.astype(np.int64), 8 - num_other
 
     def last_before(self, end: Int64, byte: bytes, reach: int = _MAX_WORD) -> Int64:
-        """Return the position of the last ``byte`` before each; -1 if farther than ``reach``."""
+        """Return the position of the last ``byte`` before each position in ``end``.
+
+        It is -1 if no such byte is within ``reach`` bytes.
+        """
         position = np.full(len(end), -1, np.int64)
         pending = np.arange(len(end))
         for back in range(8, min(reach, _MAX_WORD) + 8, 8):
@@ -117,7 +121,11 @@ class Text(ByteView):
 
 
 def _num_bits(words: UInt64) -> Int64:
-    """Return the number of bits up to the highest set bit, the top bit of a byte; 0 for 0."""
+    """Return the number of bits up to the highest set bit of each word; 0 for a word of 0.
+
+    Only the top bits of bytes may be set. Then the conversion to float64 cannot round up to more
+    bits.
+    """
     return np.frexp(words.astype(np.float64))[1].astype(np.int64)
 
 
@@ -126,9 +134,12 @@ class Matches:
     """The events that match one layout."""
 
     rows: Int64
-    """Which of the given events match, ascending, shape (M,)."""
+    """Indices of the matching events among the candidates, ascending, shape (M,)."""
     columns: Mapping[str, Column]
-    """Each named field, shape (M,); for a text field, its range as ``NAME`` and ``NAME_end``."""
+    """Name of a field -> its values, shape (M,).
+
+    A text field has two columns: ``NAME``, its first byte, and ``NAME_end``, the byte after it.
+    """
 
 
 class EventPattern:
@@ -147,7 +158,7 @@ class EventPattern:
     dropped.
 
     Args:
-        kind: the kind of event.
+        kind: the kind of event, such as ``host``.
         form: the format string.
     """
 
@@ -162,13 +173,13 @@ class EventPattern:
         ]
 
     def match(self, text: Text, start: Int64, end: Int64, prefix: bytes = b"") -> Matches:
-        """Return those of N events that have this layout.
+        """Return the events among N candidates that have this layout.
 
         Args:
-            text: the block that holds the events.
-            start: first byte of each event, shape (N,), ascending.
-            end: one past the last byte of each event, shape (N,).
-            prefix: the bytes that every event is known to begin with.
+            text: the block that holds the candidates.
+            start: first byte of each candidate, shape (N,), ascending.
+            end: byte after each candidate, shape (N,).
+            prefix: bytes with which every candidate is known to begin; they are not compared again.
         """
         rows = np.arange(len(start))
         cursor = end
@@ -225,7 +236,11 @@ def _select(
 
 
 def _parse_integers(text: Text, end: Int64) -> tuple[Int64, Int64, Bool]:
-    """Parse the integers before ``end``: their starts, their values, and which are valid."""
+    """Parse the integer that ends before each position in ``end``.
+
+    Returns:
+        The integers' first bytes, their values, and whether each is valid.
+    """
     value, count = text.digits_before(end)
     start, value = _with_sign(text, end - count, value)
     return start, value, (count > 0) & (count <= _MAX_DIGITS)
@@ -259,7 +274,7 @@ def _parse_reals(text: Text, end: Int64) -> tuple[Int64, Float64, Bool]:
 
 
 def _with_sign(text: Text, start: Int64, value: Column) -> tuple[Int64, Column]:
-    """Return the start and the value of a number including its minus sign."""
+    """Return the start and the value of each number, including a minus sign before it."""
     minus = text.bytes[start - 1] == _MINUS
     if minus.any():
         value = np.where(minus, -value, value)

@@ -1,4 +1,4 @@
-"""Strings as numbers: a trace of a million events has a few hundred names."""
+"""Numbers for strings. A trace of a million events has a few hundred distinct names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LAST = 2**64 - 1
 
 
 class StringTable:
-    """Numbers strings in the order in which they are first seen."""
+    """Distinct strings, numbered from 0 in the order in which they were added."""
 
     def __init__(self) -> None:
         self._number: dict[bytes, int] = {}
@@ -25,17 +25,17 @@ class StringTable:
         return len(self._number)
 
     def numbers(self, texts: Iterable[bytes]) -> Int32:
-        """Return the number of each text."""
+        """Return the number of each text; new texts are added to the table."""
         table = self._number
         return np.fromiter((table.setdefault(text, len(table)) for text in texts), np.int32)
 
     def between(self, words: ByteView, first: Int64, end: Int64) -> Int32:
-        """Return the index in this table of the text in each range of bytes, shape (N,).
+        """Return the number of the text in each byte range [first, end), shape (N,).
 
         New texts are added to the table.
 
-        Texts are compared by 64-bit hashes. The probability that two of 10,000 share a hash is 1 in
-        10**11.
+        Texts are compared by 64-bit hashes. The probability that two of 10,000 texts share a hash
+        is below 1 in 10**11.
         """
         hashes = words.hashes(first, end)
         index = np.searchsorted(self._hashes, hashes)
@@ -53,5 +53,5 @@ class StringTable:
         return self._of_hash[index]
 
     def all(self) -> list[bytes]:
-        """Return the strings, ordered by number."""
+        """Return all strings, sorted by number."""
         return list(self._number)

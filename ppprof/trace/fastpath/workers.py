@@ -1,9 +1,9 @@
 """Processes that scan one long file, a byte range each.
 
-They are processes because numpy's short calls hold the interpreter's lock most of the time. They
-are new interpreters because a fork is not safe in a program with threads. A worker imports numpy
-alone and is ready in less than a tenth of a second. If one fails, its range is scanned in this
-process, which only costs time.
+Threads would not help, because numpy's short calls hold the interpreter's lock most of the time.
+Each worker is a new interpreter, because a fork is not safe in a program with threads. It imports
+numpy alone and is ready in less than a tenth of a second. If a worker fails, this process scans the
+worker's range, which only costs time.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ppprof.trace.fastpath.layouts import DIALECTS
 from ppprof.trace.source import BLOCK_BYTES, MAX_EVENT_BYTES, TraceStream
 
 MIN_RANGE_BYTES = 32 << 20
-"""A shorter range is not worth a process."""
+"""The file must have this many bytes for each process that scans it, this one included."""
 HEAD_START_BYTES = 20 << 20
-"""Bytes scanned in this process while the workers start."""
+"""Bytes that this process scans while the workers start."""
 _MOST_PROCESSES = 8
 _WORK = (
     "import sys; sys.path[:] = filter(None, sys.path); "  # never import from the current directory
@@ -35,7 +35,12 @@ _WORK = (
 
 
 def split_positions(source: TraceStream, dialect: str) -> list[int]:
-    """Return where to divide the rest of a file: ascending offsets, the last is the file's end."""
+    """Return the offsets at which the ranges of a file end, ascending.
+
+    The first range begins at the stream's position, and this process scans it. A worker scans each
+    other range. The last offset is the end of the file. There is one range if the file is short. A
+    file packed with gzip cannot be divided: the only offset is ``sys.maxsize``.
+    """
     if source.is_packed:
         return [sys.maxsize]
     num = min(
@@ -51,7 +56,15 @@ def split_positions(source: TraceStream, dialect: str) -> list[int]:
 
 
 class ScanWorkers:
-    """Processes that scan the ranges between the bounds; a context manager."""
+    """Context manager for processes that each scan the range between two neighbouring bounds.
+
+    At the end of the block, all processes are killed.
+
+    Args:
+        path: the file.
+        dialect: key in `DIALECTS` of the file's writer.
+        bounds: offsets from `split_positions`.
+    """
 
     def __init__(self, path: str, dialect: str, bounds: Sequence[int]) -> None:
         self._path = path
@@ -86,7 +99,10 @@ class ScanWorkers:
             process.wait()
 
     def scanned(self) -> Iterator[Scanned]:
-        """Yield the result of each range, in the order of the file."""
+        """Yield the events of each range, in the order of the file.
+
+        If the worker of a range failed, this process scans the range.
+        """
         for number, (first, end) in enumerate(self._bounds):
             try:
                 stdout = self._processes[number].stdout
@@ -98,7 +114,7 @@ class ScanWorkers:
 
 
 def _work() -> None:
-    """Scan a range and write the result to standard output; runs in a worker."""
+    """Scan a range and write the result to standard output: the program of a worker."""
     path, dialect, first, end = sys.argv[1:]
     with TraceStream(path, first=int(first)) as source:
         scanned = scan(source, DIALECTS[dialect], int(end))
@@ -115,7 +131,15 @@ def _work() -> None:
 
 
 def _next_start(path: str, start: bytes, position: int) -> int | None:
-    """Return where the next event begins; None if no event begins soon."""
+    """Return the offset of the first event that begins at or after ``position``.
+
+    None if the file ends first, or if no event begins in about `MAX_EVENT_BYTES` bytes.
+
+    Args:
+        path: the file.
+        start: the bytes with which every event begins.
+        position: offset in the file.
+    """
     with TraceStream(path, first=position) as source:
         text = source.read(BLOCK_BYTES // 16)
         while start not in text and len(text) < MAX_EVENT_BYTES:

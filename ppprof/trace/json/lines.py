@@ -1,6 +1,6 @@
-"""Trace events as lines of JSON, built column by column, and the file that they are written to.
+"""Lines of JSON for trace events, built column by column, and the file for them.
 
-Shared by `ppprof.trace.paddle.json_writer` and `ppprof.trace.merge`.
+Used by `ppprof.trace.paddle.json_writer` and `ppprof.trace.merge`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ from ppprof.paths import atomic_writer
 from ppprof.trace.annotations import ANNOTATION_KEYS, has_annotations
 
 Parts = list[Union[pl.Expr, str]]
-"""The parts that a line is joined from; a string is literal text."""
+"""The parts of a line, which are joined in this order; a string is literal text."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 
 
 @contextmanager
 def open_trace_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that appears when it is complete (`atomic_writer`); gzip for a ``.gz`` name."""
+    """Open a file for writing, which appears when it is complete (`atomic_writer`).
+
+    It is compressed with gzip if its name ends in ``.gz``.
+    """
     with atomic_writer(path) as raw:
         if path.suffix != ".gz":
             yield raw
@@ -37,9 +40,9 @@ def open_trace_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def with_json_text(table: pl.DataFrame, column: str) -> pl.DataFrame:
-    """Return the table with a column ``text``: a string column as the inside of a JSON string.
+    """Return the table with a column ``text``: the strings of ``column``, escaped by `escaped`.
 
-    ``text`` is empty where the column is null.
+    ``text`` is empty where ``column`` is null.
     """
     values = table[column].drop_nulls().unique()
     texts = pl.DataFrame({column: values, "text": [escaped(value) for value in values.to_list()]})
@@ -50,7 +53,10 @@ def with_json_text(table: pl.DataFrame, column: str) -> pl.DataFrame:
 
 
 def escaped(name: str) -> str:
-    r"""Return a name as the inside of a JSON string; control characters become visible escapes.
+    r"""Return a name as the inside of a JSON string.
+
+    Control characters become visible escapes: a line break becomes a backslash and an ``n``. An
+    empty name becomes ``(no name)``.
 
     >>> escaped('a"b')
     'a\\"b'
@@ -60,13 +66,19 @@ def escaped(name: str) -> str:
 
 
 def json_lines(table: pl.DataFrame, *parts: pl.Expr | str) -> pl.Series:
-    """Return one JSON object per row: the parts joined; a string is literal text."""
+    """Return one line of JSON per row, joined from ``parts``; a string is literal text.
+
+    The line is null in a row where a part is null.
+    """
     literal = [pl.lit(part) if isinstance(part, str) else part.cast(pl.String) for part in parts]
     return table.select(line=pl.concat_str(literal)).to_series()
 
 
 def microseconds(column: str | pl.Expr) -> pl.Expr:
-    """Return nanoseconds as text in microseconds, with three decimals, exactly."""
+    """Return an expression of nanoseconds as exact text in microseconds, with three decimals.
+
+    The text of 1250 is ``1.250``. ``column`` is a column's name or an expression.
+    """
     ns = pl.col(column) if isinstance(column, str) else column
     # Take the digits of the magnitude: -1 ns is -0.001, not -1.999.
     sign = pl.when(ns < 0).then(pl.lit("-")).otherwise(pl.lit(""))
@@ -79,12 +91,16 @@ def microseconds(column: str | pl.Expr) -> pl.Expr:
 
 
 def optional_arg(key: str, value: pl.Expr) -> pl.Expr:
-    """Return the text ``,"key":value`` for a key of ``args``; empty where the value is null."""
+    """Return an expression of the text ``,"key":value``; empty where the value is null."""
     return pl.concat_str(pl.lit(f',"{key}":'), value.cast(pl.String)).fill_null("")
 
 
 def with_annotation_args(events: pl.DataFrame) -> pl.DataFrame:
-    """Return the events with a column ``annotations``: their keys of ``args``, null if none."""
+    """Return the events with a column ``annotations``: text to append to the ``args`` of an event.
+
+    An example is ``,"axis":"dp","group":3``; null for an event without annotations. Reads
+    ``event``, the row of each event, and the columns `ANNOTATION_KEYS` and device.
+    """
     annotated = events.filter(has_annotations()).select("event", *ANNOTATION_KEYS)
     texts = [
         "".join(

@@ -48,13 +48,16 @@ _MAX_RUNS = 1000  # between broken events of one text: each JSON error counts th
 
 
 def start_of_events(text: bytes) -> int:
-    """Return the offset behind the bracket that opens the list of events; -1 if it is missing."""
+    """Return the offset after the bracket that opens the list of events; -1 if it is missing."""
     match = re.match(rb"\s*\[", text) or re.search(rb'"traceEvents"\s*:\s*\[', text)
     return match.end() if match else -1
 
 
 def last_event_start(text: bytes | bytearray, first: int, end: int) -> int:
-    """Return the offset of the last event in a part of a text; ``first`` if there is no other."""
+    """Return the offset of the last event in ``text[first:end]``.
+
+    It is ``first`` if no event begins after ``first``.
+    """
     window = 1 << 14
     while True:
         start = first
@@ -66,27 +69,35 @@ def last_event_start(text: bytes | bytearray, first: int, end: int) -> int:
 
 
 def keys_before(text: bytes) -> Keys:
-    """Return the keys of ``{"a": 1, "traceEvents": [``, the text before the events."""
+    """Return the keys before the list of events; ``text`` is the file up to the list.
+
+    There are no keys if the file holds only the list.
+
+    >>> keys_before(b'{"a": 1, "traceEvents": [')
+    {'a': 1}
+    """
     before, key, _ = text.rpartition(b'"traceEvents"')
     return _object(before + b"}")[0] if key else {}
 
 
 def event_offsets(text: bytes) -> tuple[list[int], int]:
-    """Return how far a text is valid JSON, event by event.
+    """Return where the events of a text begin, up to the first one that is not valid JSON.
 
     Returns:
-        The offsets of every complete event, followed by the offset of the first byte after them.
-        And the offset at which parsing failed: it equals the former at the bracket that ends the
-        list, and is the length of the text for an event that is truncated there.
+        First, the offset of every complete event, followed by the offset of the first byte after
+        them that is no separator. Second, the offset at which parsing failed. The second equals the
+        end of the first if no event begins there, as at the bracket that ends the list. It is the
+        length of the text if the text ends after an event or inside one; but if the text ends
+        inside a string, it is the offset of the string.
     """
     starts, stop = _event_offsets(text.rstrip().decode("latin-1"), 0)  # one character per byte
     return starts, stop if stop < len(text.rstrip()) else len(text)
 
 
 def _event_offsets(chars: str, position: int) -> tuple[list[int], int]:
-    """Return the offsets that `event_offsets` returns, for the events from ``position`` on.
+    """Return what `event_offsets` returns, for the events from ``position`` on.
 
-    ``chars`` must not end in white space.
+    ``chars`` has one character per byte and must not end in white space.
     """
     starts = []
     while True:
@@ -106,8 +117,9 @@ def _readable_runs(text: bytes) -> Iterator[tuple[list[int], int]]:
     """Split a text at its broken events.
 
     Yields:
-        The offsets of every complete event of a run, followed by the offset of the broken event
-        after them. And the offset of the next run; the length of the text for the last run.
+        First, the offset of every complete event of a run, followed by the offset of the broken
+        event after them. Second, the offset of the next run; the length of the text for the last
+        run. After `_MAX_RUNS` runs, the rest of the text is a run without complete events.
     """
     # Paddle prints "inf", which is not JSON. Without it, more events can be parsed.
     readable = _NON_NUMBER_BYTES.sub(lambda number: b"0".ljust(len(number[0])), text)
@@ -125,15 +137,21 @@ def _readable_runs(text: bytes) -> Iterator[tuple[list[int], int]]:
 
 
 def keys_after(text: bytes) -> tuple[Keys, bool]:
-    """Return the keys of ``, "a": 1}``, the text after the list, and whether they are all of it."""
+    """Return the keys after the list of events, and whether ``text`` holds nothing but these keys.
+
+    >>> keys_after(b', "a": 1}')
+    ({'a': 1}, True)
+    """
     return _object(b"{" + text.strip().lstrip(b","))
 
 
 def _object(text: bytes) -> tuple[Keys, bool]:
-    """Return the keys of the object in a text, and whether the text is one object.
+    """Return the keys of the object in a text, and whether the text is valid JSON.
 
-    Keys that cannot be decoded are left out. In a broken object, pairs of strings that stand on
-    lines of their own are read: Paddle's ExtraInfo.
+    A broken object has only those keys that stand on a line of their own, with a string as value,
+    as in Paddle's ExtraInfo. They are also returned together, as the value of the key
+    ``ExtraInfo``. A broken object of 1 MiB or more has no keys. A text that is another JSON value
+    has no keys either.
     """
     repaired = _NON_NUMBER.sub("null", text.decode("utf-8", "replace").strip())
     repaired = re.sub(r",\s*\}$", "}", repaired)
@@ -150,13 +168,13 @@ def _object(text: bytes) -> tuple[Keys, bool]:
 
 
 class EventDecoder(Generic[Event]):
-    """Decode events out of pieces of a list's text.
+    """Decoder of the events in pieces of a list's text.
 
     Args:
-        kind: a `msgspec.Struct` of which every field has a default.
+        kind: the type of an event: a `msgspec.Struct` of which every field has a default.
         path: the file's name in error messages.
-        skipped: counts the parts that could not be read, by kind.
-        escapes: whether the writer escaped the text between quotation marks.
+        skipped: counts the unreadable parts, by kind.
+        escapes: whether the writer escaped the text between quotation marks, as JSON requires.
     """
 
     def __init__(
@@ -169,7 +187,13 @@ class EventDecoder(Generic[Event]):
         self._skipped = skipped
 
     def events(self, text: bytes) -> list[Event]:
-        """Return the events of a text that begins and ends between two events."""
+        """Return the events of a text that begins and ends between two events.
+
+        Broken events are repaired. Events that cannot be repaired are counted in ``skipped``.
+
+        Raises:
+            TraceError: brackets are nested too deeply.
+        """
         body = text.strip(b" \t\r\n,")
         if not body:
             return []
@@ -184,7 +208,10 @@ class EventDecoder(Generic[Event]):
         return events
 
     def _events_at(self, text: bytes, starts: Sequence[int]) -> list[Event]:
-        """Decode events whose offsets are known; ``starts`` ends with the end of the last one."""
+        """Return events whose offsets are known.
+
+        ``starts`` holds the offset of each event, followed by the end of the last event.
+        """
         if len(starts) < 2:
             return []
         piece = text[starts[0] : starts[-1]].rstrip(b" \t\r\n,")
@@ -197,7 +224,7 @@ class EventDecoder(Generic[Event]):
         return self._events_at(text, starts[: middle + 1]) + self._events_at(text, starts[middle:])
 
     def _events_by_pattern(self, text: bytes) -> list[Event]:
-        """Decode events whose offsets are unknown: split the text where an event seems to begin."""
+        """Return events whose offsets are unknown: split the text where an event seems to begin."""
         body = text.strip(b" \t\r\n,")
         events = self.valid_events(body)
         if events is not None:
@@ -208,7 +235,13 @@ class EventDecoder(Generic[Event]):
         return self._repaired_event(body)
 
     def valid_events(self, text: bytes) -> list[Event] | None:
-        """Decode the same in one call; None if any part needs repair."""
+        """Return what `events` returns, in one call; None if an event may need repair.
+
+        If the writer does not escape texts, an event with a backslash may need repair.
+
+        Raises:
+            TraceError: brackets are nested too deeply.
+        """
         if not self._escapes and b"\\" in text:
             return None
         try:
@@ -221,9 +254,9 @@ class EventDecoder(Generic[Event]):
     def last_events(self, text: bytes, keys: Keys) -> list[Event]:
         """Return the events of a text that holds the end of the list.
 
-        The keys after the list are added to ``keys``. A list without an end is counted as
-        truncated. Zero bytes after it are removed: a file system leaves them when it saved only the
-        length of a file.
+        The keys after the list are added to ``keys``. If the list has no end, or the object around
+        the list has none, the file is counted as truncated in ``skipped``. Zero bytes at the end of
+        the text are removed: a file system leaves them when it saved only the length of a file.
         """
         text = text.rstrip(b"\0")
         ends = [match.end() for match in islice(_END.finditer(text), _MAX_ENDS)]
@@ -250,7 +283,11 @@ class EventDecoder(Generic[Event]):
         return self.events(text[: truncated.start()] if truncated else text)
 
     def _repaired_event(self, body: bytes) -> list[Event]:
-        """Repair one event that is not valid JSON; if that fails, count it and return no event."""
+        """Return a list with one event, repaired from text that is not valid JSON.
+
+        If the repair fails, or the text exceeds 1 MiB, count the event in ``skipped`` and return an
+        empty list.
+        """
         if len(body) > _MAX_REPAIR_BYTES:
             self._skipped[INVALID_EVENTS] += 1
             return []
@@ -267,7 +304,7 @@ class EventDecoder(Generic[Event]):
         return []
 
     def _with_escaped_texts(self, text: str) -> str:
-        """Return the event with its free texts escaped as JSON requires."""
+        """Return the event with its name and its call stack escaped as JSON requires."""
         done, parts = 0, []
         for _ in range(_MAX_TEXTS):
             start = _TEXT_START.search(text, done)
@@ -284,7 +321,11 @@ class EventDecoder(Generic[Event]):
         return "".join([*parts, text[done:]])
 
     def _without_misfits(self, loose: Any) -> list[Event]:
-        """Return the event without fields whose values are of an unexpected type."""
+        """Return a list with the event, without fields whose values are of an unexpected type.
+
+        These fields are counted in ``skipped``. If ``loose`` is no object, it is counted as an
+        invalid event, and the list is empty.
+        """
         if not isinstance(loose, dict):
             self._skipped[INVALID_EVENTS] += 1
             return []
@@ -322,6 +363,6 @@ def _encoded(fields: Mapping[str, Any]) -> bytes:
 
 
 def _middle(body: bytes) -> int:
-    """Return the offset of an event near the middle; 0 if the body is a single event."""
+    """Return the offset of an event near the middle of ``body``; 0 if it is a single event."""
     after = _BETWEEN.search(body, len(body) // 2)
     return after.end() if after else last_event_start(body, 0, len(body))

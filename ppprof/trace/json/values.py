@@ -1,4 +1,4 @@
-"""Values of loosely decoded JSON as columns. Unusable values become null."""
+"""Columns of values from loosely decoded JSON. Unusable values become null."""
 
 from __future__ import annotations
 
@@ -10,13 +10,21 @@ import msgspec
 import polars as pl
 
 Scalar = Union[int, float, str, bool, None]
-"""As loose as real files: ROCm writes numbers as text, and some ids are names."""
+"""Type of a field's value before it is checked.
+
+Writers do not agree on types: ROCm's writes numbers as text, and some ids are names.
+"""
 
 NO_TEXT = msgspec.Raw()
+"""The JSON text of a missing field, which is empty."""
 
 
 def attribute_columns(objects: Iterable[Any], dtypes: Mapping[str, Any]) -> Iterator[pl.Series]:
-    """Yield a column for each attribute of the objects; `msgspec.Raw` values as their JSON text."""
+    """Yield a column for each name in ``dtypes``, with the attribute of this name of each object.
+
+    A value that does not fit the column's dtype becomes null. `msgspec.Raw` values become their
+    JSON text.
+    """
     objects = list(objects)
     for name, dtype in dtypes.items():
         values = list(map(attrgetter(name), objects))
@@ -31,7 +39,9 @@ def texts(values: Iterable[msgspec.Raw]) -> list[str]:
 
 
 def drop_nonportable_numbers(values: Mapping[str, object]) -> dict[str, object]:
-    """Return the values that other formats can hold: no infinite numbers, and none beyond 64 bits.
+    """Return the values without the numbers that other formats cannot hold.
+
+    These are infinities, NaN, and numbers outside the range of an int64.
 
     >>> drop_nonportable_numbers({"name": "GPU", "a": float("inf"), "b": 2**64, "c": 1.5})
     {'name': 'GPU', 'c': 1.5}
@@ -44,7 +54,10 @@ def drop_nonportable_numbers(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def nanoseconds(name: str, microseconds: Iterable[str]) -> pl.Series:
-    """Return decimal texts of microseconds as int64 nanoseconds; null if a text is not a number."""
+    """Return decimal texts of microseconds as a column ``name`` of int64 nanoseconds.
+
+    The text ``1.25`` becomes 1250; a text that is not a number becomes null.
+    """
     text = pl.Series(name, microseconds, pl.String)
     # The physical value of a decimal(38, 3) is its number of thousandths.
     thousandths: pl.Series = text.cast(pl.Decimal(38, 3), strict=False).to_physical()

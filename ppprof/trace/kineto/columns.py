@@ -1,4 +1,4 @@
-"""Kineto's events as columns: the fields that are read, and how loosely.
+"""Columns of Kineto's events, and the fields of an event that are read.
 
 Sources: libkineto/src/output_json.cpp and ActivityType.h of pytorch/kineto,
 torch/csrc/distributed/c10d/ParamCommsUtils.hpp of pytorch/pytorch.
@@ -18,7 +18,7 @@ from ppprof.trace.json.values import NO_TEXT, Scalar, attribute_columns, nanosec
 
 
 class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
-    """The fields that are read of an event's ``args``."""
+    """The fields of an event's ``args`` that are read; None or no text for a missing field."""
 
     name: Scalar = None
     correlation: Scalar = None
@@ -55,7 +55,7 @@ _NO_ARGS = KinetoArgs()
 
 
 class KinetoEvent(msgspec.Struct, gc=False):
-    """One of ``traceEvents``.
+    """One event of the list ``traceEvents``.
 
     Times stay text, because a float64 of microseconds since 1970 loses 250 ns.
     """
@@ -76,18 +76,22 @@ LAUNCHES = frozenset(
         *("privateuse1_runtime", "privateuse1_driver", "Runtime"),
     ]
 )
-"""``cat`` of runtime calls; "Runtime" until torch 1.11."""
+"""Values of ``cat`` for runtime calls; "Runtime" until torch 1.11."""
 DEVICES = {
     **{"kernel": "Kernel", "gpu_memcpy": "Memcpy", "gpu_memset": "Memset"},
     **{"Kernel": "Kernel", "Memcpy": "Memcpy", "Memset": "Memset"},
 }
+"""``cat`` of a device event -> category."""
 OPERATORS = frozenset(["cpu_op", "Operator"])
 HOSTS = OPERATORS | {"user_annotation"}
 MODULE = "nn.Module: "
-"""Prefix of a python_function that is a module; the others are frames."""
+"""Prefix of the name of a python_function event that is a module.
+
+Other python_function events are frames of the interpreter.
+"""
 
 _MIN_EVENTS = 1 << 15
-"""Events per part: making a column costs as much as 1000 values in it."""
+"""Fewest events in a part but the last: making a column costs as much as 1000 values in it."""
 
 _COLLECTIVE_ARGS: Mapping[str, Any] = {
     **{"group": pl.Int64, "group_id": pl.Int64, "num_in": pl.Int64, "num_out": pl.Int64},
@@ -120,7 +124,7 @@ class KinetoColumns:
 
     def __init__(self) -> None:
         self.thread_names: dict[str, str] = {}
-        """Thread id -> name; streams of devices are included."""
+        """Thread id -> name; the number of a device's stream counts as a thread id."""
         self._parts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._collectives: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._sequences: list[pl.DataFrame] = []
@@ -128,7 +132,7 @@ class KinetoColumns:
 
     @classmethod
     def from_batches(cls, batches: Iterable[list[KinetoEvent]]) -> KinetoColumns:
-        """Return the columns of all batches; small batches are joined into few large ones."""
+        """Return the columns of all batches; small batches are joined into few large parts."""
         columns = cls()
         pending: list[KinetoEvent] = []
         for batch in batches:
@@ -174,10 +178,17 @@ class KinetoColumns:
         self._num[kind] += len(events)
 
     def tables(self, base_ns: int) -> tuple[dict[str, pl.DataFrame], dict[str, int]]:
-        """Return one table per kind, and the number of skipped events by kind.
+        """Return one table per kind of event, and the number of skipped events by kind.
 
-        ``index`` is the position among the events of the kind in the file. ``start_ns`` counts from
-        the same zero as ``base_ns``. Events without time, duration, process or thread are skipped.
+        Events without a time, process or thread are skipped. So are events with a negative
+        duration, and events without one. But a memory event without a duration is kept, with a
+        duration of 0.
+
+        Args:
+            base_ns: nanoseconds to add to each recorded start.
+
+        Returns:
+            Kind -> table. Its ``index`` is the position in the file among the events of the kind.
         """
         tables, skipped = {}, {}
         for kind, parts in self._parts.items():
@@ -195,11 +206,17 @@ class KinetoColumns:
         return tables, skipped
 
     def collectives(self, kind: str) -> pl.DataFrame:
-        """Return the args of collectives: ``index``, and the columns of `_COLLECTIVE_ARGS`."""
+        """Return the args of the collectives among the events of a kind, ``hosts`` or ``devices``.
+
+        The columns are ``index``, as in `tables`, and those of `_COLLECTIVE_ARGS`.
+        """
         return pl.concat(self._collectives[kind])
 
     def sequences(self) -> pl.DataFrame:
-        """Return ``index``, sequence and forward_thread of host events with a sequence number."""
+        """Return the args of the host events that have a sequence number.
+
+        The columns are ``index``, as in `tables`, sequence and forward_thread.
+        """
         return pl.concat(self._sequences)
 
 
@@ -209,9 +226,13 @@ def _rows_with(
     key: Callable[[KinetoArgs], Scalar],
     args: Mapping[str, Any],
 ) -> pl.DataFrame:
-    """Return ``index`` and these args of the events that have the key.
+    """Return one row for each event that has the arg of ``key``: ``index`` and ``args``.
 
-    ``first`` is the index of the first event.
+    Args:
+        events: consecutive events of one kind.
+        first: index of the first of ``events``.
+        key: returns the arg that an event must have.
+        args: columns to return, name -> dtype.
     """
     rows = [
         (index, event.args)
@@ -227,7 +248,10 @@ def _rows_with(
 
 
 def _table(events: list[KinetoEvent], args: Mapping[str, Any]) -> pl.DataFrame:
-    """Return name, cat, process, thread, start_ns, dur_ns and these args; null where unusable."""
+    """Return one row per event: name, cat, process, thread, start_ns, dur_ns and ``args``.
+
+    ``args`` is name -> dtype. Unusable values are null.
+    """
     return pl.DataFrame(
         [
             pl.Series("name", [event.name for event in events], pl.String),

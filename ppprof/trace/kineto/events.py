@@ -17,13 +17,13 @@ Kineto writes a flat list of events. Here they become the tree of a Paddle trace
     kernel, gpu_memcpy, gpu_memset                Kernel, Memcpy, Memset
 
 An operator inside another stays an Operator, so that its row equals ``key_averages()``, and because
-the innermost one launches: aten::linear launches nothing, the aten::addmm in it does. An operator
-that is the only child of another with the same name is a layer of that one. It is left out, as in
-``key_averages()``.
+the innermost operator launches the kernels: the aten::addmm in an aten::linear does, aten::linear
+does not. An operator that is the only child of an event with the same name is a layer of its
+parent. Such a layer is left out, as in ``key_averages()``.
 
 An operator records the number that its thread will give to the next node of the backward pass. A
-node records its own number and that thread. So the operator that made each node is known
-(`_forwards`).
+node records its own number and the thread that gave it. So the operator that made each node is
+known (`_forwards`).
 
 Left out: other python_function events (frames of the interpreter, ten per operator, which no table
 counts), gpu_user_annotation (copies of the host's annotations), cuda_sync and overhead (no work of
@@ -72,11 +72,11 @@ _DTYPES = {
 }
 """c10::ScalarType (c10/core/ScalarType.h) -> dtype name and bytes per element.
 
-Float8_e4m3fn and the like become float8_e4m3fn, with 1 byte.
+Types with 8 bits, such as Float8_e4m3fn, are not listed: they become float8_e4m3fn, with 1 byte.
 """
 
 _FOREVER_NS = 2**62
-"""The year 2116: an upper limit of times, so that none overflows an int64."""
+"""Upper limit of ``baseTimeNanoseconds`` (the year 2116): no time may overflow an int64."""
 
 _PLACES = {0: "cpu", 1: "gpu", 6: "gpu", 12: "xpu"}
 """c10::DeviceType (torch/headeronly/core/DeviceType.h) -> Paddle's name; 6 is HIP."""
@@ -91,10 +91,11 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
         batches: ``traceEvents`` in their order, in lists of any length.
 
     Returns:
-        Exact nanoseconds since 1970, if the file has them (until torch 2.3: microseconds).
-        ``extra_info`` holds thread id -> name and, if the file has them, rank, world_size, backend
-        and host_name. ``skipped`` counts events without a usable time, process or thread. Values
-        that Kineto does not record stay null or empty: CPU utilisation, memsets' values.
+        The trace, in nanoseconds since 1970; exact if the file records nanoseconds (until torch
+        2.3: microseconds). ``extra_info`` holds thread id -> name and, if the file has them, rank,
+        world_size, backend and host_name. ``skipped`` counts events without a usable time, process
+        or thread. Values that Kineto does not record stay null or empty: CPU utilisation, memsets'
+        values.
     """
     columns = KinetoColumns.from_batches(batches)
     base_ns = head.get("baseTimeNanoseconds")
@@ -153,9 +154,10 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
 
 
 def _rank_lists(information: Mapping[str, Any]) -> Mapping[int, str]:
-    """Return process group -> its global ranks as '0,1'; groups without a name are left out.
+    """Return the number of each process group -> its global ranks, such as '0,1'.
 
-    They come from ``distributedInfo``.
+    ``information`` is the file's ``distributedInfo``. Groups without ranks, and groups whose name
+    is not a number, are left out.
     """
     groups = information.get("pg_config")
     rank_lists = {}
@@ -169,7 +171,15 @@ def _rank_lists(information: Mapping[str, Any]) -> Mapping[int, str]:
 
 
 def _annotations(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.DataFrame:
-    """Return the annotations of collectives; ``bytes`` is this rank's input, else its output."""
+    """Return the annotations of collectives: ``index``, bytes, group, dtype and peers.
+
+    ``bytes`` is the size of this rank's input; of its output if there is no input. Unknown values
+    are null.
+
+    Args:
+        table: from `KinetoColumns.collectives`.
+        rank_lists: number of a process group -> its global ranks, for collectives that lack them.
+    """
     num_elements = pl.when(pl.col("num_in") > 0).then("num_in").otherwise("num_out")
     scalar_type = pl.col("dtype")
     is_float8 = scalar_type.str.contains(r"^Float8_\w+$")
@@ -200,7 +210,10 @@ def _annotations(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.DataF
 
 
 def _with_threads(*tables: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield the tables with ``key``, a number per thread, ordered by its id and its process."""
+    """Yield each table with ``key``, a number for each thread of each process.
+
+    The numbers ascend by thread id, then by process id. They are the same in all tables.
+    """
     threads = pl.concat([table.select("thread", "process") for table in tables]).unique()
     keys = threads.sort("thread", "process").with_row_index("key").cast({"key": pl.Int64})
     for table in tables:
@@ -208,7 +221,11 @@ def _with_threads(*tables: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 
 def _nested(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
-    """Return host events in pre-order, with parent and depth."""
+    """Return the host events in pre-order, with parent and depth.
+
+    Duplicates (`_is_duplicate`) are left out. A node inside its own evaluate_function becomes
+    OperatorInner.
+    """
     hosts = hosts.sort("key", "start_ns", -pl.col("dur_ns"), "index", maintain_order=True)
     hosts = hosts.filter(~_is_duplicate(hosts, _nest(hosts, slack_ns)))
     parent = _nest(hosts, slack_ns)
@@ -234,8 +251,9 @@ def _forwards(hosts: pl.DataFrame, numbered: pl.DataFrame) -> pl.Series:
           aten::addmm 8  makes node 8       evaluate_function: TBackward0 7
 
     Nodes that sum up gradients (AccumulateGrad) have no number. A node names the thread that
-    counted by a number of torch's own. That thread is taken to be the one that recorded most of the
-    numbers of such nodes, if it is unique.
+    counted it, by a number that torch gives to threads and no other event holds. The thread with
+    this number is taken to be the one that recorded the most sequence numbers of such nodes. If
+    several threads recorded equally many, the operators are unknown.
 
     Args:
         hosts: N rows; reads index and start_ns.
@@ -275,10 +293,10 @@ def _forwards(hosts: pl.DataFrame, numbered: pl.DataFrame) -> pl.Series:
 
 
 def _is_duplicate(hosts: pl.DataFrame, parent: Int64) -> pl.Series:
-    """Return which host events are operators and the only child of one with the same name.
+    """Return a mask of the operators that are the only child of an event with the same name.
 
-    The dispatcher passes through several layers under one name. ``key_averages()`` also counts them
-    as one call (``_remove_dup_nodes`` of torch/autograd/profiler_util.py).
+    The dispatcher passes through several layers under one name. ``key_averages()`` also counts
+    these layers as one call (``_remove_dup_nodes`` of torch/autograd/profiler_util.py).
     """
     num_children = np.bincount(parent[parent >= 0], minlength=len(parent))
     above = hosts["name"].gather(nullable(parent))
@@ -287,7 +305,7 @@ def _is_duplicate(hosts: pl.DataFrame, parent: Int64) -> pl.Series:
 
 
 def _slack_ns(hosts: pl.DataFrame) -> int:
-    """Return 1000 if every time was cut to microseconds, as until torch 2.3; else 0."""
+    """Return 1000 if all times are in whole microseconds, as until torch 2.3; else 0."""
     is_whole = hosts.select((pl.col("start_ns", "dur_ns") % 1000 == 0).all()).row(0)
     return 1000 if all(is_whole) else 0
 
@@ -300,7 +318,10 @@ def _nest(hosts: pl.DataFrame, slack_ns: int, holds: pl.Series | None = None) ->
 
 
 def _categorised(hosts: pl.DataFrame) -> pl.DataFrame:
-    """Return the events with the category by ``cat`` and name, and the name as Paddle gives it."""
+    """Return the events with ``category``, and with ``name`` as Paddle gives it.
+
+    The category follows from ``cat`` and the recorded name, which becomes the column ``recorded``.
+    """
     name = pl.col("name")
     is_module = pl.col("cat") == "python_function"
     kinds = hosts.select("cat", name.alias("recorded")).unique()
@@ -330,8 +351,9 @@ def _categorised(hosts: pl.DataFrame) -> pl.DataFrame:
 def _backward(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
     """Return a Backward event around each run of autograd nodes; Kineto records no such event.
 
-    A run belongs to one thread. It ends where the thread with the steps does something else, since
-    that thread waits for the backward pass to end::
+    A run belongs to one thread. It ends where the thread with the steps begins another outermost
+    event, since that thread waits for the backward pass to end. In a file without steps, an
+    outermost event of any thread ends it::
 
         thread with steps   aten::mm  mse_loss                    Optimizer.step
         thread of engine                        evaluate evaluate
@@ -368,10 +390,14 @@ def _num_within(times: pl.Series, spans: pl.DataFrame) -> pl.Series:
 
 
 def _backward_calls(backward: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
-    """Return the Backward events of an engine's thread, with the thread that called them and waits.
+    """Return the Backward events on a thread of the autograd engine, with the thread that waits.
 
-    The caller is the only thread with steps, if it began and ended nothing meanwhile and no other
-    backward pass ran. Columns: key, begin_ns, until_ns, caller_key and caller.
+    The waiting thread is the caller. It must be the only thread with steps. A Backward event is
+    left out if the caller began or ended an event meanwhile, or if another backward pass ran
+    meanwhile.
+
+    Returns:
+        key, begin_ns and until_ns of the Backward event; caller_key and caller, the thread's id.
     """
     steps = hosts.filter(pl.col("category") == "ProfileStep")
     callers = steps.select(caller_key="key", caller="thread").unique()
@@ -388,10 +414,15 @@ def _backward_calls(backward: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame
 
 
 def _with_caller(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
-    """Return the same rows; those of a called Backward are moved to the thread of its caller.
+    """Return ``table`` with the rows in a called Backward moved to the thread of its caller.
 
-    So the step contains all of its work. It does in Paddle, whose backward pass runs on the calling
-    thread. HTA's call graph also hangs the engine's stack below the caller's.
+    The rows are sorted by start_ns. So the step contains all work of the backward pass, as in
+    Paddle, whose backward pass runs on the calling thread. HTA's call graph also hangs the engine's
+    stack below the caller's.
+
+    Args:
+        table: events; changes key and thread.
+        calls: from `_backward_calls`.
     """
     joined = table.sort("start_ns").join_asof(
         calls, left_on="start_ns", right_on="begin_ns", by="key", check_sortedness=False
@@ -406,9 +437,13 @@ def _with_caller(table: pl.DataFrame, calls: pl.DataFrame) -> pl.DataFrame:
 def _with_annotations(
     hosts: pl.DataFrame, annotations: pl.DataFrame, slack_ns: int
 ) -> pl.DataFrame:
-    """Put annotations on the outermost event of each collective; events inside it become inner."""
+    """Return ``hosts`` with the annotations of each collective on its outermost event.
+
+    Communication events inside that event become OperatorInner. The event gets the sum of
+    ``bytes``, and the first known group, dtype and peers of its annotations.
+    """
     is_collective = hosts["category"] == "Communication"
-    # All other events, and they are most, do not matter here.
+    # Only events of collectives are needed here; most events have nothing to do with them.
     rows = np.flatnonzero(is_collective | hosts["index"].is_in(annotations["index"].implode()))
     some, is_collective = hosts[rows], is_collective.gather(rows)
     is_inner = is_collective & pl.Series(_nest(some, slack_ns, holds=is_collective) >= 0)
@@ -438,7 +473,10 @@ def _with_annotations(
 
 
 def _with_parent(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """Return the table with ``parent``, the innermost host event in which each row began."""
+    """Return ``table`` with ``parent``, the row in ``hosts`` of the innermost event around a row.
+
+    It is null if the row began outside of all host events of its thread.
+    """
     start = np.concatenate((hosts["start_ns"].to_numpy(), table["start_ns"].to_numpy()))
     end = start.copy()
     end[: hosts.height] = hosts["end_ns"].to_numpy()
@@ -450,7 +488,10 @@ def _with_parent(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
 def _device_events(
     devices: pl.DataFrame, launches: pl.DataFrame, annotations: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return device events ordered by their launches; those without a recorded launch are last."""
+    """Return the device events with category, annotations and parent, the row of the launch.
+
+    They are sorted by launch. Device events without a recorded launch come last.
+    """
     launched = launches.drop_nulls("correlation").unique(
         "correlation", keep="first", maintain_order=True
     )
@@ -473,7 +514,10 @@ def _device_events(
 
 
 def _kernels(devices: pl.DataFrame, first_device: int) -> pl.DataFrame:
-    """Return launch configurations; ROCm's kernels have none."""
+    """Return the launch configurations, `KERNELS`; kernels without a grid (ROCm) have no row.
+
+    ``first_device`` is the row of the first device event in the events table.
+    """
     three = r"\[(\d+), ?(\d+), ?(\d+)\]"
     axes = [
         pl.col(side).str.extract(three, number).cast(pl.Int64, strict=False).alias(f"{side}_{axis}")
@@ -492,7 +536,11 @@ def _kernels(devices: pl.DataFrame, first_device: int) -> pl.DataFrame:
 
 
 def _memory(memory: pl.DataFrame) -> pl.DataFrame:
-    """Return allocations and frees; peaks are of this window, since Kineto records none."""
+    """Return the allocations and frees, `MEMORY`.
+
+    Kineto records no peaks. So a peak is the highest value so far in this window, per process and
+    place.
+    """
     number = pl.col("device_id").cast(pl.String)
     kind = pl.col("device_type").replace_strict(
         _PLACES, default=pl.format("device_type{}", "device_type"), return_dtype=pl.String
@@ -523,7 +571,7 @@ def _memory(memory: pl.DataFrame) -> pl.DataFrame:
 
 
 def _devices(properties: Any) -> Iterator[Mapping[str, object]]:
-    """Yield the properties with Paddle's key for numSms; all other keys agree."""
+    """Yield each device's properties, with Paddle's key for numSms; all other keys agree."""
     for item in properties if isinstance(properties, list) else ():
         if isinstance(item, dict):
             values = drop_nonportable_numbers(item)

@@ -1,8 +1,10 @@
-"""Paddle's JSON events as columns, from the scanner and from the decoder.
+"""Columns of Paddle's JSON events, from the scanner and from the decoder.
 
-Kinds of rows: ``host`` events, ``launch``, ``device`` events, ``memory``. Integers are int64 with
-`MISSING`, real numbers are float64 with NaN, texts are numbers of `PaddleColumns.texts`, times are
-nanoseconds. ``position`` is the byte offset of an event in the file.
+There are four kinds of events: host, launch, device and memory. Integers are int64, with `MISSING`
+for a missing value, or int32 if no value is missing. Real numbers are float64, NaN if missing.
+Texts are indices into `PaddleColumns.texts`, -1 if missing. Times are nanoseconds. ``position``
+orders the events as in the file: it is an event's byte offset or, for a decoded event, the offset
+of its piece of text plus the event's number in the piece.
 """
 
 from __future__ import annotations
@@ -44,15 +46,16 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
         *("current_allocated", "current_reserved", "peak_allocated", "peak_reserved"),
     ),
 }
+"""Kind of event -> its columns."""
 
 OPTIONAL = frozenset(
     ("depth", "sequence", "forward", *ANNOTATION_KEYS, "context", "bandwidth", "value", *_CONFIG)
 )
-"""Columns that some writers or some events do not have."""
+"""Columns that some files or some events lack."""
 
 
 class PaddleArgs(msgspec.Struct, gc=False, frozen=True):
-    """The fields that are read of an event's ``args``."""
+    """The fields of an event's ``args`` that are read; None or no text for a missing field."""
 
     name: Scalar = None
     start_time: Scalar = None
@@ -92,7 +95,7 @@ class PaddleArgs(msgspec.Struct, gc=False, frozen=True):
 
 
 class PaddleEvent(msgspec.Struct, gc=False):
-    """One of ``traceEvents``. Times stay text, so that they stay exact."""
+    """One event of the list ``traceEvents``. Times stay text, so that they stay exact."""
 
     name: str = ""
     ph: str = ""
@@ -120,7 +123,10 @@ _THREAD_NAME = re.compile(r"thread (\d+):(.*)\((?:C\+\+|Python)\)", re.DOTALL)
 
 
 class PaddleColumns:
-    """The events of a file, collected part by part."""
+    """The events of a file, collected part by part.
+
+    ``skipped`` counts the events without a usable time, process or thread.
+    """
 
     def __init__(self, skipped: Counter[str]) -> None:
         self.texts = StringTable()
@@ -132,7 +138,7 @@ class PaddleColumns:
         self._parts: defaultdict[str, list[dict[str, Array]]] = defaultdict(list)
 
     def add_scanned(self, scanned: Scanned, dialect: Dialect) -> None:
-        """Add events that the scanner read without decoding."""
+        """Add the events that the scanner read, with the layouts of ``dialect``."""
         number = self.texts.numbers(
             _unescaped(text) if dialect.escapes and b"\\" in text else text
             for text in scanned.texts
@@ -142,7 +148,7 @@ class PaddleColumns:
                 column: number[values] if column in TEXTS else values
                 for column, values in columns.items()
             }
-            if kind == "device":  # not every device event has it in its args
+            if kind == "device":  # not every layout has the device in args
                 part.setdefault("device", part["pid"])
             if not dialect.ts_is_exact:
                 part["ts"] = part["ts"] * 1000
@@ -155,10 +161,10 @@ class PaddleColumns:
     def add_decoded(self, pieces: Iterable[tuple[int, Sequence[PaddleEvent]]]) -> None:
         """Add decoded events, piece by piece.
 
-        Many small pieces in one call cost as much as one large piece.
+        Pass many small pieces in one call: it costs as much as a call with one large piece.
 
         Args:
-            pieces: offset in the file of the first event, and the events of the piece.
+            pieces: pairs of the file's offset at which a piece begins, and the events of the piece.
         """
         kinds: defaultdict[str, list[tuple[int, PaddleEvent]]] = defaultdict(list)
         for first, events in pieces:
@@ -170,9 +176,9 @@ class PaddleColumns:
             self._add_kind(kind, [row[0] for row in rows], [event for _, event in rows])
 
     def table(self, kind: str) -> dict[str, Array]:
-        """Return the columns of a kind in the order of the file, and drop them from here.
+        """Return the columns of a kind in the order of the file, and remove them from this object.
 
-        The columns are those of `COLUMNS`. Those of `OPTIONAL` that no event has are left out.
+        The columns are those of `COLUMNS`. Columns of `OPTIONAL` that no event has are left out.
         """
         parts = self._parts.pop(kind, [])
         lengths = [len(part["position"]) for part in parts]
@@ -230,7 +236,7 @@ class PaddleColumns:
 
 
 def _numbers_of(kind: str, events: Sequence[PaddleEvent]) -> dict[str, pl.Series]:
-    """Return the columns of numbers; null for missing or impossible values."""
+    """Return the columns of numbers, by name; null for missing or impossible values."""
     args = [event.args or _NO_ARGS for event in events]
     columns = {
         "ts": nanoseconds("ts", texts(event.ts for event in events)),
@@ -272,7 +278,11 @@ def _strings_of(column: str, events: Sequence[PaddleEvent]) -> list[str | None]:
 
 
 def _is_complete(kind: str, columns: Mapping[str, pl.Series]) -> pl.Series:
-    """Return which events have every field that an event must have."""
+    """Return whether each event has every field that an event must have.
+
+    These are a start; a duration of at least 0, except for memory events; and device and stream of
+    a device event, process and thread of any other event.
+    """
     needed = [columns["ts"].is_not_null()]
     if kind != "memory":
         needed.append((columns["dur"] >= 0).fill_null(False))
@@ -302,7 +312,7 @@ def _thread_id(tid: Scalar) -> int | None:
 
 
 def _microseconds(values: Sequence[Scalar]) -> list[str]:
-    """Return the numbers of texts such as ``"1.500 us"``; empty for other values."""
+    """Return the text of the number in texts such as ``"1.500 us"``; empty for other values."""
     return [
         value[:-3] if isinstance(value, str) and value.endswith(" us") else "" for value in values
     ]

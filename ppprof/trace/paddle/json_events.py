@@ -1,4 +1,4 @@
-"""Build a trace from the columns of Paddle's JSON: when events began, and how they nest."""
+"""Build a trace from the columns of Paddle's JSON: estimate starts, and find parents."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ Columns = dict[str, Array]
 def paddle_tables(
     columns: PaddleColumns,
 ) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Return events, memory, kernels and memsets as declared in `ppprof.trace.schema`.
+    """Return the tables `EVENTS`, `MEMORY`, `KERNELS` and `MEMSETS` of a file.
 
-    Times are exact if ppprof wrote the file. In Paddle's files they are exact for most events and
-    within a microsecond for the others; durations below 16 ms are always exact.
+    ``columns`` is empty afterwards. Times are exact if ppprof wrote the file. In Paddle's files
+    they are exact for most events and within a microsecond for the others; durations below 16 ms
+    are always exact.
     """
     texts = pl.Series(
         [text.decode("utf-8", "replace") for text in columns.texts.all()], dtype=pl.Categorical()
@@ -67,7 +68,10 @@ def paddle_tables(
 
 
 def _resolve_times(table: Columns, estimator: TimestampEstimator | None) -> None:
-    """Replace the several recorded times by ``start`` and its possible error, ``slack``."""
+    """Replace the columns ts, begin and finish by ``start`` and its possible error, ``slack``.
+
+    Without an ``estimator``, ``ts`` is exact: it is the start, and the slack is 0.
+    """
     ts, begin, finish = (table.pop(column) for column in ("ts", "begin", "finish"))
     if estimator is None:
         table["start"], table["slack"] = ts, np.zeros_like(ts)
@@ -76,7 +80,10 @@ def _resolve_times(table: Columns, estimator: TimestampEstimator | None) -> None
 
 
 def _rows_of(wanted: Int64, number: Int64) -> Int64:
-    """Return the first row of each wanted number, `MISSING` if it is not there; shapes (N,)."""
+    """Return the first row of ``number`` with each wanted number; `MISSING` if there is no row.
+
+    The shape is that of ``wanted``.
+    """
     rows = np.flatnonzero(number != MISSING)
     if not len(rows):
         return np.full(len(wanted), MISSING)
@@ -86,7 +93,10 @@ def _rows_of(wanted: Int64, number: Int64) -> Int64:
 
 
 def _resolve_instants(memory: Columns, is_exact: bool) -> None:
-    """Do the same for events without a duration."""
+    """Replace the column ts of memory events by ``start``, ``dur`` and ``slack``.
+
+    The duration is 0. The slack is 999 if ``ts`` is cut to whole microseconds, 0 if it is exact.
+    """
     memory["start"] = memory.pop("ts")
     memory["dur"] = np.zeros_like(memory["start"])
     memory["slack"] = np.full_like(memory["start"], 0 if is_exact else 999)
@@ -96,7 +106,8 @@ class _HostTree:
     """The host events of all threads, and their tree.
 
     Args:
-        table: columns in the order of the file. The tree takes them over and sorts them by thread.
+        table: columns in the order of the file. The tree keeps this dictionary and changes it: its
+            rows are sorted by thread.
     """
 
     def __init__(self, table: Columns) -> None:
@@ -105,7 +116,10 @@ class _HostTree:
             _reorder(table, np.lexsort((table["position"], table["pid"], table["tid"])))
         depth = table.pop("depth", None)
         self._has_depths = depth is not None
-        """Whether the file has the tree; then rows follow the host event that encloses them."""
+        """Whether the file has the tree, as depths.
+
+        In such a file, launches and memory events follow the host event that encloses them.
+        """
         changes = (np.diff(table["tid"]) != 0) | (np.diff(table["pid"]) != 0)
         self._firsts: Int64 = np.flatnonzero(np.append(len(table["position"]) > 0, changes))
         parent = np.empty(len(table["position"]), np.int64)
@@ -128,7 +142,10 @@ class _HostTree:
         self._by_position = None if is_sorted else np.argsort(position, kind="stable")
 
     def in_order(self) -> Columns:
-        """Return the columns in the order of the events table, and drop them from here."""
+        """Return the columns in the order of the events table.
+
+        The tree must not be used afterwards, because its own columns are changed.
+        """
         table = self._table
         del table["position"], table["slack"]
         _reorder(table, self._order)
@@ -139,13 +156,17 @@ class _HostTree:
         return table
 
     def enclosing(self, inner: Columns) -> tuple[Int64, Int64]:
-        """Return the host event around each row of ``inner``, and when the row can have begun.
+        """Return the host event around each row of ``inner``, and a start of the row within it.
 
-        Paddle writes a row behind its host event. If that event does not hold it, the innermost
-        event that does is its host event. A row before all host events of its thread has none.
+        Paddle writes a launch or a memory event behind its host event. So the last host event
+        before the row in the file is the one around it, if the two have the same thread and their
+        times agree; in a file with depths, times need not agree. Otherwise it is the innermost host
+        event of the thread by time. A row before all host events of its thread in the file has no
+        host event.
 
         Returns:
-            Row of the host event, -1 for none; start in nanoseconds, clipped to the host event.
+            Row of the host event in the events table, -1 for none. Start in nanoseconds; an inexact
+            start is clipped to the time of the host event.
         """
         host, start = self._table, inner["start"]
         if not len(host["position"]):
@@ -175,7 +196,7 @@ class _HostTree:
         )
 
     def _first_of_thread(self, inner: Columns) -> Int64:
-        """Return where in the file the first host event of each row's thread begins; 0 for none."""
+        """Return the position of the first host event of each row's thread; 0 if it has none."""
         keys = ["tid", "pid"]
         firsts = pl.DataFrame({key: self._table[key][self._firsts] for key in [*keys, "position"]})
         wanted = pl.DataFrame({key: inner[key].astype(self._table[key].dtype) for key in keys})
@@ -183,7 +204,7 @@ class _HostTree:
         return positions.fill_null(0).to_numpy()
 
     def _innermost(self, inner: Columns) -> Int64:
-        """Return the innermost host event of each row by time alone."""
+        """Return the index of the innermost host event around each row, by time; -1 for none."""
         host = self._table
         num_hosts = len(host["position"])
         process, thread = (np.concatenate((host[key], inner[key])) for key in ("pid", "tid"))
@@ -196,7 +217,10 @@ class _HostTree:
 
 
 def _parents(start: Int64, dur: Int64, slack: Int64) -> Int64:
-    """Return the parents in one thread: from the order of the file if it fits, else from times."""
+    """Return the parents of the events of one thread, -1 for an outermost event.
+
+    They follow from the order of the file if it is Paddle's, and from times otherwise.
+    """
     parent = nest_by_level(start, start + dur, slack)
     if parent is not None:
         return parent
@@ -204,10 +228,10 @@ def _parents(start: Int64, dur: Int64, slack: Int64) -> Int64:
 
 
 def _launchers(launch: Columns, device: Columns) -> Int64:
-    """Return the row among the launches of each device event's launch, -1 for none.
+    """Return the row in ``launch`` of each device event's launch, -1 for none.
 
-    The launch has the same correlation id; if several have, it is the last one before the event in
-    the file.
+    The launch has the same correlation id. If several launches have it, the last one before the
+    device event in the file counts; if there is no such launch, the first one after it.
     """
     launches = pl.DataFrame(
         {
@@ -229,8 +253,8 @@ def _launchers(launch: Columns, device: Columns) -> Int64:
 def _unwrapped_bytes(device: Columns) -> Int64:
     """Return the bytes of device events; values that Paddle cut to 32 bits are restored.
 
-    The bandwidth beside them, a float32 of GB/s with three decimals, shows how many times 2**32 are
-    missing.
+    The bandwidth of the event, a float32 of GB/s with three decimals, shows how many times 2**32
+    are missing. If it shows nothing, a negative 32-bit value gets 2**32 once.
     """
     num_bytes, dur, bandwidth = (_column(device, name) for name in ("bytes", "dur", "bandwidth"))
     estimate = np.where(np.isfinite(bandwidth), bandwidth, 0) * dur
@@ -307,9 +331,9 @@ def _side_table(
     """Return the table `KERNELS` or `MEMSETS`, from the device events with a value of ``present``.
 
     Args:
-        schema: of the table.
-        device: the fields of all device events.
-        present: a field that only events of this table have.
+        schema: `KERNELS` or `MEMSETS`.
+        device: the columns of all device events.
+        present: a column that only events of this table have.
         first: row of the first device event in the events table.
     """
     rows = np.flatnonzero(_column(device, present) != MISSING)
@@ -318,7 +342,15 @@ def _side_table(
 
 
 def _table(texts: pl.Series, columns: Columns, names: Mapping[str, str]) -> pl.DataFrame:
-    """Return the columns under new names; the old ones are removed, so that no copy is held."""
+    """Return a table of the columns under new names; columns that are missing are left out.
+
+    Each column is removed from ``columns`` when it is converted, so that no copy is held.
+
+    Args:
+        texts: the strings into which text columns hold indices.
+        columns: old name -> values.
+        names: old name -> new name.
+    """
     table = {}
     for old, new in names.items():
         if old not in columns:
@@ -354,6 +386,9 @@ def _missing_below_0(rows: Int64) -> Int64:
 
 
 def _reorder(table: Columns, order: Int64) -> None:
-    """Put the rows into this order column by column, so that only one column is held twice."""
+    """Sort the rows of ``table`` in place: row i becomes the former row ``order[i]``.
+
+    Columns are replaced one by one, so that only one column is held twice.
+    """
     for column in table:
         table[column] = table[column][order]

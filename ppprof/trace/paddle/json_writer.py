@@ -2,8 +2,8 @@
 
 Differences from Paddle's own writer (chrometracing_logger.cc, paddle 3.3):
 
-- Names are escaped and never empty. Control characters in them become visible escapes, because
-  VisualDL loses a file over a line break in a name.
+- Names are escaped and never empty. Control characters in names become visible escapes, because
+  VisualDL cannot load a file with a line break in a name.
 - No value is ever ``inf`` or ``nan``.
 - All times are exact to the nanosecond, including ``ts``.
 - Host events come in pre-order with their ``depth``, so that a reader need not guess the tree.
@@ -42,13 +42,13 @@ _DEVICE_SORT_BASE = 0x10000000  # Paddle sorts devices below every host process
 
 
 class TooLargeError(Exception):
-    """The trace would exceed its size limit; no file was left."""
+    """The trace would exceed its size limit; no file was left under its name."""
 
 
 def write_paddle_json(
     trace: Trace, path: str | Path, most_bytes: int | None = None
 ) -> Mapping[str, int]:
-    """Write one trace; gzip if the name ends in ``.gz``.
+    """Write one trace; compressed with gzip if the file's name ends in ``.gz``.
 
     The file appears under its name when it is complete and on disk, since VisualDL never looks
     again at a file that it saw half-written.
@@ -56,14 +56,16 @@ def write_paddle_json(
     Args:
         trace: the trace.
         path: the file.
-        most_bytes: size limit, exceeded by some megabytes at most; None for no limit.
+        most_bytes: size limit of the file on disk, exceeded by some megabytes at most; None for no
+            limit.
 
     Returns:
-        Values that the format cannot hold, kind -> count: annotations of launches and device
-        events.
+        Kind -> number of values that the format cannot hold: annotations of launches and device
+        events. Empty if nothing was omitted.
 
     Raises:
         TooLargeError: the file would exceed the limit.
+        OSError: the file cannot be written.
     """
     with open_trace_file(to_path(path)) as file:
         _write(trace, file, most_bytes)
@@ -100,8 +102,9 @@ def _write(trace: Trace, file: IO[bytes], most_bytes: int | None) -> None:
 def _lines_in_order(trace: Trace) -> Iterator[pl.DataFrame]:
     """Yield the lines of all events, in tables of few rows, because lines are long.
 
-    Host events come in pre-order with their depth. Behind each come its launches, device events and
-    memory events, as in Paddle's files. So the order gives the tree, which times alone cannot.
+    Host events come in pre-order with their depth. Behind each host event come its launches, device
+    events and memory events, as in Paddle's files. So the order gives the tree, which times alone
+    cannot give.
     """
     kinds = _kinds(trace)
     order = pl.concat(
@@ -127,9 +130,14 @@ def _lines_in_order(trace: Trace) -> Iterator[pl.DataFrame]:
 def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
     """Return the rows and the parts of each kind of line, with the columns that order the lines.
 
-    ``host`` is the row of the host event that a line belongs to; for a line outside of host events,
-    the first row of its thread. ``part`` is 0 for such outside lines, 1 for the host event itself,
-    2 for its launches, each with its device events, and 3 for memory.
+    - ``host`` is the row of the host event that a line belongs to. For a line outside of host
+    events,
+      it is the first row of its thread; without such a row, the number of events.
+    - ``part`` is 0 for such outside lines, 1 for the host event itself, 2 for its launches, each
+    with
+      its device events, 3 for memory events, and 4 for device events without a launch.
+    - ``launch`` is the row of the launch that a line belongs to.
+    - ``sub`` orders the lines of one launch.
     """
     events = _prepared(trace)
     is_device = pl.col("device").is_not_null()
@@ -140,7 +148,11 @@ def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
     firsts = hosts.group_by("thread").agg(first=pl.col("event").min())
 
     def in_host(table: pl.DataFrame, host: str, part: int) -> pl.DataFrame:
-        """Order rows by their host event; without one, before the thread's first or last of all."""
+        """Return the rows with ``host`` and ``part``, which order them by their host event.
+
+        Rows without a host event get part 0. They come before the first host event of their thread;
+        if the thread has none, after all host events.
+        """
         joined = table.join(firsts, on="thread", how="left", maintain_order="left")
         return joined.with_columns(
             host=pl.coalesce(host, "first", pl.lit(events.height)),
@@ -171,13 +183,17 @@ def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
 
 
 def _placed(table: pl.DataFrame, sub: int) -> pl.DataFrame:
-    """Return the table with its order ``sub`` among the lines of one launch."""
+    """Return ``table`` with the column ``sub``, which orders the lines of one launch."""
     columns = ("host", "part", "launch")
     return table.with_columns(pl.col(columns).cast(pl.Int64), sub=pl.lit(sub, pl.Int64))
 
 
 def _prepared(trace: Trace) -> pl.DataFrame:
-    """Return the events with their names as JSON text, and times relative to the first event."""
+    """Return the events with the columns ``text``, ``event`` and ``begin_ns``.
+
+    ``text`` is the escaped name, ``event`` the row. ``begin_ns`` is the time since the first launch
+    or host event; if there is no such event, it is start_ns.
+    """
     host_start = trace.events.filter(pl.col("device").is_null())["start_ns"].min()
     first_ns = host_start if isinstance(host_start, int) else 0
     return with_json_text(trace.events, "name").with_columns(
@@ -186,7 +202,14 @@ def _prepared(trace: Trace) -> pl.DataFrame:
 
 
 def _name_and_time(track: pl.Expr | str, colour: str) -> Parts:
-    """Return the parts that every X event starts with, up to its ``args``, which stay open."""
+    """Return the parts with which the line of every X event starts, up to its ``args``.
+
+    The caller adds further args and closes the braces.
+
+    Args:
+        track: the JSON value of ``tid``.
+        colour: value of ``cname``.
+    """
     process = pl.coalesce("device", "process")
     return [
         *('{"name":"', pl.col("text"), "[", microseconds((pl.col("dur_ns") + 500) // 1000)),
@@ -199,7 +222,7 @@ def _name_and_time(track: pl.Expr | str, colour: str) -> Parts:
 
 
 def _thread_track() -> pl.Expr:
-    """Return ``"N(Python)"`` or ``"N(C++)"``: Paddle splits one thread into two tracks."""
+    """Return ``"N(Python)"`` or ``"N(C++)"`` for thread N: Paddle splits it into two tracks."""
     side = (
         pl.when(pl.col("category").cast(pl.String).is_in(PYTHON_CATEGORIES))
         .then(pl.lit('(Python)"'))
@@ -225,7 +248,10 @@ def _launch_parts() -> Parts:
 
 
 def _flow_parts(end: str) -> Parts:
-    """Return an arrow's end: in the middle of a launch (``s``) or of its device event (``f``)."""
+    """Return the parts of the line of one end of an arrow.
+
+    End ``s`` is in the middle of a launch, end ``f`` in the middle of its device event.
+    """
     track = _thread_track() if end == "s" else pl.col("stream")
     middle = pl.col("start_ns") + pl.col("dur_ns") // 2
     binding = "" if end == "s" else ',"bp":"e"'
@@ -287,7 +313,7 @@ def _memory_parts() -> Parts:
 
 
 def _metadata(trace: Trace) -> Iterable[str]:
-    """Yield names and order of processes, threads, devices and streams."""
+    """Yield the lines that give names and order of processes, threads, devices and streams."""
     threads = pl.concat([trace.events, trace.memory], how="diagonal")
     tracks = threads.select("process", "thread", "device", "stream").unique().sort(pl.all())
     for row in tracks.rows(named=True):
@@ -306,7 +332,10 @@ def _metadata(trace: Trace) -> Iterable[str]:
 def _named(
     pid: int, tid: int | str, names: tuple[str, str], order: tuple[int, int]
 ) -> Iterator[str]:
-    """Yield name and order of a process and of one of its tracks."""
+    """Yield the lines that give name and order of a process and of one of its tracks.
+
+    ``names`` and ``order`` hold the value of the process and that of the track.
+    """
     for kind, args in (
         ("process_name", {"name": names[0]}),
         ("thread_name", {"name": names[1]}),

@@ -1,7 +1,8 @@
 """Read Paddle's ``.pb`` export: exact nanoseconds, the whole tree, every event type.
 
-Paddle 3.3 cannot load its own files when they hold its newer event types. Here a type is a number
-and survives. Field numbers: paddle/fluid/platform/profiler/dump/nodetree.proto.
+Paddle 3.3 cannot load its own files when they hold its newer event types. This reader can: it keeps
+a type that it does not know as its number (``Type99``). Field numbers:
+paddle/fluid/platform/profiler/dump/nodetree.proto.
 """
 
 from __future__ import annotations
@@ -54,8 +55,11 @@ DEVICE_PROPERTIES = {
 def read_paddle_pb(path: str | Path) -> Trace:
     """Return the trace of a ``.pb`` file, written by Paddle or ppprof, packed with gzip or not.
 
+    Host events that are not connected to the root of their thread are left out, with their
+    launches, device events and memory events. `Trace.skipped` counts these host events.
+
     Raises:
-        TraceError: the file is truncated, or not a ``.pb`` trace; says at which byte.
+        TraceError: the file is missing, truncated, or not a ``.pb`` trace; says at which byte.
     """
     buffer = Buffer(_content(path), str(path))
     top = buffer.fields(buffer.whole())
@@ -79,7 +83,11 @@ def read_paddle_pb(path: str | Path) -> Trace:
 
 
 def _content(path: str | Path) -> bytes:
-    """Return the bytes of a file, unpacked if it is packed with gzip."""
+    """Return the bytes of a file, unpacked if it is packed with gzip.
+
+    Raises:
+        TraceError: the file is missing, unreadable, or a damaged gzip file.
+    """
     with TraceStream(path) as source:
         if not source.is_packed:
             return to_path(path).read_bytes()
@@ -93,7 +101,7 @@ class _HostTree:
     """The host nodes of all threads: where they lie in the file, and their tree.
 
     A node's *file index* is its position among all host nodes in the file. Its *row* is its
-    position in pre-order, after the root that each thread has is removed.
+    position in pre-order, after the root node of each thread is removed.
     """
 
     def __init__(self, buffer: Buffer, threads: Fields) -> None:
@@ -104,7 +112,7 @@ class _HostTree:
         parent = _index_of(nodes.owner, parent_ids, nodes.owner, ids)
         is_root = parent_ids == -1
         parent[is_root] = -1
-        # Sort threads by id, as Paddle's own map does; and siblings by theirs.
+        # Sort threads by thread id, as Paddle's own map does; and siblings by node id.
         thread_ids = _signed(threads, 1)
         by_id = np.lexsort((ids, thread_ids[nodes.owner]))
         rank = np.empty_like(by_id)
@@ -125,6 +133,7 @@ class _HostTree:
         self.parent: Int64 = self.row[above]
         """Row of each row's parent; -1 at depth 0."""
         self.is_disconnected = (self.row < 0) & ~is_root
+        """Whether the node of each file index is neither a root nor below one."""
 
 
 def _events(buffer: Buffer, host: _HostTree) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
@@ -179,7 +188,11 @@ def _events(buffer: Buffer, host: _HostTree) -> tuple[pl.DataFrame, pl.DataFrame
 
 
 def _table(buffer: Buffer, body: Fields, numbers: dict[str, int]) -> pl.DataFrame:
-    """Return columns by field number: ``name`` a string, ``category`` a type, the rest integers."""
+    """Return a table with one column for each entry of ``numbers``, column -> field number.
+
+    ``name`` is a string, ``category`` the name of an event type, every other column int64.
+    ``start`` and ``end`` are returned as start_ns and end_ns.
+    """
     columns: dict[str, pl.Series] = {}
     for column, number in numbers.items():
         if column == "name":
@@ -255,9 +268,9 @@ def _devices(buffer: Buffer, properties: Fields) -> tuple[dict[str, object], ...
 
 
 def _children_of_hosts(host: _HostTree, children: ByteRanges) -> ByteRanges:
-    """Return messages inside host nodes, in the order of the nodes' rows.
+    """Return messages inside host nodes, sorted by the row of their node.
 
-    Children of a thread's root come first; children of disconnected nodes are left out.
+    Children of a thread's root come first. Children of disconnected nodes are left out.
     """
     kept = np.flatnonzero(~host.is_disconnected[children.owner])
     order = kept[np.argsort(host.row[children.owner[kept]], kind="stable")]
@@ -265,7 +278,10 @@ def _children_of_hosts(host: _HostTree, children: ByteRanges) -> ByteRanges:
 
 
 def _index_of(group: Int64, value: Int64, groups: Int64, values: Int64) -> Int64:
-    """Return the first index of each (group, value) among (groups, values); -2 if missing."""
+    """Return, for each pair (group, value), the index of the first equal (groups, values) pair.
+
+    The index is -2 if there is no equal pair.
+    """
     index = np.full(len(group), -2, np.int64)
     for key in np.unique(groups):
         rows, candidates = np.flatnonzero(group == key), np.flatnonzero(groups == key)

@@ -33,9 +33,13 @@ def write_paddle_pb(trace: Trace, path: str | Path) -> Mapping[str, int]:
     """Write one trace; the file appears under its name when it is complete and on disk.
 
     Returns:
-        Values that the format cannot hold, kind -> count: device events without a known launch,
-        since the format hangs them under it; annotations that a name cannot hold; links from
-        gradients to their forward events.
+        Kind -> number of values that the format cannot hold, empty if nothing was omitted. The
+        kinds are device events without a known launch, since the format stores a device event
+        inside its launch; annotations that a name cannot hold; and links from gradients to their
+        forward events.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     annotated = annotated_names(trace.events)
     with atomic_writer(to_path(path)) as file:
@@ -74,7 +78,7 @@ def _parts(trace: Trace, annotated: pl.DataFrame) -> Iterator[bytes]:
 def _threads(trace: Trace, annotated: pl.DataFrame) -> Iterator[tuple[int, list[bytes]]]:
     """Yield each thread's id and its nodes, the root first, as fields of the thread's message.
 
-    Rows of ``annotated`` replace the names of their events.
+    ``annotated`` holds the names that replace those of host events (`annotated_names`).
     """
     events = trace.events.with_row_index("row").cast({"row": pl.Int64})
     is_device = pl.col("device").is_not_null()
@@ -116,7 +120,10 @@ def _nodes(
     devices: pl.DataFrame,
     first: int,
 ) -> bytes:
-    """Return the nodes of one thread, whose first host event is row ``first``; the root is 0."""
+    """Return the encoded nodes of ``hosts``, which are the root or host events of one thread.
+
+    The id of the root is 0. The id of the thread's first host event, whose row is ``first``, is 1.
+    """
     is_root = bool(hosts["row"][0] == -1)
     rows = hosts["row"].to_numpy()
     ids = np.zeros(1, np.int64) if is_root else rows - first + 1
@@ -276,7 +283,13 @@ def _types(column: pl.Series) -> Int64:
 
 
 def _type_number(category: str) -> int:
-    """Return the number of a category, also of ``Type99``, which this version has no name for."""
+    """Return the number of a category, also of ``Type99``, which has no name in this version.
+
+    A category without a number becomes UserDefined.
+
+    >>> _type_number("Type99")
+    99
+    """
     if category in CATEGORIES:
         return CATEGORIES.index(category)
     digits = category[len("Type") :]
@@ -296,7 +309,7 @@ def _numbers(column: pl.Series) -> Int64:
 
 
 def _single(column: pl.Series) -> npt.NDArray[np.float32]:
-    """Return float32 values: NaN for null, infinite if too large."""
+    """Return the column as float32: NaN for null, infinite for values that are too large."""
     with np.errstate(over="ignore"):
         return column.fill_null(np.nan).to_numpy().astype(np.float32)
 
@@ -306,11 +319,14 @@ def _integer(value: object) -> int:
 
 
 def _encode_one(*fields: Field) -> bytes:
-    """Return one encoded message."""
+    """Return the bytes of one message with these fields."""
     return encode(1, fields).buffer.tobytes()
 
 
 def _message(number: int, body: list[bytes]) -> Iterator[bytes]:
-    """Yield a message in parts, as a field of the file's message; it may be most of the file."""
+    """Yield the bytes of a message, as the field ``number`` of the file's message.
+
+    They come in parts, because one message may be most of the file.
+    """
     yield header(number, sum(map(len, body)))
     yield from body

@@ -40,14 +40,18 @@ class TimestampEstimator:
                 zero = ts_ns[exact] - begin_ns[exact]
                 first, last = max(first, int(zero.max())), min(last, int(zero.min()) + 999)
         self.zero_ns = (first + last) // 2 if -_FOREVER_NS < first <= last else None
-        """The time at which ``start_time`` is 0; None if the events do not agree on one."""
+        """The time at which ``start_time`` is 0.
+
+        None if the events contradict each other, or if no event has an exact ``start_time``.
+        """
 
     def starts(
         self, ts_ns: Int64, dur_ns: Int64, begin_ns: Int64, finish_ns: Int64
     ) -> tuple[Int64, Int64]:
         """Return the best estimate of each event's start, and the largest error that it may have.
 
-        Both are in nanoseconds; all shapes are (N,).
+        Both are in nanoseconds; all shapes are (N,). If ``zero_ns`` is unknown, only ``ts`` is
+        used.
 
         Args:
             ts_ns: ``ts``.
@@ -69,7 +73,10 @@ class TimestampEstimator:
 
 
 def _slack(relative_ns: Int64) -> Int64:
-    """Return the possible error of a float32 of microseconds that was rounded twice."""
+    """Return the possible error of float32 microseconds that were rounded twice.
+
+    Argument and result are in nanoseconds. The error is 0 below 16 ms.
+    """
     microseconds = np.abs(relative_ns).astype(np.float32) / np.float32(1000)
     spacing = np.spacing(microseconds).astype(np.float64) * 1000
     return np.where(np.abs(relative_ns) < _FLOAT32_EXACT_NS, 0, np.ceil(spacing)).astype(np.int64)

@@ -197,6 +197,7 @@ def test_names_of_ones_own(tmp_path):
         ("- a\n", "expected lines such as"),
         ("a: b\n", "a: 'b': expected lines such as"),
         ("a: [", "expected lines such as"),
+        ("a: [2024-13-45]", "month must be in 1..12"),
     ],
 )
 def test_a_broken_file_of_names(tmp_path, text, said):

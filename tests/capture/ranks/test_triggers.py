@@ -147,8 +147,9 @@ def test_an_empty_file_is_a_request(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("{", "no JSON"),
-        ("[]", "no JSON object"),
+        ("{", "not JSON"),
+        ("[]", "not a JSON object"),
+        (9000 * "[", "not JSON"),
         ('{"steps": 0}', "steps 0: expected a whole number from 1 to 10000"),
         ('{"steps": "4"}', "steps '4': expected a whole number from 1 to 10000"),
         ('{"ranks": 7}', "ranks 7: ranks [7]: expected 0 to 1"),

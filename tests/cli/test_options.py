@@ -1,0 +1,70 @@
+"""Options that commands share."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from ppprof.analysis.profile.profile import SORT_KEYS, SummaryOptions
+from ppprof.cli import COMMANDS, main, parser_of
+from ppprof.errors import UsageError
+from tests.fixtures import gpu_traces
+from tests.fixtures.timeline import write
+
+READING = ("summary", "ranks", "merge", "diff", "advise", "report")
+"""Commands that read the windows of a run."""
+
+
+def options_of(command: str) -> dict[str, argparse.Action]:
+    (group,) = (
+        action
+        for action in parser_of(COMMANDS)._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    return {
+        flag: action
+        for action in group.choices[command]._actions
+        for flag in action.option_strings
+        if action.help != argparse.SUPPRESS
+    }
+
+
+@pytest.mark.parametrize("command", READING)
+def test_commands_that_read_a_run_share_their_options(command):
+    options = options_of(command)
+    assert {"--rank", "--window", "--steps", "-o", "--force", "--no-cache"} <= options.keys()
+    others = {name: options_of(name) for name in READING}
+    for flag in ("--window", "--steps", "--force", "--no-cache", "--workers", "--row-limit"):
+        if flag in options:
+            metavars = {other[flag].metavar for other in others.values() if flag in other}
+            assert metavars == {options[flag].metavar}
+    assert all(action.help for action in options.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "old", "new"),
+    [
+        (["diff", "a.pb", "b.pb", "--limit", "1"], "--limit", "--row-limit"),
+        (["diff", "a.pb", "b.pb", "--sort", "calls"], "--sort", "--sorted-by"),
+        (["advise", "a.pb", "--limit", "1"], "--limit", "--row-limit"),
+        (["merge", "a.pb", "--ranks", "0", "-o", "out.json"], "--ranks", "--rank"),
+    ],
+)
+def test_the_old_name_of_an_option_works_and_warns(
+    arguments, old, new, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.pb", "b.pb"):
+        write(tmp_path / name, *gpu_traces.training())
+    assert main(arguments) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == f"{old} is now called {new}; the next version will reject {old}"
+
+
+def test_a_sort_key_has_paddles_name_too():
+    names = [key.replace("cpu_", "CPU").replace("gpu_", "GPU") for key in SORT_KEYS]
+    names = [name[:3] + name[3:].capitalize() for name in names]
+    assert [SummaryOptions(name).sorted_by for name in names] == list(SORT_KEYS)
+    with pytest.raises(UsageError, match="'GPU': expected auto or one of"):
+        SummaryOptions("GPU")
