@@ -45,8 +45,9 @@ class SummaryOptions:
     """
 
     sorted_by: str = "auto"
-    """One of `SORT_KEYS`, or ``auto``: gpu_total if the trace has device events, else cpu_total. A name
-    of ``paddle.profiler.SortedKeys``, such as GPUMax, is replaced by its key in `SORT_KEYS`."""
+    """One of `SORT_KEYS`, or ``auto``: gpu_total if the trace has device events, else cpu_total. A
+    name of ``paddle.profiler.SortedKeys``, such as GPUMax, is replaced by its key in
+    `SORT_KEYS`."""
     thread_sep: bool = False
     """Whether operators and user-defined spans are listed thread by thread. If False, the threads
     are merged."""
