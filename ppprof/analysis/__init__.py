@@ -1,1 +1,1 @@
-"""The events table to small tables: the nine summaries."""
+"""Small tables computed from the events table, with a folder for the subject of each command."""

@@ -203,7 +203,8 @@ def test_a_device_that_cannot_be_asked_does_not_end_the_training(
     def broken() -> None:
         raise RuntimeError("no driver")
 
-    monkeypatch.setattr("ppprof.capture.attach._device_peak_flops", broken)
+    module = sys.modules["ppprof.capture.attach"]
+    monkeypatch.setattr(module, "_device_peak_flops", broken)
     with ppprof.attach(block) as prof:
         prof.step()
     assert "cannot attach: no driver; nothing is recorded" in capsys.readouterr().err

@@ -1,7 +1,7 @@
-"""Advice: changes to a job and their gain, from rules over an `Evidence`.
+"""Advice: changes to a job and their gain, from rules that read an `Evidence`.
 
-Each rule is a small pure function; it returns nothing if its data is missing. The texts of the rules
-are in ``ppprof/report/catalogue``.
+Each rule is a small pure function. It returns an empty list if its data is missing. The texts of
+the rules are in ``ppprof/report/catalogue``.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ __all__ = ["RULES", "Evidence", "Rule", "advise"]
 
 @dataclass(frozen=True)
 class Rule:
-    """One of `RULES`."""
+    """A rule of ``ppprof advise``: one of `RULES`."""
 
     name: str
-    """The key of its texts."""
+    """The rule's name, also the key of its texts: ``slow-rank``."""
     find: Callable[[Evidence], list[Finding]]
-    """Returns the rule's findings; none if its data is missing."""
+    """The function that returns the rule's findings; the list is empty if its data is missing."""
     about: str = "time"
-    """``time``, ``memory`` or ``trust`` (whether the other findings are reliable)."""
+    """The subject of the findings: ``time``, ``memory`` or ``trust`` (whether the other findings
+    are reliable)."""
     thresholds: Mapping[str, float] = field(default_factory=dict)
-    """The rule's thresholds, for its description; keys end in their units."""
+    """The rule's thresholds, to fill in its description. Keys end in their units: ``tiny_ns``."""
 
 
 _TIME = {"least_ratio": LEAST_RATIO}
@@ -79,16 +80,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("short-window", trust.short_window, "trust", {"least_steps": LEAST_STEPS}),
 )
-"""Causes come before their effects: of findings with equal cost, the earlier rule's comes first."""
+"""All rules. A cause comes before its effects, because of findings with equal severity and cost,
+the finding of the earlier rule is listed first."""
 
 _TRUST = frozenset(rule.name for rule in RULES if rule.about == "trust")
 
 
 def advise(evidence: Evidence) -> list[Finding]:
-    """Return the findings of all rules, by severity, then by cost.
+    """Return the findings of all rules, sorted by severity, then by cost, the largest first.
 
-    A major finding about trust comes before all others; a smaller one comes after those with its
-    severity that have a cost.
+    Major findings about trust come before all other findings. Findings without a cost come after
+    the findings of their severity with a cost.
     """
     findings = [finding for rule in RULES for finding in rule.find(evidence)]
 

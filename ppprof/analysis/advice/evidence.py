@@ -1,4 +1,4 @@
-"""`Evidence`: the data of all rules, and values that several of them need."""
+"""`Evidence`: the data that rules read, and values that several rules need."""
 
 from __future__ import annotations
 
@@ -22,31 +22,33 @@ STEP_TIMES = {
     "excluded": pl.Boolean,
     "window": pl.Int64,
 }
-"""The columns that the rules read of a run's step times."""
+"""The columns of a run's step times that the rules read."""
 
 SKIPPED_STEPS = 10
-"""The first steps of a run are not typical, so they are skipped, as in Paddle's Perf Summary."""
+"""Number of first steps of a run that are skipped, as in Paddle's Perf Summary: they are not
+typical."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The data of one run."""
+    """The data of one run that the rules of ``ppprof advise`` read."""
 
     cluster: Cluster | None
-    """All ranks; None if the run has only step times."""
+    """The analysis of all ranks' traces; None if the run has only step times."""
     indicators: Mapping[int, Indicators] = field(default_factory=dict)
-    """By rank, for the steps of ``cluster``."""
+    """The indicators of each rank, keyed by rank, for the steps of ``cluster``."""
     step_times: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=STEP_TIMES))
-    """The columns of `STEP_TIMES` and others; no rows if the run has no step times."""
+    """One row per rank and step: the columns of `STEP_TIMES`, and others. No rows if the run has no
+    step times."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """The job's resolved config; empty if unknown."""
+    """The job's config, with ``_base_`` files and overrides applied; empty if unknown."""
     topology: Topology | None = None
     """The ranks' coordinates; None if unknown."""
 
     def setting(self, key: str) -> Any:
-        """Return a value of the config by its dotted key; None if missing.
+        """Return the value of a dotted key in the config; None if the key is missing.
 
-        >>> Evidence(None, config={"Global": {"micro_batch_size": 2}}).setting("Global.micro_batch_size")
+        >>> Evidence(None, config={"Global": {"seed": 2}}).setting("Global.seed")
         2
         """
         value: Any = self.config
@@ -55,38 +57,47 @@ class Evidence:
         return value
 
     def number(self, key: str) -> int | None:
-        """Return an integer of the config; None if missing or not an integer."""
+        """Return the integer of a dotted key in the config; None if missing or not an integer.
+
+        A boolean is not an integer here.
+        """
         value = self.setting(key)
         return value if type(value) is int else None
 
     def text(self, key: str) -> str | None:
-        """Return a value of the config as text; None if missing."""
+        """Return the value of a dotted key in the config as text; None if the key is missing."""
         value = self.setting(key)
         return None if value is None else str(value)
 
     @property
     def remedy(self) -> str:
-        """``config`` if the job's config is known, else ``code``."""
+        """What a finding proposes to change: ``config`` if the config is known, else ``code``."""
         return "config" if self.config else "code"
 
     def degree(self, axis: str) -> int:
-        """Return the degree of an axis; 1 if unknown."""
+        """Return the degree of an axis; 1 if the topology is unknown."""
         return 1 if self.topology is None else self.topology.degree(axis)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """One row per rank and step: `Cluster.steps`; no rows without traces."""
+        """One row per rank and step: `Cluster.steps`. Without traces: no rows and no columns."""
         return pl.DataFrame() if self.cluster is None else self.cluster.steps
 
     @cached_property
     def sound_times(self) -> pl.DataFrame:
-        """Rows of `step_times` without stalls of the profiler and without the run's first steps."""
+        """The rows of ``step_times`` that are not excluded, from step `SKIPPED_STEPS` on.
+
+        Steps in which the profiler stalls the job are excluded.
+        """
         times = self.step_times.filter(pl.col("excluded").eq_missing(True).not_())
         return times.filter(pl.col("step") >= SKIPPED_STEPS)
 
     @cached_property
     def step_lengths(self) -> pl.DataFrame:
-        """window, step and step_ns; each step takes the time of its slowest rank."""
+        """One row per window and step, ascending: window, step, step_ns (of the slowest rank).
+
+        Without traces: the steps of `sound_times`, with window 0.
+        """
         if self.steps.is_empty():
             times = self.sound_times.group_by("step").agg(step_ns=pl.col("batch_cost_ns").max())
             return times.select(pl.lit(0).alias("window"), "step", "step_ns").sort("step")
@@ -95,20 +106,26 @@ class Evidence:
 
     @cached_property
     def step_ns(self) -> float:
-        """The run's typical step time: the median of `step_lengths`; 0 without steps."""
+        """The run's typical step time: the median of `step_lengths`; 0 if there are no steps."""
         lengths = self.step_lengths["step_ns"].to_numpy()
         return float(pl.Series(lengths).median() or 0.0)  # type: ignore[arg-type]
 
     @cached_property
     def rank_means(self) -> pl.DataFrame:
-        """One row per rank: means over its steps of every time in `steps`."""
+        """One row per rank, ascending: the mean over its steps of every time column of `steps`.
+
+        Without traces: no rows, and only the column rank.
+        """
         if self.steps.is_empty():
             return pl.DataFrame(schema={"rank": pl.Int64})
         return self.steps.group_by("rank").agg(pl.col("^.*_ns$").mean()).sort("rank")
 
     @cached_property
     def indicator_means(self) -> pl.DataFrame:
-        """One row per rank: means over its steps of `ppprof.analysis.advice.indicators.STEPS`."""
+        """One row per rank, ascending: the mean over its steps of every column of `STEPS` but step.
+
+        `STEPS` is in `ppprof.analysis.advice.indicators`. Ranks without steps have no row.
+        """
         parts = [
             own.steps.select(pl.lit(rank, pl.Int64).alias("rank"), pl.col(list(STEPS)[1:]).mean())
             for rank, own in sorted(self.indicators.items())
@@ -118,15 +135,19 @@ class Evidence:
         return pl.concat([pl.DataFrame(schema=schema), *(part.cast(schema) for part in parts)])  # type: ignore[arg-type]
 
     def typical(self, column: str) -> float:
-        """Return an indicator in an average step of the median rank; 0 if unknown."""
+        """Return the median over ranks of a column of `indicator_means`; 0 if unknown."""
         return float(self.indicator_means[column].median() or 0.0)  # type: ignore[arg-type]
 
     def names(self, kind: str, by: str = "time_ns") -> pl.DataFrame:
-        """Return names of one kind (`ppprof.analysis.advice.indicators.NAMES`).
+        """Return the names of one kind with their calls and times, the largest first.
+
+        Args:
+            kind: a value of the column what of `ppprof.analysis.advice.indicators.NAMES`: ``copy``.
+            by: the column to sort by: ``calls`` or ``time_ns``.
 
         Returns:
-            name, calls, time_ns (float64), per step of an average rank; the largest ``by`` first, at
-            most `MOST_ROWS`.
+            name, calls and time_ns (float64, per step of an average rank), sorted by ``by``, the
+            largest first; at most `MOST_ROWS` rows.
         """
         parts = [own.names.filter(pl.col("what") == kind) for own in self.indicators.values()]
         schema = {"name": pl.String, "calls": pl.Float64, "time_ns": pl.Float64}
@@ -144,7 +165,19 @@ class Evidence:
         facts: Mapping[str, Fact],
         rows: pl.DataFrame,
     ) -> list[Finding]:
-        """Return a finding that costs time; nothing if it costs less than `LEAST_RATIO` of a step."""
+        """Return one finding that costs time, or an empty list if its cost is too small.
+
+        The list is empty if the cost is below `LEAST_RATIO` of the typical step, or if there are no
+        steps. A cost above the typical step time is lowered to it.
+
+        Args:
+            rule: the rule's name.
+            cost_ns: the possible gain per step.
+            confidence: one of `ppprof.analysis.advice.finding.CONFIDENCES`.
+            facts: numbers and names for the rule's texts. step_ns and remedy are added; a value of
+                ``facts`` has precedence.
+            rows: the evidence; the first `MOST_ROWS` rows are kept.
+        """
         cost_ns = min(cost_ns, self.step_ns)
         if not self.step_ns or cost_ns < LEAST_RATIO * self.step_ns:
             return []
@@ -156,6 +189,14 @@ class Evidence:
     def warning(
         self, rule: str, severity: str, facts: Mapping[str, Fact], rows: pl.DataFrame
     ) -> list[Finding]:
-        """Return a measured finding that costs no time."""
+        """Return one finding that costs no time and was measured directly (confidence ``sure``).
+
+        Args:
+            rule: the rule's name.
+            severity: one of `ppprof.analysis.advice.finding.SEVERITIES`.
+            facts: numbers and names for the rule's texts. remedy is added; a value of ``facts`` has
+                precedence.
+            rows: the evidence; the first `MOST_ROWS` rows are kept.
+        """
         all_facts = {"remedy": self.remedy, **facts}
         return [Finding(rule, severity, None, None, "sure", all_facts, rows.head(MOST_ROWS))]

@@ -11,20 +11,22 @@ import polars as pl
 Fact = Union[str, int, float, None]
 
 SEVERITIES = ("major", "moderate", "minor")
-"""The worst first."""
+"""The severities of a finding, the worst first."""
 
 CONFIDENCES = ("sure", "likely", "possible")
-"""Measured directly; effect measured, cause inferred; one of several possible causes."""
+"""The confidences of a finding. ``sure``: measured directly. ``likely``: the effect is measured,
+the cause is inferred. ``possible``: one of several possible causes."""
 
 MAJOR_RATIO = 0.10
-"""Of a step: a tenth of the machine's time is worth a change to the job."""
+"""Share of a step from which a cost is major: a tenth of the machine's time is worth a change to
+the job."""
 
 MODERATE_RATIO = 0.05
-"""Of a step: smaller gains are within the noise between two runs of one config on a shared machine. It is
-also the limit of `ppprof.analysis.ranks.stragglers`."""
+"""Share of a step from which a cost is moderate: smaller gains are within the noise between two
+runs of one config on a shared machine. `ppprof.analysis.ranks.stragglers` has this limit, too."""
 
 LEAST_RATIO = 0.01
-"""Of a step: smaller costs are not reported."""
+"""Share of a step. Smaller costs are not reported."""
 
 MOST_ROWS = 10
 """Maximum number of rows of a finding's evidence."""
@@ -35,24 +37,24 @@ class Finding:
     """A change to make, or a reason to doubt the numbers."""
 
     rule: str
-    """The rule's name: the key of its texts in ``ppprof/report/catalogue``."""
+    """The rule's name, also the key of its texts in ``ppprof/report/catalogue``."""
     severity: str
     """One of `SEVERITIES`."""
     cost_ns: float | None
-    """The possible gain per step, in the run's typical step; None if it is not time."""
+    """The possible gain in the run's typical step; None if the finding costs no time."""
     share: float | None
-    """The same as a share of the step, 0 to 1."""
+    """``cost_ns`` as a share of the run's typical step, 0 to 1; None without ``cost_ns``."""
     confidence: str
     """One of `CONFIDENCES`."""
     facts: Mapping[str, Fact]
-    """Numbers and names in the text; keys end in their units. ``remedy`` selects one of the rule's
-    proposals."""
+    """Numbers and names in the rule's texts. Keys end in their units: ``idle_ns``. ``remedy``
+    selects one of the rule's proposals."""
     evidence: pl.DataFrame
-    """The rows that show the finding, at most `MOST_ROWS`; columns end in their units."""
+    """The rows that show the finding, at most `MOST_ROWS`. Columns end in their units."""
 
 
 def severity_of(share: float) -> str:
-    """Return the severity of a possible gain.
+    """Return the severity of a possible gain, given as a share of a step.
 
     >>> severity_of(0.48), severity_of(0.05), severity_of(0.049)
     ('major', 'moderate', 'minor')

@@ -1,4 +1,4 @@
-"""Small tables of one rank's window that `ppprof.analysis.advice` needs in addition to a `Cluster`."""
+"""Small tables of one rank's window that the rules of advice read in addition to a `Cluster`."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from ppprof.analysis.ranks.step_breakdown import (
 from ppprof.arrays import Int64
 
 TINY_NS = 10_000
-"""A shorter kernel ends before the next is launched: a launch from Python takes Paddle some 10 us, of
-which ``cudaLaunchKernel`` alone takes about 5."""
+"""Shorter kernels are tiny: each ends before the next kernel is launched, since a launch from
+Python takes Paddle some 10 us (``cudaLaunchKernel`` alone takes about 5)."""
 
 _NAMES = 20
-"""Maximum number of names in a table of names; the largest are kept."""
+"""Maximum number of names of one kind in `NAMES`; the names with the largest times are kept."""
 
 _UPDATES = r"^(merged_|fused_)?(adamw?|sgd|momentum|lamb|adagrad|rmsprop|adadelta|adamax)_?( |$)"
-"""Operators that update parameters; a name ends where `` dygraph`` begins."""
+"""The names of operators that update parameters, in lower case: ``adamw_ dygraph``, ``sgd_``."""
 
 _COPIES = "^gpumemcpysync"
 """Paddle's span around a copy for which the host waits (paddle/phi/core/memory/memcpy.cc)."""
 
 _SYNCHRONOUS = r"^cuda(memcpy|memcpy2d)(_v\d+)?$"
-"""Runtime calls that return when the copy is done."""
+"""Runtime calls that return only when their copy is done."""
 
 STEPS = {
     "step": pl.Int64,
@@ -58,13 +58,26 @@ STEPS = {
     "optimizer_overhead_ns": pl.Int64,
     "num_updates": pl.Int64,
 }
-"""One row per step. ``num_micro_batches``: Backward phases. ``idle``: all devices are idle and the host
-does not wait (host_bound of `ppprof.analysis.ranks.step_breakdown`); disjoint parts of it follow a blocking
-copy, lie among the updates of parameters, or lie between two tiny kernels. Null without device events.
-``accumulation``: Global minus Local of gradient nodes. ``recompute``: Forward in Backward. Both are device
-time if there are device events. ``optimizer_overhead``: from the first to the last update of parameters,
-outside kernels; null if unknown, and with device events. ``num_updates``: operators that update
-parameters."""
+"""Columns of a table with one row per step:
+
+- ``num_micro_batches``: number of Backward phases;
+- ``num_kernels``, ``num_tiny_kernels``: number of kernels, and of those shorter than `TINY_NS`;
+- ``idle_ns``: all devices are idle, and the stepping thread neither waits nor loads data
+  (host_bound of `ppprof.analysis.ranks.step_breakdown`);
+- ``idle_after_copies_ns``, ``idle_in_optimizer_ns``, ``idle_between_tiny_ns``: disjoint parts of
+  idle_ns, which follow a blocking copy, lie among the updates of parameters, or lie between two
+  tiny kernels;
+- ``num_blocking_copies``, ``blocking_copies_ns``: copies for which the stepping thread waits;
+- ``accumulation_ns``: the time of ``Global_`` gradient nodes without the ``Local_`` nodes in them;
+- ``recompute_ns``: the time of Forward events in a Backward;
+- ``optimizer_ns``: the time in Optimization phases;
+- ``optimizer_overhead_ns``: the time from the first to the last update of parameters, outside
+  kernels; null in a trace with device events, and if no kernel launch in an Optimization is
+  recorded;
+- ``num_updates``: number of operators that update parameters.
+
+accumulation_ns and recompute_ns are device time if the trace has device events, else CPU time.
+Without device events, the columns of kernels, idle time and blocking copies are null."""
 
 NAMES = {
     "step": pl.Int64,
@@ -73,8 +86,9 @@ NAMES = {
     "calls": pl.Int64,
     "time_ns": pl.Int64,
 }
-"""``what``: kernel (a tiny one), copy (by the operator or layer around it), accumulation (a gradient
-node), optimizer (an operator)."""
+"""Columns of a table with one row per step, kind and name. The values of ``what``: kernel (name of
+a tiny kernel), copy (name of the host event around a blocking copy), accumulation (name of a
+gradient node), optimizer (name of an operator in an Optimization)."""
 
 MEMORY = {
     "place": pl.String,
@@ -82,7 +96,8 @@ MEMORY = {
     "peak_reserved_bytes": pl.Int64,
     "total_bytes": pl.Int64,
 }
-"""One row per place. ``total_bytes``: memory of its device, null if unknown."""
+"""Columns of a table with one row per place, such as ``Place(gpu:0)``. The peaks are the highest
+since the process started. ``total_bytes``: the size of the device's memory; null if unknown."""
 
 
 class Indicators(NamedTuple):
@@ -96,7 +111,7 @@ class Indicators(NamedTuple):
     """Columns of `MEMORY`."""
 
     def select_steps(self, steps: Iterable[int]) -> Indicators:
-        """Keep only these steps. Memory covers the whole window."""
+        """Return the indicators of ``steps`` only. ``memory`` is unchanged: it is not per step."""
         is_selected = pl.col("step").is_in(list(steps))
         return Indicators(
             self.steps.filter(is_selected), self.names.filter(is_selected), self.memory
@@ -110,7 +125,7 @@ def collect_indicators(profile: Profile) -> Indicators:
         profile: the window.
 
     Returns:
-        Tables without rows if the window has no steps.
+        The three tables. They have no rows if the window has no steps.
     """
     if not profile.steps:
         return concat_indicators(())
@@ -131,7 +146,7 @@ def collect_indicators(profile: Profile) -> Indicators:
 
 
 def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
-    """Return the indicators of several windows of a rank."""
+    """Return the indicators of several windows of a rank as one; memory has the highest peaks."""
     steps = pl.concat([pl.DataFrame(schema=STEPS), *(part.steps for part in parts)])
     names = pl.concat([pl.DataFrame(schema=NAMES), *(part.names for part in parts)])
     memory = pl.concat([pl.DataFrame(schema=MEMORY), *(part.memory for part in parts)])
@@ -144,7 +159,17 @@ def _sum(name: str) -> pl.Expr:
 
 
 class IndicatorBuilder:
-    """Computes the columns of `STEPS` for one window."""
+    """Computes the columns of `STEPS` for one window, and collects the rows of `NAMES`.
+
+    A column has one value per ProfileStep, in the order of their starts.
+
+    Attributes:
+        steps: the result of `numbered_steps`, sorted by start.
+        extents: start and end of each of ``steps``.
+        step_of_host: the step of each host event; null outside steps.
+        on_device: whether the trace has device events.
+        names: tables with the columns of `NAMES`, collected so far.
+    """
 
     def __init__(self, profile: Profile) -> None:
         self.profile, self.tree = profile, profile.tree
@@ -155,19 +180,31 @@ class IndicatorBuilder:
         self.names: list[pl.DataFrame] = []
 
     def phase(self, category: str) -> pl.DataFrame:
-        """Return the outermost spans of a phase."""
+        """Return the outermost events of a phase, as rows of ``tree.hosts``.
+
+        Args:
+            category: the phase, such as ``Backward``.
+        """
         return self.profile.outermost.filter(pl.col("category") == category)
 
     def hosts(self, rows: Int64) -> pl.DataFrame:
-        """Return some host events, with their step."""
+        """Return these rows of ``tree.hosts``, with the column step."""
         return self.tree.hosts[rows].with_columns(step=self.step_of_host.gather(rows))
 
     def count_by_step(self, rows: Int64) -> Int64:
-        """Return the number of these host events in each step."""
+        """Return how many of these rows of ``tree.hosts`` are in each step, shape (steps,)."""
         return self.sum_by_step(self.step_of_host.gather(rows), np.ones(len(rows), np.int64))
 
     def sum_by_step(self, step: pl.Series, values: Int64) -> Int64:
-        """Sum values per step. Values without a step, or of a step outside the window, are dropped."""
+        """Return the sum of the values of each step, shape (steps,).
+
+        Values without a step, or of a step without a ProfileStep, are dropped. If a step number
+        occurs twice, the first ProfileStep has the sum and the second has 0.
+
+        Args:
+            step: the step of each value, shape (N,).
+            values: shape (N,).
+        """
         by_step = pl.DataFrame({"step": step, "value": values}).drop_nulls("step")
         sums = by_step.group_by("step").agg(pl.col("value").sum())
         # A step number may occur twice; its values count once.
@@ -177,11 +214,16 @@ class IndicatorBuilder:
         return joined.select(value).to_series().to_numpy()
 
     def within(self, instants: Intervals) -> Int64:
-        """Return how many nanoseconds of a union of intervals lie in each step, shape (steps,)."""
+        """Return the nanoseconds of ``instants``, a union, in each step, shape (steps,)."""
         return covered_within(instants, *self.extents)
 
     def add_names(self, kind: str, events: pl.DataFrame) -> None:
-        """Add rows of `NAMES`; events have step, name and time_ns."""
+        """Add the rows of one kind to ``names``, for the `_NAMES` names with the largest times.
+
+        Args:
+            kind: the value of the column what: ``copy``.
+            events: one row per event: step, name and time_ns. Events without a step are dropped.
+        """
         events = events.drop_nulls("step").with_columns(pl.col("name").cast(pl.String))
         rows = events.group_by("step", "name").agg(
             calls=pl.len().cast(pl.Int64), time_ns=pl.col("time_ns").sum()
@@ -193,7 +235,7 @@ class IndicatorBuilder:
 
     @cached_property
     def updating(self) -> Intervals:
-        """The time from the first to the last update of parameters, in each Optimization.
+        """The time from the first to the last update of parameters in each Optimization: a union.
 
         Optimization   ##############
         operators      norm scale  u u u u       u: adamw
@@ -216,7 +258,10 @@ class IndicatorBuilder:
         return together(intervals_of(extents))
 
     def device_columns(self) -> dict[str, Int64 | None]:
-        """Return the columns of kernels, copies and idle devices."""
+        """Return the columns of kernels, blocking copies and idle time; adds names of both.
+
+        In a trace without device events, every column has the value None.
+        """
         if not self.on_device:
             nothing = dict.fromkeys(name for name in STEPS if name.startswith("idle_"))
             counts = (
@@ -255,7 +300,12 @@ class IndicatorBuilder:
         }
 
     def _blocking_copies(self) -> pl.DataFrame:
-        """Return step, name (of the event around it), time_ns and end_ns of the stepping thread's copies."""
+        """Return the blocking copies of the stepping threads inside steps; adds their names.
+
+        Returns:
+            step, name, time_ns, end_ns and is_inside (True). name is that of the host event around
+            the copy; without one, the copy's own name.
+        """
         hosts, threads = self.tree.hosts, self.steps["thread"].unique().implode()
         spans = pl.Series(matching(hosts["name"], _COPIES)) & hosts["thread"].is_in(threads)
         rows = np.flatnonzero(spans.to_numpy())
@@ -292,7 +342,7 @@ class IndicatorBuilder:
         return copies
 
     def gradient_columns(self) -> dict[str, Int64 | None]:
-        """Return the columns of gradient accumulation and recomputation."""
+        """Return the columns of gradient accumulation and recomputation; adds gradient names."""
         hosts = self.tree.hosts
         time = "device_ns" if self.on_device else "cpu_ns"
         local = hosts.filter(
@@ -316,7 +366,7 @@ class IndicatorBuilder:
         }
 
     def optimizer_columns(self) -> dict[str, Int64 | None]:
-        """Return the columns of the optimizer."""
+        """Return the columns of the optimizer; adds the names of its operators."""
         hosts = self.tree.hosts
         spans = self.phase("Optimization")
         below = self.tree.below(spans["row"].to_numpy())
@@ -341,17 +391,24 @@ class IndicatorBuilder:
 
 
 def _containing(gaps: Intervals, instants: Int64) -> Intervals:
-    """Return the intervals of a union that contain one of the instants, which ascend."""
+    """Return the intervals of ``gaps`` that contain at least one of ``instants``.
+
+    Args:
+        gaps: a union of intervals.
+        instants: ascending.
+    """
     start, end = gaps
     holds = np.searchsorted(instants, end, "left") > np.searchsorted(instants, start, "left")
     return start[holds], end[holds]
 
 
 def _between_tiny(gaps: Intervals, devices: pl.DataFrame) -> Intervals:
-    """Return the intervals of a union with a tiny kernel before and after them.
+    """Return the intervals of ``gaps``, a union, between two tiny kernels.
 
-    kernels   ##__####____##      of tiny kernels alone
-    gaps        ==
+    The last device event before the interval and the first after it must both be tiny kernels.
+
+    kernels   ##__##__######__##      the first two are tiny
+    out         ==
     """
     start, end = gaps
     first, last = intervals_of(devices)

@@ -10,13 +10,17 @@ from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Finding
 
 MOST_WORKERS = 16
-"""Most workers to propose per rank: a machine with 8 devices rarely has more than 16 cores for each."""
+"""Maximum number of workers to propose per rank: a machine with 8 devices rarely has more than 16
+cores per device."""
 
 _KEY = "Data.Train.loader.num_workers"
 
 
 def loading(evidence: Evidence) -> pl.DataFrame:
-    """Return rank, window, step, loading_ns and step_ns; from step times if there are no traces."""
+    """Return the time of data loading: rank, window, step, loading_ns and step_ns.
+
+    Without traces, the values are those of the run's step times, with window 0.
+    """
     if evidence.steps.is_empty():
         return evidence.sound_times.drop_nulls("reader_cost_ns").select(
             "rank",
@@ -35,9 +39,9 @@ def loading(evidence: Evidence) -> pl.DataFrame:
 
 
 def input_bound(evidence: Evidence) -> list[Finding]:
-    """The training thread waits for batches.
+    """Report training threads that wait for batches.
 
-    ::
+    The cost is the longest wait of any rank, mean over steps::
 
         rank 0   LLLL########      costs 4 per step: the longest wait delays all ranks
         rank 1   L####___####
@@ -65,16 +69,24 @@ def input_bound(evidence: Evidence) -> list[Finding]:
 
 
 def proposed_workers(present: int, step_ns: float, loading_ns: float) -> int:
-    """Return the number of workers that load a batch in the time of the rest of a step.
+    """Return the number of workers that load batches as fast as the rank can train on them.
 
-    A step that waits for data takes the time in which the present workers (0: the process itself)
-    load a batch:
+    A step that waits for data takes as long as the present workers need to load a batch:
 
         1 worker    LLLLLLLLL           a batch in 9
         step        wwwwww###           6 of waiting, 3 of training: 3 workers load as fast
 
     >>> proposed_workers(1, 9, 6), proposed_workers(0, 100, 48), proposed_workers(4, 10, 1)
     (3, 2, 5)
+
+    Args:
+        present: the present number of workers; 0 means that the process loads batches itself.
+        step_ns: the time of a step.
+        loading_ns: the part of ``step_ns`` in which the step waits for data.
+
+    Returns:
+        At least ``present`` + 1, and at most `MOST_WORKERS` unless ``present`` is that many
+        already.
     """
     training_ns = max(step_ns - loading_ns, step_ns / MOST_WORKERS, 1.0)
     needed = math.ceil(max(present, 1) * step_ns / training_ns)

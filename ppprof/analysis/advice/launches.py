@@ -1,7 +1,7 @@
 """Rules about devices that wait for the host, and about the optimizer's many launches.
 
-Idle time of the devices counts once. Idle time after a blocking copy, in the optimizer or between two
-tiny kernels belongs to that rule; the rest is host-bound.
+Idle time of the devices counts for one rule only. Idle time after a blocking copy, in the optimizer
+or between two tiny kernels is the cost of the rule for it; all other idle time is host-bound.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from ppprof.analysis.advice.finding import LEAST_RATIO, Finding
 from ppprof.analysis.advice.indicators import TINY_NS
 
 LEAST_UPDATES = 16
-"""Parameter updates per step; with fewer, there is nothing to fuse."""
+"""Least number of parameter updates per step; with fewer, there is nothing to fuse."""
 
 FUSED_UPDATES = 2
-"""Updates of a fused optimizer: parameters with weight decay, and those without."""
+"""Number of updates per step of a fused optimizer: one for the parameters with weight decay, one
+for the parameters without."""
 
 
 def idle_costs(evidence: Evidence) -> Mapping[str, float]:
-    """Return the time in which devices wait for the host, by rule.
+    """Return the time per step in which devices wait for the host, in nanoseconds, keyed by rule.
 
-    Costs too small for their own rule count as host-bound.
+    A cost below `LEAST_RATIO` of a step counts as ``host-bound``, and its rule is missing.
     """
     parts = {
         "blocking-copies": evidence.typical("idle_after_copies_ns"),
@@ -36,7 +37,7 @@ def idle_costs(evidence: Evidence) -> Mapping[str, float]:
 
 
 def host_bound(evidence: Evidence) -> list[Finding]:
-    """All devices are idle and the host does not wait: it does not launch fast enough."""
+    """Report devices that are idle while the host does not wait: it does not launch fast enough."""
     cost_ns = idle_costs(evidence)["host-bound"]
     ranks = evidence.indicator_means.select("rank", "idle_ns", "num_kernels")
     facts = {
@@ -50,7 +51,7 @@ def host_bound(evidence: Evidence) -> list[Finding]:
 
 
 def tiny_kernels(evidence: Evidence) -> list[Finding]:
-    """Kernels that end before the next is launched. Their cost is the idle time between them."""
+    """Report kernels that end before the next is launched; the cost is the idle time between."""
     cost_ns = idle_costs(evidence).get("tiny-kernels", 0.0)
     num, tiny = evidence.typical("num_kernels"), evidence.typical("num_tiny_kernels")
     facts = {
@@ -66,7 +67,10 @@ def tiny_kernels(evidence: Evidence) -> list[Finding]:
 
 
 def blocking_copies(evidence: Evidence) -> list[Finding]:
-    """Copies that the host waits for, so it launches nothing ahead. Their cost is the idle time after."""
+    """Report copies that the host waits for; the cost is the idle time of the devices after them.
+
+    The host launches nothing ahead while it waits.
+    """
     cost_ns = idle_costs(evidence).get("blocking-copies", 0.0)
     copies = evidence.names("copy", "calls")
     facts = {
@@ -80,11 +84,11 @@ def blocking_copies(evidence: Evidence) -> list[Finding]:
 
 
 def optimizer_unfused(evidence: Evidence) -> list[Finding]:
-    """A separate update for each parameter. The cost is the time of updates without computation.
+    """Report an optimizer with a separate update for each parameter.
 
-    On a device, this is the idle time from the first to the last update; on a CPU, the time of the
-    updates outside kernels. The part of the remaining `FUSED_UPDATES` is subtracted. Clipping is not
-    an update.
+    The cost is the time from the first to the last update without computation: with device events,
+    the idle time of the devices; without, the time outside kernels. The share that `FUSED_UPDATES`
+    updates still take is subtracted. Clipping is not an update.
 
         optimizer   norm norm norm  u##_u##_u##_      # kernels; the rest of the updates is saved
     """

@@ -11,26 +11,32 @@ from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Finding
 
 NEAR_RATIO = 0.90
-"""Of a device's memory: from here on, a longer sequence ends the job (Paddle's own pool stops at 92% by
-default, ``FLAGS_fraction_of_gpu_memory_to_use``)."""
+"""Share of a device's memory. A device that holds more is nearly full: a longer sequence may end
+the job (Paddle's own pool stops at 92% by default, ``FLAGS_fraction_of_gpu_memory_to_use``)."""
 
 FULL_RATIO = 0.97
-"""Of a device's memory: the rest is smaller than the variation of the CUDA context and NCCL's buffers."""
+"""Share of a device's memory from which the finding is moderate: the free rest is smaller than the
+variation of the CUDA context and NCCL's buffers."""
 
 FRAGMENTED_RATIO = 0.20
-"""Of the reserved memory: the part outside tensors at the peak."""
+"""Share of the reserved memory. If a smaller part lies outside tensors at the peak, it is not
+reported."""
 
 FRAGMENTED_BYTES = 1 << 30
-"""Smaller fragmentation is not reported."""
+"""If fewer bytes of the reserved memory lie outside tensors at the peak, they are not reported."""
 
 FILLED_RATIO = 0.75
-"""Of a device's memory: with less reserved, fragmentation does no harm."""
+"""Share of a device's memory. If less is reserved, fragmentation does no harm."""
 
 
 def held(evidence: Evidence) -> pl.DataFrame:
-    """Return one row per rank and device of known size: rank, `MEMORY`, held_ratio and unused_bytes.
+    """Return the memory of each rank's devices; a device of unknown size has no row.
 
-    `MEMORY` is that of `ppprof.analysis.advice.indicators`.
+    Returns:
+        One row per rank and device: rank; the columns of
+        `ppprof.analysis.advice.indicators.MEMORY`, with peak_reserved_bytes at least
+        peak_allocated_bytes; held_ratio, peak_reserved_bytes over total_bytes; and unused_bytes,
+        peak_reserved_bytes - peak_allocated_bytes. No rows and no columns without indicators.
     """
     parts = [
         own.memory.select(pl.lit(rank, pl.Int64).alias("rank"), pl.all())
@@ -47,7 +53,7 @@ def held(evidence: Evidence) -> pl.DataFrame:
 
 
 def fullest(evidence: Evidence) -> Mapping[str, Any] | None:
-    """Return the row of the fullest device; None if unknown."""
+    """Return the row of `held` with the largest held_ratio; None if `held` has no rows."""
     table = held(evidence)
     if table.is_empty():
         return None
@@ -55,7 +61,7 @@ def fullest(evidence: Evidence) -> Mapping[str, Any] | None:
 
 
 def memory_limit(evidence: Evidence) -> list[Finding]:
-    """Devices that are nearly full."""
+    """Report devices that are nearly full: from `NEAR_RATIO` of their memory on."""
     table = held(evidence)
     full = table.filter(pl.col("held_ratio") >= NEAR_RATIO) if table.height else table
     if full.is_empty():
@@ -76,7 +82,10 @@ def memory_limit(evidence: Evidence) -> list[Finding]:
 
 
 def memory_fragmented(evidence: Evidence) -> list[Finding]:
-    """Devices that fill up with reserved memory outside tensors."""
+    """Report devices that fill up with reserved memory outside tensors.
+
+    The conditions are `FILLED_RATIO`, `FRAGMENTED_BYTES` and `FRAGMENTED_RATIO`.
+    """
     table = held(evidence)
     if table.is_empty():
         return []

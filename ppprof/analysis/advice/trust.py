@@ -9,28 +9,33 @@ from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.diff.significance import LEAST_STEPS, step_change
 
 WARM_UP_RATIO = 1.5
-"""Times the median of the other steps. Compiling, autotuning and growing pools make a first step several
-times as long; noise rarely does."""
+"""Limit of a first step's time over the median of the other steps. Compiling, autotuning and
+growing memory pools make a first step several times as long; noise rarely does."""
 
 LEAST_OTHERS = 3
-"""Steps after the first that are needed to know the usual time."""
+"""Number of steps after the first step that are needed to know the usual time."""
 
 SHIFT_MAJOR, SHIFT_MODERATE = 0.25, 0.10
-"""Shares that a first step adds to the mean step time."""
+"""Limits of the severities: the share that the first step adds to the mean step time."""
 
 OVERHEAD_MAJOR, OVERHEAD_MODERATE, OVERHEAD_MINOR = 0.50, 0.25, 0.10
-"""Shares that recording adds to a step. Some 10% is usual with memory events (Paddle on CPU), and shares
-of a step are right within that. Beyond half, many short operators look too expensive."""
+"""Limits of the severities: the share that recording adds to a step. Some 10% is usual with memory
+events (Paddle on CPU); the parts of a step, as shares of it, are then right within 10%. Above 50%,
+many short operators look too expensive."""
 
 FEW_STEPS = 3
 """With fewer steps, no straggler can be found (`ppprof.analysis.ranks.stragglers`)."""
 
 _MOST_STEPS = 200
-"""Steps outside windows that are compared; the latest ones."""
+"""Maximum number of steps outside windows that are compared; the latest steps are taken."""
 
 
 def warm_up(evidence: Evidence) -> list[Finding]:
-    """A window whose first step is much longer than the others."""
+    """Report windows whose first step is much longer than their other steps.
+
+    The first step must take at least `WARM_UP_RATIO` times the median of the others, and longer
+    than each of them. The severity is that of the window whose mean step time changes most.
+    """
     if evidence.steps.is_empty():
         return []
     first = pl.col("step_ns").first()
@@ -68,7 +73,11 @@ def warm_up(evidence: Evidence) -> list[Finding]:
 
 
 def profiler_overhead(evidence: Evidence) -> list[Finding]:
-    """Steps that take clearly longer while they are recorded."""
+    """Report that steps take clearly longer while they are recorded.
+
+    Steps in windows are compared with steps outside windows. The 95% interval of the change must be
+    above 0, and the change at least `OVERHEAD_MINOR`.
+    """
     times = evidence.sound_times.select("rank", "step", "window", step_ns="batch_cost_ns")
     outside = times.filter(pl.col("window").is_null())
     inside = times.filter(pl.col("window").is_not_null())
@@ -112,7 +121,7 @@ def profiler_overhead(evidence: Evidence) -> list[Finding]:
 
 
 def short_window(evidence: Evidence) -> list[Finding]:
-    """Too few steps to separate the usual from chance."""
+    """Report that too few steps were recorded to separate a difference from chance."""
     num = evidence.step_lengths.height
     if evidence.steps.is_empty() or num >= LEAST_STEPS:
         return []

@@ -11,16 +11,20 @@ from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.inputs import loading
 
 ALL_OF_IT = 0.5
-"""From this share of a slow rank's excess on, the wait for data is the cause."""
+"""If the wait for data is at least this share of a slow rank's excess, it is the cause."""
 
 GOOD_BUBBLE_RATIO = 0.1
-"""Bubble of a pipeline below which more micro-batches gain little and make kernels smaller."""
+"""Share of a step that is bubble. Below it, more micro-batches gain little and make kernels
+smaller."""
 
 _AXES = ("dp", "mp", "sep", "sharding", "pp")
 
 
 def exposed_communication(evidence: Evidence) -> list[Finding]:
-    """Communication that no computation hides, per axis, without the wait for late ranks."""
+    """Report communication that no computation hides, one finding per axis.
+
+    The cost excludes the wait for late ranks and the excess of slow links.
+    """
     findings: list[Finding] = []
     for column in evidence.rank_means.columns:
         if column.startswith("exposed_"):
@@ -66,10 +70,10 @@ _KEYS = {
 
 
 def _transfer_ratio(evidence: Evidence, axis: str) -> float | None:
-    """Return the share of transfer in the time of an axis' collectives; None if unknown.
+    """Return the share of transfer in the time of the collectives of an axis; None if unknown.
 
-    The last rank to arrive does not wait, so the shortest of the members' times is the transfer,
-    whatever the clocks:
+    The shortest of the members' times is the transfer, since the last rank to arrive does not wait.
+    It needs no common clock:
 
         rank 0   [ wait | transfer ]
         rank 1          [ transfer ]
@@ -91,10 +95,11 @@ def _transfer_ratio(evidence: Evidence, axis: str) -> float | None:
 
 
 def slow_rank(evidence: Evidence) -> list[Finding]:
-    """Ranks whose own work takes longer than their peers', step after step.
+    """Report ranks whose own work takes longer than the work of their peers, step after step.
 
-    A rank that waits for data is input-bound instead. Slow ranks are slow at the same time: together
-    they cost as much as the slowest, and at most the gain of a replay without it.
+    A rank whose excess is mostly wait for data is not reported: it is input-bound. The cost is the
+    excess of the slowest rank alone, since slow ranks delay the job at the same time. It is at most
+    the gain of a replay in which the slowest rank's worker takes its usual time.
     """
     if evidence.cluster is None:
         return []
@@ -126,7 +131,11 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
 
 
 def _saved(evidence: Evidence, rank: int) -> float | None:
-    """Return the gain of a replay with this rank's worker as fast as usual; None if unknown."""
+    """Return the gain, in nanoseconds per step, of a replay in which a rank's worker is not slow.
+
+    None if there is no gain, if no step can be replayed, or if the replay differs from the recorded
+    times by more than 10%.
+    """
     table = evidence.cluster.what_if if evidence.cluster else pl.DataFrame()
     if table.is_empty() or table.filter(fixed="nothing")["error_ratio"][0] > 0.1:
         return None
@@ -139,7 +148,10 @@ def _saved(evidence: Evidence, rank: int) -> float | None:
 
 
 def slow_link(evidence: Evidence) -> list[Finding]:
-    """Groups whose transfers take longer than those of their sibling groups."""
+    """Report groups whose transfers take longer than the transfers of their siblings.
+
+    Siblings are groups of the same axis. The cost is the excess of the slowest group.
+    """
     if evidence.cluster is None:
         return []
     slow = evidence.cluster.slow_groups.filter("is_slow").sort("excess_ns", descending=True)
@@ -161,11 +173,12 @@ def slow_link(evidence: Evidence) -> list[Finding]:
 
 
 def pipeline_bubble(evidence: Evidence) -> list[Finding]:
-    """Stages that wait because the schedule has too few micro-batches.
+    """Report stages that wait because the schedule has too few micro-batches.
 
-    With p stages, m micro-batches and v chunks, (p - 1) / (v m + p - 1) is bubble. With m'
-    micro-batches of the same samples, m / m' of it remains. Bubble beyond the schedule's cannot be
-    gained this way: its causes are unequal stages or late ranks.
+    With p stages, m micro-batches and v chunks, the share (p - 1) / (v m + p - 1) of a step is
+    bubble. If the samples are split into m' micro-batches, m / m' of the bubble remains. More
+    micro-batches do not shorten a bubble beyond that of the schedule: its causes are unequal stages
+    or late ranks.
     """
     bubble = scheduled_bubble(evidence)
     if bubble is None:
@@ -201,7 +214,11 @@ def pipeline_bubble(evidence: Evidence) -> list[Finding]:
 
 
 def scheduled_bubble(evidence: Evidence) -> float | None:
-    """Return the measured bubble of the median rank, at most the schedule's; None without one."""
+    """Return the measured bubble of the median rank, at most the bubble of the schedule.
+
+    Nanoseconds per step. None without traces, with a single stage, or if the number of
+    micro-batches or the passes are unknown.
+    """
     stages, batches = evidence.degree("pp"), num_micro_batches(evidence)
     if evidence.cluster is None or stages < 2 or not batches:
         return None
@@ -221,7 +238,10 @@ def scheduled_bubble(evidence: Evidence) -> float | None:
 
 
 def num_micro_batches(evidence: Evidence) -> int:
-    """Return the micro-batches of a replica's step; 0 if unknown."""
+    """Return the number of micro-batches in a step of one replica; 0 if unknown.
+
+    It is counted from the numbers of the recorded passes, else from the Backward phases.
+    """
     tables = evidence.cluster.passes if evidence.cluster else ()
     numbered = [table["micro_batch"].drop_nulls() for table in tables]
     most = [int(numbers.to_numpy().max()) + 1 for numbers in numbered if len(numbers)]
@@ -229,7 +249,7 @@ def num_micro_batches(evidence: Evidence) -> int:
 
 
 def num_chunks(evidence: Evidence) -> int:
-    """Return the virtual stages per stage."""
+    """Return the number of chunks (virtual stages) of a stage; 1 if unknown."""
     tables = evidence.cluster.passes if evidence.cluster else ()
     numbered = [table["chunk"].drop_nulls() for table in tables]
     return max(
@@ -238,19 +258,26 @@ def num_chunks(evidence: Evidence) -> int:
 
 
 def samples(evidence: Evidence) -> int | None:
-    """Return the samples of a replica's step; None if unknown."""
+    """Return the number of samples in a step of one replica, from the config; None if unknown."""
     return evidence.number("Global.local_batch_size")
 
 
 def proposed_micro_batches(stages: int, present: int, chunks: int, samples: int | None) -> int:
     """Return the fewest micro-batches with a bubble of at most `GOOD_BUBBLE_RATIO`.
 
-    If the samples cannot be split into that many, the most they can be split into.
+    If the samples cannot be split into that many micro-batches, the largest number into which they
+    can be split. Never less than ``present``.
 
     >>> proposed_micro_batches(2, 1, 1, 8), proposed_micro_batches(2, 1, 1, None)
     (8, 9)
     >>> proposed_micro_batches(4, 8, 1, 64), proposed_micro_batches(4, 8, 1, 8)
     (32, 8)
+
+    Args:
+        stages: the number of pipeline stages.
+        present: the present number of micro-batches.
+        chunks: the number of chunks of a stage.
+        samples: the samples in a step of one replica; None if unknown: any number can be proposed.
     """
     needed = -(-round((stages - 1) * (1 / GOOD_BUBBLE_RATIO - 1)) // chunks)
     if samples is None:

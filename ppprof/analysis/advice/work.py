@@ -10,14 +10,15 @@ from ppprof.analysis.advice.memory_pressure import fullest
 from ppprof.analysis.advice.waiting import num_micro_batches, scheduled_bubble
 
 ROOM_RATIO = 0.5
-"""Of a device's memory: if the peak is below it, activations probably fit."""
+"""Share of a device's memory. If the peak is below it, activations probably fit without
+recomputation."""
 
 
 def gradient_accumulation(evidence: Evidence) -> list[Finding]:
-    """The accumulation of gradients, repeated for each micro-batch.
+    """Report the accumulation of gradients, which is repeated for each micro-batch.
 
-    The cost is the gain of half as many micro-batches of twice the size: half the accumulation, minus
-    the additional bubble of fewer micro-batches.
+    The cost is the gain of half as many micro-batches of twice the size: half the accumulation
+    time, minus the bubble that fewer micro-batches add.
     """
     batches = num_micro_batches(evidence)
     if batches < 2:
@@ -36,7 +37,10 @@ def gradient_accumulation(evidence: Evidence) -> list[Finding]:
 
 
 def recompute(evidence: Evidence) -> list[Finding]:
-    """Recomputed activations, on devices with enough memory to keep them."""
+    """Report recomputed activations, if the fullest device has enough memory to keep them.
+
+    Nothing is reported if no device's memory is known.
+    """
     held = fullest(evidence)
     if held is None or held["peak_reserved_bytes"] >= ROOM_RATIO * held["total_bytes"]:
         return []

@@ -1,1 +1,1 @@
-"""Comparison of two runs: operators, modules, significance, thresholds."""
+"""Comparison of two runs: operators, modules, significance and thresholds."""

@@ -1,4 +1,4 @@
-"""Changes by name: two tables of means joined, with the noise of each difference."""
+"""Changes by name: two tables of means, joined, with the noise of each difference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 SURE = 5.0
-"""A change is clear from this many standard errors on; the same as for stragglers."""
+"""A change is clear if it is at least this number of standard errors. Stragglers have this limit,
+too."""
 
 
 def changes(
@@ -17,17 +18,20 @@ def changes(
     values: Sequence[str],
     by: str,
 ) -> pl.DataFrame:
-    """Join two tables by their keys, the biggest change first.
+    """Return the rows of two runs, joined by ``keys`` and sorted by change, the largest first.
 
     Args:
-        baseline: keys, and for each value its mean and, as ``<value>_var``, the mean's variance.
-        experiment: the same.
-        keys: the columns that join rows.
-        values: numeric columns.
-        by: the value that sorts the table.
+        baseline: ``keys``; and for each of ``values``, its mean and the variance of the mean
+            (``<value>_var``, null if unknown).
+        experiment: the columns of ``baseline``.
+        keys: the columns that identify a row in both tables.
+        values: the numeric columns to compare.
+        by: one of ``values``; its absolute change sorts the result and decides is_clear.
 
     Returns:
-        See `ppprof.analysis.diff.diff.Diff.operators`. A row that one side lacks is 0 there.
+        ``keys``, then the columns of `ppprof.analysis.diff.diff.Diff.operators` from status on. If
+        a run lacks a row, its values are 0 there. The noise is null if a run has the row but not
+        its variance.
     """
     one, other = (
         table.with_columns(pl.lit(value=True).alias(presence))
@@ -69,7 +73,18 @@ def changes(
 def per_step(
     table: pl.DataFrame, keys: Sequence[str], values: Sequence[str], ranks: Mapping[int, int]
 ) -> pl.DataFrame:
-    """Return means over ranks and steps, and the variances of the means from step to step."""
+    """Return means over ranks and steps, and the variances of the means from step to step.
+
+    Args:
+        table: ``keys``, step and ``values``, summed over ranks. A missing row counts as 0.
+        keys: the columns to group by.
+        values: the columns to average.
+        ranks: the number of ranks that recorded each step, keyed by step. Other steps are ignored.
+
+    Returns:
+        ``keys``; for each of ``values``, its mean, float64, and ``<value>_var``, null with one
+        step.
+    """
     table = table.filter(pl.col("step").is_in(list(ranks)))
     num_ranks = pl.col("step").replace_strict(dict(ranks), default=1, return_dtype=pl.Int64)
     rank_means = table.with_columns((pl.col(value) / num_ranks).alias(value) for value in values)
@@ -79,7 +94,10 @@ def per_step(
 def _over_steps(
     table: pl.DataFrame, keys: Sequence[str], values: Sequence[str], num: int
 ) -> pl.DataFrame:
-    """Return means over steps and their variances (null with one step). Missing rows count as 0."""
+    """Return means over ``num`` steps and the variances of the means (null with one step).
+
+    A missing row counts as 0.
+    """
     means = []
     for value in values:
         mean = pl.col(value).sum() / num

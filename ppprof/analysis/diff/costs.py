@@ -1,4 +1,4 @@
-"""The costs of one rank's window, by step: its share of a `RunCosts`."""
+"""The costs of one rank's window, by step. A `RunCosts` sums the costs of all ranks."""
 
 from __future__ import annotations
 
@@ -33,17 +33,19 @@ class Device(NamedTuple):
     """The device of a window, with its utilization and memory."""
 
     name: str | None
-    """Name of the first GPU; None without one."""
+    """Name of the first GPU; None if the trace names no GPU."""
     memory_bytes: int | None
-    """Memory of that GPU."""
+    """Size of the first GPU's memory; None if unknown."""
     gpu_utilization: float | None
-    """Share of the time in steps in which a kernel ran, mean over devices."""
+    """Share of the time inside steps in which a kernel ran, 0 to 1, mean over devices; None if
+    unknown."""
     cpu_utilization: float | None
-    """CPU utilization of the process, of all cores."""
+    """CPU utilization of the process, as a share of all cores; None if unknown."""
     mean_bytes: float | None
-    """Allocated memory, mean over the window, on the device or else on the host."""
+    """Allocated memory, mean over the window's time, of the fullest device, or of the host if no
+    device has memory events; None without memory events."""
     peak_bytes: int | None
-    """Maximum of the same."""
+    """Maximum of the allocated memory that ``mean_bytes`` averages; None without memory events."""
 
 
 class Costs(NamedTuple):
@@ -51,33 +53,36 @@ class Costs(NamedTuple):
 
     breakdown: Breakdown
     operators: pl.DataFrame
-    """Columns of `OPERATORS`: see `operator_costs`."""
+    """Columns of `OPERATORS`: the result of `operator_costs`."""
     kernels: pl.DataFrame
-    """Columns of `KERNELS`."""
+    """Columns of `KERNELS`: one row per name and step."""
     modules: pl.DataFrame
-    """Columns of `ppprof.analysis.modules.module_tree.MODULES`, gradients attributed to the modules
-    whose forward made them."""
+    """Columns of `ppprof.analysis.modules.module_tree.MODULES`. Gradients are attributed to the
+    modules whose forward created them."""
     unattributed_modules: pl.DataFrame
-    """The same without attribution; the same table if the trace has no forward links."""
+    """The columns of ``modules``. Gradients are not attributed to modules: they belong to the
+    Backward. If the trace has no forward links, this is the table ``modules``."""
     device: Device
     framework: str
     """``paddle`` or ``torch``."""
     has_forward_links: bool
-    """Whether gradients are linked to the forward that made them (`module_tree`)."""
+    """Whether the trace links gradients to the forward that created them (`has_forward_links`)."""
 
 
 def costs(trace: Trace, naming: Naming) -> Costs:
-    """Return what a window costs. Events outside steps are left out if there are steps.
+    """Return the costs of one rank's window.
+
+    Events outside steps do not count. If the window has no steps, all events count as step 0.
 
     Args:
-        trace: a window.
-        naming: the names of operators and kernels.
+        trace: the window.
+        naming: how operators and kernels are named.
     """
     return costs_of(Profile(trace), naming)
 
 
 def costs_of(profile: Profile, naming: Naming) -> Costs:
-    """Return the same for a profile that has other uses too."""
+    """Return the result of `costs` for a trace that already has a `Profile`."""
     step = profile.trace.events["step"]  # without remote calls, like the tree
     if not profile.steps:
         step = pl.Series("step", np.zeros(len(step), np.int64))
@@ -96,7 +101,7 @@ def costs_of(profile: Profile, naming: Naming) -> Costs:
 
 
 def operator_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.DataFrame:
-    """Return operators by name and step.
+    """Return the calls and times of operators, one row per name and step.
 
     ::
 
@@ -105,14 +110,15 @@ def operator_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.Data
             kernel           ====        GPU: 4, of addmm itself
 
     Args:
-        profile: a window.
-        step: of each event of the trace.
-        naming: operators with the same common name are one operator, and the inner is part of the
-            outer; see also `Naming.is_whole`.
+        profile: one rank's window.
+        step: the step of each event of the trace; events with a null step do not count.
+        naming: how operators are named. Operators with one common name are one operator, and an
+            inner operator of that name is part of the outer; see also `Naming.is_whole`.
 
     Returns:
-        Columns of `OPERATORS`. Total: of the outermost events of a name. Self: without the operators
-        they call. GPU: kernels, copies and sets launched in them; overlap counts twice.
+        Columns of `OPERATORS`, unordered. Calls and totals are those of the outermost events of a
+        name. Self times are without the operators that an operator calls. GPU times are those of
+        the kernels, copies and sets launched in an operator; overlapping ones count twice.
     """
     hosts = profile.tree.hosts
     is_operator = (hosts["category"] == "Operator").to_numpy()
@@ -146,7 +152,7 @@ def operator_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.Data
 def _is_part_of_whole(
     tree: Tree, is_operator: npt.NDArray[np.bool_], naming: Naming
 ) -> npt.NDArray[np.bool_]:
-    """Return whether each host event lies in an operator with all its calls (`Naming.is_whole`)."""
+    """Return whether each host event is part of an operator above it (`Naming.is_whole`)."""
     names = tree.hosts["name"].filter(pl.Series(is_operator)).unique().cast(pl.String)
     whole = [name for name in names if naming.is_whole(naming.common_name(name))]
     if not whole:
@@ -156,7 +162,16 @@ def _is_part_of_whole(
 
 
 def _is_in_same_name(above: Int64, code: Int64, rows: Int64) -> npt.NDArray[np.bool_]:
-    """Return whether each operator lies, at any depth, in one of its name; shape of ``rows``."""
+    """Return whether each operator lies, at any depth, in an operator of its name.
+
+    Args:
+        above: the row of the nearest operator above each host event, -1 without, shape (hosts,).
+        code: a number for the name of each host event, shape (hosts,).
+        rows: the rows of the operators, shape (N,).
+
+    Returns:
+        Shape (N,).
+    """
     is_inside = np.zeros(len(rows), bool)
     outer = above[rows].copy()
     own = code[rows]
@@ -198,7 +213,10 @@ def _device(profile: Profile) -> Device:
 
 
 def _memory(trace: Trace) -> tuple[float | None, int | None]:
-    """Return allocated bytes, mean over time and maximum, of the fullest device, else the host."""
+    """Return the mean over time and the maximum of the allocated bytes; None without memory events.
+
+    They are those of the fullest device, or of the host if no device has memory events.
+    """
     memory = trace.memory.filter(pl.col("current_allocated").is_not_null())
     if memory.is_empty():
         return None, None

@@ -1,7 +1,7 @@
-"""Compare two runs: what changed, the biggest change on top, and whether it is real.
+"""Compare two runs: what changed, the largest change first, and whether it is more than noise.
 
-Takes small tables of both runs and returns small tables. All numbers are per rank and step, so windows
-of different length and jobs of different size compare.
+Takes small tables of both runs and returns small tables. All numbers are per rank and step, so
+windows of different length and jobs of different size can be compared.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ class Comparability(NamedTuple):
     """How much two runs have in common."""
 
     score: float
-    """0 to 1: the mean of the shares."""
+    """The mean of ``shares``, 0 to 1; 1 if ``shares`` is empty."""
     shares: Mapping[str, float]
-    """The share of config keys, versions, topology and operators that both runs have in common; known
-    ones only."""
+    """What the runs have in common, 0 to 1: ``config``, ``versions`` and ``grid`` (the topology)
+    are the shares of equal facts; ``operators`` is the share of the time in operators that both
+    runs have. A key is missing if a run does not have its data."""
     differences: Sequence[str]
-    """``Model.num_layers: 4 -> 5``."""
+    """The differing facts and frameworks, as texts: ``Model.num_layers: 4 -> 5``."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,11 @@ class Diff:
 
     @cached_property
     def change(self) -> Change:
-        """The change of the step time, with its interval."""
+        """The change of the step time, with its 95% interval.
+
+        There is no interval if the runs' steps are of different kinds (inside and outside windows),
+        or if the score of `comparability` is below 0.5; ``reason`` then says so.
+        """
         (baseline, words), (experiment, other_words) = self.step_times
         change = step_change(baseline, experiment)
         reason = ""
@@ -73,10 +78,12 @@ class Diff:
 
     @cached_property
     def step_times(self) -> tuple[tuple[pl.DataFrame, str], tuple[pl.DataFrame, str]]:
-        """rank, step, step_ns of either run, and which steps these are, in words.
+        """For each run: a table with rank, step and step_ns, and `OUTSIDE` or `INSIDE`.
 
-        No profiler slows the steps outside windows, so these are compared if both runs have enough of
-        them; else the steps inside windows.
+        Steps outside windows are compared if both runs have enough of them for an interval, because
+        no profiler slows these steps. They are also compared if both runs have any of them and a
+        run has no steps inside windows. Otherwise, each run has its steps inside windows, or those
+        outside if it has no others.
         """
         one, other = self._runs
         outside = (one.times_outside, OUTSIDE), (other.times_outside, OUTSIDE)
@@ -94,12 +101,13 @@ class Diff:
 
     @cached_property
     def overview(self) -> pl.DataFrame:
-        """The metrics of both runs.
+        """The metrics of both runs, one row per metric in the order of `METRICS`.
 
         Returns:
-            metric, unit (ns, bytes, ratio, per_s or text), baseline, experiment, delta float64,
-            delta_ratio float64 (of the baseline; null if that is 0), and for text baseline_text and
-            experiment_text. Metrics that neither run has are left out.
+            metric, unit (ns, bytes, ratio, per_s or text), baseline, experiment, delta,
+            delta_ratio, baseline_text and experiment_text. The numbers are float64, null for
+            metrics of unit text; the texts are null for other metrics. delta_ratio is delta over
+            baseline, null if baseline is 0. A metric that neither run has is missing.
         """
         metrics = [run.metrics_over(times) for run, (times, _) in zip(self._runs, self.step_times)]
         rows = []
@@ -119,9 +127,10 @@ class Diff:
         )
 
     def noise_of(self, metric: str) -> float | None:
-        """Return the standard error of a delta of `overview`, from step to step.
+        """Return the standard error of a metric's delta in `overview`, from its noise over steps.
 
-        None if it is unknown, and for metrics that are not parts of a step.
+        None for a metric that is not a part of a step, and if a run has fewer than two recorded
+        steps with that part.
         """
         part = _PART_OF_METRIC.get(metric)
         if part is None:
@@ -137,20 +146,22 @@ class Diff:
 
     @cached_property
     def operators(self) -> pl.DataFrame:
-        """Operators by name, the biggest change first.
+        """The operators of both runs, one row per name, the largest change first.
 
         Returns:
-            name, status (both, new or gone); for each of `OPERATOR_VALUES`, per rank and step,
+            name; status (both, new or gone); for each of `OPERATOR_VALUES`, per rank and step,
             float64: ``baseline_cpu_self_ns``, ``experiment_…``, ``delta_…``,
             ``delta_ratio_cpu_self`` (null if the baseline is 0) and ``noise_…``, the standard error
             of the delta (null with one step); and is_clear, whether the delta that sorts the table
-            is at least 5 standard errors. Sorted by the absolute delta of GPU self time if either
-            run has device events, else of CPU self time.
+            is at least 5 standard errors (null if these are unknown). Sorted by the absolute delta
+            of GPU self time if a run has device events, else of CPU self time.
         """
         return self._operators_by(f"{self.clock}_self_ns")
 
     def operators_by(self, value: str) -> pl.DataFrame:
-        """Return `operators`, sorted by the absolute delta of ``value``, the biggest first.
+        """Return `operators` sorted by the absolute delta of ``value``, the largest first.
+
+        is_clear is then about that delta.
 
         Args:
             value: one of `OPERATOR_VALUES`.
@@ -163,11 +174,16 @@ class Diff:
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
-        """Kernels by name: like `operators`, with `KERNEL_VALUES`, by GPU total."""
+        """The kernels of both runs, one row per name, sorted by the absolute delta of GPU time.
+
+        Columns as in `operators`, with `KERNEL_VALUES` instead of `OPERATOR_VALUES`.
+        """
         return self._kernels_by("gpu_total_ns")
 
     def kernels_by(self, value: str) -> pl.DataFrame:
-        """Return `kernels`, sorted by the absolute delta of ``value``, the biggest first.
+        """Return `kernels` sorted by the absolute delta of ``value``, the largest first.
+
+        is_clear is then about that delta.
 
         Args:
             value: one of `KERNEL_VALUES`.
@@ -180,16 +196,18 @@ class Diff:
 
     @cached_property
     def ranks(self) -> pl.DataFrame:
-        """Ranks by coordinate, the biggest change of the own time first.
+        """The ranks of both runs, joined by coordinate, the largest change of the own time first.
+
+        Ranks are joined by number if a topology is unknown. If both runs have a single rank, these
+        ranks are compared, whatever their coordinates.
 
         Returns:
-            baseline_rank and experiment_rank int64 (null if that run has no rank there),
-            coordinate (null if the topology is unknown: ranks are then joined by their numbers),
-            status; for step_ns, own_ns (the step without exposed communication and bubble) and
-            each of `PARTS`, mean over recorded steps, float64: baseline_, experiment_, delta_,
-            delta_ratio_ and noise_; is_clear of delta_own_ns. Sorted by the absolute delta_own_ns,
-            ranks of both runs first. If both runs have a single rank, these two are compared,
-            whatever their coordinates.
+            baseline_rank and experiment_rank int64 (null if that run has no such rank); coordinate
+            (``dp0 mp1``; null if ranks are not joined by it); status (both, new or gone); for
+            step_ns, own_ns (the step without exposed communication and bubble) and each of `PARTS`,
+            mean over recorded steps, float64: baseline_, experiment_, delta_, delta_ratio_ and
+            noise_; is_clear of delta_own_ns. Ranks that both runs have come first, then sorted by
+            the absolute delta_own_ns, the largest first.
         """
         labels = _labels(self._runs)
         one, other = (_by_rank(run, names) for run, names in zip(self._runs, labels))
@@ -218,22 +236,30 @@ class Diff:
 
     @cached_property
     def modules(self) -> pl.DataFrame:
-        """The two module trees, aligned.
+        """The module trees of both runs, aligned: in pre-order, stage by stage.
+
+        The row named `UNKNOWN` is the time of the step outside all modules.
 
         Returns:
-            In pre-order, stage by stage: stage (null unless both runs are pipelines), depth, name,
-            status; baseline_, experiment_ and delta_ of `MODULE_VALUES`, float64, per rank and
-            step, null in a gap; delta_ratio of time_ns; noise_time_ns and noise_self_ns, standard
-            errors of these deltas (null with one step); is_clear of delta_self_ns (of
-            delta_time_ns for the step); baseline_until_ns and experiment_until_ns: all self_ns from
-            the start of the step to the end of this module's own, the accumulated trend (null for
-            the step). `UNKNOWN` is the time outside all modules.
+            - stage: null unless both runs are pipelines;
+            - depth: 0 for the step;
+            - name, and status (both, new or gone);
+            - baseline_, experiment_ and delta_ of each of `MODULE_VALUES`, float64, per rank and
+              step. If a run lacks the module, its value is null, and counts as 0 in the delta;
+            - delta_ratio: delta_time_ns over baseline_time_ns, null if that is 0 or missing;
+            - noise_time_ns, noise_self_ns: the standard errors of delta_time_ns and delta_self_ns
+              (null with one step);
+            - is_clear: whether delta_self_ns (for the step: delta_time_ns) is at least 5 standard
+              errors; null if these are unknown;
+            - baseline_until_ns, experiment_until_ns: the accumulated trend, which is the sum of
+              self_ns of this row and all rows above it in its stage; null for the step and for a
+              module that the run lacks.
         """
         return module_changes(*((run.modules, run.ranks_of_step) for run in self._runs))
 
     @cached_property
     def comparability(self) -> Comparability:
-        """How much the two runs have in common, as far as they are described."""
+        """How much the two runs have in common: their facts, and the time in their operators."""
         shares: dict[str, float] = {}
         differences: list[str] = []
         for kind in ("config", "versions", "grid"):
@@ -251,7 +277,13 @@ class Diff:
         return Comparability(score, shares, differences)
 
     def _compare_facts(self, kind: str) -> tuple[float | None, list[str]]:
-        """Return the share of equal facts of one kind, and the differences; None if unknown."""
+        """Return the share of equal facts of one kind, and the differing facts as texts.
+
+        None and an empty list if a run has no facts of this kind.
+
+        Args:
+            kind: the start of the facts' keys: ``config``, ``versions`` or ``grid``.
+        """
         one, other = (
             {key: value for key, value in run.facts.items() if key.partition(".")[0] == kind}
             for run in self._runs
@@ -267,7 +299,12 @@ class Diff:
 
 
 def _shared_time(operators: pl.DataFrame, by: str) -> float:
-    """Return the share of the time in operators that both runs have."""
+    """Return the share of the time in operators that both runs have; 1 if there is no time.
+
+    Args:
+        operators: see `Diff.operators`.
+        by: the time to sum, such as ``cpu_self_ns``.
+    """
     time = pl.col(f"baseline_{by}").abs() + pl.col(f"experiment_{by}").abs()
     whole = operators.select(time.sum()).item()
     both = operators.filter(status="both").select(time.sum()).item()
@@ -275,9 +312,10 @@ def _shared_time(operators: pl.DataFrame, by: str) -> float:
 
 
 def _labels(runs: Sequence[RunCosts]) -> list[dict[int, str]]:
-    """Return the label of each rank by which ranks of two runs are joined.
+    """Return, for each run, the labels by which ranks of two runs are joined, keyed by rank.
 
-    A label is the rank's coordinate, ``dp0 mp1``, or its number if a topology is unknown.
+    A label is the rank's coordinate on the axes where ranks differ, ``dp0 mp1``, or its number if a
+    topology is unknown. If each run has a single rank, the label is "".
     """
     ranks_of_runs = [sorted(run.steps["rank"].unique()) for run in runs]
     if all(len(ranks) == 1 for ranks in ranks_of_runs):
@@ -307,9 +345,9 @@ def _labels(runs: Sequence[RunCosts]) -> list[dict[int, str]]:
 
 
 def _by_rank(run: RunCosts, labels: Mapping[int, str]) -> pl.DataFrame:
-    """Return each rank's means over steps and their variances, with its label.
+    """Return each rank's label, rank, means over steps, and the variances of the means.
 
-    Ranks without a label are left out.
+    Ranks without a label have no row.
     """
     waits = pl.col("exposed_ns").fill_null(0) + pl.col("bubble_ns").fill_null(0)
     steps = run.steps.drop_nulls("step_ns").with_columns(own_ns=pl.col("step_ns") - waits)

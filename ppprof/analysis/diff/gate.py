@@ -1,4 +1,4 @@
-"""Thresholds for a comparison: ``step_time > 5%``, ``op.matmul.gpu > 0.2ms``."""
+"""Thresholds that a comparison must not exceed: ``step_time > 5%``, ``op.matmul.gpu > 0.2ms``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COLUMNS = {
     "kernel": {"gpu": "gpu_total_ns", "calls": "calls"},
 }
 _METRICS = {metric: kind for metric, kind in METRICS.items() if kind != "text"}
-"""The metrics that are numbers, with their units."""
+"""The units of the metrics that are numbers, keyed by metric."""
 _UNITS_OF = {
     "ns": ("%", "ns", "us", "ms", "s"),
     "bytes": ("%", "B", "KB", "MB", "GB", "KiB", "MiB", "GiB"),
@@ -44,7 +44,7 @@ _EXPECTED = (
     "(calls) or module.NAME; and < for values that must not fall, such as ips < -5%"
 )
 _SURE = 2.0
-"""Standard errors on either side of an operator's change, for an interval of about 95%."""
+"""Number of standard errors below and above a change, for an interval of about 95%."""
 
 
 class Outcome(NamedTuple):
@@ -53,10 +53,12 @@ class Outcome(NamedTuple):
     rule: str
     """The threshold, as the user wrote it."""
     status: str
-    """``fail`` if the whole interval of the change is beyond the limit, ``inconclusive`` if only its
-    middle is, else ``pass``."""
+    """``pass`` if the change is within the limit. If it is beyond: ``fail`` if its whole interval
+    is beyond the limit, too, or if the value is exact (not a mean over steps); else
+    ``inconclusive``. A ratio to a baseline of 0 fails if the threshold limits increases, and else
+    passes."""
     detail: str
-    """The change and its interval."""
+    """The change and its interval, as text."""
 
     def __str__(self) -> str:
         return f"{_STATUS_TEXTS[self.status]}: {self.rule}: {self.detail}"
@@ -66,10 +68,13 @@ _STATUS_TEXTS = {"pass": "passed", "fail": "failed", "inconclusive": "inconclusi
 
 
 class _Interval(NamedTuple):
-    """A change and its interval, in the threshold's unit."""
+    """A change and its 95% interval: ratios, or nanoseconds, bytes or calls.
+
+    Without an interval, ``low`` and ``high`` have the value None.
+    """
 
     value: float | None
-    """None if the change is relative to a baseline of 0."""
+    """The change; None if it is a ratio to a baseline of 0."""
     low: float | None
     high: float | None
     is_exact: bool = False
@@ -78,24 +83,30 @@ class _Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Threshold:
-    """A limit to a change."""
+    """A limit for the change of a metric, operator, kernel or module."""
 
     text: str
     """The threshold, as the user wrote it."""
     target: str
     """The metric, operator, kernel or module: ``step_time``, ``op.matmul.gpu``."""
     above: bool
-    """Whether changes above the limit fail; else changes below it do."""
+    """Whether changes above the limit fail (``>``). If False, changes below it fail (``<``)."""
     limit: float
-    """A ratio, or nanoseconds, bytes, calls."""
+    """A ratio (0.05 for 5%), or a number of nanoseconds, bytes or calls."""
     is_ratio: bool
+    """Whether ``limit`` is a ratio to the baseline."""
 
     @classmethod
     def parse(cls, text: str) -> Threshold:
-        """Return the threshold that a text such as ``METRIC > 5%`` states.
+        """Return the threshold that ``text`` states.
+
+        >>> threshold = Threshold.parse("step_time > 5%")
+        >>> threshold.target, threshold.above, threshold.limit, threshold.is_ratio
+        ('step_time', True, 0.05, True)
 
         Raises:
-            UsageError: no such threshold; says what was expected.
+            UsageError: the text has another form, its metric is unknown, or its unit does not fit
+                the metric; the message says what was expected.
         """
         match = _THRESHOLD.fullmatch(text)
         if match is None:
@@ -113,10 +124,11 @@ class Threshold:
         return cls(text.strip(), target, match["sign"] == ">", limit, unit == "%")
 
     def check(self, diff: Diff) -> Outcome:
-        """Check a comparison against the threshold.
+        """Return the outcome of checking a comparison against this threshold.
 
         Raises:
-            UsageError: neither run has such an operator, kernel, module or metric.
+            UsageError: neither run has the operator, kernel or module, or the metric is not known
+                for both runs.
         """
         change = self._change(diff)
         if change.value is None:
@@ -172,9 +184,14 @@ class Threshold:
         return change._replace(is_exact=noise is None)
 
     def _step_time_change(self, change: Change, row: Mapping[str, Any]) -> _Interval:
-        """Return the change of the step time, or of a rate, with the interval of the step time.
+        """Return the change of the step time or of a rate, with its interval.
 
-        A rate is the samples of a step over its time.
+        A rate is the number of samples or tokens of a step over the time of the step, so its
+        interval follows from that of the step time.
+
+        Args:
+            change: the change of the step time.
+            row: the row of the target in `Diff.overview`.
         """
         scale = 1.0 if self.is_ratio else row["baseline"]
         ratio = row["delta_ratio"]
@@ -215,7 +232,7 @@ _KINDS = {"op": "an operator", "kernel": "a kernel"}
 
 
 def _is_target(target: str) -> bool:
-    """Whether a threshold can limit this: a metric, ``op.NAME.gpu``, ``module.NAME``..."""
+    """Return whether a threshold can limit ``target``: ``step_time``, ``op.matmul.gpu``..."""
     kind, _, rest = target.partition(".")
     if kind in _COLUMNS:
         return "." in rest and rest.rpartition(".")[2] in _COLUMNS[kind]
@@ -223,7 +240,15 @@ def _is_target(target: str) -> bool:
 
 
 def _is_outermost(modules: pl.DataFrame, name: str) -> pl.Series:
-    """Whether each row with this name, in pre-order, lies in no other row with the name."""
+    """Return, for each row with this name, whether it lies in no other module with this name.
+
+    Args:
+        modules: depth and name, in pre-order.
+        name: the name of the module.
+
+    Returns:
+        One boolean per row with this name.
+    """
     is_outermost, enclosing_depth = [], None
     for depth, module in modules.select("depth", "name").iter_rows():
         if enclosing_depth is not None and depth <= enclosing_depth:
@@ -235,10 +260,11 @@ def _is_outermost(modules: pl.DataFrame, name: str) -> pl.Series:
 
 
 def check(thresholds: Sequence[Threshold], diff: Diff) -> list[Outcome]:
-    """Check a comparison against each threshold.
+    """Return the outcome of checking a comparison against each threshold.
 
     Raises:
-        UsageError: some thresholds name something that neither run has; lists all of them.
+        UsageError: some thresholds cannot be checked, see `Threshold.check`; the message has a line
+            for each of them.
     """
     outcomes, problems = [], []
     for threshold in thresholds:

@@ -14,7 +14,7 @@ from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR
 MODULE_VALUES = ("time_ns", "self_ns", "cpu_ns", "gpu_ns", "calls")
 
 UNKNOWN = "(unknown)"
-"""The time of a step outside all modules."""
+"""The name of the row with the time of a step outside all modules."""
 
 _MODULES_SCHEMA: dict[str, Any] = {
     "stage": pl.Int64,
@@ -39,12 +39,16 @@ def module_changes(
     baseline: tuple[pl.DataFrame, Mapping[int, int]],
     experiment: tuple[pl.DataFrame, Mapping[int, int]],
 ) -> pl.DataFrame:
-    """Return both trees as one, stage by stage; see `ppprof.analysis.diff.diff.Diff.modules`.
+    """Return the module trees of two runs, aligned.
 
     Args:
-        baseline: stage, columns of `ppprof.analysis.modules.module_tree.MODULES` and calls, summed
-            over ranks; and how many ranks recorded each step.
-        experiment: the same.
+        baseline: a table with stage, the columns of `ppprof.analysis.modules.module_tree.MODULES`
+            and calls, summed over ranks; and the number of ranks that recorded each step, keyed by
+            step.
+        experiment: a pair like ``baseline``.
+
+    Returns:
+        The table that `ppprof.analysis.diff.diff.Diff.modules` describes.
     """
     tables = _with_common_stages([baseline[0], experiment[0]])
     ranks = (baseline[1], experiment[1])
@@ -64,12 +68,12 @@ def module_means(modules: pl.DataFrame, ranks: Mapping[int, int]) -> pl.DataFram
     Args:
         modules: stage, columns of `ppprof.analysis.modules.module_tree.MODULES` and calls, summed
             over ranks.
-        ranks: how many ranks recorded each step.
+        ranks: the number of ranks that recorded each step, keyed by step.
 
     Returns:
         stage (null without a pipeline), depth, name ("step" at depth 0), and `MODULE_VALUES`,
-        float64, per rank and step. `UNKNOWN` is the time outside all modules; its cpu_ns, gpu_ns
-        and calls are null.
+        float64, per rank and step. The second row of a stage is `UNKNOWN`, the time outside all
+        modules; its cpu_ns, gpu_ns and calls are null.
     """
     schema = {"stage": pl.Int64, "depth": pl.Int64, "name": pl.String}
     rows: list[tuple[Any, ...]] = []
@@ -87,14 +91,17 @@ def module_means(modules: pl.DataFrame, ranks: Mapping[int, int]) -> pl.DataFram
 
 
 def _with_common_stages(tables: Sequence[pl.DataFrame]) -> list[pl.DataFrame]:
-    """Return the tables, without stages if any module of any of them has none."""
+    """Return ``tables``; if stage is null in any row of any table, it becomes null in all rows."""
     if any(modules["stage"].null_count() for modules in tables):
         return [modules.with_columns(stage=pl.lit(None, pl.Int64)) for modules in tables]
     return list(tables)
 
 
 def _stages(tables: Sequence[pl.DataFrame]) -> list[int | None]:
-    """Return the stages of all tables, ascending; null is the only one or missing."""
+    """Return the distinct stages of ``tables``, ascending.
+
+    None is the only stage or is missing, if the tables come from `_with_common_stages`.
+    """
     return sorted(
         {stage for modules in tables for stage in modules["stage"].unique()},
         key=lambda stage: -1 if stage is None else stage,
@@ -104,11 +111,19 @@ def _stages(tables: Sequence[pl.DataFrame]) -> list[int | None]:
 class _Tree(NamedTuple):
     root: Node
     values: Sequence[Mapping[str, Any]]
-    """The times of each node, by its key."""
+    """The means and variances of each node; ``Node.key`` is the index."""
 
 
 def _tree(modules: pl.DataFrame, stage: int | None, ranks: Mapping[int, int]) -> _Tree:
-    """Return the modules of a stage, as means over all its steps and ranks."""
+    """Return the tree of one stage's modules, with means over its steps and ranks.
+
+    Siblings are in the order of their mean starts.
+
+    Args:
+        modules: see `module_means`.
+        stage: the stage; None for tables without stages.
+        ranks: the number of ranks that recorded each step, used if no ProfileStep was recorded.
+    """
     own = modules.filter(pl.col("stage").eq_missing(pl.lit(stage, pl.Int64)))
     by_step = own.filter(path="").group_by("step").agg(num=pl.col("calls").sum())
     steps = dict(by_step.iter_rows()) or ranks  # a trace without steps counts as one step
@@ -134,7 +149,7 @@ def _name(path: str) -> str:
 
 
 def _unknown(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the step's own time as the row of a module."""
+    """Return the values of the row `UNKNOWN` from those of the step: time_ns is its self_ns."""
     return {
         **value,
         "time_ns": value["self_ns"],
@@ -146,7 +161,7 @@ def _unknown(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _align_trees(sides: Sequence[_Tree], stage: int | None) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of two trees, aligned."""
+    """Yield the rows of `module_changes` for one stage; ``sides`` are its two trees."""
     until = [0.0, 0.0]
     for one, other, depth in align_trees(sides[0].root, sides[1].root):
         values = [

@@ -1,4 +1,4 @@
-"""Names by which operators and kernels compare, across builds and frameworks."""
+"""Names by which operators and kernels are compared across builds and frameworks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import polars as pl
 
 _NAMESPACES = re.compile(r"\(anonymous namespace\)::|<unnamed>::|_GLOBAL__N_\w+::")
 _EVALUATE = "autograd::engine::evaluate_function: "
-"""torch's prefix of a span that runs a grad node."""
+"""The prefix with which torch names the span around a gradient node."""
 _FUNCTOR = re.compile(
     r"\b(?:\w*(?:Functor|[kK]ernelImpl|_kernel_impl|_kernel_cuda)\w*|cutlass_\w+)"
 )
@@ -20,34 +20,42 @@ _BUILDS = (
     (re.compile(r"^cutlass_\d+_"), "cutlass_"),
     (re.compile(r"(^triton_\w*?)(_\d\w*)?$"), r"\1"),
 )
-"""Parts of a kernel name that state its architecture or build, not its function."""
+"""Patterns of the parts of a kernel name that state its architecture or build, and replacements."""
 
 
 @dataclass(frozen=True)
 class Naming:
-    """Names of operators and kernels for a comparison of two runs; can be pickled."""
+    """How operators and kernels are named in a comparison of two runs; can be pickled."""
 
     exact: bool = False
-    """Whether recorded names stay unchanged."""
+    """Whether operators and kernels keep their recorded names."""
     same: Mapping[str, str] = field(default_factory=dict)
-    """`normalized` name -> common name of the frameworks."""
+    """The name that frameworks have in common, keyed by the `normalized` name of one framework.
+    Empty unless runs of two frameworks are compared."""
 
     def is_whole(self, name: str) -> bool:
-        """Whether the operators that an operator calls count as part of it.
+        """Return whether the operators that an operator calls count as part of it.
 
-        Across frameworks, this holds for gradients: torch's contain operators, Paddle's do not.
+        They do for gradients if frameworks are compared, because torch's gradients contain
+        operators and Paddle's do not.
+
+        Args:
+            name: the operator's `common_name`.
         """
         return name.endswith(" grad") and name in self.same.values()
 
     def common_name(self, name: str) -> str:
-        """Return the name to compare by."""
+        """Return the name by which an operator or kernel is compared.
+
+        This is ``name`` itself if ``exact``; else the name in ``same``, or the `normalized` name.
+        """
         if self.exact:
             return name
         short = normalized(name)
         return self.same.get(short, short)
 
     def apply(self, names: pl.Series) -> pl.Series:
-        """Return the names to compare by, String, for ``names``, String or Categorical."""
+        """Return the `common_name` of each of ``names`` (String or Categorical), as String."""
         distinct = names.cast(pl.String).unique().drop_nulls().to_list()
         common_names = {name: self.common_name(name) for name in distinct}
         texts: pl.Series = names.cast(pl.String)
@@ -58,7 +66,8 @@ class Naming:
 def normalized(name: str) -> str:
     """Return a name without the parts that depend on the build: templates, arguments, architecture.
 
-    Functors and similar template arguments stay: they distinguish the uses of a generic kernel.
+    Functors and similar template arguments stay, because they distinguish the uses of a generic
+    kernel.
 
     >>> normalized("void phi::funcs::VectorizedKernel<float, phi::AddFunctor<float>, 2, 4>(int)")
     'phi::funcs::VectorizedKernel<AddFunctor>'
@@ -91,7 +100,8 @@ def _without_build(name: str) -> str:
 def _split_cpp_name(name: str) -> tuple[str, str]:
     """Return a C++ function's name without arguments and return type, and the removed arguments.
 
-    Other names, such as ``rpc#f(a -> b)`` or ``a < b``, are returned unchanged.
+    Other names, such as ``rpc#f(a -> b)`` or ``a < b``, are returned unchanged, with "" as
+    arguments.
     """
     if not re.match(
         r"^(void |[\w:~]+ )?[\w:~]+\s*<.*>|^(void |[\w:~]+ )?[\w:~]+::[\w:~]+\s*\(", name

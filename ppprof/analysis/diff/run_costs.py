@@ -1,7 +1,8 @@
 """What one run costs: its steps, operators, kernels and modules, per rank and step.
 
-The report shows these numbers; `ppprof.analysis.diff.diff.Diff` compares those of two runs. Means are
-per rank and step, so windows of different length and jobs of different size compare.
+The report shows these numbers; `ppprof.analysis.diff.diff.Diff` compares the numbers of two runs.
+Means are per rank and step, so windows of different length and jobs of different size can be
+compared.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ KERNEL_VALUES = tuple(costs.KERNELS)[2:]
 PARTS = ("computation_ns", "exposed_ns", "data_loading_ns", "bubble_ns", "host_bound_ns", "rest_ns")
 
 OUTSIDE, INSIDE = "outside windows", "in windows"
-"""Which steps the step times are of, in words."""
+"""The words that say which steps a table of step times has."""
 
 METRICS = {
     "device": "text",
@@ -48,12 +49,12 @@ METRICS = {
     "host_bound": "ns",
     "rest": "ns",
 }
-"""Rows of the overview and their units."""
+"""The metrics of a run, in the order of the overview, with their units."""
 
 Metric = Union[float, str, None]
 
 _WARM_UP = 10
-"""Steps at the start of a run that its step times leave out, as the Perf Summary does."""
+"""Number of first steps of a run that its step times leave out, as Paddle's Perf Summary does."""
 
 
 @dataclass(frozen=True)
@@ -63,37 +64,45 @@ class RunCosts:
     what: str
     """The run's path, for messages."""
     steps: pl.DataFrame
-    """rank, step, step_ns and the parts that add up to it (`PARTS`), of recorded windows."""
+    """One row per rank and step of the recorded windows: rank, step, step_ns, and `PARTS`, which
+    add up to step_ns."""
     times: pl.DataFrame
     """The run's step times: rank, step, window, excluded, batch_cost_ns, reader_cost_ns,
-    num_samples, num_tokens and device_peak_bytes; no rows if the run has none."""
+    num_samples, num_tokens and device_peak_bytes; no rows if the run has no step times."""
     operators: pl.DataFrame
-    """`ppprof.analysis.diff.costs.OPERATORS`: sums over ranks."""
+    """Columns of `ppprof.analysis.diff.costs.OPERATORS`: sums over ranks."""
     kernels: pl.DataFrame
-    """`ppprof.analysis.diff.costs.KERNELS`: sums over ranks."""
+    """Columns of `ppprof.analysis.diff.costs.KERNELS`: sums over ranks."""
     modules: pl.DataFrame
-    """stage, then `ppprof.analysis.modules.module_tree.MODULES` and calls: sums over the ranks of a
-    stage."""
+    """stage, the columns of `ppprof.analysis.modules.module_tree.MODULES`, and calls: sums over the
+    ranks of a stage."""
     unattributed_modules: pl.DataFrame
-    """The same, without gradients attributed to the modules whose forward made them."""
+    """The columns of ``modules``. Gradients are not attributed to modules: they belong to the
+    Backward."""
     devices: Sequence[Device] = ()
+    """The devices of the run's windows."""
     frameworks: frozenset[str] = frozenset()
+    """The frameworks of the run's windows: ``paddle``, ``torch``."""
     has_forward_links: bool = False
-    """Whether any window links gradients to the forward that made them."""
+    """Whether any window links gradients to the forward that created them."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """The manifest's facts about the job, by dotted key: ``config.Model.num_layers``."""
+    """The manifest's facts about the job, keyed by dotted key: ``config.Model.num_layers``."""
     num_replicas: int = 1
-    """Ranks that read different samples: dp times sharding."""
+    """Number of replicas that read different samples: the dp degree times the sharding degree."""
     coordinates: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
-    """Each rank's coordinate, by axis; empty if the topology is unknown."""
+    """Each rank's position on each axis, keyed by rank, then axis; empty if the topology is
+    unknown."""
 
     def without_attribution(self) -> RunCosts:
-        """Return the same costs with no gradient attributed to a module."""
+        """Return a copy without forward links, whose ``modules`` are ``unattributed_modules``."""
         return dataclasses.replace(self, modules=self.unattributed_modules, has_forward_links=False)
 
     @cached_property
     def ranks_of_step(self) -> Mapping[int, int]:
-        """How many ranks recorded each step. Traces without steps count as step 0."""
+        """The number of ranks that recorded each step, keyed by step, ascending.
+
+        A trace without steps counts as step 0.
+        """
         counted = self.steps.group_by("step").agg(pl.col("rank").n_unique())
         return dict(counted.sort("step").iter_rows())
 
@@ -104,7 +113,10 @@ class RunCosts:
 
     @cached_property
     def times_outside(self) -> pl.DataFrame:
-        """rank, step, step_ns of the steps outside windows, without stalls and warm-up."""
+        """rank, step, step_ns of the steps outside windows, without excluded and first steps.
+
+        The first 10 steps are left out if the run has at least 20 such steps, else only step 0.
+        """
         sound = self.times.filter(
             pl.col("window").is_null() & pl.col("excluded").not_().fill_null(True)
         )
@@ -120,14 +132,15 @@ class RunCosts:
 
     @property
     def has_times_outside(self) -> bool:
-        """Whether there are enough steps outside windows for an interval."""
+        """Whether `times_outside` has at least `LEAST_STEPS` steps: enough for an interval."""
         return self.times_outside["step"].n_unique() >= LEAST_STEPS
 
     @cached_property
     def step_times(self) -> tuple[pl.DataFrame, str]:
-        """rank, step, step_ns, and which steps these are: `OUTSIDE` or `INSIDE`.
+        """A table with rank, step and step_ns, and `OUTSIDE` or `INSIDE`.
 
-        No profiler slows the steps outside windows, so these come first if there are enough.
+        These are the steps outside windows, which no profiler slows, if they are enough for an
+        interval or if there are no others; else the steps inside windows.
         """
         if self.has_times_outside or self.times_inside.is_empty():
             return self.times_outside, OUTSIDE
@@ -135,14 +148,20 @@ class RunCosts:
 
     @cached_property
     def metrics(self) -> Mapping[str, Metric]:
-        """The run's own overview, by `METRICS`; null or missing if unknown."""
+        """The run's metrics, keyed as in `METRICS`; None or missing if unknown.
+
+        Step times and rates are those of the steps in `step_times`.
+        """
         return self.metrics_over(self.step_times[0])
 
     def metrics_over(self, times: pl.DataFrame) -> Mapping[str, Metric]:
-        """Return the overview with step times and rates of some steps.
+        """Return the run's metrics, with the step times and rates of the given steps.
 
         Args:
-            times: rank, step, step_ns.
+            times: the steps: rank, step, step_ns.
+
+        Returns:
+            Values keyed as in `METRICS`; None or missing if unknown.
         """
         metrics: dict[str, Metric] = {}
         medians = times.group_by("step").agg(pl.col("step_ns").median())["step_ns"]
@@ -179,24 +198,30 @@ class RunCosts:
 
     @cached_property
     def operator_means(self) -> pl.DataFrame:
-        """name, then each of `OPERATOR_VALUES` per rank and step, and its variance; by name."""
+        """One row per operator, sorted by name: name, and `OPERATOR_VALUES` per rank and step.
+
+        Each value has its variance, ``<value>_var``; see `per_step`.
+        """
         means = per_step(self.operators, ["name"], OPERATOR_VALUES, self.ranks_of_step)
         return means.sort("name")
 
     @cached_property
     def kernel_means(self) -> pl.DataFrame:
-        """name, then each of `KERNEL_VALUES` per rank and step, and its variance; by name."""
+        """One row per kernel, sorted by name: name, and `KERNEL_VALUES` per rank and step.
+
+        Each value has its variance, ``<value>_var``; see `per_step`.
+        """
         means = per_step(self.kernels, ["name"], KERNEL_VALUES, self.ranks_of_step)
         return means.sort("name")
 
     @cached_property
     def module_means(self) -> pl.DataFrame:
-        """The tree of modules; see `ppprof.analysis.diff.module_changes.module_means`."""
+        """The run's module tree: see `ppprof.analysis.diff.module_changes.module_means`."""
         return module_means(self.modules, self.ranks_of_step)
 
 
 def metric_of(part: str) -> str:
-    """Return the metric that holds a part of a step.
+    """Return the metric in `METRICS` for a part in `PARTS`.
 
     >>> metric_of("exposed_ns"), metric_of("bubble_ns")
     ('exposed_communication', 'bubble')

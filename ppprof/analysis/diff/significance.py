@@ -1,4 +1,4 @@
-"""Whether two runs differ in speed, or only by the noise between equal runs."""
+"""Whether two runs differ in speed by more than the noise between equal runs."""
 
 from __future__ import annotations
 
@@ -11,42 +11,47 @@ import polars as pl
 from ppprof.arrays import Float64
 
 LEAST_STEPS = 5
-"""Steps that either run needs for an interval."""
+"""Number of steps that each of the two runs needs for an interval."""
 
 _REPLICATES = 2000
 _AT_ONCE = 100
 _CONFIDENCE = 0.95
 _PARTS = 4
-"""Parts of a run that are compared to find its drift."""
+"""Number of parts of a run that are compared to find its drift."""
 _SEED = 342  # the same data give the same interval
 _MOST_RANKS = 64
-"""Ranks of a run that are resampled. More do not narrow the interval."""
+"""Maximum number of ranks of a run that are resampled. More ranks do not narrow the interval."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """The change of the step time from the baseline to the experiment; below 0 it is shorter.
+    """The change of the step time from the baseline to the experiment; below 0 if it decreased.
 
     >>> print(Change(0.052, 0.031, 0.074, 40, 40, 0.01))
     slower: +5.2% (95% interval +3.1% to +7.4%)
     """
 
     ratio: float | None
-    """Mean step time of the experiment over that of the baseline, minus 1; None without steps."""
+    """Mean step time of the experiment over that of the baseline, minus 1. None if a run has no
+    steps, or if the baseline's steps take no time."""
     low: float | None
     high: float | None
-    """The 95% interval of ``ratio``; None with fewer than `LEAST_STEPS` steps."""
+    """``low`` and ``high`` are the 95% interval of ``ratio``; None if there is no interval, such as
+    with fewer than `LEAST_STEPS` steps in a run."""
     baseline_steps: int
     experiment_steps: int
     noise: float | None = None
-    """The drift between parts of one run, as a ratio; the larger of the two runs'. Smaller changes cannot
-    be seen."""
+    """The drift between parts of one run, as a ratio: the larger value of the two runs. Smaller
+    changes cannot be detected. None if no interval was computed."""
     reason: str = ""
     """Why there is no interval; empty if there is one."""
 
     @property
     def verdict(self) -> str:
-        """``faster``, ``slower``, ``no difference seen`` or ``inconclusive``."""
+        """``slower`` if the interval is above 0, ``faster`` if below, else ``no difference seen``.
+
+        ``inconclusive`` without an interval.
+        """
         if self.low is None or self.high is None:
             return "inconclusive"
         if self.low > 0:
@@ -67,17 +72,19 @@ class Change:
 def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
     """Return the change of the mean step time, with its interval.
 
-    Steps of a job are not independent samples: a delay affects neighbouring steps, on all ranks. So
-    the bootstrap draws ranks and blocks of steps, and takes each drawn block on all drawn ranks. It
-    also draws single steps, and the wider interval counts. Then the interval is widened by the drift
-    between parts of one run, since two equal runs differ at least that much.
+    The bootstrap draws ranks and blocks of steps, and takes each drawn block on all drawn ranks,
+    because steps are not independent samples: a delay affects neighbouring steps, on all ranks. It
+    also draws single steps, and uses the lower of the two low ends and the higher of the two high
+    ends. Then the interval is widened by the drift between parts of one run, since two equal runs
+    differ at least that much.
 
     Args:
-        baseline: rank, step, step_ns; one row per rank and step.
-        experiment: the same.
+        baseline: one row per rank and step: rank, step, step_ns.
+        experiment: a table like ``baseline``.
 
     Returns:
-        The change with a 95% interval.
+        The change with a 95% interval. There is no interval, and ``reason`` says why, if a run has
+        fewer than `LEAST_STEPS` steps or if the baseline's steps take no time.
 
     Source: moving block bootstrap, H. R. Künsch, "The jackknife and the bootstrap for general
     stationary observations" (1989); two-level resampling, T. Kalibera and R. Jones, "Rigorous
@@ -114,7 +121,11 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
 
 
 def _matrix(table: pl.DataFrame) -> Float64:
-    """Return step times, shape (ranks, steps); NaN for a missing step of a rank."""
+    """Return step times in nanoseconds, shape (ranks, steps); NaN for a missing step of a rank.
+
+    Of more than `_MOST_RANKS` ranks, evenly spaced ones are taken. Steps without any time are
+    removed.
+    """
     if table.is_empty():
         return np.empty((0, 0))
     wide = table.pivot("rank", index="step", values="step_ns", aggregate_function="mean")
@@ -125,7 +136,16 @@ def _matrix(table: pl.DataFrame) -> Float64:
 
 
 def _draw_means(times: Float64, length: int, random: np.random.Generator) -> Float64:
-    """Return the means of `_REPLICATES` draws of ranks and blocks of ``length`` steps."""
+    """Return the mean step times of `_REPLICATES` draws of ranks and blocks of steps.
+
+    Args:
+        times: shape (ranks, steps); NaN for a missing step of a rank.
+        length: the number of steps in a block.
+        random: the source of random numbers.
+
+    Returns:
+        Nanoseconds, shape (_REPLICATES,).
+    """
     num_ranks, num_steps = times.shape
     is_known = ~np.isnan(times)
     known = np.where(is_known, times, 0.0)
@@ -142,7 +162,13 @@ def _draw_means(times: Float64, length: int, random: np.random.Generator) -> Flo
 
 
 def _drift(times: Float64) -> float:
-    """Return the standard deviation of the means of a run's quarters, over its mean."""
+    """Return the standard deviation of the mean step times of a run's quarters, over its mean.
+
+    Runs of fewer than 8 steps have fewer parts, of at least 2 steps; 0 if there is only one part.
+
+    Args:
+        times: shape (ranks, steps); NaN for a missing step of a rank.
+    """
     medians = np.nanmedian(times, axis=0)
     num_parts = min(_PARTS, len(medians) // 2)
     quarters = [part.mean() for part in np.array_split(medians, num_parts)]
@@ -150,7 +176,9 @@ def _drift(times: Float64) -> float:
 
 
 def _student(freedom: int | None) -> float:
-    """Return the 97.5% quantile of Student's t; for None, of the normal distribution.
+    """Return the 97.5% quantile of Student's t with ``freedom`` degrees of freedom.
+
+    For None, that of the normal distribution.
 
     >>> round(_student(3), 1), round(_student(10), 2), round(_student(None), 2)
     (3.2, 2.23, 1.96)
@@ -169,5 +197,5 @@ def _student(freedom: int | None) -> float:
 
 
 def _block(num_steps: int) -> int:
-    """Return the number of steps in a block: an estimate of how many depend on each other."""
+    """Return the number of steps in a block: an estimate of how many steps depend on each other."""
     return max(1, round(math.sqrt(num_steps) / 1.5))

@@ -9,12 +9,12 @@
       Norm              GELU            -        GELU        new
                       Norm            Norm     Norm
 
-Nodes match if they have the same name and their parents match. The order of siblings is kept. The
-result is an alignment that matches the most nodes.
+Two nodes match if they have the same name and their parents match. The order of siblings is kept.
+Of all alignments, the result is one with the most matching nodes.
 
-Source: S. M. Selkow, "The tree-to-tree editing problem" (1977), with insertion and deletion of whole
-subtrees; siblings as in D. S. Hirschberg, "A linear space algorithm for computing maximal common
-subsequences" (1975).
+Source: S. M. Selkow, "The tree-to-tree editing problem" (1977), with insertion and deletion of
+whole subtrees; siblings as in D. S. Hirschberg, "A linear space algorithm for computing maximal
+common subsequences" (1975).
 """
 
 from __future__ import annotations
@@ -28,36 +28,45 @@ import numpy as np
 from ppprof.arrays import Int32, Int64
 
 _LARGEST_MATRIX = 1 << 22
-"""Cells of a score matrix; larger ones are split in two recursively (Hirschberg)."""
+"""Maximum number of cells of a score matrix; larger matrices are split in two recursively
+(Hirschberg)."""
 
 _MOST_PAIRS = 100_000
-"""Pairs of different subtrees that are compared node by node; further pairs count only their roots."""
+"""Maximum number of pairs of different subtrees that are compared node by node. In further pairs,
+only the roots count, so the alignment may match fewer nodes than possible."""
 
 
 @dataclass(eq=False)
 class Node:
-    """A node and its descendants."""
+    """A node of a tree, with its descendants."""
 
     name: str
     children: list[Node] = field(default_factory=list)
     key: int = -1
-    """A value for the caller."""
+    """A number for the caller's use, such as an index into its own data. It does not affect
+    matching."""
 
 
 Pair = tuple["Node | None", "Node | None", int]
-"""Two matching nodes, None for a gap, and their depth."""
+"""A node of the left tree, the matching node of the right tree, and their depth. If a node has no
+match, None stands for the other node."""
 
 
 def align_trees(left: Node, right: Node) -> list[Pair]:
-    """Return both trees as one, in pre-order. The roots match, whatever their names.
+    """Return the pairs of two trees as one tree, in pre-order.
 
-    Among siblings in a gap, those of ``left`` come first.
+    The roots match, whatever their names. Between two matching siblings, unmatched siblings of
+    ``left`` come before those of ``right``.
     """
     return list(_Alignment(left, right).pairs(left, right, 0))
 
 
 class _Alignment:
-    """Shapes, sizes and scores of all subtrees of two trees."""
+    """The shapes, sizes and scores of all subtrees of two trees.
+
+    Subtrees of equal names and structure have the same shape, a number. The size is the number of
+    nodes.
+    """
 
     def __init__(self, left: Node, right: Node) -> None:
         self._shape: dict[int, int] = {}
@@ -74,7 +83,7 @@ class _Alignment:
         self._num_compared = 0
 
     def pairs(self, left: Node, right: Node, depth: int) -> Iterator[Pair]:
-        """Yield two matching nodes and the pairs below them."""
+        """Yield the pair of two matching nodes at ``depth``, then the pairs below, in pre-order."""
         if self._shape[id(left)] == self._shape[id(right)]:
             for one, other, below in _zip_equal(left, right):
                 yield one, other, depth + below
@@ -93,7 +102,7 @@ class _Alignment:
             past = (i + 1, j + 1)
 
     def _siblings(self, left: Sequence[Node], right: Sequence[Node]) -> list[tuple[int, int]]:
-        """Return the matching indices of two rows of siblings, ascending."""
+        """Return the index pairs of matching nodes in two rows of siblings, ascending."""
         shapes = [[self._shape[id(node)] for node in nodes] for nodes in (left, right)]
         first = 0
         while first < min(len(left), len(right)) and shapes[0][first] == shapes[1][first]:
@@ -146,7 +155,7 @@ class _Alignment:
 
 
 class _Siblings(NamedTuple):
-    """A row of siblings. Equal numbers mean equal shapes or names."""
+    """A row of siblings, one number per node: equal numbers mean equal shapes, names or sizes."""
 
     shape: Int64
     name: Int64
@@ -155,16 +164,23 @@ class _Siblings(NamedTuple):
 
 @dataclass
 class _Scores:
-    """Two rows of siblings, with the score of matching two of them."""
+    """Two rows of siblings, and the scores of matching a node on the left with one on the right."""
 
     left: _Siblings
     right: _Siblings
     exact: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Scores of pairs of shapes with the same name; 1 if missing."""
+    """Scores of two different shapes whose roots have one name, keyed by both shapes; 1 if
+    missing."""
     _cache: dict[int, Int32] = field(default_factory=dict)
 
     def row(self, i: int, first: int, last: int) -> Int32:
-        """Return the scores of one on the left with some on the right; 0 if they do not match."""
+        """Return the scores of node ``i`` on the left with each node on the right; 0 for no match.
+
+        Args:
+            i: the index of the node on the left.
+            first: the index of the first node on the right.
+            last: the index after the last node on the right.
+        """
         shape = int(self.left.shape[i])
         if shape not in self._cache:
             is_same = self.right.name == self.left.name[i]
@@ -179,7 +195,15 @@ class _Scores:
 def _longest(
     scores: _Scores, top: int, bottom: int, first: int, last: int
 ) -> list[tuple[int, int]]:
-    """Return the pairs, in order, with the highest total score."""
+    """Return the index pairs with the highest total score, ascending.
+
+    Args:
+        scores: the scores of two rows of siblings.
+        top: the first index on the left.
+        bottom: the index after the last on the left.
+        first: the first index on the right.
+        last: the index after the last on the right.
+    """
     if top == bottom or first == last:
         return []
     if (bottom - top) * (last - first) > _LARGEST_MATRIX and bottom - top > 1:
@@ -212,9 +236,9 @@ def _longest(
 def _best_scores(
     scores: _Scores, rows: range, first: int, last: int, *, backwards: bool = False
 ) -> Int32:
-    """Return the scores of matching all rows with the first 0, 1, ... on the right.
+    """Return the best total scores of ``rows`` with the first 0, 1, ... nodes on the right.
 
-    If ``backwards``, with the last 0, 1, ...
+    If ``backwards``, with the last 0, 1, ... nodes on the right. Shape (last - first + 1,).
     """
     best = np.zeros(last - first + 1, np.int32)
     for i in rows:
@@ -245,6 +269,6 @@ def levels(root: Node) -> Iterator[tuple[Node, int]]:
 
 
 def _zip_equal(left: Node, right: Node) -> Iterator[tuple[Node, Node, int]]:
-    """Yield the pairs of two trees of the same shape, with their depth."""
+    """Yield the pairs of two trees of the same shape, in pre-order, with their depth."""
     for (one, depth), (other, _) in zip(levels(left), levels(right)):
         yield one, other, depth

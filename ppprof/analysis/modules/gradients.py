@@ -1,4 +1,4 @@
-"""The module of each gradient in a backward pass: the one whose forward created it."""
+"""The module of each gradient in a backward pass: the module whose forward created the gradient."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from ppprof.analysis.profile.event_tree import Tree
 from ppprof.arrays import Bool, Int64
 
 _MAX_ORDER = 100
-"""How many times a gradient can be a gradient of another gradient."""
+"""Maximum order of a gradient: a gradient of a gradient has order 2. Higher orders have no
+module."""
 
 
 def modules_of_gradients(tree: Tree, forward: pl.Series, is_module: Bool) -> Int64:
@@ -23,17 +24,18 @@ def modules_of_gradients(tree: Tree, forward: pl.Series, is_module: Bool) -> Int
         Backward                            #####   module
           AddmmBackward                      ###    forward: addmm, so its module is Linear
 
-    If the forward ran in a gradient itself (a gradient of a gradient), its module counts.
+    If the forward ran in another gradient, the module of that gradient is returned.
 
     Args:
-        tree: of a window with N host events.
-        forward: the column of `ppprof.trace.schema.EVENTS`, shape (N,) or more.
-        is_module: shape (N,).
+        tree: the event tree of a window with N host events.
+        forward: the column forward of `ppprof.trace.schema.EVENTS`, shape (N,) or more.
+        is_module: whether each host event is a module, shape (N,).
 
     Returns:
-        Row of the module, which begins before the gradient. -1 for other events, for gradients
-        outside any Backward, and for gradients whose forward ran in no module, or only in modules
-        that contain the Backward. Shape (N,).
+        For each host event, the row of the module; shape (N,). -1 for events that are no gradients,
+        for gradients outside any Backward, for gradients whose forward does not begin before them,
+        and for gradients whose forward ran in no module or only in modules that contain the
+        Backward.
     """
     size = tree.size
     forward_row = forward.slice(0, len(size)).fill_null(-1).to_numpy()

@@ -1,9 +1,10 @@
 """The modules of a step as a tree, with calls and times.
 
-A module is a Forward event (``nn.Layer``, ``nn.Module``), a user's span, or another piece of a step:
-Dataloader, Backward, Optimization. In a Backward, the gradients of a module's operators are a module
-too, if the trace links them (``forward`` of `ppprof.trace.schema.EVENTS`). Steps share their nodes: the
-second ``Block`` in the first ``GPTModel`` of a step is one node for all steps.
+A module is a Forward event (``nn.Layer``, ``nn.Module``), a user's span, or another piece of a
+step: Dataloader, Backward, Optimization. In a Backward, the gradients of a module's operators are a
+module, too, if the trace links gradients to their forward (``forward`` of
+`ppprof.trace.schema.EVENTS`). Steps share their nodes: the second ``Block`` in the first
+``GPTModel`` of a step is one node for all steps.
 """
 
 from __future__ import annotations
@@ -33,13 +34,13 @@ MODULES = {
 SEPARATOR = "\x1f"
 """Separates the nodes of a path."""
 OCCURRENCE = "\x1e"
-"""In a node, separates its name from its number among the siblings with that name."""
+"""Separates a node's name from its number, from 0, among the siblings with that name."""
 
 _PIECES = ("Forward", "Backward", "Optimization", "Dataloader", "PythonUserDefined")
 _PHASES = ("Backward", "Optimization", "Dataloader")
-"""Pieces named by their category, since frameworks name them differently."""
+"""Pieces that are named by their category, since frameworks name their events differently."""
 _MAX_DEPTH = 100
-"""Levels of modules; deeper ones are part of the last level."""
+"""Maximum number of levels of modules; deeper modules are part of the last level."""
 
 
 def modules(profile: Profile, step: pl.Series, *, attribute_backward: bool = True) -> pl.DataFrame:
@@ -59,17 +60,22 @@ def modules(profile: Profile, step: pl.Series, *, attribute_backward: bool = Tru
         profile: a window.
         step: the step of each event of the trace; events without a step are left out.
         attribute_backward: whether gradients are attributed to the module of their forward, if the
-            trace links them; else they belong to the Backward.
+            trace links gradients to it. If False, they belong to the Backward.
 
     Returns:
-        Columns of `MODULES`; no row for the step itself if the trace has no ProfileStep. ``path``:
-        names from the outermost on, each with its number among the siblings with that name,
-        ``GPT\x1e0\x1fBlock\x1e1``; empty for the step itself. For gradients of a module: the
-        Backward's path, then the module's path without the common part. start_ns: since the start
-        of the step. cpu_ns: duration; gpu_ns: kernels, copies and sets launched in it. self_ns: the
-        time outside modules below, in device time if the module launches anything, else in CPU time;
-        for the step itself, the *unknown*. time_ns: the sum of self_ns over the module and all below
-        it. All gradients of one module in one Backward are one row, with everything in them.
+        Columns of `MODULES`. The step itself is a row, unless the trace has no ProfileStep. All
+        gradients of one module in one Backward are one row, with everything in them.
+
+        - path: the names from the outermost module on, each with its number among the siblings with
+          that name, ``GPT\x1e0\x1fBlock\x1e1``; empty for the step itself. For gradients of a
+          module: the path of the Backward, then the path of the module without the common part;
+        - step;
+        - start_ns: since the start of the step (0 if the step has no ProfileStep);
+        - time_ns: the sum of self_ns over the module and all modules below it;
+        - self_ns: the time outside the modules below. It is device time if anything is launched in
+          the module, else CPU time. For the step itself, it is the time outside all modules;
+        - cpu_ns: the duration;
+        - gpu_ns: the time of kernels, copies and sets launched in the module.
 
     Source: "critical path time" of PyTorch's RFC for differentiating runs (pytorch/kineto issue
     342): GPU time for GPU work, CPU time for CPU work.
@@ -131,13 +137,18 @@ def modules(profile: Profile, step: pl.Series, *, attribute_backward: bool = Tru
 
 
 def has_forward_links(profile: Profile) -> bool:
-    """Whether the trace links any gradient to its forward."""
+    """Return whether the trace links any gradient to its forward."""
     forward = profile.trace.events["forward"]
     return forward.null_count() < len(forward)
 
 
 def _depths(rows: Int64, size: Int64) -> Int64:
-    """Return how many of ``rows`` lie above each host event, shape (hosts,)."""
+    """Return how many of ``rows`` lie above each host event, shape (hosts,).
+
+    Args:
+        rows: rows of host events.
+        size: `Tree.size`.
+    """
     change = np.zeros(len(size) + 1, np.int64)
     np.add.at(change, rows + 1, 1)  # in pre-order, descendants follow their event
     np.add.at(change, rows + size[rows] + 1, -1)
@@ -146,15 +157,16 @@ def _depths(rows: Int64, size: Int64) -> Int64:
 
 
 def _with_paths(nodes: pl.DataFrame, is_inside: npt.NDArray[np.bool_]) -> pl.DataFrame:
-    """Return the nodes with their paths: the parent's path, the name and its number there.
+    """Return the nodes with their paths: the parent's path, the name, and its sibling number.
 
     Args:
         nodes: N nodes in pre-order; reads row, above, gradient_of, step, is_step, is_backward, name
             and start_ns.
-        is_inside: whether each is a gradient of a module or lies in one, shape (N,).
+        is_inside: whether each node is a gradient of a module or lies in one, shape (N,).
 
     Returns:
-        ``nodes`` with path; and backward, the path of the Backward around gradients, else null.
+        ``nodes`` with the columns path and backward: the path of the Backward around a node that is
+        or lies in a gradient, null for other nodes.
     """
     paths: dict[int, str] = {}
     origins: dict[int, str] = {}  # the path in the forward, also for nodes in a Backward
@@ -202,14 +214,21 @@ def _join_path(outer: str, own: str) -> str:
 
 
 def _gradients(inside: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per step and module with gradients: `MODULES`, summed over modules below."""
+    """Return one row per step and module with gradients, or with such modules below it.
+
+    Columns of `MODULES`. cpu_ns and gpu_ns are sums over the gradients of the module and of all
+    modules below it.
+
+    Args:
+        inside: the nodes that are or lie in gradients: see `_with_paths`.
+    """
     own = inside.group_by("step", "path", "backward", maintain_order=True).agg(
         pl.col("start_ns").min(), pl.col("own_cpu_ns", "own_gpu_ns").sum()
     )
     modules: dict[tuple[int, str], dict[str, Any]] = {}
 
     def add(step: int, path: str, backward: str, start_ns: int, **values: int) -> None:
-        """Add values to the module and the modules around it."""
+        """Add ``values`` to the row of the module and to the rows of the modules around it."""
         while len(path) > len(backward):
             empty = {**dict.fromkeys(MODULES, 0), "start_ns": start_ns, "step": step, "path": path}
             row = modules.setdefault((step, path), empty)
@@ -228,7 +247,10 @@ def _gradients(inside: pl.DataFrame) -> pl.DataFrame:
 
 
 def _has_launches(nodes: pl.DataFrame, gradients: pl.DataFrame) -> pl.Series:
-    """Return whether anything is launched in each node; for a gradient, in any of its module."""
+    """Return whether anything is launched in each node.
+
+    For a node in a gradient: whether anything is launched in any gradient of its module.
+    """
     if gradients.is_empty():
         return nodes["gpu_ns"] > 0
     module_gpu_ns = nodes.join(

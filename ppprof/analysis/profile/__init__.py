@@ -1,1 +1,1 @@
-"""One window: its event tree with costs, intervals, steps and communication."""
+"""The trace of one window: its event tree with costs, intervals, steps and communication."""

@@ -13,34 +13,38 @@ from ppprof.analysis.profile.intervals import Intervals, difference, union
 from ppprof.arrays import Int64
 
 OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "StaticKernelLaunch")
-"""Host events during which a CPU computes. Newer Paddles record the last two inside the first."""
+"""Categories of host events during which a CPU computes. Newer versions of Paddle record
+DygraphKernelLaunch and StaticKernelLaunch inside an Operator."""
 
 
 @dataclass(frozen=True)
 class Communication:
     """The intervals in which a rank communicates and computes, as in Paddle's Distributed Summary.
 
-    Paddle reports no computation for a trace without device events; here operators stand for kernels
-    then.
+    For a trace without device events, Paddle reports no computation; here, the time in operators is
+    then the computation.
     """
 
     host: Intervals
-    """Communication events, and operators named after a collective."""
+    """Communication events, and operators whose name contains allreduce, broadcast or rpc."""
     host_rows: Int64
-    """Rows of these events in ``tree.hosts``."""
+    """Rows of the events of ``host`` in ``tree.hosts``."""
     device: Intervals
-    """Kernels launched below these events, and kernels of NCCL (or XCCL) launched elsewhere."""
+    """Kernels launched by the events of ``host`` or by events below them, and all kernels of NCCL
+    or XCCL. Kernels without a known launching event do not count."""
     device_rows: Int64
-    """Rows of these kernels in ``tree.devices``."""
+    """Rows of the kernels of ``device`` in ``tree.devices``."""
     computation: Intervals
-    """All other kernels not launched by communication events themselves; without device events, see
-    `_operator_intervals`."""
+    """Kernels that are not of NCCL or XCCL and that no event of ``host`` launched directly. A
+    kernel launched by an event below an event of ``host`` is therefore in both ``device`` and
+    ``computation``. In a trace without device events: see `_operator_intervals`."""
     computed_by: str
-    """The events behind ``computation``: "kernels" or "operators"."""
+    """The events behind ``computation``: "kernels", or "operators" in a trace without device
+    events."""
 
     @classmethod
     def from_tree(cls, tree: Tree) -> Communication:
-        """Sort host events and kernels into communication and computation."""
+        """Return the communication and computation of the host events and kernels of ``tree``."""
         named = matching(tree.hosts["name"], "allreduce|broadcast|rpc")
         hosts = tree.hosts.filter(
             (pl.col("category") == "Communication") | (pl.col("category") == "Operator") & named
@@ -72,13 +76,13 @@ class Communication:
 
     @property
     def both(self) -> Intervals:
-        """The intervals of communication on the host or on the device."""
+        """The intervals of ``host`` and of ``device`` in one set; they may overlap."""
         start = np.concatenate((self.host[0], self.device[0]))
         return start, np.concatenate((self.host[1], self.device[1]))
 
 
 def _operator_intervals(hosts: pl.DataFrame, communication: pl.DataFrame) -> Intervals:
-    """Return when a thread runs an operator and does not communicate, thread by thread.
+    """Return the intervals in which a thread runs an operator and does not itself communicate.
 
         thread 1   Operator        ##########
                    Communication      ####
@@ -86,6 +90,10 @@ def _operator_intervals(hosts: pl.DataFrame, communication: pl.DataFrame) -> Int
         out                        ###    ###
 
     Intervals of different threads may overlap.
+
+    Args:
+        hosts: all host events; those of `OPERATOR_CATEGORIES` count as operators.
+        communication: the host events that communicate.
     """
     operators = hosts.filter(pl.col("category").is_in(OPERATOR_CATEGORIES))
     parts = [

@@ -1,4 +1,4 @@
-"""The event tree with the cost of each host event, ready to be grouped."""
+"""The event tree: host events with their costs, launches and device events."""
 
 from __future__ import annotations
 
@@ -15,28 +15,32 @@ from ppprof.trace.tree_arrays import subtree_sizes, subtree_sums
 
 @dataclass(frozen=True)
 class Tree:
-    """Host events and device events of a trace, joined.
+    """The host events, launches and device events of a trace, with the host event around each.
 
-    Paddle walks each thread depth first, *last* child first, and ties in its tables keep the order of
-    that walk. ``visit`` numbers it, so that ties here come in the same order.
+    Paddle walks each thread depth first, *last* child first, and ties in its tables keep the order
+    of that walk. The column ``visit`` is an event's number in that walk: sorted by it, ties have
+    the order that Paddle's tables have.
     """
 
     hosts: pl.DataFrame
-    """One row per host event, in pre-order: row, name, category, thread, start_ns, end_ns, cpu_ns,
-    parent, visit, gpu_ns (kernels below it, summed; overlap counts twice) and device_ns (the
-    same with copies and sets)."""
+    """One row per host event, in pre-order. Columns: row, name, category, thread, start_ns, end_ns,
+    cpu_ns (its duration), parent (a row; null for none), visit, gpu_ns (sum of the kernels launched
+    in the event or below it; overlapping kernels count twice) and device_ns (like gpu_ns, but with
+    memory copies and sets)."""
     launches: pl.DataFrame
-    """One row per runtime call: row, name, category, thread, start_ns, end_ns, host (null at a
-    thread's root), visit of the host (-1 at a root). In Paddle's order: thread by thread."""
+    """One row per runtime call. Columns: row, name, category, thread, start_ns, end_ns, host (the
+    row of the host event around the call, else null) and visit (of that host event, else -1). In
+    Paddle's order: sorted by thread, then visit."""
     devices: pl.DataFrame
-    """One row per device event: name, category, device, stream, start_ns, end_ns, gpu_ns, and its
-    launch's thread, host and visit. In the order of the launches."""
+    """One row per device event. Columns: name, category, device, stream, start_ns, end_ns, gpu_ns
+    (its duration), and the thread, host and visit of its launch (without a launch, thread and host
+    are null and visit is -1). Sorted by thread, then visit; events without a launch come first."""
     size: Int64
     """Number of descendants of each host event, shape (hosts,)."""
 
     @classmethod
     def from_trace(cls, trace: Trace) -> Tree:
-        """Return the tree of a trace."""
+        """Return the event tree of ``trace``."""
         # Slices copy nothing: host events come first, then launches, then device events.
         num_devices = trace.events["device"].count()
         num_hosts = trace.events["depth"].count()
@@ -82,11 +86,18 @@ class Tree:
         return cls(hosts, _by_visit(launches, visit), _by_visit(devices, visit), size)
 
     def of_category(self, *categories: str) -> pl.DataFrame:
-        """Return host events of these categories, by visit."""
+        """Return the rows of ``hosts`` with one of ``categories``, sorted by visit."""
         return self.hosts.filter(pl.col("category").is_in(categories)).sort("visit")
 
     def enclosing(self, chosen: npt.NDArray[np.bool_]) -> Int64:
-        """Return the nearest chosen host event above each, -1 for none, shape (hosts,)."""
+        """Return, for each host event, the row of the nearest chosen event above it.
+
+        Args:
+            chosen: whether each host event is chosen, shape (hosts,).
+
+        Returns:
+            Shape (hosts,); -1 if no chosen event is above.
+        """
         parent = self.hosts["parent"].fill_null(-1).to_numpy()
         above: Int64 = parent.copy()
         climbing = np.flatnonzero((above >= 0) & ~chosen[above])
@@ -97,21 +108,28 @@ class Tree:
         return above
 
     def innermost(self, rows: Int64) -> Int64:
-        """Return the innermost of ``rows`` that contains or is each host event; -1 for none."""
+        """Return, for each host event, the innermost of ``rows`` that is the event or is above it.
+
+        Args:
+            rows: rows of ``hosts``.
+
+        Returns:
+            Shape (hosts,); -1 if none of ``rows`` is.
+        """
         chosen = np.zeros(len(self.size), bool)
         chosen[rows] = True
         return np.where(chosen, np.arange(len(chosen)), self.enclosing(chosen))
 
     def own(self, column: str, chosen: npt.NDArray[np.bool_], above: Int64) -> Int64:
-        """Return a time of chosen host events without that of the next chosen ones below them.
+        """Return the time of each chosen host event without the nearest chosen events below it.
 
         Args:
-            column: ``cpu_ns``, ``gpu_ns`` or ``device_ns`` of `hosts`.
-            chosen: shape (hosts,); other events keep their whole time.
-            above: `enclosing` of ``chosen``.
+            column: ``cpu_ns``, ``gpu_ns`` or ``device_ns`` of ``hosts``.
+            chosen: whether each host event is chosen, shape (hosts,).
+            above: the result of ``enclosing(chosen)``.
 
         Returns:
-            Shape (hosts,).
+            Nanoseconds, int64, shape (hosts,). Events that are not chosen keep their whole time.
         """
         time_ns = self.hosts[column].to_numpy()
         own: Int64 = time_ns.copy()
@@ -120,16 +138,19 @@ class Tree:
         return own
 
     def below(self, rows: Int64) -> npt.NDArray[np.bool_]:
-        """Return whether each host event lies below one of ``rows``, itself excluded, shape (hosts,)."""
+        """Return whether each host event lies below one of ``rows``, shape (hosts,).
+
+        An event does not lie below itself.
+        """
         ends = np.zeros(len(self.size) + 1, np.int64)
         ends[rows + 1] = rows + self.size[rows] + 1
         return np.arange(len(self.size)) < np.maximum.accumulate(ends)[:-1]
 
 
 def _visits(thread: Int64, depth: Int64, size: Int64) -> Int64:
-    """Return the number of each host event in Paddle's walk.
+    """Return the number of each host event in Paddle's walk (see `Tree`), shape (hosts,).
 
-    Depth first with the last child first is reversed post-order. Threads keep their order.
+    Paddle's walk of a thread is its post-order, reversed. Threads keep their order.
     """
     post = np.arange(len(size)) + size - depth
     change = np.flatnonzero(np.diff(thread)) + 1
@@ -141,7 +162,10 @@ def _visits(thread: Int64, depth: Int64, size: Int64) -> Int64:
 
 
 def _launched_ns(devices: pl.DataFrame, num_hosts: int) -> Int64:
-    """Return the device time that each host event launched itself, shape (num_hosts,)."""
+    """Return the summed time of the device events that each host event launched directly.
+
+    Shape (num_hosts,).
+    """
     own = np.zeros(num_hosts, np.int64)
     known = devices.drop_nulls("host")
     np.add.at(own, known["host"].to_numpy(), known["gpu_ns"].to_numpy())
@@ -149,7 +173,10 @@ def _launched_ns(devices: pl.DataFrame, num_hosts: int) -> Int64:
 
 
 def _by_visit(table: pl.DataFrame, visit: Int64) -> pl.DataFrame:
-    """Return the table with visit, by thread and visit; a thread's root comes first."""
+    """Return ``table`` with the column visit (of ``host``), sorted by thread and visit.
+
+    A row without a host event has visit -1, so it comes first in its thread.
+    """
     host = table["host"].fill_null(-1).to_numpy()
     numbers = np.append(visit, -1)[host] if len(host) else host
     thread = table["thread"].fill_null(np.iinfo(np.int64).min).to_numpy()

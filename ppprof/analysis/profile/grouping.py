@@ -15,7 +15,7 @@ STATS: dict[str, pl.DataType] = {
         for stat in ("total", "avg", "max", "min")
     },
 }
-"""Columns of a table of calls and times by name."""
+"""Columns of a table with one row per name: its calls, and statistics of its CPU and GPU times."""
 
 
 def grouped(
@@ -24,7 +24,18 @@ def grouped(
     clocks: tuple[str, ...] = ("cpu", "gpu"),
     gpu: str = "gpu_ns",
 ) -> pl.DataFrame:
-    """Return calls, total, average, maximum and minimum by ``keys``; groups in the order of the rows."""
+    """Return the calls and the total, average, maximum and minimum time of each group of events.
+
+    Args:
+        events: events with the columns ``keys``, and cpu_ns or ``gpu``, as ``clocks`` require.
+        keys: the columns to group by.
+        clocks: the clocks of the returned statistics: "cpu", "gpu" or both.
+        gpu: the column of GPU times: ``gpu_ns`` or ``device_ns``.
+
+    Returns:
+        ``keys``, calls int64, and for each clock ``<clock>_total_ns``, ``_avg_ns`` (float64),
+        ``_max_ns`` and ``_min_ns``. Groups are in the order of their first event.
+    """
     columns = {"cpu": "cpu_ns", "gpu": gpu}
     stats = []
     for clock in clocks:
@@ -41,7 +52,16 @@ def grouped(
 
 
 def sort_by(table: pl.DataFrame, key: str, within: list[str] | None = None) -> pl.DataFrame:
-    """Sort by ``key``, stable; blocks of equal ``within`` stay in the order of their first row."""
+    """Return ``table`` sorted by a time: the largest first, or for ``_min`` the smallest first.
+
+    Ties keep their order.
+
+    Args:
+        table: has the column ``<key>_ns``.
+        key: one of `ppprof.analysis.profile.profile.SORT_KEYS`.
+        within: columns whose equal values form blocks. Rows are sorted within their block, and
+            blocks are in the order of their first row. None or empty: the whole table is one block.
+    """
     if not within:
         return table.sort(f"{key}_ns", descending=not key.endswith("_min"), maintain_order=True)
     blocks = [sort_by(block, key) for _, block in table.group_by(within, maintain_order=True)]
@@ -49,27 +69,30 @@ def sort_by(table: pl.DataFrame, key: str, within: list[str] | None = None) -> p
 
 
 def ratio_of(column: str, whole: float, if_none: float | None = 0.0) -> pl.Expr:
-    """Return ``column`` over ``whole``; ``if_none`` if ``whole`` is 0 (Paddle prints 0)."""
+    """Return ``column`` divided by ``whole``, or ``if_none`` if ``whole`` is 0.
+
+    The default is 0.0, which Paddle prints in that case.
+    """
     return pl.col(column) / whole if whole else pl.lit(if_none, pl.Float64)
 
 
 def ratio(part: int, whole: int) -> float | None:
-    """Return ``part`` over ``whole``; None if ``whole`` is 0."""
+    """Return ``part`` divided by ``whole``; None if ``whole`` is 0."""
     return part / whole if whole else None
 
 
 def intervals_of(events: pl.DataFrame) -> Intervals:
-    """Return the intervals of events, from start_ns and end_ns."""
+    """Return the columns start_ns and end_ns of ``events`` as a set of intervals."""
     return events["start_ns"].to_numpy(), events["end_ns"].to_numpy()
 
 
 def num_distinct(intervals: Intervals) -> int:
-    """Return the number of distinct intervals."""
+    """Return the number of distinct (start, end) pairs in a set of intervals."""
     return pl.DataFrame(intervals, ["start", "end"]).n_unique()
 
 
 def matching(names: pl.Series, pattern: str) -> pl.Series:
-    """Return whether each name, in lower case, contains a pattern.
+    """Return whether each name, in lower case, contains a match of ``pattern``.
 
     Args:
         names: a categorical column, shape (N,).

@@ -1,7 +1,8 @@
 """Sets of half-open time intervals [start, end), as arrays.
 
-A set is two int64 arrays of the same length, in any order; overlaps are allowed. A *union* is sorted by
-start and disjoint; touching intervals are merged.
+A set is a pair of int64 arrays of equal length: starts and ends, in any order, and intervals may
+overlap. A *union* is a set whose intervals are sorted by start and disjoint, with touching
+intervals merged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ Intervals = tuple[Int64, Int64]
 
 
 def union(start: Int64, end: Int64) -> Intervals:
-    """Return the same instants as disjoint intervals.
+    """Return the instants of a set as a union: sorted, disjoint intervals.
 
         in      ###   ##
                   ####
@@ -25,7 +26,7 @@ def union(start: Int64, end: Int64) -> Intervals:
         end: shape (N,), at least start.
 
     Returns:
-        start and end of the M <= N disjoint intervals, ascending.
+        Starts and ends of M <= N disjoint intervals, ascending.
     """
     if not len(start):
         return start, end
@@ -37,13 +38,13 @@ def union(start: Int64, end: Int64) -> Intervals:
 
 
 def covered(start: Int64, end: Int64) -> int:
-    """Return the nanoseconds that lie in at least one interval."""
+    """Return the number of nanoseconds that lie in at least one interval."""
     first, last = union(start, end)
     return int((last - first).sum())
 
 
 def overlap(left: Intervals, right: Intervals) -> int:
-    """Return the nanoseconds that lie in both sets: |A| + |B| - |A or B|."""
+    """Return the number of nanoseconds that lie in both sets: |A| + |B| - |A or B|."""
     both = (np.concatenate((left[0], right[0])), np.concatenate((left[1], right[1])))
     return covered(*left) + covered(*right) - covered(*both)
 
@@ -57,7 +58,7 @@ def difference(left: Intervals, right: Intervals) -> Intervals:
 
     Args:
         left: N intervals, in any order, overlaps allowed.
-        right: M intervals, likewise.
+        right: M intervals, in any order, overlaps allowed.
     """
     bounds = np.sort(np.concatenate((*left, *right)))
     first, last = bounds[:-1], bounds[1:]
@@ -71,7 +72,7 @@ def intersection(left: Intervals, right: Intervals) -> Intervals:
 
 
 def together(*sets: Intervals) -> Intervals:
-    """Return the instants in any of the sets, as a union."""
+    """Return the instants that lie in at least one of ``sets``, as a union; empty without sets."""
     nothing = np.empty(0, np.int64)
     return union(
         np.concatenate((nothing, *(start for start, _ in sets))),
@@ -80,19 +81,19 @@ def together(*sets: Intervals) -> Intervals:
 
 
 def covered_within(disjoint: Intervals, start: Int64, end: Int64) -> Int64:
-    """Return the nanoseconds of a union that lie in each of some windows.
+    """Return how many nanoseconds of a union lie in each of several time ranges.
 
         union     ####  ##   ###
-        windows     |----||----|        6 ticks each
+        ranges      |----||----|        6 ticks each
         out         ##  ##    ##        4 and 2
 
     Args:
         disjoint: a `union`.
-        start: shape (N,).
-        end: shape (N,), at least start; windows may overlap.
+        start: starts of the ranges, shape (N,).
+        end: ends of the ranges, shape (N,), at least start; ranges may overlap.
 
     Returns:
-        Shape (N,).
+        Nanoseconds, int64, shape (N,).
     """
     first, last = disjoint
     total = np.concatenate(([0], np.cumsum(last - first)))
@@ -107,7 +108,10 @@ def covered_within(disjoint: Intervals, start: Int64, end: Int64) -> Int64:
 
 
 def _contains(intervals: Intervals, time: Int64) -> Bool:
-    """Return whether each instant lies in an interval: more have begun by then than have ended."""
+    """Return whether each instant of ``time`` lies in an interval.
+
+    It does if more intervals have begun by then than have ended.
+    """
     start, end = np.sort(intervals[0]), np.sort(intervals[1])
     is_inside: Bool = np.searchsorted(start, time, side="right") > np.searchsorted(
         end, time, side="right"

@@ -24,21 +24,33 @@ PHASES = ("Dataloader", "Forward", "Backward", "Optimization")
 SORT_KEYS = tuple(
     f"{clock}_{stat}" for clock in ("cpu", "gpu") for stat in ("total", "avg", "max", "min")
 )
-"""The largest come first; for ``_min``, the smallest (as in Paddle)."""
+"""Keys by which summaries are sorted: the largest value first, but for ``_min`` the smallest first
+(as in Paddle). ``gpu_total`` is the column gpu_total_ns."""
 
 
 PADDLE_SORT_KEYS = {key[:3].upper() + key[4:].capitalize(): key for key in SORT_KEYS}
-"""Names of ``paddle.profiler.SortedKeys``: GPUTotal -> gpu_total."""
+"""Our sort keys, keyed by their names in ``paddle.profiler.SortedKeys``: GPUTotal -> gpu_total."""
 
 
 @dataclass(frozen=True)
 class SummaryOptions:
-    """Options of the summaries."""
+    """Options of the summaries.
+
+    >>> SummaryOptions("GPUMax").sorted_by
+    'gpu_max'
+
+    Raises:
+        UsageError: ``sorted_by`` is neither ``auto``, one of `SORT_KEYS`, nor a name of
+            ``paddle.profiler.SortedKeys``.
+    """
 
     sorted_by: str = "auto"
-    """One of `SORT_KEYS`; ``auto`` is gpu_total if there are device events, else cpu_total."""
+    """One of `SORT_KEYS`, or ``auto``: gpu_total if the trace has device events, else cpu_total. A
+    name of ``paddle.profiler.SortedKeys``, such as GPUMax, is replaced by its key in
+    `SORT_KEYS`."""
     thread_sep: bool = False
-    """Whether operators and user-defined spans are listed thread by thread, not merged."""
+    """Whether operators and user-defined spans are listed thread by thread. If False, the threads
+    are merged."""
 
     def __post_init__(self) -> None:
         key = PADDLE_SORT_KEYS.get(self.sorted_by, self.sorted_by)
@@ -50,11 +62,12 @@ class SummaryOptions:
 
 
 class Profile:
-    """One trace prepared for the summaries. Shared results are computed once.
+    """One trace prepared for the summaries. Results that several summaries share are computed once.
 
     Attributes:
-        trace: the rank's own events.
-        whole: the same, with the events of its remote calls.
+        trace: the events of the rank's own process.
+        whole: the events of ``trace``, and those recorded in the rank's remote calls.
+        options: the options of the summaries.
     """
 
     def __init__(self, trace: Trace, options: SummaryOptions | None = None) -> None:
@@ -64,33 +77,33 @@ class Profile:
 
     @cached_property
     def tree(self) -> Tree:
-        """The event tree."""
+        """The event tree of ``trace``: without the events recorded in remote calls."""
         return Tree.from_trace(self.trace)
 
     @cached_property
     def whole_tree(self) -> Tree:
-        """The event tree with the events of remote calls."""
+        """The event tree of ``whole``: with the events recorded in remote calls."""
         return Tree.from_trace(self.whole) if self._remote else self.tree
 
     @cached_property
     def remote(self) -> Mapping[str, Profile]:
-        """The profile of the events recorded in each remote call.
+        """The profile of the events recorded in each remote call, keyed by call.
 
-        Keys are chains of calls, as `ppprof.trace.remote_calls.call_of` returns them:
-        ``rpc#f(worker0 -> worker1)``.
+        A key is a chain of calls as `ppprof.trace.remote_calls.call_of` returns it, such as
+        ``rpc#f(worker0 -> worker1)``. Empty if the trace has no remote calls.
         """
         return {call: Profile(trace, self.options) for call, trace in self._remote.items()}
 
     @cached_property
     def sorted_by(self) -> str:
-        """The sort key, with ``auto`` resolved."""
+        """The sort key: one of `SORT_KEYS`, also if the options say ``auto``."""
         if self.options.sorted_by != "auto":
             return self.options.sorted_by
         return "cpu_total" if self.tree.devices.is_empty() else "gpu_total"
 
     @cached_property
     def steps(self) -> list[int]:
-        """Numbers of the recorded steps, ascending."""
+        """Numbers of the recorded steps, ascending; one for each ProfileStep, so not distinct."""
         names = self.tree.of_category("ProfileStep")["name"].cast(pl.String)
         return sorted(names.str.extract(r"#(\d+)$").cast(pl.Int64).drop_nulls().to_list())
 
@@ -101,7 +114,7 @@ class Profile:
 
     @cached_property
     def outermost(self) -> pl.DataFrame:
-        """Steps and phases outside any other phase: rows of ``tree.hosts``."""
+        """The rows of ``tree.hosts`` that are a step or a phase and not below a phase, by visit."""
         tree = self.tree
         is_phase = tree.hosts["category"].is_in(PHASES).to_numpy()
         is_step = (tree.hosts["category"] == "ProfileStep").to_numpy()
@@ -110,15 +123,22 @@ class Profile:
 
     @cached_property
     def phases(self) -> pl.DataFrame:
-        """Calls and times of `outermost` by category: columns of `grouped`."""
+        """Calls and times of the events of `outermost`, grouped by category.
+
+        Columns: category, and those that `grouped` returns.
+        """
         return grouped(self.outermost, ["category"])
 
     def phase(self, category: str) -> Mapping[str, Any] | None:
-        """Return one row of `phases`; None if the trace has no such event."""
+        """Return the row of `phases` with this category; None if `outermost` has no such event.
+
+        Args:
+            category: one of `PHASES`, or ``ProfileStep``.
+        """
         row = self.phases.filter(pl.col("category") == category)
         return row.row(0, named=True) if row.height else None
 
     @cached_property
     def communication(self) -> Communication:
-        """The time of communication and computation."""
+        """The intervals in which the rank communicates and computes."""
         return Communication.from_tree(self.tree)

@@ -1,4 +1,4 @@
-"""Split a trace into the rank's own events and those of its remote calls."""
+"""Split a trace into the rank's own events and the events recorded in its remote calls."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ __all__ = ["REMOTE", "call_of", "split_calls"]
 
 
 def split_calls(trace: Trace) -> tuple[Trace, Mapping[str, Trace]]:
-    """Return the events of the rank's own process, and those of each remote call.
+    """Return the trace of the rank's own process, and the trace of each remote call.
 
-    The calls themselves are the rank's own. Events recorded in a call get their plain name. A trace
-    without calls is returned unchanged.
+    The span around a call is one of the rank's own events. Events recorded in a call lose the
+    prefix that names the call.
 
     Returns:
-        The rank's own trace, and one trace per call (`call_of`).
+        The rank's own trace, and the trace of each call, keyed by `call_of`:
+        ``rpc#f(worker0 -> worker1)``. For a trace without remote calls: ``trace`` unchanged, and an
+        empty mapping.
     """
     names = trace.events["name"].unique().cast(pl.String)
     calls = {name: call_of(name) for name in names.filter(names.str.starts_with("rpc#"))}

@@ -22,7 +22,7 @@ _STEPS = re.compile(r"(?P<one>\d+)|(?P<start>\d*):(?P<stop>\d*)")
 
 @dataclass(frozen=True)
 class StepRange:
-    """Steps ``start`` to ``stop - 1``, like ``Profiler.scheduler: [start, stop]``.
+    """The steps from ``start`` to ``stop - 1``, as in ``Profiler.scheduler: [start, stop]``.
 
     >>> print(StepRange.parse("2:5"), StepRange.parse("7"), StepRange.parse("3:"))
     2:5 7:8 3:
@@ -30,14 +30,14 @@ class StepRange:
 
     start: int = 0
     stop: int | None = None
-    """None: to the last step."""
+    """The first step after the range; None: the range goes on to the last step."""
 
     @classmethod
     def parse(cls, text: str | int) -> StepRange:
-        """Return the steps of ``"A:B"``, ``"A:"``, ``":B"`` or a single number.
+        """Return the range that ``"A:B"`` (A to B - 1), ``"A:"``, ``":B"`` or one number states.
 
         Raises:
-            UsageError: another text, or an empty range.
+            UsageError: ``text`` has none of these forms, or no step is in the range.
         """
         match = _STEPS.fullmatch(str(text).strip())
         if match is None or match[0] == ":":
@@ -54,10 +54,10 @@ class StepRange:
 
     @classmethod
     def of(cls, steps: StepRange | str | int | None) -> StepRange | None:
-        """Return the steps that a caller asked for, as a value or as text; None: all.
+        """Return ``steps`` as a range; a text or number is parsed, None (all steps) stays None.
 
         Raises:
-            UsageError: the text is no range of steps; see `parse`.
+            UsageError: the text is not a range of steps; see `parse`.
         """
         return steps if steps is None or isinstance(steps, cls) else cls.parse(steps)  # type: ignore[arg-type]
 
@@ -66,7 +66,7 @@ class StepRange:
         return f"{self.start}:{stop}"
 
     def contains(self, step: pl.Expr) -> pl.Expr:
-        """Return whether a step number is in the range; False for null."""
+        """Return an expression: whether ``step`` is in the range; False for null."""
         inside = step >= self.start
         if self.stop is not None:
             inside &= step < self.stop
@@ -74,7 +74,11 @@ class StepRange:
 
 
 def select_steps(trace: Trace, steps: StepRange) -> Trace:
-    """Return only the events that began (device events: were launched) in ``steps``.
+    """Return ``trace`` with only the events of ``steps``.
+
+    An event belongs to the step in which it began, a device event to the step in which it was
+    launched. Memory events belong to the step in whose time they happened. Events outside all steps
+    are removed.
 
     ::
 
@@ -83,10 +87,11 @@ def select_steps(trace: Trace, steps: StepRange) -> Trace:
                            (child b) ..            a began in step 1: b is outermost now
         stream                       k..
 
-    ``parent`` and ``event`` hold row numbers of the new tables. If the row they pointed to is gone,
-    they point to its nearest remaining ancestor, else are null; ``forward`` is null then. Paddle
-    measures CPU utilizations over the whole window, so they are left out. Peaks of memory stay the
-    process's own, "so far".
+    The columns ``parent`` and ``event`` hold row numbers of the new tables. If the event they
+    pointed to was removed, they point to its nearest remaining ancestor, or are null without one.
+    ``forward`` is null if the event it pointed to was removed. CPU utilizations are removed from
+    ``extra_info``, since Paddle measures them over the whole window. The peaks in memory events are
+    unchanged: they are the highest values since the process started, not since ``steps`` began.
     """
     keep = trace.events.select(steps.contains(pl.col("step"))).to_series().to_numpy()
     spans = trace.events.filter(keep).filter(pl.col("category") == "ProfileStep")
@@ -104,12 +109,15 @@ def select_steps(trace: Trace, steps: StepRange) -> Trace:
 def select_events(
     trace: Trace, keep: npt.NDArray[np.bool_], keep_memory: pl.Series | npt.NDArray[np.bool_]
 ) -> Trace:
-    """Return some of the events and memory events, with row numbers as in `select_steps`.
+    """Return ``trace`` with only the chosen events and memory events.
+
+    Row numbers in ``parent``, ``event`` and ``forward`` change as `select_steps` says; depth is
+    counted again. Rows of the tables of kernels and memsets stay if their event stays.
 
     Args:
         trace: N events, M memory events.
-        keep: the events to keep, shape (N,).
-        keep_memory: the memory events to keep, shape (M,).
+        keep: whether to keep each event, shape (N,).
+        keep_memory: whether to keep each memory event, shape (M,).
     """
     row = _new_rows(trace.events["parent"].fill_null(-1).to_numpy(), keep)
     events = trace.events.filter(keep)
@@ -136,9 +144,10 @@ def select_events(
 
 
 def _new_rows(parent: Int64, keep: npt.NDArray[np.bool_]) -> Int64:
-    """Return the new row of each event or of its nearest remaining ancestor; -1 for none.
+    """Return the new row of each event, or of its nearest remaining ancestor if it is removed.
 
-    Shape (N + 1,): the last element serves events without a parent (index -1).
+    -1 if no ancestor remains. Shape (N + 1,): the last element is -1, so that the index -1 (no
+    parent) gives -1.
     """
     num_events = len(parent)
     missing = num_events
@@ -156,7 +165,16 @@ def _new_rows(parent: Int64, keep: npt.NDArray[np.bool_]) -> Int64:
 def _new_forwards(
     forward: pl.Series, row: Int64, keep: npt.NDArray[np.bool_]
 ) -> Mapping[str, pl.Series]:
-    """Return the column ``forward`` of the kept events; nothing if all are null."""
+    """Return the column ``forward`` with new row numbers, keyed by its name.
+
+    Args:
+        forward: the column of the kept events, with old row numbers.
+        row: the result of `_new_rows`.
+        keep: whether each old event is kept.
+
+    Returns:
+        Empty if ``forward`` is null in every row: the column then needs no change.
+    """
     if forward.null_count() == len(forward):
         return {}
     rows = forward.fill_null(-1).to_numpy()
@@ -168,7 +186,7 @@ def _renumber_events(table: pl.DataFrame, row: Int64) -> pl.DataFrame:
 
 
 def _is_inside(time_ns: pl.Series, spans: pl.DataFrame) -> npt.NDArray[np.bool_]:
-    """Return whether each time lies in one of the spans, ends excluded."""
+    """Return whether each time lies in one of ``spans``, start included, end excluded."""
     first = spans["start_ns"].to_numpy()
     start, end = union(first, first + spans["dur_ns"].to_numpy())
     times = time_ns.to_numpy()
@@ -178,6 +196,6 @@ def _is_inside(time_ns: pl.Series, spans: pl.DataFrame) -> npt.NDArray[np.bool_]
 
 
 def _nullable(rows: Int64) -> pl.Series:
-    """Return the rows with null instead of -1."""
+    """Return ``rows`` as Int64, with null instead of -1."""
     series = pl.Series(rows, dtype=pl.Int64)
     return series.set(series < 0, None)

@@ -1,1 +1,1 @@
-"""All ranks together: step parts, collectives, stragglers, what-if."""
+"""All ranks together: the parts of their steps, collectives, stragglers and what-if replays."""

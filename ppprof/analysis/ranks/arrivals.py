@@ -1,4 +1,4 @@
-"""Late arrivals at collectives: the last rank, its cost, and the transfer once all have arrived."""
+"""Late arrivals at collectives: the last rank, its cost, and the transfer after its arrival."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ _BUS_FACTORS = {
     "reduce_scatter": (_SIZE - 1) / _SIZE,
     "alltoall": (_SIZE - 1) / _SIZE,
 }
-"""Bytes on the slowest link of a ring per byte that a rank contributes; 1 for other operations.
+"""Bytes on the slowest link of a ring per byte that a rank contributes, keyed by the start of the
+operation's name. The factor of all other operations is 1.
 
-Source: nccl-tests, doc/PERFORMANCE.md. Its size of an all_gather is that of all ranks together.
+Source: nccl-tests, doc/PERFORMANCE.md. Its factor of an all_gather is (n - 1) / n, because its size
+is that of all ranks together; here, a size is one rank's.
 """
 
 _DOMINANT = 0.75
-"""From this share of a collective's time on, one cause names the verdict."""
+"""If one cause takes at least this share of a collective's time, it is the verdict."""
 
 
 def arrivals(collectives: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataFrame:
-    """Return one row per collective: the last rank to arrive, and the time from then on.
+    """Return one row per collective: the last rank to arrive, what it costs, and the transfer time.
 
     ::
 
@@ -36,15 +38,24 @@ def arrivals(collectives: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataF
         rank 1         [| transfer ]       last: costs the others last - median
 
     Args:
-        collectives: `ppprof.analysis.ranks.collectives.match_collectives`.
-        clocks: by rank, with their errors; a rank without a clock counts as exact.
+        collectives: the result of `ppprof.analysis.ranks.collectives.match_collectives`.
+        clocks: each rank's clock with its error, keyed by rank. A rank without a clock counts as
+            exact.
 
     Returns:
-        members, axis, op, step, index; last_rank int64; wait_ns, mean over members of the time
-        until the last arrival; cost_ns, last arrival minus median; transfer_ns, from the last
-        arrival to the last end, at least 0; bytes; error_ns, the clock error of the first and last
-        arrival together; verdict: *transfer* (the link), *skew* (a rank was late), *mixed*, or
-        *inconclusive* if the clocks are not known well enough.
+        One row per collective, sorted by members, op, step and index, with the columns:
+
+        - members, axis, op, step, index: as in ``collectives``;
+        - last_rank int64: the last rank to arrive;
+        - wait_ns int64: how long a member waits for the last arrival, mean over members;
+        - cost_ns int64: the last arrival minus the median arrival;
+        - transfer_ns int64: from the last arrival to the last end, at least 0;
+        - bytes int64: the most that a member contributes, null if unknown;
+        - error_ns int64: the sum of the clock errors of the first and the last rank to arrive;
+        - verdict: *skew* (a rank was late) if the wait is at least 75% of wait and transfer,
+          *transfer* (the link) if it is at most 25%, else *mixed*. If the arrivals differ by no
+          more than error_ns, the verdict is *transfer* if the transfer is at least 75% even if all
+          of error_ns is wait, else *inconclusive*.
     """
     errors = {rank: clock.error_ns for rank, clock in clocks.items()}
     error_ns = pl.col("rank").replace_strict(errors, default=0, return_dtype=pl.Int64)
@@ -107,17 +118,23 @@ def arrivals(collectives: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataF
 
 
 def by_group(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
-    """Return one row per group, the longest wait first.
+    """Return one row per group of ranks, sorted by the wait per step, the longest first.
 
     Args:
-        arrivals: what the function of that name returns.
-        num_steps: steps in the window.
+        arrivals: the result of the function `arrivals`.
+        num_steps: the number of steps in the window.
 
     Returns:
-        members, axis, calls; transfer, skew, mixed, inconclusive: the number of each verdict;
-        last_rank, the rank that most often arrived last, and last_ratio, how often; per step:
-        wait_ns, cost_ns and transfer_ns, float64; bus_bytes_per_s, float64: bytes over the slowest
-        link of a ring in the time after the last arrival, null if bytes or time are unknown.
+        The columns:
+
+        - members, axis;
+        - calls int64: the number of collectives;
+        - transfer, skew, mixed, inconclusive int64: the number of collectives with each verdict;
+        - last_rank: the rank that most often arrived last (of several the lowest);
+        - last_ratio: the share of collectives at which last_rank arrived last, 0 to 1;
+        - wait_ns, cost_ns, transfer_ns float64: sums over the collectives, per step;
+        - bus_bytes_per_s float64: bytes over the slowest link of a ring, over the transfer time.
+          Unknown bytes count as 0. Null if the transfer time is 0.
     """
     factor = pl.lit(1.0)
     for op, op_factor in _BUS_FACTORS.items():

@@ -1,4 +1,4 @@
-"""Derive clock offsets between ranks from their collectives, where no offset was measured."""
+"""Derive clock offsets from collectives, for ranks whose offset was not measured."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ _SYNCHRONIZING = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "bar
 """Operations that no member leaves before all members have arrived."""
 
 _CUTS = (1, 2, 4, 8)
-"""Numbers of readings that `align_clocks` tries for a window. One reading has the tightest bounds; many
-have less drift within each."""
+"""Numbers of readings that `align_clocks` tries for a window. A single reading has the tightest
+bounds; with more readings, each has less drift within it."""
 
 _DRIFT = 1e-4
-"""Upper bound on the drift between clocks within a reading. Computers' clocks drift by some ten parts
-per million."""
+"""Upper bound on the drift between two clocks, as a ratio: 100 parts per million. The clocks of
+computers drift by some ten parts per million."""
 
 Bounds = tuple[Int64, Int64, Int64]
-"""For a pair of ranks: times on the second's clock, and then the lower and upper bounds of the first's
-clock minus the second's. Missing bounds are the extremes `_UNBOUNDED`."""
+"""For a pair of ranks, three arrays with one element per shared collective: the time on the second
+rank's clock, and the lower and the upper bound of the first rank's clock minus the second rank's,
+in nanoseconds. A missing lower bound is -`_UNBOUNDED`, a missing upper bound is `_UNBOUNDED`."""
 
 _UNBOUNDED = np.iinfo(np.int64).max // 4
 
@@ -33,21 +34,25 @@ _UNBOUNDED = np.iinfo(np.int64).max // 4
 def align_clocks(
     tables: Sequence[pl.DataFrame], measured: Mapping[int, Clock] | None = None
 ) -> dict[int, Clock]:
-    """Return the clocks of ranks, derived from the order in which events must have happened.
+    """Return the ranks' clocks, derived from the order in which events must have happened.
 
     No rank leaves an all-reduce before every rank has arrived, and nothing is received before it is
-    sent. Each such pair of ranks bounds the difference of their clocks from both sides, as an NTP
-    round trip does. The tightest bounds in a stretch of time make a reading: their middle is the
-    offset, half their width the error. Errors add up from rank to rank, so each rank is reached on
-    the path with the smallest sum. Paths within a group go through its best-known member.
+    sent. So the collectives that two ranks share bound the difference of their clocks from both
+    sides, as an NTP round trip does. The tightest bounds in a stretch of time make a reading: their
+    middle is the offset, half their width the error. Errors add up from rank to rank, so the clock
+    of a rank is derived along the path of ranks with the smallest sum. Within a group, only the
+    member with the smallest error bounds the clocks of the others.
 
     Args:
-        tables: `ppprof.analysis.ranks.collectives.collectives` of each rank, on its own clock.
-        measured: clocks that were measured; they are kept, and the others are derived from them.
+        tables: the result of `ppprof.analysis.ranks.collectives.collectives` for each rank, on the
+            rank's own clock.
+        measured: the measured clocks, keyed by rank. They are returned unchanged.
 
     Returns:
-        A clock for every rank that a chain of collectives connects to a measured one, or to the
-        lowest rank if none was measured; method ``collectives``.
+        Clocks, keyed by rank: the measured clocks, and a clock with method ``collectives`` for
+        every rank that a chain of collectives connects to a measured clock. Without measured
+        clocks, the lowest rank's clock is the reference (method ``same``), and the clocks of the
+        ranks connected to it are derived. Other ranks are missing.
     """
     ranks = sorted(int(table["rank"][0]) for table in tables if table.height)
     fixed = measured or {}
@@ -78,17 +83,19 @@ def align_clocks(
 
 
 def offsets_by_starts(tables: Sequence[pl.DataFrame]) -> dict[int, int]:
-    """Return the clock offsets of the RFC for profiling RPC jobs, for comparison with `align_clocks`.
+    """Return clock offsets as the RFC for profiling RPC jobs does, to compare with `align_clocks`.
 
-    The RFC takes the starts of the two spans of one call for simultaneous. Its offset is therefore
-    wrong by the time by which one rank arrived later than the other, which it does not know.
+    The RFC treats the starts of the two spans of one call as simultaneous. If one rank arrives
+    later than the other, the offset is wrong by that unknown delay.
 
     Args:
-        tables: `ppprof.analysis.ranks.collectives.collectives` of each rank, on its own clock.
+        tables: the result of `ppprof.analysis.ranks.collectives.collectives` for each rank, on the
+            rank's own clock.
 
     Returns:
-        For each rank that shares collectives with the lowest one: the lower median, over these, of
-        the lowest rank's start minus its own.
+        Offsets in nanoseconds, keyed by rank, for each rank that shares collectives with the lowest
+        rank, and 0 for the lowest rank. An offset is the lowest rank's start minus the rank's
+        start, lower median over the shared collectives.
 
     Source: pytorch/pytorch issue 39675.
     """
@@ -103,7 +110,10 @@ def offsets_by_starts(tables: Sequence[pl.DataFrame]) -> dict[int, int]:
 def _synchronizing_collectives(
     tables: Sequence[pl.DataFrame],
 ) -> tuple[dict[str, pl.DataFrame], dict[int, list[str]]]:
-    """Return the collectives that bound clocks, by members, and the groups of each rank."""
+    """Return the collectives that bound clocks, keyed by members, and each rank's groups.
+
+    The groups are texts such as ``0,4``, keyed by rank.
+    """
     joined = match_collectives(tables, {}).filter(pl.col("op").is_in(["send", *_SYNCHRONIZING]))
     by_members = joined.partition_by("members", as_dict=True, maintain_order=True)
     groups = joined.group_by("rank").agg(pl.col("members").unique(maintain_order=True))
@@ -119,7 +129,12 @@ def _reference_clock(rank: int, tables: Sequence[pl.DataFrame]) -> Clock:
 
 
 def _bounds(tables: Sequence[pl.DataFrame], rank: int) -> dict[int, Bounds]:
-    """Return the bounds of a rank's clock minus each other rank's in these tables."""
+    """Return the bounds of a rank's clock minus each other rank's clock, keyed by the other rank.
+
+    Args:
+        tables: collectives, each with a row per member, that ``rank`` takes part in.
+        rank: the first rank of each pair, see `Bounds`.
+    """
     if not tables:
         return {}
     shared = pl.concat(tables)
@@ -147,9 +162,19 @@ def _bounds(tables: Sequence[pl.DataFrame], rank: int) -> dict[int, Bounds]:
 
 
 def _derive_clock(clock: Clock, other: int, time: Int64, low: Int64, high: Int64) -> Clock | None:
-    """Return the clock of another rank from its `Bounds` to a known one; None if it has none.
+    """Return the clock of a rank from its `Bounds` to a rank whose clock is known.
 
-    Of the numbers of readings in `_CUTS`, the one with the smallest error is taken.
+    Of the numbers of readings in `_CUTS`, the number with the smallest error is used.
+
+    Args:
+        clock: the known clock, of the first rank of the pair.
+        other: the second rank.
+        time: see `Bounds`.
+        low: see `Bounds`.
+        high: see `Bounds`.
+
+    Returns:
+        None if no stretch of time has bounds on both sides.
     """
     order = np.argsort(time, kind="stable")
     cuts = [np.array_split(order, num) for num in _CUTS if num == 1 or num * 4 <= len(order)]
@@ -164,7 +189,15 @@ def _derive_clock(clock: Clock, other: int, time: Int64, low: Int64, high: Int64
 def _readings(
     clock: Clock, time: Int64, low: Int64, high: Int64, stretches: Sequence[Int64]
 ) -> list[Reading]:
-    """Return a reading for each stretch of time that has bounds on both sides."""
+    """Return a reading for each stretch of time that has both a lower and an upper bound.
+
+    Args:
+        clock: the known clock, of the first rank of the pair.
+        time: see `Bounds`.
+        low: see `Bounds`.
+        high: see `Bounds`.
+        stretches: for each stretch, its indices into the other arrays.
+    """
     readings = []
     for rows in stretches:
         least, most = int(low[rows].max()), int(high[rows].min())

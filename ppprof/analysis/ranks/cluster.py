@@ -23,76 +23,98 @@ from ppprof.trace.schema import Trace
 
 
 class RankAnalysis(NamedTuple):
-    """Tables from one rank's trace. The rank number is filled in later."""
+    """Tables from one rank's trace. Their column rank is -1; the caller fills in the rank later."""
 
     breakdown: Breakdown
     collectives: pl.DataFrame
-    """`ppprof.analysis.ranks.collectives.collectives`; `with_rank` there fills in the rank."""
+    """The result of `ppprof.analysis.ranks.collectives.collectives`. The function `with_rank` of
+    that module fills in the rank."""
     passes: pl.DataFrame
-    """`ppprof.analysis.ranks.what_if.passes`."""
+    """The result of `ppprof.analysis.ranks.what_if.passes`."""
 
 
 def analyze_rank(trace: Trace) -> RankAnalysis:
-    """Return the tables that `Cluster` needs of one window."""
+    """Return the tables of one rank's window that a `Cluster` needs."""
     profile = Profile(trace)
     return analyze_profile(profile, breakdown(profile))
 
 
 def analyze_profile(profile: Profile, parts: Breakdown) -> RankAnalysis:
-    """Return the same for a profile and its breakdown."""
+    """Return the tables of `analyze_rank` for a profile whose breakdown is already known.
+
+    Args:
+        profile: one rank's window.
+        parts: the breakdown of ``profile``.
+    """
     return RankAnalysis(parts, collectives(profile.whole), passes(profile))
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Small tables of all ranks, and the results that need all of them."""
+    """Small tables of all ranks, and the results that need the tables of several ranks."""
 
     steps_per_trace: pl.DataFrame
-    """One row per rank and step, each from its own trace: `ppprof.analysis.ranks.step_table.join_ranks`."""
+    """One row per rank and step, computed from that rank's trace alone: the result of
+    `ppprof.analysis.ranks.step_table.join_ranks`."""
     bubbles: Sequence[pl.DataFrame]
-    """One table per rank, on its own clock: rank, window, then
+    """One table per rank, on the rank's own clock: rank, window, then the columns of
     `ppprof.analysis.ranks.step_breakdown.STRETCHES`."""
     collectives: Sequence[pl.DataFrame]
-    """One table per rank, on its own clock: `ppprof.analysis.ranks.collectives.collectives`."""
+    """One table per rank, on the rank's own clock: the result of
+    `ppprof.analysis.ranks.collectives.collectives`."""
     passes: Sequence[pl.DataFrame]
-    """One table per rank: `ppprof.analysis.ranks.what_if.passes`."""
+    """One table per rank, on the rank's own clock: the result of
+    `ppprof.analysis.ranks.what_if.passes`."""
     measured_clocks: Mapping[int, Clock]
-    """The clocks that the capture measured."""
+    """The clocks that the capture measured, keyed by rank; empty if it measured no clock."""
     topology: Topology | None = None
     """The ranks' coordinates; None if unknown."""
 
     @cached_property
     def clocks(self) -> Mapping[int, Clock]:
-        """Every rank's clock: measured, else derived from its collectives."""
+        """The ranks' clocks, keyed by rank: measured, else derived from collectives.
+
+        A rank is missing if its clock was not measured and cannot be derived.
+        """
         return align_clocks(self.collectives, self.measured_clocks)
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """One row per rank and step, with transfers moved out of the bubble (`without_transfers`)."""
+        """The rows of ``steps_per_trace``, with transfers moved out of the bubble.
+
+        A transfer becomes exposed communication: see
+        `ppprof.analysis.ranks.transfers.without_transfers`.
+        """
         return without_transfers(
             self.steps_per_trace, self.bubbles, self.matched_collectives, self.clocks
         )
 
     @cached_property
     def matched_collectives(self) -> pl.DataFrame:
-        """Every collective on the reference clock, one row per member."""
+        """The collectives that all members recorded, on the reference clock, one row per member."""
         return match_collectives(self.collectives, self.clocks)
 
     @cached_property
     def arrivals(self) -> pl.DataFrame:
-        """One row per collective, with its verdict: `ppprof.analysis.ranks.arrivals.arrivals`."""
+        """One row per collective of the steps in ``steps``, with its verdict.
+
+        The result of `ppprof.analysis.ranks.arrivals.arrivals`.
+        """
         steps = self.steps["step"].unique()
         table = arrivals(self.matched_collectives, self.clocks)
         return table.filter(pl.col("step").is_in(steps.implode()))
 
     @cached_property
     def groups(self) -> pl.DataFrame:
-        """One row per group: `ppprof.analysis.ranks.arrivals.by_group`."""
+        """One row per group of ranks: the result of `ppprof.analysis.ranks.arrivals.by_group`."""
         return by_group(self.arrivals, self.steps["step"].n_unique())
 
     @cached_property
     def slow_ranks(self) -> pl.DataFrame:
-        """Ranks whose own work takes longer than their peers': `ppprof.analysis.ranks.stragglers`."""
+        """One row per rank: how much longer its own work takes than that of its peers.
+
+        The result of `ppprof.analysis.ranks.stragglers.slow_ranks`; peers are the ranks of a stage.
+        """
         waiting = [
             name
             for name in self.steps.columns
@@ -108,15 +130,18 @@ class Cluster:
 
     @cached_property
     def slow_groups(self) -> pl.DataFrame:
-        """Groups whose link is slower than their siblings': `ppprof.analysis.ranks.stragglers`."""
+        """One row per group of ranks: how much longer its transfers take than its siblings'.
+
+        The result of `ppprof.analysis.ranks.stragglers.slow_groups`.
+        """
         lengths = self.steps.group_by("step").agg(pl.col("step_ns").median().cast(pl.Int64))
         return slow_groups(self.arrivals, dict(lengths.iter_rows()), self._roles)
 
     @cached_property
     def what_if(self) -> pl.DataFrame:
-        """Step times with one cause of delay removed: `ppprof.analysis.ranks.what_if`.
+        """Step times with one cause of delay removed: `ppprof.analysis.ranks.what_if.what_if`.
 
-        No rows if the topology is unknown or no step can be replayed.
+        The table has no rows if the topology is unknown or no step can be replayed.
         """
         if self.topology is None:
             return pl.DataFrame(schema=WHAT_IF)
@@ -126,6 +151,10 @@ class Cluster:
 
     @property
     def _roles(self) -> Mapping[int, str]:
-        """Each rank's role. Ranks of one pipeline stage do the same work."""
+        """The role of each rank, keyed by rank: ``stage 0``.
+
+        The role is the pipeline stage, because ranks of one stage do equal work; an unknown stage
+        counts as 0.
+        """
         stages = self.steps.select("rank", pl.col("pp").fill_null(0)).unique()
         return {rank: f"stage {stage}" for rank, stage in stages.iter_rows()}

@@ -1,7 +1,8 @@
 """Find each rank's collectives, and match them across ranks.
 
-The k-th collective of a group on one rank is the k-th on every other. `collectives` returns one rank's
-part as a small table; `match_collectives` joins those of all ranks.
+Within a step, the k-th collective of a group on one rank is the k-th of that group on every other
+rank. `collectives` returns the collectives of one rank as a small table; `match_collectives` joins
+the tables of all ranks.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ COLLECTIVES: dict[str, pl.DataType] = {
     "end_ns": pl.Int64(),
     "bytes": pl.Int64(),
 }
-"""Columns of `collectives`. ``members`` are global ranks: ``0,4`` for a group, ``0>2`` for a transfer
-from rank 0 to rank 2. ``index`` counts the collectives of one step with the same members and op."""
+"""Columns of `collectives`. ``members`` are global ranks: ``0,4`` for a group, ``0>2`` for a
+transfer from rank 0 to rank 2. ``op`` is the name of the span, or ``send`` for every send and
+receive. ``index`` numbers the collectives of a step with equal members and op, from 0."""
 
 KEYS = ("members", "op", "step", "index")
-"""The columns that identify one collective on every rank."""
+"""The columns that identify a collective: its rows have equal values there on all ranks."""
 
 _ROLES = {"send": "send", "isend": "send", "recv": "recv", "irecv": "recv"}
 
@@ -37,7 +39,10 @@ _UNKNOWN_RANK = -1
 
 
 def with_rank(table: pl.DataFrame, rank: int) -> pl.DataFrame:
-    """Return `collectives` of a trace whose rank was unknown, with the rank filled in."""
+    """Return a result of `collectives` whose rank was unknown (-1), with the rank filled in.
+
+    Fills in ``rank`` in the column rank and in the members of transfers: ``-1>2`` -> ``0>2``.
+    """
     return table.with_columns(
         pl.col("members").str.replace(str(_UNKNOWN_RANK), str(rank), literal=True),
         rank=pl.lit(rank, pl.Int64),
@@ -45,18 +50,19 @@ def with_rank(table: pl.DataFrame, rank: int) -> pl.DataFrame:
 
 
 def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
-    """Return the collectives and transfers of one rank's window, by start.
+    """Return the collectives and transfers of one rank's window, sorted by start.
 
-    A host span and the kernels launched in it are one collective, timed by the kernels. Left out are
-    spans that only launch (an ``isend`` whose transfer is a span of its own), spans that wait, and
-    spans without peers.
+    A host span and the kernels launched in it are one collective, timed by the kernels. Three kinds
+    of spans are no collectives: spans without peers; spans that wait (with a dot in their name);
+    and, if the trace has ``send`` or ``recv`` spans, ``isend`` and ``irecv``, which only launch
+    them.
 
     Args:
         trace: the window.
-        rank: the rank; -1 if unknown, see `with_rank`.
+        rank: the rank of the trace; -1 if unknown, see `with_rank`.
 
     Returns:
-        Columns of `COLLECTIVES`.
+        Columns of `COLLECTIVES`, on the rank's own clock.
     """
     events = trace.events.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
     spans = events.filter(
@@ -92,11 +98,14 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
 
 
 def with_kernel_times(spans: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
-    """Return spans timed by the kernels below them; spans without kernels keep their times.
+    """Return ``spans`` with the start of their first kernel and the end of their last kernel.
+
+    A kernel belongs to the innermost of ``spans`` around its launch. Spans without kernels keep
+    their own start and end.
 
     Args:
-        spans: some of the events, with row and end_ns.
-        events: all events of the trace, with row.
+        spans: some rows of ``events``, with the column end_ns.
+        events: all events of the trace, with the column row (int64).
     """
     kernels = events.filter(pl.col("category") == "Kernel").select("parent", "start_ns", "dur_ns")
     if kernels.is_empty() or spans.is_empty():
@@ -120,7 +129,7 @@ def with_kernel_times(spans: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame
 
 
 def match_collectives(tables: Sequence[pl.DataFrame], clocks: Mapping[int, Clock]) -> pl.DataFrame:
-    """Return the collectives that all members of a group have, on the reference clock.
+    """Return the collectives that all members of their group recorded, on the reference clock.
 
     ::
 
@@ -128,12 +137,12 @@ def match_collectives(tables: Sequence[pl.DataFrame], clocks: Mapping[int, Clock
         rank 4   .........[all_reduce]...      arrives last; the rest is transfer
 
     Args:
-        tables: `collectives` of each rank, on its own clock.
-        clocks: by rank; ranks without a clock keep their times.
+        tables: the result of `collectives` for each rank, on the rank's own clock.
+        clocks: each rank's clock, keyed by rank. Ranks without a clock keep their times.
 
     Returns:
-        Columns of `COLLECTIVES` with times on the reference clock, by members, op, step, index and
-        rank.
+        Columns of `COLLECTIVES`, one row per collective and member, sorted by members, op, step,
+        index and rank. A collective that a member did not record has no rows.
     """
     on_one_clock = [to_reference_clock(table, clocks) for table in tables]
     joined = pl.concat(on_one_clock) if on_one_clock else pl.DataFrame(schema=COLLECTIVES)
@@ -144,9 +153,13 @@ def match_collectives(tables: Sequence[pl.DataFrame], clocks: Mapping[int, Clock
 
 
 def to_reference_clock(table: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataFrame:
-    """Return one rank's rows with start_ns and end_ns on the reference clock.
+    """Return one rank's table with start_ns and end_ns on the reference clock.
 
-    A rank without a clock keeps its times.
+    The table is returned unchanged if its rank has no clock or if it has no rows.
+
+    Args:
+        table: has the columns rank (of one value), start_ns and end_ns.
+        clocks: each rank's clock, keyed by rank.
     """
     if table.is_empty() or table["rank"][0] not in clocks:
         return table

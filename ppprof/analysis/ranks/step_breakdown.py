@@ -1,40 +1,45 @@
 """The parts of each step of one rank. They are disjoint and add up to the step.
 
-`breakdown` returns one row per step and part; `ppprof.analysis.ranks.step_table` joins such tables of many
-ranks. Every instant of a step belongs to the first of these parts that contains it:
+`breakdown` returns one row per step and part; `ppprof.analysis.ranks.step_table` joins these tables
+of many ranks. Every instant of a step belongs to the first of these parts that contains it:
 
-- ``computation``: kernels that do not communicate (Paddle's Computation); in a trace without device
-  events, operators during which their thread does not communicate (`Communication`).
+- ``computation``: kernels that do not communicate (Paddle's Computation, and kernels whose launch
+  was not recorded). In a trace without device events: operators, while their thread does not
+  communicate (`ppprof.analysis.profile.communication.Communication`).
 - ``exposed``, one per axis: communication outside the bubble. Where communication over two axes
-  overlaps, the first in this order counts: mp, sep, sharding, dp, pp, several axes, "?" (unknown
-  axis). The innermost axis blocks soonest.
+  overlaps, the time counts for the axis that comes first in this order: mp, sep, sharding, dp, pp,
+  several axes, "?" (unknown axis). The order is by how soon an axis blocks: the innermost blocks
+  soonest.
 
       compute   ###___###____
       mp        __##_________
       dp        ____######___
-      exposed   ___mdd___d___    and 3 ticks of dp, 1 of mp are hidden
+      exposed   ___mdd___d___    hidden: 3 ticks of dp and 1 of mp
 
 - ``data_loading``: Dataloader spans of the stepping thread.
-- ``bubble``: the time a stage waits for other stages. First, it is the time outside passes (Forward
-  and Backward spans of micro-batches), between the first and the last of a step's passes, sends and
-  receives. Second, it is the first collective of all stages after the last pass (such as an all_reduce
-  over an axis that includes ``pp``): there a stage waits for stages that drain later:
+- ``bubble``: the time in which a stage waits for other stages. It has two kinds of time. One is the
+  time outside passes (Forward and Backward spans of micro-batches), between the first and the last
+  of a step's passes, sends and receives. The other is the first collective of all stages after the
+  last pass (such as an all_reduce over an axis that includes ``pp``), where a stage waits for
+  stages that drain later:
 
       pass      ____FF__BBB_FF__BBB_______
       pp        rrrr__ss___r__rr___ss__aa_
       bubble    ####__##___#__##___##__##_    receive, send, all_reduce
 
-  It includes the transfers themselves: one rank's trace cannot separate them from the wait for the
-  sender (`ppprof.analysis.ranks.transfers` moves them out if the other side's trace is there). On CPU
-  it also includes Python's work between two passes.
+  The bubble includes the transfers between stages: one rank's trace cannot separate a transfer from
+  the wait for the sender. `ppprof.analysis.ranks.transfers` moves transfers out of the bubble if
+  the trace of the other rank exists. In a trace without device events, the bubble also includes
+  Python's work between two passes.
 - ``host_bound``, only in traces with device events: nothing runs on any device, and the stepping
-  thread neither communicates nor synchronizes. The host does not launch fast enough.
-- ``rest``: all other time. On CPU, Python between operators; on GPU, copies and other waits.
+  thread neither communicates nor synchronizes, so the host does not launch fast enough.
+- ``rest``: all other time. Without device events, this is Python between operators; with device
+  events, copies and other waits.
 
-With device events, computation and communication are kernels, by the time at which they ran, not by the
-step they were launched in. A pass then lasts from its first to its last launched kernel. Between passes,
-bubble is only the time in which a send or receive runs, or the stepping thread waits in one or in a
-synchronization.
+With device events, computation and communication are kernels. They count in the step in which they
+ran, not in the step that launched them. A pass then lasts from the start of its first device event
+to the end of its last. Between passes, only two kinds of time are then bubble: a send or receive
+runs, or the stepping thread waits in communication or in a synchronization.
 """
 
 from __future__ import annotations
@@ -59,14 +64,16 @@ from ppprof.arrays import Int64
 from ppprof.trace.schema import nullable
 
 PARTS = ("computation", "exposed", "data_loading", "bubble", "host_bound", "rest")
-"""The parts of a step; the first one that contains an instant counts. See the module."""
+"""The parts of a step. An instant belongs to the first part that contains it; the docstring of the
+module defines the parts."""
 
 BESIDE = ("communication", "hidden", "host_launch")
-"""Times outside the sum: all communication over an axis; the part hidden by computation; the time in
-which some thread launches (runtime calls)."""
+"""Times outside the sum of the parts. ``communication``: all communication over an axis.
+``hidden``: the part of it during computation. ``host_launch``: the time in which some thread is in
+a runtime call."""
 
 UNKNOWN = "?"
-"""The axis of communication with an unknown group."""
+"""The axis of communication whose group is unknown."""
 
 STRETCHES = {"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
 
@@ -80,26 +87,29 @@ _MEETING = "(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier"
 
 
 class Breakdown(NamedTuple):
-    """The result of `breakdown` for one rank's window."""
+    """The parts of the steps in one rank's window, and the intervals of the bubble."""
 
     parts: pl.DataFrame
-    """Columns of `BREAKDOWN`: one row per step and part."""
+    """Columns of `BREAKDOWN`: one row per step, part and axis."""
     bubbles: pl.DataFrame
-    """Columns of `STRETCHES`: the bubble of each step, as disjoint intervals."""
+    """Columns of `STRETCHES`: the bubble of each step, as disjoint intervals on the rank's own
+    clock."""
 
 
 def breakdown(profile: Profile) -> Breakdown:
-    """Return one rank's steps as `PARTS`, and the times `BESIDE` them.
+    """Return the `PARTS` of one rank's steps, and the times `BESIDE` them.
 
     Args:
         profile: one rank's window.
 
     Returns:
-        ``parts``: step, part, axis ("dp", "pp+mp", "?"; null except for exposed, communication and
-        hidden), time_ns int64. Sorted by step; within a step, the row ``step`` is the sum of the
-        `PARTS` after it, then come those `BESIDE`. Without device events there is no host_bound and
-        no host_launch. A step has 0 for an axis that only other steps communicate over. ProfileSteps
-        with the same number are added up. No rows if there are no steps.
+        ``parts`` has the columns step, part, axis ("dp", "pp+mp", "?"; null except for exposed,
+        communication and hidden) and time_ns int64. It is sorted by step. Within a step, the first
+        row is ``step``, the whole time; then come the rows of `PARTS`, which add up to it, then the
+        rows of `BESIDE`. Without device events, there are no rows for host_bound and host_launch.
+        If any step communicates over an axis, every step has rows for it, with 0 in the other
+        steps. ProfileSteps with equal numbers are added up. Both tables have no rows if no
+        ProfileStep has a number.
     """
     tree = profile.tree
     on_device = not tree.devices.is_empty()
@@ -149,7 +159,7 @@ def breakdown(profile: Profile) -> Breakdown:
 
 
 def _clip_to_steps(steps: pl.DataFrame, instants: Intervals) -> pl.DataFrame:
-    """Return the parts of a union inside each step: columns of `STRETCHES`."""
+    """Return the pieces of ``instants``, a union, inside each step: columns of `STRETCHES`."""
     start, end = instants
     nothing = np.empty(0, np.int64)
     cut = [(nothing, nothing, nothing)]
@@ -162,7 +172,12 @@ def _clip_to_steps(steps: pl.DataFrame, instants: Intervals) -> pl.DataFrame:
 
 
 def _sum_by_step(steps: pl.Series, times: Sequence[tuple[str, str | None, Int64]]) -> pl.DataFrame:
-    """Return the times of each step, one array per part, as rows of `BREAKDOWN`."""
+    """Return the times of all parts as rows of `BREAKDOWN`; steps with equal numbers are added up.
+
+    Args:
+        steps: step numbers, N rows.
+        times: for each part, its name, its axis and its times, shape (N,).
+    """
     parts, axes, time_ns = zip(*times)
     num = len(steps)
     table = pl.DataFrame(
@@ -180,14 +195,20 @@ def _sum_by_step(steps: pl.Series, times: Sequence[tuple[str, str | None, Int64]
 
 
 def numbered_steps(profile: Profile) -> pl.DataFrame:
-    """Return step, thread, start_ns, end_ns of each ProfileStep with a number."""
+    """Return thread, start_ns, end_ns and step of each ProfileStep with a number: ``…#3``."""
     step = pl.col("name").cast(pl.String).str.extract(r"#(\d+)$").cast(pl.Int64, strict=False)
     steps = profile.tree.of_category("ProfileStep")
     return steps.select("thread", "start_ns", "end_ns", step=step).drop_nulls("step")
 
 
 def stepping_thread_in(profile: Profile, category: str, threads: pl.Series) -> Intervals:
-    """Return the intervals in which the stepping threads are in an event of a category."""
+    """Return the intervals of the events of one category on the stepping threads.
+
+    Args:
+        profile: one rank's window.
+        category: the category of the events, such as ``Dataloader``.
+        threads: the stepping threads, those with a ProfileStep.
+    """
     events = profile.tree.hosts.filter(
         (pl.col("category") == category) & pl.col("thread").is_in(threads.implode())
     )
@@ -195,7 +216,12 @@ def stepping_thread_in(profile: Profile, category: str, threads: pl.Series) -> I
 
 
 def waiting_intervals(profile: Profile, threads: pl.Series) -> Intervals:
-    """Return the intervals in which the stepping threads communicate or wait for the device."""
+    """Return the intervals in which the stepping threads communicate or synchronize with a device.
+
+    Args:
+        profile: one rank's window.
+        threads: the stepping threads, those with a ProfileStep.
+    """
     launches = profile.tree.launches
     calls = launches.filter(matching(launches["name"], _SYNCHRONISING))
     calls = calls.filter(pl.col("thread").is_in(threads.implode()))
@@ -203,7 +229,7 @@ def waiting_intervals(profile: Profile, threads: pl.Series) -> Intervals:
 
 
 def _computation(profile: Profile) -> Intervals:
-    """Return Paddle's Computation, and kernels whose launch was not recorded."""
+    """Return Paddle's Computation, and the kernels not of NCCL whose launch was not recorded."""
     kernels = profile.tree.devices.filter(
         (pl.col("category") == "Kernel") & pl.col("host").is_null()
     )
@@ -212,15 +238,16 @@ def _computation(profile: Profile) -> Intervals:
 
 
 def _communication(profile: Profile) -> pl.DataFrame:
-    """Return the communication: kernels in a trace with device events, else host events.
+    """Return the communication of a window: kernels, or host events without device events.
 
-    Host events are Communication events. Operators named after a collective count only if there are
-    no such events: a ``Global_GradNodePyLayer_mp_allreduce`` may do nothing.
+    The host events are Communication events. Operators named after a collective count only in a
+    trace without any Communication event, because an operator such as
+    ``Global_GradNodePyLayer_mp_allreduce`` may do nothing.
 
     Returns:
-        name and axis of the Communication event (the innermost one around the launch; without one,
-        the event's own name and `UNKNOWN`), step (in which it began or was launched), start_ns,
-        end_ns.
+        name, axis, step, start_ns, end_ns. name and axis are those of the innermost Communication
+        event around the launch; without one, the row's own name and `UNKNOWN`. step is the step in
+        which a host event began or a kernel was launched; null if unknown.
     """
     communication, tree = profile.communication, profile.tree
     events = profile.trace.events
@@ -250,11 +277,13 @@ def _communication(profile: Profile) -> pl.DataFrame:
 def _passes(profile: Profile, threads: pl.Series) -> pl.DataFrame:
     """Return the outermost Forward and Backward events of the stepping threads.
 
-    If any event has a stage, only events with a stage count.
+    If any of them has a stage, events without a stage are no passes. In a trace with device events,
+    events that launched no device event are no passes.
 
     Returns:
-        step (in which the event began), stage (null if unknown), start_ns, end_ns: of the event or,
-        in a trace with device events, of the device events launched in it.
+        step (in which the event began), stage (null if no event has one), start_ns, end_ns. Start
+        and end are those of the event or, in a trace with device events, the first start and the
+        last end of the device events launched in it.
     """
     tree = profile.tree
     passes = profile.outermost.filter(
@@ -283,16 +312,19 @@ def _passes(profile: Profile, threads: pl.Series) -> pl.DataFrame:
 def _bubble(
     communication: pl.DataFrame, passes: pl.DataFrame, waiting: Intervals | None
 ) -> tuple[pl.DataFrame, Intervals]:
-    """Return the communication with the pipeline's own marked, and the bubble.
+    """Return the communication with the communication between stages marked, and the bubble.
 
     Args:
-        communication: see `_communication`.
-        passes: see `_passes`.
-        waiting: the intervals in which the host waits, if passes ran on a device.
+        communication: the result of `_communication`.
+        passes: the result of `_passes`.
+        waiting: the intervals in which the stepping threads wait; None in a trace without device
+            events.
 
     Returns:
-        ``communication`` with is_pipeline: sends and receives of a step with passes, whose axis is
-        then ``pp``, and the first collective of all stages after the passes. And the bubble.
+        ``communication`` with the column is_pipeline, and the intervals of the bubble. is_pipeline
+        is True for the sends and receives over ``pp`` of a step with passes, and for the first
+        collective of all stages after a step's last pass. If passes have stages, sends and receives
+        over an unknown axis count too, and their axis becomes ``pp``.
     """
     over_stages = pl.col("axis").str.split("+").list.contains("pp")
     to_stages = over_stages
@@ -341,5 +373,9 @@ def _named(pattern: str) -> pl.Expr:
 
 
 def axis_position(axis: str) -> tuple[bool, int, str]:
-    """Return a sort key: the axes of `_AXES`, then combined axes, then `UNKNOWN`."""
+    """Return a sort key for an axis: first the axes of `_AXES`, then combined axes, then `UNKNOWN`.
+
+    >>> sorted(["?", "dp", "pp+mp", "mp"], key=axis_position)
+    ['mp', 'dp', 'pp+mp', '?']
+    """
     return axis == UNKNOWN, (*_AXES, axis).index(axis), axis

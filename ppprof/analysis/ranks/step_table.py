@@ -14,7 +14,7 @@ from ppprof.errors import UsageError
 from ppprof.topology import AXES
 
 PLACES = {"rank": pl.Int64, "host": pl.String, **dict.fromkeys(AXES, pl.Int64)}
-"""A rank's host and its position on every axis; null if unknown."""
+"""A rank, its host and its position on every axis; host and positions are null if unknown."""
 
 GROUPS = ("rank", "step", "host", *AXES)
 """Columns by which `group_steps` can group."""
@@ -23,22 +23,24 @@ GROUPS = ("rank", "step", "host", *AXES)
 def join_ranks(
     breakdowns: Iterable[tuple[int, int, pl.DataFrame]], places: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return one row per rank and step, with one column per part.
+    """Return the breakdowns of all ranks as one table: a row per rank and step, a column per part.
 
-        rank  step  part     axis  time_ns         rank  ...  step  step_ns  exposed_mp_ns  bubble_ns
-        0     4     step     null  90         ->   0     ...  4     90       30             60
-        0     4     exposed  mp    30
-        0     4     bubble   null  60
+        rank  step  part     axis  time_ns         rank  ...  step  step_ns  exposed_mp_ns
+        bubble_ns 0     4     step     null  90         ->   0     ...  4     90       30
+        60 0     4     exposed  mp    30 0     4     bubble   null  60
 
     Args:
-        breakdowns: rank, window and ``parts`` of each `ppprof.analysis.ranks.step_breakdown.breakdown`.
-        places: columns of `PLACES`; missing ranks get nulls.
+        breakdowns: rank, window and ``parts`` of each result of
+            `ppprof.analysis.ranks.step_breakdown.breakdown`.
+        places: columns of `PLACES`, one row per rank. Ranks without a row get nulls.
 
     Returns:
-        Columns of `PLACES`, window, step; then, int64, ``step_ns``, the parts that add up to it
-        (``exposed_mp_ns``, one per axis) and the times beside it. 0 for an axis that this rank does
-        not communicate over; null if its trace cannot have the part (host_bound without device
-        events). By rank, window, step.
+        Columns of `PLACES`, window and step. Then, in int64 nanoseconds: ``step_ns``; a column for
+        each of `PARTS`, which add up to ``step_ns``; a column for each of `BESIDE`, which are
+        outside the sum. Exposed, communication and hidden have a column per axis
+        (``exposed_mp_ns``), which is 0 if the rank does not communicate over that axis. Another
+        part is null if the rank's trace cannot have it: host_bound without device events. Sorted by
+        rank, window and step.
     """
     rows = pl.concat(
         [
@@ -71,26 +73,27 @@ def join_ranks(
 
 
 def with_window(table: pl.DataFrame, rank: int, window: int) -> pl.DataFrame:
-    """Return a window's table with rank and window, int64, as its first columns."""
+    """Return ``table`` with two more columns in front: rank and window, int64."""
     return table.select(
         pl.lit(rank, pl.Int64).alias("rank"), pl.lit(window, pl.Int64).alias("window"), pl.all()
     )
 
 
 def group_steps(steps: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
-    """Return the means over the rows of each group.
+    """Return the mean times of each group of ranks and steps.
 
     Args:
-        steps: see `join_ranks`.
+        steps: the result of `join_ranks`.
         by: some of `GROUPS`.
 
     Returns:
-        The columns of ``by``; the rank's place if it is grouped by rank, else num_ranks; num_steps;
-        then the times, float64, of an average step of an average rank of the group. Grouped by step
-        alone, also the columns of `slowest`. Sorted by the columns of ``by``.
+        One row per group, sorted by the columns of ``by``: these columns; the rank's other columns
+        of `PLACES` if ``by`` contains rank, else num_ranks; num_steps; then the mean of each time
+        over the group's rows, float64. If ``by`` is step alone, also the columns of `slowest`.
 
     Raises:
-        UsageError: no such column, or it is null in every row.
+        UsageError: ``by`` names a column that is not in `GROUPS`, or that is null in every row of
+            ``steps``.
     """
     unknown = [name for name in by if name not in GROUPS]
     if unknown:
@@ -115,19 +118,19 @@ def group_steps(steps: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
 def slowest(steps: pl.DataFrame) -> pl.DataFrame:
     """Return the rank with the most work of its own in each step.
 
-    Step times differ little, since ranks that wait for each other end together. A rank's own work is
-    the step without exposed communication and bubble:
+    The slowest rank has the most own work, not the longest step: ranks that wait for each other end
+    a step together. A rank's own work is the step without exposed communication and bubble:
 
         rank 0   ####======####==      = is exposed or bubble
         rank 1   ##############==      14 of its own: the slowest
         rank 2   #####=====####==
 
     Args:
-        steps: see `join_ranks`.
+        steps: the result of `join_ranks`.
 
     Returns:
-        step, slowest_rank (the lowest of equals), slowest_own_ns (int64) and median_own_ns (float64,
-        over all ranks).
+        One row per step, ascending: step, slowest_rank (of equally slow ranks the lowest),
+        slowest_own_ns (int64) and median_own_ns (float64, over all ranks).
     """
     waits = pl.sum_horizontal("^exposed_.*_ns$", "bubble_ns")
     own = steps.select("rank", "step", own_ns=pl.col("step_ns") - waits)

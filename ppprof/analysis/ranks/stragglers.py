@@ -1,8 +1,8 @@
-"""Ranks that compute longer than their peers, and groups whose link is slower than their siblings'.
+"""Ranks with longer own work than their peers, and groups with a slower link than their siblings.
 
-Both compare things that should be equal: ranks with the same work (the same pipeline stage), and
-groups that exchange the same bytes (the same axis). The *excess* is the extra time a rank or group
-takes. A rank or group is slow if the excess is there step after step.
+Ranks are compared with ranks that do equal work (of the same pipeline stage); groups are compared
+with groups that exchange as many bytes (of the same axis). The *excess* is the extra time that a
+rank or group takes. A rank or group is slow if it has an excess in step after step.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from collections.abc import Mapping
 import polars as pl
 
 _LEAST_STEPS = 3
-"""With fewer steps, no excess is there step after step."""
+"""With fewer steps, no rank or group is slow: its excess may be chance."""
 
 _LEAST_SHARE = 0.05
-"""Of a step: a smaller excess is not slow."""
+"""Share of a step. A rank or group with a smaller excess is not slow."""
 
 _LEAST_LINK_SHARE = 1.0
-"""Of a link's usual time: a smaller excess is not slow."""
+"""Share of the usual transfer time of a group's siblings. A group with a smaller excess is not
+slow."""
 
 _SURE = 5.0
-"""An excess must be this many standard errors."""
+"""An excess must be larger than this number of standard errors."""
 
 _DEVIATION = 2**0.5 * 1.2533 * 1.4826
-"""Standard error of the difference of two medians, of one sample each, over the median absolute
-deviation; for normally distributed times."""
+"""Ratio of the standard error of a difference of two medians, for samples of one time each, to the
+median absolute deviation of these times, if they are normally distributed."""
 
 
 def slow_ranks(own: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
-    """Return how much longer each rank's own work takes than that of ranks with the same role.
+    """Return how much longer each rank's own work takes than the work of ranks with its role.
 
     ::
 
@@ -41,13 +42,15 @@ def slow_ranks(own: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
 
     Args:
         own: one row per rank and step: rank, step, own_ns (the rank's own work: the step without
-            communication and waiting), step_ns.
-        roles: the kind of work of each rank; ranks with the same role are compared.
+            exposed communication and bubble), step_ns.
+        roles: the kind of work of each rank, keyed by rank: ``stage 0``. Ranks with the same role
+            are compared; ranks without a role have the role "".
 
     Returns:
-        One row per rank, the slowest first: rank, role, peers (number of other ranks with its
-        role), excess_ns (float64, in a typical step), noise_ns (its standard error), is_slow.
-        Never slow without peers or with too few steps.
+        One row per rank, sorted by excess_ns, the largest first: rank, role, peers (number of other
+        ranks with its role), excess_ns (float64, in a typical step), noise_ns (float64, the
+        standard error of excess_ns) and is_slow. A rank is slow if it has peers and at least 3
+        steps, and its excess is above 5 standard errors and above 5% of a step.
     """
     role = pl.col("rank").replace_strict(dict(roles), default="", return_dtype=pl.String)
     with_role = own.with_columns(role=role)
@@ -72,22 +75,23 @@ def slow_ranks(own: pl.DataFrame, roles: Mapping[int, str]) -> pl.DataFrame:
 def slow_groups(
     arrivals: pl.DataFrame, step_ns: Mapping[int, int], roles: Mapping[int, str]
 ) -> pl.DataFrame:
-    """Return how much more time per step each group spends in transfers than its siblings do.
+    """Return how much more time per step each group spends in transfers than its siblings.
 
-    Siblings are groups on the same axis between ranks of the same roles. In each step, a group's
-    median transfer of an operation and size is compared with the lower median of the groups. The
-    difference times the number of calls is summed over operations and sizes. Medians are used
-    because a slow link is slow each time, a busy processor only now and then.
+    Siblings are groups of the same axis between ranks of the same roles. For each step, operation
+    and size, the median transfer of a group is compared with the lower median over the group and
+    its siblings. The difference times the number of calls is summed over operations and sizes.
+    Medians are used because a slow link slows every transfer, but a busy processor only some.
 
     Args:
-        arrivals: `ppprof.analysis.ranks.arrivals.arrivals`.
-        step_ns: the time of each step.
-        roles: the kind of work of each rank, as in `slow_ranks`.
+        arrivals: the result of `ppprof.analysis.ranks.arrivals.arrivals`.
+        step_ns: the time of each step, keyed by step. Collectives of other steps are ignored.
+        roles: the kind of work of each rank, keyed by rank, as in `slow_ranks`.
 
     Returns:
-        One row per group, the slowest first: members (of the group, as in ``arrivals``), axis,
-        siblings (their number); excess_ns, noise_ns and is_slow as in `slow_ranks`. Not slow unless
-        the group takes more than twice its siblings' time: links differ more than ranks do.
+        One row per group, sorted by excess_ns, the largest first: members (``0,4``, as in
+        ``arrivals``), axis, siblings (number of siblings), excess_ns, noise_ns and is_slow. A group
+        is slow under the conditions of `slow_ranks`, with siblings instead of peers, and only if it
+        also takes more than twice the usual time: links differ more than ranks do.
     """
     families = {
         members: " ".join(sorted(roles.get(int(rank), "") for rank in re.split("[,>]", members)))
@@ -138,9 +142,15 @@ def slow_groups(
 def _excess(table: pl.DataFrame, key: str, family: str) -> pl.DataFrame:
     """Return the median excess of each rank or group over its steps, and whether it is slow.
 
-    Noise is the variation of all of them around their own medians from step to step: a scaled median
-    absolute deviation, so a few odd steps do not matter. An excess over a lower median is above 0 by
-    chance; the typical excess of the family is subtracted.
+    The noise is the variation from step to step: how far the excesses of all ranks or groups lie
+    from the median of their own rank or group. It is a scaled median absolute deviation, so a few
+    odd steps do not matter. The typical excess of a family is subtracted, because an excess over a
+    lower median is above 0 by chance.
+
+    Args:
+        table: one row per rank or group and step: ``key``, ``family``, step, excess and step_ns.
+        key: the column that names the rank or group.
+        family: the column whose values are equal for ranks or groups that are compared.
     """
     deviation = pl.col("excess") - pl.col("excess").median().over(key)
     spread, length = table.select(

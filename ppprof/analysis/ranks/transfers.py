@@ -1,7 +1,8 @@
-"""Move transfers out of the bubble, once the traces of both sides are on one clock.
+"""Move transfers out of the bubble, once the traces of sender and receiver are on one clock.
 
 Within a receive, one rank's trace cannot separate the wait for the sender from the transfer itself
-(`ppprof.analysis.ranks.step_breakdown`). Two traces can: the time after both have arrived is transfer.
+(`ppprof.analysis.ranks.step_breakdown`). The traces of both ranks can: the transfer is the time
+after both ranks have arrived.
 """
 
 from __future__ import annotations
@@ -25,21 +26,22 @@ def without_transfers(
     collectives: pl.DataFrame,
     clocks: Mapping[int, Clock],
 ) -> pl.DataFrame:
-    """Return steps with known transfers moved from the bubble to exposed communication.
+    """Return ``steps`` with known transfers moved from the bubble to exposed communication.
 
         stage 0   FFFFssss________        send, after a forward
         stage 1   rrrrrrrrFFFF____        4 of bubble, then 4 of exposed pp
 
     Args:
-        steps: `ppprof.analysis.ranks.step_table.join_ranks`.
-        bubbles: one table per rank, on its own clock: rank, window and columns of
+        steps: the result of `ppprof.analysis.ranks.step_table.join_ranks`.
+        bubbles: one table per rank, on the rank's own clock: rank, window and columns of
             `ppprof.analysis.ranks.step_breakdown.STRETCHES`.
-        collectives: `ppprof.analysis.ranks.collectives.match_collectives`.
-        clocks: by rank.
+        collectives: the result of `ppprof.analysis.ranks.collectives.match_collectives`.
+        clocks: each rank's clock, keyed by rank. Ranks without a clock keep their times.
 
     Returns:
-        ``steps``; the parts of each step still add up. The time moved is as exact as the clocks of
-        the ranks in each collective.
+        The columns of ``steps``. The moved time is taken from bubble_ns and added to the exposed
+        column of the transfer's axis (``pp`` for sends and receives), so the parts of a step still
+        add up. It is as exact as the clocks of the ranks in the collective.
     """
     last = pl.col("start_ns").max().over("members", "op", "step", "index")
     axis = pl.when(pl.col("op") == "send").then(pl.lit("pp")).otherwise("axis")
@@ -74,7 +76,13 @@ def without_transfers(
 
 
 def _transfers_in_bubble(bubble: pl.DataFrame, transfers: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield the transfers in one rank's bubble, by axis: `_ROWS`, column, time_ns."""
+    """Yield, for each axis, the time that transfers take within one rank's bubble.
+
+    Where transfers of two axes overlap, the time counts for the first axis (`axis_position`).
+
+    Yields:
+        Columns of `_ROWS`, column (``exposed_pp_ns``) and time_ns; only rows above 0.
+    """
     instants = together(intervals_of(bubble))
     taken = together()
     for axis in sorted(transfers["axis"].drop_nulls().unique(), key=axis_position):

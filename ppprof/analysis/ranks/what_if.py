@@ -1,19 +1,21 @@
 """The step time if the slowest worker, stage or link were as fast as the median.
 
-`passes` returns a small table of one rank's trace. `what_if` joins those of all ranks, replays the
-steps, and replays them again with some times replaced by the usual ones. Source: Lin et al.,
+`passes` returns a small table of one rank's trace. `what_if` joins the tables of all ranks, replays
+the steps, and replays them again with some times replaced by usual times. Source: Lin et al.,
 "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025
 (arXiv:2505.05713), and its artifact, github.com/ByteDance-Seed/StragglerAnalysis:
 
-- S = T / T_ideal: T is the replayed step time, T_ideal that with the usual time for every operation;
-- S_w = T_w / T_ideal: T_w has the usual time for everything but one worker;
-- M_W = (T - T_W) / (T - T_ideal): T_W has the usual time for the 3% of the workers (at least one)
-  with the largest S_w;
-- M_S: the same with the usual time for the last pipeline stage.
+- S = T / T_ideal: T is the replayed step time; T_ideal is the step time if every operation takes
+  its usual time;
+- S_w = T_w / T_ideal: T_w is the step time if all operations but those of one worker take their
+  usual time;
+- M_W = (T - T_W) / (T - T_ideal): T_W is the step time if the operations of the 3% of the workers
+  (at least one) with the largest S_w take their usual time;
+- M_S: like M_W, with the last pipeline stage instead of the 3% of the workers.
 
-The replay: a *worker* is one stage of one replica. It is all its mp (and sep) ranks together, since
-these wait for each other in every layer. A pass begins once the previous pass of its worker is done
-and its input has arrived::
+The replay: a *worker* is one stage of one replica, with all its mp (and sep) ranks together, since
+these ranks wait for each other in every layer. A pass begins once the previous pass of its worker
+is done and its input has arrived::
 
     stage 0   F0 F1 ........B0 F2 B1          forward: input from the previous stage
     stage 1      F0 B0 F1 B1                  backward: input from the next stage
@@ -22,10 +24,11 @@ After the last pass of all workers comes the end of the step (sum of gradients o
 optimizer), which all ranks enter together. Without a pipeline a worker has one operation per step:
 its work until it meets the other replicas.
 
-Two things differ from the paper. The usual time is the lower median (there: the mean, for
-computation) of a kind in one step (there: in all steps), over all workers and micro-batches. And the
-time between two passes stays in the replay, at its typical length. For the artifact's three sample
-traces, T is within 0.3% of the recorded time, step by step; S, M_W and M_S are
+Two things differ from the paper. First, the usual time of a kind of operation is its lower median
+(in the paper, for computation: the mean) in one step (in the paper: in all steps), over all workers
+and micro-batches. Second, the time between two passes stays in the replay, at its typical length.
+For the artifact's three sample traces, T is within 0.3% of the recorded time in each step; S, M_W
+and M_S are
 
 =====  ====  ===========  ======  ===========  ======  ===========
 trace  S     in artifact  M_W     in artifact  M_S     in artifact
@@ -62,10 +65,15 @@ PASSES: dict[str, pl.DataType] = {
     "start_ns": pl.Int64(),
     "end_ns": pl.Int64(),
 }
-"""Columns of `passes`. ``kind`` is ``step``, the step itself; ``forward`` or ``backward``, one
-micro-batch in one chunk (0 if the stage has one chunk); or ``own``, in steps without passes: the step's
-time without the wait for other replicas, from its start. chunk and micro_batch are null for step and
-own."""
+"""Columns of `passes`. The values of ``kind``:
+
+- ``step``: the step itself;
+- ``forward``, ``backward``: the pass of one micro-batch through one chunk (chunk is 0 if the stage
+  has one chunk);
+- ``own``, only in steps without passes: begins with the step and lasts as long as the step without
+  the wait for other replicas.
+
+chunk and micro_batch are null for step and own."""
 
 WHAT_IF: dict[str, pl.DataType] = {
     "fixed": pl.String(),
@@ -77,10 +85,10 @@ WHAT_IF: dict[str, pl.DataType] = {
     "alone_slowdown": pl.Float64(),
     "error_ratio": pl.Float64(),
 }
-"""Columns of `what_if`; see there."""
+"""Columns of the table that `what_if` returns; its docstring defines them."""
 
 _SLOWEST = 0.03
-"""The share of the workers in M_W."""
+"""The share of the workers that take their usual time in M_W."""
 
 _BETWEEN_REPLICAS = ("dp", "sharding")
 
@@ -88,14 +96,14 @@ _BETWEEN_REPLICAS = ("dp", "sharding")
 def passes(profile: Profile, rank: int = -1) -> pl.DataFrame:
     """Return one rank's steps and passes.
 
-    A pass that launched kernels lasts from the first kernel's start to the last one's end.
+    A pass that launched kernels lasts from the start of its first kernel to the end of its last.
 
     Args:
         profile: the rank's window.
         rank: the value of the column rank; -1 if unknown.
 
     Returns:
-        Columns of `PASSES`, by start. No rows if there are no steps.
+        Columns of `PASSES`, sorted by start. No rows if the window has no steps.
     """
     events = profile.trace.events.with_row_index("row").with_columns(
         pl.col("row").cast(pl.Int64), end_ns=pl.col("start_ns") + pl.col("dur_ns")
@@ -118,7 +126,10 @@ def passes(profile: Profile, rank: int = -1) -> pl.DataFrame:
 
 
 def _own_work(profile: Profile, events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
-    """Return steps without the exposed communication between replicas.
+    """Return ``steps`` of kind ``own``: shorter by the exposed communication between replicas.
+
+    In a trace without device events, all communication between replicas counts as exposed.
+    Communication over an unknown axis counts as between replicas.
 
     ::
 
@@ -155,39 +166,50 @@ def what_if(
 ) -> pl.DataFrame:
     """Return the step times with some operations as fast as the median.
 
-    Durations are each rank's own and need no common clock. Only the transfer of an input does: the
-    time from the end of the sending pass to the start of a pass that waited for it. The typical time
-    of a link is the lower median in a step; larger clock errors hide it. Replicas with a missing pass
-    are left out.
+    Only the transfer of an input needs a common clock: it is the time from the end of the sending
+    pass to the start of a pass that waited for it. All other durations are read from one rank's
+    clock. The typical transfer time of a link is the lower median in a step; clock errors larger
+    than it hide it. A replica with a missing pass is left out of that step.
 
     Args:
-        tables: `passes` of each rank.
+        tables: the result of `passes` for each rank, on the rank's own clock.
         topology: the ranks' coordinates.
-        clocks: by rank; ranks without a clock keep their times.
+        clocks: each rank's clock, keyed by rank. Ranks without a clock keep their times.
 
     Returns:
-        Columns of `WHAT_IF`. ``fixed`` says what takes its usual time:
+        Columns of `WHAT_IF`. No rows if nothing can be replayed, such as a pipeline without
+        recorded passes. ``fixed`` names the operations that take their usual time:
 
-        - ``recorded``: nothing; the time is the recorded one (lower median over ranks);
-        - ``nothing``: the replay, T; ``error_ratio`` (null in other rows) is its distance from the
-          recorded time: mean over steps of the absolute difference, over the mean;
-        - ``all``: T_ideal; ``slowdown`` is S;
-        - ``steady``: nothing, but each operation takes its own worker's usual time over all steps.
-          This removes the variation between micro-batches (chance, or sequences of different
-          length); workers that are always slow stay slow;
-        - ``slowest``: the workers with the largest ``alone_slowdown``; ``share`` is M_W;
-        - ``stage``: one stage of all replicas, if there are several stages; the share of the last
-          is M_S;
-        - ``worker``, ``link``: one of them; for links, the time inputs are under way.
+        - ``recorded``: none; ``step_ns`` is the recorded time (lower median over ranks);
+        - ``nothing``: none; ``step_ns`` is the time of the replay, T;
+        - ``all``: all; ``step_ns`` is T_ideal and ``slowdown`` is S;
+        - ``steady``: none, but each operation takes the lower median of its kind on its own worker
+          over all steps. This removes the variation between micro-batches (chance, or sequences of
+          different length); workers that are always slow stay slow;
+        - ``slowest``: the operations of the workers with the largest ``alone_slowdown``;
+          ``share`` is M_W;
+        - ``stage``: the operations of one stage in all replicas; ``share`` of the last stage is
+          M_S. There are no such rows with a single stage;
+        - ``worker``: the operations of one worker;
+        - ``link``: the transfers of inputs over one link, between two stages of one replica.
 
-        ``ranks``, comma-separated, are the fixed ones; ``stage`` is set if they are of one stage.
-        ``step_ns``: mean over steps. ``slowdown``: T over that time. ``share``: of the possible
-        gain, (T - step_ns) / (T - T_ideal); above 1 or below 0 if fixed times are longer than the
-        recorded ones; null if nothing can be gained. ``alone_slowdown``, for stages, workers and
-        links: the time with everything but these fixed, over T_ideal (for a worker S_w). It shows
-        two equally late workers, which have a share of 0 each: with one fixed, the other is still
-        late. Stages, workers and links are sorted by share, the largest first. No rows if nothing
-        can be replayed, such as a pipeline without recorded passes.
+        The other columns:
+
+        - ``stage``: the stage, for stages and workers; else null;
+        - ``ranks``: the ranks whose operations or transfers are fixed, comma-separated, else null;
+        - ``step_ns``: the step time, mean over steps;
+        - ``slowdown``: T over ``step_ns``; null for ``recorded``;
+        - ``share``: the share of the possible gain, (T - step_ns) / (T - T_ideal). It is below 0 or
+          above 1 if usual times are longer than recorded times; null for ``recorded`` and if
+          nothing can be gained;
+        - ``alone_slowdown``: the step time if all but this stage, worker or link take usual times,
+          over T_ideal (for a worker: S_w); null for other rows. It reveals two equally late
+          workers, whose share is 0 each: with one worker fixed, the other is still late;
+        - ``error_ratio``: the absolute difference between the replayed and the recorded time, mean
+          over steps, over the mean recorded time; null unless ``fixed`` is ``nothing``.
+
+        Stages come before workers, and workers before links; each kind is sorted by share, the
+        largest first.
     """
     aligned = [to_reference_clock(table, clocks or {}) for table in tables if table.height]
     rows = _with_workers(pl.concat(aligned) if aligned else pl.DataFrame(schema=PASSES), topology)
@@ -250,11 +272,12 @@ def what_if(
 def _repairs(
     replay: _Replay,
 ) -> Iterator[tuple[str, Sequence[int], Sequence[int], Int64, Int64]]:
-    """Yield each stage, worker and link with its replayed times, fixed and as the only one not fixed.
+    """Yield each stage, worker and link with the results of two replays.
 
     Yields:
-        Its kind, replicas and stages; `_Replay.finished` with it fixed, and with everything else
-        fixed.
+        The kind (``stage``, ``worker`` or ``link``); its replicas; its stages; the result of
+        `_Replay.finished` if this stage, worker or link takes usual times; and the result if all
+        others do.
     """
     masks: list[tuple[str, Sequence[int], Bool]] = [
         *(("worker", [stage], replay.stage == stage) for stage in replay.stages),
@@ -280,7 +303,13 @@ def _repairs(
 def _ranks(
     members: Mapping[tuple[int, int], Sequence[int]], replicas: Iterable[int], stages: Iterable[int]
 ) -> list[int]:
-    """Return the ranks of these workers, ascending."""
+    """Return the ranks of the workers in these replicas and stages, ascending.
+
+    Args:
+        members: the result of `_members`.
+        replicas: the replicas of the workers.
+        stages: the stages of the workers.
+    """
     workers = itertools.product(replicas, stages)
     return sorted(rank for worker in workers for rank in members.get(worker, ()))
 
@@ -292,7 +321,10 @@ _WORKER = [*_CELL, "stage"]
 
 
 def _with_workers(rows: pl.DataFrame, topology: Topology) -> pl.DataFrame:
-    """Return ``rows`` with each rank's replica and stage."""
+    """Return ``rows`` with the replica and stage of each row's rank.
+
+    In a pipeline, rows of kind ``own`` are removed.
+    """
     coordinates = {rank: topology.coordinate(rank) for rank in rows["rank"].unique()}
     replica = {
         rank: coordinate["dp"] * topology.degree("sharding") + coordinate["sharding"]
@@ -309,18 +341,20 @@ def _with_workers(rows: pl.DataFrame, topology: Topology) -> pl.DataFrame:
 
 
 def _members(rows: pl.DataFrame) -> dict[tuple[int, int], list[int]]:
-    """Return the ranks of each worker, by replica and stage."""
+    """Return the ranks of each worker, ascending, keyed by (replica, stage)."""
     workers = rows.group_by("replica", "stage").agg(pl.col("rank").unique().sort())
     return {(replica, stage): ranks for replica, stage, ranks in workers.rows()}
 
 
 def _ends(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return recorded_ns and tail_ns of each step. The tail follows the last pass of all ranks.
+    """Return step, recorded_ns and tail_ns of each step, in nanoseconds.
 
-    ::
+    recorded_ns is the length of the step, lower median over ranks. tail_ns is the time from a
+    rank's last pass to its end of the step, the shortest of all ranks, since that rank does not
+    wait::
 
         rank 0   F0 ... B3 [ wait | sum gradients, optimizer ]
-        rank 2   F0 ...... B3     [ sum gradients, optimizer ]    the shortest: it does not wait
+        rank 2   F0 ...... B3     [ sum gradients, optimizer ]    the shortest
     """
     is_step = pl.col("kind") == "step"
     by_rank = rows.group_by("step", "rank").agg(
@@ -333,19 +367,26 @@ def _ends(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _median(values: pl.Expr) -> pl.Expr:
-    """Return the lower median, without nulls."""
+    """Return the lower median of ``values``, int64; nulls are ignored."""
     return values.quantile(0.5, "lower").cast(pl.Int64)
 
 
 def _operations(rows: pl.DataFrame, num_stages: int) -> pl.DataFrame:
-    """Return each worker's operations, in their order.
+    """Return the operations of each worker, sorted by worker and time.
+
+    Besides the passes (or ``own``), the workers of stage 0 have an operation of kind ``head``: the
+    time from the start of the step to their first pass.
 
     Returns:
-        step, replica, stage, kind, chunk, micro_batch, first_rank (of the worker), dur_ns (the
-        longest of its ranks'), start_ns, end_ns, usual_ns (lower median of the kind over all workers
-        in the step), steady_ns (lower median of its worker over all steps); and needs_stage,
-        needs_chunk: the stage and chunk whose pass of the same kind must be done first, null for
-        none. A ``head``, from the start of the step, precedes the first pass of stage 0.
+        - step, replica, stage, kind, chunk, micro_batch;
+        - first_rank: the lowest rank of the worker;
+        - dur_ns: the longest duration among the worker's ranks (of a head: the shortest);
+        - end_ns: the latest end among these ranks (of a head: the earliest);
+        - start_ns: end_ns - dur_ns;
+        - usual_ns: lower median of dur_ns over all operations of the kind in the step;
+        - steady_ns: lower median of dur_ns over the worker's operations of the kind in all steps;
+        - needs_stage, needs_chunk: the stage and chunk whose pass of the same kind and micro-batch
+          must be done first. needs_stage is null if the operation needs no such pass.
     """
     operations = (
         rows.filter(pl.col("kind") != "step")
@@ -401,7 +442,7 @@ def _operations(rows: pl.DataFrame, num_stages: int) -> pl.DataFrame:
 
 
 class _Replay:
-    """The operations of all steps and replicas, with their dependencies.
+    """The operations of all steps and replicas, with their dependencies, ready to be replayed.
 
     ::
 
@@ -413,12 +454,12 @@ class _Replay:
     def __init__(self, operations: pl.DataFrame) -> None:
         table = _with_delays(_linked(operations))
         self.all = np.full(table.height, True)
-        """Every operation."""
+        """A mask that selects every operation."""
         self.stages: list[int] = table["stage"].unique().sort().to_list()
         self.stage = table["stage"].to_numpy()
         """The stage of each operation."""
         self.first_rank = table["first_rank"].to_numpy()
-        """The first rank of each operation's worker."""
+        """The lowest rank of each operation's worker."""
         self._low, self._high = table["low"].to_numpy(), table["high"].to_numpy()
         self.pairs: list[tuple[int, int]] = (
             table.filter("receives").select("low", "high").unique().sort("low", "high").rows()
@@ -436,27 +477,34 @@ class _Replay:
         self._is_whole[self._cell[0][stuck], self._cell[1][stuck]] = False
         self._shown = np.ix_(self._is_whole.any(axis=1), self._is_whole.any(axis=0))
         self.whole_steps: Int64 = steps[self._shown[0].ravel()]
-        """Steps in which some replica can be replayed."""
+        """The steps in which at least one replica can be replayed."""
         self.replicas: list[int] = replicas[self._shown[1].ravel()].tolist()
-        """Replicas that can be replayed in some step."""
+        """The replicas that can be replayed in at least one step."""
 
     def of_link(self, low: int, high: int) -> Bool:
-        """Whether each operation gets its input over the link between two stages."""
+        """Return whether each operation gets its input over the link between two stages.
+
+        Args:
+            low: the lower stage of the link.
+            high: the higher stage of the link.
+        """
         is_between: Bool = (self._low == low) & (self._high == high)
         return is_between
 
     def finished(
         self, fixed: Bool | None = None, links: Bool | None = None, to: str = "usual_ns"
     ) -> Int64:
-        """Return the end of each replica's last pass, from the start of the step.
+        """Return the time from the start of a step to the end of each replica's last pass.
 
         Args:
-            fixed: operations that take the time ``to``; none by default.
-            links: operations whose input takes the usual transfer time; none by default.
+            fixed: whether each operation takes the time ``to``; None: no operation does.
+            links: whether the input of each operation takes the usual transfer time; None: no
+                input does.
             to: ``usual_ns`` or ``steady_ns``, see `_operations`.
 
         Returns:
-            Shape (whole_steps, replicas); 0 for a replica that cannot be replayed in a step.
+            Nanoseconds, shape (whole_steps, replicas); 0 for a replica that cannot be replayed in
+            a step.
         """
         table, none, num = self._table, ~self.all, len(self.all)
         dur = np.where(none if fixed is None else fixed, table[to], table["dur_ns"])
@@ -487,10 +535,12 @@ _REPLAYED = (
 
 
 def _linked(operations: pl.DataFrame) -> pl.DataFrame:
-    """Return operations with the row of the ``previous`` one of the worker and of the ``input``.
+    """Return ``operations`` with the columns previous, input, low and high.
 
-    Two virtual rows follow the last one. The first is done from the start and stands for "not
-    needed"; the second is never done and stands for "needed but missing".
+    previous is the row of the worker's previous operation, and input the row of the pass that must
+    be done first. Two row numbers after the last row have a meaning: N stands for "not needed"
+    (done from the start), N + 1 for "needed but missing" (never done). low and high are the two
+    stages of the link over which the input comes; both are the own stage if no input is needed.
     """
     num = operations.height
     row = pl.int_range(pl.len(), dtype=pl.Int64)
@@ -508,12 +558,14 @@ def _linked(operations: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_delays(table: pl.DataFrame) -> pl.DataFrame:
-    """Return operations with the typical delays between them.
+    """Return ``table`` with the typical delays between operations.
 
     Returns:
-        ``table`` with gap_ns (between two operations of a worker, per step), transfer_ns (from an
-        input's end to the pass that waited for it, per link and step) and usual_transfer_ns (over
-        all links in the step); 0 if unknown.
+        ``table`` with receives (whether an operation has an input) and three lower medians, 0 if
+        unknown: gap_ns, the time between two operations of a worker, in the step; transfer_ns, the
+        time from the end of an input to the pass that waited for it, of the link in the step (of
+        all links if no pass of the link waited); usual_transfer_ns, the transfer time of all links
+        in the step.
     """
     num = table.height
     end = np.append(table["end_ns"].to_numpy(), [0, 0])
@@ -541,10 +593,15 @@ def _with_delays(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _waves(previous: Int64, input_row: Int64) -> tuple[list[Int64], Int64]:
-    """Return the rows in waves. Each wave depends only on earlier waves.
+    """Return the rows in waves: the operations of a wave depend only on earlier waves.
+
+    Args:
+        previous: see `_linked`, shape (N,).
+        input_row: the column input of `_linked`, shape (N,).
 
     Returns:
-        The waves, and the rows that can never be done.
+        The rows of each wave, and the rows that can never be done: they need a missing operation,
+        or each other.
     """
     num = len(previous)
     done = np.zeros(num + 2, bool)

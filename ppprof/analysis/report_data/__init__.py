@@ -1,1 +1,1 @@
-"""Everything that a report shows, computed in one pass."""
+"""The data that a report page shows, computed in one pass over the traces."""

@@ -38,23 +38,25 @@ class Peak(NamedTuple):
     phase: str | None
     """Forward, Backward...; None outside phases."""
     event: str | None
-    """The innermost host event around it; None outside all events."""
+    """The innermost host event around the allocation; None outside all events."""
 
 
 class Memory(NamedTuple):
     """The memory of one rank's window."""
 
     levels: pl.DataFrame
-    """Columns of `LEVELS`, by place and time: the maximum in each piece of time."""
+    """Columns of `LEVELS`, sorted by place and time: the maximum in each piece of time. time_ns is
+    the time of the maximum of allocated_bytes."""
     peaks: list[Peak]
-    """One per place, the largest first."""
+    """One peak per place, sorted by allocated_bytes, the largest first."""
     allocators: pl.DataFrame
-    """Columns of `ALLOCATORS`, by allocated_bytes, the most first. Each allocation counts once: for the
-    innermost operator around it, else for the event around it, else for ``-``."""
+    """Columns of `ALLOCATORS`, sorted by allocated_bytes, the largest first. Each allocation counts
+    once: for the innermost operator around it, else for the host event around it, else for
+        ``-``."""
 
 
 def memory_levels(profile: Profile, budget: int) -> Memory:
-    """Return allocated and reserved bytes over the window.
+    """Return the allocated and reserved memory over time, its peaks and its allocators.
 
     ::
 
@@ -66,7 +68,7 @@ def memory_levels(profile: Profile, budget: int) -> Memory:
         budget: number of pieces of time per place.
 
     Returns:
-        No rows and no peaks without recorded allocations.
+        Tables without rows and no peaks, if the window has no memory events with a level.
     """
     memory = profile.trace.memory.filter(pl.col("current_allocated").is_not_null()).with_columns(
         pl.col("place").cast(pl.String)

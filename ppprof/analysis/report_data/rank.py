@@ -1,4 +1,4 @@
-"""The data of one rank in a report, collected in one reading of its trace."""
+"""The data of one rank in a report, computed from one reading of its trace."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ppprof.analysis.summaries.overview import model
 from ppprof.trace.schema import Trace
 
 _NUM_LEVELS = 400
-"""Points of the memory curve of a place."""
+"""Number of points in the memory curve of a place."""
 
 
 class Details(NamedTuple):
-    """The timeline and memory of a rank; drawn for some ranks only."""
+    """The timeline and memory of a rank that the report draws; it draws only some ranks."""
 
     lanes: pl.DataFrame
     """Columns of `ppprof.analysis.report_data.timeline.LANES`, on the rank's own clock."""
@@ -30,15 +30,15 @@ class Details(NamedTuple):
 
 
 class RankReportData(NamedTuple):
-    """One rank's window."""
+    """The data of one rank's window in a report."""
 
     analysis: RankAnalysis
     costs: Costs
     indicators: Indicators
     phases: pl.DataFrame
-    """`ppprof.analysis.summaries.overview.model`."""
+    """The result of `ppprof.analysis.summaries.overview.model`."""
     details: Details | None
-    """None if the rank is not drawn."""
+    """The rank's timeline and memory; None if the rank is not drawn."""
 
 
 def collect_rank_report_data(
@@ -48,9 +48,9 @@ def collect_rank_report_data(
 
     Args:
         trace: the window.
-        naming: the names of operators and kernels.
-        steps: keep only these steps; None: all.
-        budget: maximum number of spans in the timeline; 0: no details.
+        naming: how operators and kernels are named.
+        steps: the steps to keep; None: all steps.
+        budget: approximate number of spans in the timeline; 0: ``details`` is not computed.
     """
     profile = Profile(trace if steps is None else select_steps(trace, steps))
     costs = costs_of(profile, naming)

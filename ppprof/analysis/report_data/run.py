@@ -19,35 +19,38 @@ from ppprof.analysis.report_data.rank import Details
 
 @dataclass(frozen=True)
 class ReportData:
-    """One window of a run."""
+    """The data of one window of a run, with all its ranks."""
 
     paths: Sequence[str]
-    """The run's directories (one per node if nodes have their own), or its file."""
+    """The run directories (one per node if each node has its own), or the trace file."""
     window: int
+    """The number of the window."""
     windows: Sequence[int]
-    """All windows of the run."""
+    """The numbers of all windows of the run."""
     manifest: Mapping[str, Any]
-    """The job's manifest; empty for traces without one."""
+    """The job's manifest; empty for traces without a manifest."""
     cluster: Cluster
     """Steps, collectives and stragglers."""
     costs: RunCosts
     """Operators, kernels and modules."""
     step_times: pl.DataFrame
-    """All steps, recorded or not, one row per rank and step; no rows if the run has no step times."""
+    """One row per rank and step, also for steps outside windows; no rows if the run has no step
+    times."""
     devices: Mapping[int, Device]
-    """Utilization and memory of each rank's device, by rank."""
+    """The device of each rank, with its utilization and memory, keyed by rank."""
     phases: pl.DataFrame
-    """rank, name, cpu_ns and gpu_ns per step, float64: Dataloader, Forward, Backward..."""
+    """rank, name (Dataloader, Forward, Backward...), cpu_ns and gpu_ns (float64, per step)."""
     details: Mapping[int, Details]
-    """Timelines, on the reference clock, and memory, by rank; for some ranks."""
+    """Timelines, on the reference clock, and memory, keyed by rank; only for ranks that are
+    drawn."""
     findings: Sequence[Finding]
-    """Findings, most costly first."""
+    """The findings of `ppprof.analysis.advice.advise`, sorted by severity, then by cost."""
     sources: Mapping[int, str]
-    """The file that was read, by rank."""
+    """The file that was read for each rank, keyed by rank."""
     unread: Sequence[str] = ()
     """Messages about unreadable or uncertain data."""
     diff: Diff | None = None
-    """The comparison with a baseline; None without one."""
+    """The comparison with a baseline; None if no baseline was given."""
 
     @property
     def what(self) -> str:
@@ -66,6 +69,6 @@ class ReportData:
 
     @cached_property
     def step_ns(self) -> float:
-        """The step time, mean over steps and ranks; 0 without steps."""
+        """The step time in nanoseconds, mean over steps and ranks; 0 if there are no steps."""
         mean = self.cluster.steps["step_ns"].mean()
         return float(mean) if isinstance(mean, (int, float)) else 0.0

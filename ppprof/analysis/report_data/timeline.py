@@ -21,24 +21,26 @@ LANES = {
     "busy_ns": pl.Int64,
 }
 """Columns of `lanes`. ``lane``: *steps*, *phases*, *operators*, *communication* (on the host), or
-*GPU 0 stream 7*; ``name``: that of the longest event in the span; ``num``: its number of events;
-``busy_ns``: their total time."""
+*GPU 0 stream 7*. ``category`` and ``name``: those of the longest event in the span. ``num``: the
+number of events in the span. ``busy_ns``: the sum of their durations."""
 
 
 def lanes(profile: Profile, budget: int) -> pl.DataFrame:
     """Return the lanes of the stepping thread and of every stream, thinned out for drawing.
 
-    Short neighbours are merged into one span, about as wide as a pixel; longer events stay::
+    Neighbouring short events are merged into one span, about as wide as a pixel. Longer events
+    stay::
 
         events   a=======  b c d   e==========     a lane with room for three
         drawn    a=======  bcd===  e==========     num 1, 3, 1
 
     Args:
         profile: one rank's window.
-        budget: approximate number of rows; lanes share it.
+        budget: approximate number of rows for all lanes together.
 
     Returns:
-        Columns of `LANES`, by lane and start, on the rank's own clock.
+        Columns of `LANES`, sorted by lane (in the order that `LANES` gives) and start, on the
+        rank's own clock.
     """
     all_lanes = list(_spans(profile))
     thinned_lanes, left = [pl.DataFrame(schema=LANES)], budget
@@ -89,7 +91,7 @@ def _spans(profile: Profile) -> Iterable[tuple[str, pl.DataFrame]]:
 
 
 def _outermost(tree: Tree, events: pl.DataFrame) -> pl.DataFrame:
-    """Return those of ``events`` that are not nested inside another one of ``events``."""
+    """Return the rows of ``events`` that are not below another row of ``events`` in the tree."""
     rows = events["row"].to_numpy()
     return events.filter(~pl.Series(tree.below(rows)[rows]))
 
@@ -117,9 +119,15 @@ def _thinned(spans: pl.DataFrame, budget: int) -> pl.DataFrame:
 
 
 def _grouped(start: Int64, end: Int64, resolution: int) -> Int64:
-    """Return group numbers: short events that begin in the same piece of time share one.
+    """Return the group number of each event: neighbouring short events may share a group.
 
-    Events longer than the resolution are groups of their own and separate their neighbours.
+    Short events share a group if they begin in one piece of time and no long event is between them.
+    An event that is not shorter than ``resolution`` is a group of its own.
+
+    Args:
+        start: ascending, shape (N,).
+        end: shape (N,).
+        resolution: the length of a piece of time, in nanoseconds.
     """
     is_short = end - start < resolution
     piece = start // resolution

@@ -1,1 +1,1 @@
-"""The nine tables of Paddle's profiler, of one rank or over ranks."""
+"""The nine summary tables of Paddle's profiler, of one rank or of several ranks together."""

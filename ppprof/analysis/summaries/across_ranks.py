@@ -1,6 +1,6 @@
-"""The summaries of several ranks in one table: by name and rank, or by name over all ranks.
+"""The summaries of several ranks in one table, with a row per name and rank, or a row per name.
 
-Takes and returns small tables: nothing here needs the events of more than one rank.
+The functions take the events of at most one rank; the tables that they join are small.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ ACROSS = ("model", "dist", "op", "kernel", "memcpy", "udf")
 `ppprof.analysis.summaries.views.VIEWS`."""
 
 WAYS = ("rank", "name")
-"""One row per name and rank (`by_rank`), or one row per name (`by_name`)."""
+"""The ways to join the tables of several ranks. ``rank``: one row per name and rank (`by_rank`).
+``name``: one row per name (`by_name`)."""
 
 _SORTED = ("op", "kernel", "udf")
-"""Views sorted by time; the others have an order of their own."""
+"""Views that are sorted by the sort key; the other views of `ACROSS` have a fixed order."""
 
 
 def check_across(views: Sequence[str], by: str) -> None:
-    """Check that these views can be compared across ranks.
+    """Reject views that cannot be compared across ranks.
 
     Raises:
-        UsageError: a view without names that ranks share, or ``by`` not in `WAYS`.
+        UsageError: one of ``views`` is not in `ACROSS`, or ``by`` is not in `WAYS`.
     """
     if by not in WAYS:
         raise UsageError(f"by {by!r}: expected {' or '.join(WAYS)}")
@@ -42,7 +43,7 @@ def check_across(views: Sequence[str], by: str) -> None:
 
 
 def rank_view(profile: Profile, view: str) -> pl.DataFrame:
-    """Return the view of one rank; operators also with their `self_time`."""
+    """Return one view of one rank; the view ``op`` also has cpu_self_ns, see `self_time`."""
     table = summarize(profile, view)
     if view == "op":
         table = table.join(self_time(profile), on="name", how="left", maintain_order="left")
@@ -50,7 +51,7 @@ def rank_view(profile: Profile, view: str) -> pl.DataFrame:
 
 
 def self_time(profile: Profile) -> pl.DataFrame:
-    """Return the time in operators without the operators that they call.
+    """Return the time in each operator without the time in the operators that it calls.
 
     ::
 
@@ -60,9 +61,10 @@ def self_time(profile: Profile) -> pl.DataFrame:
         relu, self      ###  #####     8
 
     Returns:
-        name (String), cpu_self_ns int64; one row per name, unordered; remote calls are named as in
-        `ppprof.analysis.summaries.operators.operators`. The sum is the time in operators; within a
-        thread, no time counts twice.
+        name (String) and cpu_self_ns (int64); one row per name, unordered. Operators in a remote
+        call have the name of the call as prefix, as in
+        `ppprof.analysis.summaries.operators.operators`. The sum over all rows is the time in
+        operators; within a thread, no time counts twice.
 
     Source: ``self_cpu_time_total`` of ``torch.autograd.profiler``, where children are operators.
     """
@@ -88,16 +90,19 @@ def _self_time(profile: Profile) -> pl.DataFrame:
 
 
 def comparable(view: str, table: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows of one rank's view that compare with other ranks': one row per name.
+    """Return the rows of one rank's view that can be compared across ranks: one row per name.
 
     Args:
         view: one of `ACROSS`.
-        table: `rank_view` or `ppprof.analysis.summaries.views.summarize`, threads merged.
+        table: the result of `rank_view` or `ppprof.analysis.summaries.views.summarize`, with
+            threads merged.
 
     Returns:
-        name (String) and the view's own columns. ``op`` has only its operators, without kind, thread
-        and flops, and with cpu_self_ns and cpu_self_ratio (of the rank's or remote call's sum). Both
-        are null if ``table`` has no cpu_self_ns, like the tables that a capture wrote.
+        name (String) and the view's other columns. In the view ``op``, only the rows of kind
+        operator remain, without the columns kind, thread and flops. It also has cpu_self_ns and
+        cpu_self_ratio (the share of the sum over the rank's own operators, or over the operators of
+        the remote call; 0 if that sum is 0). Both are null if ``table`` has no cpu_self_ns, such as
+        a table that a capture wrote.
     """
     table = table.with_columns(pl.col("name").cast(pl.String))
     if view != "op":
@@ -119,7 +124,7 @@ def by_rank(
     coordinates: Mapping[int, str | None],
     sorted_by: str,
 ) -> pl.DataFrame:
-    """Return one row per name and rank.
+    """Return the views of several ranks as one table with a row per name and rank.
 
     ::
 
@@ -131,18 +136,20 @@ def by_rank(
 
     Args:
         view: one of `ACROSS`.
-        tables: `comparable`, by rank.
-        coordinates: ``dp0_pp0_sharding0_mp0``, by rank; None if unknown.
+        tables: the result of `comparable` for each rank, keyed by rank.
+        coordinates: ``dp0_pp0_sharding0_mp0``, keyed by rank; None if unknown.
         sorted_by: one of `ppprof.analysis.profile.profile.SORT_KEYS`.
 
     Returns:
-        rank int64, coordinate, then the columns of `comparable`, as in the rank's own table: ratios
-        are of that rank. A rank without the name has no row. ``model``, ``dist`` and ``memcpy`` keep
-        the order of their rows.
+        rank int64, coordinate, then the columns of `comparable` with the values of the rank's own
+        table, so ratios are relative to that rank. A rank without the name has no row. The names
+        are sorted by their largest value on any rank, the largest first (for ``_min``: by their
+        smallest value, the smallest first). ``model``, ``dist`` and ``memcpy`` keep the order of
+        their rows.
 
     Source: the table with *Node ID* of PyTorch's RFC "Integrate autograd profiler with
-    torch.distributed.rpc" (pytorch/pytorch issue 39675). A node there is a rank or, in a remote call,
-    the worker in column node.
+    torch.distributed.rpc" (pytorch/pytorch issue 39675). A node there is a rank or, in a remote
+    call, the worker in column node.
     """
     rows = _stack(tables, coordinates)
     key = compared(view, sorted_by)
@@ -170,7 +177,7 @@ def by_name(
     coordinates: Mapping[int, str | None],
     sorted_by: str,
 ) -> pl.DataFrame:
-    """Return one row per name: its spread over ranks, the largest first.
+    """Return one row per name with its spread over ranks, sorted by spread, the largest first.
 
     ::
 
@@ -181,17 +188,24 @@ def by_name(
 
     Args:
         view: one of `ACROSS`.
-        tables: `comparable`, by rank; ranks without rows count too.
-        coordinates: as in `by_rank`.
+        tables: the result of `comparable` for each rank, keyed by rank. Ranks whose table has no
+            rows count, too.
+        coordinates: ``dp0_pp0_sharding0_mp0``, keyed by rank; None if unknown.
         sorted_by: selects the number that is compared; see `compared`.
 
     Returns:
-        name; num_ranks int64, the ranks with this name; calls int64 (null if the view has none) and
-        total_ns int64, over all ranks; compared (``cpu_total``...); min_ns, median_ns float64,
-        max_ns, spread_ns (max - min); max_rank int64 (the first of several; null if the spread is 0)
-        and max_coordinate. min, max and spread are float64 if averages are compared, else int64. A
-        rank without the name counts as 0 if totals are compared. It has no average, longest or
-        shortest call, so it is left out of these.
+        - name;
+        - num_ranks int64: the number of ranks with this name;
+        - calls int64 (null if the view has no calls), total_ns int64: sums over all ranks;
+        - compared: the compared number, such as ``cpu_total``;
+        - min_ns, median_ns (float64), max_ns, spread_ns (max - min): of the compared number, over
+          ranks. min_ns, max_ns and spread_ns are float64 if averages are compared, else int64;
+        - max_rank int64: the rank with the maximum (of several the lowest), null if the spread is
+          0;
+        - max_coordinate: the coordinate of max_rank.
+
+        If totals are compared, a rank without the name counts as 0. If averages, maxima or minima
+        are compared, it does not count, since it has no calls.
     """
     stat = compared(view, sorted_by)
     total = "time_ns" if stat == "time" else f"{stat.partition('_')[0]}_total_ns"
@@ -231,7 +245,10 @@ def by_name(
 
 
 def compared(view: str, sorted_by: str) -> str:
-    """Return the number that `by_name` compares: the sort key, or the view's substitute for it.
+    """Return the number by which `by_name` and `by_rank` compare names in a view.
+
+    This is the sort key. But ``dist`` has only a time, and ``kernel`` has no CPU times: for a CPU
+    key, its GPU total is compared.
 
     >>> compared("op", "cpu_avg"), compared("kernel", "cpu_avg"), compared("dist", "cpu_avg")
     ('cpu_avg', 'gpu_total', 'time')
@@ -244,7 +261,10 @@ def compared(view: str, sorted_by: str) -> str:
 def _stack(
     tables: Mapping[int, pl.DataFrame], coordinates: Mapping[int, str | None]
 ) -> pl.DataFrame:
-    """Return the tables of all ranks in one, ascending, with each row's number in its own table."""
+    """Return the tables of all ranks as one, sorted by rank.
+
+    Adds the columns rank, coordinate and row (the row's number in its rank's table).
+    """
     return pl.concat(
         tables[rank].select(
             pl.lit(rank, pl.Int64).alias("rank"),

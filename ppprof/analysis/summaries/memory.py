@@ -1,4 +1,4 @@
-"""The Memory Summary: allocations and frees by event, place by place."""
+"""The Memory Summary: allocations and frees, grouped by place and host event."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ MEMORY = {
 
 
 def memory(profile: Profile) -> pl.DataFrame:
-    """Return allocations and frees by the host event around them.
+    """Return allocations and frees, grouped by place, type and name of the host event around them.
 
-    As in Paddle, memory events in an operator's child count for the operator, and also for the child
-    unless that is an OperatorInner. Memory events outside all host events do not count.
+    As in Paddle, a memory event in an operator's child counts for the operator, and also for the
+    child unless the child is an OperatorInner. Memory events outside all host events do not count.
+    Memory events in remote calls count, with the places of the workers.
 
     Returns:
-        place, type ("Allocated": tensors, "Reserved": held from the device), name,
-        allocation_count, free_count, allocation_bytes, free_bytes (both at least 0),
-        increase_bytes (the difference), peak_allocated_bytes and peak_reserved_bytes (of the
-        place, equal in all its rows). Sorted by place, then Allocated before Reserved, then
-        increase_bytes, the largest first. A place with reserved memory only has no rows. Includes
-        remote calls, with their workers' places.
+        place; type ("Allocated": memory of tensors, "Reserved": memory held from the device); name;
+        allocation_count, free_count; allocation_bytes, free_bytes (both at least 0); increase_bytes
+        (allocation_bytes - free_bytes); peak_allocated_bytes and peak_reserved_bytes (of the place,
+        equal in all its rows). Sorted by place (in the order of Paddle's walk), then
+        Allocated before Reserved, then increase_bytes, the largest first. A place where only
+        reserved memory changed has no rows.
     """
     hosts = profile.whole_tree.hosts.select("row", "parent", "name", "category", "visit")
     parents = hosts.select(parent="row", above="name", above_is="category", above_visit="visit")

@@ -1,4 +1,4 @@
-"""The summaries by name: Operator, Kernel, Memory Manipulation and UserDefined."""
+"""The summaries with a row per name: Operator, Kernel, Memory Manipulation and UserDefined."""
 
 from __future__ import annotations
 
@@ -36,25 +36,26 @@ KERNELS = {name: dtype for name, dtype in SPANS.items() if not name.startswith("
 
 
 def operators(profile: Profile) -> pl.DataFrame:
-    """Return operators by name, each with its children and device events.
+    """Return operators, sorted by the sort key, each followed by its children and device events.
 
-    The rank's own operators come first, then those of each remote call.
+    The rank's own operators come first, then the operators in each remote call, whose names begin
+    with the call. GPU times include memory copies and sets.
 
     Returns:
-        Rows in print order: thread (null unless ``thread_sep``), kind, name, calls, cpu_ and gpu_
-        total_ns, avg_ns, max_ns, min_ns, ratio, flops and node (the worker; null in a trace without
-        remote calls). ``kind`` is
+        thread (null unless ``thread_sep``), kind, name, calls; cpu_ and gpu_ total_ns, avg_ns,
+        max_ns, min_ns, ratio; flops; node (the worker; null in a trace without remote calls). The
+        values of ``kind``, and what the ratios are relative to:
 
-        - ``operator``: one name; ratios of all operators (of the thread); GPU with copies and sets;
-        - ``inner``: a child that is not an operator; ratios of its operator;
-        - ``inner_device``: device events that the inner child launched; ratio of that child;
-        - ``accumulation``: a ``Global_XGradNode`` without its ``Local_XGradNode``, which is gradient
-          accumulation (Paddle's pull request 62722); ratios of the Global;
-        - ``device``: device events that the operator launched itself; ratio of the operator.
+        - ``operator``: all calls of one name; relative to all operators (with ``thread_sep``: of
+          the thread; in a remote call: of the call);
+        - ``inner``: a child that is not an operator; relative to its operator;
+        - ``inner_device``: device events that the inner child launched; relative to that child;
+        - ``accumulation``: a ``Global_XGradNode`` without its ``Local_XGradNode``, which is
+          gradient accumulation (Paddle's pull request 62722); relative to the Global node;
+        - ``device``: device events that the operator itself launched; relative to the operator.
 
-        CPU columns of device rows are null. flops is 0 for operators and null for other rows: a
-        ``.pb`` has no attributes to compute it from, and Paddle reads 0 from one. Ratios in a remote
-        call are of the operators in that call.
+        CPU columns are null in rows of device events. flops is 0 for operators, since a ``.pb`` has
+        no attributes to compute it from and Paddle reads 0; it is null in other rows.
     """
     ends = {call: ends_of(call) for call in profile.remote}
     own = next((caller for caller, _ in ends.values()), None)
@@ -116,7 +117,10 @@ _TOTALS = pl.col("cpu_total_ns", "gpu_total_ns").sum()
 
 
 def _accumulation(calls: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
-    """Return calls of grad nodes without the time of their Local child; only calls with one."""
+    """Return the calls of ``Global_`` gradient nodes without the time of their ``Local_`` children.
+
+    Calls without such a child are left out.
+    """
     inner = pl.col("inner").cast(pl.String)
     local = (
         children.filter(inner.str.starts_with("Local_"))
@@ -134,14 +138,27 @@ def _accumulation(calls: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
 
 
 def _launched(devices: pl.DataFrame, hosts: pl.DataFrame, order: list[str]) -> pl.DataFrame:
-    """Return device events with the host event that launched them, in the ``order`` of the hosts."""
+    """Return device events with the columns of the host event that launched them.
+
+    Args:
+        devices: device events, with the column host.
+        hosts: host events, with the column row. Device events launched by others are left out.
+        order: columns of ``hosts`` to sort by.
+    """
     return devices.join(
         hosts, left_on="host", right_on="row", coalesce=False, maintain_order="left"
     ).sort(order, maintain_order=True)
 
 
 def _row(kind: str, name: str, stats: Row, whole: Row) -> Row:
-    """Return one row of the table; ratios of the totals of ``whole``, 0 if those are 0."""
+    """Return one row of the Operator Summary.
+
+    Args:
+        kind: see `operators`.
+        name: the name in the row.
+        stats: the row's calls and times.
+        whole: the totals that the ratios are relative to. A ratio to a total of 0 is 0.
+    """
     row = {"thread": stats["thread"], "kind": kind, **stats, "name": name}
     for clock in ("cpu", "gpu"):
         total = stats.get(f"{clock}_total_ns")
@@ -157,7 +174,7 @@ def _rows(table: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def _blocks(table: pl.DataFrame, keys: list[str]) -> Mapping[tuple[Any, ...], list[Row]]:
-    """Return rows by key, in their order."""
+    """Return the rows of ``table``, keyed by the values of ``keys``, in their order."""
     blocks: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in _rows(table):
         blocks[tuple(row[key] for key in keys)].append(row)
@@ -165,11 +182,12 @@ def _blocks(table: pl.DataFrame, keys: list[str]) -> Mapping[tuple[Any, ...], li
 
 
 def kernels(profile: Profile) -> pl.DataFrame:
-    """Return kernels by name.
+    """Return kernels, one row per name.
 
     Returns:
-        name, calls, gpu_total_ns, gpu_avg_ns, gpu_max_ns, gpu_min_ns, gpu_ratio (of all kernels).
-        Sorted by the sort key; by GPU total if that is a CPU key.
+        name, calls, gpu_total_ns, gpu_avg_ns, gpu_max_ns, gpu_min_ns, gpu_ratio (the share of the
+        time of all kernels; 0 if that is 0). Sorted by the sort key, or by gpu_total_ns, the
+        largest first, if the sort key is a CPU key.
     """
     launched = profile.tree.devices.filter(pl.col("category") == "Kernel")
     table = grouped(launched, ["name"], clocks=("gpu",))
@@ -179,19 +197,22 @@ def kernels(profile: Profile) -> pl.DataFrame:
 
 
 def memory_manipulation(profile: Profile) -> pl.DataFrame:
-    """Return user-defined spans that copy or set memory, in Paddle's order.
+    """Return user-defined spans that copy or set memory, one row per name, in Paddle's order.
 
     Returns:
-        name, calls, cpu_ and gpu_ total_ns, avg_ns, max_ns, min_ns, ratio; GPU includes copies.
+        name, calls; cpu_ and gpu_ total_ns, avg_ns, max_ns, min_ns, ratio. GPU times include memory
+        copies and sets. cpu_ratio is the share of the time inside steps (null if that is 0),
+        gpu_ratio the share of the device time of steps (0 if that is 0).
     """
     spans = profile.tree.of_category("UserDefined", "PythonUserDefined")
     return _with_step_ratios(profile, grouped(spans.filter(_is_copy()), ["name"], gpu="device_ns"))
 
 
 def user_defined(profile: Profile) -> pl.DataFrame:
-    """Return spans recorded from Python with ``RecordEvent``; columns as in `memory_manipulation`.
+    """Return spans recorded from Python with ``RecordEvent``, one row per name.
 
-    With ``thread_sep`` there is a first column thread, and one block of rows per thread.
+    The columns are those of `memory_manipulation`, whose spans are not repeated here. Sorted by the
+    sort key. With ``thread_sep``, the first column is thread, and each thread has a block of rows.
     """
     spans = profile.tree.of_category("PythonUserDefined").filter(~_is_copy())
     keys = ["thread", "name"] if profile.options.thread_sep else ["name"]
@@ -200,7 +221,7 @@ def user_defined(profile: Profile) -> pl.DataFrame:
 
 
 def _with_step_ratios(profile: Profile, table: pl.DataFrame) -> pl.DataFrame:
-    """Add the CPU ratio of the time inside steps and the GPU ratio of device time of steps."""
+    """Return ``table`` with cpu_ratio and gpu_ratio, as `memory_manipulation` defines them."""
     steps = profile.outermost.filter(pl.col("category") == "ProfileStep")
     return table.with_columns(
         cpu_ratio=ratio_of("cpu_total_ns", profile.total_ns, if_none=None),

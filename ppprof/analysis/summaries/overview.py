@@ -31,12 +31,12 @@ DISTRIBUTED = {
 
 
 def device(profile: Profile) -> pl.DataFrame:
-    """Return the utilization of processors.
+    """Return the utilization of the CPU and of each GPU.
 
     Returns:
-        device ("CPU(Process)", "CPU(System)", "GPU0"...), utilization: float64. For a GPU, the share
-        of the time inside steps in which a kernel ran. For a CPU, as the recorder measured it, of
-        all cores. Null if unknown.
+        device ("CPU(Process)", "CPU(System)", "GPU0"...) and utilization (float64, 1.0 is the
+        whole; null if unknown). For a GPU, it is the share of the time inside steps in which a
+        kernel ran; for a CPU, the share of all cores that the recorder measured.
     """
     rows: list[tuple[str, float | None]] = []
     for name in ("Process", "System"):
@@ -51,7 +51,10 @@ def device(profile: Profile) -> pl.DataFrame:
 
 
 def _finite(text: str | None) -> float | None:
-    """Return a recorded ratio; None for "-nan" and "inf", from windows shorter than a clock tick."""
+    """Return a recorded ratio as a number; None if it is missing, not a number or not finite.
+
+    A window shorter than a clock tick has "-nan" or "inf".
+    """
     try:
         value = float(text or "")
     except ValueError:
@@ -60,11 +63,14 @@ def _finite(text: str | None) -> float | None:
 
 
 def overview(profile: Profile) -> pl.DataFrame:
-    """Return the time by type of event; overlapping events of one type count once.
+    """Return the time in each type of event. Overlapping events of one type count once.
+
+    Only the phases are sums: they are not merged where they overlap.
 
     Returns:
-        side ("cpu" or "gpu"), event_type, calls, time_ns, ratio (of the time inside steps; null
-        without steps). CPU rows by time, the longest first; GPU rows in Paddle's order.
+        side ("cpu" or "gpu"), event_type, calls, time_ns, ratio (to the time inside steps; null
+        without steps). CPU rows come first, sorted by time, the longest first; then GPU rows, in
+        Paddle's order.
     """
     tree, comm = profile.tree, profile.communication
     by_category: dict[str, list[pl.DataFrame]] = {}
@@ -110,11 +116,11 @@ def overview(profile: Profile) -> pl.DataFrame:
 
 
 def model(profile: Profile) -> pl.DataFrame:
-    """Return steps and their phases; *Others* is the time outside phases.
+    """Return the steps, their phases, and as *Others* the time outside phases.
 
-    Only outermost phases count: the Forward of a layer is part of its model's, and a recomputed
-    Forward is part of the Backward. With a pipeline, there is one Forward and one Backward per
-    micro-batch:
+    Only outermost phases count: the Forward of a layer is part of the model's Forward, and a
+    recomputed Forward is part of the Backward. With a pipeline, there is one Forward and one
+    Backward per micro-batch:
 
         ProfileStep    #############################
         Forward        F0 F1    F2    F3                4 calls
@@ -125,10 +131,10 @@ def model(profile: Profile) -> pl.DataFrame:
 
     Returns:
         name, calls, cpu_ and gpu_ total_ns, avg_ns, max_ns, min_ns and ratio. GPU times sum all
-        kernels launched in the phase, overlapping or not. CPU ratios are of the time inside
-        steps, GPU ratios of the steps' GPU time (0 if that is 0). *Others* has totals and ratios;
-        its other columns are null. It is missing without steps. The table is empty if the trace has
-        only steps or only one of the phases.
+        kernels launched in the phase, overlapping or not. CPU ratios are relative to the time
+        inside steps (null without steps), GPU ratios to the GPU time of the steps (0 if that is 0).
+        *Others* has totals and ratios; its other columns are null. The row is missing without
+        steps. The table has no rows if the trace has only steps or only one of the phases.
     """
     steps = profile.phase("ProfileStep")
     rows = [
@@ -162,15 +168,16 @@ def distributed(profile: Profile) -> pl.DataFrame:
         Overlap                  ##     ##
         Exposed Communication      ##     ###
 
-    Computation is kernels. In a trace without device events, Paddle reports 0 for Computation and
-    Overlap. Here, Computation is then the time in which some thread runs an operator and does not
-    communicate: an operator that contains an all_reduce, or is named after a collective, does not
-    compute meanwhile. Overlap is then one thread's communication while another computes. Exposed
-    Communication, which Paddle does not report, is Communication minus Overlap.
+    With device events, Computation is the time in kernels. Without, Paddle reports 0 for
+    Computation and Overlap. Here, Computation is then the time in which some thread runs an
+    operator and does not itself communicate: an operator does not compute while an all_reduce runs
+    in it, or if it is named after a collective. Overlap is then the time in which one thread
+    communicates and another computes. Exposed Communication, which Paddle does not report, is
+    Communication minus Overlap.
 
     Returns:
         name (ProfileStep, Communication, Computation, Overlap, Exposed Communication), time_ns,
-        ratio of the time inside steps (null without steps), computed_by ("kernels" or "operators";
+        ratio (to the time inside steps; null without steps), computed_by ("kernels" or "operators";
         null in the first two rows). No rows without communication.
     """
     comm = profile.communication

@@ -1,8 +1,8 @@
 """The nine summaries of Paddle's profiler, as tables.
 
 Rows, values and order equal those of ``paddle.profiler.Profiler.summary()`` (paddle 3.3,
-profiler_statistic.py) for the same events. `ppprof.report.text.summary` prints them in Paddle's layout.
-Times are int64 nanoseconds, averages float64, ratios float64 (1.0 is the whole).
+profiler_statistic.py) for the same events. `ppprof.report.text.summary` prints them in Paddle's
+layout. Times are int64 nanoseconds, averages float64, ratios float64 (1.0 is the whole).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ VIEWS: Mapping[str, Callable[[Profile], pl.DataFrame]] = {
     "udf": user_defined,
     "mem": memory,
 }
-"""The views, by their names in the config's ``summary`` block, in Paddle's order."""
+"""The function that computes each view, keyed by the view's name in the config's ``summary`` block,
+in Paddle's order."""
 
 SCHEMAS: Mapping[str, Mapping[str, pl.DataType]] = {
     "device": DEVICE,
@@ -69,18 +70,18 @@ def schema_of(view: str, *, thread_sep: bool = False) -> Mapping[str, pl.DataTyp
 
     Args:
         view: one of `VIEWS`.
-        thread_sep: as in `ppprof.analysis.profile.profile.SummaryOptions`. ``udf`` then has a first
-            column thread; ``op`` always has it.
+        thread_sep: whether user-defined spans are listed thread by thread: ``udf`` then has thread
+            as its first column. ``op`` has the column thread in any case.
     """
     schema = SCHEMAS[view]
     return {"thread": pl.Int64(), **schema} if thread_sep and view == "udf" else schema
 
 
 def summarize(profile: Profile, view: str) -> pl.DataFrame:
-    """Return one view of one trace; no rows if the trace has no events for it.
+    """Return one view of one trace; the table has no rows if the trace has no events for the view.
 
     Raises:
-        UsageError: there is no such view.
+        UsageError: ``view`` is not one of `VIEWS`.
     """
     if view not in VIEWS:
         raise UsageError(f"view {view!r}: expected one of {', '.join(VIEWS)}")
