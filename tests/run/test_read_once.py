@@ -52,7 +52,9 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, Counter[str]]:
         (["diff", PADDLE, TORCH], 2),
         (["diff", TORCH, ONE_RANK, "--format", "json"], 2),
     ],
-    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else str(value),
+    ids=lambda value: (
+        " ".join(Path(part).name for part in value) if isinstance(value, list) else ""
+    ),
 )
 def test_each_trace_is_parsed_once_and_each_directory_listed_once(
     arguments, num_traces, counts, tmp_path, capsys
