@@ -36,11 +36,15 @@ class Listing:
     def __init__(self) -> None:
         self._entries: dict[Path, list[Path]] = {}
 
-    def entries(self, folder: PathLike) -> list[Path]:
-        """Return the paths in ``folder``, sorted; empty if ``folder`` is no directory.
+    def entries(self, folder: PathLike, *, optional: bool = False) -> list[Path]:
+        """Return the paths in ``folder``, sorted; empty if ``folder`` is not a directory.
+
+        Args:
+            folder: the directory.
+            optional: whether a directory that cannot be listed counts as empty, with a warning.
 
         Raises:
-            OSError: the directory cannot be listed.
+            OSError: the directory cannot be listed, and is not optional.
         """
         path = to_path(folder)
         if path not in self._entries:
@@ -48,10 +52,11 @@ class Listing:
                 self._entries[path] = sorted(path.iterdir())
             except (FileNotFoundError, NotADirectoryError):
                 self._entries[path] = []
-            except PermissionError:
-                if path.name not in ("raw", "summary"):
+            except OSError as error:
+                if not optional:
                     raise
-                _log.warning("%s: no permission to read it; its files are left out", path)
+                reason = error.strerror or error
+                _log.warning("%s: cannot be listed (%s); its files are left out", path, reason)
                 self._entries[path] = []
         return self._entries[path]
 
@@ -192,7 +197,7 @@ def summary_files(run: PathLike, listing: Listing | None = None) -> list[tuple[i
         run: the run directory.
         listing: a listing to look directories up in; None lists them anew.
     """
-    paths = (listing or Listing()).entries(to_path(run) / "summary")
+    paths = (listing or Listing()).entries(to_path(run) / "summary", optional=True)
     matches = ((_SUMMARY.fullmatch(path.name), path) for path in paths)
     return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
 

@@ -244,7 +244,7 @@ def scan(directories: Sequence[Path], listing: Listing | None = None) -> list[Re
     files = [
         path
         for run in directories
-        for path in (*listing.entries(run), *listing.entries(run / "raw"))
+        for path in (*listing.entries(run), *listing.entries(run / "raw", optional=True))
         if path.parent in directories or path.name.endswith(".pb")
     ]
     for path in sorted(files, key=_best_first):

@@ -461,7 +461,20 @@ def test_a_folder_without_permission_costs_its_files_only(tmp_path, messages, mo
 
     monkeypatch.setattr(os, "listdir", refuse)
     assert ppprof.open(run_path).ranks == [0]
-    assert messages == [f"{run_path / 'summary'}: no permission to read it; its files are left out"]
+    assert messages == [
+        f"{run_path / 'summary'}: cannot be listed (Permission denied); its files are left out"
+    ]
+
+
+@pytest.mark.parametrize("name", ["raw", "summary"])
+def test_a_folder_that_links_to_itself_costs_its_files_only(tmp_path, messages, name):
+    run_path = make_run(tmp_path, {0: 1})
+    write(run_path / trace_name(1).trace("pb"), *gpu_traces.training())
+    shutil.rmtree(run_path / name)
+    (run_path / name).symlink_to(name)
+    assert 1 in ppprof.open(run_path).ranks
+    (message,) = messages
+    assert message.startswith(f"{run_path / name}: cannot be listed")
 
 
 def test_what_saved_tables_skipped_is_reported_once(tmp_path, messages):

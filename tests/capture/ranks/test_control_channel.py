@@ -16,17 +16,7 @@ from ppprof.capture.ranks.control_channel import (
     Message,
     WorkerChannel,
 )
-
-
-class Store(dict[str, Any]):
-    """As much of Paddle's store as is needed."""
-
-    def add(self, key: str, number: int) -> int:
-        self[key] = self.get(key, 0) + number
-        return int(self[key])
-
-    def set(self, key: str, value: str) -> None:
-        self[key] = value
+from tests.capture.ranks.stores import Store
 
 
 class Ends(list[Any]):

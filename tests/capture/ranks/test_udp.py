@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-from typing import Any
 
 import pytest
 
 from ppprof.capture.ranks import udp
-
-
-class Store(dict[str, Any]):
-    """As much of Paddle's store as is needed."""
-
-    def add(self, key: str, number: int) -> int:
-        self[key] = self.get(key, 0) + number
-        return int(self[key])
-
-    def set(self, key: str, value: str) -> None:
-        self[key] = value
+from tests.capture.ranks.stores import Store
 
 
 def test_both_ends_talk_on_the_address_that_was_asked_for() -> None:
