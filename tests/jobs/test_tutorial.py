@@ -14,8 +14,8 @@ import pytest
 from tests.jobs.launching import ROOT, environment
 
 PAGES = ("tutorial.md", "tutorial.zh-CN.md")
-TRIES = 2
-"""Two busy cores may hide what workers gain: then the measuring is done again, as the page says."""
+TRIES = 3
+"""Two busy cores may hide what workers gain: then both runs are measured again."""
 
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
 
@@ -56,8 +56,17 @@ class Reader:
 MEASURED = ("before", "after", "diff")
 
 
+COST = r"^reader cost +([\d.]+) +([\d.]+) +-?[\d.]+ +-?[\d.]+"
+
+
 def is_faster(done: dict[str, subprocess.CompletedProcess[str]]) -> bool:
     return "Step time: faster" in done["diff"].stdout
+
+
+def waits_less(done: dict[str, subprocess.CompletedProcess[str]]) -> bool:
+    """Whether the reader cost fell by a quarter at least."""
+    cost = re.search(COST, done["diff"].stdout, re.M)
+    return cost is not None and float(cost[2]) < 0.75 * float(cost[1])
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +80,7 @@ def followed(
     reader = Reader(tmp_path_factory.mktemp("tutorial"))
     done = {name: reader.types(command) for name, command in written.items()}
     for _ in range(TRIES - 1):
-        if is_faster(done):
+        if is_faster(done) and waits_less(done):
             break
         reader = Reader(tmp_path_factory.mktemp("again"))
         done.update({name: reader.types(written[name]) for name in ("threads", *MEASURED)})
@@ -126,9 +135,7 @@ def test_workers_make_it_wait_less_and_faster(
     verdict = re.search(r"^Step time: .* \(95% interval .*\).*$", said, re.M)
     assert verdict, said
     assert "Data.Train.loader.num_workers: 0 -> 2" in said
-    cost = r"^reader cost +([\d.]+) +([\d.]+) +-[\d.]+ +-[\d.]+"
-    before, after = map(float, re.search(cost, said, re.M).groups())  # type: ignore[union-attr]
-    assert after < 0.75 * before
+    assert waits_less(followed), said
     if not is_faster(followed):  # 50 ms a step varied by 480 on a machine that others' were beside
         pytest.skip(f"needs a machine whose steps vary less than workers gain: {verdict[0]}")
     assert number(IPS, seen(followed["after"])) > number(IPS, seen(followed["before"]))
