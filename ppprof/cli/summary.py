@@ -30,7 +30,6 @@ from ppprof.report.markdown import markdown
 from ppprof.report.text.across_ranks import render_across
 from ppprof.report.text.summary import TableOptions, render_tables, title, window_title
 from ppprof.run.run import Run
-from ppprof.run.selection import select_printed, selected_ranks
 from ppprof.run.summary import AcrossRanks, WindowTables
 from ppprof.rundir.recordings import Recording, resolve_each
 from ppprof.rundir.summaries import document, dumps
@@ -100,7 +99,8 @@ def summary(args: argparse.Namespace) -> int:
     """Return 0 when any window was shown; else 3, or 2 for bad usage."""
     request = _Request.of(args)
     failures: list[int] = []
-    is_shown = show(args, _FORMATS[args.format](_windows(args, request, failures)))
+    windows = _windows(args, request, failures)
+    is_shown = show(args, _FORMATS[args.format](windows))
     return 0 if is_shown else max(failures)
 
 
@@ -131,9 +131,7 @@ class _Request:
         settings = {
             "sorted_by": checks.parsed("sorted_by", _sort_key, None),
             "thread_sep": args.thread_sep,
-            "time_unit": checks.parsed(
-                "time_unit", lambda text: TableOptions(text).time_unit, None
-            ),
+            "time_unit": checks.parsed("time_unit", _time_unit, None),
             "op_detail": args.op_detail,
             "row_limit": checks.row_limit(None),
         }
@@ -242,9 +240,9 @@ def _tables(
     """Yield each recording's tables, or each window's across ranks."""
     tasks: list[Callable[[], WindowTables | AcrossRanks]]
     if request.by:
-        ranks = None
+        ranks = None  # all, and a warning of those that have no trace
         if request.ranks not in (None, "all"):
-            ranks = sorted(selected_ranks(run, request.ranks))
+            ranks = sorted({recording.rank for recording in recordings})
         tasks = [
             partial(
                 run.across,
@@ -297,11 +295,9 @@ def _heading(tables: WindowTables | AcrossRanks) -> str:
 
 def _recordings(request: _Request, run: Run) -> Sequence[Recording]:
     """Return the windows to show: without ``--rank``, of the ranks that the run's config prints."""
-    if request.ranks is not None:
-        return run.select_ranks(request.ranks, request.window)
-    if request.by:
+    if request.by and request.ranks is None:
         return run.select(window=request.window)
-    return select_printed(run, request.window)
+    return run.select_ranks(request.ranks, request.window)
 
 
 def _warn_of_no_effect(request: _Request, views: Sequence[str]) -> None:

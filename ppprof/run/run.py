@@ -178,7 +178,7 @@ class Run:
         return selection.select(self, rank, window)
 
     def select_ranks(
-        self, ranks: RankSelector = "all", window: int | None = None
+        self, ranks: RankSelector | None = "all", window: int | None = None
     ) -> list[Recording]:
         """Return the windows of several ranks; warn of ranks without a trace.
 
@@ -186,7 +186,7 @@ class Run:
 
         Args:
             ranks: ``"all"``, ``3``, ``"0,8-15"`` or, where the run has a manifest, coordinates such
-                as ``{"pp": 0}``.
+                as ``{"pp": 0}``. None: the ranks in ``Profiler.print_ranks`` of the run's config.
             window: only this window; None: all.
 
         Raises: as `select`.

@@ -76,7 +76,7 @@ def selected_ranks(run: Run, ranks: RankSelector) -> frozenset[int]:
 
 
 def select_ranks(
-    run: Run, ranks: RankSelector = "all", window: int | None = None
+    run: Run, ranks: RankSelector | None = "all", window: int | None = None
 ) -> list[Recording]:
     """Return the windows of several ranks; warn of ranks without a trace.
 
@@ -85,7 +85,9 @@ def select_ranks(
     Args:
         run: the run.
         ranks: ``"all"``, ``3``, ``"0,8-15"`` or, where the run has a manifest, coordinates such
-            as ``{"pp": 0}``.
+            as ``{"pp": 0}``. None: the ranks in ``Profiler.print_ranks`` of the run's config; the
+            log names the recorded ranks that this leaves out. All ranks without such a config, or
+            if none of ``print_ranks`` was recorded.
         window: only this window; None: all.
 
     Raises:
@@ -93,14 +95,19 @@ def select_ranks(
         UsageError: no such ranks or no such window; names those that exist.
     """
     _check_recordings(run)
-    wanted = selected_ranks(run, ranks)
+    configured = configured_ranks(run)
+    if ranks is None:
+        missing = configured.difference(run.ranks)
+        wanted = _printed_ranks(run, window)
+    else:
+        wanted = selected_ranks(run, ranks)
+        missing = (wanted & configured).difference(run.ranks)
     selected = [recording for recording in run.recordings if recording.rank in wanted]
     if not selected:
         raise UsageError(
             f"{run.path}: no {format_ranges('rank', wanted)}; "
             f"it has {format_ranges('rank', run.ranks)}"
         )
-    missing = (wanted & configured_ranks(run)) - set(run.ranks)
     if missing:
         warn_of_missing(run, missing)
     windows = {recording.window for recording in selected}
@@ -111,34 +118,25 @@ def select_ranks(
     return [recording for recording in selected if window in (None, recording.window)]
 
 
-def select_printed(run: Run, window: int | None = None) -> list[Recording]:
-    """Return the windows of the ranks that the run's config prints; log which ranks it does not.
+def _printed_ranks(run: Run, window: int | None) -> frozenset[int]:
+    """Return the recorded ranks that the run's config prints; log which ranks it does not print.
 
-    All windows if the run has no config of ppprof, or if none of the printed ranks was recorded.
-
-    Raises:
-        InputError: the run has no window at all.
-        UsageError: no such window; the message names those that exist.
+    All recorded ranks without a config of ppprof, or if no printed rank has the window.
     """
-    recordings = select(run, window=window)
+    recorded = frozenset(recording.rank for recording in run.select(window=window))
     if run.profiler is None or run.topology is None:
-        return recordings
-    if missing := configured_ranks(run).difference(run.ranks):
-        warn_of_missing(run, missing)
+        return recorded
     try:
-        printed = run.topology.select(run.profiler.print_ranks)
+        printed = recorded & frozenset(run.topology.select(run.profiler.print_ranks)) or recorded
     except UsageError:
-        return recordings
-    shown = [recording for recording in recordings if recording.rank in printed] or recordings
-    others = {recording.rank for recording in recordings}
-    others -= {recording.rank for recording in shown}
-    if others:
+        return recorded
+    if others := recorded - printed:
         _log.info(
             "%s: not shown: %s; --rank R or --rank all shows them",
             run,
             format_ranges("rank", others),
         )
-    return shown
+    return printed
 
 
 def configured_ranks(run: Run) -> frozenset[int]:

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from ppprof.errors import InputError, Problem
-from ppprof.paths import PathLike, to_path
+from ppprof.paths import PathLike, store_errors_as_oserror, to_path
 from ppprof.rundir.manifest import MANIFEST, has_manifest, read_run_id
 
 TRACE_SUFFIXES = {"json": ".json", "json.gz": ".json.gz", "pb": ".pb"}
@@ -30,11 +30,26 @@ _CLAIM_SECONDS = 10.0
 class Listing:
     """The entries of directories, cached: listing a directory in a store costs a request.
 
-    Entries that are created after the first call for a directory do not appear.
+    Entries that are created after the first call for a directory do not appear. Errors of a
+    store's client are converted to OSError.
     """
 
     def __init__(self) -> None:
         self._entries: dict[Path, list[Path]] = {}
+
+    def look_up(self, given: PathLike) -> tuple[Path, bool]:
+        """Return an existing path, and whether it is a directory.
+
+        Raises:
+            OSError: it does not exist, or cannot be reached.
+            InputError: no store is known for the URL.
+        """
+        path = to_path(given)
+        with store_errors_as_oserror(path):
+            is_directory = path.is_dir()
+            if not is_directory:
+                path.stat()
+        return path, is_directory
 
     def entries(self, folder: PathLike, *, optional: bool = False) -> list[Path]:
         """Return the paths in ``folder``, sorted; empty if ``folder`` is not a directory.
@@ -49,7 +64,8 @@ class Listing:
         path = to_path(folder)
         if path not in self._entries:
             try:
-                self._entries[path] = sorted(path.iterdir())
+                with store_errors_as_oserror(path):
+                    self._entries[path] = sorted(path.iterdir())
             except (FileNotFoundError, NotADirectoryError):
                 self._entries[path] = []
             except OSError as error:

@@ -41,8 +41,14 @@ def nodes(run: PathLike) -> dict[int, str]:
 
 
 def has_manifest(run: PathLike) -> bool:
-    """Whether the directory ``run`` has a file ``manifest.json``; its content is not checked."""
-    return (to_path(run) / MANIFEST).is_file()
+    """Whether the directory ``run`` has a file ``manifest.json``; its content is not checked.
+
+    Raises:
+        OSError: the store cannot be reached.
+    """
+    path = to_path(run) / MANIFEST
+    with store_errors_as_oserror(path):
+        return path.is_file()
 
 
 def read_run_id(run: PathLike) -> str | None:

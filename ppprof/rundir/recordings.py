@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ppprof import rundir
 from ppprof.errors import InputError
-from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.rundir import Listing
 
 _BEST_FIRST = (".pb", ".json", ".json.gz")
@@ -132,18 +131,15 @@ class _Place:
     """The result of looking up one path: directories of a run, or a trace file."""
 
     given: str | Path
-    directories: list[Path]
-    file: Path | None = None
+    path: Path
+    directories: Sequence[Path]
+    """Those to read; empty for a file."""
 
 
 def _look(given: str | Path, listing: Listing) -> _Place:
-    path = to_path(given)
     try:
-        with store_errors_as_oserror(given):
-            if not path.is_dir():
-                path.stat()
-                return _Place(given, [], path)
-            return _Place(given, _directories(path, listing))
+        path, is_directory = listing.look_up(given)
+        return _Place(given, path, _directories(path, listing) if is_directory else ())
     except OSError as error:
         raise InputError(f"{error.filename or given}: {error.strerror or error}") from error
 
@@ -170,13 +166,12 @@ def _combined(places: Sequence[_Place], listing: Listing) -> RunLocation:
             unreadable, or one of several places is a file.
     """
     given = tuple(str(place.given) for place in places)
-    if len(places) == 1 and places[0].file is not None:
-        path = places[0].file
+    if len(places) == 1 and not places[0].directories:
+        path = places[0].path
         return RunLocation(given, (path,), (single_file(path),))
     try:
-        with store_errors_as_oserror(places[0].given):
-            paths = _directories_of_run(places, listing)
-            recordings = scan(paths, listing)
+        paths = _directories_of_run(places, listing)
+        recordings = scan(paths, listing)
     except OSError as error:
         raise InputError(f"{error.filename or given[0]}: {error.strerror or error}") from error
     if not recordings and not any(rundir.has_manifest(path) for path in paths):
@@ -188,12 +183,11 @@ def _directories_of_run(places: Sequence[_Place], listing: Listing) -> list[Path
     unique: dict[Path, Path] = {}  # by resolved path: a directory may be given twice
     run_id = None
     for place in places:
-        if place.file is not None:
+        if not place.directories:
             raise InputError(f"{place.given}: Not a directory")
-        path = to_path(place.given)
         # The same run is not always the newest one of another node.
-        same_run = rundir.find(path, run_id, listing) if run_id else None
-        directories = [same_run] if same_run else place.directories
+        same_run = rundir.find(place.path, run_id, listing) if run_id else None
+        directories: Sequence[Path] = [same_run] if same_run else place.directories
         for directory in directories:
             unique.setdefault(directory.resolve(), directory)
         run_id = run_id or rundir.read_run_id(directories[0])
