@@ -5,6 +5,7 @@ Every window is read in this module, so each problem with a file is logged here,
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,13 +20,17 @@ from ppprof.analysis.profile.steps import StepRange, select_steps
 from ppprof.errors import InputError, TraceError
 from ppprof.rundir.recordings import Recording
 from ppprof.trace import Trace, read
-from ppprof.units import format_skipped
+from ppprof.trace.incomplete_steps import incomplete_time_ns
+from ppprof.units import format_skipped, format_time
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 Progress = Callable[[Path, int, int], None]
 """Called with a file, the bytes read so far, and the bytes in all."""
+
+_NOTABLE_NS = 1_000_000
+"""An incomplete step that took less is the end of the training's last call; nothing is left out."""
 
 _log = logging.getLogger("ppprof")
 
@@ -42,10 +47,12 @@ class WindowResult(Generic[T]):
     value: T
     errors: Sequence[str] = ()
     """Errors of better files of the same window, which could not be read."""
+    incomplete_ns: int = 0
+    """Time in incomplete steps; see `ppprof.trace.incomplete_steps`."""
 
     def map(self, value: U) -> WindowResult[U]:
         """Return the same window with another value."""
-        return WindowResult(self.recording, self.source, self.skipped, value, self.errors)
+        return dataclasses.replace(self, value=value)  # type: ignore[arg-type, return-value]
 
 
 class TraceReader:
@@ -72,7 +79,8 @@ class TraceReader:
         if self._trace is None or self._trace[0] != recording:
             self._trace = self._profile = None  # first: memory holds one trace at a time
             path, trace, errors = read_first_readable(recording, self._cache, self._progress)
-            self.report_skipped(path, trace.skipped, errors)
+            incomplete_ns = incomplete_time_ns(trace.events)
+            self.report_skipped(path, trace.skipped, errors, incomplete_ns)
             self._trace = (recording, path, trace)
         return self._trace[1:]
 
@@ -125,21 +133,26 @@ class TraceReader:
                 continue
             _warn_each(errors)
             errors, is_any_read = [], True
-            self.report_skipped(result.source, result.skipped, result.errors)
+            self.report_skipped(result.source, result.skipped, result.errors, result.incomplete_ns)
             yield result
         if not is_any_read:
             raise InputError("\n".join(errors))
         _warn_each(errors)
 
     def report_skipped(
-        self, path: Path, skipped: Mapping[str, int], errors: Iterable[str] = ()
+        self,
+        path: Path,
+        skipped: Mapping[str, int],
+        errors: Iterable[str] = (),
+        incomplete_ns: int = 0,
     ) -> None:
-        """Log the problems with a file, the first time that it is read.
+        """Log the problems with a file, and its incomplete steps, the first time that it is read.
 
         Args:
             path: the file that was read.
             skipped: how much of it was skipped: kind -> count.
             errors: of better files of the same window, which could not be read.
+            incomplete_ns: time in incomplete steps.
         """
         if path in self._reported:
             return
@@ -147,6 +160,17 @@ class TraceReader:
         _warn_each(errors)
         if skipped:
             _log.warning("%s", format_skipped(path, skipped))
+        log_incomplete(path, incomplete_ns)
+
+
+def log_incomplete(path: Path, incomplete_ns: int) -> None:
+    """Log that the tables leave incomplete steps out, if they took a millisecond or longer."""
+    if incomplete_ns >= _NOTABLE_NS:
+        _log.info(
+            "%s: the last %s were not ended by step(): no table and no average counts them",
+            path,
+            format_time(incomplete_ns),
+        )
 
 
 def _warn_each(messages: Iterable[str]) -> None:
@@ -185,7 +209,9 @@ def process_window(
         source, trace, errors = read_first_readable(recording, cache, progress)
     except InputError as error:
         return str(error)
-    return WindowResult(recording, source, trace.skipped, work(trace), tuple(errors))
+    incomplete_ns = incomplete_time_ns(trace.events)
+    value = work(trace)
+    return WindowResult(recording, source, trace.skipped, value, tuple(errors), incomplete_ns)
 
 
 def map_windows(

@@ -26,6 +26,7 @@ same ``run_id`` in their manifests.
 from __future__ import annotations
 
 from ppprof.rundir.layout import (
+    INCOMPLETE_MARKER,
     TRACE_SUFFIXES,
     Listing,
     TraceName,
@@ -54,6 +55,7 @@ from ppprof.rundir.manifest import (
 )
 
 __all__ = [
+    "INCOMPLETE_MARKER",
     "TRACE_SUFFIXES",
     "Listing",
     "TraceName",

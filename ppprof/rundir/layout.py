@@ -17,6 +17,10 @@ from ppprof.rundir.manifest import MANIFEST, has_manifest, read_run_id
 TRACE_SUFFIXES = {"json": ".json", "json.gz": ".json.gz", "pb": ".pb"}
 """File suffix of a trace, keyed by format as in ``Profiler.formats``."""
 
+INCOMPLETE_MARKER = "not ended by step()"
+"""Name of the UserDefined event in a raw capture that marks the ProfileStep around it as incomplete:
+the training ended before ``step()`` did. See `ppprof.trace.incomplete_steps`."""
+
 # The number of digits is limited: names are untrusted, and code loops up to the highest rank.
 _STEM = re.compile(r"rank_([0-9]{5,6})_(\w+)_time_([0-9]{8}T[0-9]{6})_([0-9]{3,6})")
 _SUMMARY = re.compile(r"rank_([0-9]{5,6})_w([0-9]{1,6})\.json")

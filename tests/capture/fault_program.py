@@ -48,7 +48,7 @@ class SmallRecorder:
 
     def __init__(self, fault: str) -> None:
         self._fault = fault
-        self._steps: list[tuple[int, int, int]] = []
+        self._steps: list[tuple[int, int, int, bool]] = []
         self._step: tuple[int, int] | None = None
 
     def prepare(self) -> None:
@@ -62,24 +62,30 @@ class SmallRecorder:
         """Open the span of a step."""
         self._step = step, time.monotonic_ns()
 
-    def end_step(self) -> None:
+    def end_step(self, *, is_complete: bool = True) -> None:
         """Close it, if there is one."""
         if self._step is not None:
-            self._steps.append((*self._step, time.monotonic_ns()))
+            self._steps.append((*self._step, time.monotonic_ns(), is_complete))
             self._step = None
 
     def stop(self, raw: Path, brief: bool = False) -> None:
         """Write what was recorded."""
-        from tests.fixtures.timeline import Thread, span, write
+        from tests.fixtures.timeline import Span, Thread, span, write
 
         if self._fault == "sigterm_while_saving":
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.5)
         if self._fault == "disk_full":
             raise OSError(28, "No space left on device")
-        steps = (span("ProfileStep", f"ProfileStep#{n}", *times) for n, *times in self._steps)
+
+        def recorded(step: int, start: int, end: int, is_complete: bool) -> Span:
+            marker = span("UserDefined", rundir.INCOMPLETE_MARKER, end, end)
+            inside = () if is_complete else (marker,)
+            return span("ProfileStep", f"ProfileStep#{step}", start, end, *inside)
+
+        steps = tuple(recorded(*step) for step in self._steps)
         with paths.atomic_writer(raw) as file:
-            file.write(write(Path("small.pb"), Thread(31, "main", tuple(steps))).read_bytes())
+            file.write(write(Path("small.pb"), Thread(31, "main", steps)).read_bytes())
 
     def close(self) -> None:
         """Do nothing."""

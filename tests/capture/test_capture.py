@@ -43,6 +43,28 @@ def raw(run: Path) -> list[Path]:
     return [path for _, path in rundir.raw_files(run)]
 
 
+def test_work_after_the_last_step_is_in_no_table(tmp_path: Path, block: dict[str, Any]) -> None:
+    step = toy.training()
+    with ppprof.attach({**block, "scheduler": None}) as prof:
+        for _ in range(5):
+            step()
+            prof.step()
+        step()  # such as an evaluation
+        time.sleep(0.3)
+    (path,) = raw(tmp_path / "log")
+    recorded = toy.recorded(path)
+    kind, name = max((key for key in recorded if key[0] == "Operator"), key=recorded.__getitem__)
+    assert recorded[kind, name] % 6 == 0
+    run = ppprof.open(path)
+    operators = run.summary("op").filter(name=name, kind="operator")
+    assert operators["calls"].to_list() == [recorded[kind, name] // 6 * 5]
+    steps = run.summary("model").row(0, named=True)
+    assert (steps["name"], steps["calls"]) == ("ProfileStep", 5)
+    assert steps["cpu_max_ns"] < 300e6
+    spans = run.events().filter(name="incomplete step")
+    assert spans["dur_ns"].item() > 300e6
+
+
 def test_off_is_nothing_at_all() -> None:
     program = """
 import sys, ppprof

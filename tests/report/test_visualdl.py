@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from ppprof import rundir
 from ppprof.trace import read, write_paddle_json
 from tests.fixtures import gpu_traces
-from tests.fixtures.timeline import write
+from tests.fixtures.timeline import Thread, span, write
 
 pytestmark = [pytest.mark.all, pytest.mark.visualdl, pytest.mark.paddle]
 pytest.importorskip("visualdl", reason="needs the visualdl wheel")
@@ -120,6 +121,27 @@ def test_device_properties_are_shown(gpu_run):
     run, files = gpu_run
     gpu = run.get("overview/environment", worker=next(iter(files)), span="0")["GPU"]
     assert (gpu["name"], gpu["compute_capability"]) == ("Imaginary GPU 0", "9.0")
+
+
+def test_an_incomplete_step_is_no_step_there_either(tmp_path):
+    """SIGTERM cut step 8: the thread that saved the window ended its span."""
+    cut = Thread(99, "sigterm").around(
+        span("ProfileStep", "ProfileStep#8", 30_000_000, 70_000_000).around(
+            span("UserDefined", rundir.INCOMPLETE_MARKER, 69_000_000, 69_000_001)
+        )
+    )
+    trace = read(write(tmp_path / "cut.pb", *gpu_traces.training(), cut))
+    worker = "rank_00000_dp0_pp0_sharding0_mp0"
+    folder = tmp_path / "log"
+    folder.mkdir()
+    write_paddle_json(trace, folder / f"{worker}_time_20261120T201530_000.paddle_trace.json")
+    with visualdl_server.serve(folder) as server:
+        run = visualdl_server.check_run(server, folder, [worker], visualdl_server.GPU_VIEWS)
+        rows = run.get("overview/model_perspective", worker=worker, span="0", time_unit="ms")
+        steps = run.get("distributed/steps", worker="All", span="0")
+    cpu = {row["name"]: (row["calls"], row["total_time"]) for row in rows["cpu"]}
+    assert cpu["ProfileStep"] == pytest.approx((3, 3 * 9.5), abs=ROUNDING_MS)
+    assert steps == ["All", 5, 6, 7]
 
 
 @pytest.mark.jobs

@@ -15,6 +15,7 @@ from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import grouped, intervals_of
 from ppprof.analysis.profile.intervals import covered
 from ppprof.analysis.profile.remote_calls import split_calls
+from ppprof.analysis.profile.steps import leave_out_incomplete_steps
 from ppprof.errors import UsageError
 from ppprof.trace.schema import Trace
 
@@ -64,6 +65,8 @@ class SummaryOptions:
 class Profile:
     """One trace prepared for the summaries. Results that several summaries share are computed once.
 
+    Incomplete steps are left out; see `leave_out_incomplete_steps`.
+
     Attributes:
         trace: the events of the rank's own process.
         whole: the events of ``trace``, and those recorded in the rank's remote calls.
@@ -71,8 +74,8 @@ class Profile:
     """
 
     def __init__(self, trace: Trace, options: SummaryOptions | None = None) -> None:
-        self.whole = trace
-        self.trace, self._remote = split_calls(trace)
+        self.whole = leave_out_incomplete_steps(trace)
+        self.trace, self._remote = split_calls(self.whole)
         self.options = options or SummaryOptions()
 
     @cached_property

@@ -14,6 +14,7 @@ import polars as pl
 from ppprof.analysis.profile.intervals import union
 from ppprof.arrays import Int64
 from ppprof.errors import UsageError
+from ppprof.trace.incomplete_steps import incomplete_steps, incomplete_time_ns
 from ppprof.trace.schema import Trace
 from ppprof.trace.tree_arrays import levels
 
@@ -94,7 +95,8 @@ def select_steps(trace: Trace, steps: StepRange) -> Trace:
     unchanged: they are the highest values since the process started, not since ``steps`` began.
     """
     keep = trace.events.select(steps.contains(pl.col("step"))).to_series().to_numpy()
-    spans = trace.events.filter(keep).filter(pl.col("category") == "ProfileStep")
+    steps_kept = trace.events.filter(keep).filter(pl.col("category") == "ProfileStep")
+    spans = steps_kept.with_columns(end_ns=pl.col("start_ns") + pl.col("dur_ns"))
     chosen = select_events(trace, keep, _is_inside(trace.memory["time_ns"], spans))
     return dataclasses.replace(
         chosen,
@@ -104,6 +106,23 @@ def select_steps(trace: Trace, steps: StepRange) -> Trace:
             if not key.endswith("Cpu Utilization")
         },
     )
+
+
+def leave_out_incomplete_steps(trace: Trace) -> Trace:
+    """Return ``trace`` without the incomplete steps and all that happened in their time.
+
+    Device events are removed with their launch. A trace without a complete step is returned whole:
+    otherwise nothing would be left of it.
+    """
+    if not incomplete_time_ns(trace.events):
+        return trace
+    spans = incomplete_steps(trace.events)
+    events = trace.events
+    begins_inside = _is_inside(events["start_ns"], spans)
+    is_device = events["device"].is_not_null().to_numpy()
+    launch = events["parent"].fill_null(-1).to_numpy()
+    begins_inside[is_device] = np.append(begins_inside, False)[launch[is_device]]
+    return select_events(trace, ~begins_inside, ~_is_inside(trace.memory["time_ns"], spans))
 
 
 def select_events(
@@ -186,9 +205,13 @@ def _renumber_events(table: pl.DataFrame, row: Int64) -> pl.DataFrame:
 
 
 def _is_inside(time_ns: pl.Series, spans: pl.DataFrame) -> npt.NDArray[np.bool_]:
-    """Return whether each time lies in one of ``spans``, start included, end excluded."""
-    first = spans["start_ns"].to_numpy()
-    start, end = union(first, first + spans["dur_ns"].to_numpy())
+    """Return whether each time lies in one of ``spans``, start included, end excluded.
+
+    Args:
+        time_ns: N times.
+        spans: reads start_ns and end_ns.
+    """
+    start, end = union(spans["start_ns"].to_numpy(), spans["end_ns"].to_numpy())
     times = time_ns.to_numpy()
     span = np.searchsorted(start, times, side="right") - 1
     is_inside: npt.NDArray[np.bool_] = (span >= 0) & (times < np.append(end, 0)[span])

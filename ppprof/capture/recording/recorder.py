@@ -25,6 +25,7 @@ from paddle.profiler.profiler_statistic import gen_layer_flops
 
 from ppprof import paths
 from ppprof.capture.output import print_result
+from ppprof.rundir import INCOMPLETE_MARKER
 
 if TYPE_CHECKING:
     from ppprof.config import ProfilerConfig
@@ -84,9 +85,16 @@ class Recorder:
         """Open the span of a step, such as ``ProfileStep#5``, in an open window."""
         self._step = core._RecordEvent(f"ProfileStep#{step}", core.TracerEventType.ProfileStep)
 
-    def end_step(self) -> None:
-        """Close the span of the step; do nothing without an open span."""
+    def end_step(self, *, is_complete: bool = True) -> None:
+        """Close the span of the step; do nothing without an open span.
+
+        Args:
+            is_complete: whether the training has ended the step by ``step()``. If not, the reader
+                of the raw capture renames the span; see `ppprof.trace.incomplete_steps`.
+        """
         if self._step is not None:
+            if not is_complete:
+                span(INCOMPLETE_MARKER, "UserDefined").end()
             self._step.end()
             self._step = None
 

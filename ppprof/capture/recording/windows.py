@@ -155,7 +155,7 @@ class Windows:
             for window in list(self._held):
                 self.release(window)
             if self._open is not None and (keep_empty or self._num_steps):
-                self._recorder.end_step()
+                self._recorder.end_step(is_complete=False)
                 self._save()
         finally:
             self._open = None
@@ -191,14 +191,14 @@ class Windows:
         """Save an open window and release all held windows, since the process is about to end.
 
         This may be called in any thread. Paddle's profiler is not released, since the training may
-        be inside an operator that uses it. The unfinished step gets no span. Paddle would put the
-        span on the thread that ends it, and VisualDL shows no phases if a step is on another thread
-        than the model.
+        be inside an operator that uses it. The span of the incomplete step is on the thread that
+        calls this.
 
         Raises:
             RuntimeError: the window could not be saved.
         """
         self.holds = False
+        self._recorder.end_step(is_complete=False)
         self._save(brief=True)
         for window in list(self._held):
             self.release(window, brief=True)

@@ -19,6 +19,7 @@ from ppprof.errors import TraceError
 from ppprof.paths import to_path
 from ppprof.trace.annotations import split_annotated_names
 from ppprof.trace.fastpath.protobuf_decode import Buffer, ByteRanges, Fields
+from ppprof.trace.incomplete_steps import rename_incomplete_steps
 from ppprof.trace.schema import (
     EVENTS,
     KERNELS,
@@ -169,6 +170,7 @@ def _events(buffer: Buffer, host: _HostTree) -> tuple[pl.DataFrame, pl.DataFrame
     num_bytes[sets.owner] = _signed(set_body, 1)
     first_device = num_host + launch_table.height
 
+    host_table = rename_incomplete_steps(host_table)
     host_table = split_annotated_names(host_table).with_columns(
         parent=nullable(host.parent), depth=pl.Series(host.depth.astype(np.int32))
     )

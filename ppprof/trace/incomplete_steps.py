@@ -1,0 +1,67 @@
+"""Steps that were recorded in part: the training ended, or failed, before ``step()`` ended them.
+
+Paddle writes an event when it ends, under the name that it got when it began. So capture ends the
+span of such a step with a marker inside, and the reader renames the span::
+
+    as captured   ProfileStep#20 ........................ | marker
+    as read       incomplete step (PythonUserDefined) ... | marker
+
+Neither VisualDL nor any of our tables then takes it for a step.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from ppprof.rundir import INCOMPLETE_MARKER
+
+INCOMPLETE_STEP = "incomplete step"
+"""Name of the span of a step that ``step()`` did not end."""
+
+
+def rename_incomplete_steps(hosts: pl.DataFrame) -> pl.DataFrame:
+    """Return host events with the ProfileSteps that hold a marker renamed.
+
+    Args:
+        hosts: reads name, category, start_ns and end_ns; name and category are strings.
+    """
+    is_marker = (pl.col("name") == INCOMPLETE_MARKER) & (pl.col("category") == "UserDefined")
+    marked_ns = hosts.filter(is_marker)["start_ns"].to_list()
+    if not marked_ns:
+        return hosts
+    holds_marker = pl.any_horizontal(
+        pl.lit(time_ns).is_between("start_ns", "end_ns") for time_ns in marked_ns
+    )
+    is_incomplete = (pl.col("category") == "ProfileStep") & holds_marker
+    return hosts.with_columns(
+        name=pl.when(is_incomplete).then(pl.lit(INCOMPLETE_STEP)).otherwise("name"),
+        category=pl.when(is_incomplete).then(pl.lit("PythonUserDefined")).otherwise("category"),
+    )
+
+
+def incomplete_steps(events: pl.DataFrame) -> pl.DataFrame:
+    """Return start_ns and end_ns of each incomplete step, sorted; no rows without one.
+
+    Args:
+        events: columns of `ppprof.trace.schema.EVENTS`.
+    """
+    is_incomplete = (
+        (pl.col("name") == INCOMPLETE_STEP)
+        & (pl.col("category") == "PythonUserDefined")
+        & pl.col("step").is_null()
+    )
+    spans = events.filter(is_incomplete).select(
+        "start_ns", end_ns=pl.col("start_ns") + pl.col("dur_ns")
+    )
+    return spans.sort("start_ns")
+
+
+def incomplete_time_ns(events: pl.DataFrame) -> int:
+    """Return the time in incomplete steps; 0 if no step of the trace is complete.
+
+    Args:
+        events: columns of `ppprof.trace.schema.EVENTS`.
+    """
+    if events["step"].null_count() == events.height:
+        return 0
+    return int(incomplete_steps(events).select(pl.col("end_ns") - pl.col("start_ns")).sum().item())
