@@ -20,13 +20,12 @@ from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError
 from ppprof.paths import remove_quietly, write_atomically
 from ppprof.run.summary import WindowTables, tables_of_profile
-from ppprof.run.traces import log_incomplete
+from ppprof.run.traces import notes_on
 from ppprof.rundir import TraceName, partial_files, raw_files, read_manifest, trace_bytes
 from ppprof.rundir.recordings import Recording
 from ppprof.rundir.summaries import document, dumps
 from ppprof.rundir.triggers import write_completion
 from ppprof.trace import Trace, read_window, write_paddle_json
-from ppprof.trace.incomplete_steps import incomplete_time_ns
 from ppprof.trace.paddle.json_writer import TooLargeError
 from ppprof.units import MEGABYTE, format_bytes, format_skipped
 
@@ -123,7 +122,8 @@ def _finish_window(
         The files of the window: its traces, then its tables.
     """
     trace = read_window(raw)
-    log_incomplete(raw, incomplete_time_ns(trace.events))
+    for note in notes_on(trace):
+        _log.warning("%s: %s", raw, note)
     profile = Profile(trace, SummaryOptions(profiler.sorted_by, profiler.thread_sep))
     recording = Recording(name.rank, name.window, raw.name, name.label, (raw,))
     tables = tables_of_profile(profile, recording, raw, profiler.views())

@@ -20,6 +20,7 @@ from ppprof.analysis.profile.steps import StepRange, select_steps
 from ppprof.errors import InputError, TraceError
 from ppprof.rundir.recordings import Recording
 from ppprof.trace import Trace, read
+from ppprof.trace.clock_jumps import clock_messages
 from ppprof.trace.incomplete_steps import incomplete_time_ns
 from ppprof.units import format_skipped, format_time
 
@@ -47,8 +48,8 @@ class WindowResult(Generic[T]):
     value: T
     errors: Sequence[str] = ()
     """Errors of better files of the same window, which could not be read."""
-    incomplete_ns: int = 0
-    """Time in incomplete steps; see `ppprof.trace.incomplete_steps`."""
+    notes: Sequence[str] = ()
+    """The result of `notes_on` for the trace."""
 
     def map(self, value: U) -> WindowResult[U]:
         """Return the same window with another value."""
@@ -79,8 +80,7 @@ class TraceReader:
         if self._trace is None or self._trace[0] != recording:
             self._trace = self._profile = None  # first: memory holds one trace at a time
             path, trace, errors = read_first_readable(recording, self._cache, self._progress)
-            incomplete_ns = incomplete_time_ns(trace.events)
-            self.report_skipped(path, trace.skipped, errors, incomplete_ns)
+            self.report_skipped(path, trace.skipped, errors, notes_on(trace))
             self._trace = (recording, path, trace)
         return self._trace[1:]
 
@@ -133,7 +133,7 @@ class TraceReader:
                 continue
             _warn_each(errors)
             errors, is_any_read = [], True
-            self.report_skipped(result.source, result.skipped, result.errors, result.incomplete_ns)
+            self.report_skipped(result.source, result.skipped, result.errors, result.notes)
             yield result
         if not is_any_read:
             raise InputError("\n".join(errors))
@@ -144,15 +144,15 @@ class TraceReader:
         path: Path,
         skipped: Mapping[str, int],
         errors: Iterable[str] = (),
-        incomplete_ns: int = 0,
+        notes: Iterable[str] = (),
     ) -> None:
-        """Log the problems with a file, and its incomplete steps, the first time that it is read.
+        """Log the problems with a file, and notes on it, the first time that it is read.
 
         Args:
             path: the file that was read.
             skipped: how much of it was skipped: kind -> count.
             errors: of better files of the same window, which could not be read.
-            incomplete_ns: time in incomplete steps.
+            notes: the result of `notes_on`.
         """
         if path in self._reported:
             return
@@ -160,17 +160,19 @@ class TraceReader:
         _warn_each(errors)
         if skipped:
             _log.warning("%s", format_skipped(path, skipped))
-        log_incomplete(path, incomplete_ns)
+        _warn_each(f"{path}: {note}" for note in notes)
 
 
-def log_incomplete(path: Path, incomplete_ns: int) -> None:
-    """Log that the tables leave incomplete steps out, if they took a millisecond or longer."""
+def notes_on(trace: Trace) -> list[str]:
+    """Return what a user of a trace's tables should know about the trace, one sentence each."""
+    notes = clock_messages(trace.events)
+    incomplete_ns = incomplete_time_ns(trace.events)
     if incomplete_ns >= _NOTABLE_NS:
-        _log.info(
-            "%s: the last %s were not ended by step(): no table and no average counts them",
-            path,
-            format_time(incomplete_ns),
+        notes.append(
+            f"the last {format_time(incomplete_ns)} were not ended by step(): "
+            "no table and no average counts them"
         )
+    return notes
 
 
 def _warn_each(messages: Iterable[str]) -> None:
@@ -209,9 +211,8 @@ def process_window(
         source, trace, errors = read_first_readable(recording, cache, progress)
     except InputError as error:
         return str(error)
-    incomplete_ns = incomplete_time_ns(trace.events)
     value = work(trace)
-    return WindowResult(recording, source, trace.skipped, value, tuple(errors), incomplete_ns)
+    return WindowResult(recording, source, trace.skipped, value, errors, notes_on(trace))
 
 
 def map_windows(

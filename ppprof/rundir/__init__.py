@@ -26,6 +26,7 @@ same ``run_id`` in their manifests.
 from __future__ import annotations
 
 from ppprof.rundir.layout import (
+    CLOCK_MARKER,
     INCOMPLETE_MARKER,
     TRACE_SUFFIXES,
     Listing,
@@ -55,6 +56,7 @@ from ppprof.rundir.manifest import (
 )
 
 __all__ = [
+    "CLOCK_MARKER",
     "INCOMPLETE_MARKER",
     "TRACE_SUFFIXES",
     "Listing",

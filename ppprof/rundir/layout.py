@@ -21,6 +21,11 @@ INCOMPLETE_MARKER = "not ended by step()"
 """Name of the UserDefined event in a raw capture that marks the ProfileStep around it as incomplete:
 the training ended before ``step()`` did. See `ppprof.trace.incomplete_steps`."""
 
+CLOCK_MARKER = "clock set by "
+"""Beginning of the name of the UserDefined event in a raw capture that marks a step in which the
+wall clock was set; nanoseconds follow, below 0 if it was set back: ``clock set by -5000000 ns``. See
+`ppprof.trace.clock_jumps`."""
+
 # The number of digits is limited: names are untrusted, and code loops up to the highest rank.
 _STEM = re.compile(r"rank_([0-9]{5,6})_(\w+)_time_([0-9]{8}T[0-9]{6})_([0-9]{3,6})")
 _SUMMARY = re.compile(r"rank_([0-9]{5,6})_w([0-9]{1,6})\.json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -63,6 +64,71 @@ def test_work_after_the_last_step_is_in_no_table(tmp_path: Path, block: dict[str
     assert steps["cpu_max_ns"] < 300e6
     spans = run.events().filter(name="incomplete step")
     assert spans["dur_ns"].item() > 300e6
+
+
+def test_a_clock_that_is_set_in_a_window_leaves_a_marker(
+    tmp_path: Path, block: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only Python's clock is set here, so the marker gives the size, and no time has to change."""
+    step = toy.training()
+    clock, ahead_ns = time.time_ns, 0
+    monkeypatch.setattr(time, "time_ns", lambda: clock() + ahead_ns)
+    with ppprof.attach({**block, "scheduler": [0, 4]}) as prof:
+        for number in range(5):
+            step()
+            if number == 2:
+                ahead_ns = 60_000_000_000
+            prof.step()
+    (path,) = raw(tmp_path / "log")
+    (marker,) = (name for _, name in toy.recorded(path) if name.startswith(rundir.CLOCK_MARKER))
+    size = int(marker[len(rundir.CLOCK_MARKER) :].removesuffix(" ns"))
+    assert size == pytest.approx(60_000_000_000, abs=1_000_000)
+    assert ppprof.open(path).summary("model")["cpu_max_ns"][0] < 10_000_000_000
+
+
+@pytest.mark.all
+def test_a_clock_that_is_set_forward_a_day_changes_no_step(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("needs Linux and a C compiler")
+    library = tmp_path / "shifted_clock.so"
+    source = Path(toy.__file__).parent / "shifted_clock.c"
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, source], check=True)
+    program = f"""
+import sys
+from pathlib import Path
+import ppprof
+from ppprof.capture import postprocess
+postprocess._COMMAND = (sys.executable, "-c", "")
+from tests.jobs import toy
+step = toy.training()
+block = {{"enable": True, "scheduler": [1, 5], "profiler_log": {str(tmp_path / "log")!r}}}
+with ppprof.attach(block) as prof:
+    for number in range(6):
+        step()
+        if number == 3:
+            Path({str(tmp_path / "now")!r}).touch()
+        step()
+        prof.step()
+"""
+    shift = {"CLOCK_OFFSET_NS": "0", "CLOCK_DRIFT_PPB": "0", "CLOCK_JUMP_NS": "86400000000000"}
+    environment = {**os.environ, **shift, "CLOCK_JUMP_FILE": str(tmp_path / "now")}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**environment, "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = raw(tmp_path / "log")
+    run = ppprof.open(path)
+    steps = run.events().filter(category="ProfileStep")
+    assert steps["dur_ns"].len() == 4
+    assert 0 < steps["dur_ns"].to_numpy().min() <= steps["dur_ns"].to_numpy().max() < 5e9
+    times = (tmp_path / "log/steps/rank_00000.jsonl").read_text().splitlines()
+    for span_ns, line in zip(steps["dur_ns"], times[1:5]):
+        step = json.loads(line)
+        assert span_ns == pytest.approx(step["batch_cost_ns"] - step["stall_ns"], rel=0.5, abs=5e7)
 
 
 def test_off_is_nothing_at_all() -> None:

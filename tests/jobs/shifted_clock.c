@@ -1,5 +1,6 @@
 /* A wall clock that is off and drifts, by LD_PRELOAD:
  *     CLOCK_OFFSET_NS=800000000 CLOCK_DRIFT_PPB=50000 LD_PRELOAD=./shifted_clock.so program
+ * It is also set forward by CLOCK_JUMP_NS as soon as the file CLOCK_JUMP_FILE exists.
  * CLOCK_MONOTONIC stays as it is. */
 #define _GNU_SOURCE
 #include <stdlib.h>
@@ -24,7 +25,9 @@ static long long shifted_ns(void) {
         drift_ppb = atoll(getenv("CLOCK_DRIFT_PPB"));
         started = now;
     }
-    return now + offset_ns + (now - started) / 1000 * drift_ppb / 1000000;
+    const char *jump_file = getenv("CLOCK_JUMP_FILE");
+    long long jump_ns = jump_file && !access(jump_file, F_OK) ? atoll(getenv("CLOCK_JUMP_NS")) : 0;
+    return now + offset_ns + jump_ns + (now - started) / 1000 * drift_ppb / 1000000;
 }
 
 int clock_gettime(clockid_t clock, struct timespec *now) {

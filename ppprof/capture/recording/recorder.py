@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +26,16 @@ from paddle.profiler.profiler_statistic import gen_layer_flops
 
 from ppprof import paths
 from ppprof.capture.output import print_result
-from ppprof.rundir import INCOMPLETE_MARKER
+from ppprof.rundir import CLOCK_MARKER, INCOMPLETE_MARKER
 
 if TYPE_CHECKING:
     from ppprof.config import ProfilerConfig
 
 log = logging.getLogger("ppprof")
 
+_LEAST_JUMP_NS = 10_000_000
+"""A smaller difference between the two clocks may be an error of its measurement."""
+_CLOCK_ATTEMPTS, _EXACT_NS = 4, 20_000
 _TRACE_SWITCH = {"cpu": 1, "gpu": 2, "xpu": 4, "custom_device": 8}
 
 
@@ -55,6 +59,7 @@ class Recorder:
         self._flops = config.with_flops and prints
         self._nvtx = config.emit_nvtx
         self._step: Any = None
+        self._clock_offset_ns = 0
         self._prepared = self._recording = False
         options = core.ProfilerOptions()
         for target in _targets(config.targets):
@@ -84,6 +89,7 @@ class Recorder:
     def begin_step(self, step: int) -> None:
         """Open the span of a step, such as ``ProfileStep#5``, in an open window."""
         self._step = core._RecordEvent(f"ProfileStep#{step}", core.TracerEventType.ProfileStep)
+        self._clock_offset_ns = _clock_offset_ns()
 
     def end_step(self, *, is_complete: bool = True) -> None:
         """Close the span of the step; do nothing without an open span.
@@ -93,10 +99,17 @@ class Recorder:
                 of the raw capture renames the span; see `ppprof.trace.incomplete_steps`.
         """
         if self._step is not None:
+            self._mark_clock_jump()
             if not is_complete:
                 span(INCOMPLETE_MARKER, "UserDefined").end()
             self._step.end()
             self._step = None
+
+    def _mark_clock_jump(self) -> None:
+        """Record a marker if the wall clock was set since the step began."""
+        jump_ns = _clock_offset_ns() - self._clock_offset_ns
+        if abs(jump_ns) >= _LEAST_JUMP_NS:
+            span(f"{CLOCK_MARKER}{jump_ns} ns", "UserDefined").end()
 
     def stop(self, raw: Path, brief: bool = False) -> None:
         """Close the window and write its raw capture. The file is written whole or not at all.
@@ -147,6 +160,23 @@ class Recorder:
         With ``emit_nvtx`` they stay on between windows too.
         """
         paddle_profiler._is_profiler_used = on or self._nvtx
+
+
+def _clock_offset_ns() -> int:
+    """Return the wall clock minus the monotonic clock: it changes if the wall clock is set.
+
+    The wall clock is read between two readings of the monotonic clock. Of a few attempts, the one
+    with the least time between these counts.
+    """
+    readings = []
+    for _ in range(_CLOCK_ATTEMPTS):
+        before = time.perf_counter_ns()
+        wall_ns = time.time_ns()
+        after = time.perf_counter_ns()
+        readings.append((after - before, wall_ns - after))
+        if after - before < _EXACT_NS:
+            break
+    return min(readings)[1]
 
 
 def _print_flops(result: Any) -> None:

@@ -18,6 +18,7 @@ from ppprof.arrays import Int64
 from ppprof.errors import TraceError
 from ppprof.paths import to_path
 from ppprof.trace.annotations import split_annotated_names
+from ppprof.trace.clock_jumps import ClockJump, find_clock_jumps, undo_clock_jumps
 from ppprof.trace.fastpath.protobuf_decode import Buffer, ByteRanges, Fields
 from ppprof.trace.incomplete_steps import rename_incomplete_steps
 from ppprof.trace.schema import (
@@ -66,11 +67,11 @@ def read_paddle_pb(path: str | Path) -> Trace:
     top = buffer.fields(buffer.whole())
     threads = buffer.fields(top.ranges(3))
     host = _HostTree(buffer, threads)
-    events, kernels, memsets = _events(buffer, host)
+    events, jumps, kernels, memsets = _events(buffer, host)
     versions, _ = buffer.strings(top.ranges(1))
     return Trace(
         events=events,
-        memory=_memory(buffer, host),
+        memory=_memory(buffer, host, jumps),
         kernels=kernels,
         memsets=memsets,
         version=versions[-1] if versions else "",
@@ -137,8 +138,10 @@ class _HostTree:
         """Whether the node of each file index is neither a root nor below one."""
 
 
-def _events(buffer: Buffer, host: _HostTree) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
-    """Return the tables `EVENTS`, `KERNELS` and `MEMSETS` of `ppprof.trace.schema`."""
+def _events(
+    buffer: Buffer, host: _HostTree
+) -> tuple[pl.DataFrame, list[ClockJump], pl.DataFrame, pl.DataFrame]:
+    """Return `EVENTS` of `ppprof.trace.schema`, the jumps undone in it, `KERNELS` and `MEMSETS`."""
     body = buffer.fields(host.nodes.range(3)[host.file_index])
     host_table = _table(
         buffer, body, {"name": 1, "category": 2, "start": 3, "end": 4, "process": 5, "thread": 6}
@@ -170,17 +173,22 @@ def _events(buffer: Buffer, host: _HostTree) -> tuple[pl.DataFrame, pl.DataFrame
     num_bytes[sets.owner] = _signed(set_body, 1)
     first_device = num_host + launch_table.height
 
-    host_table = rename_incomplete_steps(host_table)
+    jumps, host_table = find_clock_jumps(rename_incomplete_steps(host_table))
     host_table = split_annotated_names(host_table).with_columns(
         parent=nullable(host.parent), depth=pl.Series(host.depth.astype(np.int32))
     )
     device_table = device_table.with_columns(bytes=nullable(num_bytes))
     events = pl.concat([host_table, launch_table, device_table], how="diagonal")
+    if jumps:
+        events = events.with_columns(
+            undo_clock_jumps(events[column], jumps) for column in ("start_ns", "end_ns")
+        )
     events = events.with_columns(
         dur_ns=pl.col("end_ns") - pl.col("start_ns"), step=steps_of(events)
     )
     return (
         conform(events, EVENTS),
+        jumps,
         _kernels(buffer, device_body, first_device),
         pl.DataFrame(
             {"event": first_device + sets.owner, "value": _signed(set_body, 3)},
@@ -227,7 +235,7 @@ def _kernels(buffer: Buffer, device_body: Fields, first_device: int) -> pl.DataF
     return conform(pl.DataFrame(columns), KERNELS)
 
 
-def _memory(buffer: Buffer, host: _HostTree) -> pl.DataFrame:
+def _memory(buffer: Buffer, host: _HostTree, jumps: list[ClockJump]) -> pl.DataFrame:
     nodes = _children_of_hosts(host, host.nodes.ranges(5))
     if not len(nodes):
         return empty(MEMORY)
@@ -236,18 +244,18 @@ def _memory(buffer: Buffer, host: _HostTree) -> pl.DataFrame:
     names = [MEMORY_KINDS[int(k)] if k < len(MEMORY_KINDS) else f"Type{k}" for k in kinds]
     numbers = {"time_ns": 1, "process": 4, "thread": 5, "bytes": 6}
     numbers.update(current_allocated=8, current_reserved=9, peak_allocated=10, peak_reserved=11)
-    return conform(
-        pl.DataFrame(
-            {
-                **{name: pl.Series(_signed(body, number)) for name, number in numbers.items()},
-                "kind": _gather(names, ids),
-                "place": _strings(buffer, body, 7),
-                "addr": pl.Series(body.number(3)),
-                "event": nullable(host.row[nodes.owner]),
-            }
-        ).sort("thread", "process", "time_ns", maintain_order=True),
-        MEMORY,
+    memory = pl.DataFrame(
+        {
+            **{name: pl.Series(_signed(body, number)) for name, number in numbers.items()},
+            "kind": _gather(names, ids),
+            "place": _strings(buffer, body, 7),
+            "addr": pl.Series(body.number(3)),
+            "event": nullable(host.row[nodes.owner]),
+        }
     )
+    if jumps:
+        memory = memory.with_columns(undo_clock_jumps(memory["time_ns"], jumps))
+    return conform(memory.sort("thread", "process", "time_ns", maintain_order=True), MEMORY)
 
 
 def _extra_info(buffer: Buffer, entries: Fields) -> dict[str, str]:
