@@ -138,7 +138,7 @@ class Evidence:
         return pl.concat([pl.DataFrame(schema=schema), *(part.cast(schema) for part in parts)])  # type: ignore[arg-type]
 
     def typical(self, column: str) -> float:
-        """Return the median over ranks of a column of `indicator_means`; 0 if no rank has a value."""
+        """Return the median over ranks of a column of `indicator_means`; 0 if all are missing."""
         return float(self.indicator_means[column].median() or 0.0)  # type: ignore[arg-type]
 
     def names(self, kind: str, by: str = "time_ns") -> pl.DataFrame:
