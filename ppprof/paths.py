@@ -157,7 +157,7 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
 
 
 def remove_quietly(hidden: Path) -> None:
-    """Remove a hidden file if it still exists. Never raises OSError.
+    """Remove the hidden file of a write if it still exists; ignore every OSError.
 
     The caller may be handling another error, which an error here would mask.
     """

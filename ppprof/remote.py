@@ -138,10 +138,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class _Origin:
-    """What a worker must know of the caller; it is pickled with the call."""
+    """The data that a worker needs about the caller; it is pickled with the call."""
 
     scope: str
-    """Path of the calls folder of the caller's window; inside a remote call, that call's id."""
+    """Path of the calls folder of the caller's window. For a call that a remote call sends, the id
+    of that remote call."""
     parent: str | None
     """Id of the remote call that makes this one; None if the recorded rank itself makes it."""
     caller: str
@@ -208,13 +209,14 @@ class _Profiled:
 
 
 def _current_origin(scope: _Scope | None) -> _Origin | None:
-    """Return the origin of a call that is sent now; None if the call is not to be recorded.
+    """Return the origin of a call that is sent now; None if the call will not be recorded.
 
-    That is so if no window is open, if the call ``scope`` has ended, or after an error, which is
-    logged.
+    A call is not recorded if no window is open, or if the remote call that sends it has ended
+    already. An unexpected error is logged, and the call is not recorded.
 
     Args:
-        scope: the remote call that makes the call; None outside of remote calls.
+        scope: the remote call that runs in this process and sends the call; None if the call is
+            sent outside of remote calls.
     """
     try:
         if scope is not None:

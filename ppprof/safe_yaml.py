@@ -38,11 +38,14 @@ def check_size(root: yaml.Node) -> None:
 
 
 def safe_load(text: str) -> Any:
-    """Load one YAML document as plain values; return None for an empty text.
+    """Load one YAML document as plain values; return None for text without a value.
+
+    Text without a value is empty, or has only comments.
 
     Raises:
         yaml.YAMLError: the text is not YAML or has several documents, has a tag that creates an
-            object, has more than `MOST_VALUES` values, or is nested too deeply.
+            object, has more than `MOST_VALUES` values with aliases expanded, or is nested too
+            deeply.
         ValueError: a value is invalid for its type, such as ``!!int x`` or ``2024-13-45``.
     """
     loader = yaml.SafeLoader(text)

@@ -63,7 +63,7 @@ class Topology:
         """Return a topology from degrees by axis name, such as ``dp=2``; other axes have degree 1.
 
         Raises:
-            UsageError: a name is not an axis, or as for `Topology`.
+            UsageError: a name is not an axis, or `Topology` rejects ``order`` or a degree.
         """
         unknown = set(degrees) - set(AXES)
         if unknown:
@@ -98,9 +98,10 @@ class Topology:
         return {axis: coordinate[axis] for axis in self.order}
 
     def rank(self, coordinate: Mapping[str, int]) -> int:
-        """Return the rank at ``coordinate``, the inverse of `coordinate`; missing axes count as 0.
+        """Return the rank at a coordinate, such as ``{"dp": 1}``; a missing axis has position 0.
 
-        Positions must be below the degrees of their axes: they are not checked.
+        The inverse of the method `coordinate`. Nothing is checked: each position must be from 0 to
+        its axis's degree - 1, and keys that are not axes are ignored.
         """
         rank = 0
         for axis, degree in zip(self.order, self.degrees):
@@ -108,9 +109,10 @@ class Topology:
         return rank
 
     def groups(self, axis: str) -> list[list[int]]:
-        """Return the communication groups of ``axis``, sorted by first rank.
+        """Return the communication groups of an axis of `AXES`, sorted by first rank.
 
-        A group holds the ranks, ascending, that differ in their position on ``axis`` alone.
+        A group holds the ranks, ascending, that differ in their position on this axis alone. If the
+        axis has degree 1, each rank is a group of its own.
         """
         by_rest: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.world_size):
@@ -145,12 +147,15 @@ class Topology:
         return "+".join(differing) if differing and (is_complete or len(differing) == 1) else None
 
     def label(self, rank: int) -> str:
-        """Return the coordinate of a rank as file names contain it.
+        """Return the coordinate of a rank as file names contain it, axes in the order of ``order``.
 
         ``sep`` appears only if its degree is above 1.
 
         >>> Topology.of(dp=2, mp=2).label(3)
         'dp1_pp0_sharding0_mp1'
+
+        Raises:
+            UsageError: the topology has no such rank.
         """
         return "_".join(
             f"{axis}{position}"
@@ -159,7 +164,7 @@ class Topology:
         )
 
     def select(self, selector: RankSelector) -> frozenset[int]:
-        """Return the ranks that ``selector`` selects; none for an empty list.
+        """Return the ranks that ``selector`` selects; an empty set for an empty list.
 
         >>> sorted(Topology.of(dp=2, pp=2, mp=2).select({"dp": 0, "mp": 0, "pp": "all"}))
         [0, 2]

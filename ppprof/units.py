@@ -18,7 +18,7 @@ _BYTES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")
 
 
 def format_time(time_ns: float) -> str:
-    """Format a time in ns in a suitable unit from ns to s, with three digits.
+    """Format a time in ns in a suitable unit from ns to s, with three significant digits.
 
     >>> format_time(1_234_567), format_time(40_000), format_time(0), format_time(-2.5e9), format_time(999_900)
     ('1.23 ms', '40 us', '0 ns', '-2.5 s', '1 ms')
@@ -27,7 +27,7 @@ def format_time(time_ns: float) -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Format a size in bytes in a suitable unit from B to TiB, with three digits.
+    """Format a size in bytes in a suitable unit from B to TiB, with three significant digits.
 
     >>> format_bytes(80 << 30), format_bytes(1536), format_bytes(12)
     ('80 GiB', '1.5 KiB', '12 B')
@@ -36,7 +36,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_ratio(ratio: float) -> str:
-    """Format a ratio as percent, with one decimal.
+    """Format a ratio (1 is 100%) as percent, with one decimal.
 
     >>> format_ratio(0.4812), format_ratio(0.05)
     ('48.1%', '5.0%')
@@ -47,7 +47,7 @@ def format_ratio(ratio: float) -> str:
 def format_value(name: str, value: str | float | None) -> str:
     """Format a value in the unit at the end of its name: ``_ns``, ``_bytes`` or ``_ratio``.
 
-    None becomes "-". Text and booleans stay as they are, other numbers get six digits.
+    None becomes "-". Text and booleans stay as they are, other numbers get six significant digits.
 
     >>> format_value("step_ns", 2e6), format_value("peak_bytes", 2048), format_value("idle_ratio", 0.5)
     ('2 ms', '2 KiB', '50.0%')
@@ -91,7 +91,7 @@ def format_ranges(what: str, numbers: Iterable[int]) -> str:
     """Format numbers as ``rank 0``, ``windows 0-3, 7`` or ``no step``.
 
     Args:
-        what: a singular noun, such as "rank".
+        what: a singular noun, such as "rank"; its plural must add an s.
         numbers: in any order; duplicates count once.
 
     >>> format_ranges("rank", [3, 0, 1, 7]), format_ranges("step", [4]), format_ranges("step", [])
@@ -115,7 +115,7 @@ TRUNCATED = "truncated end of file"
 
 
 def format_skipped(path: object, skipped: Mapping[str, int]) -> str:
-    """Return a message that names what was skipped in a file, with counts.
+    """Return a message that names the skipped data of a file, with counts.
 
     Args:
         path: the file.

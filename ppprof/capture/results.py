@@ -31,7 +31,7 @@ class TablesPart(Part):
         self._post_processor = post_processor
 
     def wait(self, ending: Ending) -> None:
-        """Wait for the child process, which prints tables."""
+        """Wait up to 60 s for the child process, which prints tables; not after an exception."""
         # Other ranks hang until a failing one has ended: it does not wait for tables.
         self._post_processor.wait(0 if ending.failed else _FINISH_SECONDS)
 
@@ -65,7 +65,7 @@ class Results(Part):
         self._log_lost_ranks()
 
     def wait(self, ending: Ending) -> None:
-        """Print; tables are printed already."""
+        """Print the Perf Summary, the clocks and the traces' paths; tables are printed already."""
         if self.prints:
             self._log_cut_window(ending)
             self._print_summary()
@@ -86,10 +86,10 @@ class Results(Part):
             log.warning(f"rank {self.rank}: {lost}; {saved} are saved in {self.shown}")
 
     def _log_cut_window(self, ending: Ending) -> None:
-        """Warn if the training ended in the middle of a window of the schedule.
+        """Warn if the training ended in the middle of a saved window of ``Profiler.scheduler``.
 
-        Warn also if `step` was never called, unless an exception ended the training: the exception
-        explains the missing steps.
+        If `step` was never called, warn of that instead, but not if an exception ended the
+        training: the exception explains the missing steps.
         """
         schedule, window = self.clock.schedule, self.clock.window
         num_recorded = schedule.num_recorded(ending.num_steps)

@@ -35,15 +35,21 @@ class State(Enum):
 
 @dataclass(frozen=True)
 class Schedule:
-    """``skip_first`` closed steps, then periods of ``closed``, ``ready`` and ``record`` steps."""
+    """``skip_first`` closed steps, then ``repeat`` periods of closed, ready and recorded steps.
+
+    A period has ``closed``, then ``ready``, then ``record`` steps; its recorded steps are a window.
+    """
 
     closed: int
+    """Steps per period in which the profiler is off."""
     ready: int
+    """Warm-up steps per period: the tracers are set up but record nothing."""
     record: int | None
     """Steps per window; None for a single window that never ends, 0 for no window."""
     repeat: int
     """Number of windows; 0 for an unlimited number."""
     skip_first: int = 0
+    """Steps before the first period."""
 
     @classmethod
     def of(
@@ -52,8 +58,8 @@ class Schedule:
         """Return the schedule of a config's ``scheduler``.
 
         Args:
-            scheduler: first step and the step after the last; or the counts of a period; or None,
-                which records every step in one window.
+            scheduler: the first recorded step and the step after the last; or the counts of a
+                period; or None, which records every step in one window.
             on_demand: whether windows open on demand as well. If so, None for ``scheduler`` means
                 that the schedule has no window.
         """

@@ -199,7 +199,7 @@ class RecordingSession(ProfilerSession):
 
     @property
     def should_stop(self) -> bool:
-        """See `ProfilerSession.should_stop`."""
+        """Whether the training should end; see `ProfilerSession.should_stop`."""
         return self._stop_training and self._clock.schedule.is_over(self._step)
 
     def step(
@@ -210,7 +210,10 @@ class RecordingSession(ProfilerSession):
         num_flops: int | None = None,
         loss: Loss = None,
     ) -> None:
-        """See `ProfilerSession.step`; in a forked child it does nothing."""
+        """End the current step and begin the next one; see `ProfilerSession.step`.
+
+        In a forked child, do nothing.
+        """
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -228,11 +231,14 @@ class RecordingSession(ProfilerSession):
             self._advance()
 
     def paused(self) -> AbstractContextManager[None]:
-        """See `ProfilerSession.paused`."""
+        """Return a context manager whose time counts in no step; see `ProfilerSession.paused`."""
         return self._timer.paused()
 
     def close(self) -> None:
-        """See `ProfilerSession.close`; in a forked child it does nothing."""
+        """Save an open window, wait for tables and print the results; see `ProfilerSession.close`.
+
+        In a forked child, do nothing.
+        """
         self._close(None)
 
     def __exit__(
@@ -277,7 +283,10 @@ class RecordingSession(ProfilerSession):
             return None
 
     def _advance(self) -> None:
-        """Begin step number ``self._step``: advance the clock and call the parts' `on_transition`."""
+        """Begin step number ``self._step``: call `on_transition` of every part.
+
+        The `WindowClock` decides whether the step is recorded.
+        """
         transition = self._clock.advance(self._step)
         stall_ns = 0
         for part in self._parts:

@@ -21,9 +21,9 @@ _LOOK_S = 2
 
 @contextmanager
 def processes(workers: int) -> Iterator[Executor | None]:
-    """Yield an executor of new processes; None for one worker, which is this process.
+    """Yield an executor of ``workers`` new processes; None for 1, which means this process.
 
-    They are spawned: a fork of a process with polars' threads may hang.
+    The processes are spawned: a fork of a process with polars' threads may hang.
     """
     if workers == 1:
         yield None
@@ -40,15 +40,16 @@ def dask(address: str) -> Iterator[Executor]:
     """Yield an executor that runs tasks on the workers of a Dask cluster.
 
     The workers must be able to read the same files under the same paths; this is not checked. If a
-    worker dies, Dask gives its task to another one. After several deaths, or after a minute without
-    workers, the task's future raises `BrokenExecutor`.
+    worker dies, Dask gives its task to another one. After as many deaths as Dask allows for a task,
+    or after a minute without workers, the task's future raises `BrokenExecutor`.
 
     Args:
-        address: of the scheduler, such as ``tcp://10.0.0.1:8786``.
+        address: the scheduler's address, such as ``tcp://10.0.0.1:8786``.
 
     Raises:
-        UsageError: ``distributed`` is not installed; no scheduler answers or it has no worker
-            within `ANSWER_S`; or ppprof is not installed on the scheduler or a worker.
+        UsageError: ``distributed`` is not installed; no scheduler answers within `ANSWER_S`
+            seconds; the scheduler has no worker within `ANSWER_S` seconds; or ppprof is not
+            installed on the scheduler or a worker.
     """
     try:
         from distributed import Client
@@ -80,7 +81,10 @@ def dask(address: str) -> Iterator[Executor]:
 
 
 def _lacking(client: Any) -> list[str]:
-    """Return which machines cannot import ppprof: our task would end a worker without it."""
+    """Return the workers, and "the scheduler", that cannot import ppprof.
+
+    A worker without ppprof would end at our first task.
+    """
 
     def has() -> bool:  # a local function is sent as code; a module's would be imported there
         try:
@@ -112,12 +116,12 @@ class _DaskExecutor(Executor):
         return outer
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Cancel unfinished tasks: their results are no longer needed."""
+        """Cancel unfinished tasks without waiting; the arguments have no effect."""
         self._ended.set()
         self._inner.shutdown(wait=False)
 
     def _watch(self) -> None:
-        """Fail open tasks once no worker is left; Dask itself would wait forever."""
+        """Fail open tasks after a minute without workers; Dask itself would wait forever."""
         seen = time.monotonic()
         while not self._ended.wait(_LOOK_S):
             if _has_workers(self._client):

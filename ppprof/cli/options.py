@@ -32,7 +32,12 @@ _DURATION = re.compile(r"(?P<number>\d{1,9}(\.\d{1,9})?)\s*(?P<unit>ns|us|ms|s)"
 
 
 def add_selection(parser: argparse.ArgumentParser, rank_default: str = "all") -> None:
-    """Add ``--rank``, ``--window`` and ``--steps``."""
+    """Add ``--rank``, ``--window`` and ``--steps``, which select the windows and steps to read.
+
+    Args:
+        parser: the command's parser.
+        rank_default: the default of ``--rank`` for the help text alone; the command applies it.
+    """
     add = parser.add_argument
     add(
         "--rank",
@@ -44,7 +49,7 @@ def add_selection(parser: argparse.ArgumentParser, rank_default: str = "all") ->
 
 
 def add_reading(parser: argparse.ArgumentParser, *, workers: bool = True) -> None:
-    """Add ``--workers`` and ``--no-cache``."""
+    """Add ``--workers``, if ``workers`` is True, and ``--no-cache``."""
     add = parser.add_argument
     if workers:
         add("--workers", metavar="N", help="read traces in N processes; default: in this one")
@@ -52,21 +57,27 @@ def add_reading(parser: argparse.ArgumentParser, *, workers: bool = True) -> Non
 
 
 def add_rows(parser: argparse.ArgumentParser, rows: str, default: str) -> None:
-    """Add ``--row-limit``, of tables of ``rows``."""
+    """Add ``--row-limit``; `Checks.row_limit` returns its value.
+
+    Args:
+        parser: the command's parser.
+        rows: the rows of the tables, for the help text: a plural noun such as "groups".
+        default: the default for the help text alone; the command applies it.
+    """
     parser.add_argument(
         "--row-limit", metavar="N", help=f"{rows} of a table, or none; default: {default}"
     )
 
 
 def add_format(parser: argparse.ArgumentParser, explanation: str) -> None:
-    """Add ``--format``."""
+    """Add ``--format``, one of `FORMATS`; ``explanation`` is its help text."""
     parser.add_argument("--format", choices=FORMATS, default="table", help=explanation)
 
 
 def add_output(
     parser: argparse.ArgumentParser, explanation: str = "write to FILE instead of stdout"
 ) -> None:
-    """Add ``-o`` and ``--force``."""
+    """Add ``-o FILE`` and ``--force``; ``explanation`` is the help text of ``-o``."""
     add = parser.add_argument
     add("-o", "--output", type=to_path, metavar="FILE", help=explanation)
     add("--force", action="store_true", help="replace FILE where it exists")
@@ -91,10 +102,15 @@ def add_renamed(parser: argparse.ArgumentParser, old: str, new: str) -> None:
 
 
 def whole_number(text: str, least: int = 0, word: str | None = None) -> int:
-    """Return the whole number that an option was given; ``word`` is another valid value.
+    """Return the value of an option as a whole number.
+
+    Args:
+        text: the value.
+        least: the least valid number.
+        word: a word that the option accepts too, for the message alone; the caller handles it.
 
     Raises:
-        UsageError: not a whole number, or below ``least``.
+        UsageError: ``text`` is not a whole number, or is below ``least``.
     """
     if text.isdecimal() and int(text) >= least:
         return int(text)
@@ -109,7 +125,7 @@ def nanoseconds(text: str) -> int:
     (20000, 500000)
 
     Raises:
-        UsageError: not a duration, or without a unit.
+        UsageError: ``text`` is not a duration, or has no unit.
     """
     match = _DURATION.fullmatch(text.strip())
     if match is None:
@@ -118,20 +134,37 @@ def nanoseconds(text: str) -> int:
 
 
 class Checks:
-    """Checks the options of a command and collects every problem."""
+    """Checks the options of a command and collects every problem in ``problems``.
+
+    A method that returns an option's value returns the default if the value is invalid, and adds
+    the problem. `done` raises all problems.
+    """
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self.problems: list[str] = []
 
     def parsed(self, name: str, parse: Callable[[str], T], default: U) -> T | U:
-        """Return option ``name``, parsed; the default where it was not given or is invalid."""
+        """Return the parsed value of an option; ``default`` if it is missing or invalid.
+
+        Args:
+            name: the option as an attribute of the arguments, such as ``row_limit``.
+            parse: returns the value of a text; raises UsageError if the text is invalid.
+            default: the value of a missing or invalid option.
+        """
         return self.parsed_text(_flag(name), getattr(self._args, name), parse, default)
 
     def parsed_text(
         self, flag: str, text: str | None, parse: Callable[[str], T], default: U
     ) -> T | U:
-        """Return the text of an option, parsed; the default for None and for invalid text."""
+        """Return the parsed value of an option's text; ``default`` for None and for invalid text.
+
+        Args:
+            flag: the option's name for the message, such as ``--row-limit``.
+            text: the text; None if the option is missing.
+            parse: as for `parsed`.
+            default: the value of a missing or invalid option.
+        """
         try:
             return default if text is None else parse(text)
         except UsageError as error:
@@ -139,25 +172,30 @@ class Checks:
             return default
 
     def ranks(self, default: T) -> RankSelector | T:
-        """Return ``--rank``."""
+        """Return the rank selector of ``--rank``; ``default`` if it is missing or invalid."""
         return self.parsed("rank", parse_selector, default)
 
     def window(self) -> int | None:
-        """Return ``--window``; None: all."""
+        """Return the number of ``--window``; None for all windows."""
         return self.parsed("window", whole_number, None)
 
     def steps(self) -> StepRange | None:
-        """Return ``--steps``; None: all."""
+        """Return the range of ``--steps``; None for all steps."""
         from ppprof.analysis.profile.steps import StepRange  # polars takes 0.3 s to import
 
         return self.parsed("steps", StepRange.parse, None)
 
     def workers(self) -> int:
-        """Return ``--workers``."""
+        """Return the number of processes of ``--workers``; 1 if it is missing."""
         return self.parsed("workers", partial(whole_number, least=1), 1)
 
     def row_limit(self, default: int | None, least: int = 1) -> int | None:
-        """Return ``--row-limit``; None: no limit."""
+        """Return the number of ``--row-limit``; None, for no limit, if the user gives ``none``.
+
+        Args:
+            default: the value of a missing or invalid option.
+            least: the least valid number.
+        """
 
         def parse(text: str) -> int | None:
             return None if text == "none" else whole_number(text, least, "none")
@@ -165,13 +203,21 @@ class Checks:
         return self.parsed("row_limit", parse, default)
 
     def no_effect(self, names: Iterable[str], reason: str) -> None:
-        """Reject options that were given and have no effect."""
+        """Add a problem for each option in ``names`` that the user gave although it has no effect.
+
+        Args:
+            names: the options as attributes of the arguments, such as ``row_limit``.
+            reason: the end of the message, after "has no effect".
+        """
         for name in names:
             if getattr(self._args, name) is not None:
                 self.problems.append(f"{_flag(name)}: has no effect {reason}")
 
     def output(self, sources: Sequence[str | Path]) -> None:
-        """Check ``-o`` and ``--force`` of a command that reads ``sources``."""
+        """Add a problem if a command that reads ``sources`` cannot write the file of ``-o``.
+
+        Add a problem also for ``--force`` without ``-o``.
+        """
         args = self._args
         if args.output is None:
             if args.force:
@@ -180,7 +226,7 @@ class Checks:
             self.problems.append(f"-o {args.output}: {problem}")
 
     def done(self) -> None:
-        """Raise UsageError with all problems, one a line, if there are any."""
+        """Raise UsageError if there are problems; its message has one line for each problem."""
         if self.problems:
             raise UsageError("\n".join(self.problems))
 
@@ -190,10 +236,17 @@ def _flag(name: str) -> str:
 
 
 def open_run(args: argparse.Namespace, *paths: str) -> Run:
-    """Open the run of these paths; log where it was found, if not there.
+    """Open the one run at the given paths; log its directory if that is not one of the paths.
+
+    A log directory may hold several runs: its newest run is opened.
+
+    Args:
+        args: the command's arguments; reads ``no_cache``.
+        paths: as for `ppprof.rundir.recordings.resolve`: a run directory, the run directories of
+            several nodes of one job, a directory of traces, or a trace file.
 
     Raises:
-        InputError: no run and no trace there.
+        InputError: the paths have no run and no trace, are unreadable, or belong to several runs.
     """
     from ppprof.rundir.recordings import resolve
 
@@ -201,7 +254,7 @@ def open_run(args: argparse.Namespace, *paths: str) -> Run:
 
 
 def open_located(args: argparse.Namespace, location: RunLocation) -> Run:
-    """Open a run whose place is known; log where it was found, if not at the paths given."""
+    """Open a run whose files are known; log its directory if that is not one of the given paths."""
     from ppprof.run.run import open_location
 
     run = open_location(location, cache=not args.no_cache, progress=Progress.on_terminal())
@@ -211,14 +264,18 @@ def open_located(args: argparse.Namespace, location: RunLocation) -> Run:
 
 
 def is_same(output: Path, source: Path) -> bool:
-    """Return whether two paths are one file."""
+    """Return whether two paths are one file; False for a local ``source`` that does not exist."""
     if is_remote(output) or is_remote(source):
         return output == source
     return source.exists() and output.samefile(source)
 
 
 def problem_of_output(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
-    """Return why a command that reads ``sources`` cannot write ``output``; None if it can."""
+    """Return why a command that reads ``sources`` cannot write ``output``; None if it can.
+
+    It cannot write to a directory, into a missing directory, to one of ``sources``, or, unless
+    ``force`` is True, to a file that exists.
+    """
     try:
         with store_errors_as_oserror(output):
             return _problem_of(output, sources, force)
@@ -239,7 +296,7 @@ def _problem_of(output: Path, sources: Iterable[str | Path], force: bool) -> str
 
 
 def show(args: argparse.Namespace, chunks: Iterable[str]) -> bool:
-    """Print text chunk by chunk, or write it to ``-o``'s file; return whether there was any.
+    """Print text chunk by chunk, or write it to ``-o``'s file; return whether there was any text.
 
     Raises:
         UsageError: the file cannot be written.
@@ -257,10 +314,12 @@ def show(args: argparse.Namespace, chunks: Iterable[str]) -> bool:
 
 
 def write_output(args: argparse.Namespace, text: str) -> None:
-    """Write ``-o``'s file, whole or not at all; control characters in tables are escaped.
+    """Write ``-o``'s file, whole or not at all.
+
+    Control characters are escaped if the command has ``--format`` and writes neither CSV nor JSON.
 
     Raises:
-        UsageError: it cannot be written.
+        UsageError: the file cannot be written.
     """
     try:
         is_text = hasattr(args, "format") and not is_data(args)

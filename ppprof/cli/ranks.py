@@ -82,7 +82,7 @@ def register(subparsers: Any) -> None:
 
 
 def ranks(args: argparse.Namespace) -> int:
-    """Return 0 when anything was shown, even if some ranks could not be read."""
+    """Print the times of the ranks; return 0, even if some ranks could not be read."""
     request = _Request.of(args)
     paths = args.paths
     if request.dask is not None:  # workers on other machines have other working directories
@@ -102,24 +102,29 @@ def ranks(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Request:
-    """The command line, checked."""
+    """The parsed and checked options of the command."""
 
     by: Sequence[str]
+    """The columns of ``--by``, some of `GROUPS`."""
     ranks: RankSelector
     window: int | None
+    """The window to read; None for all windows."""
     steps: StepRange | None
+    """The steps to read; None for all steps."""
     workers: int
     dask: str | None
+    """Address of the Dask scheduler; None to read on this machine."""
     what_if: bool
     options: TableOptions
     row_limit: int | None
+    """Most rows of a table of groups; None for no limit."""
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> _Request:
-        """Return the command line of `register`, checked.
+        """Return the options that the parser of `register` has parsed, checked.
 
         Raises:
-            UsageError: with every problem, one a line.
+            UsageError: an option is invalid; the message has one line for each problem.
         """
         checks = Checks(args)
         request = cls(
@@ -145,7 +150,7 @@ class _Request:
         return request
 
     def executor(self) -> AbstractContextManager[Executor | None]:
-        """Return where to read."""
+        """Return a context manager for the executor that reads traces; None is this process."""
         return executors.processes(self.workers) if self.dask is None else executors.dask(self.dask)
 
 
@@ -158,7 +163,7 @@ def _groups(text: str) -> tuple[str, ...]:
 
 
 class _Result:
-    """The tables to show."""
+    """A run's analysis, and its table of steps grouped as ``--by`` says."""
 
     def __init__(self, run: Run, request: _Request, cluster: Cluster) -> None:
         self.run, self.request, self.cluster = run, request, cluster
@@ -185,7 +190,10 @@ def _text(result: _Result) -> str:
 
 
 def _slowest(result: _Result) -> str:
-    """Return which ranks have the most work of their own, and in how many steps."""
+    """Return a line that counts, for each rank, the steps in which it had the most own work.
+
+    Empty for a single rank.
+    """
     steps = slowest(result.steps)
     if result.steps["rank"].n_unique() < 2:
         return ""

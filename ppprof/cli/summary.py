@@ -46,10 +46,10 @@ _VIEWS_CHANGED_BY = {
     "row_limit": {"op", "kernel", "memcpy", "udf", "mem"},
     "time_unit": set(VIEWS) - {"device", "mem"},
 }
-"""Key of the ``Profiler`` block, and option of the command -> the views that it changes."""
+"""The views that an option changes, keyed by its name, which is also its ``Profiler`` key."""
 
 _OF_ONE_RANK = ("thread_sep", "op_detail")
-"""Options without effect where several ranks share a table."""
+"""Options without effect if several ranks share a table."""
 
 _TABLE_OPTIONS = ("time_unit", "op_detail", "row_limit")
 """Options of ``--format table`` only: the other formats hold every row, in nanoseconds."""
@@ -96,7 +96,7 @@ def register(subparsers: Any) -> None:
 
 
 def summary(args: argparse.Namespace) -> int:
-    """Return 0 when any window was shown; else 3, or 2 for bad usage."""
+    """Print the tables; return 0 if any window was shown, else the highest exit code of errors."""
     request = _Request.of(args)
     failures: list[int] = []
     windows = _windows(args, request, failures)
@@ -106,24 +106,29 @@ def summary(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Request:
-    """The command line, checked."""
+    """The parsed and checked options of the command."""
 
     views: Sequence[str] | None
-    """None: as the run's config; the same for ranks, and for keys missing in ``settings``."""
+    """The views to show; None for the views of the run's config."""
     ranks: RankSelector | None
+    """The ranks to show; None for all ranks with ``by``, else for the ranks that the run's config
+    prints."""
     by: str | None
-    """One of `ppprof.analysis.summaries.across_ranks.WAYS`; None: a table for each rank."""
+    """One of `ppprof.analysis.summaries.across_ranks.WAYS`; None for a table for each rank."""
     window: int | None
+    """The window to show; None for all windows."""
     steps: StepRange | None
+    """The steps to show; None for all steps."""
     settings: Mapping[str, Any]
-    """Keys of `_VIEWS_CHANGED_BY` that were given."""
+    """Values of the options in `_VIEWS_CHANGED_BY` that the user gave, keyed by option. The run's
+    config has the others."""
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> _Request:
-        """Return the command line of `register`, checked.
+        """Return the options that the parser of `register` has parsed, checked.
 
         Raises:
-            UsageError: with every problem, one a line.
+            UsageError: an option is invalid; the message has one line for each problem.
         """
         checks = Checks(args)
         views = checks.parsed("views", partial(_views, by=args.by), None)
@@ -173,15 +178,19 @@ def _views(text: str, by: str | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class _Window:
-    """One window, of one rank or across ranks, ready to be rendered."""
+    """The tables of one window, of one rank or of several ranks together, before rendering."""
 
     path: str
+    """The paths that the user gave for the run, joined by commas."""
     heading: str
+    """The title of the tables, with rank and window."""
     tables: WindowTables | AcrossRanks
+    """The tables of one rank, or the tables that several ranks share."""
     options: TableOptions
+    """How `text` renders the tables."""
 
     def text(self) -> str:
-        """Return its tables as text."""
+        """Return the window's tables as text."""
         if isinstance(self.tables, WindowTables):
             return render_tables(self.tables.tables, self.options)
         coordinates = {
@@ -190,7 +199,10 @@ class _Window:
         return render_across(self.tables.tables, self.tables.by, coordinates, self.options)
 
     def columns(self) -> Mapping[str, object]:
-        """Return the columns in front of each row of CSV, which has no other place for them."""
+        """Return the values of the columns that precede each row of CSV: path, rank and window.
+
+        Without rank if several ranks share the table.
+        """
         if isinstance(self.tables, WindowTables):
             recording = self.tables.recording
             return {"path": self.path, "rank": recording.rank, "window": recording.window}
@@ -237,7 +249,10 @@ def _tables(
     options: SummaryOptions,
     failures: list[int],
 ) -> Iterator[WindowTables | AcrossRanks]:
-    """Yield each recording's tables, or each window's across ranks."""
+    """Yield the tables of each recording or, with ``--by``, of each window across ranks.
+
+    Unreadable windows are logged and skipped; their exit codes are added to ``failures``.
+    """
     tasks: list[Callable[[], WindowTables | AcrossRanks]]
     if request.by:
         ranks = None  # all, and a warning of those that have no trace
@@ -294,7 +309,11 @@ def _heading(tables: WindowTables | AcrossRanks) -> str:
 
 
 def _recordings(request: _Request, run: Run) -> Sequence[Recording]:
-    """Return the windows to show: without ``--rank``, of the ranks that the run's config prints."""
+    """Return the windows of the selected ranks.
+
+    Without ``--rank``, these are all ranks with ``--by``, else the ranks that the run's config
+    prints.
+    """
     if request.by and request.ranks is None:
         return run.select(window=request.window)
     return run.select_ranks(request.ranks, request.window)

@@ -17,7 +17,7 @@ log = logging.getLogger("ppprof")
 
 
 class _StderrHandler(logging.Handler):
-    """Writes a message to today's ``sys.stderr``, with terminal control characters escaped."""
+    """Writes a message to the current ``sys.stderr``, with terminal control characters escaped."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one message; a stderr that is closed or full does not end the command."""
@@ -48,11 +48,17 @@ class Progress:
 
     @classmethod
     def on_terminal(cls) -> Progress | None:
-        """Return one where stderr is a terminal, else None."""
+        """Return a progress bar if stderr is a terminal, else None."""
         return cls() if sys.stderr.isatty() else None
 
     def __call__(self, path: Path, done: int, total: int) -> None:
-        """Show how many of a file's bytes were read."""
+        """Show on stderr how much of a file was read; remove the bar when all of it was read.
+
+        Args:
+            path: the file.
+            done: bytes read so far.
+            total: bytes of the file.
+        """
         if self._bar is None and done < total:
             from tqdm import tqdm
 
@@ -88,8 +94,8 @@ class Terminal:
 
 
 def is_data(args: argparse.Namespace) -> bool:
-    """Return whether a command writes CSV or JSON, for programs.
+    """Return whether ``--format`` is csv or json: the output is for programs.
 
-    Control characters in such output are escaped only if stdout is a terminal.
+    The caller escapes control characters in such output only if stdout is a terminal.
     """
     return getattr(args, "format", "") in ("csv", "json")

@@ -25,12 +25,15 @@ _UNMASK = str.maketrans("\ue000\ue001", "$?")
 def apply_overrides(source: ConfigTree, overrides: Iterable[str]) -> list[Problem]:
     """Apply each override to ``source``; return a problem for each invalid override.
 
-    Changes the values and marks of ``source``. Invalid overrides are not applied.
+    Changes the values and marks of ``source``; the mark of an override is ``-o KEY=VALUE``. Invalid
+    overrides are not applied. An override is invalid if it has no ``=``, if KEY is not a path, if
+    KEY has a part below a scalar or an index outside a list, or if VALUE is a word where the tree
+    has True or False. Every VALUE can be read: see `read_value`.
 
     Args:
         source: the tree to change.
-        overrides: each is ``KEY=VALUE``, such as ``Profiler.enable=True``; the last one for a key
-            counts. Missing blocks are created.
+        overrides: each is ``KEY=VALUE``, such as ``Profiler.enable=True`` or ``a.list[0]=1``; the
+            last one for a key counts. Missing blocks are created.
     """
     problems = []
     tree = OmegaConf.create(_translate(source.values, _MASK))
@@ -79,8 +82,8 @@ def read_value(text: str) -> Any:
 def _why_not(tree: DictConfig, key: Key, value: Any) -> str:
     """Return why ``key`` cannot be set to ``value``; empty if it can.
 
-    A path through a missing or null block is valid: OmegaConf creates the block. A word is invalid
-    where the tree has True or False.
+    A path through a missing or null block is valid: OmegaConf creates the block. A word (text of
+    letters) is invalid where the tree has True or False.
     """
     node: Any = tree
     for depth, name in enumerate(key):

@@ -242,7 +242,7 @@ class ProfilerConfig:
     def views(self) -> tuple[str, ...]:
         """Return the names of the tables to print, in the order of `VIEWS`.
 
-        All of them with ``detailed``, else those that ``summary`` selects.
+        All tables if ``detailed`` is True, else the tables that ``summary`` selects.
         """
         return tuple(view for view in VIEWS if self.detailed or getattr(self.summary, view))
 
@@ -306,13 +306,14 @@ def _expand_options(values: Mapping[str, Any], key: Key, problems: Problems) -> 
 
 
 def check_ranks(config: ProfilerConfig, topology: Topology, problems: Problems) -> None:
-    """Add an error for each rank selector with ranks, positions or axes outside the topology.
+    """Add an error for each rank selector with a rank, position or axis outside the topology.
 
-    ``trigger.ranks`` must also select a rank that records.
+    The rank selectors are ``ranks``, ``print_ranks`` and ``trigger.ranks``. ``trigger.ranks`` must
+    also select at least one rank that ``ranks`` selects.
 
     Args:
-        config: the block, with valid selectors.
-        topology: of the job.
+        config: the block; its selectors have a valid form.
+        topology: the ranks of the job and their coordinates.
         problems: gets the errors.
     """
     for key, selector in _selectors(config):
@@ -320,9 +321,15 @@ def check_ranks(config: ProfilerConfig, topology: Topology, problems: Problems) 
 
 
 def check_rank_numbers(config: ProfilerConfig, world_size: int, problems: Problems) -> None:
-    """Check rank selectors like `check_ranks` when only the number of ranks is known.
+    """Add an error for each rank selector with a rank that does not exist.
 
-    Selectors with coordinates are not checked. If ``ranks`` has coordinates, nothing is checked.
+    For a job whose topology is unknown; otherwise see `check_ranks`. Selectors with coordinates are
+    not checked. If ``ranks`` has coordinates, no selector is checked.
+
+    Args:
+        config: the block; its selectors have a valid form.
+        world_size: the number of ranks.
+        problems: gets the errors.
     """
     topology = Topology.of(dp=world_size)
     for key, selector in _selectors(config):

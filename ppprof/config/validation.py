@@ -39,7 +39,10 @@ def knob(
 
 @dataclass
 class Problems:
-    """The errors and warnings of one config, each with the place that set the key."""
+    """The errors and warnings of one config, each with the place that set the key.
+
+    Errors make the config invalid; warnings do not.
+    """
 
     source: ConfigTree
     """Where each key was set."""
@@ -51,7 +54,11 @@ class Problems:
         self.errors.append(Problem(self.source.where(key), ".".join(key), message))
 
     def is_sound(self, *blocks: str) -> bool:
-        """Whether the named blocks have no errors so far; only then values can be derived."""
+        """Return whether ``blocks``, such as ``"Model"``, have no errors so far.
+
+        Warnings do not count. Check blocks together, or derive values from them, only if they are
+        sound.
+        """
         return not any(problem.key.split(".")[0] in blocks for problem in self.errors)
 
     def warn(self, key: Key, message: str) -> None:
@@ -62,9 +69,9 @@ class Problems:
 def read_block(cls: type[T], values: Any, key: Key, problems: Problems) -> T:
     """Return an instance of dataclass ``cls`` from plain values; add problems to ``problems``.
 
-    Missing and null values get the default. So do invalid values, with an error. An unknown key is
-    an error if the class has ``STRICT = True``, else a warning. Keys in the class attribute
-    ``UNUSED`` pass without a warning.
+    Missing and null values get the default. Invalid values get the default and add an error. An
+    unknown key adds an error if the class has ``STRICT = True``, else a warning. Keys in the class
+    attribute ``UNUSED`` pass without a warning.
 
     Args:
         cls: the dataclass; its type hints and `knob` bounds say which values are valid.
@@ -106,7 +113,7 @@ def did_you_mean(name: str, names: Iterable[str], cutoff: float = 0.7) -> str:
 
 
 def not_a_bool(word: str) -> str:
-    """Return the message for a text value where True or False is expected."""
+    """Return the message for the text ``word`` as a value where True or False is expected."""
     return f"{word!r}: expected {expected(bool)}{_hint_for_typo(bool, word)}"
 
 
@@ -187,7 +194,7 @@ def _is_same(choice: Any, value: Any) -> bool:
 
 
 def expected(hint: Any) -> str:
-    """Return the values that a type hint allows, in words.
+    """Return the values that a type hint allows, in words; "a block of keys" for a dataclass.
 
     >>> expected(tuple[Literal["json", "pb"], ...])
     'a list, each item json or pb'

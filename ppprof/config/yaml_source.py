@@ -62,9 +62,9 @@ class ConfigTree:
         return self.marks.get(key, self.path)
 
     def set_mark(self, key: Key, mark: str) -> None:
-        """Record that ``mark`` set ``key``, and replace all marks below ``key``.
+        """Record the place that set ``key``, and delete the marks of all keys inside ``key``.
 
-        Parents of ``key`` without a mark get ``mark`` too, since it created them.
+        Enclosing keys without a mark get the same mark, since this place created them.
 
         Args:
             key: the key.
@@ -130,8 +130,8 @@ def literal(text: str) -> Any:
 def yaml_value(text: str) -> Any:
     """Return the value of ``text`` as a YAML scalar, list or mapping; ``text`` itself if invalid.
 
-    ``text`` also stays text if YAML would drop a part of it: a comment, quotes, a tag, a document
-    mark. So it does if the value is too large or is not plain.
+    ``text`` also stays text if YAML would drop a part of it (a comment, quotes, a tag, a document
+    mark), if the value has too many parts, or if it is not plain (`_plain_value`).
 
     >>> yaml_value("{dp: 0}"), yaml_value("a # b")
     ({'dp': 0}, 'a # b')
@@ -166,11 +166,11 @@ def _read_chain(path: Path, chain: tuple[Path, ...], base_mark: str = "") -> Con
 
     Args:
         path: the file.
-        chain: the files that inherit from ``path``, resolved.
+        chain: the resolved paths of the files that inherit from ``path``, the first file first.
         base_mark: the place of the ``_base_`` that names ``path``; "" for the first file.
 
     Raises:
-        ConfigError: as for `read_tree`.
+        ConfigError: a file is invalid; see `read_tree`.
     """
     resolved = path.resolve()
     if resolved in chain:
@@ -232,15 +232,18 @@ def _plain_value(
 ) -> Any:
     """Return the plain value of a node, and record the line of each key in ``tree``.
 
+    Plain values are text, floats, 64-bit integers, True, False, None, and lists and mappings of
+    plain values. Dates stay text. Keys are scalars and become text.
+
     Args:
         loader: the loader that parsed the node.
         node: the node.
         key: the path of the node.
-        tree: gets the marks.
-        parents: the nodes that contain ``node``, to find an alias inside its own anchor.
+        tree: gets a mark for each key, such as ``gpt.yaml:37``.
+        parents: the nodes that contain ``node``, to find a node that contains itself by an alias.
 
     Raises:
-        yaml.MarkedYAMLError: the value or a key is not plain, or an alias is inside its anchor.
+        yaml.MarkedYAMLError: the value or a key is not plain, or a node contains itself.
     """
     if node in parents:
         raise _node_error(node, "an alias inside its own anchor")

@@ -44,8 +44,9 @@ class OptimizerSteps:
     Calls in static graph mode and in forked children are not watched.
 
     Args:
-        begin: called when an optimizer is created, and before each call of an optimizer, until it
-            returns True: the ranks are initialized, so that the session is open.
+        begin: opens the session and returns True, or returns False if the ranks are not initialized
+            yet. Called when an optimizer is created, and before each call of an optimizer, until it
+            returns True.
         end_step: called when a step has ended.
         boundary: number of the optimizer that ends the steps. Optimizers are numbered from 1 in
             the order of their first call of ``step`` or ``minimize``.
@@ -149,13 +150,13 @@ class OptimizerSteps:
         return wrapper
 
     def _ends_step(self, called: list[Any]) -> bool:
-        """Return whether an outermost call ends a step; remember that ``called`` belong together.
+        """Return whether an outermost call ends a step; remember ``called`` as one optimizer.
 
         If an object in ``called`` cannot be remembered, log a warning, call `close`, and return
         False.
 
         Args:
-            called: the optimizer and its wrappers, in the order of the calls; may contain None.
+            called: the optimizer and its wrappers, the outermost wrapper first; may contain None.
         """
         optimizers = [optimizer for optimizer in called if optimizer is not None]
         try:
@@ -168,13 +169,14 @@ class OptimizerSteps:
         return index == self._boundary - 1
 
     def _index(self, optimizers: list[Any]) -> int:
-        """Return the index of the optimizer, from 0.
+        """Return the index of an optimizer, from 0.
 
-        A new optimizer takes the index of an optimizer that no longer exists, or else the next
-        index. When the second index is given out, a warning names both optimizers.
+        An optimizer keeps its index if it or one of its wrappers was seen before. A new optimizer
+        takes the index of an optimizer that no longer exists, or else the next index. When index 1
+        is first used, a warning names both optimizers and the one that ends the steps.
 
         Args:
-            optimizers: the optimizer and its wrappers, in the order of the calls.
+            optimizers: the optimizer and its wrappers, the outermost wrapper first.
         """
         for index, family in enumerate(self._families):
             if any(optimizer in family for optimizer in optimizers):

@@ -31,7 +31,7 @@ class PpprofCallback(CallbackSession, paddle.callbacks.Callback):  # type: ignor
         self.begin()
 
     def on_epoch_begin(self, epoch: Any = None, logs: Any = None) -> None:
-        """Count step time again after the last epoch's end; count samples and batches from 0."""
+        """Count step time again after the previous epoch; count samples and batches from 0."""
         self._num_samples = self._num_batches = 0
         self.resume()
 

@@ -32,21 +32,24 @@ log = logging.getLogger("ppprof")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the script, and return an exit code.
+    """Run a training script under a ``Profiler`` block, and return an exit code.
 
-    Exceptions of the script are raised, SystemExit too. If ``stop_training`` asks for it,
+    Exceptions of the script are raised unchanged. If ``Profiler.stop_training`` is True,
     SystemExit(0) ends the script after the last window. The process's ``sys.argv``, ``sys.path[0]``
-    and ``__main__`` become those of the script.
+    and ``__main__`` become those of the script, and stay so.
 
     Args:
-        argv: the command line; None for the process's own.
+        argv: the command line: options, then ``--``, the script and its arguments; None for the
+            process's own.
 
     Returns:
         0 if the script has ended normally; 2 if the script did not start, since the ``Profiler``
-        block, the script's name or ``--optimizer`` is invalid.
+        block, the script's name or ``--optimizer`` (number of the optimizer that ends the steps)
+        is invalid.
 
     Raises:
-        SystemExit: the options cannot be parsed (code 2), or the script exits.
+        SystemExit: the options cannot be parsed (code 2), the script exits, or
+            ``Profiler.stop_training`` ends it (code 0).
     """
     args = _parser().parse_args(argv)
     log_to_stderr()

@@ -25,7 +25,10 @@ class TrainerHooks(CallbackSession):
         self.begin()
 
     def on_load_data_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count step time again if a pause is still open: a micro-batch of the training was loaded."""
+        """Count step time again if a pause for an evaluation or a checkpoint is still open.
+
+        The trainer calls this hook when it has loaded a micro-batch of the training.
+        """
         self.resume()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -52,7 +55,7 @@ class TrainerHooks(CallbackSession):
             self.resume()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Count step time again: the checkpoint was written."""
+        """Count step time again after a checkpoint was written."""
         self.resume()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

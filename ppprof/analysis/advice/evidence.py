@@ -80,7 +80,10 @@ class Evidence:
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """One row per rank and step: `Cluster.steps`. Without traces: no rows and no columns."""
+        """The times of each rank's steps (`Cluster.steps`). Without traces: no rows, no columns.
+
+        One row per rank and step; `ppprof.analysis.ranks.step_table.join_ranks` has the columns.
+        """
         return pl.DataFrame() if self.cluster is None else self.cluster.steps
 
     @cached_property
@@ -94,7 +97,7 @@ class Evidence:
 
     @cached_property
     def step_lengths(self) -> pl.DataFrame:
-        """One row per window and step, ascending: window, step, step_ns (of the slowest rank).
+        """One row per window and step, ascending: window, step, step_ns (the longest of all ranks).
 
         Without traces: the steps of `sound_times`, with window 0.
         """
@@ -135,14 +138,15 @@ class Evidence:
         return pl.concat([pl.DataFrame(schema=schema), *(part.cast(schema) for part in parts)])  # type: ignore[arg-type]
 
     def typical(self, column: str) -> float:
-        """Return the median over ranks of a column of `indicator_means`; 0 if unknown."""
+        """Return the median over ranks of a column of `indicator_means`; 0 if all are missing."""
         return float(self.indicator_means[column].median() or 0.0)  # type: ignore[arg-type]
 
     def names(self, kind: str, by: str = "time_ns") -> pl.DataFrame:
         """Return the names of one kind with their calls and times, the largest first.
 
         Args:
-            kind: a value of the column what of `ppprof.analysis.advice.indicators.NAMES`: ``copy``.
+            kind: a value of the column what of `ppprof.analysis.advice.indicators.NAMES`, such as
+                ``copy``.
             by: the column to sort by: ``calls`` or ``time_ns``.
 
         Returns:
@@ -172,7 +176,7 @@ class Evidence:
 
         Args:
             rule: the rule's name.
-            cost_ns: the possible gain per step.
+            cost_ns: the possible gain per step, in ns.
             confidence: one of `ppprof.analysis.advice.finding.CONFIDENCES`.
             facts: numbers and names for the rule's texts. step_ns and remedy are added; a value of
                 ``facts`` has precedence.

@@ -106,8 +106,9 @@ class Diff:
         Returns:
             metric, unit (ns, bytes, ratio, per_s or text), baseline, experiment, delta,
             delta_ratio, baseline_text and experiment_text. The numbers are float64, null for
-            metrics of unit text; the texts are null for other metrics. delta_ratio is delta over
-            baseline, null if baseline is 0. A metric that neither run has is missing.
+            metrics of unit text; the texts are null for other metrics. delta is experiment minus
+            baseline; delta_ratio is delta over baseline, null if baseline is 0. A metric that
+            neither run has is missing.
         """
         metrics = [run.metrics_over(times) for run, (times, _) in zip(self._runs, self.step_times)]
         rows = []
@@ -127,10 +128,10 @@ class Diff:
         )
 
     def noise_of(self, metric: str) -> float | None:
-        """Return the standard error of a metric's delta in `overview`, from its noise over steps.
+        """Return the standard error, in ns, of a metric's delta in `overview`.
 
-        None for a metric that is not a part of a step, and if a run has fewer than two recorded
-        steps with that part.
+        It follows from the variance over steps. None for a metric that is not a part of a step, and
+        if a run has fewer than two recorded steps with that part.
         """
         part = _PART_OF_METRIC.get(metric)
         if part is None:
@@ -150,11 +151,12 @@ class Diff:
 
         Returns:
             name; status (both, new or gone); for each of `OPERATOR_VALUES`, per rank and step,
-            float64: ``baseline_cpu_self_ns``, ``experiment_…``, ``delta_…``,
-            ``delta_ratio_cpu_self`` (null if the baseline is 0) and ``noise_…``, the standard error
-            of the delta (null with one step); and is_clear, whether the delta that sorts the table
-            is at least 5 standard errors (null if these are unknown). Sorted by the absolute delta
-            of GPU self time if a run has device events, else of CPU self time.
+            float64: ``baseline_cpu_self_ns``, ``experiment_…``, ``delta_…`` (experiment minus
+            baseline), ``delta_ratio_cpu_self`` (delta over baseline, null if the baseline is 0) and
+            ``noise_…``, the standard error of the delta (null with one step); and is_clear, whether
+            the absolute delta that sorts the table is at least 5 standard errors (null if these are
+            unknown). If a run lacks the operator, its values are 0. Sorted by the absolute delta of
+            GPU self time if a run has device events, else of CPU self time.
         """
         return self._operators_by(f"{self.clock}_self_ns")
 
@@ -198,16 +200,24 @@ class Diff:
     def ranks(self) -> pl.DataFrame:
         """The ranks of both runs, joined by coordinate, the largest change of the own time first.
 
-        Ranks are joined by number if a topology is unknown. If both runs have a single rank, these
-        ranks are compared, whatever their coordinates.
+        A rank's own time is the step without exposed communication and bubble. Ranks are joined by
+        number if a topology is unknown. If both runs have a single rank, these ranks are compared,
+        whatever their coordinates.
 
         Returns:
-            baseline_rank and experiment_rank int64 (null if that run has no such rank); coordinate
-            (``dp0 mp1``; null if ranks are not joined by it); status (both, new or gone); for
-            step_ns, own_ns (the step without exposed communication and bubble) and each of `PARTS`,
-            mean over recorded steps, float64: baseline_, experiment_, delta_, delta_ratio_ and
-            noise_; is_clear of delta_own_ns. Ranks that both runs have come first, then sorted by
-            the absolute delta_own_ns, the largest first.
+            - baseline_rank and experiment_rank: int64, null if that run has no such rank;
+            - coordinate: ``dp0 mp1``, null if ranks are not joined by coordinate;
+            - status: both, new (only in the experiment) or gone (only in the baseline);
+            - for step_ns, own_ns and each of `PARTS`, mean over recorded steps, float64:
+              ``baseline_own_ns``, ``experiment_own_ns``, ``delta_own_ns`` (experiment minus
+              baseline), ``delta_ratio_own`` (delta over baseline, null if the baseline is 0) and
+              ``noise_own_ns``, the standard error of the delta (null with one step). If a run lacks
+              the rank, its values are 0;
+            - is_clear: whether the absolute delta_own_ns is at least 5 standard errors; null if
+              these are unknown.
+
+            Ranks that both runs have come first. Both groups are sorted by the absolute
+            delta_own_ns, the largest first.
         """
         labels = _labels(self._runs)
         one, other = (_by_rank(run, names) for run, names in zip(self._runs, labels))
@@ -244,13 +254,14 @@ class Diff:
             - stage: null unless both runs are pipelines;
             - depth: 0 for the step;
             - name, and status (both, new or gone);
-            - baseline_, experiment_ and delta_ of each of `MODULE_VALUES`, float64, per rank and
-              step. If a run lacks the module, its value is null, and counts as 0 in the delta;
+            - baseline_, experiment_ and delta_ (experiment minus baseline) of each of
+              `MODULE_VALUES`, float64, per rank and step. If a run lacks the module, its value is
+              null, and counts as 0 in the delta;
             - delta_ratio: delta_time_ns over baseline_time_ns, null if that is 0 or missing;
             - noise_time_ns, noise_self_ns: the standard errors of delta_time_ns and delta_self_ns
               (null with one step);
-            - is_clear: whether delta_self_ns (for the step: delta_time_ns) is at least 5 standard
-              errors; null if these are unknown;
+            - is_clear: whether the absolute delta_self_ns (for the step: delta_time_ns) is at least
+              5 standard errors; null if these are unknown;
             - baseline_until_ns, experiment_until_ns: the accumulated trend, which is the sum of
               self_ns of this row and all rows above it in its stage; null for the step and for a
               module that the run lacks.

@@ -36,7 +36,7 @@ class Naming:
     def is_whole(self, name: str) -> bool:
         """Return whether the operators that an operator calls count as part of it.
 
-        They do for gradients if frameworks are compared, because torch's gradients contain
+        They count for gradients if frameworks are compared, because torch's gradients contain
         operators and Paddle's do not.
 
         Args:
@@ -98,10 +98,14 @@ def _without_build(name: str) -> str:
 
 
 def _split_cpp_name(name: str) -> tuple[str, str]:
-    """Return a C++ function's name without arguments and return type, and the removed arguments.
+    """Split the name of a C++ function or kernel; return its bare name, and its arguments as text.
 
-    Other names, such as ``rpc#f(a -> b)`` or ``a < b``, are returned unchanged, with "" as
-    arguments.
+    The bare name has no return type, no template arguments and no call arguments. The text holds
+    the template and call arguments, with their brackets. Other names, such as ``rpc#f(a -> b)`` or
+    ``a < b``, are returned unchanged, with "" as text.
+
+    >>> _split_cpp_name("void phi::Kernel<float>::run(int) const")
+    ('phi::Kernel::run', '<float> (int) ')
     """
     if not re.match(
         r"^(void |[\w:~]+ )?[\w:~]+\s*<.*>|^(void |[\w:~]+ )?[\w:~]+::[\w:~]+\s*\(", name

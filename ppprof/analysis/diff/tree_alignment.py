@@ -53,7 +53,7 @@ match, None stands for the other node."""
 
 
 def align_trees(left: Node, right: Node) -> list[Pair]:
-    """Return the pairs of two trees as one tree, in pre-order.
+    """Return the matching and unmatched nodes of two trees as one tree of pairs, in pre-order.
 
     The roots match, whatever their names. Between two matching siblings, unmatched siblings of
     ``left`` come before those of ``right``.
@@ -83,7 +83,10 @@ class _Alignment:
         self._num_compared = 0
 
     def pairs(self, left: Node, right: Node, depth: int) -> Iterator[Pair]:
-        """Yield the pair of two matching nodes at ``depth``, then the pairs below, in pre-order."""
+        """Yield the pair of two matching nodes at ``depth``, then the pairs of their descendants.
+
+        The pairs are in pre-order.
+        """
         if self._shape[id(left)] == self._shape[id(right)]:
             for one, other, below in _zip_equal(left, right):
                 yield one, other, depth + below
@@ -236,9 +239,10 @@ def _longest(
 def _best_scores(
     scores: _Scores, rows: range, first: int, last: int, *, backwards: bool = False
 ) -> Int32:
-    """Return the best total scores of ``rows`` with the first 0, 1, ... nodes on the right.
+    """Return the best total score of matching ``rows`` with the first 0, 1, ... nodes on the right.
 
-    If ``backwards``, with the last 0, 1, ... nodes on the right. Shape (last - first + 1,).
+    ``rows`` are indices on the left; the indices on the right go from ``first`` to ``last - 1``. If
+    ``backwards``, with the last 0, 1, ... nodes on the right. Shape (last - first + 1,).
     """
     best = np.zeros(last - first + 1, np.int32)
     for i in rows:
@@ -269,6 +273,9 @@ def levels(root: Node) -> Iterator[tuple[Node, int]]:
 
 
 def _zip_equal(left: Node, right: Node) -> Iterator[tuple[Node, Node, int]]:
-    """Yield the pairs of two trees of the same shape, in pre-order, with their depth."""
+    """Yield the pairs of nodes of two trees of equal names and structure, in pre-order.
+
+    The number is the depth of both nodes; 0 is the root.
+    """
     for (one, depth), (other, _) in zip(levels(left), levels(right)):
         yield one, other, depth

@@ -44,7 +44,7 @@ def covered(start: Int64, end: Int64) -> int:
 
 
 def overlap(left: Intervals, right: Intervals) -> int:
-    """Return the number of nanoseconds that lie in both sets: |A| + |B| - |A or B|."""
+    """Return the number of nanoseconds that two sets share: |left| + |right| - |left or right|."""
     both = (np.concatenate((left[0], right[0])), np.concatenate((left[1], right[1])))
     return covered(*left) + covered(*right) - covered(*both)
 
@@ -110,7 +110,7 @@ def covered_within(disjoint: Intervals, start: Int64, end: Int64) -> Int64:
 def _contains(intervals: Intervals, time: Int64) -> Bool:
     """Return whether each instant of ``time`` lies in an interval.
 
-    It does if more intervals have begun by then than have ended.
+    An instant lies in an interval if more intervals have begun by then than have ended.
     """
     start, end = np.sort(intervals[0]), np.sort(intervals[1])
     is_inside: Bool = np.searchsorted(start, time, side="right") > np.searchsorted(

@@ -106,18 +106,24 @@ class Profile:
 
     @cached_property
     def steps(self) -> list[int]:
-        """Numbers of the recorded steps, ascending; one for each ProfileStep, so not distinct."""
+        """Numbers of the recorded steps, ascending, one for each ProfileStep; some may be equal."""
         names = self.tree.of_category("ProfileStep")["name"].cast(pl.String)
         return sorted(names.str.extract(r"#(\d+)$").cast(pl.Int64).drop_nulls().to_list())
 
     @cached_property
     def total_ns(self) -> int:
-        """The time inside steps: the union of all ProfileStep events. The base of CPU ratios."""
+        """The time in ns inside steps: the union of all ProfileStep events; 0 without steps.
+
+        The CPU ratios of the tables are shares of this time.
+        """
         return covered(*intervals_of(self.tree.of_category("ProfileStep")))
 
     @cached_property
     def outermost(self) -> pl.DataFrame:
-        """The rows of ``tree.hosts`` that are a step or a phase and not below a phase, by visit."""
+        """The steps and the phases that are not inside a phase: rows of ``tree.hosts``.
+
+        Sorted by the column visit, which keeps the order of Paddle's tables (`Tree`).
+        """
         tree = self.tree
         is_phase = tree.hosts["category"].is_in(PHASES).to_numpy()
         is_step = (tree.hosts["category"] == "ProfileStep").to_numpy()
@@ -128,7 +134,8 @@ class Profile:
     def phases(self) -> pl.DataFrame:
         """Calls and times of the events of `outermost`, grouped by category.
 
-        Columns: category, and those that `grouped` returns.
+        Columns: category, then calls and the total, average, maximum and minimum CPU and GPU time,
+        named as in `grouped`.
         """
         return grouped(self.outermost, ["category"])
 

@@ -30,12 +30,13 @@ class StepRange:
     """
 
     start: int = 0
+    """The first step of the range."""
     stop: int | None = None
     """The first step after the range; None: the range goes on to the last step."""
 
     @classmethod
     def parse(cls, text: str | int) -> StepRange:
-        """Return the range that ``"A:B"`` (A to B - 1), ``"A:"``, ``":B"`` or one number states.
+        """Parse ``"A:B"`` (steps A to B - 1), ``"A:"``, ``":B"`` (from step 0) or one number.
 
         Raises:
             UsageError: ``text`` has none of these forms, or no step is in the range.
@@ -67,7 +68,7 @@ class StepRange:
         return f"{self.start}:{stop}"
 
     def contains(self, step: pl.Expr) -> pl.Expr:
-        """Return an expression: whether ``step`` is in the range; False for null."""
+        """Return the expression for whether ``step`` is in the range; False where it is null."""
         inside = step >= self.start
         if self.stop is not None:
             inside &= step < self.stop
@@ -163,10 +164,10 @@ def select_events(
 
 
 def _new_rows(parent: Int64, keep: npt.NDArray[np.bool_]) -> Int64:
-    """Return the new row of each event, or of its nearest remaining ancestor if it is removed.
+    """Return the new row of each event; for a removed event, that of its nearest kept ancestor.
 
-    -1 if no ancestor remains. Shape (N + 1,): the last element is -1, so that the index -1 (no
-    parent) gives -1.
+    The row is -1 if no ancestor is kept. Shape (N + 1,): the last element is -1, so that the index
+    -1 (no parent) gives -1.
     """
     num_events = len(parent)
     missing = num_events

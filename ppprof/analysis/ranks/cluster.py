@@ -23,9 +23,13 @@ from ppprof.trace.schema import Trace
 
 
 class RankAnalysis(NamedTuple):
-    """Tables from one rank's trace. Their column rank is -1; the caller fills in the rank later."""
+    """Tables from one rank's trace.
+
+    The column rank of ``collectives`` and ``passes`` is -1; the caller fills in the rank later.
+    """
 
     breakdown: Breakdown
+    """The parts of each step: the result of `ppprof.analysis.ranks.step_breakdown.breakdown`."""
     collectives: pl.DataFrame
     """The result of `ppprof.analysis.ranks.collectives.collectives`. The function `with_rank` of
     that module fills in the rank."""
@@ -34,13 +38,19 @@ class RankAnalysis(NamedTuple):
 
 
 def analyze_rank(trace: Trace) -> RankAnalysis:
-    """Return the tables of one rank's window that a `Cluster` needs."""
+    """Return the breakdown of steps, the collectives and the passes of one rank's window.
+
+    A `Cluster` is built from these tables of all ranks.
+
+    Args:
+        trace: one rank's window.
+    """
     profile = Profile(trace)
     return analyze_profile(profile, breakdown(profile))
 
 
 def analyze_profile(profile: Profile, parts: Breakdown) -> RankAnalysis:
-    """Return the tables of `analyze_rank` for a profile whose breakdown is already known.
+    """Return the same tables as `analyze_rank`, for a profile whose breakdown is already known.
 
     Args:
         profile: one rank's window.
@@ -80,9 +90,9 @@ class Cluster:
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """The rows of ``steps_per_trace``, with transfers moved out of the bubble.
+        """One row per rank and step: ``steps_per_trace``, with transfers moved out of the bubble.
 
-        A transfer becomes exposed communication: see
+        A transfer between pipeline stages becomes exposed communication: see
         `ppprof.analysis.ranks.transfers.without_transfers`.
         """
         return without_transfers(
@@ -113,7 +123,8 @@ class Cluster:
     def slow_ranks(self) -> pl.DataFrame:
         """One row per rank: how much longer its own work takes than that of its peers.
 
-        The result of `ppprof.analysis.ranks.stragglers.slow_ranks`; peers are the ranks of a stage.
+        The result of `ppprof.analysis.ranks.stragglers.slow_ranks`. A rank's peers are the ranks of
+        its pipeline stage.
         """
         waiting = [
             name

@@ -25,22 +25,25 @@ def join_ranks(
 ) -> pl.DataFrame:
     """Return the breakdowns of all ranks as one table: a row per rank and step, a column per part.
 
-        rank  step  part     axis  time_ns         rank  ...  step  step_ns  exposed_mp_ns
-        bubble_ns 0     4     step     null  90         ->   0     ...  4     90       30
-        60 0     4     exposed  mp    30 0     4     bubble   null  60
+        part     axis  time_ns
+        step     null       90        rank  step  step_ns  exposed_mp_ns  bubble_ns
+        exposed  mp         30   ->      0     4       90             30         60
+        bubble   null       60
 
     Args:
-        breakdowns: rank, window and ``parts`` of each result of
-            `ppprof.analysis.ranks.step_breakdown.breakdown`.
+        breakdowns: rank, window and table for each window of each rank. A table is ``parts`` in the
+            result of `ppprof.analysis.ranks.step_breakdown.breakdown`.
         places: columns of `PLACES`, one row per rank. Ranks without a row get nulls.
 
     Returns:
-        Columns of `PLACES`, window and step. Then, in int64 nanoseconds: ``step_ns``; a column for
-        each of `PARTS`, which add up to ``step_ns``; a column for each of `BESIDE`, which are
-        outside the sum. Exposed, communication and hidden have a column per axis
-        (``exposed_mp_ns``), which is 0 if the rank does not communicate over that axis. Another
-        part is null if the rank's trace cannot have it: host_bound without device events. Sorted by
-        rank, window and step.
+        The columns of `PLACES` (rank, host and position on each axis), window and step. Then, in
+        int64 nanoseconds: ``step_ns``; the parts of the step (`PARTS`: computation, exposed,
+        data_loading, bubble, host_bound and rest), which add up to ``step_ns``; and the times
+        outside that sum (`BESIDE`: communication, hidden and host_launch). exposed, communication
+        and hidden have a column for each axis that any rank uses, such as ``exposed_mp_ns``: 0 if
+        the rank does not communicate over that axis. The other columns are null if the rank's trace
+        cannot have that time: host_bound and host_launch need device events. Sorted by rank, window
+        and step.
     """
     rows = pl.concat(
         [
@@ -84,12 +87,16 @@ def group_steps(steps: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
 
     Args:
         steps: the result of `join_ranks`.
-        by: some of `GROUPS`.
+        by: the columns to group by, at least one of `GROUPS`: rank, step, host and the axes.
 
     Returns:
-        One row per group, sorted by the columns of ``by``: these columns; the rank's other columns
-        of `PLACES` if ``by`` contains rank, else num_ranks; num_steps; then the mean of each time
-        over the group's rows, float64. If ``by`` is step alone, also the columns of `slowest`.
+        One row per group, sorted by the columns of ``by``. Columns, in this order:
+
+        - the columns of ``by``;
+        - if ``by`` contains rank, the rank's host and positions (`PLACES`); else num_ranks;
+        - num_steps: the number of distinct steps;
+        - the mean of each time over the group's rows, float64;
+        - if ``by`` is step alone, the slowest rank of the step: the columns of `slowest`.
 
     Raises:
         UsageError: ``by`` names a column that is not in `GROUPS`, or that is null in every row of

@@ -54,7 +54,8 @@ _LEAVE_SECONDS = 5.0
 class ClockSync(ABC):
     """Compares one rank's clock with rank 0's during the rank's session.
 
-    No method raises. The first failure is logged.
+    A reading is one comparison: the offset of the two clocks, with its error. It is appended to the
+    rank's file in the run directory. No method raises. The first failure is logged.
     """
 
     def __init__(self, run: Path, rank: int) -> None:
@@ -126,9 +127,11 @@ class ClockServer(ClockSync):
         self._thread.start()
 
     def close(self, compare: bool, failed: bool) -> None:
-        """See `ClockSync.close`; first wait up to 5 s until all ranks that sent queries have left.
+        """Stop answering queries; first wait up to 5 s until all ranks that sent queries have left.
 
-        If ``failed`` is True, do not wait.
+        Args:
+            compare: as for `ClockSync.close`.
+            failed: whether an exception ends the training; if so, do not wait.
         """
         deadline = time.monotonic() + (0 if failed else _LEAVE_SECONDS)
         try:
@@ -187,9 +190,14 @@ class ClockClient(ClockSync):
         self._thread: threading.Thread | None = None
 
     def advance(self, before: State, step: int) -> None:
-        """See `ClockSync.advance`; ahead of steps 0 and 1, first look for rank 0 if not found yet.
+        """Start a reading if rank 0 was just found, or if a window has ended.
 
-        When rank 0 is found, a reading starts. If rank 0 is not found, no clocks are compared.
+        Before steps 0 and 1, look for rank 0 if it is not found yet. If it is not found by then,
+        this rank's clock is never compared.
+
+        Args:
+            before: the job's state in the step that has ended.
+            step: number of the step that begins.
         """
         if self._socket is None and step <= 1:
             with self._suppress_and_report():
@@ -200,9 +208,10 @@ class ClockClient(ClockSync):
             super().advance(before, step)
 
     def close(self, compare: bool, failed: bool) -> None:
-        """See `ClockSync.close`; also notify rank 0 that this rank leaves.
+        """Take a last reading, notify rank 0 that this rank leaves, and close the socket.
 
-        The last reading is taken only if ``compare`` is True and ``failed`` is False.
+        The last reading is taken only if ``compare`` is True and ``failed`` is False; for these
+        arguments see `ClockSync.close`.
         """
         if self._thread is not None:
             self._thread.join(_BURST_SECONDS + 2)

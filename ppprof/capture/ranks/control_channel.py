@@ -49,13 +49,16 @@ class ControlChannel(ABC):
 
     @abstractmethod
     def send(self, message: Message) -> None:
-        """Send a message: rank 0 sends it to all other ranks, any other rank to rank 0.
+        """Send a message without waiting: rank 0 to all other ranks, any other rank to rank 0.
+
+        A message of rank 0 is sent again until each rank has confirmed it, for at most 30 s. A
+        message of another rank is sent once and may be lost.
 
         Args:
-            message: values for JSON; ``message["kind"]`` is its kind.
+            message: values for JSON; ``message["kind"]`` is text that says what the message is.
 
         Raises:
-            OSError: the socket is broken.
+            OSError: this rank's socket is broken.
         """
 
     def unconfirmed(self) -> list[int]:
@@ -121,7 +124,7 @@ class CoordinatorChannel(ControlChannel):
         self._socket.setblocking(False)
 
     def read(self) -> list[Message]:
-        """See `ControlChannel.read`; also send unconfirmed messages again."""
+        """Return the messages since the last call; send unconfirmed messages of rank 0 again."""
         messages = []
         while True:
             try:
@@ -147,7 +150,7 @@ class CoordinatorChannel(ControlChannel):
         return messages
 
     def send(self, message: Message) -> None:
-        """Send a message to all known ranks.
+        """Send a message to all ranks that have said hello.
 
         `read` sends the message again, every 50 ms, to ranks that have not confirmed it. Ranks that
         say hello later get it, too. After 30 s the message is dropped.
@@ -224,7 +227,7 @@ class WorkerChannel(ControlChannel):
         self._numbers_read: set[int] = set()
 
     def read(self) -> list[Message]:
-        """See `ControlChannel.read`; also confirm the messages, and say hello until rank 0 answers.
+        """Return and confirm the messages that have arrived; say hello until rank 0 answers.
 
         The first two calls look for rank 0; if it attaches at all, it has attached by then. Without
         rank 0, the list stays empty. A message that arrives twice is returned once.

@@ -164,7 +164,7 @@ class Collectives:
         self._axes.clear()
 
     def _call(self, op: _Spanned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a wrapped function in a span; without a span inside another communication span."""
+        """Call a wrapped function in a span; inside another communication span, add no span."""
         if getattr(self._nested, "inside", False):
             return op.__wrapped__(*args, **kwargs)
         return self._record(
@@ -174,7 +174,7 @@ class Collectives:
     def _call_method(
         self, op: str, index: int, method: _Function, group: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Call a process group's method in a span; without one inside another communication span.
+        """Call a process group's method in a span; inside another communication span, add no span.
 
         Args:
             op: name of the operation in a trace.
@@ -192,7 +192,7 @@ class Collectives:
     def _record(
         self, op: str, annotations: list[str], function: _Function, args: Any, kwargs: Any
     ) -> Any:
-        """Call a function in a span, and remember the tasks it returns for the spans of their waits.
+        """Call a function in a span; remember the tasks that it returns, to name their wait spans.
 
         Args:
             op: name of the operation.

@@ -1,4 +1,4 @@
-"""The rest of ``Profiler.max_trace_mb`` on a rank, and whether a window must end to stay in it."""
+"""The disk space left of ``Profiler.max_trace_mb`` on a rank; whether a window must end to fit."""
 
 from __future__ import annotations
 
@@ -51,20 +51,26 @@ class DiskBudget:
         self._step_bytes: float | None = None
 
     def open(self) -> None:
-        """Note the memory in use and the disk space taken as a window opens."""
+        """Note the memory in use and the disk space taken; call it when a window opens."""
         self._resident_at_open = self._resident_bytes()
         self._spent = self._on_disk()
 
     @property
     def is_spent(self) -> bool:
-        """Whether not even one more step would fit, so that no window should open."""
+        """Whether the limit leaves no space for one more step, so that no window should open.
+
+        The size of a step is that of the last saved window; before the first, any space will do.
+        """
         return self._on_disk() + self._total_per_pb * (self._step_bytes or 1) > self.max_bytes
 
     def is_close(self, num_steps: int) -> bool:
-        """Return whether a window with ``num_steps`` has to end, since one more step might not fit.
+        """Return whether the open window has to end, since one more step might not fit.
 
         The size of a step is that of the last saved window; in the first window it is estimated
         from the growth of resident memory.
+
+        Args:
+            num_steps: steps recorded in the window so far.
         """
         per_step = self._step_bytes
         if per_step is None:
@@ -88,7 +94,11 @@ class DiskBudget:
             self._step_bytes = size / num_steps
 
     def dropped(self, name: rundir.TraceName) -> None:
-        """Stop counting a window that was deleted."""
+        """Stop counting the traces that a saved window was to get: the window was deleted.
+
+        Args:
+            name: name of the window's files; an unknown name has no effect.
+        """
         self._unfinished.pop(name, None)
 
     def _on_disk(self) -> int:

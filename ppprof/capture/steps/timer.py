@@ -48,7 +48,11 @@ class StepTimer:
         self._benchmark: Any = None
 
     def watch_readers(self) -> None:
-        """Start to measure the reader cost: install this timer as a hook of Paddle's benchmark."""
+        """Start to measure how long steps wait for Paddle's DataLoaders (the reader cost).
+
+        Installs this timer as a hook of ``paddle.profiler.timer.benchmark()``. Without this call,
+        steps have no reader cost.
+        """
         from paddle.profiler.timer import benchmark
 
         self._benchmark = benchmark()

@@ -76,9 +76,14 @@ class Scalars:
         self.flush()  # a disk error appears now
 
     def add(self, record: StepRecord, loss: Loss = None) -> None:
-        """Add a step; write all collected steps if the last write was at least 10 s ago. Never raises.
+        """Add a step; write all collected steps if the last write was at least 10 s ago.
 
-        A callable ``loss`` is called. A loss on a device is not read; the first such loss is logged.
+        Never raises: a failure, of a callable ``loss`` too, is logged and ends the VisualDL log.
+
+        Args:
+            record: the step.
+            loss: the step's loss. A callable is called at once. A tensor on a device is not read;
+                the first such tensor is logged.
         """
         if self._failed:
             return
