@@ -44,11 +44,12 @@ class OptimizerSteps:
     Calls in static graph mode and in forked children are not watched.
 
     Args:
-        begin: opens the session and returns True, or returns False if the ranks are not initialized
-            yet. Called when an optimizer is created, and before each call of an optimizer, until it
-            returns True.
-        end_step: called when a step has ended.
-        boundary: number of the optimizer that ends the steps. Optimizers are numbered from 1 in
+        begin: opens the session; returns False if this is not possible yet, because the ranks are
+            not initialized. It is called when an optimizer is created, and before each call of
+            ``step`` or ``minimize``, until it returns True.
+        end_step: called after each step, when the outermost call of ``step`` or ``minimize`` has
+            returned.
+        boundary: number of the optimizer whose calls end steps. Optimizers are numbered from 1 in
             the order of their first call of ``step`` or ``minimize``.
     """
 

@@ -142,13 +142,13 @@ class _ScriptSession:
             self._steps = OptimizerSteps(self._begin, self._end_step, optimizer)
 
     def close(self, error: BaseException | None) -> None:
-        """Close the session; warn if the script has ended without an error and without a step.
+        """Close the session; log a warning if the script ended normally but without a step.
 
-        In a forked child, or if profiling is off, do nothing.
+        In a forked child, or if ``Profiler.enable`` is False, do nothing.
 
         Args:
-            error: the exception that ended the script; None without one. SystemExit with code 0 or
-                None does not count as an error.
+            error: the exception that ended the script; None if there is no exception. SystemExit
+                with code 0 or None counts as a normal end.
         """
         if self._steps is None or os.getpid() != self._pid:
             return

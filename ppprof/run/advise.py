@@ -45,7 +45,7 @@ def advise(
         executor: reads several ranks at once, any of ``concurrent.futures``.
 
     Raises:
-        UsageError: no such ranks, window or steps; the message names those that exist.
+        UsageError: no such ranks, window or steps; the message names the existing ones.
         InputError: the run has neither a readable trace nor step times.
     """
     return findings_of(collect_evidence_of_run(run, ranks, window, steps=steps, executor=executor))

@@ -32,12 +32,12 @@ from ppprof.units import format_ranges
 Steps = Union[StepRange, str, int, None]
 
 _MOST_PARTS = 16
-"""Windows whose tables are held before they are summed."""
+"""Most tables of one kind that are kept before they are summed; each comes from one window."""
 
 _STEPS_OF_A_WINDOW = 2**32
 
 _LOCATION_KEYS = ("output_dir", "profiler_log", "input_dir", "input", "ckpt_dir", "log_dir")
-"""Keys of a config that name a place: they differ between any two runs."""
+"""Keys of a config that name a place. They are not compared: they differ between any two runs."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,18 @@ class RunPart:
 
     run: Run
     ranks: RankSelector = "all"
+    """The ranks, as `ppprof.run.run.Run.select_ranks` takes them."""
     window: int | None = None
-    """None: all windows."""
+    """Number of the window; None: all windows."""
     steps: StepRange | None = None
-    """None: all steps."""
+    """The steps; None: all steps."""
 
     @cached_property
     def recordings(self) -> Sequence[Recording]:
-        """The windows; empty for a run without traces.
+        """The recordings of these ranks and this window; empty for a run without traces.
 
         Raises:
-            UsageError: no such ranks or window; the message names those that exist.
+            UsageError: no such ranks or window; the message names the existing ones.
         """
         if not self.run.recordings:
             return ()
@@ -64,7 +65,7 @@ class RunPart:
 
     @cached_property
     def framework(self) -> str | None:
-        """``paddle`` or ``torch``, from the first file that can be read; None without one."""
+        """``paddle`` or ``torch``, from the first readable file; None without a readable file."""
         for recording in self.recordings:
             for path in recording.files:
                 with suppress(InputError):  # reported where the window is read
@@ -94,18 +95,21 @@ def diff(
     Args:
         baseline: the run to compare with.
         experiment: the run that is compared; may be the same run.
-        ranks: the ranks of both runs, or a pair; see `ppprof.run.run.Run.select_ranks`.
-        windows: the window of both runs, or a pair; None: all windows.
-        steps: only steps A to B-1 of both runs, as ``"A:B"``, or a pair.
+        ranks: the ranks of both runs, such as ``"all"``, ``3`` or ``{"pp": 0}``; or a pair
+            (baseline's, experiment's). See `ppprof.run.run.Run.select_ranks`.
+        windows: the number of the window in both runs, or such a pair; None: all windows.
+        steps: only steps A to B-1 of both runs, as ``"A:B"``, or such a pair; None: all steps.
         exact: compare operators and kernels by their recorded names. By default template arguments,
             architectures and other marks of a build are ignored.
-        names: a YAML file of ``name: [other names...]``, in addition to the built-in one, which is
-            used where one run is Paddle's and the other PyTorch's.
-        executor: reads several ranks at once, any of ``concurrent.futures``.
+        names: a YAML file of ``name: [other names...]`` that count as the same operator. It adds to
+            the built-in file, which is used only if one run is Paddle's and the other PyTorch's.
+        executor: any of ``concurrent.futures``, which reads several ranks at once; None: this
+            process reads one after the other.
 
     Raises:
-        UsageError: no such ranks, window or steps; names those that exist.
-        InputError: no window of a run can be read.
+        UsageError: no such ranks, window or steps (the message names the existing ones), or
+            ``names`` is given together with ``exact``.
+        InputError: no window of a run can be read, or a run has neither traces nor step times.
     """
     if exact and names is not None:
         raise UsageError("exact: operators keep their recorded names, so names has no effect")
@@ -127,12 +131,13 @@ def _pair(value: Any) -> tuple[Any, Any]:
 def naming_for(
     parts: Sequence[RunPart], *, exact: bool = False, names: Mapping[str, str] | None = None
 ) -> Naming:
-    """Return how operators are named when these parts are compared.
+    """Return how operators and kernels are named when these parts are compared.
 
     Args:
-        parts: both sides.
-        exact: keep recorded names.
-        names: name -> the operator that it counts as, beside the built-in ones.
+        parts: both sides of the comparison; or one side, which is not compared.
+        exact: whether operators and kernels keep their recorded names.
+        names: name -> the name of the operator that it counts as; None: no such names. The
+            built-in names apply, too, if the sides have different frameworks.
     """
     own_names = names or {}
     if exact or len(parts) < 2:
@@ -146,8 +151,8 @@ def naming_for(
 def compare(baseline: RunCosts, experiment: RunCosts) -> Diff:
     """Return the comparison of two runs' costs.
 
-    If only one run links gradients to forward modules, attributing its gradients would show as a
-    difference of every module, so neither run's gradients are attributed then.
+    If only one run links gradients to forward modules, the gradients of neither run are attributed
+    to modules. Otherwise every module would differ between the runs.
     """
     recorded = [side for side in (baseline, experiment) if side.frameworks]
     if len({side.has_forward_links for side in recorded}) > 1:
@@ -158,10 +163,16 @@ def compare(baseline: RunCosts, experiment: RunCosts) -> Diff:
 def measure(
     part: RunPart, naming: Naming | None = None, executor: Executor | None = None
 ) -> RunCosts:
-    """Return one side of a comparison.
+    """Return the costs of one side of a comparison; reads its windows.
+
+    Args:
+        part: the side.
+        naming: how operators and kernels are named; None: as by `Naming` without arguments.
+        executor: any of ``concurrent.futures``, which reads several ranks at once; None: this
+            process reads one after the other.
 
     Raises:
-        UsageError: no such ranks, window or steps; names those that exist.
+        UsageError: no such ranks, window or steps; the message names the existing ones.
         InputError: no window can be read, or the run has neither traces nor step times.
     """
     results: Iterator[WindowResult[Costs]] = iter(())
@@ -172,14 +183,15 @@ def measure(
 
 
 def costs_of_run(part: RunPart, results: Iterable[WindowResult[Costs]]) -> RunCosts:
-    """Return one side of a comparison, from the costs of its windows.
+    """Return the costs of one side of a comparison, summed over its windows.
 
     Args:
         part: the side.
-        results: `ppprof.analysis.diff.costs.costs` of its windows; empty for a run without traces.
+        results: the result of `ppprof.analysis.diff.costs.costs` for each window of the side; empty
+            for a run without traces.
 
     Raises:
-        UsageError: no such steps; names those that exist.
+        UsageError: no such steps; the message names the existing ones.
         InputError: the run has neither traces nor step times.
     """
     run = part.run
@@ -210,7 +222,12 @@ def costs_of_run(part: RunPart, results: Iterable[WindowResult[Costs]]) -> RunCo
 
 
 def _step_times(part: RunPart) -> pl.DataFrame:
-    """Return the step times of the part, of its ranks and window."""
+    """Return the rows of the run's step times that belong to the part's ranks and window.
+
+    Raises:
+        InputError: the run has neither traces nor step times.
+        UsageError: the job has no such ranks.
+    """
     run, times = part.run, part.run.step_times
     if part.recordings:
         ranks = {recording.rank for recording in part.recordings}
@@ -224,7 +241,7 @@ def _step_times(part: RunPart) -> pl.DataFrame:
 
 
 def _stages(run: Run) -> dict[int, int]:
-    """Return the pipeline stage of each rank; empty where there is only one stage."""
+    """Return rank -> pipeline stage; empty if the job has one stage or an unknown topology."""
     if run.topology is None or run.topology.degree("pp") == 1:
         return {}
     return dict(run.places.select("rank", "pp").iter_rows())
@@ -244,7 +261,7 @@ def _without_window(table: pl.DataFrame, *, repeats: bool) -> pl.DataFrame:
 
 
 class _Sums:
-    """Tables of windows, summed."""
+    """The costs of the windows of a run: operators, kernels and modules, summed over ranks."""
 
     def __init__(self) -> None:
         modules = {"window": pl.Int64, "stage": pl.Int64, **MODULES, "calls": pl.Int64}
@@ -265,7 +282,7 @@ class _Sums:
 
         Args:
             window_costs: the costs.
-            stage: pipeline stage of the window's rank; None where there is only one stage.
+            stage: pipeline stage of the window's rank; None if the job has only one stage.
             window: number of the window.
             steps: the steps that count; None: all.
         """
@@ -291,7 +308,14 @@ class _Sums:
     def run_costs(
         self, run: Run, steps: pl.DataFrame, times: pl.DataFrame, *, repeats: bool
     ) -> RunCosts:
-        """Return the sums, with what is known about the run."""
+        """Return the sums as the costs of a run, with its steps and the facts in its manifest.
+
+        Args:
+            run: the run.
+            steps: the steps of the windows, as in ``RunCosts.steps``.
+            times: the step times, also of steps outside windows, as in ``RunCosts.times``.
+            repeats: whether several windows use the same step numbers; see `_without_window`.
+        """
         topology = run.topology
         tables = {
             name: _summed(_without_window(_summed(pl.concat(parts)), repeats=repeats))
@@ -312,7 +336,10 @@ class _Sums:
 
 
 def _module_calls(modules: pl.DataFrame, stage: int | None) -> pl.DataFrame:
-    """Return modules summed by path and step, with their stage and number of calls."""
+    """Return one row per module (path) and step: stage, summed times, and number of calls.
+
+    ``stage`` is null if the job has only one stage.
+    """
     is_step = pl.col("path") == ""  # a step is one call, however many ProfileSteps have its number
     return (
         modules.group_by("path", "step", maintain_order=True)
@@ -329,7 +356,10 @@ def _summed(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _steps(rows: pl.DataFrame | None) -> pl.DataFrame:
-    """Return rank, window, step, step_ns and `PARTS`; exposed communication is summed over axes."""
+    """Return rank, window, step, step_ns and `PARTS`; exposed communication is summed over axes.
+
+    ``rows`` is the result of `join_ranks`; None without a window, which gives no rows.
+    """
     schema = dict.fromkeys(("rank", "window", "step", "step_ns"), pl.Int64)
     if rows is None or rows.is_empty():
         return pl.DataFrame(schema={**schema, **dict.fromkeys(PARTS, pl.Int64)})
@@ -340,7 +370,7 @@ def _steps(rows: pl.DataFrame | None) -> pl.DataFrame:
 
 
 def _one_step(ranks: Sequence[int]) -> pl.DataFrame:
-    """Return one step of unknown length for each rank: a trace without steps counts as one."""
+    """Return a single step of unknown length (null) for each rank, for traces without steps."""
     unknown = {"window": 0, "step": 0, "step_ns": None, **dict.fromkeys(PARTS)}
     schema = dict.fromkeys(("rank", "window", "step", "step_ns"), pl.Int64)
     return pl.DataFrame(
@@ -358,7 +388,11 @@ def _coordinates(run: Run) -> dict[int, Mapping[str, int]]:
 
 
 def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the manifest's facts about the job, by dotted key, as text."""
+    """Return the config, versions and degrees of the job as texts, keyed by dotted key.
+
+    An example is ``config.Model.num_layers`` -> "4". The block ``Profiler`` and keys that name a
+    place (`_LOCATION_KEYS`) are left out.
+    """
     facts: dict[str, str] = {}
 
     def add(key: str, value: Any) -> None:

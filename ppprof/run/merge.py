@@ -36,10 +36,11 @@ class Merged:
     """The result of `merge_ranks`."""
 
     path: Path
+    """The file that was written."""
     ranks: tuple[int, ...]
-    """The ranks in it, ascending."""
+    """The ranks in the file, ascending."""
     num_events: int
-    """Without arrows."""
+    """Number of events in the file, without arrows between events."""
 
 
 def merge_ranks(
@@ -51,7 +52,10 @@ def merge_ranks(
     min_dur_ns: int = 0,
     clocks: Clocks | None = None,
 ) -> Merged:
-    """Write ranks into one timeline on one clock; see `ppprof.run.run.Run.merge`."""
+    """Write ranks into one timeline on one clock.
+
+    `ppprof.run.run.Run.merge` describes the arguments and errors.
+    """
     recordings = run.select_ranks(ranks, window)
     held: dict[Recording, Trace] = {}
     if clocks is None:
@@ -73,13 +77,13 @@ def merge_ranks(
 
 
 class _Windows:
-    """The windows to write, one in memory at a time.
+    """The windows to write; besides ``held``, memory holds one of them at a time.
 
     Args:
         run: the run.
         recordings: the windows.
-        steps: only these; None: all.
-        clocks: clocks by rank.
+        steps: only these steps; None: all steps.
+        clocks: clocks, keyed by rank.
         held: traces that were read already; each is removed when it is written.
     """
 
@@ -99,7 +103,7 @@ class _Windows:
         self.written: list[int] = []
         """The ranks that were written, ascending."""
         self.errors: list[str] = []
-        """Why ranks were left out."""
+        """Messages about windows that were left out because they are unreadable."""
 
     def __iter__(self) -> Iterator[Window]:
         existing: set[int] = set()
@@ -129,13 +133,17 @@ class _Windows:
 
 
 def _clocks_of(run: Run, recordings: Sequence[Recording], held: dict[Recording, Trace]) -> Clocks:
-    """Return clocks as the capture compared them, else as collectives bound them (`align_clocks`).
+    """Return the clocks of the ranks, keyed by rank.
+
+    These are the clocks that the capture measured. If some ranks have no measurement, their clocks
+    are estimated from the collectives (`align_clocks`), with a warning. Ranks whose clock cannot be
+    estimated are missing.
 
     Args:
         run: the run.
         recordings: the windows to merge.
-        held: receives the traces that were read for it, up to `_MAX_HELD_BYTES`; the others are
-            read again when they are written.
+        held: receives the traces that this function reads, up to `_MAX_HELD_BYTES` in all; the
+            other traces are read again when they are written.
     """
     reference = {0: Clock(0, (Reading(0, 0, 0),), "same")}
     measured = {**reference, **run.clocks} if run.clocks else {}
@@ -166,7 +174,16 @@ def _clocks_of(run: Run, recordings: Sequence[Recording], held: dict[Recording, 
 
 
 def _process_name(run: Run, recording: Recording, hosts: Mapping[int, str | None]) -> str:
-    """Return ``dp1 pp0 mp1 · host-b``; sep and sharding only where there are several of them."""
+    """Return the name of a rank's process, such as ``dp1 pp0 mp1 · host-b``.
+
+    It contains sep and sharding only if their degree is above 1. Without a topology, it is
+    ``recording.what``.
+
+    Args:
+        run: the run.
+        recording: a window of the rank.
+        hosts: rank -> host, for ranks that the manifest's ``nodes`` lack; None for unknown hosts.
+    """
     topology, rank = run.topology, recording.rank
     if topology is None or rank >= topology.world_size:
         return recording.what

@@ -29,11 +29,11 @@ def cluster_of(
 
     Args:
         run: the run.
-        results: `ppprof.analysis.ranks.cluster.analyze_rank` of some windows.
-        steps: only these; None: all.
+        results: the result of `ppprof.analysis.ranks.cluster.analyze_rank` for each window.
+        steps: only these steps; None: all steps.
 
     Raises:
-        UsageError: no such steps; names those that exist.
+        UsageError: no such steps; the message names the existing ones.
         InputError: the windows have no step.
     """
     parts, bubbles, collectives, passes = [], [], [], []
@@ -64,6 +64,10 @@ def cluster_of(
 
 
 def tables_by_rank(tables: Iterable[pl.DataFrame]) -> list[pl.DataFrame]:
-    """Return one table for each rank: its windows one after the other."""
+    """Return one table for each rank, which joins the rank's tables in their order.
+
+    Args:
+        tables: tables of windows, with column rank.
+    """
     all_rows = pl.concat(tables)
     return [table for _, table in all_rows.group_by("rank", maintain_order=True)]

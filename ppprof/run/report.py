@@ -50,14 +50,16 @@ def collect_report_data(
 
     Args:
         run: the run.
-        baseline: a run to compare with: its last window.
-        ranks: which ranks; see `ppprof.run.run.Run.select_ranks`.
+        baseline: a run whose last window is compared with this window; None: no comparison.
+        ranks: which ranks, such as ``"all"``, ``3``, ``"0,8-15"`` or ``{"pp": 0}``; see
+            `ppprof.run.run.Run.select_ranks`.
         window: which window; None: the last one.
-        steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
-        executor: reads several ranks at once, any of ``concurrent.futures``.
+        steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number; None: all.
+        executor: any of ``concurrent.futures``, which reads several ranks at once; None: this
+            process reads one after the other.
 
     Raises:
-        UsageError: no such ranks, window or steps; the message names those that exist.
+        UsageError: no such ranks, window or steps; the message names the existing ones.
         InputError: no window of a run can be read, or the run has no steps.
     """
     chosen_steps = StepRange.of(steps)
@@ -101,7 +103,10 @@ def collect_report_data(
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """Collect the warnings that are logged meanwhile; they are still shown where they would be."""
+    """Return a context manager that gives a list of the warnings that are logged inside it.
+
+    The warnings are logged as usual, too.
+    """
     messages: list[str] = []
 
     def collect(record: logging.LogRecord) -> bool:
@@ -124,7 +129,14 @@ def _rank_data(
     steps: StepRange | None,
     executor: Executor | None,
 ) -> list[WindowResult[RankReportData]]:
-    """Return the data of every window that can be read, by rank; of some, also what is drawn."""
+    """Return the data of each readable window, sorted by rank; log unreadable windows.
+
+    Only ranks of `_drawn` have ``details``.
+
+    Raises:
+        InputError: no window can be read.
+        UsageError: no window has a step of ``steps``.
+    """
     drawn = _drawn(run, [recording.rank for recording in recordings])
     collect = partial(collect_rank_report_data, naming=naming, steps=steps)
     errors: list[str] = []
@@ -153,7 +165,11 @@ def _of_ranks(recordings: Sequence[Recording], ranks: Collection[int]) -> list[R
 
 
 def _drawn(run: Run, ranks: Sequence[int]) -> list[int]:
-    """Return the ranks to draw: all, or of many, one for each pipeline stage of some replicas."""
+    """Return the ranks whose timelines are drawn: all of ``ranks``, but at most `_MOST_DRAWN`.
+
+    If there are more, these are the first ranks at position 0 of the axes mp and sep. Without a
+    topology, or without such ranks, these are the first ranks.
+    """
     if len(ranks) <= _MOST_DRAWN:
         return list(ranks)
     topology = run.topology
@@ -169,7 +185,11 @@ def _drawn(run: Run, ranks: Sequence[int]) -> list[int]:
 
 
 def _phases(results: Sequence[WindowResult[RankReportData]]) -> pl.DataFrame:
-    """Return the time of each phase in a step of each rank."""
+    """Return the time of each phase, per rank: the mean over the recorded steps.
+
+    Returns:
+        rank, name (one of `PHASES`), cpu_ns and gpu_ns (float64): one row per rank and phase.
+    """
     schema = {"rank": pl.Int64, "name": pl.String, "cpu_ns": pl.Float64, "gpu_ns": pl.Float64}
     parts = [pl.DataFrame(schema=schema)]
     for result in results:
@@ -188,7 +208,10 @@ def _phases(results: Sequence[WindowResult[RankReportData]]) -> pl.DataFrame:
 def _on_one_clock(
     results: Sequence[WindowResult[RankReportData]], cluster: Cluster
 ) -> Mapping[int, Details]:
-    """Return what is drawn of each rank, its lanes on the reference clock."""
+    """Return the timelines and memory of the drawn ranks, keyed by rank.
+
+    The times of ``lanes`` are converted to the reference clock.
+    """
     drawn = {}
     for result in results:
         rank, details = result.recording.rank, result.value.details

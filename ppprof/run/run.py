@@ -54,23 +54,27 @@ def open(
         run.events(rank=0).filter(category="Kernel")
         ppprof.open("node0/profiler_log", "node1/profiler_log").ranks  # nodes without a common disk
 
-    Files that cannot be read while others can are logged as warnings of the logger ``ppprof``.
+    If some files of the run are unreadable, the other files are used, and the logger ``ppprof``
+    gets a warning for each unreadable file.
 
     Args:
-        path: a run directory (``profiler_log``; the newest run in it), a directory of traces that
-            ``paddle.profiler`` or ``torch.profiler`` named, or one trace file of any format. A
-            directory that contains none of these may contain the run directories of a job's nodes,
-            one or two levels below.
+        path: a log directory such as ``profiler_log`` (its newest run is opened), a run directory,
+            a directory of traces that ``paddle.profiler`` or ``torch.profiler`` named, or one
+            trace file of any format. A directory without any of these may contain the log
+            directories of a job's nodes, one or two levels down.
         more: the run directories that other nodes wrote for the same run.
-        cache: whether parsed events may be kept beside a trace that is slow to parse.
-        progress: called while a long file is read.
+        cache: whether to save the events of a large JSON trace in a file beside it, which is fast
+            to read the next time.
+        progress: called while this process reads a long file: with its path, the number of bytes
+            read so far, and its size in bytes. None: no calls.
 
     Returns:
-        A `Run`. Only names have been read so far. A run that recorded nothing, such as with
-        ``timer_only``, has step times only; its other methods raise InputError.
+        A `Run`. Only file names have been read so far. A run without a recorded window, such as
+        with ``timer_only``, has step times only; methods that need a window raise InputError.
 
     Raises:
-        InputError: no such path; no run and no trace in it; or paths of several runs.
+        InputError: a path does not exist, there is neither a run nor a trace, or the paths belong
+            to several runs.
     """
     return open_location(resolve(path, *more), cache=cache, progress=progress)
 
@@ -78,25 +82,39 @@ def open(
 def open_location(
     location: RunLocation, *, cache: bool = True, progress: Progress | None = None
 ) -> Run:
-    """Open a run whose place is known; see `open`."""
+    """Open a run whose files are already looked up; ``cache`` and ``progress`` as in `open`."""
     return Run(location, TraceReader(cache, progress))
 
 
 class Run:
-    """The run that `open` returns. Its methods mirror the commands."""
+    """The run that `open` returns. Its methods mirror the commands.
+
+    Arguments that have the same meaning in all methods:
+
+    - ``rank``, ``window``: numbers; None: the only one, or all if the result can hold several.
+    - ``ranks``: ``"all"``, ``3``, ``"0,8-15"`` or, if the run has a manifest, coordinates such as
+      ``{"pp": 0}``.
+    - ``steps``: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number; None: all.
+    - ``executor``: any of ``concurrent.futures``, which reads several windows at once; None: this
+      process reads one after the other.
+
+    UsageError is raised for a rank, window or step that the run does not have; the message names the
+    existing ones. InputError is raised if the run has no window, or none that is readable; an
+    unreadable window beside readable ones is logged and left out.
+    """
 
     def __init__(self, location: RunLocation, reader: TraceReader) -> None:
         self.paths = location.paths
         """The directories of the run, one for each node that wrote its own; or the trace file."""
         self.path = self.paths[0]
-        """The first of them."""
+        """The first of ``paths``."""
         self.recordings = location.recordings
-        """Every window of every rank, by rank, then window."""
+        """Every window of every rank, sorted by rank, then window."""
         self.reader = reader
         """Reads the windows."""
 
     def __str__(self) -> str:
-        """Return the paths, for messages."""
+        """Return ``paths`` as text for messages, separated by commas."""
         return join_paths(self.paths)
 
     @property
@@ -106,21 +124,21 @@ class Run:
 
     @property
     def expected_ranks(self) -> list[int]:
-        """The ranks that the job was configured to record, and those that it did, ascending."""
+        """The ranks that the job was configured to record, and the recorded ranks, ascending."""
         return sorted(selection.configured_ranks(self).union(self.ranks))
 
     def windows(self, rank: int | None = None) -> list[int]:
-        """Return the windows of a rank (None: of all ranks), ascending."""
+        """Return the numbers of a rank's windows, ascending; of all ranks' windows for None."""
         return sorted({recording.window for recording in self.select(rank)})
 
     @cached_property
     def manifest(self) -> Mapping[str, Any]:
-        """What the capture wrote about the job, and ``nodes``: host name by rank.
+        """The manifest: what the capture wrote about the job, and ``nodes``: rank -> host name.
 
         Empty for traces that ppprof did not record.
 
         Raises:
-            InputError: it cannot be read, or a newer ppprof wrote it.
+            InputError: the manifest cannot be read, or a newer ppprof wrote it.
         """
         if not rundir.has_manifest(self.path):
             return {}
@@ -129,12 +147,12 @@ class Run:
 
     @cached_property
     def profiler(self) -> ProfilerConfig | None:
-        """The ``Profiler`` block of the job; None, and a warning, without a valid one."""
+        """The ``Profiler`` block of the job; None without a valid one (an invalid one is logged)."""
         return _profiler(self)
 
     @cached_property
     def topology(self) -> Topology | None:
-        """The topology of the job; None without a manifest that has it."""
+        """The topology of the job; None if there is no manifest, or no valid topology in it."""
         return rundir.topology_of(self.manifest)
 
     @cached_property
@@ -148,10 +166,10 @@ class Run:
 
     @cached_property
     def step_times(self) -> pl.DataFrame:
-        """The latest steps of all ranks, recorded or not.
+        """The times of the latest steps (about 16,000 for each rank), in windows or outside.
 
-        Columns of `ppprof.rundir.step_times.STEP_TIMES`; no rows for traces that ppprof did not
-        record.
+        One row per rank and step, sorted by rank, then step, with the columns of
+        `ppprof.rundir.step_times.STEP_TIMES`. No rows for traces that ppprof did not record.
 
         Raises:
             InputError: a file of step times cannot be read.
@@ -162,65 +180,45 @@ class Run:
 
     @cached_property
     def clocks(self) -> Clocks:
-        """Each rank's clock relative to the reference clock, as measured by the capture.
-
-        Ranks without a measurement are missing.
-        """
+        """Rank -> its clock relative to the reference clock; ranks that were not measured lack."""
         return {rank: clock for path in self.paths for rank, clock in read_clocks(path).items()}
 
     def select(self, rank: int | None = None, window: int | None = None) -> list[Recording]:
-        """Return the windows of this rank with this number; None: all.
-
-        Raises:
-            InputError: the run has no window at all.
-            UsageError: no such rank or window; names those that exist.
-        """
+        """Return the recordings of a rank and window, sorted by rank, then window; None: all."""
         return selection.select(self, rank, window)
 
     def select_ranks(
         self, ranks: RankSelector | None = "all", window: int | None = None
     ) -> list[Recording]:
-        """Return the windows of several ranks; warn of ranks without a trace.
+        """Return the recordings of several ranks, sorted by rank, then window.
 
-        The warning names the selected ranks that the job was configured to record.
-
-        Args:
-            ranks: ``"all"``, ``3``, ``"0,8-15"`` or, where the run has a manifest, coordinates such
-                as ``{"pp": 0}``. None: the ranks in ``Profiler.print_ranks`` of the run's config.
-            window: only this window; None: all.
-
-        Raises: as `select`.
+        ``ranks`` may also be None: the ranks in ``Profiler.print_ranks`` of the run's config; all
+        ranks if the run has no config, or if none of ``print_ranks`` was recorded. A warning names
+        selected ranks that the job was configured to record but that have no trace.
         """
         return selection.select_ranks(self, ranks, window)
 
     def trace(self, rank: int | None = None, window: int | None = None) -> Trace:
-        """Return one window as it was read: events, memory, kernels, what was skipped.
-
-        Rank and window can be left out where there is only one.
-
-        Raises:
-            UsageError: no such window, or several.
-            InputError: it cannot be read.
-        """
+        """Return events, memory, kernels and memsets of one window, on its rank's own clock."""
         return self.reader.trace(selection.select_one(self, rank, window))[1]
 
     def events(self, rank: int | None = None, window: int | None = None) -> pl.DataFrame:
-        """Return the events of a rank and window; None: of all of them.
+        """Return the events of a rank and window as one table; None: of all of them.
 
         Returns:
             rank and window (int64), then the columns of `ppprof.trace.schema.EVENTS`. ``parent``
             and ``forward`` are row numbers within their own rank and window, from 0:
-            ``pl.int_range(pl.len()).over("rank", "window")``. Windows that cannot be read are
-            logged and left out.
-
-        Raises:
-            UsageError: no such window.
-            InputError: none of them can be read.
+            ``pl.int_range(pl.len()).over("rank", "window")``.
         """
         return _concatenated(self, lambda trace: trace.events, rank, window)
 
     def memory(self, rank: int | None = None, window: int | None = None) -> pl.DataFrame:
-        """Return allocations and frees: as `events`, with `ppprof.trace.schema.MEMORY`."""
+        """Return allocations and frees of a rank and window as one table; None: of all of them.
+
+        Returns:
+            rank and window (int64), then the columns of `ppprof.trace.schema.MEMORY`. ``event`` is
+            a row number within its own rank and window, as in `events`.
+        """
         return _concatenated(self, lambda trace: trace.memory, rank, window)
 
     def map_windows(
@@ -229,11 +227,18 @@ class Run:
         recordings: Iterable[Recording] | None = None,
         executor: Executor | None = None,
     ) -> Iterator[WindowResult[T]]:
-        """Yield the result of ``work`` for each window; see `TraceReader.map_windows`."""
+        """Yield the result of ``work`` for each window, in the order of ``recordings``.
+
+        Args:
+            work: turns a trace into a small value. An executor of other processes must be able to
+                pickle ``work`` and the value.
+            recordings: the windows; None: all windows of the run.
+            executor: see `Run`.
+        """
         windows = selection.select(self) if recordings is None else recordings
         return self.reader.map_windows(work, windows, executor)
 
-    def summary(
+    def summary(  # noqa: D417 (the class describes shared arguments)
         self,
         view: str,
         rank: int | None = None,
@@ -248,21 +253,19 @@ class Run:
 
         Args:
             view: device, overview, model, dist, op, kernel, memcpy, udf or mem.
-            rank: can be left out where there is only one.
-            window: the same.
-            steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
-            sorted_by: ``cpu_`` or ``gpu_`` and total, avg, max or min; auto is gpu_total where
-                there are device events, else cpu_total.
-            thread_sep: operators and spans by thread; not together with ``by``.
-            by: ``rank`` or ``name``: all ranks in one table; see `across`.
+            rank, window, steps: see `Run`.
+            sorted_by: the sort key, such as ``gpu_avg``: ``cpu_`` or ``gpu_``, and total, avg, max
+                or min. ``auto`` is gpu_total if the trace has device events, else cpu_total.
+            thread_sep: whether operators and spans of each thread have rows of their own, instead
+                of one row for all threads; not together with ``by``.
+            by: None: a table of one rank. ``rank`` or ``name``: of all ranks; see `across`.
 
         Returns:
             Columns as the function of that name in `ppprof.analysis.summaries` documents them;
-            times in nanoseconds, ratios from 0 to 1. No rows where the trace has no such events.
+            times in nanoseconds, ratios from 0 to 1. No rows if the trace has no such events.
 
         Raises:
-            UsageError: no such view, window, steps or sort key; names those that exist.
-            InputError: the window cannot be read.
+            UsageError: no such view or sort key; the message names the existing ones.
         """
         if by is not None:
             if thread_sep:
@@ -283,11 +286,11 @@ class Run:
         steps: StepRange | str | int | None = None,
         options: SummaryOptions | None = None,
     ) -> WindowTables:
-        """Return several tables of one window, with what they were made from; see `summary`."""
+        """Return several tables of one rank's window; ``views`` are ``view`` of `summary`."""
         options = options or SummaryOptions()
         return window_tables(self, views, rank, window, StepRange.of(steps), options)
 
-    def across(
+    def across(  # noqa: D417 (the class describes shared arguments)
         self,
         views: Iterable[str],
         by: str,
@@ -297,14 +300,22 @@ class Run:
         steps: StepRange | str | int | None = None,
         options: SummaryOptions | None = None,
     ) -> AcrossRanks:
-        """Return views of several ranks, each as one table; see `across_ranks`.
+        """Return several tables of one window, each with all ranks in it.
 
-        run.across(["op"], "name").tables["op"]     # the largest difference between ranks first
+            run.across(["op"], "name").tables["op"]     # the largest difference between ranks first
+
+        Args:
+            views: some of model, dist, op, kernel, memcpy and udf.
+            by: ``rank``: a row for each name and rank. ``name``: a row for each name, with minimum,
+                median, maximum and spread over ranks.
+            ranks: the ranks; None: all ranks.
+            window, steps: see `Run`.
+            options: the sort key; threads are always merged.
         """
         options = options or SummaryOptions()
         return across_ranks(self, views, by, window, ranks, StepRange.of(steps), options)
 
-    def breakdown(
+    def breakdown(  # noqa: D417 (the class describes shared arguments)
         self,
         by: str | Sequence[str] = ("rank", "step"),
         ranks: RankSelector = "all",
@@ -313,22 +324,22 @@ class Run:
         steps: StepRange | str | int | None = None,
         executor: Executor | None = None,
     ) -> pl.DataFrame:
-        """Return the time of each rank's steps by part: the parts add up to the step.
+        """Return how the time of steps divides into parts, such as computation and bubble.
 
         Args:
-            by: some of rank, step, host, dp, pp, sharding, sep and mp; else means of such groups.
-            ranks: which ranks; see `select_ranks`.
-            window: only this window; None: all.
-            steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
-            executor: reads several ranks at once, any of ``concurrent.futures``.
+            by: the columns to group steps by: some of rank, step, host, dp, pp, sharding, sep and
+                mp. By default, each step of each rank has a row of its own.
+            ranks, window, steps, executor: see `Run`.
 
         Returns:
-            By rank and step: int64 nanoseconds as `ppprof.analysis.ranks.step_table.join_ranks`
-            documents them; else float64 means as `group_steps` does.
+            By default, one row per rank and step, with times in int64 nanoseconds, as
+            `ppprof.analysis.ranks.step_table.join_ranks` documents them. Otherwise, one row per
+            group, with mean times in float64 nanoseconds, as
+            `ppprof.analysis.ranks.step_table.group_steps` documents them.
 
         Raises:
-            UsageError: no such group, ranks, window or steps; names those that exist.
-            InputError: none of the windows can be read.
+            UsageError: no such group; the message names the existing ones.
+            InputError: the windows have no step.
         """
         groups = [by] if isinstance(by, str) else list(by)
         rows = self.cluster(ranks, window, steps=steps, executor=executor).steps
@@ -342,14 +353,11 @@ class Run:
         steps: StepRange | str | int | None = None,
         executor: Executor | None = None,
     ) -> Cluster:
-        """Return all ranks together: steps, collectives on one clock, slow ranks and links.
-
-        Args, Raises: as `breakdown`.
-        """
+        """Return all ranks together: steps, collectives on one clock, slow ranks and links."""
         results = self.map_windows(analyze_rank, self.select_ranks(ranks, window), executor)
         return cluster_of(self, results, StepRange.of(steps))
 
-    def merge(
+    def merge(  # noqa: D417 (the class describes shared arguments)
         self,
         path: str | Path,
         *,
@@ -361,22 +369,20 @@ class Run:
     ) -> Merged:
         """Write ranks into one timeline on one clock, for Perfetto and chrome://tracing.
 
-        A rank is a process, named and sorted by its coordinates; see `ppprof.trace.merge`. Windows
-        that cannot be read are logged and left out.
+        A rank is a process of the timeline, named and sorted by its coordinates; see
+        `ppprof.trace.merge`.
 
         Args:
-            path: the file; gzip where its name ends in ``.gz``.
-            ranks: which ranks; see `select_ranks`.
-            window: only this window; None: all.
-            steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number.
-            min_dur_ns: leaves out shorter events, but no step, communication or pipeline span.
-            clocks: clocks by rank; default: as the capture compared them, and for ranks that it
-                did not compare, as their collectives bound them, in a first pass over the traces.
-                A rank without a clock keeps its machine's clock, and a warning is logged.
+            path: the file to write; compressed with gzip if its name ends in ``.gz``.
+            ranks, window, steps: see `Run`.
+            min_dur_ns: the shortest event to write, in nanoseconds. Steps, communication and
+                pipeline spans are written whatever their length.
+            clocks: the clocks to convert times with, keyed by rank. None: the clocks that the
+                capture measured; for other ranks, clocks estimated from the collectives, which
+                reads the traces first. A rank without a clock keeps its machine's clock, and a
+                warning is logged.
 
         Raises:
-            UsageError: no such ranks or steps; names those that exist.
-            InputError: no window can be read.
             OSError: the file cannot be written.
         """
         return merge_ranks(self, path, ranks, window, StepRange.of(steps), min_dur_ns, clocks)

@@ -18,11 +18,16 @@ _log = logging.getLogger("ppprof")
 
 
 def select(run: Run, rank: int | None = None, window: int | None = None) -> list[Recording]:
-    """Return the windows of this rank with this number; None: all.
+    """Return the recordings of a rank and window, sorted by rank, then window.
+
+    Args:
+        run: the run.
+        rank: the rank; None: all ranks.
+        window: the number of the window; None: all windows.
 
     Raises:
         InputError: the run has no window at all.
-        UsageError: no such rank or window; names those that exist.
+        UsageError: no such rank or window; the message names the existing ones.
     """
     _check_recordings(run)
     of_rank = [recording for recording in run.recordings if rank in (None, recording.rank)]
@@ -37,11 +42,16 @@ def select(run: Run, rank: int | None = None, window: int | None = None) -> list
 
 
 def select_one(run: Run, rank: int | None = None, window: int | None = None) -> Recording:
-    """Return the one window of this rank with this number.
+    """Return the recording of a rank and window.
+
+    Args:
+        run: the run.
+        rank: the rank; None if there is only one.
+        window: the number of the window; None if there is only one.
 
     Raises:
         InputError: the run has no window at all.
-        UsageError: no such rank or window, or several; names those that exist.
+        UsageError: no such rank or window, or several; the message names the existing ones.
     """
     selected = select(run, rank, window)
     if len(selected) > 1:
@@ -56,7 +66,11 @@ def select_one(run: Run, rank: int | None = None, window: int | None = None) -> 
 
 
 def selected_ranks(run: Run, ranks: RankSelector) -> frozenset[int]:
-    """Return the numbers of the ranks that a selector selects, recorded or not.
+    """Return the ranks that a selector selects, also ranks that were not recorded.
+
+    Args:
+        run: the run.
+        ranks: as in `select_ranks`.
 
     Raises:
         UsageError: the job has no such ranks.
@@ -78,21 +92,21 @@ def selected_ranks(run: Run, ranks: RankSelector) -> frozenset[int]:
 def select_ranks(
     run: Run, ranks: RankSelector | None = "all", window: int | None = None
 ) -> list[Recording]:
-    """Return the windows of several ranks; warn of ranks without a trace.
+    """Return the recordings of several ranks, sorted by rank, then window.
 
-    The warning names the selected ranks that the job was configured to record.
+    A warning names selected ranks that the job was configured to record but that have no trace.
 
     Args:
         run: the run.
-        ranks: ``"all"``, ``3``, ``"0,8-15"`` or, where the run has a manifest, coordinates such
-            as ``{"pp": 0}``. None: the ranks in ``Profiler.print_ranks`` of the run's config; the
-            log names the recorded ranks that this leaves out. All ranks without such a config, or
-            if none of ``print_ranks`` was recorded.
-        window: only this window; None: all.
+        ranks: ``"all"``, ``3``, ``"0,8-15"`` or, if the run has a manifest, coordinates such as
+            ``{"pp": 0}``. None: the ranks in ``Profiler.print_ranks`` of the run's config; the
+            other recorded ranks are named in the log. If the run has no config, or if none of
+            ``print_ranks`` was recorded, None selects all ranks.
+        window: the number of the window; None: all windows.
 
     Raises:
         InputError: the run has no window at all.
-        UsageError: no such ranks or no such window; names those that exist.
+        UsageError: no such ranks or no such window; the message names the existing ones.
     """
     _check_recordings(run)
     configured = configured_ranks(run)
@@ -119,9 +133,11 @@ def select_ranks(
 
 
 def _printed_ranks(run: Run, window: int | None) -> frozenset[int]:
-    """Return the recorded ranks that the run's config prints; log which ranks it does not print.
+    """Return the recorded ranks in ``Profiler.print_ranks`` of the run's config.
 
-    All recorded ranks without a config of ppprof, or if no printed rank has the window.
+    Other recorded ranks are named in the log. If the run has no valid config or no topology, or if
+    none of ``print_ranks`` was recorded, return all recorded ranks. Only ranks with the window
+    count as recorded; None: ranks with any window.
     """
     recorded = frozenset(recording.rank for recording in run.select(window=window))
     if run.profiler is None or run.topology is None:
@@ -140,7 +156,10 @@ def _printed_ranks(run: Run, window: int | None) -> frozenset[int]:
 
 
 def configured_ranks(run: Run) -> frozenset[int]:
-    """Return the ranks that the job was configured to record; empty without a manifest."""
+    """Return the ranks that the job was configured to record; empty if they are unknown.
+
+    They are unknown if the run has no manifest, or no topology in it.
+    """
     block = run.manifest.get("profiler")
     try:
         ranks = block["ranks"] if isinstance(block, Mapping) else "all"
@@ -150,7 +169,7 @@ def configured_ranks(run: Run) -> frozenset[int]:
 
 
 def warn_of_missing(run: Run, ranks: Iterable[int]) -> None:
-    """Log that ranks that were to be recorded have no trace."""
+    """Log a warning that ``ranks``, which the job was configured to record, have no trace."""
     _log.warning(
         "%s: no trace of %s; if other nodes wrote them, give their directories too",
         run,

@@ -35,22 +35,26 @@ _log = logging.getLogger("ppprof")
 
 @dataclass(frozen=True)
 class WindowTables:
-    """Some of the nine tables of one window, and what they were made from."""
+    """Some of the nine tables of one rank's window, and the file and steps that they describe."""
 
     recording: Recording
+    """The rank and the window."""
     source: Path
     """The file that was read."""
     steps: Sequence[int]
     """Numbers of the steps, ascending."""
     sorted_by: str
-    """The sort key in force."""
+    """The sort key of the tables, such as ``gpu_total``; never ``auto``."""
     skipped: Mapping[str, int]
-    """How much of the file was skipped: kind -> count."""
+    """Kind -> number of parts of the file that were skipped because they are unreadable."""
     tables: Mapping[str, pl.DataFrame]
-    """By view, in the order of `ppprof.analysis.summaries.views.VIEWS`."""
+    """The tables, keyed by view, in the order of `ppprof.analysis.summaries.views.VIEWS`."""
 
     def identity(self) -> dict[str, Any]:
-        """Return what identifies the window, for `ppprof.rundir.summaries.document`."""
+        """Return the values that identify the tables in `ppprof.rundir.summaries.document`.
+
+        The keys are rank, coordinate, window, steps, sorted_by, and lost (which is ``skipped``).
+        """
         return {
             "rank": self.recording.rank,
             "coordinate": self.recording.coordinate,
@@ -63,27 +67,34 @@ class WindowTables:
 
 @dataclass(frozen=True)
 class AcrossRanks:
-    """Some tables of one window across ranks, and what they were made from."""
+    """Some tables of one window, each with several ranks in it, and the tables of each rank."""
 
     by: str
-    """One of `ppprof.analysis.summaries.across_ranks.WAYS`."""
+    """``rank`` for a row per name and rank, ``name`` for a row per name."""
     window: int
+    """The number of the window."""
     sorted_by: str
-    """The sort key in force."""
+    """The sort key of the tables, such as ``gpu_total``; never ``auto``."""
     ranks: Sequence[WindowTables]
-    """One for each rank, ascending; the comparable part of each table."""
+    """The tables of each rank, ascending by rank, reduced to the rows and columns that
+    `ppprof.analysis.summaries.across_ranks.comparable` returns."""
     left_out: Sequence[int]
-    """Ranks that should be there and are missing, or cannot be read."""
+    """Ranks that were selected, or configured to record, but are missing or unreadable."""
     tables: Mapping[str, pl.DataFrame]
-    """By view, in the order of `ppprof.analysis.summaries.views.VIEWS`."""
+    """The tables across ranks, keyed by view, in the order of
+    `ppprof.analysis.summaries.views.VIEWS`."""
 
     @property
     def steps(self) -> list[int]:
-        """Numbers of the steps of any of the ranks, ascending."""
+        """Numbers of the steps that at least one rank recorded, ascending."""
         return sorted({step for tables in self.ranks for step in tables.steps})
 
     def identity(self) -> dict[str, Any]:
-        """Return what identifies the ranks, for `ppprof.rundir.summaries.document`."""
+        """Return the values that identify the tables in `ppprof.rundir.summaries.document`.
+
+        The keys are by, window, sorted_by, ranks (for each rank an object with rank, coordinate,
+        file, steps and lost) and left_out.
+        """
         return {
             "by": self.by,
             "window": self.window,
@@ -110,7 +121,10 @@ def window_tables(
     steps: StepRange | None,
     options: SummaryOptions,
 ) -> WindowTables:
-    """Return several tables of one window; see `ppprof.run.run.Run.summary`."""
+    """Return several tables of one rank's window, from its trace or as the capture saved them.
+
+    `ppprof.run.run.Run.summary` describes the arguments and errors.
+    """
     chosen = list(views)
     unknown = [view for view in chosen if view not in VIEWS]
     if unknown:
@@ -127,27 +141,30 @@ def across_ranks(
     steps: StepRange | None,
     options: SummaryOptions,
 ) -> AcrossRanks:
-    """Return views of several ranks, each as one table; memory holds one rank at a time.
+    """Return several tables of one window, each with several ranks; reads one rank at a time.
 
-    Ranks that should have recorded and did not, and ranks that cannot be read, are logged and left
-    out. A warning says where ranks have different steps.
+    Unreadable ranks, and ranks that were configured to record but did not, are logged and left
+    out. If the ranks recorded different steps, a warning lists them.
 
     Args:
         run: the run.
         views: some of `ppprof.analysis.summaries.across_ranks.ACROSS`.
         by: ``rank`` (a row for each name and rank) or ``name`` (a row for each name: minimum,
             median, maximum and spread over the ranks).
-        window: which window; can be None where there is only one.
-        ranks: only these; None: every rank.
-        steps: only these; None: all.
-        options: of ``sorted_by``, auto is gpu_total where any rank has device events, else cpu_total.
-            With ``name`` it is also the number that is compared.
+        window: the number of the window; None if there is only one.
+        ranks: only these ranks; None: every rank.
+        steps: only these steps; None: all steps.
+        options: only ``sorted_by`` is used. If it is ``auto``, it is gpu_total if any rank has
+            device events, else cpu_total. With ``by="name"``, it is also the value that is
+            compared.
 
     Returns:
-        Columns as `ppprof.analysis.summaries.across_ranks.by_rank` and `by_name` document them.
+        Tables with the columns that `ppprof.analysis.summaries.across_ranks.by_rank` or ``by_name``
+        of the same module documents.
 
     Raises:
-        UsageError: no such view, rank, window, steps or sort key; names those that exist.
+        UsageError: no such view, rank, window, steps or sort key; the message names the existing
+            ones.
         InputError: no rank can be read.
     """
     chosen = list(views)
@@ -184,7 +201,16 @@ def across_ranks(
 def _recordings_of_window(
     run: Run, ranks: Collection[int] | None, window: int | None
 ) -> tuple[int, list[Recording]]:
-    """Return the number of the window, and its recordings by rank."""
+    """Return the number of the window, and its recordings of the ranks, sorted by rank.
+
+    Args:
+        run: the run.
+        ranks: only these ranks; None: all ranks.
+        window: the number of the window; None if there is only one.
+
+    Raises:
+        UsageError: no such rank or window, or several windows and None was given.
+    """
     chosen = [None] if ranks is None else sorted(ranks)
     recordings = [recording for rank in chosen for recording in run.select(rank)]
     windows = sorted({recording.window for recording in recordings})
@@ -199,7 +225,13 @@ def _recordings_of_window(
 def _comparable_tables(
     run: Run, recordings: Sequence[Recording], views: list[str], steps: StepRange | None
 ) -> tuple[list[WindowTables], dict[int, PpprofError]]:
-    """Return the comparable part of each rank's tables, and the errors of unreadable ranks."""
+    """Return each rank's tables, and the errors of unreadable ranks, keyed by rank.
+
+    The tables are reduced to the rows and columns that `comparable` returns.
+
+    Raises:
+        PpprofError: no rank can be read; its type is that of the error with the highest exit code.
+    """
     tables_of_ranks: list[WindowTables] = []
     errors: dict[int, PpprofError] = {}
     for recording in recordings:
@@ -219,7 +251,7 @@ def _comparable_tables(
 
 
 def _warn_of_unequal_steps(run: Run, tables_of_ranks: Sequence[WindowTables]) -> None:
-    """Log a warning where totals of ranks cover different steps."""
+    """Log a warning if the tables of the ranks cover different steps."""
     ranks_by_steps: dict[tuple[int, ...], list[int]] = {}
     for tables in tables_of_ranks:
         ranks_by_steps.setdefault(tuple(tables.steps), []).append(tables.recording.rank)
@@ -244,7 +276,14 @@ def _tables(
     options: SummaryOptions,
     summarize_view: Callable[[Profile, str], pl.DataFrame] = summarize,
 ) -> WindowTables:
-    """Return one window's tables, made from its trace, or as the capture saved them."""
+    """Return the tables of one rank's window, made from its trace.
+
+    If no trace of the window is readable, return the tables that the capture saved.
+
+    Raises:
+        UsageError: the trace has no such steps.
+        InputError: nothing can be read, or the saved tables have other steps or options.
+    """
     try:
         source, trace = run.reader.trace(recording)
     except InputError as error:
@@ -269,7 +308,15 @@ def tables_of_profile(
     views: Collection[str],
     summarize_view: Callable[[Profile, str], pl.DataFrame] = summarize,
 ) -> WindowTables:
-    """Return tables made from a profile, in the order of the views."""
+    """Return the tables of a profile, in the order of `ppprof.analysis.summaries.views.VIEWS`.
+
+    Args:
+        profile: the profile of a window.
+        recording: the rank and the window.
+        source: the file that the profile was read from.
+        views: the tables.
+        summarize_view: makes one table from a profile and the name of a view.
+    """
     return WindowTables(
         recording,
         source,
@@ -281,10 +328,12 @@ def tables_of_profile(
 
 
 def read_tables(path: Path) -> tuple[dict[str, Any], dict[str, pl.DataFrame]]:
-    """Return the identity and the nine tables in a file, with the dtypes that they had.
+    """Return the identity and the nine tables in a file that a capture saved.
+
+    The identity is that of `WindowTables.identity`. The tables have the dtypes of `summarize`.
 
     Raises:
-        InputError: missing, not such a file, or of a newer schema.
+        InputError: the file is missing or unreadable, has no such tables, or has a newer schema.
     """
     identity, rows = read_document(path)
     try:
@@ -307,8 +356,15 @@ def saved_tables(
 ) -> WindowTables:
     """Return tables that a capture saved.
 
+    Args:
+        recording: the rank and the window.
+        path: the file with the tables.
+        views: the tables to return.
+        steps: must be None, because the saved tables hold all steps.
+        options: must agree with the saved tables; the sort key may be ``auto``.
+
     Raises:
-        InputError: not readable, or not the tables that were asked for.
+        InputError: the file is unreadable, or its tables have other steps or options.
     """
     identity, tables = read_tables(path)
     sorted_by = str(identity.get("sorted_by"))

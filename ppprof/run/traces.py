@@ -28,7 +28,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 Progress = Callable[[Path, int, int], None]
-"""Called with a file, the bytes read so far, and the bytes in all."""
+"""Called with a file, the number of bytes read so far, and the size of the file in bytes."""
 
 _NOTABLE_NS = 1_000_000
 """An incomplete step that took less is the end of the training's last call; nothing is left out."""
@@ -38,16 +38,18 @@ _log = logging.getLogger("ppprof")
 
 @dataclass(frozen=True)
 class WindowResult(Generic[T]):
-    """The result of processing one window."""
+    """The result of processing the trace of one rank's window."""
 
     recording: Recording
+    """The rank and the window."""
     source: Path
     """The file that was read."""
     skipped: Mapping[str, int]
-    """How much of the file was skipped: kind -> count."""
+    """Kind -> number of parts of the file that were skipped because they are unreadable."""
     value: T
+    """What the function that processed the trace returned."""
     errors: Sequence[str] = ()
-    """Errors of better files of the same window, which could not be read."""
+    """Errors of unreadable files of the same window that are preferred to ``source``."""
     notes: Sequence[str] = ()
     """The result of `notes_on` for the trace."""
 
@@ -57,11 +59,16 @@ class WindowResult(Generic[T]):
 
 
 class TraceReader:
-    """Reads windows and keeps the last trace, and the last profile made of it, in memory.
+    """Reads the windows of a run.
+
+    It keeps the trace that was read last, and the `Profile` that was computed last from it, in
+    memory.
 
     Args:
-        cache: whether parsed events may be kept beside a trace that is slow to parse.
-        progress: called while a long file is read in this process.
+        cache: whether to save the events of a large JSON trace in a file beside it, which is fast
+            to read the next time.
+        progress: called while this process reads a long file (not while an executor's process
+            does): with the file, the number of bytes read so far and its size. None: no calls.
     """
 
     def __init__(self, cache: bool, progress: Progress | None = None) -> None:
@@ -72,7 +79,9 @@ class TraceReader:
         self._reported: set[Path] = set()
 
     def trace(self, recording: Recording) -> tuple[Path, Trace]:
-        """Return the file and the trace of a window: from the best file that can be read.
+        """Return the preferred readable file of a window, and its trace.
+
+        The first time, log the unreadable files and the skipped parts of the file.
 
         Raises:
             InputError: no file of the window can be read.
@@ -87,7 +96,12 @@ class TraceReader:
     def profile(
         self, recording: Recording, steps: StepRange | None, options: SummaryOptions
     ) -> Profile:
-        """Return the profile of a window, cut to ``steps``.
+        """Return the profile of a window.
+
+        Args:
+            recording: the window.
+            steps: only these steps; None: all steps, and the events outside of them.
+            options: the options of the summaries.
 
         Raises:
             InputError: no file of the window can be read.
@@ -104,17 +118,19 @@ class TraceReader:
         recordings: Iterable[Recording],
         executor: Executor | None = None,
     ) -> Iterator[WindowResult[T]]:
-        """Yield the result of ``work`` for the trace of each window, in the order of the windows.
+        """Yield the result of ``work`` for each window's trace, in the order of ``recordings``.
+
+        A window that is unreadable, or whose process died, is logged and left out.
 
         Args:
-            work: turns a trace into something small; with an executor of other processes, both
-                have to be picklable.
+            work: turns a trace into a small value. An executor of other processes must be able to
+                pickle ``work`` and the value.
             recordings: the windows.
-            executor: reads several windows at once; None: one after the other in this process.
+            executor: any of ``concurrent.futures``, which reads several windows at once; None:
+                this process reads one after the other.
 
         Raises:
-            InputError: none of them can be read. A single window that cannot be read, or whose
-                process died, is logged and left out.
+            InputError: no window can be read.
         """
         self._trace = self._profile = None  # memory holds one trace at a time
         windows = tuple(recordings)
@@ -146,12 +162,12 @@ class TraceReader:
         errors: Iterable[str] = (),
         notes: Iterable[str] = (),
     ) -> None:
-        """Log the problems with a file, and notes on it, the first time that it is read.
+        """Log the problems with a file, and notes on it; do nothing if they are logged already.
 
         Args:
             path: the file that was read.
-            skipped: how much of it was skipped: kind -> count.
-            errors: of better files of the same window, which could not be read.
+            skipped: kind -> number of parts of the file that were skipped.
+            errors: errors of unreadable files of the same window that are preferred to ``path``.
             notes: the result of `notes_on`.
         """
         if path in self._reported:
@@ -183,7 +199,12 @@ def _warn_each(messages: Iterable[str]) -> None:
 def read_first_readable(
     recording: Recording, cache: bool, progress: Progress | None = None
 ) -> tuple[Path, Trace, list[str]]:
-    """Return the best file that can be read, its trace, and the errors of the files before it.
+    """Return the first readable file of a window, its trace, and the errors of the files before it.
+
+    Args:
+        recording: the window, with its files in the order of preference.
+        cache: as in `TraceReader`.
+        progress: as in `TraceReader`.
 
     Raises:
         InputError: no file of the window can be read.
@@ -206,7 +227,16 @@ def process_window(
     cache: bool,
     progress: Progress | None = None,
 ) -> WindowResult[T] | str:
-    """Return the result of ``work`` for one window, in any process; or why it cannot be read."""
+    """Return the result of ``work`` for one window; an error message if the window is unreadable.
+
+    An executor can call this function in another process.
+
+    Args:
+        recording: the window.
+        work: turns the trace into a value.
+        cache: as in `TraceReader`.
+        progress: as in `TraceReader`.
+    """
     try:
         source, trace, errors = read_first_readable(recording, cache, progress)
     except InputError as error:
@@ -220,7 +250,11 @@ def map_windows(
     task: Callable[[Recording], WindowResult[T] | str],
     recordings: Sequence[Recording],
 ) -> Iterator[WindowResult[T] | str]:
-    """Yield the result of ``task`` for each window in order; an error if its process died."""
+    """Yield the result of ``task`` for each window, in the order of ``recordings``.
+
+    If the process that ran the task died, yield an error message instead. Tasks that have not
+    begun when the iteration ends are cancelled.
+    """
     waiting = deque(_submitted(executor, task, recording) for recording in recordings)
     try:
         for recording in recordings:

@@ -59,7 +59,7 @@ class Clock:
 
     @property
     def offset_ns(self) -> int:
-        """``offset_ns`` of the first reading."""
+        """The reference clock minus the rank's own clock, in ns, at the first reading."""
         return self.readings[0].offset_ns
 
     @property
@@ -82,13 +82,16 @@ class Clock:
 
     @property
     def error_ns(self) -> int:
-        """The largest ``error_ns`` of all readings; between readings it assumes constant drift."""
+        """Bound of the error of `to_reference`, in ns: the largest ``error_ns`` of all readings.
+
+        Between two readings, the bound is valid only if the drift is constant.
+        """
         return max(reading.error_ns for reading in self.readings)
 
     def to_reference(self, times_ns: Int64) -> Int64:
-        """Convert times of this rank's clock to the reference clock; int64 ns, rounded once.
+        """Convert times of this rank's clock to the reference clock: add the offset to each time.
 
-        The offset is interpolated between two readings. A time before the first or after the last
+        Times are int64 nanoseconds. The offset is interpolated between two readings. A time before the first or after the last
         reading gets the offset of that reading.
         """
         own_ns = np.array([reading.at_ns for reading in self.readings])

@@ -65,7 +65,8 @@ class Listing:
 
         Args:
             folder: the directory.
-            optional: whether a directory that cannot be listed counts as empty, with a warning.
+            optional: whether a directory that cannot be listed counts as empty; a warning is
+                logged then.
 
         Raises:
             OSError: the directory cannot be listed, and is not optional.
@@ -88,7 +89,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class TraceName:
-    """The rank and window in the name of a trace file or raw capture.
+    """The name of a trace file or raw capture: rank, coordinate, start time and window.
 
     >>> name = TraceName(0, "dp0_pp0_sharding0_mp0", datetime(2026, 11, 20, 20, 15, 30), 0)
     >>> name.stem
@@ -130,9 +131,9 @@ class TraceName:
 
     @property
     def summary(self) -> str:
-        """Path of the window's tables, written as data, relative to the run directory.
+        """Path of the JSON file with the window's tables, relative to the run directory.
 
-        It contains only the rank and the window: for window 0, ``summary/rank_00000_w0.json``.
+        The path depends only on the rank and the window: ``summary/rank_00000_w0.json``.
         """
         return f"summary/rank_{self.rank:05d}_w{self.window}.json"
 
@@ -173,8 +174,8 @@ def scalars_path(rank: int, *, is_first: bool) -> str:
 
     Args:
         rank: the rank that writes the scalars.
-        is_first: whether ``rank`` is the first rank that prints tables; its log lies beside the
-            traces.
+        is_first: whether ``rank`` is the lowest rank that prints tables. Only this rank's log lies
+            beside the traces.
 
     >>> scalars_path(0, is_first=True)
     'vdlrecords.rank_00000.log'
@@ -214,9 +215,9 @@ def trace_bytes(run: PathLike, rank: int) -> int:
 
 
 def summary_files(run: PathLike, listing: Listing | None = None) -> list[tuple[int, int, Path]]:
-    """Return (rank, window, path) of the tables written as data, sorted by rank, then window.
+    """Return (rank, window, path) of each JSON file with tables, sorted by rank, then window.
 
-    `TraceName.summary` is the path of one such file.
+    `TraceName.summary` is the path of such a file.
 
     Args:
         run: the run directory.
@@ -284,9 +285,10 @@ def claim(log: PathLike, name: str = "", run_id: str | None = None) -> Path:
 
 
 def _belongs_to(run: Path, run_id: str) -> bool:
-    """Wait for the manifest of a claimed run directory; return whether it has this run id.
+    """Wait for the manifest of a run directory that another process claimed; check its run id.
 
-    False, too, if no manifest appears within 10 s.
+    Return True if the manifest has ``run_id``. Return False if it has another run id or is
+    unreadable, or if no manifest appears within 10 s.
     """
     deadline = time.monotonic() + _CLAIM_SECONDS
     while not has_manifest(run) and time.monotonic() < deadline:
@@ -375,7 +377,7 @@ def partial_files(run: Path, name: TraceName) -> list[Path]:
 
     Args:
         run: the run directory.
-        name: the rank and window.
+        name: the name of the window's trace.
     """
     summary = Path(name.summary)
     return [

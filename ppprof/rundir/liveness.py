@@ -56,7 +56,7 @@ class LivenessRegistry:
         self._entry.touch()
 
     def mark_finished(self) -> None:
-        """Record that the session ends without an error: delete this rank's entry."""
+        """Record that the session ends without an error: delete this rank's file in ``alive/``."""
         with suppress(OSError):
             self._entry.unlink()
 

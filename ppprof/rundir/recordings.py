@@ -55,7 +55,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class RunLocation:
-    """The directories and recordings of one run: looked up once, then handed on."""
+    """Where a run is: its directories and recordings, so that they need not be looked up again."""
 
     given: tuple[str, ...]
     """The paths that the caller gave."""
@@ -93,8 +93,8 @@ def resolve_each(
     trace file, forms a run of its own.
 
     Returns:
-        (paths, run) for each run. ``paths`` are the given paths that form the run. ``run`` is the
-        InputError if these paths cannot be read; no error is raised.
+        (paths, run) for each run. ``paths`` are the given paths that form the run, as text. ``run``
+        is the InputError if these paths cannot be read: it is returned, not raised.
     """
     listing = Listing()
     groups: dict[object, list[_Place | InputError]] = {}
@@ -133,7 +133,7 @@ class _Place:
     given: str | Path
     path: Path
     directories: Sequence[Path]
-    """Those to read; empty for a file."""
+    """The directories to read; empty for a file."""
 
 
 def _look(given: str | Path, listing: Listing) -> _Place:
@@ -145,10 +145,13 @@ def _look(given: str | Path, listing: Listing) -> _Place:
 
 
 def _directories(path: Path, listing: Listing) -> list[Path]:
-    """Return the directories to read for a given directory.
+    """Return the directories to read for a given directory; the first case that applies counts.
 
-    The first choice is the newest run directory in ``path``. Without a run, it is ``path`` if it
-    has traces, else the runs below ``path``, else ``path`` itself.
+    - ``path`` is a run directory or a log directory: its newest run (`ppprof.rundir.newest`).
+    - ``path`` holds traces but no manifest, such as foreign or copied traces: ``path``.
+    - Children or grandchildren of ``path`` are log directories, such as those of several nodes:
+      the newest run of each.
+    - Otherwise: ``path``, in which no trace will be found.
     """
     try:
         return [rundir.newest(path, listing)]

@@ -182,7 +182,14 @@ def write_completion(
 
 
 def read_completion(run: Path, rank: int, window: int) -> tuple[list[Path], str | None] | None:
-    """Return (files, lost) as given to `write_completion`; None before it has written them."""
+    """Return the files of a rank's window, once all are complete, and what was lost.
+
+    Returns:
+        (files, lost) as given to `write_completion`. ``files`` are the paths of traces and tables.
+        ``lost`` says which traces were not written, and why; None if all traces were written.
+        Instead of the pair, the function returns None if `write_completion` has not been called
+        yet, or if its file is unreadable.
+    """
     try:
         fields = json.loads(_files_path(run, rank, window).read_text("utf-8"))
         return [run / name for name in fields["files"]], fields["lost"]

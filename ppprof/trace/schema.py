@@ -174,7 +174,10 @@ def nullable(values: npt.NDArray[np.int64]) -> pl.Series:
 
 @dataclass(frozen=True)
 class Trace:
-    """The tables of one window of one rank."""
+    """The tables of one window of one rank: events, memory, kernels and memsets.
+
+    Times are int64 nanoseconds of the rank's own clock.
+    """
 
     events: pl.DataFrame
     """Columns of `EVENTS`."""

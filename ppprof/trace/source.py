@@ -63,7 +63,10 @@ class Block(NamedTuple):
         return self.between(self.first, self.end)
 
     def between(self, first: int, end: int) -> bytes:
-        """Return the bytes between two offsets of the file, both inside the block."""
+        """Return the bytes from offset ``first`` to ``end`` (excluded) of the unpacked file.
+
+        Both offsets must be inside the block.
+        """
         return bytes(self.buffer[MARGIN + first - self.first : MARGIN + end - self.first])
 
 
@@ -112,7 +115,7 @@ class TraceStream:
     Args:
         path: the file; gzip is detected by its content.
         progress: called after every read.
-        first: offset at which to begin, for a file that is not packed.
+        first: offset at which to begin; must be 0 for a file that is packed with gzip.
 
     Raises:
         TraceError: the file cannot be opened or read.
@@ -125,7 +128,7 @@ class TraceStream:
         self.position = first
         """Offset of the next byte in the unpacked file."""
         self.damage: str | None = None
-        """Why reading ended before the end of a damaged gzip file; None if it did not."""
+        """Why reading ended early in a damaged gzip file; None if no damage was found."""
         self.num_readers = 1
         """Number of processes that each read an equal share of the file at the same pace."""
         self._progress = progress
@@ -182,9 +185,9 @@ class TraceStream:
         self.position -= len(text)
 
     def between(self, first: int, end: int) -> bytes:
-        """Return the bytes between two offsets of a file that is not packed.
+        """Return the bytes from offset ``first`` to ``end`` (excluded) of a file.
 
-        `position` does not change.
+        ``position`` does not change. Only for a file that is not packed with gzip.
         """
         here = self._file.tell()
         self._file.seek(first)
@@ -233,7 +236,7 @@ class TraceStream:
             length = 0
 
     def _read_into(self, room: memoryview) -> int:
-        """Fill ``room`` and return the number of bytes, fewer only at the end of the file.
+        """Fill ``room`` and return the number of bytes read, fewer only at the end of the file.
 
         A damaged gzip file ends at the damage. ``position`` advances, and the progress is reported.
 

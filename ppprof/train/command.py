@@ -24,11 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train with a config, and return an exit code.
 
     Args:
-        argv: the command line; None for the process's own.
+        argv: the command line without the program's name; None for that of the process.
 
     Returns:
-        0 if the training has finished; 2 if the config or a machine of the job is unsuitable; 3 if
-        the checkpoint to resume from is unusable.
+        0 if the training has finished; 2 if the config is invalid, or if a machine of the job lacks
+        something, such as the device, the text or a writable output directory; 3 if the checkpoint
+        to resume from is unusable.
 
     Raises:
         SystemExit: the command line cannot be parsed (code 2).

@@ -20,7 +20,9 @@ _MOST_TOKENS = 4096
 
 
 class TextSamples(Dataset):
-    """A dataset over a share of a token file; sample i holds the i-th ``length`` tokens.
+    """A dataset over a share of a token file, in which each byte is a token.
+
+    Sample i holds the i-th run of ``length`` tokens in the share, and for each token the next one.
 
     Args:
         path: a result of `ppprof.train.corpus.token_file`.
@@ -66,15 +68,17 @@ class TextSamples(Dataset):
 class TokenizedText(Dataset):
     """A dataset over a share of a packed text that unpacks and tokenizes each sample on access.
 
-    Sample i is the beginning of the i-th passage; a passage has ``4 * length`` bytes. Each access
-    unpacks the whole shard that holds the passage, which is simple and costs much more than the
-    sample itself.
+    Sample i holds the first ``length`` tokens of the i-th passage in the share, and for each token
+    the next one. A passage has ``4 * length`` bytes; one with too few tokens is repeated. Each
+    access unpacks the whole shard (a separately compressed part of the file) with the passage,
+    which is simple and costs much more than the sample itself.
 
     Args:
         path: a result of `ppprof.train.corpus.packed_file`.
         length: tokens of a sample.
-        vocab_size: the largest number of distinct tokens: the 256 bytes, and at most 3840 merges of
-            bytes, which are learned from the first 64 KiB of the text.
+        vocab_size: the largest number of distinct tokens; above 4096 it has no effect. The tokens
+            are the 256 bytes, and pairs of tokens that are learned from the first 64 KiB of the
+            text.
         share: start and end of the part to use, as ratios of the passages from 0 to 1.
         limit: the largest number of samples to use; None for no limit.
 

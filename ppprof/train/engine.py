@@ -51,8 +51,9 @@ def make_engine(config: Config, grid: Grid) -> Engine:
 class Engine:
     """Accumulates the gradients of micro-batches, then steps the optimizer.
 
-    For every topology with one pipeline stage, except sharding stages 2 and 3. With several ranks,
-    Fleet's wrappers of model and optimizer communicate. Call `distribute` before all other methods.
+    This engine is for every topology with one pipeline stage, except sharding stages 2 and 3. With
+    several ranks, Fleet's wrappers of model and optimizer communicate. Call `distribute` before
+    all other methods.
     """
 
     def __init__(self, config: Config, grid: Grid) -> None:
@@ -66,7 +67,10 @@ class Engine:
         self.model, self.optimizer = self.amp.decorate(self.model, self.optimizer)
 
     def distribute(self) -> None:
-        """Wrap model and optimizer for Fleet. Load their state from a checkpoint before this call."""
+        """Wrap model and optimizer for Fleet; a job with one rank needs no wrappers.
+
+        If the training resumes, the caller must load the checkpoint into model and optimizer first.
+        """
         if layers.splits_sequence(self._config.Model):
             register_sequence_parallel_allreduce_hooks(
                 self.model, self._config.Engine.accumulate_steps, False
@@ -123,13 +127,16 @@ class Engine:
     def norm_text(self) -> str:
         """Return the last step's gradient norm before clipping as text: `` grad_norm 1.234567``.
 
-        "" if no norm is known: without clipping, or before the first step.
+        "" if no norm is known: if gradients are not clipped, or before the first step.
         """
         norm = getattr(self.optimizer._grad_clip, "norm", None)
         return "" if norm is None else f" grad_norm {norm.item():.6f}"
 
     def mean(self, loss: paddle.Tensor) -> float:
-        """Return the mean of ``loss`` over all ranks, and so over all replicas. All ranks call it."""
+        """Return the mean of ``loss`` over all ranks, and so over all replicas.
+
+        All ranks must call this method.
+        """
         total = loss.detach().astype("float32").reshape([1])
         num_ranks = self._grid.topology.world_size
         if num_ranks > 1:

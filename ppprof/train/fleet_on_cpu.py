@@ -69,9 +69,11 @@ def install() -> None:
 
 
 class _PrivateStores:
-    """Creates each gloo group with a store of its own, whose address is in the job's store.
+    """Replacement for gloo's ``create``: gives each group a ``TCPStore`` of its own.
 
-    The group of all ranks uses the job's store itself.
+    With one common store, groups would overwrite each other's keys. Rank 0 of a group starts the
+    group's store and writes its address into the job's store. Only the group of all ranks uses the
+    job's store itself.
     """
 
     def __init__(self, create: Callable[..., Any]) -> None:
@@ -128,7 +130,11 @@ def _start_store(host: str) -> tuple[Any, int]:
 
 
 class _Task:
-    """The task of an asynchronous call. Without a future, the call is done."""
+    """The task of an asynchronous call.
+
+    Args:
+        future: ends when the call ends; None for a call that is done.
+    """
 
     def __init__(self, future: Future[Any] | None = None) -> None:
         self._future = future
@@ -218,7 +224,11 @@ def _through_channel(direct: Callable[..., Any], method: Callable[..., Any]) -> 
 
 
 def _on_calc_stream(run_collective: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a collective that waits for its own end, and so runs in the order of computation."""
+    """Return a collective that waits until it is done, so that computation after it comes later.
+
+    Args:
+        run_collective: a method of a process group that returns a task, such as ``all_reduce``.
+    """
 
     def run_and_wait(group: Any, *args: Any) -> Any:
         task = run_collective(group, *args, True)
@@ -231,9 +241,10 @@ def _on_calc_stream(run_collective: Callable[..., Any]) -> Callable[..., Any]:
 def _reduce_scatter(
     group: Any, out: paddle.Tensor, whole: paddle.Tensor, op: Any, sync: Any
 ) -> Any:
-    """Replace ``ProcessGroup.reduce_scatter_tensor`` by an all-reduce, of which a rank takes its part.
+    """Do the work of ``ProcessGroup.reduce_scatter_tensor`` by an all-reduce.
 
-    The call waits for the result, which is written into ``out``, even if ``sync`` is False.
+    Each rank writes its part of the result into ``out``. The call waits for the result, even if
+    ``sync`` is False.
     """
     whole = whole.detach().clone()
     task = group.all_reduce(whole, op, True)

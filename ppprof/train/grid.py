@@ -43,10 +43,10 @@ class Grid:
             dist.barrier()
 
     def seed(self, seed: int, step: int) -> None:
-        """Seed the random numbers of a step, so that a resumed run has the dropout of an unbroken run.
+        """Seed the random numbers of a step, so that a resumed run drops the same elements.
 
-        For replicated computation, all ranks of an mp group get the same random numbers. For its own
-        part of a layer, each mp rank gets other random numbers (`ppprof.train.layers.own_randomness`).
+        All ranks of an mp group get the same random numbers, for computation that they repeat.
+        Inside `ppprof.train.layers.own_randomness`, each mp rank gets its own random numbers.
 
         Args:
             seed: seed of the run.

@@ -42,6 +42,11 @@ def column_linear(width_in: int, width_out: int, config: ModelConfig) -> nn.Laye
     """Return a linear layer; each mp rank holds and returns its part of the outputs.
 
     With sequence parallelism, the layer first gathers its input along the sequence.
+
+    Args:
+        width_in: number of inputs.
+        width_out: number of outputs of all mp ranks together.
+        config: says whether the sequence is split.
     """
     if splits_sequence(config):
         return sequence.ColumnSequenceParallelLinear(
@@ -57,6 +62,11 @@ def row_linear(width_in: int, width_out: int, config: ModelConfig) -> nn.Layer:
 
     The layer sums the outputs over mp ranks. With sequence parallelism, each mp rank gets its part
     of the sum along the sequence.
+
+    Args:
+        width_in: number of inputs of all mp ranks together.
+        width_out: number of outputs.
+        config: says whether the sequence is split.
     """
     if splits_sequence(config):
         return sequence.RowSequenceParallelLinear(width_in, width_out, input_is_parallel=True)
@@ -105,7 +115,8 @@ class Dropout(nn.Layer):
 def own_randomness() -> AbstractContextManager[Any]:
     """Return a context manager in which random numbers differ between mp ranks.
 
-    `Grid.seed` seeds them. If mp_degree is 1, the context manager does nothing.
+    Outside of it, all mp ranks draw the same random numbers. `ppprof.train.grid.Grid.seed` must
+    have seeded both before. If mp_degree is 1, the context manager does nothing.
     """
     if mp_degree() == 1:
         return contextlib.nullcontext()
@@ -154,7 +165,7 @@ def cross_entropy(scores: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor
 
     Args:
         scores: result of `logits`.
-        labels: int64, shape (batch, length).
+        labels: the token that is correct at each position, int64, shape (batch, length).
     """
     scores = scores.astype("float32")
     if mp_degree() > 1:

@@ -50,9 +50,10 @@ class GPT(nn.Layer):
 
 
 def pipeline_stage(config: ModelConfig) -> PipelineLayer:
-    """Return this rank's stage of the model of `GPT`; with virtual stages, all stages of this rank.
+    """Return this rank's stage of the model; with virtual stages, all stages of this rank.
 
-    The blocks are divided evenly over the stages. Call it after ``fleet.init``.
+    The model is that of `GPT`. Its blocks are divided evenly over the stages. Call this function
+    after ``fleet.init``.
     """
     pieces = [
         SharedLayerDesc("words", Words, None, "weight", config),
@@ -226,7 +227,8 @@ class Attention(nn.Layer):
 
     Args:
         config: the model's sizes.
-        recompute_core: whether backward recomputes scores and attended values, to save memory.
+        recompute_core: whether backward computes the attention scores and the weighted sums of
+            values again instead of keeping them, to save memory.
     """
 
     def __init__(self, config: ModelConfig, recompute_core: bool) -> None:
@@ -279,7 +281,10 @@ class Attention(nn.Layer):
     def _core(
         self, query: paddle.Tensor, key: paddle.Tensor, value: paddle.Tensor
     ) -> paddle.Tensor:
-        """Return the attended values; inputs and result have shape (batch, length, heads, size)."""
+        """Return the sums of values, weighted by attention scores.
+
+        Inputs and result have shape (batch, length, heads of this mp rank, size of a head).
+        """
         with layers.own_randomness():
             if query.place.is_gpu_place() and query.dtype != paddle.float32:
                 return F.scaled_dot_product_attention(
@@ -314,13 +319,16 @@ class MLP(nn.Layer):
 
 
 class PretrainingLoss(nn.Layer):
-    """The mean cross entropy of the next token, in float32."""
+    """The mean cross entropy of the next token, in float32.
+
+    The labels are the next tokens: they are shifted against the model's inputs already.
+    """
 
     def forward(self, logits: paddle.Tensor, labels: paddle.Tensor) -> paddle.Tensor:
         """Return the mean loss, a float32 scalar.
 
         Args:
             logits: result of `Words.logits`.
-            labels: int64, shape (batch, length).
+            labels: the next token at each position, int64, shape (batch, length).
         """
         return layers.cross_entropy(logits, labels)

@@ -112,7 +112,7 @@ class SlicedClip(Clip):
 
 
 class MultiTensorAdamW(paddle.optimizer.AdamW):
-    """AdamW that updates all parameters that decay in one operator, and all others in another one.
+    """AdamW with one operator for all parameters with weight decay, and one for all others.
 
     Low-precision parameters with float32 copies need two more operators. Paddle 3.3 has
     ``use_multi_tensor`` for Adam and Momentum only, but its operator ``fused_adam_`` supports AdamW
@@ -152,14 +152,14 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):
             )
 
     def _group(self, pending: list[Any]) -> list[Any]:
-        """Group parameters by two properties: whether they decay, and whether they have float32 copies.
+        """Group parameters by whether they have weight decay, and whether they have float32 copies.
 
         Args:
             pending: pairs of parameter and gradient.
 
         Returns:
             For each group a tuple: indices into ``pending``, parameters, their state, their float32
-            copies (None without copies), and the weight decay (0 if they do not decay).
+            copies (None without copies), and the weight decay (0 for parameters without decay).
         """
         indices_by_treatment: dict[tuple[bool, bool], list[int]] = {}
         for index, (param, _) in enumerate(pending):
@@ -187,9 +187,9 @@ class MultiTensorAdamW(paddle.optimizer.AdamW):
 
 
 def observe_norm(optimizer: Any) -> None:
-    """Make Fleet's clip record the norm over all ranks as ``norm``, as `Clip` does.
+    """Make Fleet's clip record the gradient norm over all ranks as its attribute ``norm``.
 
-    Does nothing if Fleet has not replaced the optimizer's clip.
+    `Clip` records it in the same way. Do nothing if Fleet has not replaced the optimizer's clip.
     """
     clip = optimizer._grad_clip
     if not isinstance(clip, HybridParallelClipGrad):
@@ -212,7 +212,7 @@ def make_schedule(config: OptimizerConfig) -> CosineWithWarmup:
 def make_optimizer(
     config: OptimizerConfig, model: nn.Layer, schedule: CosineWithWarmup
 ) -> paddle.optimizer.Optimizer:
-    """Return AdamW over the model's parameters; biases and norms do not decay.
+    """Return AdamW over the model's parameters; biases and norms have no weight decay.
 
     `MultiTensorAdamW` if ``use_multi_tensor`` is set. Gradients are clipped if the config has a
     ``grad_clip``. Weight decay also finds parameters under sharding stage 3, which names them
@@ -236,10 +236,10 @@ def make_optimizer(
 
 @contextlib.contextmanager
 def keeping_masters(optimizer: Any) -> Iterator[None]:
-    """Return a context manager that restores the values of an optimizer's float32 copies at its end.
+    """Return a context manager that restores an optimizer's float32 copies when it ends.
 
-    Use it around group sharding, which creates the copies again from the low-precision parameters.
-    Without it, a resumed run would lose the last bits of the copies.
+    Use it around group sharding, which makes new copies of the low-precision parameters. Without
+    the context manager, a resumed run would lose the last bits of the copies.
     """
     masters = dict(optimizer._master_weights)
     yield
@@ -249,7 +249,10 @@ def keeping_masters(optimizer: Any) -> Iterator[None]:
 
 
 def notes(config: OptimizerConfig) -> Iterable[str]:
-    """Yield a message for each setting that the optimizer does not follow."""
+    """Yield a message for each setting that `make_optimizer` does not use as it is set.
+
+    Only the name ``FusedAdamW`` is such a setting: plain AdamW is used instead.
+    """
     if config.name == "FusedAdamW":
         yield f"Optimizer.name {config.name}: using AdamW: the same update without fused kernels"
 

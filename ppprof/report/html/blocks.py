@@ -27,7 +27,9 @@ def milliseconds(time_ns: float) -> str:
 
 
 def number(value: float) -> str:
-    """Format a number: without decimals from 1,000 on and for whole numbers, else in three digits.
+    """Format a number: three significant digits, but no decimals from 1,000 on.
+
+    Whole numbers below 1,000 have no decimals either.
 
     >>> number(1234.5), number(3.0), number(12.51)
     ('1,234', '3', '12.5')
@@ -59,7 +61,8 @@ class Cell:
 
     text: str
     order: float | str | None = None
-    """Sort key of the cell in its column; None sorts by ``text``. Cells "-" and "" come last."""
+    """Sort key of the cell in its column; if None, the cell is sorted by ``text``. Cells with the
+    text "-" or "" come last."""
     mark: str = ""
     """Class in the style sheet: ``worse`` or ``better`` for a change, ``slow`` for a slow rank, ""
     for any other cell."""
@@ -73,7 +76,7 @@ def cell(value: Any, kind: str) -> Cell:
 def change(value: float | None, kind: str, more_is_better: bool = False) -> Cell:
     """Return a cell with a change: sign, arrow and the mark ``worse`` or ``better``.
 
-    A change of 0 or None has no sign, arrow and mark.
+    A change of 0 or None has no sign, no arrow and no mark.
 
     Args:
         value: experiment minus baseline, or that difference as a ratio.
@@ -92,13 +95,14 @@ class Column:
     """One column of a table."""
 
     term: str
-    """Key in the texts' ``terms``, where the column's name and definition are."""
+    """Key of the column's name and definition, in the group ``terms`` of the page's texts
+    (`ppprof.report.html.words.Words`)."""
     kind: str = "text"
-    """One of `FORMATS`."""
+    """Kind of the column's values, a key of `FORMATS`."""
 
     @property
     def is_number(self) -> bool:
-        """Whether the column is right-aligned."""
+        """Whether the column holds numbers, not text. Columns of numbers are right-aligned."""
         return self.kind != "text"
 
     @property
@@ -136,7 +140,7 @@ def table_of(label: str, table: pl.DataFrame, spec: Spec) -> Table:
     Args:
         label: caption.
         table: the values, in the order to show.
-        spec: the columns.
+        spec: the columns, see `Spec`.
     """
     rows = []
     for row in table.head(MAX_ROWS).rows(named=True):
@@ -155,7 +159,7 @@ class Tile:
     """One key figure of the run."""
 
     term: str
-    """Key of the figure's name in the texts' ``terms``."""
+    """Key of the figure's name, in the group ``terms`` of the page's texts."""
     text: str
     """The value with its unit."""
     detail: str = ""
@@ -176,6 +180,7 @@ class Chart:
 
     name: str
     label: str
+    """Caption of the chart."""
     drawn_by: str = "chart"
     """Key of ``drawers`` in page.js."""
     height: int = 320
@@ -210,7 +215,7 @@ class Section:
     """A heading of the page and the content below it."""
 
     key: str
-    """Key of the heading in the texts' ``sections``."""
+    """Key of the heading, in the group ``sections`` of the page's texts."""
     about: str
     """The introduction below the heading."""
     blocks: Sequence[Block]

@@ -37,7 +37,10 @@ OVERVIEW_KINDS = {"ns": "time", "per_s": "number", "bytes": "bytes", "ratio": "r
 
 
 def change_section(report: ReportData, words: Words) -> tuple[str, Sequence[Block]] | None:
-    """Return the introduction and the blocks of the section; None for a report without baseline."""
+    """Return the introduction and the blocks of the section on changes from the baseline.
+
+    The introduction is plain text. None if the report has no baseline.
+    """
     diff = report.diff
     if diff is None:
         return None

@@ -13,7 +13,10 @@ class Words:
     """The texts of ``en.yaml`` or ``zh.yaml``; an unknown key raises KeyError."""
 
     language: str
+    """``en`` or ``zh``."""
     texts: Mapping[str, Mapping[str, Any]]
+    """The texts, keyed by group, then name. A term (group ``terms``) is a pair: the name and the
+    definition of a number or column of the page."""
 
     def __call__(self, key: str, **values: object) -> str:
         """Return the text of a key, with its ``{placeholders}`` replaced by ``values``.
@@ -27,12 +30,12 @@ class Words:
         return text.format(**values) if values else text
 
     def term(self, key: str) -> str:
-        """Return the name of a number, by its key in the texts' ``terms``."""
+        """Return the name that the page shows for a number or column; ``key`` is its term."""
         name: str = self.texts["terms"][key][0]
         return name
 
     def definition(self, key: str) -> str:
-        """Return the definition of a number, by its key in the texts' ``terms``."""
+        """Return the sentences that define a number or column; ``key`` is its term."""
         text: str = self.texts["terms"][key][1]
         return text
 

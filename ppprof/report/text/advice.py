@@ -28,7 +28,7 @@ _SUFFIXES = ("_ns", "_bytes")
 
 @dataclass(frozen=True)
 class FindingRow:
-    """A finding in one language, ready to print."""
+    """A finding with its texts in one of `LANGUAGES`, ready to print."""
 
     rule: str
     """Name of the rule."""
@@ -67,7 +67,7 @@ class FindingRow:
 
 
 def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[FindingRow]:
-    """Return findings in a language, in the order of ``findings``.
+    """Return each finding with its texts in a language, in the order of ``findings``.
 
     Args:
         findings: the findings.
@@ -108,9 +108,18 @@ def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[Find
 
 
 def headline(findings: Sequence[Finding], language: str = "en") -> str:
-    """Return one line with the number of findings and the first finding, which costs most.
+    """Return one line with the number of findings, and the first finding with its cost.
 
-    If there is no finding, or the first finding is minor, the line says so.
+    If there is no finding, or the first finding has the severity ``minor``, the line reports only
+    that no finding is above minor.
+
+    Args:
+        findings: the findings, sorted as `ppprof.analysis.advice.advise` returns them: the most
+            severe first, and of equally severe findings the most costly.
+        language: one of `LANGUAGES`.
+
+    Raises:
+        UsageError: unknown language.
 
     >>> headline([])
     'Nothing above minor: no rule reports a finding.'

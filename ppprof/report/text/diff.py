@@ -109,9 +109,11 @@ def _unchanged(num: int, selection: RowSelection) -> str:
 
 
 def headline(diff: Diff) -> str:
-    """Return lines with both runs' names, the verdict on step time, and how alike the runs are.
+    """Return the lines above the tables, as one text that ends in an empty line.
 
-    At most `_MAX_DIFFERENCES` differences between the runs follow.
+    These are both runs' names, the verdict on step time, how much the runs have in common
+    (`Diff.comparability`), and at most `_MAX_DIFFERENCES` differences in their config, versions,
+    topology and framework.
     """
     change = diff.change
     lines = [
@@ -350,7 +352,9 @@ def _time(time_ns: float | None, options: TableOptions) -> str:
 
 
 def _name(name: str, status: str) -> str:
-    """Return a name on one line, followed by "new" or "gone" if only one run has the name.
+    """Return a name with line breaks as blanks, followed by its status unless that is "both".
+
+    The status is "new" if only the experiment has the name, "gone" if only the baseline has it.
 
     >>> _name("relu", "both"), _name("gelu", "new")
     ('relu', 'gelu (new)')
@@ -365,7 +369,7 @@ def _pair(baseline: float, experiment: float, to_text: Callable[[float], str]) -
 
 
 def _title(value: str) -> str:
-    """Return a column header such as ``CPU Self`` for ``cpu_self_ns``.
+    """Return the header of a column of times: clock and kind, without the unit.
 
     >>> _title("gpu_total_ns")
     'GPU Total'

@@ -216,7 +216,7 @@ def _operators(table: pl.DataFrame, options: TableOptions) -> list[Table]:
 
 
 def _local(name: str) -> str:
-    """Return an event's name without its prefix that names the remote call."""
+    """Return an event's name without the prefix that names its remote call, if it has one."""
     call = call_of(name)
     return name if call is None else name[len(call) + len(REMOTE) :]
 
@@ -336,7 +336,7 @@ def _below_step(row: Row) -> str:
 
 
 def _indented(name: str, indent: int) -> str:
-    """Return a name with ``indent`` blanks before it, in the width of the column.
+    """Return a name with ``indent`` blanks before it, at most as wide as the column.
 
     A name that is too wide is cut and ends in "...", as in Paddle's table.
     """

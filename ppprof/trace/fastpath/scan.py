@@ -82,7 +82,10 @@ class Text(ByteView):
         return value, count
 
     def _eight_digits(self, end: Int64) -> tuple[Int64, Int64]:
-        """Return what `digits_before` returns, counting at most the last eight digits."""
+        """Return the number that ends before each position, as `digits_before`, up to eight digits.
+
+        Of a longer number, only the last eight digits count.
+        """
         digits = self.words[end - 8] ^ np.uint64(0x30 * _BYTES)
         other = (digits & np.uint64(0x7F * _BYTES)) + np.uint64(0x76 * _BYTES)
         other |= digits
@@ -123,8 +126,8 @@ class Text(ByteView):
 def _num_bits(words: UInt64) -> Int64:
     """Return the number of bits up to the highest set bit of each word; 0 for a word of 0.
 
-    Only the top bits of bytes may be set. Then the conversion to float64 cannot round up to more
-    bits.
+    Only the top bit of each byte may be set: with other bits, the conversion to float64 could round
+    up to one bit more.
     """
     return np.frexp(words.astype(np.float64))[1].astype(np.int64)
 

@@ -26,9 +26,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\u2028\u2029]")
 
 @contextmanager
 def open_trace_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for writing, which appears when it is complete (`atomic_writer`).
+    """Open a file for writing; it appears under its name once it is complete (`atomic_writer`).
 
-    It is compressed with gzip if its name ends in ``.gz``.
+    The file is compressed with gzip if its name ends in ``.gz``.
     """
     with atomic_writer(path) as raw:
         if path.suffix != ".gz":
@@ -91,7 +91,10 @@ def microseconds(column: str | pl.Expr) -> pl.Expr:
 
 
 def optional_arg(key: str, value: pl.Expr) -> pl.Expr:
-    """Return an expression of the text ``,"key":value``; empty where the value is null."""
+    """Return an expression of the text ``,"key":value``; empty where the value is null.
+
+    ``value`` must give numbers or valid JSON text: it is not quoted or escaped.
+    """
     return pl.concat_str(pl.lit(f',"{key}":'), value.cast(pl.String)).fill_null("")
 
 

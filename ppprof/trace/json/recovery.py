@@ -69,9 +69,9 @@ def last_event_start(text: bytes | bytearray, first: int, end: int) -> int:
 
 
 def keys_before(text: bytes) -> Keys:
-    """Return the keys before the list of events; ``text`` is the file up to the list.
+    """Return the keys and values that stand before the list of events.
 
-    There are no keys if the file holds only the list.
+    ``text`` is the file up to the list. The result is empty if the file holds only the list.
 
     >>> keys_before(b'{"a": 1, "traceEvents": [')
     {'a': 1}
@@ -95,9 +95,13 @@ def event_offsets(text: bytes) -> tuple[list[int], int]:
 
 
 def _event_offsets(chars: str, position: int) -> tuple[list[int], int]:
-    """Return what `event_offsets` returns, for the events from ``position`` on.
+    """Return the offsets of events from ``position`` on, and the offset at which parsing failed.
 
-    ``chars`` has one character per byte and must not end in white space.
+    The first result also ends with the offset after the last complete event; see `event_offsets`.
+
+    Args:
+        chars: the text, one character per byte; must not end in white space.
+        position: offset of an event, or of separators before it.
     """
     starts = []
     while True:
@@ -137,7 +141,7 @@ def _readable_runs(text: bytes) -> Iterator[tuple[list[int], int]]:
 
 
 def keys_after(text: bytes) -> tuple[Keys, bool]:
-    """Return the keys after the list of events, and whether ``text`` holds nothing but these keys.
+    """Return the keys and values after the list, and whether ``text`` holds nothing but these.
 
     >>> keys_after(b', "a": 1}')
     ({'a': 1}, True)
@@ -252,9 +256,9 @@ class EventDecoder(Generic[Event]):
             return None
 
     def last_events(self, text: bytes, keys: Keys) -> list[Event]:
-        """Return the events of a text that holds the end of the list.
+        """Return the events of the last text of a file, which contains the end of the list.
 
-        The keys after the list are added to ``keys``. If the list has no end, or the object around
+        The keys and values after the list are added to ``keys``. If the list has no end, or the object around
         the list has none, the file is counted as truncated in ``skipped``. Zero bytes at the end of
         the text are removed: a file system leaves them when it saved only the length of a file.
         """
@@ -363,6 +367,9 @@ def _encoded(fields: Mapping[str, Any]) -> bytes:
 
 
 def _middle(body: bytes) -> int:
-    """Return the offset of an event near the middle of ``body``; 0 if it is a single event."""
+    """Return the offset at which an event near the middle of ``body`` begins.
+
+    It is 0 if ``body`` is a single event. Events may be invalid JSON.
+    """
     after = _BETWEEN.search(body, len(body) // 2)
     return after.end() if after else last_event_start(body, 0, len(body))

@@ -57,7 +57,7 @@ _NO_ARGS = KinetoArgs()
 class KinetoEvent(msgspec.Struct, gc=False):
     """One event of the list ``traceEvents``.
 
-    Times stay text, because a float64 of microseconds since 1970 loses 250 ns.
+    Times stay text, because a float64 of microseconds since 1970 holds only multiples of 250 ns.
     """
 
     ph: str = ""
@@ -91,7 +91,8 @@ Other python_function events are frames of the interpreter.
 """
 
 _MIN_EVENTS = 1 << 15
-"""Fewest events in a part but the last: making a column costs as much as 1000 values in it."""
+"""Fewest events in each part, except in the last one. Making a column costs as much as 1000 of its
+values, so parts should be large."""
 
 _COLLECTIVE_ARGS: Mapping[str, Any] = {
     **{"group": pl.Int64, "group_id": pl.Int64, "num_in": pl.Int64, "num_out": pl.Int64},
@@ -180,9 +181,8 @@ class KinetoColumns:
     def tables(self, base_ns: int) -> tuple[dict[str, pl.DataFrame], dict[str, int]]:
         """Return one table per kind of event, and the number of skipped events by kind.
 
-        Events without a time, process or thread are skipped. So are events with a negative
-        duration, and events without one. But a memory event without a duration is kept, with a
-        duration of 0.
+        Events without a time, process or thread are skipped, and so are events with a negative or
+        missing duration. But a memory event without a duration is kept, with a duration of 0.
 
         Args:
             base_ns: nanoseconds to add to each recorded start.
@@ -208,7 +208,7 @@ class KinetoColumns:
     def collectives(self, kind: str) -> pl.DataFrame:
         """Return the args of the collectives among the events of a kind, ``hosts`` or ``devices``.
 
-        The columns are ``index``, as in `tables`, and those of `_COLLECTIVE_ARGS`.
+        The columns are ``index``, as in `tables`, and the keys of `_COLLECTIVE_ARGS`.
         """
         return pl.concat(self._collectives[kind])
 
@@ -226,7 +226,7 @@ def _rows_with(
     key: Callable[[KinetoArgs], Scalar],
     args: Mapping[str, Any],
 ) -> pl.DataFrame:
-    """Return one row for each event that has the arg of ``key``: ``index`` and ``args``.
+    """Return one row for each event that has the arg of ``key``: its ``index`` and ``args``.
 
     Args:
         events: consecutive events of one kind.

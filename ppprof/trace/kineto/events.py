@@ -173,8 +173,8 @@ def _rank_lists(information: Mapping[str, Any]) -> Mapping[int, str]:
 def _annotations(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.DataFrame:
     """Return the annotations of collectives: ``index``, bytes, group, dtype and peers.
 
-    ``bytes`` is the size of this rank's input; of its output if there is no input. Unknown values
-    are null.
+    ``index`` is that of ``table``. ``bytes`` is the size of this rank's input; of its output if
+    there is no input. Unknown values are null.
 
     Args:
         table: from `KinetoColumns.collectives`.
@@ -351,9 +351,9 @@ def _categorised(hosts: pl.DataFrame) -> pl.DataFrame:
 def _backward(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
     """Return a Backward event around each run of autograd nodes; Kineto records no such event.
 
-    A run belongs to one thread. It ends where the thread with the steps begins another outermost
-    event, since that thread waits for the backward pass to end. In a file without steps, an
-    outermost event of any thread ends it::
+    A run belongs to one thread. It ends when the thread with the steps begins another outermost
+    event, since that thread waits for the backward pass to end. In a file without steps, a run ends
+    when any thread begins another outermost event::
 
         thread with steps   aten::mm  mse_loss                    Optimizer.step
         thread of engine                        evaluate evaluate
@@ -439,8 +439,8 @@ def _with_annotations(
 ) -> pl.DataFrame:
     """Return ``hosts`` with the annotations of each collective on its outermost event.
 
-    Communication events inside that event become OperatorInner. The event gets the sum of
-    ``bytes``, and the first known group, dtype and peers of its annotations.
+    Communication events inside that event become OperatorInner. The outermost event gets the sum of
+    ``bytes``, and the first known group, dtype and peers of all annotations inside it.
     """
     is_collective = hosts["category"] == "Communication"
     # Only events of collectives are needed here; most events have nothing to do with them.
@@ -473,9 +473,9 @@ def _with_annotations(
 
 
 def _with_parent(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """Return ``table`` with ``parent``, the row in ``hosts`` of the innermost event around a row.
+    """Return ``table`` with ``parent``: the row in ``hosts`` of the innermost enclosing event.
 
-    It is null if the row began outside of all host events of its thread.
+    ``parent`` is null for events that began outside of all host events of their thread.
     """
     start = np.concatenate((hosts["start_ns"].to_numpy(), table["start_ns"].to_numpy()))
     end = start.copy()
@@ -488,9 +488,15 @@ def _with_parent(hosts: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
 def _device_events(
     devices: pl.DataFrame, launches: pl.DataFrame, annotations: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return the device events with category, annotations and parent, the row of the launch.
+    """Return the device events with their category, annotations and launch, sorted by launch.
 
-    They are sorted by launch. Device events without a recorded launch come last.
+    ``parent`` is the row of the launch. It is null for device events without a recorded launch,
+    which come last.
+
+    Args:
+        devices: the table ``devices`` of `KinetoColumns.tables`.
+        launches: reads correlation and row, the launch's row in the events table.
+        annotations: the result of `_annotations` for device events.
     """
     launched = launches.drop_nulls("correlation").unique(
         "correlation", keep="first", maintain_order=True
@@ -514,9 +520,13 @@ def _device_events(
 
 
 def _kernels(devices: pl.DataFrame, first_device: int) -> pl.DataFrame:
-    """Return the launch configurations, `KERNELS`; kernels without a grid (ROCm) have no row.
+    """Return the launch configurations of kernels, with the columns of `KERNELS`.
 
-    ``first_device`` is the row of the first device event in the events table.
+    Kernels whose grid is not recorded, such as those of ROCm, have no row.
+
+    Args:
+        devices: the device events in their final order.
+        first_device: row of the first device event in the events table.
     """
     three = r"\[(\d+), ?(\d+), ?(\d+)\]"
     axes = [
@@ -536,10 +546,13 @@ def _kernels(devices: pl.DataFrame, first_device: int) -> pl.DataFrame:
 
 
 def _memory(memory: pl.DataFrame) -> pl.DataFrame:
-    """Return the allocations and frees, `MEMORY`.
+    """Return the allocations and frees, with the columns of `MEMORY`.
 
     Kineto records no peaks. So a peak is the highest value so far in this window, per process and
     place.
+
+    Args:
+        memory: memory events with ``parent``, from `_with_parent`.
     """
     number = pl.col("device_id").cast(pl.String)
     kind = pl.col("device_type").replace_strict(
@@ -571,7 +584,7 @@ def _memory(memory: pl.DataFrame) -> pl.DataFrame:
 
 
 def _devices(properties: Any) -> Iterator[Mapping[str, object]]:
-    """Yield each device's properties, with Paddle's key for numSms; all other keys agree."""
+    """Yield each device's properties with Paddle's keys: ``smCount`` instead of ``numSms``."""
     for item in properties if isinstance(properties, list) else ():
         if isinstance(item, dict):
             values = drop_nonportable_numbers(item)

@@ -102,9 +102,9 @@ def _write(trace: Trace, file: IO[bytes], most_bytes: int | None) -> None:
 def _lines_in_order(trace: Trace) -> Iterator[pl.DataFrame]:
     """Yield the lines of all events, in tables of few rows, because lines are long.
 
-    Host events come in pre-order with their depth. Behind each host event come its launches, device
-    events and memory events, as in Paddle's files. So the order gives the tree, which times alone
-    cannot give.
+    Host events come in pre-order, and their lines contain the depth. Directly after each host
+    event, before its children, come its launches, device events and memory events, as in Paddle's
+    files. So order and depth give the tree, which times alone cannot give.
     """
     kinds = _kinds(trace)
     order = pl.concat(
@@ -130,13 +130,14 @@ def _lines_in_order(trace: Trace) -> Iterator[pl.DataFrame]:
 def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
     """Return the rows and the parts of each kind of line, with the columns that order the lines.
 
-    - ``host`` is the row of the host event that a line belongs to. For a line outside of host
-    events,
-      it is the first row of its thread; without such a row, the number of events.
-    - ``part`` is 0 for such outside lines, 1 for the host event itself, 2 for its launches, each
-    with
-      its device events, 3 for memory events, and 4 for device events without a launch.
-    - ``launch`` is the row of the launch that a line belongs to.
+    - ``host`` is the row of the host event that a line belongs to. For a line outside of all host
+      events, it is the first row of the line's thread; if the thread has no host event, it is the
+      number of events.
+    - ``part`` is 0 for lines outside of all host events, 1 for the host event itself, 2 for its
+      launches, each with its device events, 3 for memory events, and 4 for device events without a
+      launch.
+    - ``launch`` is the row of the launch that a line belongs to; for a device event without a
+      launch, its own row. It has no meaning for host and memory events.
     - ``sub`` orders the lines of one launch.
     """
     events = _prepared(trace)
@@ -191,8 +192,8 @@ def _placed(table: pl.DataFrame, sub: int) -> pl.DataFrame:
 def _prepared(trace: Trace) -> pl.DataFrame:
     """Return the events with the columns ``text``, ``event`` and ``begin_ns``.
 
-    ``text`` is the escaped name, ``event`` the row. ``begin_ns`` is the time since the first launch
-    or host event; if there is no such event, it is start_ns.
+    ``text`` is the escaped name, ``event`` the row. ``begin_ns`` is the event's start, counted from
+    the first launch or host event; if there is no such event, it is start_ns.
     """
     host_start = trace.events.filter(pl.col("device").is_null())["start_ns"].min()
     first_ns = host_start if isinstance(host_start, int) else 0
