@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
@@ -31,10 +32,13 @@ def number(value: float) -> str:
 
     Whole numbers below 1,000 have no decimals either.
 
-    >>> number(1234.5), number(3.0), number(12.51)
-    ('1,234', '3', '12.5')
+    >>> number(1234.5), number(3.0), number(12.51), number(999.7), number(0.00001234)
+    ('1,234', '3', '12.5', '1,000', '0.0000123')
     """
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.3g}"
+    if abs(value) >= 999.5 or value == int(value):
+        return f"{value:,.0f}"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    return f"{value:.{digits}f}".rstrip("0").rstrip(".") if digits > 0 else f"{value:.0f}"
 
 
 FORMATS: Mapping[str, Callable[[Any], str]] = {

@@ -371,8 +371,8 @@ def _pair(baseline: float, experiment: float, to_text: Callable[[float], str]) -
 def _title(value: str) -> str:
     """Return the header of a column of times: clock and kind, without the unit.
 
-    >>> _title("gpu_total_ns")
-    'GPU Total'
+    >>> _title("gpu_total_ns"), _title("calls")
+    ('GPU Total', 'Calls')
     """
     clock, _, kind = value.removesuffix("_ns").partition("_")
-    return f"{clock.upper()} {kind.capitalize()}"
+    return f"{clock.upper()} {kind.capitalize()}" if kind else clock.capitalize()
