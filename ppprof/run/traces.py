@@ -22,6 +22,7 @@ from ppprof.rundir.recordings import Recording
 from ppprof.trace import Trace, read
 from ppprof.trace.clock_jumps import clock_messages
 from ppprof.trace.incomplete_steps import incomplete_time_ns
+from ppprof.trace.schema import unknown_device_kinds
 from ppprof.units import format_skipped, format_time
 
 T = TypeVar("T")
@@ -182,6 +183,8 @@ class TraceReader:
 def notes_on(trace: Trace) -> list[str]:
     """Return what a user of a trace's tables should know about the trace, one sentence each."""
     notes = clock_messages(trace.events)
+    for kind, count in unknown_device_kinds(trace.events).items():
+        notes.append(f"{count} device events of the unknown kind {kind}: counted as kernels")
     incomplete_ns = incomplete_time_ns(trace.events)
     if incomplete_ns >= _NOTABLE_NS:
         notes.append(

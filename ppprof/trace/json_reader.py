@@ -186,6 +186,7 @@ def _paddle_trace(
             **_extra_info(keys.get("ExtraInfo")),
         },
         devices=_devices(keys.get("deviceProperties")),
+        ignored=dict(columns.ignored),
     )
 
 

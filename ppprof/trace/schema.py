@@ -36,7 +36,10 @@ CATEGORIES = (
 """Paddle's ``TracerEventType`` in the order of its numbers (paddle 3.3, trace_event.h)."""
 
 DEVICE_CATEGORIES = ("Kernel", "Memcpy", "Memset")
-"""Categories of events on a device's stream."""
+"""Categories of events on a device's stream. Events of kinds that ppprof does not know are device
+events too: their category is the file's own text (``hpu_op``) or number (``Type99``)."""
+
+_COPIES = ("Memcpy", "Memset")
 
 PYTHON_CATEGORIES = (
     "ProfileStep",
@@ -151,6 +154,25 @@ MEMSETS: Mapping[str, tuple[pl.DataType, str]] = {
 """Column -> dtype and meaning. One row per Memset whose value was recorded."""
 
 
+def is_kernel() -> pl.Expr:
+    """Return an expression that is true for kernels, and for device events of unknown kinds.
+
+    Reads category and device.
+    """
+    return pl.col("device").is_not_null() & ~pl.col("category").is_in(_COPIES)
+
+
+def unknown_device_kinds(events: pl.DataFrame) -> dict[str, int]:
+    """Return the number of device events by category, for categories outside `DEVICE_CATEGORIES`.
+
+    Args:
+        events: columns of `EVENTS`.
+    """
+    is_unknown = pl.col("device").is_not_null() & ~pl.col("category").is_in(DEVICE_CATEGORIES)
+    counts = events.filter(is_unknown)["category"].cast(pl.String).value_counts(sort=True)
+    return dict(counts.iter_rows())
+
+
 def empty(columns: Mapping[str, tuple[pl.DataType, str]]) -> pl.DataFrame:
     """Return a table without rows that has the columns ``columns``."""
     return pl.DataFrame(schema={name: dtype for name, (dtype, _) in columns.items()})
@@ -200,3 +222,6 @@ class Trace:
     """Device properties; the keys are those of Paddle's JSON ``deviceProperties``."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Kind -> number of unreadable parts of the file; empty for an intact file."""
+    ignored: Mapping[str, int] = field(default_factory=dict)
+    """Kind -> number of readable objects of the file that the tables do not need, such as metadata
+    and the arrows of a timeline."""

@@ -24,6 +24,7 @@ from ppprof.analysis.ranks.step_breakdown import (
     waiting_intervals,
 )
 from ppprof.arrays import Int64
+from ppprof.trace.schema import is_kernel
 
 TINY_NS = 10_000
 """Shorter kernels are tiny: each ends before the next kernel is launched, since a launch from
@@ -272,7 +273,7 @@ class IndicatorBuilder:
             )
             return {**nothing, **dict.fromkeys(counts)}
         events = self.profile.trace.events
-        kernels = events.filter(pl.col("category") == "Kernel")
+        kernels = events.filter(is_kernel())
         tiny = kernels.filter(pl.col("dur_ns") < TINY_NS)
         self.add_names("kernel", tiny.select("step", "name", time_ns="dur_ns"))
         copies = self._blocking_copies()
@@ -412,7 +413,7 @@ def _between_tiny(gaps: Intervals, devices: pl.DataFrame) -> Intervals:
     """
     start, end = gaps
     first, last = intervals_of(devices)
-    is_tiny = (last - first < TINY_NS) & (devices["category"] == "Kernel").to_numpy()
+    is_tiny = (last - first < TINY_NS) & devices.select(is_kernel()).to_series().to_numpy()
     by_end, by_start = np.argsort(last, kind="stable"), np.argsort(first, kind="stable")
     before = np.searchsorted(last[by_end], start, "right") - 1
     behind = np.searchsorted(first[by_start], end, "left")

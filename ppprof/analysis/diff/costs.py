@@ -15,7 +15,7 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
 from ppprof.analysis.summaries.overview import device
 from ppprof.arrays import Int64
-from ppprof.trace.schema import Trace
+from ppprof.trace.schema import Trace, is_kernel
 
 OPERATORS = {
     "name": pl.String,
@@ -182,8 +182,8 @@ def _is_in_same_name(above: Int64, code: Int64, rows: Int64) -> npt.NDArray[np.b
 
 
 def _kernel_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.DataFrame:
-    events = profile.trace.events.select("name", "category", "dur_ns").with_columns(step=step)
-    devices = events.filter(pl.col("category") == "Kernel")
+    columns = ("name", "category", "device", "dur_ns")
+    devices = profile.trace.events.select(columns).with_columns(step=step).filter(is_kernel())
     return (
         devices.select(name=naming.apply(devices["name"]), step="step", gpu_total_ns="dur_ns")
         .drop_nulls("step")

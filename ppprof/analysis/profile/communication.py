@@ -11,6 +11,7 @@ from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, difference, union
 from ppprof.arrays import Int64
+from ppprof.trace.schema import is_kernel
 
 OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "StaticKernelLaunch")
 """Categories of host events during which a CPU computes. Newer versions of Paddle record
@@ -58,7 +59,7 @@ class Communication:
         below = tree.below(rows)
         below[rows] = True
         kernels = tree.devices.with_row_index("row").filter(
-            (pl.col("category") == "Kernel") & pl.col("host").is_not_null()
+            is_kernel() & pl.col("host").is_not_null()
         )
         is_nccl = matching(kernels["name"], "nccl|xccl").to_numpy()
         launcher = kernels["host"].to_numpy()

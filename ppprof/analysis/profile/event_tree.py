@@ -9,7 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.arrays import Int64
-from ppprof.trace.schema import Trace
+from ppprof.trace.schema import Trace, is_kernel
 from ppprof.trace.tree_arrays import subtree_sizes, subtree_sums
 
 
@@ -77,7 +77,7 @@ class Tree:
         parent = hosts["parent"].fill_null(-1).to_numpy()
         size = subtree_sizes(parent, depth)
         visit = _visits(hosts["thread"].to_numpy(), depth, size)
-        kernels = devices.filter(pl.col("category") == "Kernel")
+        kernels = devices.filter(is_kernel())
         hosts = hosts.with_columns(
             visit=pl.Series(visit),
             gpu_ns=pl.Series(subtree_sums(_launched_ns(kernels, len(size)), size)),

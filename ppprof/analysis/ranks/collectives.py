@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.trace import Clock
-from ppprof.trace.schema import Trace
+from ppprof.trace.schema import Trace, is_kernel
 
 COLLECTIVES: dict[str, pl.DataType] = {
     "members": pl.String(),
@@ -107,7 +107,7 @@ def with_kernel_times(spans: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame
         spans: some rows of ``events``, with the column end_ns.
         events: all events of the trace, with the column row (int64).
     """
-    kernels = events.filter(pl.col("category") == "Kernel").select("parent", "start_ns", "dur_ns")
+    kernels = events.filter(is_kernel()).select("parent", "start_ns", "dur_ns")
     if kernels.is_empty() or spans.is_empty():
         return spans
     parents = events["parent"].fill_null(-1).to_numpy()

@@ -61,7 +61,7 @@ from ppprof.analysis.profile.intervals import (
 )
 from ppprof.analysis.profile.profile import Profile
 from ppprof.arrays import Int64
-from ppprof.trace.schema import nullable
+from ppprof.trace.schema import is_kernel, nullable
 
 PARTS = ("computation", "exposed", "data_loading", "bubble", "host_bound", "rest")
 """The parts of a step. An instant belongs to the first part that contains it; the docstring of the
@@ -230,9 +230,7 @@ def waiting_intervals(profile: Profile, threads: pl.Series) -> Intervals:
 
 def _computation(profile: Profile) -> Intervals:
     """Return Paddle's Computation, and the kernels not of NCCL whose launch was not recorded."""
-    kernels = profile.tree.devices.filter(
-        (pl.col("category") == "Kernel") & pl.col("host").is_null()
-    )
+    kernels = profile.tree.devices.filter(is_kernel() & pl.col("host").is_null())
     unseen = intervals_of(kernels.filter(~_named(_NCCL)))
     return together(profile.communication.computation, unseen)
 
@@ -260,7 +258,7 @@ def _communication(profile: Profile) -> pl.DataFrame:
     else:
         communicates = np.zeros(tree.devices.height, bool)
         communicates[communication.device_rows] = True
-        unseen = pl.col("host").is_null() & (pl.col("category") == "Kernel")
+        unseen = pl.col("host").is_null() & is_kernel()
         unseen &= matching(tree.devices["name"], _NCCL)
         table = tree.devices.filter(pl.Series(communicates) | unseen)
         launcher = table["host"]

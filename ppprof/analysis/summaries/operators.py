@@ -12,6 +12,7 @@ from ppprof.analysis.profile.grouping import STATS, grouped, ratio_of, sort_by
 from ppprof.analysis.profile.profile import Profile
 from ppprof.trace import REMOTE
 from ppprof.trace.remote_calls import ends_of
+from ppprof.trace.schema import is_kernel
 
 Row = Mapping[str, Any]
 
@@ -189,7 +190,7 @@ def kernels(profile: Profile) -> pl.DataFrame:
         time of all kernels; 0 if that is 0). Sorted by the sort key, or by gpu_total_ns, the
         largest first, if the sort key is a CPU key.
     """
-    launched = profile.tree.devices.filter(pl.col("category") == "Kernel")
+    launched = profile.tree.devices.filter(is_kernel())
     table = grouped(launched, ["name"], clocks=("gpu",))
     table = table.with_columns(gpu_ratio=ratio_of("gpu_total_ns", int(table["gpu_total_ns"].sum())))
     key = profile.sorted_by

@@ -9,6 +9,7 @@ import polars as pl
 from ppprof.analysis.profile.grouping import STATS, intervals_of, num_distinct, ratio, ratio_of
 from ppprof.analysis.profile.intervals import covered, overlap
 from ppprof.analysis.profile.profile import PHASES, Profile
+from ppprof.trace.schema import is_kernel
 
 DEVICE = {"device": pl.String(), "utilization": pl.Float64()}
 
@@ -44,7 +45,7 @@ def device(profile: Profile) -> pl.DataFrame:
         rows.append((f"CPU({name})", _finite(text)))
     launched = profile.tree.devices.drop_nulls("host")
     for device in launched["device"].unique(maintain_order=True):
-        kernels = launched.filter((pl.col("device") == device) & (pl.col("category") == "Kernel"))
+        kernels = launched.filter((pl.col("device") == device) & is_kernel())
         busy_ns = covered(*intervals_of(kernels))
         rows.append((f"GPU{device}", busy_ns / profile.total_ns if profile.total_ns else None))
     return pl.DataFrame(rows, DEVICE, orient="row")

@@ -38,6 +38,8 @@ class Scanned:
     """Strings as in the file; the columns `TEXTS` hold indices into this list."""
     unmatched: Ranges
     """Text in no known layout, as ascending byte ranges (first, end) of the file."""
+    num_flows: int
+    """Number of flow events, which are in no part."""
 
 
 class Scanner:
@@ -48,6 +50,7 @@ class Scanner:
         self._texts = StringTable()
         self._parts: list[Part] = []
         self._unmatched: Ranges = []
+        self._num_flows = 0
 
     def add(self, block: Block) -> Ranges:
         """Add the events of a block, which begins and ends between two events.
@@ -78,6 +81,8 @@ class Scanner:
             if columns:
                 columns["position"] = start[pending[matches.rows]] - MARGIN + block.first
                 self._parts.append((layout.kind, columns))
+            else:
+                self._num_flows += len(matches.rows)
             pending = np.delete(pending, matches.rows)
         first_start = int(start[0]) - MARGIN if len(start) else block.length
         ranges = ([(0, first_start)] if first_start else []) + _runs(pending, start, end)
@@ -87,7 +92,7 @@ class Scanner:
 
     def scanned(self) -> Scanned:
         """Return the events of all blocks that were added."""
-        return Scanned(self._parts, self._texts.all(), self._unmatched)
+        return Scanned(self._parts, self._texts.all(), self._unmatched, self._num_flows)
 
 
 def scan(source: TraceStream, dialect: Dialect, end: int) -> Scanned:

@@ -127,7 +127,8 @@ def _work() -> None:
         for kind, by_names in columns.items()
         for names, same in by_names.items()
     ]
-    pickle.dump((parts, scanned.texts, scanned.unmatched), sys.stdout.buffer, protocol=5)
+    result = (parts, scanned.texts, scanned.unmatched, scanned.num_flows)
+    pickle.dump(result, sys.stdout.buffer, protocol=5)
 
 
 def _next_start(path: str, start: bytes, position: int) -> int | None:

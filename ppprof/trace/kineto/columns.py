@@ -14,7 +14,14 @@ from typing import Any, Optional
 import msgspec
 import polars as pl
 
-from ppprof.trace.json.values import NO_TEXT, Scalar, attribute_columns, nanoseconds, texts
+from ppprof.trace.json.values import (
+    IGNORED_PHASES,
+    NO_TEXT,
+    Scalar,
+    attribute_columns,
+    nanoseconds,
+    texts,
+)
 
 
 class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
@@ -70,6 +77,8 @@ class KinetoEvent(msgspec.Struct, gc=False):
     args: Optional[KinetoArgs] = None
 
 
+_EMPTY = KinetoEvent()
+
 LAUNCHES = frozenset(
     [
         *("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime"),
@@ -83,7 +92,20 @@ DEVICES = {
 }
 """``cat`` of a device event -> category."""
 OPERATORS = frozenset(["cpu_op", "Operator"])
-HOSTS = OPERATORS | {"user_annotation"}
+_FRAME = "python_function"
+_KINDS = {
+    **dict.fromkeys([*OPERATORS, "user_annotation"], "hosts"),
+    **dict.fromkeys(LAUNCHES, "launches"),
+    **dict.fromkeys(DEVICES, "devices"),
+}
+"""``cat`` of a span -> kind of event."""
+_IGNORED_SPANS = frozenset(
+    [
+        *(_FRAME, "gpu_user_annotation", "cuda_sync", "cuda_event", "overhead", "Trace"),
+        *("external_correlation", "cuda_profiler_range", "cpu_instant_event"),
+    ]
+)
+"""Values of ``cat`` for spans that are no work of the model, or copies of other events."""
 MODULE = "nn.Module: "
 """Prefix of the name of a python_function event that is a module.
 
@@ -126,6 +148,10 @@ class KinetoColumns:
     def __init__(self) -> None:
         self.thread_names: dict[str, str] = {}
         """Thread id -> name; the number of a device's stream counts as a thread id."""
+        self.ignored: Counter[str] = Counter()
+        """Kind -> number of events that no table needs."""
+        self.skipped: Counter[str] = Counter()
+        """Kind -> number of events that cannot be used."""
         self._parts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._collectives: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._sequences: list[pl.DataFrame] = []
@@ -145,16 +171,14 @@ class KinetoColumns:
         return columns
 
     def _add(self, batch: list[KinetoEvent]) -> None:
-        spans = [event for event in batch if event.ph == "X"]
-        hosts = [
-            event
-            for event in spans
-            if event.cat in HOSTS
-            or (event.cat == "python_function" and event.name.startswith(MODULE))
-        ]
-        devices = [event for event in spans if event.cat in DEVICES]
-        launches = [event for event in spans if event.cat in LAUNCHES]
-        memory = [event for event in batch if event.name == "[memory]" and event.ph == "i"]
+        by_kind: dict[str, list[KinetoEvent]] = {kind: [] for kind in _NOUNS}
+        for event in batch:
+            kind = _KINDS.get(event.cat) if event.ph == "X" else None
+            if kind is None:
+                kind = self._unusual_kind(event)
+            if kind is not None:
+                by_kind[kind].append(event)
+        hosts, devices = by_kind["hosts"], by_kind["devices"]
         for kind, events in (("hosts", hosts), ("devices", devices)):
             self._collectives[kind].append(
                 _rows_with(events, self._num[kind], attrgetter("num_in"), _COLLECTIVE_ARGS)
@@ -163,14 +187,43 @@ class KinetoColumns:
             _rows_with(hosts, self._num["hosts"], attrgetter("sequence"), _SEQUENCE_ARGS)
         )
         self._append("hosts", hosts, {})
-        self._append("launches", launches, {"correlation": pl.Int64})
+        self._append("launches", by_kind["launches"], {"correlation": pl.Int64})
         self._append("devices", devices, _DEVICE_ARGS)
-        self._append("memory", memory, _MEMORY_ARGS)
+        self._append("memory", by_kind["memory"], _MEMORY_ARGS)
         self.thread_names.update(
             (str(event.tid), str(event.args.name))
             for event in batch
             if event.name == "thread_name" and event.args
         )
+
+    def _unusual_kind(self, event: KinetoEvent) -> str | None:
+        """Return the kind of an event that is in no table of `_KINDS`; None, and count it, if none.
+
+        A span of an unknown ``cat`` is a device event if it has a stream or a device, as accelerators
+        of other makers write them.
+        """
+        if event.ph == "X":
+            if event.cat == _FRAME and event.name.startswith(MODULE):
+                return "hosts"
+            if event.cat in _IGNORED_SPANS:
+                self.ignored[event.cat] += 1
+            elif not event.cat:
+                self.skipped["events without a category"] += 1
+            elif event.args is not None and (
+                event.args.stream is not None or event.args.device is not None
+            ):
+                return "devices"
+            else:
+                self.skipped[f"events of the unknown kind {event.cat}"] += 1
+        elif event.name == "[memory]" and event.ph == "i":
+            return "memory"
+        elif event.ph in IGNORED_PHASES:
+            self.ignored[IGNORED_PHASES[event.ph]] += 1
+        elif event == _EMPTY:
+            self.ignored["empty objects"] += 1
+        else:
+            self.skipped["events of an unknown ph"] += 1
+        return None
 
     def _append(self, kind: str, events: list[KinetoEvent], args: Mapping[str, Any]) -> None:
         first = self._num[kind]
@@ -178,19 +231,19 @@ class KinetoColumns:
         self._parts[kind].append(_table(events, args).insert_column(0, index))
         self._num[kind] += len(events)
 
-    def tables(self, base_ns: int) -> tuple[dict[str, pl.DataFrame], dict[str, int]]:
-        """Return one table per kind of event, and the number of skipped events by kind.
+    def tables(self, base_ns: int) -> dict[str, pl.DataFrame]:
+        """Return one table per kind of event; kind -> table.
 
-        Events without a time, process or thread are skipped, and so are events with a negative or
-        missing duration. But a memory event without a duration is kept, with a duration of 0.
+        Events without a time, process or thread are counted in ``skipped``, and so are events with a
+        negative or missing duration. But a memory event without a duration is kept, with a duration of 0.
 
         Args:
             base_ns: nanoseconds to add to each recorded start.
 
         Returns:
-            Kind -> table. Its ``index`` is the position in the file among the events of the kind.
+            ``index`` of a table is the position in the file among the events of the kind.
         """
-        tables, skipped = {}, {}
+        tables = {}
         for kind, parts in self._parts.items():
             table = pl.concat(parts).with_columns(pl.col("start_ns") + base_ns)
             if kind == "memory":  # instants
@@ -200,10 +253,9 @@ class KinetoColumns:
                 *(pl.col(key).is_not_null() for key in ("start_ns", "process", "thread")),
             )
             if tables[kind].height < table.height:
-                skipped[f"{_NOUNS[kind]} without time, process or thread"] = (
-                    table.height - tables[kind].height
-                )
-        return tables, skipped
+                noun = f"{_NOUNS[kind]} without time, process or thread"
+                self.skipped[noun] = table.height - tables[kind].height
+        return tables
 
     def collectives(self, kind: str) -> pl.DataFrame:
         """Return the args of the collectives among the events of a kind, ``hosts`` or ``devices``.

@@ -15,6 +15,7 @@ Kineto writes a flat list of events. Here they become the tree of a Paddle trace
     other user_annotation                         PythonUserDefined
     cuda_runtime, cuda_driver, ...                CudaRuntime
     kernel, gpu_memcpy, gpu_memset                Kernel, Memcpy, Memset
+    any other cat, with a stream or a device      the cat itself: a device event of unknown kind
 
 An operator inside another stays an Operator, so that its row equals ``key_averages()``, and because
 the innermost operator launches the kernels: the aten::addmm in an aten::linear does, aten::linear
@@ -25,7 +26,7 @@ An operator records the number that its thread will give to the next node of the
 node records its own number and the thread that gave it. So the operator that made each node is
 known (`_forwards`).
 
-Left out: other python_function events (frames of the interpreter, ten per operator, which no table
+Left out, and counted in ``Trace.ignored``: other python_function events (frames of the interpreter, ten per operator, which no table
 counts), gpu_user_annotation (copies of the host's annotations), cuda_sync and overhead (no work of
 the model), flows (correlation ids and sequence numbers hold the same links), Trace.
 """
@@ -101,7 +102,7 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
     base_ns = head.get("baseTimeNanoseconds")
     if not isinstance(base_ns, int) or not 0 <= base_ns < _FOREVER_NS:
         base_ns = 0  # as until torch 2.3
-    tables, skipped = columns.tables(base_ns)
+    tables = columns.tables(base_ns)
     information = head.get("distributedInfo")
     information = information if isinstance(information, Mapping) else {}
     host_annotations, device_annotations = (
@@ -120,7 +121,9 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
     # Before events move from an engine's thread to its caller: each thread counts its own nodes.
     numbered = columns.sequences().join(hosts.select("index", counter="key"), on="index")
     hosts, launches, memory = (_with_caller(table, calls) for table in (hosts, launches, memory))
+    num_hosts = hosts.height
     hosts = _nested(hosts, slack_ns)
+    columns.ignored["operators inside one of the same name"] += num_hosts - hosts.height
     forward = _forwards(hosts, numbered)
     hosts = _with_annotations(hosts, host_annotations, slack_ns)
     launches, memory = _with_parent(hosts, launches), _with_parent(hosts, memory)
@@ -149,7 +152,8 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
             **_named(head, "host_name"),
         },
         devices=tuple(_devices(head.get("deviceProperties"))),
-        skipped=skipped,
+        skipped=dict(columns.skipped),
+        ignored=dict(columns.ignored),
     )
 
 
@@ -501,7 +505,7 @@ def _device_events(
     launched = launches.drop_nulls("correlation").unique(
         "correlation", keep="first", maintain_order=True
     )
-    kind = pl.col("cat").cast(pl.String).replace_strict(DEVICES, return_dtype=pl.String)
+    kind = pl.col("cat").cast(pl.String).replace(DEVICES)
     return (
         devices.join(launched.select("correlation", parent="row"), on="correlation", how="left")
         .join(annotations, on="index", how="left", suffix="_annotated")

@@ -23,7 +23,14 @@ from ppprof.trace.annotations import ANNOTATION_KEYS
 from ppprof.trace.fastpath.fixed_layout import TEXTS, Scanned
 from ppprof.trace.fastpath.layouts import Dialect
 from ppprof.trace.fastpath.string_table import StringTable
-from ppprof.trace.json.values import NO_TEXT, Scalar, attribute_columns, nanoseconds, texts
+from ppprof.trace.json.values import (
+    IGNORED_PHASES,
+    NO_TEXT,
+    Scalar,
+    attribute_columns,
+    nanoseconds,
+    texts,
+)
 from ppprof.trace.paddle.timestamps import MISSING
 from ppprof.trace.schema import DEVICE_CATEGORIES
 
@@ -108,6 +115,7 @@ class PaddleEvent(msgspec.Struct, gc=False):
 
 
 _NO_ARGS = PaddleArgs()
+_EMPTY = PaddleEvent()
 _INTEGERS = dict.fromkeys(
     (
         *("depth", "sequence", "forward", "group", "bytes", "stage", "chunk", "micro_batch"),
@@ -125,7 +133,8 @@ _THREAD_NAME = re.compile(r"thread (\d+):(.*)\((?:C\+\+|Python)\)", re.DOTALL)
 class PaddleColumns:
     """The events of a file, collected part by part.
 
-    ``skipped`` counts the events without a usable time, process or thread.
+    Args:
+        skipped: counts the events that cannot be used, by kind.
     """
 
     def __init__(self, skipped: Counter[str]) -> None:
@@ -135,6 +144,8 @@ class PaddleColumns:
         self.ts_is_exact = True
         """Whether every ``ts`` has nanoseconds; else some are cut to whole microseconds."""
         self.skipped = skipped
+        self.ignored: Counter[str] = Counter()
+        """Kind -> number of events that no table needs."""
         self._parts: defaultdict[str, list[dict[str, Array]]] = defaultdict(list)
 
     def add_scanned(self, scanned: Scanned, dialect: Dialect) -> None:
@@ -155,6 +166,8 @@ class PaddleColumns:
             if "occupancy" in part:
                 part["occupancy"] = part["occupancy"] / 100
             self._parts[kind].append(part)
+        if scanned.num_flows:
+            self.ignored[IGNORED_PHASES["s"]] += scanned.num_flows
         if scanned.parts and not dialect.ts_is_exact:
             self.ts_is_exact = False
 
@@ -202,16 +215,26 @@ class PaddleColumns:
         args = event.args or _NO_ARGS
         if event.ph == "X":
             if not event.cat:
+                self.skipped["events without a category"] += 1
                 return None
             if event.cat in DEVICE_CATEGORIES or args.stream is not None:
                 return "device"
             return "launch" if args.correlation_id is not None else "host"
-        if event.name == "[memory]" and args.increase_bytes is not None:
-            return "memory"
+        if event.name == "[memory]":
+            if args.increase_bytes is not None:
+                return "memory"
+            self.skipped["memory events without a size"] += 1
+            return None
         if event.ph == "M" and event.name == "thread_name":
             match = _THREAD_NAME.fullmatch(str(args.name))
             if match:
                 self.thread_names[match[1]] = match[2]
+        if event.ph in IGNORED_PHASES:
+            self.ignored[IGNORED_PHASES[event.ph]] += 1
+        elif event == _EMPTY:
+            self.ignored["empty objects"] += 1
+        else:
+            self.skipped["events of an unknown ph"] += 1
         return None
 
     def _add_kind(self, kind: str, positions: list[int], events: list[PaddleEvent]) -> None:

@@ -58,7 +58,7 @@ def read_paddle_pb(path: str | Path) -> Trace:
     """Return the trace of a ``.pb`` file, written by Paddle or ppprof, packed with gzip or not.
 
     Host events that are not connected to the root of their thread are left out, with their
-    launches, device events and memory events. `Trace.skipped` counts these host events.
+    launches, device events and memory events. `Trace.skipped` counts them.
 
     Raises:
         TraceError: the file is missing, truncated, or not a ``.pb`` trace; says at which byte.
@@ -78,10 +78,25 @@ def read_paddle_pb(path: str | Path) -> Trace:
         span=int(top.number(2)[0]),
         extra_info=_extra_info(buffer, buffer.fields(top.ranges(4))),
         devices=_devices(buffer, buffer.fields(top.ranges(5))),
-        skipped={"host events not connected to the root": host.num_disconnected}
-        if host.num_disconnected
-        else {},
+        skipped=_disconnected(buffer, host),
+        ignored={"roots of threads": host.num_roots},
     )
+
+
+def _disconnected(buffer: Buffer, host: _HostTree) -> dict[str, int]:
+    """Return the numbers of host events without a path to a root, and of what lies in them."""
+    if not host.is_disconnected.any():
+        return {}
+    launches, memory = host.nodes.ranges(4), host.nodes.ranges(5)
+    is_lost = host.is_disconnected[launches.owner]
+    lost = buffer.fields(launches[np.flatnonzero(is_lost)])
+    counts = {
+        "host events": int(host.is_disconnected.sum()),
+        "launches": int(is_lost.sum()),
+        "device events": len(lost.ranges(2)),
+        "memory events": int(host.is_disconnected[memory.owner].sum()),
+    }
+    return {f"{kind} not connected to the root": count for kind, count in counts.items() if count}
 
 
 def _content(path: str | Path) -> bytes:
@@ -123,7 +138,7 @@ class _HostTree:
         has_parent = sorted_parent >= 0
         sorted_parent[has_parent] = rank[sorted_parent[has_parent]]
         order, depth = pre_order(sorted_parent)
-        self.num_disconnected = len(ids) - len(order)
+        self.num_roots = int(is_root.sum())
         kept = depth > 0
         self.file_index: Int64 = by_id[order[kept]]
         """File index of each row, shape (rows,)."""
