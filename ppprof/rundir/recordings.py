@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ppprof import rundir
 from ppprof.errors import InputError
 from ppprof.rundir import Listing
+from ppprof.rundir.foreign_ranks import foreign_ranks
+from ppprof.units import format_ranges
+
+_log = logging.getLogger("ppprof")
 
 _BEST_FIRST = (".pb", ".json", ".json.gz")
 """Suffixes of traces in order of preference. A ``.pb`` is exact and fastest; a ``.gz`` must be
@@ -30,8 +36,7 @@ class Recording:
     """One window of one rank, and its files."""
 
     rank: int
-    """From the file name. Foreign traces have no rank in their names: in a directory, their workers
-    are numbered in the order of their names, from 0 or after the highest rank. A single foreign
+    """From the file name; of foreign traces in a directory, from `foreign_ranks`. A single foreign
     file has rank 0."""
     window: int
     """From the file name. Foreign traces have no window in their names: in a directory, the traces
@@ -156,7 +161,7 @@ def _directories(path: Path, listing: Listing) -> list[Path]:
     try:
         return [rundir.newest(path, listing)]
     except InputError:  # no manifest: foreign or copied traces
-        if scan([path], listing):
+        if any(_files([path], listing)):
             return [path]
         return rundir.find_runs_below(path, listing=listing) or [path]
 
@@ -235,9 +240,48 @@ def scan(directories: Sequence[Path], listing: Listing | None = None) -> list[Re
     Raises:
         InputError: two traces with different names claim the same rank and window.
     """
+    listing = listing or Listing()
+    own, foreign, saved = _files(directories, listing)
+    recordings: dict[tuple[int, int], Recording] = {}
+    for name, paths in own.items():
+        key = (name.rank, name.window)
+        if key in recordings:
+            raise InputError(
+                f"{join_paths(directories)}: rank {name.rank}, window {name.window} exists twice, as "
+                f"{recordings[key].files[0].name} and {paths[0].name}; "
+                "expected a directory for each run"
+            )
+        recordings[key] = Recording(*key, paths[0].name, name.label, tuple(paths), saved.get(key))
+    for key in saved.keys() - recordings.keys():
+        recordings[key] = Recording(*key, saved[key].name, None, (), saved[key])
+    first = max((rank for rank, _ in recordings), default=-1) + 1
+    by_order = sorted(foreign, key=_natural)
+    newest = {worker: foreign[worker][max(foreign[worker])][0] for worker in by_order}
+    ranks, source = foreign_ranks(newest, first)
+    if len(ranks) > 1:
+        numbers = format_ranges("rank", ranks.values())
+        _log.info("%s: %s, from %s", join_paths(directories), numbers, source)
+    for worker, rank in ranks.items():
+        for window, time in enumerate(sorted(foreign[worker], key=_natural)):
+            traces = tuple(foreign[worker][time])
+            recordings[rank, window] = Recording(rank, window, worker, None, traces)
+    return [recordings[key] for key in sorted(recordings)]
+
+
+class _Files(NamedTuple):
+    """The files of recordings in directories of one run."""
+
+    own: Mapping[rundir.TraceName, list[Path]]
+    """Traces and raw captures that ppprof wrote, the preferred one of a window first."""
+    foreign: Mapping[str, Mapping[str, list[Path]]]
+    """Worker -> time in the file name -> traces."""
+    saved: Mapping[tuple[int, int], Path]
+    """(rank, window) -> tables as data."""
+
+
+def _files(directories: Sequence[Path], listing: Listing) -> _Files:
     own: dict[rundir.TraceName, list[Path]] = {}
     foreign: dict[str, dict[str, list[Path]]] = {}
-    listing = listing or Listing()
     files = [
         path
         for run in directories
@@ -256,24 +300,7 @@ def scan(directories: Sequence[Path], listing: Listing | None = None) -> list[Re
         for run in directories
         for rank, window, path in rundir.summary_files(run, listing)
     }
-    recordings: dict[tuple[int, int], Recording] = {}
-    for name, paths in own.items():
-        key = (name.rank, name.window)
-        if key in recordings:
-            raise InputError(
-                f"{join_paths(directories)}: rank {name.rank}, window {name.window} exists twice, as "
-                f"{recordings[key].files[0].name} and {paths[0].name}; "
-                "expected a directory for each run"
-            )
-        recordings[key] = Recording(*key, paths[0].name, name.label, tuple(paths), saved.get(key))
-    for key in saved.keys() - recordings.keys():
-        recordings[key] = Recording(*key, saved[key].name, None, (), saved[key])
-    first = max((rank for rank, _ in recordings), default=-1) + 1
-    for rank, worker in enumerate(sorted(foreign, key=_natural), first):
-        for window, time in enumerate(sorted(foreign[worker], key=_natural)):
-            traces = tuple(foreign[worker][time])
-            recordings[rank, window] = Recording(rank, window, worker, None, traces)
-    return [recordings[key] for key in sorted(recordings)]
+    return _Files(own, foreign, saved)
 
 
 def _best_first(path: Path) -> tuple[int, str]:

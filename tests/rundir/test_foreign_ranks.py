@@ -1,0 +1,86 @@
+"""Which rank a trace is of, where ppprof did not write it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+import ppprof
+from ppprof.rundir.recordings import resolve
+
+KINETO = Path(__file__).parent.parent / "fixtures/kineto/gpu_ddp.json"
+
+
+def torch_trace(path: Path, rank: int | None) -> Path:
+    """A trace of torch's, with ``distributedInfo.rank`` unless ``rank`` is None."""
+    document = json.loads(KINETO.read_text())
+    if rank is None:
+        del document["distributedInfo"]
+    else:
+        document["distributedInfo"]["rank"] = rank
+    text = json.dumps(document).encode()
+    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+def ranks(folder: Path) -> dict[str, int]:
+    return {recording.name: recording.rank for recording in resolve(folder).recordings}
+
+
+def test_the_file_itself_says_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The names say the reverse."""
+    for rank in range(8):
+        suffix = ".gz" if rank % 2 else ""
+        torch_trace(tmp_path / f"rank{7 - rank}.{rank}.pt.trace.json{suffix}", rank)
+    with caplog.at_level(logging.INFO, "ppprof"):
+        assert ranks(tmp_path) == {f"rank{7 - rank}": rank for rank in range(8)}
+    assert caplog.messages == [f"{tmp_path}: ranks 0-7, from distributedInfo.rank in the files"]
+    steps = ppprof.open(tmp_path).breakdown()
+    assert steps["rank"].unique().sort().to_list() == [*range(8)]
+
+
+def test_without_it_the_names_do(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("rank_10", "rank_9", "a_Rank3"):
+        torch_trace(tmp_path / f"{name}.1.pt.trace.json", None)
+    with caplog.at_level(logging.INFO, "ppprof"):
+        assert ranks(tmp_path) == {"a_Rank3": 3, "rank_9": 9, "rank_10": 10}
+    assert caplog.messages == [f"{tmp_path}: ranks 3, 9-10, from the rank in their names"]
+
+
+@pytest.mark.parametrize(
+    ("in_files", "names"),
+    [
+        ([0, 0], ("b", "a")),  # two traces of one rank: of two runs, perhaps
+        ([0, None], ("b", "a")),  # one of them does not say
+        ([None, None], ("rank1_b", "rank1_a")),
+    ],
+)
+def test_what_contradicts_itself_is_numbered_by_order(
+    tmp_path: Path,
+    in_files: list[int | None],
+    names: tuple[str, str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name, rank in zip(names, in_files):
+        torch_trace(tmp_path / f"{name}.1.pt.trace.json", rank)
+    with caplog.at_level(logging.INFO, "ppprof"):
+        assert ranks(tmp_path) == {names[1]: 0, names[0]: 1}
+    assert caplog.messages == [f"{tmp_path}: ranks 0-1, from the order of their names"]
+
+
+def test_a_file_that_cannot_be_read_has_no_say(tmp_path: Path) -> None:
+    torch_trace(tmp_path / "b.1.pt.trace.json", 0)
+    (tmp_path / "a.1.pt.trace.json.gz").write_bytes(b"\x1f\x8b broken")
+    os.mkfifo(tmp_path / "c.1.pt.trace.json")
+    assert ranks(tmp_path) == {"a": 0, "b": 1, "c": 2}
+
+
+def test_one_trace_alone_is_rank_0(tmp_path: Path) -> None:
+    path = torch_trace(tmp_path / "rank7.1.pt.trace.json", 7)
+    assert [recording.rank for recording in resolve(path).recordings] == [0]
+    assert ranks(tmp_path) == {"rank7": 7}
