@@ -17,6 +17,8 @@ OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "Stat
 """Categories of host events during which a CPU computes. Newer versions of Paddle record
 DygraphKernelLaunch and StaticKernelLaunch inside an Operator."""
 
+_RESHAPES = "broadcast_(to|tensors)"
+
 
 @dataclass(frozen=True)
 class Communication:
@@ -27,7 +29,8 @@ class Communication:
     """
 
     host: Intervals
-    """Communication events, and operators whose name contains allreduce, broadcast or rpc."""
+    """Communication events, and operators whose name contains allreduce, broadcast or rpc, as in
+    Paddle; but not broadcast_to and broadcast_tensors, which only change shapes."""
     host_rows: Int64
     """Rows of the events of ``host`` in ``tree.hosts``."""
     device: Intervals
@@ -46,7 +49,8 @@ class Communication:
     @classmethod
     def from_tree(cls, tree: Tree) -> Communication:
         """Return the communication and computation of the host events and kernels of ``tree``."""
-        named = matching(tree.hosts["name"], "allreduce|broadcast|rpc")
+        names = tree.hosts["name"]
+        named = matching(names, "allreduce|broadcast|rpc") & ~matching(names, _RESHAPES)
         hosts = tree.hosts.filter(
             (pl.col("category") == "Communication") | (pl.col("category") == "Operator") & named
         )

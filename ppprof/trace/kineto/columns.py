@@ -40,6 +40,7 @@ class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
     blocks_per_sm: Scalar = msgspec.field(default=None, name="blocks per SM")
     warps_per_sm: Scalar = msgspec.field(default=None, name="warps per SM")
     occupancy: Scalar = msgspec.field(default=None, name="est. achieved occupancy %")
+    collective: Scalar = msgspec.field(default=None, name="Collective name")
     group: Scalar = msgspec.field(default=None, name="Process Group Name")
     group_id: Scalar = msgspec.field(default=None, name="Process Group ID")
     ranks: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Process Group Ranks")
@@ -179,6 +180,9 @@ class KinetoColumns:
             if kind is not None:
                 by_kind[kind].append(event)
         hosts, devices = by_kind["hosts"], by_kind["devices"]
+        for event in hosts:
+            if _is_wait(event):
+                event.name, event.cat, event.args = f"{event.name}.wait", "user_annotation", None
         for kind, events in (("hosts", hosts), ("devices", devices)):
             self._collectives[kind].append(
                 _rows_with(events, self._num[kind], attrgetter("num_in"), _COLLECTIVE_ARGS)
@@ -270,6 +274,12 @@ class KinetoColumns:
         The columns are ``index``, as in `tables`, sequence and forward_thread.
         """
         return pl.concat(self._sequences)
+
+
+def _is_wait(event: KinetoEvent) -> bool:
+    """Return whether an event is the wait for a collective, which has an event of its own."""
+    args = event.args
+    return event.name == "record_param_comms" and args is not None and args.collective == "wait"
 
 
 def _rows_with(

@@ -11,6 +11,7 @@ Kineto writes a flat list of events. Here they become the tree of a Paddle trace
     autograd::engine::evaluate_function: XBack..  Operator; an unbroken run of them: Backward
       the XBackward directly inside               OperatorInner, as Paddle's Local_XGradNode
     c10d::..., record_param_comms, nccl:...       Communication; one inside another: OperatorInner
+    record_param_comms of a wait                  PythonUserDefined record_param_comms.wait
     other cpu_op                                  Operator, at any depth
     other user_annotation                         PythonUserDefined
     cuda_runtime, cuda_driver, ...                CudaRuntime

@@ -623,6 +623,23 @@ def _collective(ts: float, **args: Any) -> Any:
     return _x("record_param_comms", ts, 5, **{**facts, **args})
 
 
+def test_a_wait_is_no_collective() -> None:
+    trace = _trace(
+        _collective(0, Collective__name="allreduce"),
+        _collective(10, Collective__name="wait", Process__Group__Ranks="[0, 1]"),
+        _x("aten::broadcast_to", 20, 5),
+        _x("aten::broadcast_tensors", 30, 5),
+    )
+    assert _tree(trace) == [
+        "Communication record_param_comms 40",
+        "PythonUserDefined record_param_comms.wait",
+        "Operator aten::broadcast_to",
+        "Operator aten::broadcast_tensors",
+    ]
+    communication = Profile(trace).communication
+    assert [end - start for start, end in zip(*communication.host)] == [5000]
+
+
 @pytest.mark.parametrize(
     ("args", "facts"),
     [
