@@ -112,10 +112,11 @@ def load_config(
         blocks["Global"], blocks["Engine"] = _derive_batch_sizes(
             blocks["Global"], blocks["Engine"], topology, problems
         )
+    sizes = _model_sizes(blocks["Model"], values.get("Model"))
     if problems.is_sound("Model"):
-        _check_model(blocks["Model"], problems)
+        _check_model(sizes, problems)
     if problems.is_sound("Distributed", "Global", "Engine", "Model", "Data"):
-        _check_split(blocks, topology, problems)
+        _check_split(blocks, sizes, topology, problems)
     if problems.errors:
         raise ConfigError(sorted(problems.errors, key=_place))
     return Config(
@@ -286,15 +287,40 @@ def _derive_batch_sizes(
     return world, dataclasses.replace(engine, accumulate_steps=steps)
 
 
-def _check_model(model: ModelConfig, problems: Problems) -> None:
-    if model.hidden_size % model.num_attention_heads:
+def _model_sizes(model: ModelConfig, block: object) -> Mapping[str, int]:
+    """Return the sizes of the model that can be checked, by key.
+
+    The defaults are those of GPT. So of another model, such as ERNIE, only the keys that its block
+    has can be checked: its number of layers may have another name.
+
+    Args:
+        model: the block with defaults.
+        block: the block as given.
+    """
+    sizes = {
+        "hidden_size": model.hidden_size,
+        "num_layers": model.num_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "vocab_size": model.vocab_size,
+        "ffn_hidden_size": model.ffn_hidden_size or 4 * model.hidden_size,
+    }
+    if model.module == ModelConfig.module:
+        return sizes
+    given = block if isinstance(block, Mapping) else {}
+    return {key: size for key, size in sizes.items() if given.get(key) is not None}
+
+
+def _check_model(sizes: Mapping[str, int], problems: Problems) -> None:
+    hidden, heads = sizes.get("hidden_size"), sizes.get("num_attention_heads")
+    if hidden is not None and heads is not None and hidden % heads:
         problems.add(
-            ("Model", "num_attention_heads"),
-            f"{model.num_attention_heads}: expected a divisor of hidden_size {model.hidden_size}",
+            ("Model", "num_attention_heads"), f"{heads}: expected a divisor of hidden_size {hidden}"
         )
 
 
-def _check_split(blocks: Mapping[str, Any], topology: Topology, problems: Problems) -> None:
+def _check_split(
+    blocks: Mapping[str, Any], sizes: Mapping[str, int], topology: Topology, problems: Problems
+) -> None:
     """Check the model, the batch and the sequences against the degrees of the topology.
 
     Adds errors for sizes that a degree does not divide, and for settings that Fleet does not
@@ -302,18 +328,18 @@ def _check_split(blocks: Mapping[str, Any], topology: Topology, problems: Proble
     """
     model: ModelConfig = blocks["Model"]
     mp, pp, virtual = topology.degree("mp"), topology.degree("pp"), model.virtual_pp_degree
-    for name, count, unit in (
-        ("num_attention_heads", model.num_attention_heads, "heads"),
-        ("vocab_size", model.vocab_size, "tokens"),
-        ("ffn_hidden_size", model.ffn_hidden_size or 4 * model.hidden_size, "columns"),
+    for name, unit in (
+        ("num_attention_heads", "heads"),
+        ("vocab_size", "tokens"),
+        ("ffn_hidden_size", "columns"),
     ):
+        count = sizes.get(name, 0)
         if count % mp:
             problems.add(("Model", name), f"{count} {unit}: expected a multiple of mp_degree {mp}")
     stages = f"pp_degree {pp}" + f" x virtual_pp_degree {virtual}" * (virtual > 1)
-    if model.num_layers % (pp * virtual):
-        problems.add(
-            ("Model", "num_layers"), f"{model.num_layers}: expected a multiple of {stages}"
-        )
+    layers = sizes.get("num_layers", 0)
+    if layers % (pp * virtual):
+        problems.add(("Model", "num_layers"), f"{layers}: expected a multiple of {stages}")
     if virtual > 1:
         _check_virtual(virtual, pp, blocks["Engine"].accumulate_steps, problems)
     if model.sequence_parallel and mp == 1:

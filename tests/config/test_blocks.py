@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ppprof.errors import ConfigError
 from ppprof.topology import AXES
 
 FLEETX = """\
@@ -379,3 +380,25 @@ def test_to_mapping_reads_back_as_the_same_config(load, folder):
     again = load(str(config.to_mapping()), world_size=16)
     assert again.to_mapping() == config.to_mapping()
     assert again.Profiler == config.Profiler
+
+
+ERNIE = """\
+Global: {device: gpu, local_batch_size: 16, micro_batch_size: 1}
+Model:
+  module: ErnieModule
+  hidden_size: 12288
+  num_hidden_layers: 96
+  num_attention_heads: 96
+Distributed: {mp_degree: 8, pp_degree: 16}
+"""
+
+
+def test_of_another_model_only_what_its_block_says_is_checked(load):
+    """FleetX's ERNIE 175B has 96 layers under another name; GPT's default of 24 says nothing."""
+    config = load(ERNIE, world_size=128)
+    assert config.topology.degree("pp") == 16
+    with pytest.raises(ConfigError) as caught:
+        load(ERNIE.replace("num_attention_heads: 96", "num_attention_heads: 97"), world_size=128)
+    assert [problem.key for problem in caught.value.problems] == ["Model.num_attention_heads"]
+    with pytest.raises(ConfigError, match="24: expected a multiple of pp_degree 16"):
+        load(ERNIE.replace("ErnieModule", "GPTModule"), world_size=128)
