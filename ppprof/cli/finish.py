@@ -14,7 +14,7 @@ from ppprof.cli.options import Checks, whole_number
 from ppprof.config import ProfilerConfig
 from ppprof.errors import UsageError
 from ppprof.paths import is_remote
-from ppprof.report.text.summary import TableOptions, render_tables, title
+from ppprof.report.text.summary import TableOptions, explain_empty, render_tables, title
 from ppprof.run.finish import finish as finish_run
 from ppprof.run.summary import WindowTables
 
@@ -95,4 +95,5 @@ def _print(tables: WindowTables, profiler: ProfilerConfig) -> None:
     recording = tables.recording
     heading = title(recording.rank, recording.what, recording.window, tables.steps)
     options = TableOptions(profiler.time_unit, profiler.op_detail, profiler.row_limit)
-    print(f"{heading}\n\n{render_tables(tables.tables, options)}", end="", flush=True)
+    text = f"{render_tables(tables.tables, options)}{explain_empty(tables.tables)}"
+    print(f"{heading}\n\n{text}", end="", flush=True)

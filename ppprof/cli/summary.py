@@ -28,7 +28,13 @@ from ppprof.cli.terminal import log
 from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.report.markdown import markdown
 from ppprof.report.text.across_ranks import render_across
-from ppprof.report.text.summary import TableOptions, render_tables, title, window_title
+from ppprof.report.text.summary import (
+    TableOptions,
+    explain_empty,
+    render_tables,
+    title,
+    window_title,
+)
 from ppprof.run.run import Run
 from ppprof.run.summary import AcrossRanks, WindowTables
 from ppprof.rundir.recordings import Recording, resolve_each
@@ -335,7 +341,7 @@ def _warn_of_no_effect(request: _Request, views: Sequence[str]) -> None:
 
 def _text(windows: Iterable[_Window]) -> Iterator[str]:
     for window in windows:
-        yield f"{window.heading}\n\n{window.text()}{_empty_views(window)}"
+        yield f"{window.heading}\n\n{window.text()}{explain_empty(window.tables.tables)}"
 
 
 def _markdown(windows: Iterable[_Window]) -> Iterator[str]:
@@ -345,12 +351,7 @@ def _markdown(windows: Iterable[_Window]) -> Iterator[str]:
             for view, table in window.tables.tables.items()
             if not table.is_empty()
         ]
-        yield f"## {window.heading}\n\n{''.join(parts)}{_empty_views(window)}"
-
-
-def _empty_views(window: _Window) -> str:
-    empty = [view for view, table in window.tables.tables.items() if table.is_empty()]
-    return f"Nothing recorded for: {', '.join(empty)}\n\n" if empty else ""
+        yield f"## {window.heading}\n\n{''.join(parts)}{explain_empty(window.tables.tables)}"
 
 
 def _json(windows: Iterable[_Window]) -> Iterator[str]:

@@ -119,7 +119,10 @@ def test_a_table_without_rows_is_said(tmp_path, capsys):
     path = write(tmp_path / "a.pb", *gpu_traces.no_step())
     text = printed(capsys, path, "--views", "model,op,mem")
     assert titles(text) == ["Operator Summary"]
-    assert text.endswith("\nNothing recorded for: model, mem\n\n")
+    assert text.endswith(
+        "\nmodel: neither steps nor phases in this trace\n"
+        "mem: no memory events in this trace; Profiler.profile_memory: True records them\n\n"
+    )
 
 
 def test_ranks_are_those_that_the_config_prints(tmp_path, capsys):
@@ -221,7 +224,8 @@ def test_what_was_lost_is_said(tmp_path, capsys):
     path.write_bytes(trees.SerializeToString())
     assert main(["summary", str(path)]) == 0
     assert capsys.readouterr().err == (
-        f"{path}: partly read: skipped 1 host event not connected to the root\n"
+        f"{path}: partly read: skipped 1 host event not connected to the root, "
+        "1 memory event not connected to the root\n"
     )
 
 

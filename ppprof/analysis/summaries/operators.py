@@ -55,8 +55,8 @@ def operators(profile: Profile) -> pl.DataFrame:
           gradient accumulation (Paddle's pull request 62722); relative to the Global node;
         - ``device``: device events that the operator itself launched; relative to the operator.
 
-        CPU columns are null in rows of device events. flops is 0 for operators, since a ``.pb`` has
-        no attributes to compute it from and Paddle reads 0; it is null in other rows.
+        CPU columns are null in rows of device events. flops is null, which means unknown: a trace
+        has no shapes to compute it from (Paddle's own table then has 0).
     """
     ends = {call: ends_of(call) for call in profile.remote}
     own = next((caller for caller, _ in ends.values()), None)
@@ -166,7 +166,6 @@ def _row(kind: str, name: str, stats: Row, whole: Row) -> Row:
         if total is not None:
             whole_ns = whole[f"{clock}_total_ns"]
             row[f"{clock}_ratio"] = total / whole_ns if whole_ns else 0.0
-    row["flops"] = 0 if kind == "operator" else None
     return {column: row.get(column) for column in OPERATORS}
 
 

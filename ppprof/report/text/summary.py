@@ -106,6 +106,31 @@ def render_tables(tables: Mapping[str, pl.DataFrame], options: TableOptions) -> 
     )
 
 
+_WHY_EMPTY = {
+    "model": "neither steps nor phases in this trace",
+    "dist": "no communication in this trace",
+    "op": "no operators in this trace",
+    "kernel": "no kernels of a device in this trace",
+    "memcpy": "no copies in this trace",
+    "udf": "no spans of the training's own in this trace",
+    "mem": "no memory events in this trace; Profiler.profile_memory: True records them",
+}
+
+
+def explain_empty(tables: Mapping[str, pl.DataFrame]) -> str:
+    """Return a line for each table without rows that says why; "" if every table has rows.
+
+    Args:
+        tables: tables of `ppprof.analysis.summaries.views.summarize`, keyed by view.
+    """
+    lines = [
+        f"{view}: {_WHY_EMPTY.get(view, 'nothing recorded')}\n"
+        for view, table in tables.items()
+        if table.is_empty()
+    ]
+    return "".join([*lines, "\n"]) if lines else ""
+
+
 def title(rank: int, coordinate: str, window: int, steps: Sequence[int]) -> str:
     """Return the line that is printed above the tables of one rank's window.
 
@@ -202,7 +227,8 @@ def _operators(table: pl.DataFrame, options: TableOptions) -> list[Table]:
             for operator, *details in shown:
                 name = _local(operator["name"])
                 node = operator["node"]
-                lines.append((name, *_stats(operator, options), operator["flops"], node))
+                flops = "-" if operator["flops"] is None else operator["flops"]
+                lines.append((name, *_stats(operator, options), flops, node))
                 for row in details if options.op_detail else ():
                     name = _indented(_local(row["name"]), _OPERATOR_INDENT[row["kind"]])
                     lines.append((name, *_stats(row, options), "-", node))
