@@ -22,7 +22,7 @@ from ppprof.run import finish as run_finish
 from ppprof.rundir import TraceName, claim, write_manifest
 from ppprof.rundir.remote_calls import RemoteCall, write_call
 from tests.fixtures import gpu_traces
-from tests.fixtures.timeline import EPOCH_NS, write
+from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
 
 
 def killed_run(folder: Path, ranks: int = 2, **profiler: Any) -> Path:
@@ -59,6 +59,19 @@ def test_every_rank_gets_what_the_config_asks_for(
         }
     assert list(run.glob("raw/*")) == []
     assert not [path for path in run.rglob("*") if path.name.startswith(".")]
+
+
+def test_a_table_that_was_asked_for_and_is_empty_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = killed_run(tmp_path, ranks=1, summary={"mem": True, "kernel": True}, profile_memory=False)
+    raw = run / name(0).raw
+    write(raw, Thread(1, "main").around(span("ProfileStep", "ProfileStep#1", 0, 900)))
+    assert main(["finish", str(run)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert "kernel: no kernels of a device in this trace" in printed
+    memory = "mem: no memory events in this trace; Profiler.profile_memory: True records them"
+    assert memory in printed
 
 
 def test_pb_is_kept_when_asked_for_and_one_rank_can_be_chosen(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ KINETO = Path(__file__).parent.parent / "fixtures/kineto/gpu_ddp.json"
 
 
 def torch_trace(path: Path, rank: int | None) -> Path:
-    """A trace of torch's, with ``distributedInfo.rank`` unless ``rank`` is None."""
+    """A trace of torch's, with ``distributedInfo.rank`` (without it for None)."""
     document = json.loads(KINETO.read_text())
     if rank is None:
         del document["distributedInfo"]
