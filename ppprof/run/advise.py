@@ -13,7 +13,7 @@ from ppprof.analysis.advice import advise as findings_of
 from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.advice.indicators import Indicators, collect_indicators, concat_indicators
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.steps import StepRange
+from ppprof.analysis.profile.steps import StepRange, with_step
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_profile
 from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.errors import InputError, UsageError
@@ -75,7 +75,7 @@ def collect_evidence_of_run(
 
 
 def _analyze(trace: Trace) -> tuple[RankAnalysis, Indicators]:
-    profile = Profile(trace)
+    profile = Profile(with_step(trace))
     return analyze_profile(profile, breakdown(profile)), collect_indicators(profile)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -37,17 +37,15 @@ def cluster_of(
         InputError: the windows have no step.
     """
     parts, bubbles, collectives, passes = [], [], [], []
-    for result in results:
-        if result.value.breakdown.parts.is_empty():
-            _log.warning("%s: no step in it; left out", result.source)
+    for result in _with_steps(list(results)):
         rank, window = result.recording.rank, result.recording.window
         parts.append((rank, window, result.value.breakdown.parts))
         bubbles.append(with_window(result.value.breakdown.bubbles, rank, window))
         collectives.append(with_rank(result.value.collectives, rank))
         passes.append(result.value.passes.with_columns(rank=pl.lit(rank, pl.Int64)))
+    if not parts:
+        raise InputError(f"{run.path}: no event of a host in any of its traces")
     rows = join_ranks(parts, run.places)
-    if rows.is_empty():
-        raise InputError(f"{run.path}: no step in any of its traces")
     if steps is not None:
         existing = format_ranges("step", rows["step"])
         rows = rows.filter(steps.contains(pl.col("step")))
@@ -61,6 +59,27 @@ def cluster_of(
         run.clocks,
         run.topology,
     )
+
+
+def _with_steps(
+    results: Sequence[WindowResult[RankAnalysis]],
+) -> Sequence[WindowResult[RankAnalysis]]:
+    """Return the windows with steps; if no window has steps, all windows, and log what that means.
+
+    Windows that are left out are logged.
+    """
+    has_steps = any(
+        result.value.has_steps and not result.value.breakdown.parts.is_empty() for result in results
+    )
+    used = []
+    for result in results:
+        if result.value.breakdown.parts.is_empty() or result.value.has_steps != has_steps:
+            _log.warning("%s: no step in it; left out", result.source)
+            continue
+        if not has_steps:
+            _log.warning("%s: no steps: the whole trace counts as one, step 0", result.source)
+        used.append(result)
+    return used
 
 
 def tables_by_rank(tables: Iterable[pl.DataFrame]) -> list[pl.DataFrame]:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from ppprof.paths import reject_special_files, store_errors_as_oserror
 
-_HEAD_BYTES = 1 << 16
-"""torch writes ``distributedInfo`` before the events, after a few KB of device properties."""
+_HEAD_BYTES = 1 << 18
+"""torch writes ``distributedInfo`` before the events, after a few KB of device properties; with the
+ranks of many process groups it may itself have many KB."""
 _INFORMATION = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}]*?"rank"\s*:\s*([0-9]{1,6})\b')
 _IN_NAME = re.compile(r"rank[_-]?([0-9]{1,6})(?![0-9])", re.IGNORECASE)
 
@@ -57,18 +58,26 @@ def _rank_in_name(worker: str) -> int | None:
 
 def _rank_in_file(path: Path) -> int | None:
     """Return ``distributedInfo.rank`` of a JSON trace; None without it, or if it is unreadable."""
-    if path.name.endswith(".pb"):
-        return None
+    match = _INFORMATION.search(_head(path))
+    return int(match[1]) if match else None
+
+
+def looks_like_trace(path: Path) -> bool:
+    """Return whether a file of any name holds a trace, from its first bytes or its suffix."""
+    return path.name.endswith(".pb") or b'"traceEvents"' in _head(path)
+
+
+def _head(path: Path) -> bytes:
+    """Return the first bytes of a JSON file, unpacked; empty if it is unreadable or no JSON."""
+    if not path.name.endswith((".json", ".json.gz")):
+        return b""
     try:
         with store_errors_as_oserror(path):
             reject_special_files(path)
             with path.open("rb") as file:
                 if path.name.endswith(".gz"):
                     with gzip.open(file) as unpacked:
-                        head = unpacked.read(_HEAD_BYTES)
-                else:
-                    head = file.read(_HEAD_BYTES)
+                        return unpacked.read(_HEAD_BYTES)
+                return file.read(_HEAD_BYTES)
     except (OSError, EOFError, zlib.error):
-        return None
-    match = _INFORMATION.search(head)
-    return int(match[1]) if match else None
+        return b""

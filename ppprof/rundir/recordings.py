@@ -12,7 +12,7 @@ from typing import NamedTuple
 from ppprof import rundir
 from ppprof.errors import InputError
 from ppprof.rundir import Listing
-from ppprof.rundir.foreign_ranks import foreign_ranks
+from ppprof.rundir.foreign_ranks import foreign_ranks, looks_like_trace
 from ppprof.units import format_ranges
 
 _log = logging.getLogger("ppprof")
@@ -66,7 +66,7 @@ class RunLocation:
     """The paths that the caller gave."""
     paths: tuple[Path, ...]
     """The run directories of the run, one for each node without a shared disk; or the directory of
-    foreign traces; or the single trace file."""
+    foreign traces; or the trace files."""
     recordings: tuple[Recording, ...]
     """Every window of every rank, sorted by rank, then window. Empty for a run without a recorded
     window."""
@@ -83,7 +83,7 @@ def resolve(path: str | Path, *more: str | Path) -> RunLocation:
 
     Raises:
         InputError: a path does not exist or is unreadable, no path has a trace or a run, the paths
-            belong to several runs, or a trace file is given together with other paths.
+            belong to several runs, or a trace file is given together with directories.
     """
     listing = Listing()
     return _combined([_look(each, listing) for each in (path, *more)], listing)
@@ -174,9 +174,9 @@ def _combined(places: Sequence[_Place], listing: Listing) -> RunLocation:
             unreadable, or one of several places is a file.
     """
     given = tuple(str(place.given) for place in places)
-    if len(places) == 1 and not places[0].directories:
-        path = places[0].path
-        return RunLocation(given, (path,), (single_file(path),))
+    if not any(place.directories for place in places):
+        files = tuple(place.path for place in places)
+        return RunLocation(given, files, tuple(_recordings_of_files(files)))
     try:
         paths = _directories_of_run(places, listing)
         recordings = scan(paths, listing)
@@ -227,6 +227,44 @@ def single_file(path: Path) -> Recording:
     return Recording(name.rank, name.window, path.name, name.label, (path,))
 
 
+def _recordings_of_files(paths: Sequence[Path]) -> list[Recording]:
+    """Return the recordings of trace files, one for each: the ranks of one run.
+
+    Raises:
+        InputError: two files are of the same rank and window.
+    """
+    if len(paths) == 1:
+        return [single_file(paths[0])]
+    own = {path for path in paths if rundir.TraceName.parse(path)}
+    recordings = {path: single_file(path) for path in paths if path in own}
+    first = max((recording.rank for recording in recordings.values()), default=-1) + 1
+    by_order = {
+        str(path): path for path in sorted(set(paths) - own, key=lambda p: _natural(p.name))
+    }
+    for worker, rank in _ranks_of(by_order, first, paths).items():
+        path = by_order[worker]
+        recordings[path] = Recording(rank, 0, path.name, None, (path,))
+    unique: dict[tuple[int, int], Recording] = {}
+    for recording in recordings.values():
+        key = (recording.rank, recording.window)
+        if key in unique:
+            raise InputError(
+                f"{unique[key].files[0]}, {recording.files[0]}: both are of rank {key[0]}, window "
+                f"{key[1]}; expected files of different ranks"
+            )
+        unique[key] = recording
+    return [unique[key] for key in sorted(unique)]
+
+
+def _ranks_of(workers: Mapping[str, Path], first: int, paths: Iterable[Path]) -> Mapping[str, int]:
+    """Return the result of `foreign_ranks`; log where the ranks of several workers come from."""
+    ranks, source = foreign_ranks(workers, first)
+    if len(ranks) > 1:
+        numbers = format_ranges("rank", ranks.values())
+        _log.info("%s: %s, from %s", join_paths(paths), numbers, source)
+    return ranks
+
+
 def scan(directories: Sequence[Path], listing: Listing | None = None) -> list[Recording]:
     """Return the recordings in directories of one run, sorted by rank, then window.
 
@@ -257,11 +295,7 @@ def scan(directories: Sequence[Path], listing: Listing | None = None) -> list[Re
     first = max((rank for rank, _ in recordings), default=-1) + 1
     by_order = sorted(foreign, key=_natural)
     newest = {worker: foreign[worker][max(foreign[worker])][0] for worker in by_order}
-    ranks, source = foreign_ranks(newest, first)
-    if len(ranks) > 1:
-        numbers = format_ranges("rank", ranks.values())
-        _log.info("%s: %s, from %s", join_paths(directories), numbers, source)
-    for worker, rank in ranks.items():
+    for worker, rank in _ranks_of(newest, first, directories).items():
         for window, time in enumerate(sorted(foreign[worker], key=_natural)):
             traces = tuple(foreign[worker][time])
             recordings[rank, window] = Recording(rank, window, worker, None, traces)
@@ -300,6 +334,8 @@ def _files(directories: Sequence[Path], listing: Listing) -> _Files:
         for run in directories
         for rank, window, path in rundir.summary_files(run, listing)
     }
+    if not own and not foreign and not saved and not any(map(rundir.has_manifest, directories)):
+        foreign = {path.name: {"": [path]} for path in files if looks_like_trace(path)}
     return _Files(own, foreign, saved)
 
 

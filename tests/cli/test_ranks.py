@@ -11,11 +11,12 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import ppprof
+from ppprof.analysis.profile.intervals import covered
 from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
 from tests.fixtures.gpu_traces import no_step, training
 from tests.fixtures.pipelines import OPTIMIZER_NS, one_f_one_b, pipeline_run, raw
-from tests.fixtures.timeline import write
+from tests.fixtures.timeline import Thread, write
 from tests.fixtures.words import words
 
 STEP_NS = 5 * 80 + OPTIMIZER_NS
@@ -119,9 +120,34 @@ def test_nothing_usable_is_exit_code_3(workers, run, capsys):
     assert all(raw(rank) in err for rank in range(4))
 
 
-def test_without_any_step_there_is_nothing_to_break_down(tmp_path):
-    opened = ppprof.open(write(tmp_path / "a.pb", *no_step()))
-    with pytest.raises(InputError, match="no step in any of its traces"):
+def test_without_any_step_the_whole_trace_is_one(tmp_path, caplog):
+    """As of an inference server: its parts add up to the time from the first event to the last."""
+    path = write(tmp_path / "a.pb", *no_step())
+    opened = ppprof.open(path)
+    events = opened.events()
+    whole_ns = (events["start_ns"] + events["dur_ns"]).max() - events["start_ns"].min()
+    (row,) = opened.breakdown().iter_rows(named=True)
+    assert (row["step"], row["step_ns"]) == (0, whole_ns)
+    kernels = events.filter(category="Kernel")
+    busy = covered(
+        kernels["start_ns"].to_numpy(), (kernels["start_ns"] + kernels["dur_ns"]).to_numpy()
+    )
+    assert row["computation_ns"] == busy > 0
+    assert f"{path}: no steps: the whole trace counts as one, step 0" in caplog.messages
+    assert opened.summary("model").filter(name="ProfileStep").is_empty()  # Paddle's tables do not
+
+
+@pytest.mark.parametrize("command", [["ranks"], ["advise"], ["report", "-o", "page.html"]])
+def test_commands_take_a_trace_without_steps(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path / "a.pb", *no_step())
+    assert main([*command, str(path)]) == 0
+    assert "the whole trace counts as one, step 0" in capsys.readouterr().err
+
+
+def test_a_trace_without_events_has_nothing_to_break_down(tmp_path):
+    opened = ppprof.open(write(tmp_path / "a.pb", Thread(1, "main")))
+    with pytest.raises(InputError, match="no event of a host in any of its traces"):
         opened.breakdown()
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import ppprof
+from ppprof.cli import main
+from ppprof.errors import InputError
 from ppprof.rundir.recordings import resolve
 
 KINETO = Path(__file__).parent.parent / "fixtures/kineto/gpu_ddp.json"
@@ -84,3 +86,44 @@ def test_one_trace_alone_is_rank_0(tmp_path: Path) -> None:
     path = torch_trace(tmp_path / "rank7.1.pt.trace.json", 7)
     assert [recording.rank for recording in resolve(path).recordings] == [0]
     assert ranks(tmp_path) == {"rank7": 7}
+
+
+def test_files_are_the_ranks_of_one_run(tmp_path: Path) -> None:
+    files = [torch_trace(tmp_path / f"{name}.json", rank) for rank, name in enumerate("dcba")]
+    location = resolve(*files)
+    assert [recording.name for recording in location.recordings] == [
+        "d.json", "c.json", "b.json", "a.json",
+    ]  # fmt: skip
+    steps = ppprof.open(*files).breakdown()
+    assert steps["rank"].unique().sort().to_list() == [0, 1, 2, 3]
+
+
+def test_files_of_one_rank_are_no_run(tmp_path: Path) -> None:
+    name = "rank_00003_dp3_pp0_sharding0_mp0_time_20261120T201530_000.paddle_trace.json"
+    files = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        files.append(torch_trace(tmp_path / folder / name, None))
+    with pytest.raises(InputError, match="both are of rank 3, window 0; expected files of diff"):
+        resolve(*files)
+
+
+def test_a_directory_may_hold_traces_under_any_name(tmp_path: Path) -> None:
+    torch_trace(tmp_path / "worker b.json", 0)
+    torch_trace(tmp_path / "worker a.json.gz", 1)
+    (tmp_path / "settings.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text('"traceEvents"')
+    assert ranks(tmp_path) == {"worker b.json": 0, "worker a.json.gz": 1}
+
+
+@pytest.mark.parametrize("command", [["ranks"], ["advise"], ["report", "-o", "page.html"]])
+def test_commands_take_several_files(
+    command: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = [torch_trace(tmp_path / f"{rank}.json", rank) for rank in (1, 0)]
+    assert main([*command, *map(str, files)]) == 0
+    assert "ranks 0-1, from distributedInfo.rank in the files" in capsys.readouterr().err

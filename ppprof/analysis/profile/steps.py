@@ -15,7 +15,7 @@ from ppprof.analysis.profile.intervals import union
 from ppprof.arrays import Int64
 from ppprof.errors import UsageError
 from ppprof.trace.incomplete_steps import incomplete_steps, incomplete_time_ns
-from ppprof.trace.schema import Trace
+from ppprof.trace.schema import EVENTS, Trace, conform
 from ppprof.trace.tree_arrays import levels
 
 _STEPS = re.compile(r"(?P<one>\d+)|(?P<start>\d*):(?P<stop>\d*)")
@@ -124,6 +124,72 @@ def leave_out_incomplete_steps(trace: Trace) -> Trace:
     launch = events["parent"].fill_null(-1).to_numpy()
     begins_inside[is_device] = np.append(begins_inside, False)[launch[is_device]]
     return select_events(trace, ~begins_inside, ~_is_inside(trace.memory["time_ns"], spans))
+
+
+WHOLE_TRACE = "no steps#0"
+"""Name of the ProfileStep around all events of a trace without steps."""
+
+
+def with_step(trace: Trace) -> Trace:
+    """Return ``trace``; without any numbered step, with one ProfileStep around all events, step 0.
+
+    Servers and small scripts call no ``step()``. What is computed step by step then covers their
+    whole trace. The ProfileStep is on the thread with the most time in host events::
+
+        main      WHOLE_TRACE ......................      the host events of main are below it
+                    a     b(c)
+        loader       d
+        stream             k k k k k k k k k k k k k
+    """
+    events = trace.events
+    if events.is_empty() or events["step"].null_count() < events.height:
+        return trace
+    hosts = events.filter(pl.col("depth").is_not_null())
+    if hosts.is_empty():
+        return trace
+    outer = hosts.filter(pl.col("depth") == 0)
+    thread = outer.group_by("thread").agg(pl.col("dur_ns").sum()).sort("dur_ns", "thread")
+    thread = thread["thread"][-1]
+    first = int(np.flatnonzero((hosts["thread"] == thread).to_numpy())[0])
+    start_ns = int(events["start_ns"].to_numpy().min())
+    end_ns = int((events["start_ns"] + events["dur_ns"]).to_numpy().max())
+    span = pl.DataFrame(
+        {
+            "name": WHOLE_TRACE,
+            "category": "ProfileStep",
+            "start_ns": start_ns,
+            "dur_ns": end_ns - start_ns,
+            "depth": 0,
+            "process": hosts["process"][first],
+            "thread": thread,
+        }
+    )
+    is_own = (pl.col("thread") == thread) & pl.col("depth").is_not_null()
+    is_launched = pl.col("device").is_null() | pl.col("parent").is_not_null()
+    row = _rows_after_insertion(first, events.height)
+    moved = events.with_columns(
+        parent=pl.when(is_own & (pl.col("depth") == 0))
+        .then(first)
+        .otherwise(_nullable(row[events["parent"].fill_null(-1).to_numpy()])),
+        depth=pl.when(is_own).then(pl.col("depth") + 1).otherwise("depth"),
+        forward=_nullable(row[events["forward"].fill_null(-1).to_numpy()]),
+        step=pl.when(is_launched).then(0),
+    )
+    moved, span = (conform(table, EVENTS) for table in (moved, span.with_columns(step=0)))
+    return dataclasses.replace(
+        trace,
+        events=pl.concat([moved[:first], span, moved[first:]]),
+        memory=_renumber_events(trace.memory, row),
+        kernels=_renumber_events(trace.kernels, row),
+        memsets=_renumber_events(trace.memsets, row),
+    )
+
+
+def _rows_after_insertion(first: int, num_events: int) -> Int64:
+    """Return the new row of each event if a row is inserted at ``first``; the last element is -1."""
+    rows = np.arange(num_events)
+    inserted: Int64 = np.append(rows + (rows >= first), -1)
+    return inserted
 
 
 def select_events(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.steps import WHOLE_TRACE, with_step
 from ppprof.analysis.ranks.arrivals import arrivals, by_group
 from ppprof.analysis.ranks.clock_alignment import align_clocks
 from ppprof.analysis.ranks.collectives import collectives, match_collectives
@@ -35,6 +36,8 @@ class RankAnalysis(NamedTuple):
     that module fills in the rank."""
     passes: pl.DataFrame
     """The result of `ppprof.analysis.ranks.what_if.passes`."""
+    has_steps: bool = True
+    """False if the trace has no steps, so that all of it counts as step 0."""
 
 
 def analyze_rank(trace: Trace) -> RankAnalysis:
@@ -45,7 +48,7 @@ def analyze_rank(trace: Trace) -> RankAnalysis:
     Args:
         trace: one rank's window.
     """
-    profile = Profile(trace)
+    profile = Profile(with_step(trace))
     return analyze_profile(profile, breakdown(profile))
 
 
@@ -56,7 +59,9 @@ def analyze_profile(profile: Profile, parts: Breakdown) -> RankAnalysis:
         profile: one rank's window.
         parts: the breakdown of ``profile``.
     """
-    return RankAnalysis(parts, collectives(profile.whole), passes(profile))
+    names = profile.tree.of_category("ProfileStep")["name"]
+    has_steps = not (names == WHOLE_TRACE).any()
+    return RankAnalysis(parts, collectives(profile.whole), passes(profile), has_steps)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from ppprof.analysis.advice.indicators import Indicators, collect_indicators
 from ppprof.analysis.diff.costs import Costs, costs_of
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.steps import StepRange, select_steps
+from ppprof.analysis.profile.steps import StepRange, select_steps, with_step
 from ppprof.analysis.ranks.cluster import RankAnalysis, analyze_profile
 from ppprof.analysis.report_data.memory_timeline import Memory, memory_levels
 from ppprof.analysis.report_data.timeline import lanes
@@ -52,6 +52,7 @@ def collect_rank_report_data(
         steps: the steps to keep; None: all steps.
         budget: approximate number of spans in the timeline; 0: ``details`` is not computed.
     """
+    trace = with_step(trace)
     profile = Profile(trace if steps is None else select_steps(trace, steps))
     costs = costs_of(profile, naming)
     return RankReportData(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
 from polars.testing import assert_frame_equal
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.steps import StepRange, select_steps
+from ppprof.analysis.profile.steps import WHOLE_TRACE, StepRange, select_steps, with_step
+from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.errors import UsageError
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
+from tests.fixtures.random_traces import traces
 from tests.fixtures.timeline import (
     EPOCH_NS,
     Span,
@@ -179,3 +183,44 @@ def test_what_is_no_range_of_steps(text):
 def test_a_range_without_a_step(text):
     with pytest.raises(UsageError, match="no step is in it"):
         StepRange.parse(text)
+
+
+def linked(events):
+    """Each event with the start and the name of its parent."""
+    parent = events["parent"]
+    return events.select("name", "start_ns", "dur_ns", "device").with_columns(
+        above=events["name"].gather(parent).cast(pl.String),
+        above_ns=events["start_ns"].gather(parent),
+    )
+
+
+@given(threads=traces(newer_types=True))
+def test_a_step_around_a_trace_without_steps_changes_nothing_else(threads, tmp_path_factory):
+    trace = read(write(tmp_path_factory.mktemp("random") / "a.pb", *threads))
+    around = with_step(trace)
+    hosts = trace.events["depth"].count()
+    if not hosts or trace.events["step"].count():
+        assert around is trace
+        return
+    is_span = around.events["name"] == WHOLE_TRACE
+    assert is_span.sum() == 1
+    (row,) = np.flatnonzero(is_span.to_numpy())
+    assert around.events["depth"][int(row)] == 0
+    own = around.events["thread"] == around.events["thread"][int(row)]
+    roots = around.events.filter(own & (around.events["depth"] == 1))
+    assert set(roots["parent"].to_list()) <= {row}
+    before, after = linked(trace.events), linked(around.events).filter(~is_span)
+    is_root = (after["above"] == WHOLE_TRACE).fill_null(False)
+    cleared = after.with_columns(
+        pl.when(~is_root).then(pl.col(name)).alias(name) for name in ("above", "above_ns")
+    )
+    assert_frame_equal(cleared, before, categorical_as_str=True)
+    for old, new in ((trace.memory, around.memory), (trace.kernels, around.kernels)):
+        names = (
+            table["event"].replace_strict(
+                dict(enumerate(whole.events["start_ns"].to_list())), default=None
+            )
+            for table, whole in ((old, trace), (new, around))
+        )
+        assert len({tuple(column.to_list()) for column in names}) == 1
+    assert breakdown(Profile(around)).parts["time_ns"][0] == around.events["dur_ns"][int(row)]
