@@ -92,8 +92,11 @@ def test_files_are_the_ranks_of_one_run(tmp_path: Path) -> None:
     files = [torch_trace(tmp_path / f"{name}.json", rank) for rank, name in enumerate("dcba")]
     location = resolve(*files)
     assert [recording.name for recording in location.recordings] == [
-        "d.json", "c.json", "b.json", "a.json",
-    ]  # fmt: skip
+        "d.json",
+        "c.json",
+        "b.json",
+        "a.json",
+    ]
     steps = ppprof.open(*files).breakdown()
     assert steps["rank"].unique().sort().to_list() == [0, 1, 2, 3]
 

@@ -54,9 +54,13 @@ def objects_in_pb(path: Path) -> int:
 
 @pytest.mark.parametrize(
     "path",
-    [*FIXTURES.glob("kineto/*.json.gz"), *FIXTURES.glob("runs/*/*.json.gz"), *FIXTURES.glob("kineto/gpu_ddp.json")],
+    [
+        *FIXTURES.glob("kineto/*.json.gz"),
+        *FIXTURES.glob("runs/*/*.json.gz"),
+        *FIXTURES.glob("kineto/gpu_ddp.json"),
+    ],
     ids=lambda path: f"{path.parent.name}/{path.name}",
-)  # fmt: skip
+)
 def test_every_object_of_a_committed_trace(path: Path) -> None:
     if "key_averages" in path.name:
         pytest.skip("no trace")
