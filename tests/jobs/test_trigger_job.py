@@ -55,8 +55,18 @@ class Job:
         """Until a file is in the folder."""
         wait_for((self.folder / what).exists, self.process)
 
+    @property
+    def request(self) -> Path:
+        """The file of a request, until rank 0 takes it in its next step."""
+        return self.run / "trigger/request"
+
+    def wait_until_taken(self) -> None:
+        """Until no request waits for rank 0, or the job has ended."""
+        wait_for(lambda: not self.request.exists() or self.process.poll() is not None)
+
     def ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """``ppprof trigger``."""
+        """``ppprof trigger``, when the request before it was taken."""
+        self.wait_until_taken()
         return run(self.folder, "-m", "ppprof", "trigger", self.run, *arguments, code=None)
 
     def windows(self) -> dict[int, dict[int, list[int]]]:
@@ -93,8 +103,8 @@ def test_a_request_opens_the_same_steps_on_all_ranks(tmp_path: Path) -> None:
         busy = job.ask("--steps", "9000")
         refused = job.ask("--wait")
         one = job.ask("--rank", "7")
-        (job.run / "trigger/request").touch()
-        time.sleep(1)
+        job.request.touch()
+        job.wait_until_taken()
         job.stop()
         logs = job.logs()
         late = job.ask()
