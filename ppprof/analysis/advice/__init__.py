@@ -78,6 +78,12 @@ RULES: tuple[Rule, ...] = (
         "trust",
         {"overhead_ratio": trust.OVERHEAD_MINOR},
     ),
+    Rule(
+        "runs-ahead",
+        trust.runs_ahead,
+        "trust",
+        {"outlived_ratio": trust.OUTLIVED_MINOR},
+    ),
     Rule("short-window", trust.short_window, "trust", {"least_steps": LEAST_STEPS}),
 )
 """All rules. A cause comes before its effects, because of findings with equal severity and cost,

@@ -18,8 +18,8 @@ from ppprof.analysis.profile.intervals import (
     together,
 )
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.step_breakdown import (
-    numbered_steps,
     stepping_thread_in,
     waiting_intervals,
 )
@@ -58,6 +58,7 @@ STEPS = {
     "optimizer_ns": pl.Int64,
     "optimizer_overhead_ns": pl.Int64,
     "num_updates": pl.Int64,
+    "outlived_ns": pl.Int64,
 }
 """Columns of a table with one row per step:
 
@@ -75,10 +76,13 @@ STEPS = {
 - ``optimizer_overhead_ns``: the time from the first to the last update of parameters, outside
   kernels; null in a trace with device events, and if no kernel launch in an Optimization is
   recorded;
-- ``num_updates``: number of operators that update parameters.
+- ``num_updates``: number of operators that update parameters;
+- ``outlived_ns``: for how long device events ran after the host had ended the step that launched
+  them (`ppprof.analysis.ranks.device_steps`).
 
 accumulation_ns and recompute_ns are device time if the trace has device events, else CPU time.
-Without device events, the columns of kernels, idle time and blocking copies are null."""
+Without device events, the columns of kernels, idle time and blocking copies, and outlived_ns, are
+null."""
 
 NAMES = {
     "step": pl.Int64,
@@ -165,7 +169,7 @@ class IndicatorBuilder:
     A column has one value per ProfileStep, in the order of their starts.
 
     Attributes:
-        steps: the result of `numbered_steps`, sorted by start.
+        steps: the result of `steps_of_rank`.
         extents: start and end of each of ``steps``.
         step_of_host: the step of each host event; null outside steps.
         on_device: whether the trace has device events.
@@ -174,7 +178,7 @@ class IndicatorBuilder:
 
     def __init__(self, profile: Profile) -> None:
         self.profile, self.tree = profile, profile.tree
-        self.steps = numbered_steps(profile).sort("start_ns")
+        self.steps = steps_of_rank(profile)
         self.extents = intervals_of(self.steps)
         self.step_of_host = profile.trace.events["step"].slice(0, self.tree.hosts.height)
         self.on_device = not self.tree.devices.is_empty()
@@ -266,10 +270,8 @@ class IndicatorBuilder:
         if not self.on_device:
             nothing = dict.fromkeys(name for name in STEPS if name.startswith("idle_"))
             counts = (
-                "num_kernels",
-                "num_tiny_kernels",
-                "num_blocking_copies",
-                "blocking_copies_ns",
+                *("num_kernels", "num_tiny_kernels", "num_blocking_copies", "blocking_copies_ns"),
+                "outlived_ns",
             )
             return {**nothing, **dict.fromkeys(counts)}
         events = self.profile.trace.events
@@ -298,6 +300,7 @@ class IndicatorBuilder:
                 copies["step"], np.ones(copies.height, np.int64)
             ),
             "blocking_copies_ns": self.sum_by_step(copies["step"], copies["time_ns"].to_numpy()),
+            "outlived_ns": self.steps["outlived_ns"].to_numpy(),
         }
 
     def _blocking_copies(self) -> pl.DataFrame:

@@ -23,6 +23,10 @@ OVERHEAD_MAJOR, OVERHEAD_MODERATE, OVERHEAD_MINOR = 0.50, 0.25, 0.10
 events (Paddle on CPU); the parts of a step, as shares of it, are then right within 10%. Above 50%,
 many short operators look too expensive."""
 
+OUTLIVED_MODERATE, OUTLIVED_MINOR = 0.50, 0.05
+"""Limits of the severities: the time that kernels run after the host has ended their step, as a
+share of a step. Below 5%, times cut by the host's steps are right within that."""
+
 FEW_STEPS = 3
 """With fewer steps, no straggler can be found (`ppprof.analysis.ranks.stragglers`)."""
 
@@ -132,3 +136,16 @@ def short_window(evidence: Evidence) -> list[Finding]:
     }
     severity = "moderate" if num < FEW_STEPS else "minor"
     return evidence.warning("short-window", severity, facts, evidence.step_lengths)
+
+
+def runs_ahead(evidence: Evidence) -> list[Finding]:
+    """Report that kernels end after the host has ended the step that launched them."""
+    outlived_ns = evidence.typical("outlived_ns")
+    if not evidence.step_ns or outlived_ns < OUTLIVED_MINOR * evidence.step_ns:
+        return []
+    ratio = outlived_ns / evidence.step_ns
+    facts = {"outlived_ns": outlived_ns, "step_ns": evidence.step_ns, "outlived_ratio": ratio}
+    severity = "moderate" if ratio >= OUTLIVED_MODERATE else "minor"
+    ranks = evidence.indicator_means.select("rank", "outlived_ns")
+    rows = ranks.sort("outlived_ns", "rank", descending=[True, False])
+    return evidence.warning("runs-ahead", severity, facts, rows)

@@ -36,8 +36,8 @@ of many ranks. Every instant of a step belongs to the first of these parts that 
 - ``rest``: all other time. Without device events, this is Python between operators; with device
   events, copies and other waits.
 
-With device events, computation and communication are kernels. They count in the step in which they
-ran, not in the step that launched them. A pass then lasts from the start of its first device event
+With device events, computation and communication are kernels, and a step lasts until the kernels are
+over that it launched (`ppprof.analysis.ranks.device_steps`). A pass then lasts from the start of its first device event
 to the end of its last. Between passes, only two kinds of time are then bubble: a send or receive
 runs, or the stepping thread waits in communication or in a synchronization.
 """
@@ -60,6 +60,7 @@ from ppprof.analysis.profile.intervals import (
     union,
 )
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.arrays import Int64
 from ppprof.trace.schema import is_kernel, nullable
 
@@ -113,7 +114,7 @@ def breakdown(profile: Profile) -> Breakdown:
     """
     tree = profile.tree
     on_device = not tree.devices.is_empty()
-    steps = numbered_steps(profile)
+    steps = steps_of_rank(profile)
     start, end = intervals_of(steps)
     communication = _communication(profile)
     computation = _computation(profile)
@@ -192,13 +193,6 @@ def _sum_by_step(steps: pl.Series, times: Sequence[tuple[str, str | None, Int64]
     )
     keys = ["step", "order", "part", "axis"]
     return table.group_by(keys).agg(pl.col("time_ns").sum()).sort(keys).drop("order")
-
-
-def numbered_steps(profile: Profile) -> pl.DataFrame:
-    """Return thread, start_ns, end_ns and step of each ProfileStep with a number: ``…#3``."""
-    step = pl.col("name").cast(pl.String).str.extract(r"#(\d+)$").cast(pl.Int64, strict=False)
-    steps = profile.tree.of_category("ProfileStep")
-    return steps.select("thread", "start_ns", "end_ns", step=step).drop_nulls("step")
 
 
 def stepping_thread_in(profile: Profile, category: str, threads: pl.Series) -> Intervals:

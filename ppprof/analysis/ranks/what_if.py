@@ -52,6 +52,7 @@ from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import difference, overlap
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.collectives import to_reference_clock, with_kernel_times
+from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.arrays import Bool, Int64
 from ppprof.topology import Topology
 from ppprof.trace import Clock
@@ -109,7 +110,10 @@ def passes(profile: Profile, rank: int = -1) -> pl.DataFrame:
         pl.col("row").cast(pl.Int64), end_ns=pl.col("start_ns") + pl.col("dur_ns")
     )
     in_steps = events.drop_nulls("step")
-    steps = in_steps.filter(pl.col("category") == "ProfileStep").with_columns(kind=pl.lit("step"))
+    unknown = pl.lit(None, pl.Int64)
+    steps = steps_of_rank(profile).select(
+        *("step", "start_ns", "end_ns"), kind=pl.lit("step"), chunk=unknown, micro_batch=unknown
+    )
     of_pipeline = pl.col("micro_batch").is_not_null()
     spans = in_steps.filter(of_pipeline & pl.col("category").is_in(["Forward", "Backward"]))
     passes = with_kernel_times(spans, events).with_columns(

@@ -138,6 +138,15 @@ def holding(reserved, allocated):
     return thread(make)
 
 
+def ahead(by):
+    """Of a kernel of 1000 so much runs after the host has ended the step."""
+
+    def make(at):
+        yield launch(at, at + 1).around(kernel("k", at + by * US, at + (1000 + by) * US))
+
+    return thread(make)
+
+
 def synchronising():
     """####____####: the host waits for the device from 300 to 700."""
     return thread(
@@ -277,6 +286,11 @@ TRIGGERS = {
         ("moderate", None, None, "sure"),
         {"overhead_ratio": pytest.approx(0.3)},
     ),
+    "runs-ahead": (
+        {"threads": [ahead(200)]},
+        ("minor", None, None, "sure"),
+        {"outlived_ns": 200 * US, "step_ns": 1000 * US, "outlived_ratio": 0.2},
+    ),
     "short-window": (
         {"threads": [thread(lambda at: (op(at, 0, 900),), num=2)]},
         ("moderate", None, None, "sure"),
@@ -313,6 +327,7 @@ NEARLY = {
         "threads": [loading(1)],
         "step_lines": recorded((1000 * US, 1090 * US)),
     },
+    "runs-ahead": {"threads": [ahead(49)]},
     "short-window": {"threads": [thread(lambda at: (op(at, 0, 900),), num=5)]},
 }
 """Rule -> a run in which it finds nothing."""

@@ -226,13 +226,14 @@ def test_stages_that_do_not_meet_wait_in_the_next_step(tmp_path):
         assert table(tmp_path / "a.pb", thread)["bubble"][1:] == [160, 160]
 
 
-def test_kernels_count_when_they_ran_and_launches_stand_apart(tmp_path):
-    """Of step 0 a gemm runs on into step 1; the copy of step 1 is in the rest, its sync no idling.
+def test_a_step_lasts_until_its_kernels_are_over_and_launches_stand_apart(tmp_path):
+    """A gemm of step 0 ends after the host's step; the copy of step 1 is in the rest, its sync no idling.
 
     ::
 
         tick           0         1         2         3
-        step           0000000000000000000011111111111111111111
+        host's step    0000000000000000000011111111111111111111
+        step           0000000000000000000000000000011111111111
         data           dddd____________________________________
         launches       ____lllll_ll__________ll________________
         sync           ___________________________________yyyyy
@@ -261,16 +262,16 @@ def test_kernels_count_when_they_ran_and_launches_stand_apart(tmp_path):
         ),
     )
     assert table(tmp_path / "a.pb", thread) == {
-        "step": [20, 20],
-        "computation": [5, 6],
+        "step": [29, 11],
+        "computation": [5 + 6, 0],
         "exposed dp": [4, 0],
         "data_loading": [4, 0],
         "bubble": [0, 0],
-        "host_bound": [3 + 4, 3 + 2 + 2],
+        "host_bound": [3 + 7, 2 + 2],
         "rest": [0, 2 + 5],
         "communication dp": [5, 0],
         "hidden dp": [1, 0],
-        "host_launch": [2 + 2 + 2, 2 + 5],
+        "host_launch": [2 + 2 + 2 + 2, 5],
     }
 
 
