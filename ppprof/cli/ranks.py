@@ -28,7 +28,12 @@ from ppprof.cli.terminal import log
 from ppprof.errors import UsageError
 from ppprof.paths import to_path
 from ppprof.report.markdown import markdown
-from ppprof.report.text.ranks import render_groups, render_ranks, render_stragglers
+from ppprof.report.text.ranks import (
+    render_groups,
+    render_queue,
+    render_ranks,
+    render_stragglers,
+)
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.what_if import render_what_if
 from ppprof.run.run import Run
@@ -181,6 +186,8 @@ def _text(result: _Result) -> str:
         render_ranks(result.table, request.by, options),
         _slowest(result),
     ]
+    if queue := render_queue(result.cluster, options):
+        parts.append(f"\n{queue}")
     if not result.cluster.arrivals.is_empty():
         parts.append(f"\n{render_groups(result.cluster, options, request.row_limit)}")
         parts.append(render_stragglers(result.cluster, options))
@@ -215,6 +222,7 @@ def _json(result: _Result) -> str:
         "collectives": cluster.groups,
         "slow_ranks": cluster.slow_ranks,
         "slow_groups": cluster.slow_groups,
+        "queue": cluster.queue,
     }
     if result.request.what_if:
         tables["what_if"] = cluster.what_if

@@ -36,11 +36,12 @@ def cluster_of(
         UsageError: no such steps; the message names the existing ones.
         InputError: the windows have no step.
     """
-    parts, bubbles, collectives, passes = [], [], [], []
+    parts, bubbles, collectives, passes, queues = [], [], [], [], []
     for result in _with_steps(list(results)):
         rank, window = result.recording.rank, result.recording.window
         parts.append((rank, window, result.value.breakdown.parts))
         bubbles.append(with_window(result.value.breakdown.bubbles, rank, window))
+        queues.append(with_window(result.value.breakdown.queue, rank, window))
         collectives.append(with_rank(result.value.collectives, rank))
         passes.append(result.value.passes.with_columns(rank=pl.lit(rank, pl.Int64)))
     if not parts:
@@ -58,6 +59,7 @@ def cluster_of(
         tables_by_rank(passes),
         run.clocks,
         run.topology,
+        pl.concat(queues).join(rows, on=["rank", "window", "step"], how="semi"),
     )
 
 

@@ -18,6 +18,7 @@ from ppprof.analysis.profile.intervals import (
     together,
 )
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.ranks.device_queue import idle_causes
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.step_breakdown import (
     stepping_thread_in,
@@ -64,8 +65,8 @@ STEPS = {
 
 - ``num_micro_batches``: number of Backward phases;
 - ``num_kernels``, ``num_tiny_kernels``: number of kernels, and of those shorter than `TINY_NS`;
-- ``idle_ns``: all devices are idle, and the stepping thread neither waits nor loads data
-  (host_bound of `ppprof.analysis.ranks.step_breakdown`);
+- ``idle_ns``: all devices are idle, nothing is in their queues, and the stepping thread neither
+  waits nor loads data (host_bound of `ppprof.analysis.ranks.step_breakdown`);
 - ``idle_after_copies_ns``, ``idle_in_optimizer_ns``, ``idle_between_tiny_ns``: disjoint parts of
   idle_ns, which follow a blocking copy, lie among the updates of parameters, or lie between two
   tiny kernels;
@@ -279,11 +280,10 @@ class IndicatorBuilder:
         tiny = kernels.filter(pl.col("dur_ns") < TINY_NS)
         self.add_names("kernel", tiny.select("step", "name", time_ns="dur_ns"))
         copies = self._blocking_copies()
-        devices = intervals_of(self.tree.devices)
         threads = self.steps["thread"].unique()
         loading = stepping_thread_in(self.profile, "Dataloader", threads)
-        busy = together(devices, waiting_intervals(self.profile, threads), loading)
-        idle = difference(self.extents, busy)
+        empty = idle_causes(self.profile, self.steps)["nothing_queued"]
+        idle = difference(empty, together(waiting_intervals(self.profile, threads), loading))
         after = _containing(idle, np.sort(copies["end_ns"].to_numpy()))
         rest = difference(idle, after)
         in_optimizer = intersection(rest, self.updating)

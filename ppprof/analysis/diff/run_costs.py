@@ -24,7 +24,10 @@ from ppprof.analysis.diff.significance import LEAST_STEPS
 OPERATOR_VALUES = tuple(costs.OPERATORS)[2:]
 KERNEL_VALUES = tuple(costs.KERNELS)[2:]
 
-PARTS = ("computation_ns", "exposed_ns", "data_loading_ns", "bubble_ns", "host_bound_ns", "rest_ns")
+PARTS = (
+    *("computation_ns", "exposed_ns", "data_loading_ns", "bubble_ns"),
+    *("host_bound_ns", "queued_ns", "rest_ns"),
+)
 
 OUTSIDE, INSIDE = "outside windows", "in windows"
 """The words that say which steps a table of step times has."""
@@ -47,6 +50,7 @@ METRICS = {
     "data_loading": "ns",
     "bubble": "ns",
     "host_bound": "ns",
+    "queued": "ns",
     "rest": "ns",
 }
 """The metrics of a run, in the order of the overview, with their units."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from ppprof.analysis.profile.steps import WHOLE_TRACE, with_step
 from ppprof.analysis.ranks.arrivals import arrivals, by_group
 from ppprof.analysis.ranks.clock_alignment import align_clocks
 from ppprof.analysis.ranks.collectives import collectives, match_collectives
+from ppprof.analysis.ranks.device_queue import QUEUE
 from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
 from ppprof.analysis.ranks.stragglers import slow_groups, slow_ranks
 from ppprof.analysis.ranks.transfers import without_transfers
@@ -84,6 +85,11 @@ class Cluster:
     """The clocks that the capture measured, keyed by rank; empty if it measured no clock."""
     topology: Topology | None = None
     """The ranks' coordinates; None if unknown."""
+    queue: pl.DataFrame = field(
+        default_factory=lambda: pl.DataFrame(schema={"rank": pl.Int64, "window": pl.Int64, **QUEUE})
+    )
+    """The device's queue in each step: rank, window, then the columns of
+    `ppprof.analysis.ranks.device_queue.QUEUE`. No rows for ranks without device events."""
 
     @cached_property
     def clocks(self) -> Mapping[int, Clock]:

@@ -31,8 +31,11 @@ of many ranks. Every instant of a step belongs to the first of these parts that 
   the wait for the sender. `ppprof.analysis.ranks.transfers` moves transfers out of the bubble if
   the trace of the other rank exists. In a trace without device events, the bubble also includes
   Python's work between two passes.
-- ``host_bound``, only in traces with device events: nothing runs on any device, and the stepping
-  thread neither communicates nor synchronizes, so the host does not launch fast enough.
+- ``host_bound``, only in traces with device events: nothing runs on any device, nothing is in its
+  queue, and the stepping thread neither communicates nor synchronizes, so the host does not launch
+  fast enough.
+- ``queued``, only in traces with device events: nothing runs on any device, although work is in its
+  queue (`ppprof.analysis.ranks.device_queue` says what it waits for).
 - ``rest``: all other time. Without device events, this is Python between operators; with device
   events, copies and other waits.
 
@@ -60,18 +63,20 @@ from ppprof.analysis.profile.intervals import (
     union,
 )
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.runtime_calls import WAIT, is_of_kind
+from ppprof.analysis.ranks.device_queue import CAUSES, QUEUE, idle_causes, queue_of_steps
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.arrays import Int64
 from ppprof.trace.schema import is_kernel, nullable
 
-PARTS = ("computation", "exposed", "data_loading", "bubble", "host_bound", "rest")
+PARTS = ("computation", "exposed", "data_loading", "bubble", "host_bound", "queued", "rest")
 """The parts of a step. An instant belongs to the first part that contains it; the docstring of the
 module defines the parts."""
 
 BESIDE = ("communication", "hidden", "host_launch")
 """Times outside the sum of the parts. ``communication``: all communication over an axis.
 ``hidden``: the part of it during computation. ``host_launch``: the time in which some thread is in
-a runtime call."""
+a runtime call that does not wait for the device."""
 
 UNKNOWN = "?"
 """The axis of communication whose group is unknown."""
@@ -83,7 +88,6 @@ BREAKDOWN = {"step": pl.Int64, "part": pl.String, "axis": pl.String, "time_ns": 
 _NCCL = "(?i)nccl|xccl"
 _AXES = ("mp", "sep", "sharding", "dp", "pp")
 _SENT = "(?i)send|recv"
-_SYNCHRONISING = "(?i)synchronize"
 _MEETING = "(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier"
 
 
@@ -95,6 +99,8 @@ class Breakdown(NamedTuple):
     bubbles: pl.DataFrame
     """Columns of `STRETCHES`: the bubble of each step, as disjoint intervals on the rank's own
     clock."""
+    queue: pl.DataFrame
+    """Columns of `ppprof.analysis.ranks.device_queue.QUEUE`; no rows without device events."""
 
 
 def breakdown(profile: Profile) -> Breakdown:
@@ -107,7 +113,8 @@ def breakdown(profile: Profile) -> Breakdown:
         ``parts`` has the columns step, part, axis ("dp", "pp+mp", "?"; null except for exposed,
         communication and hidden) and time_ns int64. It is sorted by step. Within a step, the first
         row is ``step``, the whole time; then come the rows of `PARTS`, which add up to it, then the
-        rows of `BESIDE`. Without device events, there are no rows for host_bound and host_launch.
+        rows of `BESIDE`. Without device events, there are no rows for host_bound, queued and
+        host_launch.
         If any step communicates over an axis, every step has rows for it, with 0 in the other
         steps. ProfileSteps with equal numbers are added up. Both tables have no rows if no
         ProfileStep has a number.
@@ -143,9 +150,12 @@ def breakdown(profile: Profile) -> Breakdown:
     take("data_loading", None, stepping_thread_in(profile, "Dataloader", threads))
     bubble = difference(bubble, taken)
     take("bubble", None, bubble)
+    queue = pl.DataFrame(schema=QUEUE)
     if waiting is not None:
-        busy = together(intervals_of(tree.devices), waiting)
-        take("host_bound", None, difference((start, end), busy))
+        idle = idle_causes(profile, steps)
+        take("host_bound", None, difference(idle["nothing_queued"], waiting))
+        take("queued", None, together(*(idle[cause] for cause in CAUSES[1:])))
+        queue = queue_of_steps(profile, steps, idle)
     take("rest", None, (start, end))
 
     for axis, events in by_axis.items():
@@ -154,9 +164,10 @@ def breakdown(profile: Profile) -> Breakdown:
         times.append(("communication", axis, covered_within(all_of_axis, start, end)))
         times.append(("hidden", axis, covered_within(hidden, start, end)))
     if on_device:
-        launches = union(*intervals_of(tree.launches))
+        calls = tree.launches
+        launches = union(*intervals_of(calls.filter(~is_of_kind(calls["name"], WAIT))))
         times.append(("host_launch", None, covered_within(launches, start, end)))
-    return Breakdown(_sum_by_step(steps["step"], times), _clip_to_steps(steps, bubble))
+    return Breakdown(_sum_by_step(steps["step"], times), _clip_to_steps(steps, bubble), queue)
 
 
 def _clip_to_steps(steps: pl.DataFrame, instants: Intervals) -> pl.DataFrame:
@@ -217,7 +228,7 @@ def waiting_intervals(profile: Profile, threads: pl.Series) -> Intervals:
         threads: the stepping threads, those with a ProfileStep.
     """
     launches = profile.tree.launches
-    calls = launches.filter(matching(launches["name"], _SYNCHRONISING))
+    calls = launches.filter(is_of_kind(launches["name"], WAIT))
     calls = calls.filter(pl.col("thread").is_in(threads.implode()))
     return together(stepping_thread_in(profile, "Communication", threads), intervals_of(calls))
 

@@ -38,11 +38,11 @@ def join_ranks(
     Returns:
         The columns of `PLACES` (rank, host and position on each axis), window and step. Then, in
         int64 nanoseconds: ``step_ns``; the parts of the step (`PARTS`: computation, exposed,
-        data_loading, bubble, host_bound and rest), which add up to ``step_ns``; and the times
+        data_loading, bubble, host_bound, queued and rest), which add up to ``step_ns``; and the times
         outside that sum (`BESIDE`: communication, hidden and host_launch). exposed, communication
         and hidden have a column for each axis that any rank uses, such as ``exposed_mp_ns``: 0 if
         the rank does not communicate over that axis. The other columns are null if the rank's trace
-        cannot have that time: host_bound and host_launch need device events. Sorted by rank, window
+        cannot have that time: host_bound, queued and host_launch need device events. Sorted by rank, window
         and step.
     """
     rows = pl.concat(

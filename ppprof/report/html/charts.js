@@ -4,7 +4,7 @@
 // Okabe and Ito's colours, which most colour-blind people can distinguish.
 const PART_COLOURS = {
   computation: "#0072b2", exposed: "#d55e00", data_loading: "#e69f00", bubble: "#999999",
-  host_bound: "#cc79a7", rest: "#56b4e9", hidden: "#009e73",
+  host_bound: "#cc79a7", queued: "#f0e442", rest: "#56b4e9", hidden: "#009e73",
 };
 const AXIS_COLOURS = ["#d55e00", "#b5410b", "#f0804a", "#8c2d04", "#f7a77b", "#6b2100"];
 const SIDE_COLOURS = { baseline: "#999999", experiment: "#0072b2" };

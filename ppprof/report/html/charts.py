@@ -29,6 +29,7 @@ _COLOURS = {
     "data_loading_ns": "data_loading",
     "bubble_ns": "bubble",
     "host_bound_ns": "host_bound",
+    "queued_ns": "queued",
     "rest_ns": "rest",
 }
 
@@ -132,6 +133,7 @@ def _heat(report: ReportData, words: Words) -> dict[str, Any]:
         "bubble": "bubble_ns",
         "data_loading": "data_loading_ns",
         "host_bound": "host_bound_ns",
+        "queued": "queued_ns",
         "computation": "computation_ns",
     }
     slow = set(report.cluster.slow_ranks.filter("is_slow")["rank"])

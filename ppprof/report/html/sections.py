@@ -28,7 +28,10 @@ from ppprof.report.html.words import Words
 from ppprof.report.text import advice
 from ppprof.units import format_ranges, format_ratio
 
-_PARTS = ("computation", "exposed_communication", "data_loading", "bubble", "host_bound", "rest")
+_PARTS = (
+    *("computation", "exposed_communication", "data_loading", "bubble"),
+    *("host_bound", "queued", "rest"),
+)
 
 _HEADLINE = (
     *("step_time", "step_time_median", "step_time_p95", "tokens_per_s", "ips"),

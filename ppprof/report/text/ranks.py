@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from ppprof.analysis.ranks.cluster import Cluster
+from ppprof.analysis.ranks.device_queue import CAUSES
 from ppprof.analysis.ranks.step_table import PLACES
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Line, Table, columns_for
@@ -16,10 +17,11 @@ _ALWAYS_SHOWN = ("step_ns", "computation_ns", "rest_ns")
 shown: they are the sum of exposed, bubble and hidden."""
 
 _NOTE = """\
-Means over steps: time, and % of the step. Computation, Exposed (by axis), Data Loading, Bubble, Host Bound and
-Rest add up to the step. Exposed: communication that no computation hides. Bubble: waiting for other pipeline
+Means over steps: time, and % of the step. Computation, Exposed (by axis), Data Loading, Bubble, Host Bound, Queued
+and Rest add up to the step. Exposed: communication that no computation hides. Bubble: waiting for other pipeline
 stages; it includes transfers if the trace of the other side is missing. Hidden: communication under computation.
-Host Launch: runtime calls; they run beside the device's time. *: largest value of its column."""
+Host Bound: the device is idle and has nothing in its queue; Queued: idle with work in its queue. Host Launch:
+runtime calls that do not wait; they run beside the device's time. *: largest value of its column."""
 
 
 def render_ranks(table: pl.DataFrame, by: Sequence[str], options: TableOptions) -> str:
@@ -103,6 +105,43 @@ def _header(column: str) -> str:
     if words[0] in ("exposed", "hidden"):
         return " ".join([words[0].capitalize(), *words[1:]])
     return " ".join(word.capitalize() for word in words)
+
+
+_QUEUE_NOTE = """\
+Means over steps. No device event runs: with an empty queue (the host has launched nothing), or while work is in
+the queue: Latency, for 20 us at most after its launch; Blocking Call, while the host copies, allocates or frees;
+Other Work, for another stream, an event, the rest of a CUDA graph; Unknown, its launch was not recorded.
+Queue Length: launched device events that wait. Launch Delay: from a launch to the start of its device event."""
+
+
+def render_queue(cluster: Cluster, options: TableOptions) -> str:
+    """Return the queues of the ranks' devices as text: a row per rank, means over its steps.
+
+    "" for a run without device events.
+
+    Args:
+        cluster: its ``queue`` is shown.
+        options: the time unit. The row limit is ignored.
+    """
+    means = cluster.queue.group_by("rank").agg(pl.exclude("window", "step").mean()).sort("rank")
+    if means.is_empty():
+        return ""
+    times = [f"{cause}_ns" for cause in CAUSES]
+    lines: list[Line] = [
+        [
+            row["rank"],
+            *(options.time(row[name]) for name in times),
+            f"{row['queue_length']:.1f}",
+            "-" if row["launch_delay_ns"] is None else options.time(row["launch_delay_ns"]),
+        ]
+        for row in means.iter_rows(named=True)
+    ]
+    headers = ["rank", *_QUEUE_HEADERS, "Queue Length", "Launch Delay"]
+    columns = columns_for(headers)
+    return str(Table("Idle Device", columns, lines, options.time_unit, note=_QUEUE_NOTE))
+
+
+_QUEUE_HEADERS = ("Nothing Queued", "Latency", "Blocking Call", "Other Work", "Unknown")
 
 
 _GROUPS_NOTE = """\

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -50,8 +51,6 @@ def _scaled(thread: Thread) -> Thread:
     """Microseconds as nanoseconds."""
 
     def scaled(item):
-        from dataclasses import replace
-
         inside = tuple(map(scaled, getattr(item, "inside", ())))
         times = {"start": item.start * US, "end": item.end * US}
         return replace(item, **times, **({"inside": inside} if hasattr(item, "inside") else {}))

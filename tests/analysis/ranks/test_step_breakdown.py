@@ -240,7 +240,8 @@ def test_a_step_lasts_until_its_kernels_are_over_and_launches_stand_apart(tmp_pa
         gemm           _______ggggg___________gggggg___________
         nccl, dp       ___________nnnnn________________________
         copy           _______________________________cc_______
-        host-bound     ____###_________#######______##__##_____
+        queued         ______#_________#######______##_________
+        host-bound     ____##___________________________##_____
     """
 
     def step(number, start, end):
@@ -267,11 +268,12 @@ def test_a_step_lasts_until_its_kernels_are_over_and_launches_stand_apart(tmp_pa
         "exposed dp": [4, 0],
         "data_loading": [4, 0],
         "bubble": [0, 0],
-        "host_bound": [3 + 7, 2 + 2],
+        "host_bound": [2, 2],
+        "queued": [1 + 7, 2],
         "rest": [0, 2 + 5],
         "communication dp": [5, 0],
         "hidden dp": [1, 0],
-        "host_launch": [2 + 2 + 2 + 2, 5],
+        "host_launch": [2 + 2 + 2 + 2, 0],
     }
 
 
@@ -287,7 +289,8 @@ def test_a_device_waits_for_other_stages_in_its_receives(tmp_path):
         pp             rrrrr_______s___rrrrrrrrr_______________
         sync           _____________y__________________________
         bubble         ####________##__########________________
-        host-bound     ______________##___________####___######
+        queued         _______________#_____________##_________
+        host-bound     ______________#____________##_____######
     """
 
     def launched(at, name, start, end, stream=7):
@@ -321,13 +324,14 @@ def test_a_device_waits_for_other_stages_in_its_receives(tmp_path):
         "exposed pp": [0],
         "data_loading": [0],
         "bubble": [4 + 1 + 1 + 8],
-        "host_bound": [2 + 4 + 6],
+        "host_bound": [1 + 2 + 6],
+        "queued": [1 + 2],
         "rest": [0],
         "communication mp": [2],
         "hidden mp": [0],
         "communication pp": [5 + 1 + 9],
         "hidden pp": [1 + 1],
-        "host_launch": [1],
+        "host_launch": [0],
     }
 
 

@@ -71,7 +71,7 @@ def test_ranks_are_joined() -> None:
     assert all(table.schema[name] == pl.Int64 for name in sizes)
     assert sizes == words(
         "step_ns computation_ns exposed_mp_ns data_loading_ns bubble_ns",
-        "host_bound_ns rest_ns communication_mp_ns hidden_mp_ns host_launch_ns",
+        "host_bound_ns queued_ns rest_ns communication_mp_ns hidden_mp_ns host_launch_ns",
     )
 
 

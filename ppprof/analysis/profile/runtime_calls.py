@@ -1,0 +1,73 @@
+"""What a call of a device's runtime or driver does: one table for all makers.
+
+Paddle names some 45 calls; the others are called ``Runtime API`` and their number in CUPTI's header
+(cupti_runtime_cbid.h). It looks numbers of driver calls (cupti_driver_cbid.h) up in the same table.
+"""
+
+from __future__ import annotations
+
+import re
+
+import polars as pl
+
+LAUNCH = "launch"
+"""Puts a kernel, or a graph of kernels, into a queue of the device."""
+WAIT = "wait"
+"""Returns when the device has done something: a stream, an event, everything."""
+COPY = "copy"
+"""Puts a copy or a memset into a queue."""
+BLOCKING = "blocking"
+"""Copies, allocates or frees, and returns only when that is done, perhaps when all work is done."""
+OTHER = "other"
+
+_NUMBERS = {
+    **{32: BLOCKING, 44: COPY},  # cudaMemcpy2D, cudaMemcpy2DAsync
+    **{
+        121: WAIT,
+        126: WAIT,
+        137: WAIT,
+    },  # cuEventSynchronize, cuStream- and cudaThread-, cudaEvent-
+    **{307: LAUNCH, 311: LAUNCH, 430: LAUNCH},  # cuLaunchKernel, cudaGraphLaunch, -KernelExC
+}
+_NUMBERED = re.compile(r"runtime api (\d+)")
+_KINDS = {
+    WAIT: re.compile(r"synchroni[sz]e|queuesync|syncdevice|^xpu_?wait"),
+    LAUNCH: re.compile(r"launch(?!hostfunc)"),
+    COPY: re.compile(r"mem(cpy|set).*async|memset"),
+    BLOCKING: re.compile(r"memcpy|alloc|free|hostregister|hostunregister"),
+}
+"""Kind -> names of its calls, in lower case; the first kind whose pattern is found counts."""
+
+
+def kind_of_call(name: str) -> str:
+    """Return the kind of a runtime call from its name.
+
+    >>> kind_of_call("cudaLaunchKernelExC_v11060"), kind_of_call("hipStreamSynchronize")
+    ('launch', 'wait')
+    >>> kind_of_call("cudaMemcpyAsync"), kind_of_call("cudaMemcpy"), kind_of_call("Runtime API 137")
+    ('copy', 'blocking', 'wait')
+    """
+    lowered = name.lower()
+    numbered = _NUMBERED.fullmatch(lowered)
+    if numbered:
+        return _NUMBERS.get(int(numbered[1]), OTHER)
+    return next((kind for kind, names in _KINDS.items() if names.search(lowered)), OTHER)
+
+
+def is_of_kind(names: pl.Series, *kinds: str) -> pl.Series:
+    """Return whether each runtime call is of one of ``kinds``.
+
+    Args:
+        names: names of runtime calls, a categorical column, shape (N,).
+        kinds: some of `LAUNCH`, `WAIT`, `COPY`, `BLOCKING` and `OTHER`.
+
+    Returns:
+        Booleans, shape (N,).
+    """
+    distinct = names.unique()
+    chosen = distinct.filter(
+        pl.Series(
+            [kind_of_call(name) in kinds for name in distinct.cast(pl.String)], dtype=pl.Boolean
+        )
+    )
+    return names.is_in(chosen.implode())

@@ -1,0 +1,160 @@
+"""The queue of a device: how much work waits in it, and why the device is idle.
+
+A device event waits in the queue from the end of the runtime call that launched it until it starts.
+A device that is idle while its queue is empty waits for the host. If work is in the queue, it waits
+for something else::
+
+    host      LL   L        |             L: launches a kernel
+    queue      qq   qqqqqqq |             q: a kernel waits
+    device   __kk____kkk____kk
+    idle     nl  nnnl   oooo              n: nothing queued, l: launch latency, o: other work
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.profile.grouping import intervals_of
+from ppprof.analysis.profile.intervals import (
+    Intervals,
+    covered_within,
+    difference,
+    intersection,
+    union,
+)
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.runtime_calls import BLOCKING, is_of_kind
+from ppprof.arrays import Int64
+
+CAUSES = ("nothing_queued", "launch_latency", "blocking_call", "other_work", "unknown")
+"""Why no device works, of an instant without any device event:
+
+- ``nothing_queued``: no launched work waits, so the host has not launched enough;
+- ``launch_latency``: work waits, for `LATENCY_NS` at most;
+- ``blocking_call``: work waits for longer, and some thread is in a runtime call that copies, allocates
+  or frees and returns only when that is done;
+- ``other_work``: work waits for longer: for another stream, an event, the rest of a CUDA graph, or for
+  other devices;
+- ``unknown``: the next device event has no recorded launch, so it is unknown since when it waits."""
+
+LATENCY_NS = 20_000
+"""Most time from the end of a launch to the start of its kernel on an idle device. Launches take some
+5 us from the call to the kernel on an idle GPU; twice that, and twice that for slower buses."""
+
+QUEUE = {
+    "step": pl.Int64,
+    **{f"{cause}_ns": pl.Int64 for cause in CAUSES},
+    "queue_length": pl.Float64,
+    "launch_delay_ns": pl.Float64,
+}
+"""Columns of `queue_of_steps`: the step; its idle time by cause; the number of launched device events
+that wait, mean over the step; and the time from the end of a launch to the start of its device
+event, median over the events that the step launched (null if it launched none)."""
+
+
+def idle_causes(profile: Profile, steps: pl.DataFrame) -> Mapping[str, Intervals]:
+    """Return the instants of steps without any device event, by cause.
+
+    Args:
+        profile: one rank's window, with device events.
+        steps: reads start_ns and end_ns.
+
+    Returns:
+        Cause of `CAUSES` -> a union of intervals; the unions are disjoint.
+    """
+    queued_ns, start_ns, end_ns, is_linked = _queue(profile)
+    idle = difference(intervals_of(steps), (start_ns, end_ns))
+    waits = is_linked & (queued_ns < start_ns)
+    queued = union(queued_ns[waits], start_ns[waits])
+    empty = difference(idle, queued)
+    is_unknown = np.isin(empty[1], start_ns[~is_linked]) & ~np.isin(empty[1], start_ns[is_linked])
+    first, last = difference(idle, empty)
+    is_short = last - first <= LATENCY_NS
+    long = first[~is_short], last[~is_short]
+    calls = profile.tree.launches
+    blocking = intervals_of(calls.filter(is_of_kind(calls["name"], BLOCKING)))
+    return {
+        "nothing_queued": (empty[0][~is_unknown], empty[1][~is_unknown]),
+        "launch_latency": (first[is_short], last[is_short]),
+        "blocking_call": intersection(long, blocking),
+        "other_work": difference(long, blocking),
+        "unknown": (empty[0][is_unknown], empty[1][is_unknown]),
+    }
+
+
+def queue_of_steps(
+    profile: Profile, steps: pl.DataFrame, idle: Mapping[str, Intervals]
+) -> pl.DataFrame:
+    """Return the queue of each step: columns of `QUEUE`, sorted by step.
+
+    Args:
+        profile: one rank's window, with device events.
+        steps: reads step, start_ns and end_ns.
+        idle: the result of `idle_causes` for these steps.
+    """
+    start, end = intervals_of(steps)
+    queued_ns, start_ns, _, is_linked = _queue(profile)
+    queued_ns, start_ns = queued_ns[is_linked], start_ns[is_linked]
+    waited = _waited_until(queued_ns, start_ns, end) - _waited_until(queued_ns, start_ns, start)
+    rows = steps.select("step").with_columns(
+        *(
+            pl.Series(f"{cause}_ns", covered_within(instants, start, end))
+            for cause, instants in idle.items()
+        ),
+        queue_length=pl.Series(waited / np.maximum(end - start, 1)),
+    )
+    delays = pl.DataFrame({"step": _step_of_events(profile), "delay": start_ns - queued_ns})
+    medians = delays.drop_nulls().group_by("step").agg(launch_delay_ns=pl.col("delay").median())
+    summed = rows.group_by("step").agg(pl.col("^.*_ns$").sum(), pl.col("queue_length").mean())
+    return (
+        summed.join(medians, on="step", how="left")
+        .select(pl.col(name).cast(dtype) for name, dtype in QUEUE.items())
+        .sort("step")
+    )
+
+
+def _queue(profile: Profile) -> tuple[Int64, Int64, Int64, np.ndarray]:
+    """Return when each device event was queued, started and ended, and whether its launch is known.
+
+    Shapes (device events,). Without a known launch, an event counts as queued when it starts.
+    """
+    events = profile.trace.events
+    devices = events.filter(pl.col("device").is_not_null())
+    start = devices["start_ns"].to_numpy()
+    launch = devices["parent"]
+    launched = (events["start_ns"] + events["dur_ns"]).gather(launch)
+    queued = np.minimum(launched.fill_null(2**62).to_numpy(), start)
+    return queued, start, start + devices["dur_ns"].to_numpy(), launch.is_not_null().to_numpy()
+
+
+def _step_of_events(profile: Profile) -> pl.Series:
+    devices = profile.trace.events.filter(pl.col("device").is_not_null())
+    return devices.filter(pl.col("parent").is_not_null())["step"]
+
+
+def _waited_until(queued: Int64, started: Int64, instants: Int64) -> Int64:
+    """Return the time that all events together have waited before each instant.
+
+    Args:
+        queued: when each event was queued, shape (N,).
+        started: when it started.
+        instants: shape (M,).
+
+    Returns:
+        Shape (M,), nanoseconds.
+    """
+
+    def since(times: Int64) -> Int64:
+        ordered = np.sort(times) - base
+        sums = np.append(0, np.cumsum(ordered))
+        num = np.searchsorted(ordered, instants - base)
+        passed: Int64 = num * (instants - base) - sums[num]
+        return passed
+
+    if not len(queued) or not len(instants):
+        return np.zeros(len(instants), np.int64)
+    base = min(int(queued.min()), int(instants.min()))
+    return since(queued) - since(started)
