@@ -45,7 +45,7 @@ def cluster_of(
         collectives.append(with_rank(result.value.collectives, rank))
         passes.append(result.value.passes.with_columns(rank=pl.lit(rank, pl.Int64)))
     if not parts:
-        raise InputError(f"{run.path}: no event of a host in any of its traces")
+        raise InputError(f"{run.path}: no event in any of its traces")
     rows = join_ranks(parts, run.places)
     if steps is not None:
         existing = format_ranges("step", rows["step"])

@@ -145,9 +145,21 @@ def test_commands_take_a_trace_without_steps(command, tmp_path, monkeypatch, cap
     assert "the whole trace counts as one, step 0" in capsys.readouterr().err
 
 
+def test_a_trace_of_a_device_alone_is_one_step_too(tmp_path):
+    kernels = [
+        {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": ts, "dur": 30,
+         "args": {"device": 0, "stream": 7, "correlation": ts}}
+        for ts in (100, 200)
+    ]  # fmt: skip
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": kernels}))
+    (row,) = ppprof.open(path).breakdown().iter_rows(named=True)
+    assert (row["step_ns"], row["computation_ns"]) == (130_000, 60_000)
+
+
 def test_a_trace_without_events_has_nothing_to_break_down(tmp_path):
     opened = ppprof.open(write(tmp_path / "a.pb", Thread(1, "main")))
-    with pytest.raises(InputError, match="no event of a host in any of its traces"):
+    with pytest.raises(InputError, match="no event in any of its traces"):
         opened.breakdown()
 
 

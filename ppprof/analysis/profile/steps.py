@@ -134,7 +134,8 @@ def with_step(trace: Trace) -> Trace:
     """Return ``trace``; without any numbered step, with one ProfileStep around all events, step 0.
 
     Servers and small scripts call no ``step()``. What is computed step by step then covers their
-    whole trace. The ProfileStep is on the thread with the most time in host events::
+    whole trace. The ProfileStep is on the thread with the most time in host events (0 if there are no
+    host events)::
 
         main      WHOLE_TRACE ......................      the host events of main are below it
                     a     b(c)
@@ -145,12 +146,13 @@ def with_step(trace: Trace) -> Trace:
     if events.is_empty() or events["step"].null_count() < events.height:
         return trace
     hosts = events.filter(pl.col("depth").is_not_null())
-    if hosts.is_empty():
-        return trace
     outer = hosts.filter(pl.col("depth") == 0)
-    thread = outer.group_by("thread").agg(pl.col("dur_ns").sum()).sort("dur_ns", "thread")
-    thread = thread["thread"][-1]
-    first = int(np.flatnonzero((hosts["thread"] == thread).to_numpy())[0])
+    busiest = outer.group_by("thread").agg(pl.col("dur_ns").sum()).sort("dur_ns", "thread")
+    thread, process, first = 0, 0, 0  # of a trace without host events
+    if busiest.height:
+        thread = busiest["thread"][-1]
+        first = int(np.flatnonzero((hosts["thread"] == thread).to_numpy())[0])
+        process = hosts["process"][first]
     start_ns = int(events["start_ns"].to_numpy().min())
     end_ns = int((events["start_ns"] + events["dur_ns"]).to_numpy().max())
     span = pl.DataFrame(
@@ -160,7 +162,7 @@ def with_step(trace: Trace) -> Trace:
             "start_ns": start_ns,
             "dur_ns": end_ns - start_ns,
             "depth": 0,
-            "process": hosts["process"][first],
+            "process": process,
             "thread": thread,
         }
     )
