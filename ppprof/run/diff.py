@@ -51,6 +51,8 @@ class RunPart:
     """Number of the window; None: all windows."""
     steps: StepRange | None = None
     """The steps; None: all steps."""
+    has_all_times: bool = False
+    """Whether the step times are those of all steps, even with a ``window``."""
 
     @cached_property
     def recordings(self) -> Sequence[Recording]:
@@ -237,7 +239,9 @@ def _step_times(part: RunPart) -> pl.DataFrame:
     elif part.ranks != "all":
         topology = run.topology or Topology.of(dp=int(times["rank"].to_numpy().max()) + 1)
         times = times.filter(pl.col("rank").is_in(topology.select(part.ranks)))
-    return times if part.window is None else times.filter(pl.col("window") == part.window)
+    if part.window is None or part.has_all_times:
+        return times
+    return times.filter(pl.col("window") == part.window)
 
 
 def _stages(run: Run) -> dict[int, int]:

@@ -64,12 +64,13 @@ def collect_report_data(
     """
     chosen_steps = StepRange.of(steps)
     with _warnings() as warnings:
+        has_all_times = window is None  # a window that nobody chose stands for the run
         if window is None:
             window = max(recording.window for recording in selection.select(run))
-        sides = [RunPart(run, ranks, window)]
+        sides = [RunPart(run, ranks, window, has_all_times=has_all_times)]
         if baseline is not None:
             last = max(baseline.windows(), default=None) if baseline.recordings else None
-            sides.append(RunPart(baseline, ranks, last))
+            sides.append(RunPart(baseline, ranks, last, has_all_times=has_all_times))
         naming = naming_for(sides)
         results = _rank_data(run, sides[0].recordings, naming, chosen_steps, executor)
         cluster = cluster_of(run, [result.map(result.value.analysis) for result in results])

@@ -29,7 +29,8 @@ def test_the_first_finding_is_the_headline(slow_data, capsys):
     out, err = printed(capsys, slow_data)
     lines = out.splitlines()
     assert lines[0] == (
-        "Findings: 1. First, major: The training waits for data, 480 us of a 1 ms step (48.0%)."
+        "Findings: 1. First, major: The training waits for data, "
+        "480 us of a 1 ms step, recorded (48.0%)."
     )
     assert lines[2] == "1. The training waits for data [input-bound]"
     assert "   Do: Raise Data.Train.loader.num_workers from 0 to 2;" in out

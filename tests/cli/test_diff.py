@@ -47,7 +47,7 @@ def test_what_changed_is_on_top(traces, capsys):
     head = out.splitlines()
     assert head[0].split() == ["baseline", str(traces[0])]
     assert head[3].startswith("Step time: slower: +9.5% (95% interval +9.5% to +9.")
-    assert head[3].endswith("6 steps in windows against 6 steps in windows")
+    assert head[3].endswith("6 steps (recorded) against 6 steps (recorded)")
     assert cells(out, "Operators")[1:] == [
         ["matmul", "14.00", "16.00", "+2.00", "+14.28", "0.00", "4", "14.00", "->", "16.00"]
     ]

@@ -81,11 +81,13 @@ def test_every_finding_is_rendered(language, triggered):
 
 def test_a_finding_as_text(triggered):
     assert render_findings([triggered["input-bound"]]) == (
-        "Findings: 1. First, major: The training waits for data, 480 us of a 1 ms step (48.0%).\n"
+        "Findings: 1. First, major: The training waits for data, "
+        "480 us of a 1 ms step, recorded (48.0%).\n"
         "\n"
         "1. The training waits for data [input-bound]\n"
-        "   major, sure; costs 480 us a step (48.0%)\n"
-        "   What: Rank 0 waits 480 us of a 1 ms step (48.0%) for its DataLoader.\n"
+        "   major, sure; costs 480 us of a step, recorded (48.0%)\n"
+        "   What: Rank 0 waits 480 us of a 1 ms step (48.0%) for its DataLoader; steps: recorded. "
+        "In recorded steps the longest wait is 480 us.\n"
         "   Do: Raise Data.Train.loader.num_workers from 0 to 2; if that does not help, make a sample "
         "cheaper to read (preprocess once, faster storage).\n"
         "   Evidence:\n"
@@ -98,8 +100,9 @@ def test_a_finding_in_chinese(triggered):
     text = render_findings([triggered["input-bound"]], "zh")
     assert text.splitlines()[2:5] == [
         "1. 训练在等待数据 [input-bound]",
-        "   严重，确定；每步损失 480 us（48.0%）",
-        "   现象：rank 0 在 1 ms 的 step 中有 480 us（48.0%）在等待 DataLoader。",
+        "   严重，确定；每步（已录制）损失 480 us（48.0%）",
+        "   现象：rank 0 在 1 ms 的 step 中有 480 us（48.0%）在等待 DataLoader；step：已录制。"
+        "录制的 step 中最长的等待为 480 us。",
     ]
     with pytest.raises(UsageError, match="language 'de': expected one of en, zh"):
         finding_rows([], "de")

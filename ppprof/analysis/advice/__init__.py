@@ -13,7 +13,7 @@ from ppprof.analysis.advice import inputs, launches, memory_pressure, trust, wai
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding
 from ppprof.analysis.advice.indicators import TINY_NS
-from ppprof.analysis.diff.significance import LEAST_STEPS
+from ppprof.analysis.profile.step_basis import LEAST_STEPS
 
 __all__ = ["RULES", "Evidence", "Rule", "advise"]
 
@@ -36,7 +36,11 @@ class Rule:
 _TIME = {"least_ratio": LEAST_RATIO}
 
 RULES: tuple[Rule, ...] = (
-    Rule("input-bound", inputs.input_bound, thresholds=_TIME),
+    Rule(
+        "input-bound",
+        inputs.input_bound,
+        thresholds={**_TIME, "least_steps": LEAST_STEPS, "different_ratio": inputs.DIFFERENT},
+    ),
     Rule("slow-rank", waiting.slow_rank, thresholds={**_TIME, "data_ratio": waiting.ALL_OF_IT}),
     Rule("slow-link", waiting.slow_link, thresholds=_TIME),
     Rule(

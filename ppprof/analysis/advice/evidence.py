@@ -11,6 +11,7 @@ import polars as pl
 
 from ppprof.analysis.advice.finding import LEAST_RATIO, MOST_ROWS, Fact, Finding, severity_of
 from ppprof.analysis.advice.indicators import STEPS, Indicators
+from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, unrecorded_steps
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.topology import Topology
 
@@ -96,6 +97,16 @@ class Evidence:
         return times.filter(pl.col("step") >= SKIPPED_STEPS)
 
     @cached_property
+    def unrecorded(self) -> pl.DataFrame:
+        """The steps that were not recorded: see `unrecorded_steps`."""
+        return unrecorded_steps(self.step_times)
+
+    @property
+    def basis(self) -> str:
+        """`RECORDED`, or `NOT_RECORDED` without traces: the steps that `step_ns` is of."""
+        return NOT_RECORDED if self.steps.is_empty() else RECORDED
+
+    @cached_property
     def step_lengths(self) -> pl.DataFrame:
         """One row per window and step, ascending: window, step, step_ns (the longest of all ranks).
 
@@ -168,6 +179,7 @@ class Evidence:
         confidence: str,
         facts: Mapping[str, Fact],
         rows: pl.DataFrame,
+        unrecorded_ns: float | None = None,
     ) -> list[Finding]:
         """Return one finding that costs time, or an empty list if its cost is too small.
 
@@ -178,15 +190,19 @@ class Evidence:
             rule: the rule's name.
             cost_ns: the possible gain per step, in ns.
             confidence: one of `ppprof.analysis.advice.finding.CONFIDENCES`.
-            facts: numbers and names for the rule's texts. step_ns and remedy are added; a value of
-                ``facts`` has precedence.
+            facts: numbers and names for the rule's texts. step_ns, basis and remedy are added; a
+                value of ``facts`` has precedence.
             rows: the evidence; the first `MOST_ROWS` rows are kept.
+            unrecorded_ns: the typical step time, if ``cost_ns`` is of steps that were not recorded;
+                None: it is of the steps of `step_ns`.
         """
-        cost_ns = min(cost_ns, self.step_ns)
-        if not self.step_ns or cost_ns < LEAST_RATIO * self.step_ns:
+        step_ns = self.step_ns if unrecorded_ns is None else unrecorded_ns
+        basis = self.basis if unrecorded_ns is None else NOT_RECORDED
+        cost_ns = min(cost_ns, step_ns)
+        if not step_ns or cost_ns < LEAST_RATIO * step_ns:
             return []
-        share = cost_ns / self.step_ns
-        all_facts = {"step_ns": self.step_ns, "remedy": self.remedy, **facts}
+        share = cost_ns / step_ns
+        all_facts = {"step_ns": step_ns, "basis": basis, "remedy": self.remedy, **facts}
         shown = rows.head(MOST_ROWS)
         return [Finding(rule, severity_of(share), cost_ns, share, confidence, all_facts, shown)]
 

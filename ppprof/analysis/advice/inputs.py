@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.profile.step_basis import is_enough
 
 MOST_WORKERS = 16
 """Maximum number of workers to propose per rank: a machine with 8 devices rarely has more than 16
 cores per device."""
+
+DIFFERENT = 0.25
+"""Difference between two waits, as a share of the longer one, above which they are not the same."""
 
 _KEY = "Data.Train.loader.num_workers"
 
@@ -45,27 +50,49 @@ def input_bound(evidence: Evidence) -> list[Finding]:
 
         rank 0   LLLL########      costs 4 per step: the longest wait delays all ranks
         rank 1   L####___####
+
+    Recording can make data slower, as a loader's process shares the cores with it. So the waits are
+    those of steps that were not recorded, if their reader cost is known for enough of them. If they
+    differ from the recorded ones by more than `DIFFERENT`, the finding is ``likely``.
     """
-    table = loading(evidence)
+    recorded = loading(evidence)
+    table, unrecorded_ns = recorded, None
+    known = evidence.unrecorded.drop_nulls("reader_cost_ns")
+    if is_enough(known) and not evidence.steps.is_empty():
+        table = known.select("rank", "step", "step_ns", window=0, loading_ns="reader_cost_ns")
+        lengths = known.group_by("step").agg(pl.col("step_ns").max())["step_ns"]
+        unrecorded_ns = float(np.median(lengths.to_numpy()))
     if table.is_empty():
         return []
-    longest = table.group_by("window", "step").agg(pl.col("loading_ns").max())
-    cost_ns = float(longest["loading_ns"].to_numpy().mean())
+    cost_ns, recorded_ns = _longest(table), _longest(recorded)
+    differs = abs(cost_ns - recorded_ns) > DIFFERENT * max(cost_ns, recorded_ns)
     ranks = (
         table.group_by("rank")
         .agg(pl.col("loading_ns", "step_ns").mean())
         .with_columns(loading_ratio=pl.col("loading_ns") / pl.col("step_ns"))
         .sort("loading_ns", "rank", descending=[True, False])
     )
+    slowest = ranks.row(0, named=True)
     present = evidence.number(_KEY)
     facts = {
-        "rank": ranks["rank"][0],
-        "loading_ns": cost_ns,
-        "loading_ratio": min(1.0, cost_ns / evidence.step_ns) if evidence.step_ns else None,
+        "rank": slowest["rank"],
+        "loading_ns": slowest["loading_ns"],
+        "loading_ratio": slowest["loading_ratio"],
+        "rank_step_ns": slowest["step_ns"],
+        "recorded_loading_ns": recorded_ns,
         "num_workers": present,
-        "proposed_workers": proposed_workers(present or 0, evidence.step_ns, cost_ns),
+        "proposed_workers": proposed_workers(
+            present or 0, unrecorded_ns or evidence.step_ns, cost_ns
+        ),
     }
-    return evidence.time_finding("input-bound", cost_ns, "sure", facts, ranks)
+    confidence = "likely" if differs else "sure"
+    return evidence.time_finding("input-bound", cost_ns, confidence, facts, ranks, unrecorded_ns)
+
+
+def _longest(table: pl.DataFrame) -> float:
+    """Return the longest wait of any rank, mean over steps; 0 for no steps."""
+    longest = table.group_by("window", "step").agg(pl.col("loading_ns").max())["loading_ns"]
+    return float(longest.to_numpy().mean()) if len(longest) else 0.0
 
 
 def proposed_workers(present: int, step_ns: float, loading_ns: float) -> int:

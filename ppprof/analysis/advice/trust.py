@@ -6,7 +6,8 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Finding
-from ppprof.analysis.diff.significance import LEAST_STEPS, step_change
+from ppprof.analysis.diff.significance import step_change
+from ppprof.analysis.profile.step_basis import LEAST_STEPS
 
 WARM_UP_RATIO = 1.5
 """Limit of a first step's time over the median of the other steps. Compiling, autotuning and

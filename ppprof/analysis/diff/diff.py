@@ -16,16 +16,15 @@ import polars as pl
 from ppprof.analysis.diff.changes import changes
 from ppprof.analysis.diff.module_changes import module_changes
 from ppprof.analysis.diff.run_costs import (
-    INSIDE,
     KERNEL_VALUES,
     METRICS,
     OPERATOR_VALUES,
-    OUTSIDE,
     PARTS,
     RunCosts,
     metric_of,
 )
 from ppprof.analysis.diff.significance import Change, step_change
+from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, is_enough
 from ppprof.topology import AXES
 
 _COMPARABLE = 0.5
@@ -62,14 +61,14 @@ class Diff:
     def change(self) -> Change:
         """The change of the step time, with its 95% interval.
 
-        There is no interval if the runs' steps are of different kinds (inside and outside windows),
+        There is no interval if the steps of one run were recorded and those of the other were not,
         or if the score of `comparability` is below 0.5; ``reason`` then says so.
         """
         (baseline, words), (experiment, other_words) = self.step_times
         change = step_change(baseline, experiment)
         reason = ""
         if words != other_words:
-            reason = f"steps {words} against steps {other_words}: a profiler slows those in windows"
+            reason = f"steps {words} against steps {other_words}: a profiler slows recorded ones"
         elif self.comparability.score < _COMPARABLE:
             reason = f"the runs have too little in common ({self.comparability.score:.0%})"
         if reason and change.low is not None:
@@ -78,25 +77,25 @@ class Diff:
 
     @cached_property
     def step_times(self) -> tuple[tuple[pl.DataFrame, str], tuple[pl.DataFrame, str]]:
-        """For each run: a table with rank, step and step_ns, and `OUTSIDE` or `INSIDE`.
+        """For each run: a table with rank, step and step_ns, and `NOT_RECORDED` or `RECORDED`.
 
-        Steps outside windows are compared if both runs have enough of them for an interval, because
-        no profiler slows these steps. They are also compared if both runs have any of them and a
-        run has no steps inside windows. Otherwise, each run has its steps inside windows, or those
-        outside if it has no others.
+        Steps that were not recorded are compared if both runs have enough of them for an interval,
+        because no profiler slows these steps. They are also compared if both runs have any of them
+        and a run has no recorded steps. Otherwise, each run has its recorded steps, or the others
+        if it has none.
         """
         one, other = self._runs
-        outside = (one.times_outside, OUTSIDE), (other.times_outside, OUTSIDE)
-        if one.has_times_outside and other.has_times_outside:
-            return outside
-        have_inside = [not run.times_inside.is_empty() for run in self._runs]
-        have_outside = [not run.times_outside.is_empty() for run in self._runs]
-        if all(have_outside) and not all(have_inside):
-            return outside
-        inside = (one.times_inside, INSIDE), (other.times_inside, INSIDE)
+        unrecorded = (one.unrecorded, NOT_RECORDED), (other.unrecorded, NOT_RECORDED)
+        if is_enough(one.unrecorded) and is_enough(other.unrecorded):
+            return unrecorded
+        has_recorded = [not run.recorded.is_empty() for run in self._runs]
+        has_unrecorded = [not run.unrecorded.is_empty() for run in self._runs]
+        if all(has_unrecorded) and not all(has_recorded):
+            return unrecorded
+        recorded = (one.recorded, RECORDED), (other.recorded, RECORDED)
         return (
-            inside[0] if have_inside[0] else outside[0],
-            inside[1] if have_inside[1] else outside[1],
+            recorded[0] if has_recorded[0] else unrecorded[0],
+            recorded[1] if has_recorded[1] else unrecorded[1],
         )
 
     @cached_property

@@ -19,7 +19,12 @@ from ppprof.analysis.diff import costs
 from ppprof.analysis.diff.changes import per_step
 from ppprof.analysis.diff.costs import Device
 from ppprof.analysis.diff.module_changes import module_means
-from ppprof.analysis.diff.significance import LEAST_STEPS
+from ppprof.analysis.profile.step_basis import (
+    NOT_RECORDED,
+    RECORDED,
+    is_enough,
+    unrecorded_steps,
+)
 
 OPERATOR_VALUES = tuple(costs.OPERATORS)[2:]
 KERNEL_VALUES = tuple(costs.KERNELS)[2:]
@@ -28,9 +33,6 @@ PARTS = (
     *("computation_ns", "exposed_ns", "data_loading_ns", "bubble_ns"),
     *("host_bound_ns", "queued_ns", "rest_ns"),
 )
-
-OUTSIDE, INSIDE = "outside windows", "in windows"
-"""The words that say which steps a table of step times has."""
 
 METRICS = {
     "device": "text",
@@ -56,9 +58,6 @@ METRICS = {
 """The metrics of a run, in the order of the overview, with their units."""
 
 Metric = Union[float, str, None]
-
-_WARM_UP = 10
-"""Number of first steps of a run that its step times leave out, as Paddle's Perf Summary does."""
 
 
 @dataclass(frozen=True)
@@ -116,39 +115,25 @@ class RunCosts:
         return "gpu" if self.operators["gpu_total_ns"].sum() else "cpu"
 
     @cached_property
-    def times_outside(self) -> pl.DataFrame:
-        """rank, step, step_ns of the steps outside windows, without excluded and first steps.
-
-        The first 10 steps are left out if the run has at least 20 such steps, else only step 0.
-        """
-        sound = self.times.filter(
-            pl.col("window").is_null() & pl.col("excluded").not_().fill_null(True)
-        )
-        first = _WARM_UP if sound["step"].n_unique() >= 2 * _WARM_UP else 1
-        return sound.filter(pl.col("step") >= first).select(
-            "rank", "step", step_ns=pl.col("batch_cost_ns")
-        )
+    def unrecorded(self) -> pl.DataFrame:
+        """rank, step, step_ns of the steps that were not recorded: see `unrecorded_steps`."""
+        return unrecorded_steps(self.times).select("rank", "step", "step_ns")
 
     @cached_property
-    def times_inside(self) -> pl.DataFrame:
-        """rank, step, step_ns of the steps inside windows."""
+    def recorded(self) -> pl.DataFrame:
+        """rank, step, step_ns of the recorded steps."""
         return self.steps.select("rank", "step", "step_ns").drop_nulls()
-
-    @property
-    def has_times_outside(self) -> bool:
-        """Whether `times_outside` has at least `LEAST_STEPS` steps: enough for an interval."""
-        return self.times_outside["step"].n_unique() >= LEAST_STEPS
 
     @cached_property
     def step_times(self) -> tuple[pl.DataFrame, str]:
-        """A table with rank, step and step_ns, and `OUTSIDE` or `INSIDE`.
+        """A table with rank, step and step_ns, and `NOT_RECORDED` or `RECORDED`.
 
-        These are the steps outside windows, which no profiler slows, if they are enough for an
-        interval or if there are no others; else the steps inside windows.
+        These are the steps that were not recorded, if they are enough for an interval or if there
+        are no others; else the recorded steps.
         """
-        if self.has_times_outside or self.times_inside.is_empty():
-            return self.times_outside, OUTSIDE
-        return self.times_inside, INSIDE
+        if is_enough(self.unrecorded) or self.recorded.is_empty():
+            return self.unrecorded, NOT_RECORDED
+        return self.recorded, RECORDED
 
     @cached_property
     def metrics(self) -> Mapping[str, Metric]:

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.profile.step_basis import LEAST_STEPS
 from ppprof.arrays import Float64
-
-LEAST_STEPS = 5
-"""Number of steps that each of the two runs needs for an interval."""
 
 _REPLICATES = 2000
 _AT_ONCE = 100

@@ -45,7 +45,8 @@ def change_section(report: ReportData, words: Words) -> tuple[str, Sequence[Bloc
     if diff is None:
         return None
     tables = select_rows(diff, RowSelection(limit=MAX_ROWS))
-    steps_label = words("about.change_steps", words=diff.step_times[1][1])
+    basis = words(f"basis.{diff.step_times[1][1].replace(' ', '_')}")
+    steps_label = words("about.change_steps", basis=basis)
     blocks: list[Block] = [
         Tiles(
             [

@@ -87,8 +87,10 @@ def headline(report: ReportData, words: Words) -> Tiles:
             continue
         detail = ""
         if metric in _PARTS and report.step_ns:
-            detail = format_ratio(value / report.step_ns)
+            detail = f"{format_ratio(value / report.step_ns)} · {words('basis.recorded')}"
         step_time = metrics.get("step_time")
+        if metric == "step_time":
+            detail = words(f"basis.{report.costs.step_times[1].replace(' ', '_')}")
         if metric == "step_time_p95" and isinstance(step_time, float) and step_time:
             detail = f"{value / step_time - 1:+.1%}"
         kind = OVERVIEW_KINDS[METRICS[metric]]

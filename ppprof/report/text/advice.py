@@ -82,7 +82,7 @@ def finding_rows(findings: Sequence[Finding], language: str = "en") -> list[Find
     translated = []
     for finding in findings:
         texts = catalogue["rules"][finding.rule]
-        facts = format_facts(finding.facts)
+        facts = _facts(finding, words)
         settings = {
             name: words["not_set"] if value is None else facts[name]
             for name, value in finding.facts.items()
@@ -135,7 +135,11 @@ def headline(findings: Sequence[Finding], language: str = "en") -> str:
         return str(words["first"]).format(**facts)
     step = format_value("step_ns", first.facts.get("step_ns"))
     return str(words["first_with_cost"]).format(
-        **facts, cost=format_time(first.cost_ns), share=format_ratio(first.share), step=step
+        **facts,
+        cost=format_time(first.cost_ns),
+        share=format_ratio(first.share),
+        step=step,
+        basis=_facts(first, words).get("basis"),
     )
 
 
@@ -255,8 +259,18 @@ def _cost(finding: Finding, words: Mapping[str, str]) -> str:
     if finding.cost_ns is None or finding.share is None:
         return words["no_cost"]
     return words["cost"].format(
-        cost=format_time(finding.cost_ns), share=format_ratio(finding.share)
+        cost=format_time(finding.cost_ns),
+        share=format_ratio(finding.share),
+        basis=_facts(finding, words).get("basis"),
     )
+
+
+def _facts(finding: Finding, words: Mapping[str, Any]) -> dict[str, str]:
+    """Return the finding's facts as text; ``basis`` is translated."""
+    facts = format_facts(finding.facts)
+    if "basis" in facts:
+        facts["basis"] = words["basis"][facts["basis"]]
+    return facts
 
 
 def _header(name: str) -> str:

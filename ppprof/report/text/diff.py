@@ -20,7 +20,7 @@ _TITLES = {"op": "Operators", "kernel": "Kernels"}
 _NOUNS = {"op": "operators", "kernel": "kernels", "module": "modules"}
 
 _OVERVIEW_NOTE = """\
-Step time, ips and tokens/s: of steps {words}. Computation to rest: of recorded steps; they add up to the step.
+Step time, ips and tokens/s: of steps that were {words}. Computation to rest: of recorded steps; they add up to one.
 Bubble includes transfers between pipeline stages here. ips and tokens/s: of the job, all replicas together."""
 
 _RANK_NOTE = """\
@@ -124,7 +124,7 @@ def headline(diff: Diff) -> str:
     ]
     if change.ratio is not None:
         baseline, experiment = (
-            f"{number} steps {words}"
+            f"{number} steps ({words})"
             for number, (_, words) in zip(
                 (change.baseline_steps, change.experiment_steps), diff.step_times
             )

@@ -17,7 +17,7 @@ _ALWAYS_SHOWN = ("step_ns", "computation_ns", "rest_ns")
 shown: they are the sum of exposed, bubble and hidden."""
 
 _NOTE = """\
-Means over steps: time, and % of the step. Computation, Exposed (by axis), Data Loading, Bubble, Host Bound, Queued
+Means over recorded steps: time, and % of the step. Computation, Exposed (by axis), Data Loading, Bubble, Host Bound, Queued
 and Rest add up to the step. Exposed: communication that no computation hides. Bubble: waiting for other pipeline
 stages; it includes transfers if the trace of the other side is missing. Hidden: communication under computation.
 Host Bound: the device is idle and has nothing in its queue; Queued: idle with work in its queue. Host Launch:

@@ -14,6 +14,7 @@ import ppprof
 from ppprof.analysis.advice import RULES, Evidence, advise
 from ppprof.analysis.advice.finding import CONFIDENCES, MOST_ROWS, SEVERITIES, Finding
 from ppprof.errors import InputError, UsageError
+from ppprof.report.text.advice import render_findings
 from ppprof.topology import Topology
 from tests.analysis.diff.test_diff import run, step_lines
 from tests.fixtures.pipelines import one_f_one_b
@@ -493,3 +494,37 @@ def test_doubt_comes_first_only_if_it_is_major():
 
 def test_empty_evidence_has_no_findings():
     assert advise(Evidence(None)) == []
+
+
+def waited(reader_cost_ns, step_ns):
+    """40 steps that were not recorded, which waited so long for data."""
+    lines = step_lines(step_ns, steps=40, noise=0)
+    return [
+        [{**line, "step": line["step"] + 10, "reader_cost_ns": reader_cost_ns} for line in lines]
+    ]
+
+
+def test_a_wait_is_sized_by_the_steps_that_were_not_recorded(tmp_path):
+    """Recorded steps wait 480 of 1000 us, because they are recorded; the others 40 of 800."""
+    lines = waited(40 * US, 800 * US)
+    (found,) = findings(tmp_path, [loading(480)], step_lines=lines)
+    assert (found.rule, found.severity, found.confidence) == ("input-bound", "moderate", "likely")
+    assert (found.cost_ns, found.share) == (40 * US, 0.05)
+    assert found.facts["basis"] == "not recorded"
+    assert found.facts["recorded_loading_ns"] == 480 * US
+    (row,) = found.evidence.rows(named=True)
+    assert (row["loading_ns"], row["step_ns"]) == (40 * US, 800 * US)
+    text = render_findings([found])
+    assert "Rank 0 waits 40 us of a 800 us step (5.0%) for its DataLoader; steps: not rec" in text
+    assert "In recorded steps the longest wait is 480 us." in text
+
+
+def test_a_wait_that_is_the_same_without_recording_is_sure(tmp_path):
+    (found,) = findings(tmp_path, [loading(480)], step_lines=waited(470 * US, 1000 * US))
+    assert (found.confidence, found.cost_ns, found.share) == ("sure", 470 * US, 0.47)
+
+
+def test_few_steps_that_were_not_recorded_do_not_count(tmp_path):
+    lines = [waited(40 * US, 800 * US)[0][:4]]
+    (found,) = findings(tmp_path, [loading(480)], step_lines=lines)
+    assert (found.facts["basis"], found.cost_ns) == ("recorded", 480 * US)
