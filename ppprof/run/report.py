@@ -64,7 +64,7 @@ def collect_report_data(
     """
     chosen_steps = StepRange.of(steps)
     with _warnings() as warnings:
-        has_all_times = window is None  # a window that nobody chose stands for the run
+        has_all_times = window is None  # the last window stands for the run
         if window is None:
             window = max(recording.window for recording in selection.select(run))
         sides = [RunPart(run, ranks, window, has_all_times=has_all_times)]
