@@ -227,7 +227,10 @@ def test_traces_without_a_manifest_have_numbers_only(tmp_path, capsys):
     out = tmp_path / "out.json"
     assert merge(tmp_path, "-o", out) == 0
     assert processes(out) == ["rank 0 · hosta", "rank 1 · hostb"]
-    assert capsys.readouterr().err.splitlines()[0] == UNKNOWN.format(tmp_path, "rank 1")
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        f"{tmp_path}: ranks 0-1, from the order of their names",
+        UNKNOWN.format(tmp_path, "rank 1"),
+    ]
     assert merge(tmp_path, "-o", out, "--force", "--rank", "1") == 0
     assert processes(out) == ["rank 1 · hostb"]
     assert merge(tmp_path, "-o", out, "--force", "--rank", "dp=1") == 2
