@@ -76,7 +76,8 @@ def collect_evidence_of_run(
 
 def _analyze(trace: Trace) -> tuple[RankAnalysis, Indicators]:
     profile = Profile(with_step(trace))
-    return analyze_profile(profile, breakdown(profile)), collect_indicators(profile)
+    parts = breakdown(profile)
+    return analyze_profile(profile, parts), collect_indicators(profile, parts)
 
 
 def collect_evidence(

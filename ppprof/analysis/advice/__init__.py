@@ -13,6 +13,7 @@ from ppprof.analysis.advice import inputs, launches, memory_pressure, trust, wai
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding
 from ppprof.analysis.advice.indicators import TINY_NS
+from ppprof.analysis.advice.unexplained import LEAST_GAP_NS
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
 
 __all__ = ["RULES", "Evidence", "Rule", "advise"]
@@ -57,6 +58,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("tiny-kernels", launches.tiny_kernels, thresholds={**_TIME, "tiny_ns": TINY_NS}),
     Rule("host-bound", launches.host_bound, thresholds=_TIME),
+    Rule(
+        "unexplained",
+        work.unexplained,
+        thresholds={"least_ratio": work.LEAST_UNEXPLAINED, "gap_ns": LEAST_GAP_NS},
+    ),
     Rule("gradient-accumulation", work.gradient_accumulation, thresholds=_TIME),
     Rule("recompute", work.recompute, thresholds={**_TIME, "room_ratio": work.ROOM_RATIO}),
     Rule(

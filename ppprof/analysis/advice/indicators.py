@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.advice.unexplained import unexplained_gaps
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import (
     Intervals,
@@ -21,6 +22,7 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.device_queue import idle_causes
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.step_breakdown import (
+    Breakdown,
     stepping_thread_in,
     waiting_intervals,
 )
@@ -94,7 +96,8 @@ NAMES = {
 }
 """Columns of a table with one row per step, kind and name. The values of ``what``: kernel (name of
 a tiny kernel), copy (name of the host event around a blocking copy), accumulation (name of a
-gradient node), optimizer (name of an operator in an Optimization)."""
+gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
+neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`)."""
 
 MEMORY = {
     "place": pl.String,
@@ -124,11 +127,12 @@ class Indicators(NamedTuple):
         )
 
 
-def collect_indicators(profile: Profile) -> Indicators:
+def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     """Return the indicators of one rank's window.
 
     Args:
         profile: the window.
+        parts: its breakdown.
 
     Returns:
         The three tables. They have no rows if the window has no steps.
@@ -136,6 +140,7 @@ def collect_indicators(profile: Profile) -> Indicators:
     if not profile.steps:
         return concat_indicators(())
     builder = IndicatorBuilder(profile)
+    builder.add_names("gap", unexplained_gaps(profile, builder.steps, parts.bubbles))
     columns: dict[str, Int64 | None] = {
         "num_micro_batches": builder.count_by_step(builder.phase("Backward")["row"].to_numpy()),
         **builder.device_columns(),

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from ppprof.analysis.advice import work
 from ppprof.analysis.advice.evidence import Evidence
-from ppprof.analysis.advice.finding import LEAST_RATIO, Finding
+from ppprof.analysis.advice.finding import LEAST_RATIO, Fact, Finding
 from ppprof.analysis.advice.indicators import TINY_NS
 
 LEAST_UPDATES = 16
@@ -40,11 +41,14 @@ def host_bound(evidence: Evidence) -> list[Finding]:
     """Report devices that are idle while the host does not wait: it does not launch fast enough."""
     cost_ns = idle_costs(evidence)["host-bound"]
     ranks = evidence.indicator_means.select("rank", "idle_ns", "num_kernels")
-    facts = {
+    facts: dict[str, Fact] = {
         "idle_ns": evidence.typical("idle_ns"),
         "other_idle_ns": evidence.typical("idle_ns") - cost_ns,
         "num_kernels": evidence.typical("num_kernels"),
+        **work.largest_gap(evidence),
     }
+    if facts["gap"] is not None:
+        facts["remedy"] = f"{evidence.remedy}-gap"
     return evidence.time_finding(
         "host-bound", cost_ns, "likely", facts, _largest_first(ranks, "idle_ns")
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
-from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.memory_pressure import fullest
 from ppprof.analysis.advice.waiting import num_micro_batches, scheduled_bubble
 
@@ -57,3 +57,32 @@ def recompute(evidence: Evidence) -> list[Finding]:
     )
     rows = rows.filter(pl.col("recompute_ns") > 0)
     return evidence.time_finding("recompute", cost_ns, "possible", facts, rows)
+
+
+LEAST_UNEXPLAINED = 0.05
+"""Share of a step. Less time in one place is not worth a search."""
+
+
+def largest_gap(evidence: Evidence) -> dict[str, Fact]:
+    """Return the place with the most unexplained host time, as facts: gap, and gap_ns a step.
+
+    Each is null if there is no such place.
+    """
+    gaps = evidence.names("gap")
+    if gaps.is_empty():
+        return {"gap": None, "gap_ns": None}
+    return {"gap": gaps["name"][0], "gap_ns": gaps["time_ns"][0]}
+
+
+def unexplained(evidence: Evidence) -> list[Finding]:
+    """Report one place with much host time that no event explains, in a trace without device events.
+
+    With device events, such time is idle time of the device, and `host_bound` names the place.
+    """
+    if evidence.indicator_means["idle_ns"].count():
+        return []
+    facts = largest_gap(evidence)
+    gap_ns = facts["gap_ns"]
+    if not isinstance(gap_ns, float) or gap_ns < LEAST_UNEXPLAINED * evidence.step_ns:
+        return []
+    return evidence.time_finding("unexplained", gap_ns, "possible", facts, evidence.names("gap"))

@@ -58,7 +58,7 @@ def collect_rank_report_data(
     return RankReportData(
         analyze_profile(profile, costs.breakdown),
         costs,
-        collect_indicators(profile),
+        collect_indicators(profile, costs.breakdown),
         model(profile),
         _details(profile, budget) if budget else None,
     )

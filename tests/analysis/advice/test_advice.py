@@ -18,7 +18,7 @@ from ppprof.report.text.advice import render_findings
 from ppprof.topology import Topology
 from tests.analysis.diff.test_diff import run, step_lines
 from tests.fixtures.pipelines import one_f_one_b
-from tests.fixtures.timeline import Thread, alloc, kernel, launch, memcpy, reserve, span
+from tests.fixtures.timeline import Thread, alloc, kernel, launch, memcpy, reserve, span, write
 from tests.fixtures.words import words
 
 US = 1000
@@ -139,6 +139,17 @@ def holding(reserved, allocated):
     return thread(make)
 
 
+def sleeping(length):
+    """A layer that computes for 100, and then does something that has no event."""
+
+    def make(at):
+        inner = op(at, 10, 120 + length, "Linear", op(at, 10, 110), category="Forward")
+        yield op(at, 0, 130 + length, "Net", inner, category="Forward")
+        yield op(at, 130 + length, 990)
+
+    return thread(make)
+
+
 def ahead(by):
     """Of a kernel of 1000 so much runs after the host has ended the step."""
 
@@ -249,6 +260,12 @@ TRIGGERS = {
         ("major", 320 * US, 0.32, "likely"),
         {"idle_ns": 320 * US, "other_idle_ns": 0, "num_kernels": 41},
     ),
+    # 10 after the operator in Linear are part of it, 10 more in Net are not.
+    "unexplained": (
+        {"threads": [sleeping(700)]},
+        ("major", 710 * US, 0.71, "possible"),
+        {"gap": "Net/Linear", "gap_ns": 710 * US},
+    ),
     # 100 a micro-batch, half of that with half as many.
     "gradient-accumulation": (
         {"threads": [accumulating(2)], "config": {"Global": {"micro_batch_size": 4}}},
@@ -319,6 +336,7 @@ NEARLY = {
     "optimizer-unfused": {"threads": [updating(15)]},
     "tiny-kernels": {"threads": [tiny(12)]},
     "host-bound": {"threads": [synchronising()]},
+    "unexplained": {"threads": [sleeping(480)]},
     "gradient-accumulation": {"threads": [accumulating(1)]},
     "recompute": {"threads": [recomputing(40)]},
     "memory-limit": {"threads": [holding(71, 70)]},
@@ -453,9 +471,10 @@ def test_steps_are_chosen(tmp_path):
     """The first step alone waits for data."""
 
     def make(at):
-        return (
-            (op(at, 0, 500, "DataLoader", category="Dataloader"),) if at == 0 else (op(at, 0, 9),)
-        )
+        waits = at == 0
+        if waits:
+            yield op(at, 0, 500, "DataLoader", category="Dataloader")
+        yield op(at, 500 * waits, 990)
 
     path = run(tmp_path / "log", [thread(make)])
     assert [finding.rule for finding in ppprof.advise(ppprof.open(path))] == ["input-bound"]
@@ -528,3 +547,34 @@ def test_few_steps_that_were_not_recorded_do_not_count(tmp_path):
     lines = [waited(40 * US, 800 * US)[0][:4]]
     (found,) = findings(tmp_path, [loading(480)], step_lines=lines)
     assert (found.facts["basis"], found.cost_ns) == ("recorded", 480 * US)
+
+
+def test_unexplained_time_between_two_phases_is_named_by_them(tmp_path):
+    def make(at):
+        yield op(at, 0, 100, "Forward", op(at, 0, 100), category="Forward")
+        yield op(at, 700, 1000, "Backward", op(at, 700, 1000), category="Backward")
+
+    (found,) = findings(tmp_path, [thread(make)])
+    assert found.facts["gap"] == "step, after Forward, before Backward"
+    assert found.cost_ns == 600 * US
+
+
+def test_another_threads_work_explains_a_wait(tmp_path):
+    """As of a backward pass in the engine's thread, for which the training thread waits."""
+    main = thread(lambda at: (op(at, 0, 1000, "Backward", category="Backward"),))
+    engine = [op(number * 1000 * US, 0, 990) for number in range(6)]
+    path = run(tmp_path / "log", [])
+    trace = write(path / "raw.pb", main, Thread(2, "engine", tuple(engine)))
+    assert ppprof.advise(ppprof.open(trace)) == []
+
+
+def test_on_a_device_the_place_is_part_of_host_bound(tmp_path):
+    def make(at):
+        yield from on_device(at, (0, 100))
+        yield op(at, 110, 900, "Net", op(at, 110, 120), category="Forward")
+        yield from on_device(at, (900, 1000))
+
+    found = findings(tmp_path, [thread(make)])
+    assert [finding.rule for finding in found] == ["host-bound"]
+    assert found[0].facts["gap"] == "Net"
+    assert found[0].facts["gap_ns"] == 780 * US

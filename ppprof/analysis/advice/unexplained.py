@@ -1,0 +1,135 @@
+"""Host time that no event explains: where the training thread does something that has no event."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from ppprof.analysis.profile.grouping import intervals_of
+from ppprof.analysis.profile.intervals import Intervals, covered_within, together
+from ppprof.analysis.profile.profile import Profile
+
+LEAST_GAP_NS = 500_000
+"""Least length of a gap. Python takes some 10 us between two operators; fifty times as much is no
+overhead of a call, but work, a lock or a wait."""
+
+_CONTAINERS = (
+    "ProfileStep",
+    "Forward",
+    "Backward",
+    "Optimization",
+    "UserDefined",
+    "PythonUserDefined",
+)
+"""Categories of events that only say what runs inside them. All other events are work or waits."""
+
+_MOST_GAPS = 20_000
+"""Most gaps that are named; the longest are kept."""
+
+
+def unexplained_gaps(profile: Profile, steps: pl.DataFrame, bubbles: pl.DataFrame) -> pl.DataFrame:
+    """Return the gaps in steps of at least `LEAST_GAP_NS` that no event explains.
+
+    A gap lies in a layer, phase, span or step of the training thread, between the events in it. Time
+    in which a device works, a thread computes, the training thread is in a runtime call, or the stage
+    waits for other stages is no gap::
+
+        step        ####################
+        Forward     ##########               a: an operator
+        events      aa    aaaa  a   aaaa
+        gaps          ----          (in Forward; the gap of 2 in the step is short)
+
+    Args:
+        profile: one rank's window.
+        steps: reads thread.
+        bubbles: reads start_ns and end_ns: when the stage waits for other stages.
+
+    Returns:
+        One row per gap: step; name, the path of the layers and spans around it, such as
+        ``GPT/Block/Linear``, or ``step, after Forward, before Backward``; and time_ns.
+    """
+    tree = profile.tree
+    hosts = tree.hosts.with_columns(
+        step=profile.trace.events["step"].slice(0, tree.hosts.height),
+        is_container=pl.col("category").is_in(_CONTAINERS),
+    )
+    threads = steps["thread"].unique()
+    gaps = _gaps(hosts.filter(pl.col("thread").is_in(threads.implode())))
+    start, end = gaps["start_ns"].to_numpy(), gaps["end_ns"].to_numpy()
+    explained = together(_explained(profile, threads), intervals_of(bubbles))
+    time_ns = end - start - covered_within(explained, start, end)
+    gaps = gaps.with_columns(time_ns=pl.Series(time_ns))
+    gaps = gaps.filter((pl.col("time_ns") >= LEAST_GAP_NS) & pl.col("step").is_not_null())
+    gaps = gaps.sort("time_ns", descending=True).head(_MOST_GAPS)
+    names = [_place(hosts, *row) for row in gaps.select("row", "before", "after").iter_rows()]
+    return gaps.select("step", name=pl.Series(names, dtype=pl.String), time_ns="time_ns")
+
+
+def _gaps(hosts: pl.DataFrame) -> pl.DataFrame:
+    """Return the stretches of containers outside the events in them.
+
+    Args:
+        hosts: the host events of some threads, with step and is_container.
+
+    Returns:
+        row (the container), before and after (the events beside the gap; null at the container's
+        begin and end), start_ns, end_ns and step.
+    """
+    containers = hosts.filter("is_container").select(
+        "row", "step", begin_ns="start_ns", until_ns="end_ns"
+    )
+    children = hosts.filter(pl.col("parent").is_not_null()).sort("parent", "start_ns")
+    ends = pl.col("end_ns").cum_max().over("parent")
+    inner = children.select(
+        row="parent",
+        before=pl.col("row").shift(1).over("parent"),
+        after="row",
+        start_ns=ends.shift(1).over("parent"),
+        end_ns="start_ns",
+    )
+    last = children.group_by("parent", maintain_order=True).agg(
+        pl.col("row").last(), pl.col("end_ns").max()
+    )
+    outer = containers.join(last, left_on="row", right_on="parent", how="left", suffix="_last")
+    tail = outer.select(
+        "row",
+        before="row_last",
+        after=pl.lit(None, pl.Int64),
+        start_ns=pl.coalesce("end_ns", "begin_ns"),
+        end_ns="until_ns",
+    )
+    gaps = pl.concat(
+        [inner.join(containers.select("row"), on="row", how="semi"), tail], how="vertical_relaxed"
+    )
+    return (
+        gaps.join(containers, on="row")
+        .with_columns(start_ns=pl.coalesce("start_ns", "begin_ns"))
+        .filter(pl.col("end_ns") - pl.col("start_ns") >= LEAST_GAP_NS)
+        .select("row", "before", "after", "start_ns", "end_ns", "step")
+    )
+
+
+def _explained(profile: Profile, threads: pl.Series) -> Intervals:
+    """Return the instants in which a device works, a thread computes, or a runtime call runs."""
+    tree = profile.tree
+    calls = tree.launches.filter(pl.col("thread").is_in(threads.implode()))
+    communication = profile.communication
+    return together(communication.computation, intervals_of(tree.devices), intervals_of(calls))
+
+
+def _place(hosts: pl.DataFrame, row: int, before: int | None, after: int | None) -> str:
+    """Return where a gap lies, from its container and its neighbours."""
+    names: list[str] = []
+    above: int | None = row
+    while above is not None:
+        event = hosts.row(above, named=True)
+        if event["category"] != "ProfileStep":
+            names.append(str(event["name"]))
+        above = event["parent"]
+    if names:
+        return "/".join(reversed(names))
+    beside = [
+        f"{word} {hosts['name'][neighbour]}"
+        for word, neighbour in (("after", before), ("before", after))
+        if neighbour is not None
+    ]
+    return ", ".join(["step", *beside])
