@@ -148,6 +148,8 @@ def diff_document(
             "high": change.high,
             "baseline_steps": change.baseline_steps,
             "experiment_steps": change.experiment_steps,
+            "is_separated": change.is_separated,
+            "needed_steps": change.needed_steps,
             "steps_are": [words for _, words in diff.step_times],
         },
         "comparability": {

@@ -11,6 +11,13 @@ import polars as pl
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
 from ppprof.arrays import Float64
 
+MARGIN = 0.05
+"""Changes up to this are no difference: they are within the noise between two runs of one config on a
+shared machine, as `ppprof.analysis.advice.finding.MODERATE_RATIO`."""
+
+_CHANCE = 2.6
+"""The 95% quantile of a variance of 4 means over its expectation (chi-square, 3 degrees of freedom)."""
+_MOST_NEEDED = 1_000_000
 _REPLICATES = 2000
 _AT_ONCE = 100
 _CONFIDENCE = 0.95
@@ -43,12 +50,19 @@ class Change:
     changes cannot be detected. None if no interval was computed."""
     reason: str = ""
     """Why there is no interval; empty if there is one."""
+    is_separated: bool = False
+    """Whether all steps of one run take longer than all steps of the other, and that would happen by
+    chance in less than 5% of equal runs (exact rank test)."""
+    needed_steps: int | None = None
+    """About how many steps of either run would decide, if the verdict is ``inconclusive``. None if
+    more steps of these runs would not, because each of them drifts too much."""
 
     @property
     def verdict(self) -> str:
-        """``slower`` if the interval is above 0, ``faster`` if below, else ``no difference seen``.
+        """``slower`` if the interval is above 0, ``faster`` if below.
 
-        ``inconclusive`` without an interval.
+        Else ``no difference seen`` if the interval lies within `MARGIN` of 0, and the steps are not
+        separated; else ``inconclusive``, also without an interval.
         """
         if self.low is None or self.high is None:
             return "inconclusive"
@@ -56,7 +70,20 @@ class Change:
             return "slower"
         if self.high < 0:
             return "faster"
-        return "no difference seen"
+        is_small = self.low >= -MARGIN and self.high <= MARGIN
+        return "no difference seen" if is_small and not self.is_separated else "inconclusive"
+
+    @property
+    def advice(self) -> str:
+        """What would decide an ``inconclusive`` verdict that has an interval; else empty."""
+        if self.verdict != "inconclusive" or self.noise is None:
+            return ""
+        if self.needed_steps is not None:
+            return f"some {self.needed_steps} steps of either run would decide"
+        return (
+            f"parts of one run differ by {self.noise:.1%}, so more steps would not decide: use a "
+            "quieter machine"
+        )
 
     def __str__(self) -> str:
         if self.ratio is None:
@@ -64,7 +91,8 @@ class Change:
         if self.low is None or self.high is None:
             return f"inconclusive: {self.ratio:+.1%}; {self.reason}"
         interval = f"95% interval {self.low:+.1%} to {self.high:+.1%}"
-        return f"{self.verdict}: {self.ratio:+.1%} ({interval})"
+        advice = f"; {self.advice}" if self.advice else ""
+        return f"{self.verdict}: {self.ratio:+.1%} ({interval}){advice}"
 
 
 def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
@@ -113,9 +141,63 @@ def step_change(baseline: pl.DataFrame, experiment: pl.DataFrame) -> Change:
     few = _student(num_blocks - 1) / _student(None) * math.sqrt(num_blocks / (num_blocks - 1))
     drifted = _student(2 * (_PARTS - 1)) * noise
     # Independent errors add up in squares.
-    low = ratio - float(np.hypot(few * (ratio - low), drifted))
-    high = ratio + float(np.hypot(few * (high - ratio), drifted))
-    return Change(ratio, low, high, *num, noise)
+    below, above = few * (ratio - low), few * (high - ratio)
+    low = ratio - float(np.hypot(below, drifted))
+    high = ratio + float(np.hypot(above, drifted))
+    return Change(
+        ratio,
+        low,
+        high,
+        *num,
+        noise,
+        is_separated=_is_separated(*sides),
+        needed_steps=_needed_steps(
+            ratio,
+            below if ratio > 0 else above,
+            drifted,
+            _student(2 * (_PARTS - 1)) * max(_lasting_drift(side) for side in sides),
+            min(num),
+        ),
+    )
+
+
+def _is_separated(baseline: Float64, experiment: Float64) -> bool:
+    """Return whether an exact rank test separates the steps of two runs completely.
+
+    Of all orders of n + m equal steps, 2 in C(n + m, n) have all of one run first (Wilcoxon, 1945).
+    """
+    one, other = (np.nanmedian(side, axis=0) for side in (baseline, experiment))
+    apart = one.max() < other.min() or other.max() < one.min()
+    return bool(apart) and 2 / math.comb(len(one) + len(other), len(one)) < 1 - _CONFIDENCE
+
+
+def _needed_steps(
+    ratio: float, half: float, drifted: float, lasting: float, num_steps: int
+) -> int | None:
+    """Return about how many steps an interval needs that excludes 0, or that lies within `MARGIN`.
+
+    Args:
+        ratio: the change.
+        half: half of the interval, toward 0, without drift.
+        drifted: what drift adds to it.
+        lasting: the part of ``drifted`` that more steps do not shrink.
+        num_steps: the steps that gave ``half`` and ``drifted``.
+
+    Returns:
+        Two significant digits, rounded up; None if the lasting drift is too large, or above a
+        million.
+    """
+    shrinks = half**2 + drifted**2 - lasting**2  # with the number of steps
+    needed = [
+        num_steps * shrinks / (width**2 - lasting**2)
+        for width in (abs(ratio), MARGIN - abs(ratio))
+        if width > lasting
+    ]
+    if not needed or min(needed) > _MOST_NEEDED:
+        return None
+    steps = max(min(needed), num_steps + 1)
+    digit = int(10 ** max(0, math.floor(math.log10(steps)) - 1))
+    return math.ceil(steps / digit) * digit
 
 
 def _matrix(table: pl.DataFrame) -> Float64:
@@ -171,6 +253,20 @@ def _drift(times: Float64) -> float:
     num_parts = min(_PARTS, len(medians) // 2)
     quarters = [part.mean() for part in np.array_split(medians, num_parts)]
     return float(np.std(quarters, ddof=1) / medians.mean()) if len(quarters) > 1 else 0.0
+
+
+def _lasting_drift(times: Float64) -> float:
+    """Return the part of `_drift` that is more than chance: what more steps would not shrink.
+
+    Means of parts differ by chance, too, by the variance of their steps over their number. The drift
+    lasts if its variance is `_CHANCE` times that.
+    """
+    medians = np.nanmedian(times, axis=0)
+    parts = np.array_split(medians, min(_PARTS, len(medians) // 2))
+    variances = [float(part.var(ddof=1)) / len(part) for part in parts if len(part) > 1]
+    chance = float(np.mean(variances)) / medians.mean() ** 2 if variances else 0.0
+    drift = _drift(times) ** 2
+    return math.sqrt(drift - chance) if drift > _CHANCE * chance else 0.0
 
 
 def _student(freedom: int | None) -> float:

@@ -74,13 +74,14 @@ def _verdict(change: Change, words: Words) -> str:
         return f"{verdict}: {change.reason}"
     if change.low is None or change.high is None:
         return f"{verdict}: {change.ratio:+.1%}; {change.reason}"
-    return words(
+    text = words(
         "verdicts.interval",
         verdict=verdict,
         ratio=f"{change.ratio:+.1%}",
         low=f"{change.low:+.1%}",
         high=f"{change.high:+.1%}",
     )
+    return f"{text}; {change.advice}" if change.advice else text
 
 
 def _overview(table: pl.DataFrame, words: Words) -> Table:

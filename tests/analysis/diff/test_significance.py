@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.analysis.diff.significance import LEAST_STEPS, Change, step_change
+from ppprof.analysis.diff.significance import LEAST_STEPS, Change, _is_separated, step_change
 
 RANKS = 4
 
@@ -42,7 +42,7 @@ def test_the_same_thing_twice_differs_once_in_twenty_at_the_most(steps, noise):
         step_change(run(seed, noise=noise, steps=steps), run(seed + 1000, noise=noise, steps=steps))
         for seed in range(100)
     ]
-    assert sum(change.verdict == "no difference seen" for change in seen) >= 95
+    assert sum(change.verdict not in ("faster", "slower") for change in seen) >= 95
 
 
 @pytest.mark.parametrize(("factor", "verdict"), [(1.1, "slower"), (0.9, "faster")])
@@ -58,8 +58,48 @@ def test_a_run_that_drifts_says_little():
     calm = step_change(run(1), run(2, mean=108e6))
     drifting = step_change(run(1, drift=0.3), run(2, mean=108e6, drift=0.3))
     assert calm.verdict == "slower"
-    assert drifting.verdict == "no difference seen"
+    assert drifting.verdict == "inconclusive"
     assert drifting.noise > 5 * calm.noise
+    assert drifting.needed_steps is None
+    assert "more steps would not decide: use a quieter machine" in str(drifting)
+
+
+def test_what_is_undecided_says_how_many_steps_would_decide():
+    """And with a few times as many it is decided, in most cases."""
+    decided = 0
+    for seed in range(10):
+        few, many = (
+            step_change(
+                run(seed, noise=0.1, steps=steps),
+                run(seed + 1000, mean=104e6, noise=0.1, steps=steps),
+            )
+            for steps in (12, 600)
+        )
+        assert few.verdict == "inconclusive"
+        if few.needed_steps is not None:
+            assert f"some {few.needed_steps} steps of either run would decide" in str(few)
+            decided += many.verdict != "inconclusive"
+    assert decided >= 6  # 12 steps with a noise of a tenth say little about their own noise
+
+
+def test_steps_that_are_separated_are_no_equal_runs():
+    """Each run drifts by more than the difference, so that the interval contains 0."""
+
+    def steps(first):
+        times = [first] * 6 + [first + 1000] * 6
+        return pl.DataFrame({"rank": 0, "step": range(12), "step_ns": times})
+
+    change = step_change(steps(100_000), steps(101_050))
+    assert change.low < 0 < change.high < 0.05
+    assert (change.is_separated, change.verdict) == (True, "inconclusive")
+    assert step_change(steps(100_000), steps(100_950)).verdict == "no difference seen"
+
+
+def test_three_steps_each_are_too_few_to_be_separated():
+    """They are in 2 of 20 orders by chance."""
+    three, others = (np.array([[first, first + 1, first + 2.0]]) for first in (1, 10))
+    assert not _is_separated(three, others)
+    assert _is_separated(np.arange(5.0)[None], np.arange(10.0, 15)[None])
 
 
 def test_too_few_steps():
