@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import polars as pl
+
 from ppprof import rundir
 from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.summaries.views import VIEWS, summarize
@@ -26,6 +28,7 @@ from ppprof.rundir.recordings import Recording
 from ppprof.rundir.summaries import document, dumps
 from ppprof.rundir.triggers import write_completion
 from ppprof.trace import Trace, read_window, write_paddle_json
+from ppprof.trace.paddle.folded_phases import has_interleaved_phases
 from ppprof.trace.paddle.json_writer import TooLargeError
 from ppprof.units import MEGABYTE, format_bytes, format_skipped
 
@@ -135,6 +138,8 @@ def _finish_window(
     write_atomically(run / name.summary, dumps(document(every, **tables.identity())).encode())
     max_bytes = None if profiler.max_trace_mb is None else int(profiler.max_trace_mb * MEGABYTE)
     traces, skipped = _write_traces(trace, run, name, profiler, max_bytes)
+    if name.rank == 0:  # once for a job
+        _log_interleaved(trace, raw)
     if skipped:
         _log.warning("%s: kept: %s", raw, skipped)
     if trace.skipped:
@@ -149,6 +154,17 @@ def _finish_window(
     files = [*traces, run / name.summary]
     write_completion(run, name.rank, name.window, files, skipped)
     return files
+
+
+def _log_interleaved(trace: Trace, raw: Path) -> None:
+    """Log that VisualDL's chart of steps is incomplete, if passes take turns in a step."""
+    hosts = trace.events.filter(pl.col("depth").is_not_null()).with_row_index("event")
+    if has_interleaved_phases(hosts.cast({"event": pl.Int64})):
+        _log.info(
+            "%s: VisualDL's chart of steps shows only the last of several forward or backward passes "
+            "that take turns; its totals, and ppprof's tables, count all",
+            raw,
+        )
 
 
 def _write_traces(

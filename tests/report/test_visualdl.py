@@ -144,6 +144,46 @@ def test_an_incomplete_step_is_no_step_there_either(tmp_path):
     assert steps == ["All", 5, 6, 7]
 
 
+MS = 1_000_000
+
+
+def several_forwards(number):
+    """46 ms of a model, 0.7 ms of its loss; and in step 1 three micro-batches of 12 ms."""
+    at = 100 * MS * number
+    ends = (0, 12, 24, 36) if number == 1 else (0, 46, 46.7)
+    forwards = (
+        span("Forward", "Net", at + int(start * MS), at + int(end * MS)).around(
+            span("Forward", "Linear", at + int(start * MS), at + int(end * MS))
+        )
+        for start, end in zip(ends, ends[1:])
+    )
+    backward = span("Backward", "Backward", at + 47 * MS, at + 90 * MS)
+    name = f"ProfileStep#{number}"
+    return span("ProfileStep", name, at, at + 100 * MS, *forwards, backward)
+
+
+@pytest.mark.jobs
+def test_the_chart_of_steps_and_its_totals_add_up_to_the_recorded_spans(tmp_path):
+    steps = tuple(map(several_forwards, range(3)))
+    trace = read(write(tmp_path / "a.pb", Thread(1, "main", steps)))
+    worker = "rank_00000_dp0_pp0_sharding0_mp0"
+    folder = tmp_path / "log"
+    folder.mkdir()
+    write_paddle_json(trace, folder / f"{worker}_time_20261120T201530_000.paddle_trace.json")
+    with visualdl_server.serve(folder) as server:
+        run = server.run_of(folder, 1)
+        rows = run.get("overview/model_perspective", worker=worker, span="0", time_unit="ms")
+        chart = run.get(
+            "overview/model_perspective_perstep",
+            worker=worker, span="0", device_type="cpu", time_unit="ms",
+        )  # fmt: skip
+    by_step = {0: 46.7, 1: 36.0, 2: 46.7}
+    cpu = by_name(rows["cpu"])
+    assert cpu["Forward"]["total_time"] == pytest.approx(sum(by_step.values()), abs=ROUNDING_MS)
+    forward = chart["data"][chart["order"].index("Forward")]
+    assert dict(zip(chart["steps"], forward)) == pytest.approx(by_step, abs=ROUNDING_MS)
+
+
 @pytest.mark.jobs
 def test_a_real_cpu_capture_opens(cpu_capture, tmp_path):
     """The capture includes newer event types, which VisualDL ignores."""

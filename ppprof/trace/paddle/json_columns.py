@@ -68,6 +68,7 @@ class PaddleArgs(msgspec.Struct, gc=False, frozen=True):
     start_time: Scalar = None
     end_time: Scalar = None
     depth: Scalar = None
+    folded: Scalar = None
     sequence: Scalar = None
     forward: Scalar = None
     axis: Scalar = None
@@ -216,6 +217,9 @@ class PaddleColumns:
         if event.ph == "X":
             if not event.cat:
                 self.skipped["events without a category"] += 1
+                return None
+            if args.folded is not None:
+                self.ignored["folded phases"] += 1
                 return None
             if event.cat in DEVICE_CATEGORIES or args.stream is not None:
                 return "device"

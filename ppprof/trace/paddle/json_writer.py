@@ -11,6 +11,8 @@ Differences from Paddle's own writer (chrometracing_logger.cc, paddle 3.3):
   of its forward event as ``forward``; the forward event has this number as ``sequence``.
 - Each event is one line without white space, and ``traceEvents`` does not end in an empty object.
 - ``span_indx``, which VisualDL 2.5.3 reads, stands beside ``span_index``.
+- Around spans of one phase that follow each other in a step stands one more, ``folded``, for VisualDL's
+  chart (`ppprof.trace.paddle.folded_phases`).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from ppprof.trace.json.lines import (
     with_annotation_args,
     with_json_text,
 )
+from ppprof.trace.paddle.folded_phases import fold_phases
 from ppprof.trace.schema import PYTHON_CATEGORIES, Trace
 
 _FINITE = re.compile(r"\d+(\.\d+)?")
@@ -173,7 +176,11 @@ def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
         launch=pl.coalesce("parent", "event"),
     )
     memory = in_host(with_json_text(trace.memory, "place"), "event", 3)
+    folded = fold_phases(hosts).with_columns(
+        text=pl.col("category").cast(pl.String), host="event", part=1, launch=0
+    )
     return [
+        (_placed(folded, -1), _folded_parts()),
         (_placed(hosts.with_columns(host="event", part=1, launch=0), 0), _host_parts()),
         (_placed(launches, 0), _launch_parts()),
         (_placed(launches, 1), _flow_parts("s")),
@@ -241,6 +248,11 @@ def _host_parts() -> Parts:
         pl.col("annotations").fill_null(""),
         "}}",
     ]
+
+
+def _folded_parts() -> Parts:
+    start = _name_and_time(_thread_track(), "thread_state_runnable")
+    return [*start, ',"folded":', pl.col("num_spans"), "}}"]
 
 
 def _launch_parts() -> Parts:
