@@ -10,6 +10,7 @@ import polars as pl
 
 from ppprof.analysis.diff.module_changes import UNKNOWN
 from ppprof.analysis.diff.run_costs import METRICS
+from ppprof.analysis.ranks.device_queue import CAUSES
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.report.html.blocks import (
     Advice,
@@ -18,6 +19,7 @@ from ppprof.report.html.blocks import (
     Chart,
     Note,
     Section,
+    Spec,
     Tile,
     Tiles,
     format_as,
@@ -170,7 +172,23 @@ def _ranks(report: ReportData, words: Words) -> Content:
     return words("about.ranks"), [
         Chart("heat", words("about.heat"), "heat", height),
         table_of(words("sections.ranks"), table, [("rank", "text", rank_of), *known]),
+        *_queue(report, words),
     ]
+
+
+def _queue(report: ReportData, words: Words) -> Sequence[Block]:
+    """Return the table of idle devices and their queues; nothing without device events."""
+    queue = report.cluster.queue
+    if queue.is_empty():
+        return []
+    means = queue.group_by("rank").agg(pl.exclude("window", "step").mean()).sort("rank")
+    spec: Spec = [
+        ("rank", "text", lambda row: Cell(label(report, row["rank"]), row["rank"])),
+        *((cause, "ms", f"{cause}_ns") for cause in CAUSES),
+        ("queue_length", "number", "queue_length"),
+        ("launch_delay", "ms", "launch_delay_ns"),
+    ]
+    return [table_of(words("about.queue"), means, spec)]
 
 
 def _communication(report: ReportData, words: Words) -> Content:
