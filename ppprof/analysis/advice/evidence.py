@@ -179,7 +179,7 @@ class Evidence:
         confidence: str,
         facts: Mapping[str, Fact],
         rows: pl.DataFrame,
-        unrecorded_ns: float | None = None,
+        step: tuple[float, str] | None = None,
     ) -> list[Finding]:
         """Return one finding that costs time, or an empty list if its cost is too small.
 
@@ -193,11 +193,10 @@ class Evidence:
             facts: numbers and names for the rule's texts. step_ns, basis and remedy are added; a
                 value of ``facts`` has precedence.
             rows: the evidence; the first `MOST_ROWS` rows are kept.
-            unrecorded_ns: the typical step time, if ``cost_ns`` is of steps that were not recorded;
-                None: it is of the steps of `step_ns`.
+            step: the step time in ns that ``cost_ns`` is a part of, and whether its steps were
+                recorded (`RECORDED` or `NOT_RECORDED`); None: `step_ns` and `basis`.
         """
-        step_ns = self.step_ns if unrecorded_ns is None else unrecorded_ns
-        basis = self.basis if unrecorded_ns is None else NOT_RECORDED
+        step_ns, basis = step or (self.step_ns, self.basis)
         cost_ns = min(cost_ns, step_ns)
         if not step_ns or cost_ns < LEAST_RATIO * step_ns:
             return []

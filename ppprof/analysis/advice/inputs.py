@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Finding
-from ppprof.analysis.profile.step_basis import is_enough
+from ppprof.analysis.profile.step_basis import NOT_RECORDED, is_enough
 
 MOST_WORKERS = 16
 """Maximum number of workers to propose per rank: a machine with 8 devices rarely has more than 16
@@ -56,15 +55,15 @@ def input_bound(evidence: Evidence) -> list[Finding]:
     differ from the recorded ones by more than `DIFFERENT`, the finding is ``likely``.
     """
     recorded = loading(evidence)
-    table, unrecorded_ns = recorded, None
+    table, basis = recorded, evidence.basis
     known = evidence.unrecorded.drop_nulls("reader_cost_ns")
     if is_enough(known) and not evidence.steps.is_empty():
         table = known.select("rank", "step", "step_ns", window=0, loading_ns="reader_cost_ns")
-        lengths = known.group_by("step").agg(pl.col("step_ns").max())["step_ns"]
-        unrecorded_ns = float(np.median(lengths.to_numpy()))
+        basis = NOT_RECORDED
     if table.is_empty():
         return []
-    cost_ns, recorded_ns = _longest(table), _longest(recorded)
+    cost_ns, step_ns = _longest(table, "loading_ns"), _longest(table, "step_ns")
+    recorded_ns = _longest(recorded, "loading_ns")
     differs = abs(cost_ns - recorded_ns) > DIFFERENT * max(cost_ns, recorded_ns)
     ranks = (
         table.group_by("rank")
@@ -81,17 +80,16 @@ def input_bound(evidence: Evidence) -> list[Finding]:
         "rank_step_ns": slowest["step_ns"],
         "recorded_loading_ns": recorded_ns,
         "num_workers": present,
-        "proposed_workers": proposed_workers(
-            present or 0, unrecorded_ns or evidence.step_ns, cost_ns
-        ),
+        "proposed_workers": proposed_workers(present or 0, step_ns, cost_ns),
     }
     confidence = "likely" if differs else "sure"
-    return evidence.time_finding("input-bound", cost_ns, confidence, facts, ranks, unrecorded_ns)
+    step = (step_ns, basis)
+    return evidence.time_finding("input-bound", cost_ns, confidence, facts, ranks, step)
 
 
-def _longest(table: pl.DataFrame) -> float:
-    """Return the longest wait of any rank, mean over steps; 0 for no steps."""
-    longest = table.group_by("window", "step").agg(pl.col("loading_ns").max())["loading_ns"]
+def _longest(table: pl.DataFrame, column: str) -> float:
+    """Return the largest value of any rank, mean over steps; 0 for no steps."""
+    longest = table.group_by("window", "step").agg(pl.col(column).max())[column]
     return float(longest.to_numpy().mean()) if len(longest) else 0.0
 
 
