@@ -8,15 +8,18 @@ from ppprof.report.text.what_if import render_what_if
 
 TABLE = pl.DataFrame(
     [
-        ("recorded", None, None, 10.2e6, None, None, None, None),
-        ("nothing", None, None, 10.0e6, 1.0, 0.0, None, 0.02),
-        ("all", None, "0,1,2,3", 8.0e6, 1.25, 1.0, None, None),
-        ("steady", None, None, 9.9e6, 10 / 9.9, 0.05, None, None),
-        ("slowest", None, "3", 8.5e6, 10 / 8.5, 0.75, None, None),
-        ("stage", 1, "1,3", 8.2e6, 10 / 8.2, 0.9, 1.2, None),
-        ("stage", 0, "0,2", 10.0e6, 1.0, 0.0, 1.0, None),
-        ("worker", 1, "3", 8.5e6, 10 / 8.5, 0.75, 1.1, None),
-        ("link", None, "2,3", 10.1e6, 10 / 10.1, -0.05, 1.0004, None),
+        ("recorded", None, None, None, None, 10.2e6, None, None, None, None),
+        ("nothing", None, None, None, None, 10.0e6, 1.0, 0.0, None, 0.02),
+        ("all", None, "0,1,2,3", None, None, 8.0e6, 1.25, 1.0, None, None),
+        ("steady", None, None, None, None, 9.9e6, 10 / 9.9, 0.05, None, None),
+        ("balanced", None, "0,1,2,3", None, None, 8.1e6, 10 / 8.1, 1.0, None, None),
+        ("slowest", None, "3", None, None, 8.5e6, 10 / 8.5, 0.75, None, None),
+        ("kind", None, None, "forward", None, 8.8e6, 10 / 8.8, 0.6, 1.15, None),
+        ("stage", 1, "1,3", None, None, 8.2e6, 10 / 8.2, 0.9, 1.2, None),
+        ("stage", 0, "0,2", None, None, 10.0e6, 1.0, 0.0, 1.0, None),
+        ("worker", 1, "3", None, None, 8.5e6, 10 / 8.5, 0.75, 1.1, None),
+        ("link", None, "2,3", None, None, 10.1e6, 10 / 10.1, -0.05, 1.0004, None),
+        ("step", None, None, None, 12, 8.0e6, 1.5, None, None, None),
     ],
     WHAT_IF,
     orient="row",
@@ -37,11 +40,14 @@ def test_what_stragglers_cost():
         "as replayed               -                 10.00         0.00          0.0%      -",
         "everything                0,1,2,3           8.00          2.00          100.0%    -",
         "each as it usually is     -                 9.90          0.10          5.0%      -",
+        "stages balanced           0,1,2,3           8.10          1.90          100.0%    -",
         "slowest workers           3                 8.50          1.50          75.0%     -",
+        "every forward             -                 8.80          1.20          60.0%     1.150",
         "stage 1                   1,3               8.20          1.80          90.0%     1.200",
         "stage 0                   0,2               10.00         0.00          0.0%      1.000",
         "worker of stage 1         3                 8.50          1.50          75.0%     1.100",
         "link                      2,3               10.10         -0.10         -5.0%     1.000",
+        "everything in step 12     -                 8.00          4.00          -         -",
         "------------------------  ----------------  ------------  ------------  --------  --------",
     ]
 
@@ -49,7 +55,7 @@ def test_what_stragglers_cost():
 def test_the_row_limit_hides_rows():
     text = render_what_if(TABLE, TableOptions("us", row_limit=3))
     assert "Time unit: us" in text
-    assert "6 more rows: row_limit is 3" in text
+    assert "9 more rows: row_limit is 3" in text
     assert "slowest workers" not in text
 
 

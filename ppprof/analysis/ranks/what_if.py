@@ -11,7 +11,11 @@ the steps, and replays them again with some times replaced by usual times. Sourc
   usual time;
 - M_W = (T - T_W) / (T - T_ideal): T_W is the step time if the operations of the 3% of the workers
   (at least one) with the largest S_w take their usual time;
-- M_S: like M_W, with the last pipeline stage instead of the 3% of the workers.
+- M_S = (T - T_S) / (T - T_ideal): T_S is the step time if the operations of the last pipeline
+  stage take their balanced time;
+- S_t = T_t / T_ideal: T_t is the step time if all operations but those of kind t take their usual
+  time;
+- S of one step: like S, from that step alone.
 
 The replay: a *worker* is one stage of one replica, with all its mp (and sep) ranks together, since
 these ranks wait for each other in every layer. A pass begins once the previous pass of its worker
@@ -24,19 +28,33 @@ After the last pass of all workers comes the end of the step (sum of gradients o
 optimizer), which all ranks enter together. Without a pipeline a worker has one operation per step:
 its work until it meets the other replicas.
 
-Two things differ from the paper. First, the usual time of a kind of operation is its lower median
-(in the paper, for computation: the mean) in one step (in the paper: in all steps), over all workers
-and micro-batches. Second, the time between two passes stays in the replay, at its typical length.
-For the artifact's three sample traces, T is within 0.3% of the recorded time in each step; S, M_W
-and M_S are
+Two times replace a recorded one, and both are of one kind of operation in one step:
 
-=====  ====  ===========  ======  ===========  ======  ===========
-trace  S     in artifact  M_W     in artifact  M_S     in artifact
-=====  ====  ===========  ======  ===========  ======  ===========
-AR     2.09  1.97         0.97    1.00         0.00    -0.00
-ST     1.31  1.18         0.02    0.03         1.00    1.22
-SE     1.51  1.54         0.02    0.03         0.69    0.69
-=====  ====  ===========  ======  ===========  ======  ===========
+- usual: the lower median over all workers and micro-batches. One broken machine does not change it,
+  and once repaired it is as fast as the others;
+- balanced: the mean over each worker's micro-batches, the lower median of these over replicas,
+  then the mean over stages (and chunks). The work of a slow stage has to be done by the other
+  stages, so that no stage can get faster than the mean::
+
+      stage     0   1   2   3        usual  10
+      forward  10  10  10  20        balanced  12.5
+
+Stages take the balanced time, and T_ideal of M_S is the step time if all operations do. Everything
+else takes the usual time. In the paper one time serves both: the mean over all steps for
+computation, the median for transfers. The time between two passes stays in the replay, at its
+typical length.
+
+For the artifact's three sample traces, T is within 0.3% of the recorded time in each step, and S_t
+ranks the kinds of computation alike. S with usual times (median), with balanced times (mean) and in
+the artifact, M_W and M_S are
+
+=====  ======  ====  ===========  ====  ===========  =====  ===========
+trace  median  mean  artifact: S  M_W   in artifact  M_S    in artifact
+=====  ======  ====  ===========  ====  ===========  =====  ===========
+AR     2.09    2.09  1.97         0.97  1.00         0.00   -0.00
+ST     1.31    1.16  1.18         0.02  0.03         1.31   1.22
+SE     1.51    1.57  1.54         0.02  0.03         0.68   0.69
+=====  ======  ====  ===========  ====  ===========  =====  ===========
 """
 
 from __future__ import annotations
@@ -44,6 +62,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -80,6 +99,8 @@ WHAT_IF: dict[str, pl.DataType] = {
     "fixed": pl.String(),
     "stage": pl.Int64(),
     "ranks": pl.String(),
+    "kind": pl.String(),
+    "step": pl.Int64(),
     "step_ns": pl.Float64(),
     "slowdown": pl.Float64(),
     "share": pl.Float64(),
@@ -190,30 +211,40 @@ def what_if(
         - ``steady``: none, but each operation takes the lower median of its kind on its own worker
           over all steps. This removes the variation between micro-batches (chance, or sequences of
           different length); workers that are always slow stay slow;
+        - ``balanced``: all, but they take their balanced time: what can be gained by moving layers
+          between stages. There is no such row with a single stage;
         - ``slowest``: the operations of the workers with the largest ``alone_slowdown``;
           ``share`` is M_W;
-        - ``stage``: the operations of one stage in all replicas; ``share`` of the last stage is
-          M_S. There are no such rows with a single stage;
+        - ``kind``: all operations of one kind: ``forward``, ``backward``, ``own``, ``head`` (the
+          time before the first pass of stage 0) or ``transfer`` (of inputs);
+        - ``stage``: the operations of one stage in all replicas, which take their balanced time;
+          ``share`` of the last stage is M_S. There are no such rows with a single stage;
         - ``worker``: the operations of one worker;
-        - ``link``: the transfers of inputs over one link, between two stages of one replica.
+        - ``link``: the transfers of inputs over one link, between two stages of one replica;
+        - ``step``: all in one step; ``slowdown`` is the step's S.
 
         The other columns:
 
         - ``stage``: the stage, for stages and workers; else null;
         - ``ranks``: the ranks whose operations or transfers are fixed, comma-separated, else null;
-        - ``step_ns``: the step time, mean over steps;
-        - ``slowdown``: T over ``step_ns``; null for ``recorded``;
-        - ``share``: the share of the possible gain, (T - step_ns) / (T - T_ideal). It is below 0 or
-          above 1 if usual times are longer than recorded times; null for ``recorded`` and if
-          nothing can be gained;
-        - ``alone_slowdown``: the step time if all but this stage, worker or link take usual times,
-          over T_ideal (for a worker: S_w); null for other rows. It reveals two equally late
+        - ``kind``: the kind of operation, for kinds, else null;
+        - ``step``: the step, for steps, else null;
+        - ``step_ns``: the step time, mean over steps (for steps: of this step);
+        - ``slowdown``: T over ``step_ns`` (for steps: T of this step); null for ``recorded``;
+        - ``share``: the share of the possible gain, (T - step_ns) / (T - T_ideal); for stages and
+          ``balanced``, T_ideal is the step time if all operations take their balanced time. It is
+          below 0 or above 1 if usual times are longer than recorded times, and for a stage also
+          because the others keep their time; null for ``recorded`` and steps, and if nothing can be
+          gained;
+        - ``alone_slowdown``: the step time if all but this kind, stage, worker or link take usual
+          (for a stage: balanced) times, over T_ideal (for a worker: S_w, for a kind: S_t); null for
+          other rows. It reveals two equally late
           workers, whose share is 0 each: with one worker fixed, the other is still late;
         - ``error_ratio``: the absolute difference between the replayed and the recorded time, mean
           over steps, over the mean recorded time; null unless ``fixed`` is ``nothing``.
 
-        Stages come before workers, and workers before links; each kind is sorted by share, the
-        largest first.
+        Kinds come before stages, stages before workers, workers before links, and links before
+        steps. Steps are sorted by number, all others by share, the largest first.
     """
     aligned = [to_reference_clock(table, clocks or {}) for table in tables if table.height]
     rows = _with_workers(pl.concat(aligned) if aligned else pl.DataFrame(schema=PASSES), topology)
@@ -231,77 +262,118 @@ def what_if(
         return float(step_ns(finished).mean())
 
     members = _members(rows)
-    base_ns = step_ns(replay.finished())
-    base, ideal = float(base_ns.mean()), mean_ns(replay.finished(replay.all, replay.all))
-    repairs = [
-        (fixed, stages, _ranks(members, replicas, stages), mean_ns(one), mean_ns(others) / ideal)
-        for fixed, replicas, stages, one, others in _repairs(replay)
-    ]
-    repairs.sort(key=lambda case: (_ORDER.index(case[0]), case[3], -case[4]))
-    workers = [(alone, ranks) for fixed, _, ranks, _, alone in repairs if fixed == "worker"]
-    workers.sort(key=lambda worker: -worker[0])
-    num_slowest = math.ceil(_SLOWEST * len(workers))
-    slowest = sorted(rank for _, ranks in workers[:num_slowest] for rank in ranks)
-    without = replay.finished(np.isin(replay.first_rank, slowest))
-    steady = replay.finished(replay.all, to="steady_ns")
-    all_ranks = _ranks(members, replay.replicas, replay.stages)
-    cases: list[tuple[str, Sequence[int], Sequence[int], float, float | None]] = [
-        ("recorded", (), (), float(recorded_ns.mean()), None),
-        ("nothing", (), (), base, None),
-        ("all", (), all_ranks, ideal, None),
-        ("steady", (), (), mean_ns(steady), None),
-        ("slowest", (), slowest, mean_ns(without), None),
-        *repairs,
-    ]
-    replayed = [time_ns if fixed != "recorded" else None for fixed, *_, time_ns, _ in cases]
+    base_ns, ideal_ns = step_ns(replay.finished()), step_ns(replay.ideal)
+    base, ideal = float(base_ns.mean()), float(ideal_ns.mean())
+    balanced = mean_ns(replay.balanced)
     error = float(np.abs(base_ns - recorded_ns).mean() / recorded_ns.mean())
-    return pl.DataFrame(
-        {
-            "fixed": [case[0] for case in cases],
-            "stage": [case[1][0] if len(case[1]) == 1 else None for case in cases],
-            "ranks": [",".join(map(str, case[2])) or None for case in cases],
-            "step_ns": [case[3] for case in cases],
-            "slowdown": [None if time_ns is None else base / time_ns for time_ns in replayed],
-            "share": [
-                None if time_ns is None or base <= ideal else (base - time_ns) / (base - ideal)
-                for time_ns in replayed
-            ],
-            "alone_slowdown": [case[4] for case in cases],
-            "error_ratio": [error if case[0] == "nothing" else None for case in cases],
-        },
-        WHAT_IF,
+
+    def replayed(fixed: str, time_ns: float, best_ns: float = ideal, **more: object) -> _Row:
+        share = (base - time_ns) / (base - best_ns) if base > best_ns else None
+        return {
+            "fixed": fixed,
+            "step_ns": time_ns,
+            "slowdown": base / time_ns,
+            "share": share,
+            **more,
+        }
+
+    repairs = []
+    for repair in _repairs(replay):
+        best_ns = balanced if repair.fixed == "stage" else ideal
+        repairs.append(
+            replayed(
+                repair.fixed,
+                mean_ns(repair.one),
+                best_ns,
+                stage=repair.stages[0] if len(repair.stages) == 1 else None,
+                ranks=_ranks(members, repair.replicas, repair.stages),
+                kind=repair.kind,
+                alone_slowdown=mean_ns(repair.others) / best_ns,
+            )
+        )
+    repairs.sort(
+        key=lambda row: (_ORDER.index(row["fixed"]), row["step_ns"], -row["alone_slowdown"])
     )
-
-
-def _repairs(
-    replay: _Replay,
-) -> Iterator[tuple[str, Sequence[int], Sequence[int], Int64, Int64]]:
-    """Yield each stage, worker and link with the results of two replays.
-
-    Yields:
-        The kind (``stage``, ``worker`` or ``link``); its replicas; its stages; the result of
-        `_Replay.finished` if this stage, worker or link takes usual times; and the result if all
-        others do.
-    """
-    masks: list[tuple[str, Sequence[int], Bool]] = [
-        *(("worker", [stage], replay.stage == stage) for stage in replay.stages),
-        *(("link", pair, replay.of_link(*pair)) for pair in replay.pairs),
+    workers = [row for row in repairs if row["fixed"] == "worker"]
+    workers.sort(key=lambda row: -row["alone_slowdown"])
+    num_slowest = math.ceil(_SLOWEST * len(workers))
+    slowest = sorted(rank for row in workers[:num_slowest] for rank in row["ranks"])
+    without = replay.finished(np.isin(replay.first_rank, slowest))
+    all_ranks = _ranks(members, replay.replicas, replay.stages)
+    cases: list[_Row] = [
+        {"fixed": "recorded", "step_ns": float(recorded_ns.mean())},
+        replayed("nothing", base, error_ratio=error),
+        replayed("all", ideal, ranks=all_ranks),
+        replayed("steady", mean_ns(replay.finished(replay.all, to="steady_ns"))),
+        *(
+            [replayed("balanced", balanced, balanced, ranks=all_ranks)]
+            if len(replay.stages) > 1
+            else []
+        ),
+        replayed("slowest", mean_ns(without), ranks=slowest),
+        *repairs,
+        *(
+            {"fixed": "step", "step": step, "step_ns": best, "slowdown": time_ns / best}
+            for step, time_ns, best in zip(
+                replay.whole_steps.tolist(), base_ns.tolist(), ideal_ns.tolist()
+            )
+        ),
     ]
-    unchanged, ideal = replay.finished(), replay.finished(replay.all, replay.all)
-    for fixed, stages, mask in masks:
-        if fixed == "worker":
-            one = replay.finished(mask)
-            others = replay.finished(~mask, replay.all)
-            if len(replay.stages) > 1:
-                yield "stage", replay.replicas, stages, one, others
-        else:
-            one = replay.finished(links=mask)
-            others = replay.finished(replay.all, ~mask)
-        # Replicas do not meet before their last pass, so one replay serves all of them.
-        for index, replica in enumerate(replay.replicas):
-            one_fixed, others_fixed = unchanged.copy(), ideal.copy()
-            one_fixed[:, index], others_fixed[:, index] = one[:, index], others[:, index]
-            yield (fixed, [replica], stages, one_fixed, others_fixed)
+    for row in cases:
+        row["ranks"] = ",".join(map(str, row.get("ranks", ()))) or None
+    return pl.DataFrame(cases, WHAT_IF)
+
+
+_Row = dict[str, Any]
+"""One row of `WHAT_IF`, without its nulls; ``ranks`` is a list."""
+
+
+class _Repair(NamedTuple):
+    """Some operations, and the results of `_Replay.finished` with these and with all others fixed."""
+
+    fixed: str
+    one: Int64
+    others: Int64
+    replicas: Sequence[int] = ()
+    stages: Sequence[int] = ()
+    kind: str | None = None
+
+
+def _repairs(replay: _Replay) -> Iterator[_Repair]:
+    """Yield each kind of operation, each stage, worker and link."""
+    none = ~replay.all
+    for kind in replay.kinds:
+        mask = replay.kind == kind
+        one, others = replay.finished(mask), replay.finished(~mask, replay.all)
+        yield _Repair("kind", one, others, kind=kind)
+    if replay.pairs:
+        one, others = replay.finished(none, replay.all), replay.finished(replay.all, none)
+        yield _Repair("kind", one, others, kind="transfer")
+    for stage in replay.stages if len(replay.stages) > 1 else ():
+        mask = replay.stage == stage
+        one = replay.finished(mask, to="balanced_ns")
+        others = replay.finished(~mask, replay.all, to="balanced_ns")
+        yield _Repair("stage", one, others, replay.replicas, [stage])
+    for stage in replay.stages:
+        mask = replay.stage == stage
+        one, others = replay.finished(mask), replay.finished(~mask, replay.all)
+        yield from _by_replica(replay, _Repair("worker", one, others, stages=[stage]))
+    for low, high in replay.pairs:
+        mask = replay.of_link(low, high)
+        one, others = replay.finished(links=mask), replay.finished(replay.all, ~mask)
+        yield from _by_replica(replay, _Repair("link", one, others, stages=[low, high]))
+
+
+def _by_replica(replay: _Replay, repair: _Repair) -> Iterator[_Repair]:
+    """Yield ``repair``, of all replicas together, for each replica alone.
+
+    Replicas do not meet before their last pass, so one replay serves all of them.
+    """
+    unchanged = replay.finished()
+    for index, replica in enumerate(replay.replicas):
+        one, others = unchanged.copy(), replay.ideal.copy()
+        one[:, index], others[:, index] = repair.one[:, index], repair.others[:, index]
+        yield repair._replace(one=one, others=others, replicas=[replica])
 
 
 def _ranks(
@@ -318,7 +390,7 @@ def _ranks(
     return sorted(rank for worker in workers for rank in members.get(worker, ()))
 
 
-_ORDER = ("stage", "worker", "link")
+_ORDER = ("kind", "stage", "worker", "link")
 
 _CELL = ["step", "replica"]
 _WORKER = [*_CELL, "stage"]
@@ -388,6 +460,8 @@ def _operations(rows: pl.DataFrame, num_stages: int) -> pl.DataFrame:
         - end_ns: the latest end among these ranks (of a head: the earliest);
         - start_ns: end_ns - dur_ns;
         - usual_ns: lower median of dur_ns over all operations of the kind in the step;
+        - balanced_ns: mean of dur_ns over the worker's operations of the kind and chunk in the
+          step, lower median of these over replicas, then the mean over stages and chunks, rounded;
         - steady_ns: lower median of dur_ns over the worker's operations of the kind in all steps;
         - needs_stage, needs_chunk: the stage and chunk whose pass of the same kind and micro-batch
           must be done first. needs_stage is null if the operation needs no such pass.
@@ -426,6 +500,7 @@ def _operations(rows: pl.DataFrame, num_stages: int) -> pl.DataFrame:
         pl.concat([operations, heads], how="diagonal")
         .with_columns(
             usual_ns=_median(pl.col("dur_ns")).over("step", "kind"),
+            in_worker_ns=pl.col("dur_ns").mean().over(*_WORKER, "kind", "chunk"),
             steady_ns=_median(pl.col("dur_ns")).over("replica", "stage", "kind"),
             needs_stage=pl.when(forward)
             .then(stage - 1)
@@ -440,6 +515,14 @@ def _operations(rows: pl.DataFrame, num_stages: int) -> pl.DataFrame:
             .when(wraps_forward)
             .then(chunk - 1)
             .otherwise(chunk + 1),
+        )
+        .with_columns(
+            in_stage_ns=pl.col("in_worker_ns")
+            .quantile(0.5, "lower")
+            .over("step", "kind", "stage", "chunk")
+        )
+        .with_columns(
+            balanced_ns=pl.col("in_stage_ns").mean().round().cast(pl.Int64).over("step", "kind")
         )
         .sort(*_WORKER, pl.col("kind") != "head", "start_ns", "end_ns")
     )
@@ -464,6 +547,9 @@ class _Replay:
         """The stage of each operation."""
         self.first_rank = table["first_rank"].to_numpy()
         """The lowest rank of each operation's worker."""
+        self.kind = table["kind"].to_numpy()
+        """The kind of each operation."""
+        self.kinds: list[str] = table["kind"].unique().sort().to_list()
         self._low, self._high = table["low"].to_numpy(), table["high"].to_numpy()
         self.pairs: list[tuple[int, int]] = (
             table.filter("receives").select("low", "high").unique().sort("low", "high").rows()
@@ -484,6 +570,10 @@ class _Replay:
         """The steps in which at least one replica can be replayed."""
         self.replicas: list[int] = replicas[self._shown[1].ravel()].tolist()
         """The replicas that can be replayed in at least one step."""
+        self.ideal = self.finished(self.all, self.all)
+        """The result of `finished` if all operations and transfers take their usual time."""
+        self.balanced = self.finished(self.all, self.all, to="balanced_ns")
+        """Like ``ideal``, with the balanced times of all operations."""
 
     def of_link(self, low: int, high: int) -> Bool:
         """Return whether each operation gets its input over the link between two stages.
@@ -504,7 +594,7 @@ class _Replay:
             fixed: whether each operation takes the time ``to``; None: no operation does.
             links: whether the input of each operation takes the usual transfer time; None: no
                 input does.
-            to: ``usual_ns`` or ``steady_ns``, see `_operations`.
+            to: ``usual_ns``, ``balanced_ns`` or ``steady_ns``, see `_operations`.
 
         Returns:
             Nanoseconds, shape (whole_steps, replicas); 0 for a replica that cannot be replayed in
@@ -531,6 +621,7 @@ _REPLAYED = (
     "input",
     "dur_ns",
     "usual_ns",
+    "balanced_ns",
     "steady_ns",
     "gap_ns",
     "transfer_ns",

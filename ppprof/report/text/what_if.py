@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import polars as pl
 
 from ppprof.report.text.summary import TableOptions
@@ -12,24 +15,28 @@ _NAMES = {
     "nothing": "as replayed",
     "all": "everything",
     "steady": "each as it usually is",
+    "balanced": "stages balanced",
     "slowest": "slowest workers",
+    "kind": "every {kind}",
     "stage": "stage {stage}",
     "worker": "worker of stage {stage}",
     "link": "link",
+    "step": "everything in step {step}",
 }
 
 _NOTE = """\
 Source: Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025.
 Worker: one stage of one replica, with all its mp ranks. Usual: the lower median of all workers and \
-micro-batches in a step, forward and backward separately.
+micro-batches in a step, forward and backward separately. For stages: the mean over stages, since \
+other stages have to do the work that a slow stage gives away.
 Step Time: replayed step time if the workers, stage or link of the row were as fast as usual; mean over steps.
 Saved: the replayed step time minus Step Time.
-Share: Saved, relative to the row "everything".
+Share: Saved, relative to the row "everything"; of a stage, relative to the row "stages balanced".
 Each as it usually is: every worker as fast as in its own typical pass of the run. Saved is then the cost of \
 variation between micro-batches: chance, or sequences of different length.
-S: step time relative to the row "everything".
-Alone: step time if only this worker, stage or link is slower than usual, relative to the row "everything" \
-(S_w for workers).
+S: step time relative to the row "everything". For a single step, Saved is of that step.
+Alone: step time if only this worker, stage, link or kind is slower than usual, relative to the row "everything" \
+(S_w for workers, S_t for kinds; a stage relative to "stages balanced").
 M_W: share of the 3% of workers that are slowest alone (at least one). Near 100%: these workers cause the delay.
 M_S: share of the last stage. Near 100%: its part of the model is too large.
 """
@@ -61,7 +68,7 @@ def render_what_if(table: pl.DataFrame, options: TableOptions | None = None) -> 
             _NAMES[row["fixed"]].format(**row),
             row["ranks"] or "-",
             options.time(row["step_ns"]),
-            "-" if row["slowdown"] is None else options.time(replayed["step_ns"] - row["step_ns"]),
+            "-" if row["slowdown"] is None else options.time(_saved_ns(row)),
             _percent(row["share"]),
             "-" if row["alone_slowdown"] is None else f"{row['alone_slowdown']:.3f}",
         )
@@ -85,6 +92,11 @@ def render_what_if(table: pl.DataFrame, options: TableOptions | None = None) -> 
             note=_NOTE,
         )
     )
+
+
+def _saved_ns(row: Mapping[str, Any]) -> float:
+    saved_ns: float = row["step_ns"] * (row["slowdown"] - 1)
+    return saved_ns
 
 
 def _percent(ratio: float | None) -> str:
