@@ -22,7 +22,7 @@ from ppprof.run.report import collect_report_data
 from ppprof.run.run import open as open_run
 from tests.fixtures.gpu_traces import training
 from tests.fixtures.pipelines import pipeline_run
-from tests.fixtures.timeline import Thread, alloc, free, kernel, launch, span, write
+from tests.fixtures.timeline import Thread, alloc, free, kernel, launch, reserve, span, write
 from tests.fixtures.words import words
 from tests.jobs.planted import COMMITTED
 from tests.oracles.chromium import EXECUTABLE, SKIPPED, Opened, browser
@@ -208,6 +208,17 @@ def test_tables_of_a_gpu_hold_the_numbers(pages):
     assert cells(pages["gpu"], "memory", "0") == [
         ["0", "Place(gpu:0)", "3 MiB", "ProfileStep#0 › Forward › matmul"]
     ]
+
+
+@pytest.mark.parametrize(("reserved", "is_noted"), [(2 << 20, True), (4 << 20, False)])
+def test_fewer_reserved_than_allocated_bytes_are_not_drawn_without_a_word(
+    tmp_path, reserved, is_noted
+):
+    inside = [reserve(5_000, reserved), alloc(6_000, 3 << 20), free(8_000, 3 << 20)]
+    step = span("ProfileStep", "ProfileStep#0", 0, 10_000).around(*inside)
+    trace = write(tmp_path / "rank_0.pb", Thread(1, "main", (step,)))
+    page = page_of(tmp_path, "memory", trace).read_text("utf-8")
+    assert ("For Place(gpu:0), Paddle counted fewer reserved" in page) == is_noted
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

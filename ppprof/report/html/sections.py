@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
@@ -11,6 +11,7 @@ import polars as pl
 from ppprof.analysis.diff.module_changes import UNKNOWN
 from ppprof.analysis.diff.run_costs import METRICS
 from ppprof.analysis.ranks.device_queue import CAUSES
+from ppprof.analysis.report_data.memory_timeline import Memory
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.report.html.blocks import (
     Advice,
@@ -329,6 +330,7 @@ def _memory(report: ReportData, words: Words) -> Content:
     place = memories[fullest].peaks[0].place
     return words("about.memory"), [
         Chart("memory", words("sections.memory"), "memory", 300),
+        *_less_reserved(memories.values(), words),
         table_of(
             words.term("peak"),
             peaks,
@@ -350,6 +352,14 @@ def _memory(report: ReportData, words: Words) -> Content:
             ],
         ),
     ]
+
+
+def _less_reserved(memories: Iterable[Memory], words: Words) -> list[Note]:
+    """Return a note on the places that report less reserved than allocated memory, as Paddle's CPU."""
+    levels = pl.concat(memory.levels for memory in memories)
+    places = levels.filter(pl.col("reserved_bytes") < pl.col("allocated_bytes"))["place"]
+    names = ", ".join(places.unique().sort())
+    return [Note(words("about.less_reserved", places=names))] if names else []
 
 
 def _timeline(report: ReportData, words: Words) -> Content:
