@@ -157,12 +157,12 @@ def test_a_window_holds_what_paddle_itself_records(tmp_path: Path, block: dict[s
         record_shapes=True,
         profile_memory=True,
     )
-    with profiler:
+    with toy.own_memory_only(), profiler:
         for _ in range(6):
             step()
             profiler.step()
     del profiler
-    with ppprof.attach(block) as prof:
+    with toy.own_memory_only(), ppprof.attach(block) as prof:
         for _ in range(6):
             step()
             prof.step()

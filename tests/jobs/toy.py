@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Callable
 
@@ -28,6 +31,20 @@ def training(width: int = 16, layers: int = 1) -> Callable[[], paddle.Tensor]:
         return loss
 
     return step
+
+
+@contextmanager
+def own_memory_only() -> Iterator[None]:
+    """Within it, tensors that earlier tests left in reference cycles are not freed.
+
+    Python's collector would free them at any time, in a recorded window too.
+    """
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def recorded(path: Path) -> Counter[tuple[str, str]]:
