@@ -309,13 +309,14 @@ def _windows(
         from ppprof.capture.recording.collectives import Collectives
         from ppprof.capture.recording.fleet import FleetSpans
         from ppprof.capture.recording.recorder import Recorder
+        from ppprof.capture.recording.rpc import RpcCalls
         from ppprof.capture.recording.windows import Windows
 
         max_trace_mb, budget = profiler.max_trace_mb, None
         if max_trace_mb is not None:
             budget = DiskBudget(run, job.rank, max_trace_mb, profiler.formats)
         recorder = Recorder(profiler, prints)
-        wrappers = (Collectives(job.topology), FleetSpans())
+        wrappers = (Collectives(job.topology), FleetSpans(), RpcCalls())
         return Windows(recorder, post_processor, run, job.rank, job.topology, budget, wrappers)
     except Exception as error:
         log.warning(f"rank {job.rank}: cannot record: {error}; the training goes on without")

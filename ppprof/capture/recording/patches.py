@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import ModuleType
 from typing import Any, Callable
 
 Method = Callable[..., Any]
@@ -12,17 +13,17 @@ class Patches:
     """The wrappers that are installed now, and the methods that they replace."""
 
     def __init__(self) -> None:
-        self._replaced: list[tuple[type, str, Method, Method]] = []
+        self._replaced: list[tuple[type | ModuleType, str, Method, Method]] = []
 
-    def install(self, kind: type, name: str, call: Callable[..., Any]) -> None:
+    def install(self, kind: type | ModuleType, name: str, call: Callable[..., Any]) -> None:
         """Replace ``kind.name(...)`` by ``call(method, ...)``.
 
         Does nothing if the class itself does not define the method: inherited methods are not
         wrapped.
 
         Args:
-            kind: the class.
-            name: name of the method.
+            kind: the class, or a module.
+            name: name of the method, or of the module's function.
             call: takes the original method, which it must call, then the method's arguments.
         """
         method = vars(kind).get(name)

@@ -36,6 +36,8 @@ log = logging.getLogger("ppprof")
 _LEAST_JUMP_NS = 10_000_000
 """A smaller difference between the two clocks may be an error of its measurement."""
 _CLOCK_ATTEMPTS, _EXACT_NS = 4, 20_000
+_GUEST_SECONDS, _GUEST_WAIT_SECONDS = 5.0, 0.01
+"""Longest time to wait for guests to close, and the time between two attempts."""
 _TRACE_SWITCH = {"cpu": 1, "gpu": 2, "xpu": 4, "custom_device": 8}
 
 
@@ -48,12 +50,21 @@ class Recorder:
     Args:
         config: the ``Profiler`` block.
         prints: whether `stop` prints Paddle's table of FLOPs if ``with_flops`` is set.
+        is_guest: whether the recorder works beside a training of this process that did not ask for
+            it, for a remote call. It then changes no function of Paddle, so that the events of
+            layers, backward and optimizers are missing, and another recorder waits until it closes.
 
     Raises:
         RuntimeError: another profiler is open in this process; Paddle allows only one.
     """
 
-    def __init__(self, config: ProfilerConfig, prints: bool = True) -> None:
+    _num_guests = 0
+    """Number of recorders of this process that are guests and not closed."""
+
+    def __init__(
+        self, config: ProfilerConfig, prints: bool = True, *, is_guest: bool = False
+    ) -> None:
+        self._is_guest = is_guest
         self._shapes = config.record_shapes or config.with_flops
         self._memory = config.profile_memory
         self._flops = config.with_flops and prints
@@ -64,12 +75,26 @@ class Recorder:
         options = core.ProfilerOptions()
         for target in _targets(config.targets):
             options.trace_switch |= _TRACE_SWITCH[target]
-        self._profiler = core._Profiler.create(options, paddle.device.get_all_custom_device_type())
+        self._profiler = self._create(options)
         if self._profiler is None:
             raise RuntimeError("another profiler is open in this process")
+        if is_guest:
+            Recorder._num_guests += 1
+            return
         paddle_profiler.wrap_optimizers()
         _pair_events(True)
         self._switch(False)
+
+    def _create(self, options: Any) -> Any:
+        """Return Paddle's profiler; None if another one stays open. Waits for guests to close."""
+        devices = paddle.device.get_all_custom_device_type()
+        latest = time.monotonic() + _GUEST_SECONDS
+        while True:
+            profiler = core._Profiler.create(options, devices)
+            is_late = time.monotonic() >= latest
+            if profiler is not None or self._is_guest or not Recorder._num_guests or is_late:
+                return profiler
+            time.sleep(_GUEST_WAIT_SECONDS)
 
     def prepare(self) -> None:
         """Set up the tracers. Call it before the step that precedes a window, if there is one."""
@@ -116,7 +141,8 @@ class Recorder:
 
         Args:
             raw: path of the raw capture.
-            brief: whether to skip Paddle's table of FLOPs, which takes long.
+            brief: whether to skip what takes long: Paddle's table of FLOPs, the check for a full
+                disk.
 
         Raises:
             OSError: the directory is gone, read-only or full; the window is lost.
@@ -128,7 +154,8 @@ class Recorder:
         try:
             result.save(str(hidden), "pb")
             # Paddle does not report a full disk, which truncates the file.
-            _check_space(hidden.parent)
+            if not brief:
+                _check_space(hidden.parent)
             paths.publish(hidden, raw)
         finally:
             paths.remove_quietly(hidden)
@@ -144,6 +171,9 @@ class Recorder:
         if self._prepared or self._recording:
             self._profiler.stop()
         self._profiler = None
+        if self._is_guest:
+            Recorder._num_guests -= 1
+            return
         paddle_profiler._is_profiler_used = False
         _pair_events(False)
 
@@ -159,7 +189,8 @@ class Recorder:
 
         With ``emit_nvtx`` they stay on between windows too.
         """
-        paddle_profiler._is_profiler_used = on or self._nvtx
+        if not self._is_guest:
+            paddle_profiler._is_profiler_used = on or self._nvtx
 
 
 def _clock_offset_ns() -> int:
