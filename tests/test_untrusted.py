@@ -52,7 +52,8 @@ ALLOWED = {  # with what is done there
     ("capture/ranks/udp.py", "socket"),  # UDP between the ranks of a job
     ("capture/ranks/control_channel.py", "socket"),  # the same, with `Profiler.trigger`
     ("train/fleet_on_cpu.py", "socket"),  # looks for a free port for Paddle's own store
-    ("remote.py", "socket"),  # gethostname
+    ("capture/remote_calls.py", "socket"),  # gethostname
+    ("capture/recording/rpc.py", "pickle"),  # pickles functions for Paddle's rpc, as Paddle does
 }
 RUN = {  # the script that tools/attach.py runs on purpose
     ("integrations/script.py", "compile"),

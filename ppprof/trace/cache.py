@@ -22,13 +22,16 @@ from typing import Any
 import polars as pl
 
 from ppprof.paths import to_path
-from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace
+from ppprof.trace.schema import EVENTS, FRAMES, KERNELS, MEMORY, MEMSETS, Trace
 
 SMALLEST_BYTES = 4 << 20
 """Smaller files are not cached, because parsing them is fast enough."""
 
 _END_BYTES = 1 << 16  # at each end of a file; their checksum is part of the fingerprint
-_TABLES = {"events": EVENTS, "memory": MEMORY, "kernels": KERNELS, "memsets": MEMSETS}
+_TABLES = {
+    **{"events": EVENTS, "memory": MEMORY, "kernels": KERNELS, "memsets": MEMSETS},
+    "frames": FRAMES,
+}
 _FIELDS = "trace.json"
 
 Fingerprint = dict[str, int]

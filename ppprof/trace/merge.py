@@ -44,6 +44,7 @@ from ppprof.trace.json.lines import (
     with_annotation_args,
     with_json_text,
 )
+from ppprof.trace.operator_inputs import input_args, with_json_callstack
 from ppprof.trace.schema import Trace
 from ppprof.trace.tree_arrays import levels
 
@@ -349,7 +350,7 @@ def _with_texts(events: pl.DataFrame) -> pl.DataFrame:
         (number, _LETTERS[number % len(_LETTERS)], COLOURS[number % len(COLOURS)])
         for number in numbers
     ]
-    return with_annotation_args(with_json_text(events, "name")).join(
+    return with_json_callstack(with_annotation_args(with_json_text(events, "name"))).join(
         pl.DataFrame(of_micro_batch, columns, orient="row"),
         on="micro_batch",
         how="left",
@@ -378,6 +379,7 @@ def _parts(rank: int, origin_ns: int) -> Parts:
         *(f',"args":{{"rank":{rank}', optional_arg("step", pl.col("step"))),
         pl.coalesce("annotations", optional_arg("bytes", pl.col("bytes"))),
         optional_arg("correlation_id", pl.col("correlation_id")),
+        input_args(),
         "}}",
         _arrow("communication", place, pl.when(is_start).then(start).otherwise(last)),
         _arrow("launch", place, start),

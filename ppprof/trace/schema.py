@@ -106,6 +106,12 @@ EVENTS: Mapping[str, tuple[pl.DataType, str]] = {
         pl.Categorical(),
         "schedule phase of a pipeline span: warm-up, steady or cool-down; null otherwise",
     ),
+    "shapes": (
+        pl.Categorical(),
+        "shapes of an operator's inputs, see `ppprof.trace.operator_inputs`; null if not recorded",
+    ),
+    "dtypes": (pl.Categorical(), "their element types, likewise"),
+    "callstack": (pl.Categorical(), "lines of source that called an operator; null likewise"),
 }
 """Column -> dtype and meaning.
 
@@ -154,6 +160,19 @@ MEMSETS: Mapping[str, tuple[pl.DataType, str]] = {
 """Column -> dtype and meaning. One row per Memset whose value was recorded."""
 
 
+FRAMES: Mapping[str, tuple[pl.DataType, str]] = {
+    "name": (pl.Categorical(), "file, first line and name of the function: 'train.py(31): step'"),
+    "thread": (pl.Int64(), "host thread id"),
+    "start_ns": (pl.Int64(), "as in `EVENTS`"),
+    "dur_ns": (pl.Int64(), "as in `EVENTS`"),
+}
+"""Column -> dtype and meaning. One row per recorded call of a Python function that takes at least
+`LEAST_FRAME_NS`; only torch records them (with_stack)."""
+
+LEAST_FRAME_NS = 500_000
+"""Least length of a call in `FRAMES`: there may be ten shorter ones per operator."""
+
+
 def is_kernel() -> pl.Expr:
     """Return an expression that is true for kernels, and for device events of unknown kinds.
 
@@ -196,7 +215,7 @@ def nullable(values: npt.NDArray[np.int64]) -> pl.Series:
 
 @dataclass(frozen=True)
 class Trace:
-    """The tables of one window of one rank: events, memory, kernels and memsets.
+    """The tables of one window of one rank: events, memory, kernels, memsets and Python frames.
 
     Times are int64 nanoseconds of the rank's own clock.
     """
@@ -209,6 +228,8 @@ class Trace:
     """Columns of `KERNELS`."""
     memsets: pl.DataFrame
     """Columns of `MEMSETS`."""
+    frames: pl.DataFrame = field(default_factory=lambda: empty(FRAMES))
+    """Columns of `FRAMES`. They are no events: ``ignored`` counts them."""
     version: str = "1.0.2"
     """Paddle's schema version."""
     span: int = 0

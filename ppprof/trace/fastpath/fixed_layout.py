@@ -15,8 +15,11 @@ from ppprof.trace.source import MARGIN, Block, TraceStream
 
 Ranges = list[tuple[int, int]]
 
-TEXTS = ("name", "cat", "place", "axis", "dtype", "peers", "phase")
-"""Text columns. They hold indices into a list of strings (`Scanned.texts`)."""
+INPUTS = ("shapes", "dtypes", "callstack")
+"""Text columns of operators, see `ppprof.trace.operator_inputs`; most files have no such text."""
+TEXTS = ("name", "cat", "place", "axis", "dtype", "peers", "phase", *INPUTS)
+"""Text columns. They hold indices into a list of strings (`Scanned.texts`), -1 for no text."""
+_EMPTY_INPUT = len("{}")
 _NARROW = frozenset(("pid", "tid", "dur", "device", "stream"))
 _UNITS = tuple(np.uint64(int.from_bytes(unit, "little")) for unit in (b" ms]", b" us]", b" ns]"))
 _SECONDS = np.uint64(int.from_bytes(b" s]", "little"))
@@ -72,10 +75,13 @@ class Scanner:
             for column in TEXTS:
                 if column in columns:
                     first, last = matches.columns[column], matches.columns[f"{column}_end"]
+                    del columns[f"{column}_end"]
+                    if column in INPUTS:
+                        columns[column] = self._inputs(text, first, last)
+                        continue
                     if column == "name":
                         last = _without_duration(text, first, last)
                     columns[column] = self._texts.between(text, first, last)
-                    del columns[f"{column}_end"]
             for column in _NARROW & columns.keys():
                 columns[column] = _narrowed(columns[column])
             if columns:
@@ -89,6 +95,14 @@ class Scanner:
         unmatched = [(first + block.first, end + block.first) for first, end in ranges]
         self._unmatched += unmatched
         return unmatched
+
+    def _inputs(self, text: Text, first: Int64, end: Int64) -> Array:
+        """Return the numbers of the texts in [first, end); -1 for ``{}`` and for no text."""
+        numbers = np.full(len(first), -1, np.int32)
+        present = np.flatnonzero(end - first > _EMPTY_INPUT)
+        if len(present):
+            numbers[present] = self._texts.between(text, first[present], end[present])
+        return numbers
 
     def scanned(self) -> Scanned:
         """Return the events of all blocks that were added."""

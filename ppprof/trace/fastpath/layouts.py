@@ -67,7 +67,8 @@ def _paddle(blank: str) -> tuple[EventPattern, ...]:
 
     cpp, python, stream = '"%d{tid}(C++)"', '"%d{tid}(Python)"', "%d{tid}"
     shapes = (
-        ',\n      "input_shapes": %l{},\n      "input_dtypes": %l{},\n      "callstack": "%l{}"'
+        ',\n      "input_shapes": %l{shapes},\n      "input_dtypes": %l{dtypes},'
+        '\n      "callstack": "%l{callstack}"'
     )
     # Memcpy and Memset events never had the blank after their brace.
     bare = "\n  {\n"

@@ -171,6 +171,11 @@ class Buffer:
 
         Invalid UTF-8 is replaced by U+FFFD.
         """
+        texts, numbers = self.distinct(ranges)
+        return [text.decode("utf-8", "replace") for text in texts], numbers
+
+    def distinct(self, ranges: ByteRanges) -> tuple[list[bytes], Int32]:
+        """Return the distinct contents of ``ranges``, and each range's index among them."""
         texts = StringTable()
         numbers = np.concatenate(
             [
@@ -182,7 +187,7 @@ class Buffer:
                 for first in range(0, max(len(ranges), 1), _CHUNK)
             ]
         )
-        return [text.decode("utf-8", "replace") for text in texts.all()], numbers
+        return texts.all(), numbers
 
     def fields(self, ranges: ByteRanges) -> Fields:
         """Return all fields of the messages at ``ranges``.

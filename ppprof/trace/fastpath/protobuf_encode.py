@@ -35,9 +35,11 @@ class ByteStrings:
         return ByteStrings(self.buffer, self.start[chosen], self.length[chosen])
 
     @classmethod
-    def of(cls, texts: Sequence[str]) -> ByteStrings:
-        """Return the texts in UTF-8; an unpaired surrogate becomes a question mark."""
-        encoded = [text.encode("utf-8", "replace") for text in texts]
+    def of(cls, texts: Sequence[str | bytes]) -> ByteStrings:
+        """Return byte strings; texts in UTF-8, with a question mark for an unpaired surrogate."""
+        encoded = [
+            text if isinstance(text, bytes) else text.encode("utf-8", "replace") for text in texts
+        ]
         length = np.array([len(text) for text in encoded], np.int64)
         return cls(np.frombuffer(b"".join(encoded), np.uint8), np.cumsum(length) - length, length)
 
@@ -105,13 +107,26 @@ def header(number: int, length: int) -> bytes:
     >>> header(3, 300)
     b'\x1a\xac\x02'
     """
+    return varint(number << 3 | LEN) + varint(length)
+
+
+def varint(value: int) -> bytes:
+    r"""Return an integer as a varint; a negative one as its two's complement of 64 bits.
+
+    >>> varint(300)
+    b'\xac\x02'
+
+    Raises:
+        OverflowError: the integer has more than 64 bits.
+    """
+    if not -(1 << 63) <= value < 1 << 64:
+        raise OverflowError(value)
+    value &= (1 << 64) - 1
     written = bytearray()
-    for value in (number << 3 | LEN, length):
-        while value >= 0x80:
-            written.append(value & 0x7F | 0x80)
-            value >>= 7
-        written.append(value)
-    return bytes(written)
+    while value >= 0x80:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*written, value])
 
 
 def _write(buffer: Bytes, position: Int64, field: Field) -> None:

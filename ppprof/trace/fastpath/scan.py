@@ -153,7 +153,7 @@ class EventPattern:
     ``%f{name}``  a number with exactly three decimals; "1.250" becomes 1250
     ``%g{name}``  a number with decimals; inf and nan become NaN
     ``%w{name}``  text right after a quotation mark; contains no quotation mark
-    ``%l{}``      any text; no other field may precede it on its line; always dropped
+    ``%l{name}``  any text; no other field may precede it on its line
     ``%s{name}``  any text; only as the first field
     ============  ====================================================================
 
@@ -199,9 +199,11 @@ class EventPattern:
                 columns[field.name], columns[f"{field.name}_end"] = first, cursor
                 valid = first <= cursor
             elif field.spec == "l":
-                cursor = text.last_before(cursor, b"\n", _MAX_LINE) + 1
-                valid = cursor > start[rows]
-                cursor += len(field.before.rpartition(b"\n")[2])
+                line = text.last_before(cursor, b"\n", _MAX_LINE) + 1
+                first = line + len(field.before.rpartition(b"\n")[2])
+                columns[field.name], columns[f"{field.name}_end"] = first, cursor
+                valid = (line > start[rows]) & (first <= cursor)
+                cursor = first
             elif field.spec == "w":
                 quote = text.last_before(cursor, b'"')
                 columns[field.name], columns[f"{field.name}_end"] = quote + 1, cursor

@@ -22,6 +22,7 @@ from ppprof.trace.json.values import (
     nanoseconds,
     texts,
 )
+from ppprof.trace.schema import FRAMES, LEAST_FRAME_NS, conform
 
 
 class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
@@ -156,6 +157,7 @@ class KinetoColumns:
         self._parts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._collectives: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._sequences: list[pl.DataFrame] = []
+        self._frames: list[pl.DataFrame] = []
         self._num: Counter[str] = Counter()
 
     @classmethod
@@ -172,7 +174,7 @@ class KinetoColumns:
         return columns
 
     def _add(self, batch: list[KinetoEvent]) -> None:
-        by_kind: dict[str, list[KinetoEvent]] = {kind: [] for kind in _NOUNS}
+        by_kind: dict[str, list[KinetoEvent]] = {kind: [] for kind in (*_NOUNS, "frames")}
         for event in batch:
             kind = _KINDS.get(event.cat) if event.ph == "X" else None
             if kind is None:
@@ -194,6 +196,8 @@ class KinetoColumns:
         self._append("launches", by_kind["launches"], {"correlation": pl.Int64})
         self._append("devices", devices, _DEVICE_ARGS)
         self._append("memory", by_kind["memory"], _MEMORY_ARGS)
+        # Not the events themselves: their times hold the file's text in memory.
+        self._frames.append(_table(by_kind["frames"], {}))
         self.thread_names.update(
             (str(event.tid), str(event.args.name))
             for event in batch
@@ -211,6 +215,8 @@ class KinetoColumns:
                 return "hosts"
             if event.cat in _IGNORED_SPANS:
                 self.ignored[event.cat] += 1
+                if event.cat == _FRAME and _is_long(event):
+                    return "frames"
             elif not event.cat:
                 self.skipped["events without a category"] += 1
             elif event.args is not None and (
@@ -268,12 +274,28 @@ class KinetoColumns:
         """
         return pl.concat(self._collectives[kind])
 
+    def frames(self, base_ns: int) -> pl.DataFrame:
+        """Return the long calls of Python functions: columns of `FRAMES`.
+
+        Args:
+            base_ns: nanoseconds to add to each recorded start.
+        """
+        table = pl.concat(self._frames).with_columns(pl.col("start_ns") + base_ns)
+        return conform(table, FRAMES).drop_nulls()
+
     def sequences(self) -> pl.DataFrame:
         """Return the args of the host events that have a sequence number.
 
         The columns are ``index``, as in `tables`, sequence and forward_thread.
         """
         return pl.concat(self._sequences)
+
+
+def _is_long(event: KinetoEvent) -> bool:
+    try:
+        return float(bytes(event.dur)) * 1000 >= LEAST_FRAME_NS
+    except ValueError:
+        return False
 
 
 def _is_wait(event: KinetoEvent) -> bool:

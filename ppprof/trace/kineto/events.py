@@ -27,8 +27,8 @@ An operator records the number that its thread will give to the next node of the
 node records its own number and the thread that gave it. So the operator that made each node is
 known (`_forwards`).
 
-Left out, and counted in ``Trace.ignored``: other python_function events (frames of the interpreter, ten per operator, which no table
-counts), gpu_user_annotation (copies of the host's annotations), cuda_sync and overhead (no work of
+Left out, and counted in ``Trace.ignored``: other python_function events (frames of the interpreter, ten per operator, which no
+table counts; the long ones are in `Trace.frames`), gpu_user_annotation (copies of the host's annotations), cuda_sync and overhead (no work of
 the model), flows (correlation ids and sequence numbers hold the same links), Trace.
 """
 
@@ -145,6 +145,7 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
         memory=_memory(memory),
         kernels=_kernels(devices, first_device=hosts.height + launches.height),
         memsets=empty(MEMSETS),
+        frames=columns.frames(base_ns),
         extra_info={
             **_named(
                 columns.thread_names, *map(str, events["thread"].drop_nulls().unique().sort())

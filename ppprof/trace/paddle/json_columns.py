@@ -20,7 +20,7 @@ import polars as pl
 
 from ppprof.arrays import Array
 from ppprof.trace.annotations import ANNOTATION_KEYS
-from ppprof.trace.fastpath.fixed_layout import TEXTS, Scanned
+from ppprof.trace.fastpath.fixed_layout import INPUTS, TEXTS, Scanned
 from ppprof.trace.fastpath.layouts import Dialect
 from ppprof.trace.fastpath.string_table import StringTable
 from ppprof.trace.json.values import (
@@ -31,6 +31,7 @@ from ppprof.trace.json.values import (
     nanoseconds,
     texts,
 )
+from ppprof.trace.operator_inputs import INPUT_KEYS, compact
 from ppprof.trace.paddle.timestamps import MISSING
 from ppprof.trace.schema import DEVICE_CATEGORIES
 
@@ -42,7 +43,7 @@ _CONFIG = (
 )
 _TRACKED = ("position", "name", "cat", "pid", "tid", *_TIMES)
 COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "host": (*_TRACKED, "depth", "sequence", "forward", *ANNOTATION_KEYS),
+    "host": (*_TRACKED, "depth", "sequence", "forward", *ANNOTATION_KEYS, *INPUTS),
     "launch": (*_TRACKED, "correlation_id"),
     "device": (
         *("position", "name", "cat", *_TIMES, "device", "context", "stream", "correlation_id"),
@@ -56,7 +57,10 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 """Kind of event -> its columns."""
 
 OPTIONAL = frozenset(
-    ("depth", "sequence", "forward", *ANNOTATION_KEYS, "context", "bandwidth", "value", *_CONFIG)
+    (
+        *("depth", "sequence", "forward", *ANNOTATION_KEYS, *INPUTS),
+        *("context", "bandwidth", "value", *_CONFIG),
+    )
 )
 """Columns that some files or some events lack."""
 
@@ -100,6 +104,9 @@ class PaddleArgs(msgspec.Struct, gc=False, frozen=True):
     current_reserved: Scalar = None
     peak_allocated: Scalar = None
     peak_reserved: Scalar = None
+    input_shapes: msgspec.Raw = NO_TEXT
+    input_dtypes: msgspec.Raw = NO_TEXT
+    callstack: Scalar = None
 
 
 class PaddleEvent(msgspec.Struct, gc=False):
@@ -159,7 +166,11 @@ class PaddleColumns:
             part = {
                 column: number[values] if column in TEXTS else values
                 for column, values in columns.items()
+                if column not in INPUTS
             }
+            for column in INPUTS:
+                if column in columns and (columns[column] >= 0).any():
+                    part[column] = self._inputs(column, columns[column], scanned.texts)
             if kind == "device":  # not every layout has the device in args
                 part.setdefault("device", part["pid"])
             if not dialect.ts_is_exact:
@@ -171,6 +182,34 @@ class PaddleColumns:
             self.ignored[IGNORED_PHASES["s"]] += scanned.num_flows
         if scanned.parts and not dialect.ts_is_exact:
             self.ts_is_exact = False
+
+    def _inputs(self, column: str, values: Array, found: Sequence[bytes]) -> Array:
+        """Return the numbers of inputs; -1 for a text that is no JSON object.
+
+        Args:
+            column: one of `INPUTS`.
+            values: indices into ``found``, -1 for no text.
+            found: texts as in the file.
+        """
+        used = np.unique(values[values >= 0])
+        texts = [
+            found[index]
+            .replace(b"\\n", b"\n")
+            .decode("utf-8", "replace")  # all that Paddle escapes
+            if column == "callstack"
+            else compact(found[index])
+            for index in used.tolist()
+        ]
+        numbers = np.full(len(found) + 1, -1, np.int32)
+        numbers[used] = self._numbers_of(texts)
+        return numbers[values]
+
+    def _numbers_of(self, texts: Sequence[str | None]) -> Array:
+        """Return the number of each text, -1 for None."""
+        encoded = [text.encode("utf-8", "replace") for text in texts if text is not None]
+        numbers = np.full(len(texts), -1, np.int32)
+        numbers[[text is not None for text in texts]] = self.texts.numbers(encoded)
+        return numbers
 
     def add_decoded(self, pieces: Iterable[tuple[int, Sequence[PaddleEvent]]]) -> None:
         """Add decoded events, piece by piece.
@@ -250,10 +289,8 @@ class PaddleColumns:
         for column in COLUMNS[kind]:
             if column in TEXTS:
                 values = pl.Series(_strings_of(column, events), dtype=pl.String).filter(complete)
-                text_numbers = self.texts.numbers(
-                    text.encode("utf-8", "replace") for text in values.fill_null("")
-                )
-                part[column] = np.where(values.is_null().to_numpy(), np.int32(-1), text_numbers)
+                if column not in INPUTS or values.count():
+                    part[column] = self._numbers_of(values.to_list())
             elif column in numbers:
                 missing = np.nan if column in REALS else int(MISSING)
                 part[column] = numbers[column].filter(complete).fill_null(missing).to_numpy()
@@ -300,7 +337,13 @@ def _strings_of(column: str, events: Sequence[PaddleEvent]) -> list[str | None]:
         return [_DURATION.sub("", event.name) for event in events]
     if column == "cat":
         return [event.cat for event in events]
+    if column in ("shapes", "dtypes"):
+        raws = [getattr(event.args or _NO_ARGS, INPUT_KEYS[column]) for event in events]
+        known = {raw: compact(raw) for raw in {bytes(raw) for raw in raws}}
+        return [known[bytes(raw)] for raw in raws]
     values = [getattr(event.args or _NO_ARGS, column) for event in events]
+    if column == "callstack":
+        return [str(value) if value else None for value in values]
     return [None if value is None else str(value) for value in values]
 
 

@@ -9,7 +9,7 @@ import polars as pl
 
 from ppprof.arrays import Array, Int64
 from ppprof.trace.annotations import ANNOTATION_KEYS, split_annotated_names
-from ppprof.trace.fastpath.fixed_layout import TEXTS
+from ppprof.trace.fastpath.fixed_layout import INPUTS, TEXTS
 from ppprof.trace.nesting import nest, nest_by_depth, nest_by_level
 from ppprof.trace.paddle.json_columns import COLUMNS, REALS, PaddleColumns
 from ppprof.trace.paddle.timestamps import MISSING, TimestampEstimator
@@ -275,7 +275,7 @@ def _events(texts: pl.Series, host: Columns, launch: Columns, device: Columns) -
             **{"name": "name", "cat": "category", "start": "start_ns", "dur": "dur_ns"},
             **{"parent": "parent", "depth": "depth", "pid": "process", "tid": "thread"},
             "forward": "forward",
-            **{key: key for key in ANNOTATION_KEYS},
+            **{key: key for key in (*ANNOTATION_KEYS, *INPUTS)},
         },
     )
     launch["parent"] = _missing_below_0(launch["parent"])

@@ -7,7 +7,7 @@ Differences from Paddle's own writer (chrometracing_logger.cc, paddle 3.3):
 - No value is ever ``inf`` or ``nan``.
 - All times are exact to the nanosecond, including ``ts``.
 - Host events come in pre-order with their ``depth``, so that a reader need not guess the tree.
-- Host events have their annotations in ``args``. An event that computes a gradient has the number
+- Host events have their annotations in ``args``, and only those keys of operators' inputs that have a value. An event that computes a gradient has the number
   of its forward event as ``forward``; the forward event has this number as ``sequence``.
 - Each event is one line without white space, and ``traceEvents`` does not end in an empty object.
 - ``span_indx``, which VisualDL 2.5.3 reads, stands beside ``span_index``.
@@ -36,6 +36,7 @@ from ppprof.trace.json.lines import (
     with_annotation_args,
     with_json_text,
 )
+from ppprof.trace.operator_inputs import input_args, with_json_callstack
 from ppprof.trace.paddle.folded_phases import fold_phases
 from ppprof.trace.schema import PYTHON_CATEGORIES, Trace
 
@@ -146,7 +147,8 @@ def _kinds(trace: Trace) -> list[tuple[pl.DataFrame, Parts]]:
     events = _prepared(trace)
     is_device = pl.col("device").is_not_null()
     is_launch = is_device.not_() & pl.col("correlation_id").is_not_null()
-    hosts = with_annotation_args(events.filter(is_device.not_() & is_launch.not_()))
+    hosts = events.filter(is_device.not_() & is_launch.not_())
+    hosts = with_json_callstack(with_annotation_args(hosts))
     has_gradient = pl.col("event").is_in(hosts["forward"].drop_nulls().unique().implode())
     hosts = hosts.with_columns(sequence=pl.when(has_gradient).then("event"))
     firsts = hosts.group_by("thread").agg(first=pl.col("event").min())
@@ -246,6 +248,7 @@ def _host_parts() -> Parts:
         optional_arg("sequence", pl.col("sequence")),
         optional_arg("forward", pl.col("forward")),
         pl.col("annotations").fill_null(""),
+        input_args(),
         "}}",
     ]
 

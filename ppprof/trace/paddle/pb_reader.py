@@ -7,6 +7,7 @@ paddle/fluid/platform/profiler/dump/nodetree.proto.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ppprof.trace.annotations import split_annotated_names
 from ppprof.trace.clock_jumps import ClockJump, find_clock_jumps, undo_clock_jumps
 from ppprof.trace.fastpath.protobuf_decode import Buffer, ByteRanges, Fields
 from ppprof.trace.incomplete_steps import rename_incomplete_steps
+from ppprof.trace.operator_inputs import decode_dtypes, decode_shapes
 from ppprof.trace.schema import (
     EVENTS,
     KERNELS,
@@ -190,7 +192,9 @@ def _events(
 
     jumps, host_table = find_clock_jumps(rename_incomplete_steps(host_table))
     host_table = split_annotated_names(host_table).with_columns(
-        parent=nullable(host.parent), depth=pl.Series(host.depth.astype(np.int32))
+        parent=nullable(host.parent),
+        depth=pl.Series(host.depth.astype(np.int32)),
+        **_inputs(buffer, host),
     )
     device_table = device_table.with_columns(bytes=nullable(num_bytes))
     events = pl.concat([host_table, launch_table, device_table], how="diagonal")
@@ -210,6 +214,31 @@ def _events(
             schema={name: dtype for name, (dtype, _) in MEMSETS.items()},
         ),
     )
+
+
+def _inputs(buffer: Buffer, host: _HostTree) -> dict[str, pl.Series]:
+    """Return the columns shapes, dtypes and callstack of the host events; empty if none has any."""
+    nodes = host.nodes.ranges(6)
+    if not len(nodes):
+        return {}
+    body = buffer.fields(buffer.fields(nodes).range(1))
+    row = host.row[nodes.owner]
+    last = np.full(len(host.depth), -1, np.int64)
+    last[row[row >= 0]] = np.flatnonzero(row >= 0)
+    columns = {}
+    for column, (number, decode) in _INPUTS.items():
+        texts, ids = buffer.distinct(body.range(number))
+        values = pl.Series([decode(text) for text in texts], dtype=pl.String).gather(ids)
+        columns[column] = values.gather(nullable(last))
+    return columns
+
+
+_INPUTS: dict[str, tuple[int, Callable[[bytes], str | None]]] = {
+    "shapes": (5, decode_shapes),
+    "dtypes": (6, decode_dtypes),
+    "callstack": (7, lambda text: text.decode("utf-8", "replace") or None),
+}
+"""Column -> field number in OperatorSupplementEventProto, and how its content is decoded."""
 
 
 def _table(buffer: Buffer, body: Fields, numbers: dict[str, int]) -> pl.DataFrame:

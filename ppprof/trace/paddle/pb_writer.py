@@ -8,7 +8,7 @@ Paddle refuses such a file, ppprof reads it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from ppprof.arrays import Int64
 from ppprof.paths import atomic_writer, to_path
 from ppprof.trace.annotations import annotated_names, has_annotations
 from ppprof.trace.fastpath.protobuf_encode import ByteStrings, Field, encode, header
+from ppprof.trace.operator_inputs import INPUT_KEYS, encode_dtypes, encode_shapes
 from ppprof.trace.paddle.pb_reader import DEVICE_PROPERTIES
 from ppprof.trace.schema import CATEGORIES, KERNELS, MEMORY_KINDS, Trace
 
@@ -35,8 +36,8 @@ def write_paddle_pb(trace: Trace, path: str | Path) -> Mapping[str, int]:
     Returns:
         Kind -> number of values that the format cannot hold, empty if nothing was omitted. The
         kinds are device events without a known launch, since the format stores a device event
-        inside its launch; annotations that a name cannot hold; and links from gradients to their
-        forward events.
+        inside its launch; annotations that a name cannot hold; links from gradients to their
+        forward events; and shapes or dtypes in another form than Paddle's.
 
     Raises:
         OSError: the file cannot be written.
@@ -51,7 +52,17 @@ def write_paddle_pb(trace: Trace, path: str | Path) -> Mapping[str, int]:
         (has_annotations().sum() - annotated.height).alias("event annotations"),
         pl.col("forward").count().alias("links from gradients to forward events"),
     ).row(0, named=True)
+    counts["inputs of operators"] = _num_without_message(trace.events)
     return {kind: count for kind, count in counts.items() if count}
+
+
+def _num_without_message(events: pl.DataFrame) -> int:
+    """Return the number of shapes and dtypes that are not of the form of Paddle's messages."""
+    num = 0
+    for column, encode_text in (("shapes", encode_shapes), ("dtypes", encode_dtypes)):
+        for text, count in events[column].drop_nulls().value_counts().iter_rows():
+            num += count if encode_text(str(text)) is None else 0
+    return num
 
 
 def _parts(trace: Trace, annotated: pl.DataFrame) -> Iterator[bytes]:
@@ -161,9 +172,39 @@ def _nodes(
             Field(3, event),
             Field(4, _launches(launches, devices), owners[0]),
             Field(5, encode(memory.height, [Field(1, _memory(memory))]), owners[1]),
+            *([] if is_root else [_inputs(hosts)]),
         ],
     )
     return encode(1, [Field(2, node, np.zeros(hosts.height, np.int64))]).buffer.tobytes()
+
+
+def _inputs(hosts: pl.DataFrame) -> Field:
+    """Return the nodes with the inputs of those host events that have any."""
+    has_inputs = hosts.select(pl.any_horizontal(pl.col(list(INPUT_KEYS)).is_not_null()))
+    owner = np.flatnonzero(has_inputs.to_series().to_numpy())
+    own = hosts[owner]
+    supplement = encode(
+        own.height,
+        [
+            Field(1, own["start_ns"].to_numpy()),
+            Field(2, _texts(own["name"])),
+            Field(3, _numbers(own["process"])),
+            Field(4, _numbers(own["thread"])),
+            Field(5, _encoded(own["shapes"], encode_shapes)),
+            Field(6, _encoded(own["dtypes"], encode_dtypes)),
+            Field(7, _texts(own["callstack"])),
+            Field(8, np.zeros(own.height, np.int64)),
+        ],
+    )
+    return Field(6, encode(own.height, [Field(1, supplement)]), owner)
+
+
+def _encoded(column: pl.Series, encode_text: Callable[[str], bytes | None]) -> ByteStrings:
+    texts = column.cast(pl.String).fill_null("{}")
+    distinct = texts.unique(maintain_order=True).to_list()
+    numbers = {text: number for number, text in enumerate(distinct)}
+    messages = [encode_text(text) or b"" for text in distinct]
+    return ByteStrings.of(messages)[_numbered(texts, numbers)]
 
 
 def _launches(launches: pl.DataFrame, devices: pl.DataFrame) -> ByteStrings:

@@ -9,7 +9,8 @@ differences:
   (Paddle prints float32);
 - ``bytes`` above 2 GiB are right (Paddle's wrap at 2**31);
 - no ``inf`` (Paddle prints it as ``blocks per SM`` if the device is unknown);
-- no ``input_shapes``, ``input_dtypes`` and ``callstack``, which Paddle's loader leaves empty;
+- ``input_shapes``, ``input_dtypes`` and ``callstack`` only where they have a value; Paddle's loader
+  loses the values (`tests/trace/test_operator_inputs.py`);
 - ``cname``: the colour only; memory events have a scope ``"s"``, which the format requires;
 - ``span_indx`` beside ``span_index``; no ``{}`` at the end; one event per line.
 """
