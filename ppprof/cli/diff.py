@@ -12,7 +12,7 @@ import polars as pl
 
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome, Threshold, check
-from ppprof.analysis.diff.run_costs import KERNEL_VALUES, OPERATOR_VALUES
+from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.profile.profile import PADDLE_SORT_KEYS
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.cli import executors
@@ -50,8 +50,9 @@ def register(subparsers: Any) -> None:
         help="print what changed between two runs, the biggest change on top",
         description=(
             "Compares EXPERIMENT with BASELINE: step time with an interval and a verdict, operators, "
-            "kernels and modules. Both are run directories or traces of any kind; without EXPERIMENT, "
-            "two parts of one run are compared, such as --rank 0 --experiment-rank 3."
+            "kernels, collectives, runtime calls and modules. Both are run directories or traces of any "
+            "kind; without EXPERIMENT, two parts of one run are compared, such as --rank 0 "
+            "--experiment-rank 3."
         ),
     )
     add = parser.add_argument
@@ -198,7 +199,7 @@ def _pattern(text: str) -> str:
 
 
 def _sort_key(text: str) -> str:
-    columns = (*OPERATOR_VALUES, *KERNEL_VALUES)
+    columns = (*VALUES["operators"], *VALUES["kernels"])
     keys = list(dict.fromkeys(column.removesuffix("_ns") for column in columns))
     key = PADDLE_SORT_KEYS.get(text, text)
     if key not in keys:

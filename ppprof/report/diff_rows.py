@@ -10,12 +10,21 @@ import polars as pl
 
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome
-from ppprof.analysis.diff.run_costs import KERNEL_VALUES, OPERATOR_VALUES
+from ppprof.analysis.diff.run_costs import VALUES
 
-VIEWS = ("overview", "rank", "op", "kernel", "module")
+KINDS = {
+    "op": "operators",
+    "kernel": "kernels",
+    "dist": "collectives",
+    "runtime": "runtime_calls",
+}
+"""The tables with one row per name: properties of `ppprof.analysis.diff.diff.Diff`, keyed by
+view."""
+
+VIEWS = ("overview", "rank", *KINDS, "module")
 """The tables of a comparison, in the order in which they are shown."""
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of `diff_document`. It increases when older readers would misread the document."""
 
 _MIN_SHARE_OF_STEP = 0.001
@@ -25,8 +34,8 @@ _MIN_SHARE_OF_STEP = 0.001
 class RowSelection:
     """Which tables and rows of a comparison to show.
 
-    The filters apply to the tables ``op``, ``kernel`` and ``module``; ``overview`` and ``rank``
-    are always whole.
+    The filters apply to the tables of `KINDS` and to ``module``; ``overview`` and ``rank`` are
+    always whole.
     """
 
     views: Sequence[str] = VIEWS
@@ -37,14 +46,14 @@ class RowSelection:
     """Most rows of a printed table; None for all rows. `select_rows` ignores it."""
     min_delta_ns: float | None = None
     """Hide changes smaller than this per step. None means 0.1% of the baseline's mean step, and no
-    lower limit with ``include_noise``. Operators and kernels that only one run has are shown
-    whatever their size, and all of them with ``sort="calls"``."""
+    lower limit with ``include_noise``. Names that only one run has are shown whatever their size,
+    and all names with ``sort="calls"``."""
     pattern: str | None = None
     """A regular expression that must match somewhere in a name; None for all names."""
     sort: str | None = None
-    """The value to sort operators and kernels by, such as ``cpu_total``. None sorts operators by
-    self time on the clock of the comparison, and kernels by total GPU time. So does a value that
-    the table does not have."""
+    """The value to sort the tables of `KINDS` by, such as ``cpu_total``. None sorts each as
+    `ppprof.analysis.diff.diff.Diff.sort_value` says. So does a value that the table does not
+    have."""
 
 
 def select_rows(diff: Diff, selection: RowSelection) -> dict[str, pl.DataFrame]:
@@ -64,41 +73,76 @@ def select_rows(diff: Diff, selection: RowSelection) -> dict[str, pl.DataFrame]:
         tables["overview"] = diff.overview
     if "rank" in selection.views:
         tables["rank"] = diff.ranks
-    for view in ("op", "kernel"):
+    for view, kind in KINDS.items():
         if view in selection.views:
-            key = sort_key(view, diff.clock, selection)
-            table = diff.operators_by(key) if view == "op" else diff.kernels_by(key)
-            tables[view] = _changed_rows(table, key, selection)
+            key = sort_key(diff, view, selection)
+            tables[view] = _changed_rows(diff.by_name(kind, key), key, selection)
     if "module" in selection.views:
         tables["module"] = _changed_branches(diff.modules, selection)
     return tables
 
 
-def sort_key(view: str, clock: str, selection: RowSelection) -> str:
+def num_left_out(diff: Diff, view: str, shown: pl.DataFrame, selection: RowSelection) -> int:
+    """Return the number of names that match the pattern, have changed, and are not shown.
+
+    What counts is the change of the value that sorts the table, for modules that of the own time.
+
+    Args:
+        diff: the comparison.
+        view: a key of `KINDS`, or ``module``.
+        shown: the result of `select_rows` for the view.
+        selection: the selection of ``shown``.
+    """
+    if view == "module":
+        table, key = diff.modules, "self_ns"
+    else:
+        table, key = getattr(diff, KINDS[view]), sort_key(diff, view, selection)
+    has_changed = pl.col(f"delta_{key}") != 0
+    before, after = (_changed(rows, selection).filter(has_changed) for rows in (table, shown))
+    return before.height - after.height
+
+
+def sort_key(diff: Diff, view: str, selection: RowSelection) -> str:
     """Return the column to sort a table by, such as ``cpu_self_ns``.
 
     Args:
-        view: ``op`` or ``kernel``.
-        clock: ``cpu`` or ``gpu``: the clock of the comparison.
+        diff: the comparison.
+        view: a key of `KINDS`.
         selection: its ``sort`` counts if the table has such a column; otherwise the default of
             the table counts.
     """
-    values = OPERATOR_VALUES if view == "op" else KERNEL_VALUES
-    for value in values:
+    for value in VALUES[KINDS[view]]:
         if selection.sort is not None and value.removesuffix("_ns") == selection.sort:
             return value
-    return f"{clock}_self_ns" if view == "op" else "gpu_total_ns"
+    return diff.sort_value(KINDS[view])
+
+
+def _changed(table: pl.DataFrame, selection: RowSelection) -> pl.DataFrame:
+    """Return the rows of a table that changed at all and whose name matches the pattern.
+
+    Args:
+        table: a table by name, or modules. A module has changed if its own time has; a step never
+            counts.
+        selection: reads ``pattern``.
+    """
+    if "depth" in table.columns:
+        changed = table.filter((pl.col("depth") > 0) & (pl.col("delta_self_ns") != 0))
+    else:
+        deltas = [
+            name for name in table.columns if name.startswith("delta_") and "_ratio_" not in name
+        ]
+        changed = table.filter(pl.any_horizontal(pl.col(deltas) != 0))
+    if selection.pattern:
+        changed = changed.filter(pl.col("name").str.contains(selection.pattern))
+    return changed
 
 
 def _changed_rows(table: pl.DataFrame, key: str, selection: RowSelection) -> pl.DataFrame:
     delta = pl.col(f"delta_{key}").abs()
-    values = [name for name in table.columns if name.startswith("delta_") and "_ratio_" not in name]
-    changed = table.filter(pl.any_horizontal(pl.col(values) != 0))
+    changed = _changed(table, selection)
     if not selection.include_noise:
         # A changed number of calls is shown whatever the noise; so is a change of unknown noise.
         changed = changed.filter(pl.col("is_clear").fill_null(True) | (pl.col("delta_calls") != 0))
-    if selection.pattern:
-        changed = changed.filter(pl.col("name").str.contains(selection.pattern))
     if selection.min_delta_ns and key != "calls":
         changed = changed.filter((delta >= selection.min_delta_ns) | (pl.col("status") != "both"))
     return changed

@@ -12,8 +12,7 @@ from typing import Any, Union
 
 import polars as pl
 
-from ppprof.analysis.diff import costs as schemas
-from ppprof.analysis.diff.costs import Costs, Device, costs
+from ppprof.analysis.diff.costs import BY_NAME, Costs, Device, costs
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.diff.run_costs import PARTS, RunCosts
@@ -265,13 +264,15 @@ def _without_window(table: pl.DataFrame, *, repeats: bool) -> pl.DataFrame:
 
 
 class _Sums:
-    """The costs of the windows of a run: operators, kernels and modules, summed over ranks."""
+    """The costs of the windows of a run: `BY_NAME` and modules, summed over ranks."""
 
     def __init__(self) -> None:
         modules = {"window": pl.Int64, "stage": pl.Int64, **MODULES, "calls": pl.Int64}
         self._parts: dict[str, list[pl.DataFrame]] = {
-            "operators": [pl.DataFrame(schema={"window": pl.Int64, **schemas.OPERATORS})],
-            "kernels": [pl.DataFrame(schema={"window": pl.Int64, **schemas.KERNELS})],
+            **{
+                kind: [pl.DataFrame(schema={"window": pl.Int64, **schema})]
+                for kind, schema in BY_NAME.items()
+            },
             "modules": [pl.DataFrame(schema=modules)],
             "unattributed_modules": [pl.DataFrame(schema=modules)],
         }
@@ -291,8 +292,7 @@ class _Sums:
             steps: the steps that count; None: all.
         """
         parts = {
-            "operators": window_costs.operators,
-            "kernels": window_costs.kernels,
+            **{kind: getattr(window_costs, kind) for kind in BY_NAME},
             "modules": _module_calls(window_costs.modules, stage),
             "unattributed_modules": _module_calls(window_costs.unattributed_modules, stage),
         }

@@ -82,6 +82,30 @@ def test_rows_are_chosen(traces, capsys):
     assert "1 more operators: --row-limit" in out
 
 
+def test_what_is_left_out_is_counted(tmp_path, capsys):
+    """matmul takes 2 ms more of 41; embedding 20 us more, less than 0.1% of a step."""
+    base, slow = gpt(linear=12.0), gpt(linear=12.0)
+    slow[2] = Layer("Block", {"matmul dygraph": 14.0, "gelu dygraph": 1.0})
+    slow[0] = Layer("Embedding", {"embedding dygraph": 0.51})
+    traces = [
+        write(tmp_path / f"{name}.pb", training(layers, jitter=1000))
+        for name, layers in (("base", base), ("slow", slow))
+    ]
+    out, _ = printed(capsys, *traces, "--views", "op,module")
+    assert out.count("by less than the noise or 0.1% of a step, and is left out.") == 2
+    assert "1 more operator changed, by" in out
+    assert "1 more module changed, by" in out
+    out, _ = printed(capsys, *traces, "--views", "op", "--min-delta", "5us")
+    assert [row[0] for row in cells(out, "Operators")[1:]] == ["matmul", "embedding"]
+    assert "left out" not in out
+    out, _ = printed(capsys, *traces, "--views", "op", "--min-delta", "1ms", "--all")
+    assert "1 more operator changed, by less than 1,000,000 ns, and is left out." in out
+    out, _ = printed(capsys, *traces, "--views", "op", "--filter", "matmul")
+    assert "left out" not in out
+    out, _ = printed(capsys, *traces, "--views", "op", "--all")
+    assert "left out" not in out
+
+
 def test_data_for_scripts(traces, capsys):
     out, _ = printed(capsys, *traces, "--format", "json", "--fail-if", "step_time > 50%")
     found = json.loads(out)

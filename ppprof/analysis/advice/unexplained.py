@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import Intervals, covered_within, together
 from ppprof.analysis.profile.profile import Profile
+from ppprof.trace.nesting import nest
 
 LEAST_GAP_NS = 500_000
 """Least length of a gap. Python takes some 10 us between two operators; fifty times as much is no
@@ -45,7 +49,10 @@ def unexplained_gaps(profile: Profile, steps: pl.DataFrame, bubbles: pl.DataFram
 
     Returns:
         One row per gap: step; name, the path of the layers and spans around it, such as
-        ``GPT/Block/Linear``, or ``step, after Forward, before Backward``; and time_ns.
+        ``GPT/Block/Linear``, or ``step, after Forward, before Backward``; and time_ns. The name
+        ends in what the trace has of the code: the Python function around the gap, ``GPT/Block
+        (train.py(31): wait)``, or the lines of the events beside it, ``GPT/Block (train.py:31 to
+        train.py:40)``.
     """
     tree = profile.tree
     hosts = tree.hosts.with_columns(
@@ -60,7 +67,12 @@ def unexplained_gaps(profile: Profile, steps: pl.DataFrame, bubbles: pl.DataFram
     gaps = gaps.with_columns(time_ns=pl.Series(time_ns))
     gaps = gaps.filter((pl.col("time_ns") >= LEAST_GAP_NS) & pl.col("step").is_not_null())
     gaps = gaps.sort("time_ns", descending=True).head(_MOST_GAPS)
-    names = [_place(hosts, *row) for row in gaps.select("row", "before", "after").iter_rows()]
+    stacks = profile.trace.events["callstack"]
+    functions = _functions_around(profile, gaps)
+    names = [
+        _place(hosts, row, before, after) + (function or _lines(stacks, before, after))
+        for row, before, after, function in zip(*gaps.select("row", "before", "after"), functions)
+    ]
     return gaps.select("step", name=pl.Series(names, dtype=pl.String), time_ns="time_ns")
 
 
@@ -114,6 +126,68 @@ def _explained(profile: Profile, threads: pl.Series) -> Intervals:
     calls = tree.launches.filter(pl.col("thread").is_in(threads.implode()))
     communication = profile.communication
     return together(communication.computation, intervals_of(tree.devices), intervals_of(calls))
+
+
+def _functions_around(profile: Profile, gaps: pl.DataFrame) -> list[str]:
+    """Return the innermost Python function around the middle of each gap, in parentheses.
+
+    Functions of installed packages do not count. Empty if the trace has no such function there.
+
+    Args:
+        profile: the window.
+        gaps: reads row (a host event of the gap's thread), start_ns and end_ns.
+    """
+    frames = profile.trace.frames
+    if frames.is_empty():
+        return [""] * gaps.height
+    middle = ((gaps["start_ns"] + gaps["end_ns"]) // 2).to_numpy()
+    thread = profile.tree.hosts["thread"].gather(gaps["row"]).to_numpy()
+    start = np.concatenate([frames["start_ns"].to_numpy(), middle])
+    end = np.concatenate([(frames["start_ns"] + frames["dur_ns"]).to_numpy(), middle])
+    above = nest(
+        np.concatenate([frames["thread"].to_numpy(), thread]),
+        start,
+        end,
+        holds=np.arange(len(start)) < frames.height,
+    )
+    names = frames["name"].cast(pl.String).to_list()
+    functions = []
+    for frame in above[frames.height :].tolist():
+        while frame >= 0 and not (
+            _FUNCTION.match(names[frame]) and "-packages" not in names[frame]
+        ):
+            frame = above[frame]
+        functions.append(f" ({names[frame]})" if frame >= 0 else "")
+    return functions
+
+
+_FUNCTION = re.compile(r".*\.py\(\d+\): ")
+"""Name of a frame in a file; others are built in: ``<built-in function sleep>``."""
+
+
+def _lines(stacks: pl.Series, before: int | None, after: int | None) -> str:
+    """Return the lines of the events beside a gap in parentheses; empty if they are unknown."""
+    known = [
+        line
+        for neighbour in (before, after)
+        if neighbour is not None and (line := _own_line(stacks[neighbour]))
+    ]
+    return f" ({' to '.join(dict.fromkeys(known))})" if known else ""
+
+
+def _own_line(stack: str | None) -> str:
+    """Return the innermost line of a call stack that is not in an installed package.
+
+    >>> _own_line('File "a.py", line 3, in f, File "/site-packages/x.py", line 9, in g')
+    'a.py:3'
+    """
+    frames = _FRAME.findall(stack or "")
+    own = [frame for frame in frames if "-packages" not in frame[0]] or frames
+    return ":".join(own[-1]) if own else ""
+
+
+_FRAME = re.compile(r"""File ["']([^"']+)["'], line (\d+)""")
+"""A line of a call stack; Paddle's JSON has single quotation marks."""
 
 
 def _place(hosts: pl.DataFrame, row: int, before: int | None, after: int | None) -> str:

@@ -9,10 +9,16 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.diff.naming import Naming
+from ppprof.analysis.modules.gaps import gaps
 from ppprof.analysis.modules.module_tree import has_forward_links, modules
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
+from ppprof.analysis.ranks.step_breakdown import (
+    UNKNOWN_AXIS,
+    Breakdown,
+    breakdown,
+    communication_events,
+)
 from ppprof.analysis.summaries.overview import device
 from ppprof.arrays import Int64
 from ppprof.trace.schema import Trace, is_kernel
@@ -27,6 +33,16 @@ OPERATORS = {
     "gpu_self_ns": pl.Int64,
 }
 KERNELS = {"name": pl.String, "step": pl.Int64, "calls": pl.Int64, "gpu_total_ns": pl.Int64}
+COLLECTIVES = {"name": pl.String, "step": pl.Int64, "calls": pl.Int64, "total_ns": pl.Int64}
+RUNTIME_CALLS = {"name": pl.String, "step": pl.Int64, "calls": pl.Int64, "cpu_total_ns": pl.Int64}
+
+BY_NAME = {
+    "operators": OPERATORS,
+    "kernels": KERNELS,
+    "collectives": COLLECTIVES,
+    "runtime_calls": RUNTIME_CALLS,
+}
+"""The schemas of the tables with one row per name and step, keyed by the field of `Costs`."""
 
 
 class Device(NamedTuple):
@@ -56,9 +72,16 @@ class Costs(NamedTuple):
     """Columns of `OPERATORS`: the result of `operator_costs`."""
     kernels: pl.DataFrame
     """Columns of `KERNELS`: one row per name and step."""
+    collectives: pl.DataFrame
+    """Columns of `COLLECTIVES`: one row per name and step. A name has its axis, ``all_reduce
+    (mp)``, unless the axis is unknown. Calls and times are those of the device events of
+    collectives and transfers or, in a trace without device events, of their host events."""
+    runtime_calls: pl.DataFrame
+    """Columns of `RUNTIME_CALLS`: one row per name and step."""
     modules: pl.DataFrame
     """Columns of `ppprof.analysis.modules.module_tree.MODULES`. Gradients are attributed to the
-    modules whose forward created them."""
+    modules whose forward created them. The gaps between the outermost modules have rows, too, see
+    `ppprof.analysis.modules.gaps.gaps`; the self_ns of a step is the sum of its gaps."""
     unattributed_modules: pl.DataFrame
     """The columns of ``modules``. Gradients are not attributed to modules: they belong to the
     Backward. If the trace has no forward links, this is the table ``modules``."""
@@ -87,12 +110,15 @@ def costs_of(profile: Profile, naming: Naming) -> Costs:
     if not profile.steps:
         step = pl.Series("step", np.zeros(len(step), np.int64))
     is_linked = has_forward_links(profile)
-    unattributed = modules(profile, step, attribute_backward=False)
+    unknown = gaps(profile, step)
+    unattributed = pl.concat([modules(profile, step, attribute_backward=False), unknown])
     return Costs(
         breakdown(profile),
         operator_costs(profile, step, naming),
         _kernel_costs(profile, step, naming),
-        modules(profile, step) if is_linked else unattributed,
+        _collective_costs(profile, step),
+        _runtime_costs(profile, step),
+        pl.concat([modules(profile, step), unknown]) if is_linked else unattributed,
         unattributed,
         _device(profile),
         _framework(profile.trace),
@@ -186,11 +212,41 @@ def _kernel_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.DataF
     devices = profile.trace.events.select(columns).with_columns(step=step).filter(is_kernel())
     return (
         devices.select(name=naming.apply(devices["name"]), step="step", gpu_total_ns="dur_ns")
-        .drop_nulls("step")
-        .group_by("name", "step")
-        .agg(calls=pl.len().cast(pl.Int64), gpu_total_ns=pl.col("gpu_total_ns").sum())
+        .pipe(_by_name_and_step)
         .select(*KERNELS)
     )
+
+
+def _collective_costs(profile: Profile, step: pl.Series) -> pl.DataFrame:
+    events = communication_events(profile, step)
+    named = pl.concat_str("name", pl.lit(" ("), "axis", pl.lit(")"))
+    return events.select(
+        name=pl.when(pl.col("axis") == UNKNOWN_AXIS).then("name").otherwise(named),
+        step="step",
+        total_ns=pl.col("end_ns") - pl.col("start_ns"),
+    ).pipe(_by_name_and_step)
+
+
+def _runtime_costs(profile: Profile, step: pl.Series) -> pl.DataFrame:
+    launches = profile.tree.launches
+    return launches.select(
+        name=pl.col("name").cast(pl.String),
+        step=step.gather(launches["row"]),
+        cpu_total_ns=pl.col("end_ns") - pl.col("start_ns"),
+    ).pipe(_by_name_and_step)
+
+
+def _by_name_and_step(calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the number of calls and the summed times of each name and step.
+
+    Args:
+        calls: name, step and one column of times; calls with a null step do not count.
+
+    Returns:
+        name, step, calls (int64) and the sum of the times, unordered.
+    """
+    sums = calls.drop_nulls("step").group_by("name", "step")
+    return sums.agg(pl.len().cast(pl.Int64).alias("calls"), pl.all().exclude("name", "step").sum())
 
 
 def _device(profile: Profile) -> Device:

@@ -15,14 +15,7 @@ import polars as pl
 
 from ppprof.analysis.diff.changes import changes
 from ppprof.analysis.diff.module_changes import module_changes
-from ppprof.analysis.diff.run_costs import (
-    KERNEL_VALUES,
-    METRICS,
-    OPERATOR_VALUES,
-    PARTS,
-    RunCosts,
-    metric_of,
-)
+from ppprof.analysis.diff.run_costs import METRICS, PARTS, VALUES, RunCosts, metric_of
 from ppprof.analysis.diff.significance import Change, step_change
 from ppprof.analysis.profile.step_basis import NOT_RECORDED, RECORDED, is_enough
 from ppprof.topology import AXES
@@ -149,51 +142,67 @@ class Diff:
         """The operators of both runs, one row per name, the largest change first.
 
         Returns:
-            name; status (both, new or gone); for each of `OPERATOR_VALUES`, per rank and step,
-            float64: ``baseline_cpu_self_ns``, ``experiment_…``, ``delta_…`` (experiment minus
+            name; status (both, new or gone); for each of ``VALUES["operators"]``, per rank and
+            step, float64: ``baseline_cpu_self_ns``, ``experiment_…``, ``delta_…`` (experiment minus
             baseline), ``delta_ratio_cpu_self`` (delta over baseline, null if the baseline is 0) and
             ``noise_…``, the standard error of the delta (null with one step); and is_clear, whether
             the absolute delta that sorts the table is at least 5 standard errors (null if these are
             unknown). If a run lacks the operator, its values are 0. Sorted by the absolute delta of
             GPU self time if a run has device events, else of CPU self time.
         """
-        return self._operators_by(f"{self.clock}_self_ns")
-
-    def operators_by(self, value: str) -> pl.DataFrame:
-        """Return `operators` sorted by the absolute delta of ``value``, the largest first.
-
-        is_clear is then about that delta.
-
-        Args:
-            value: one of `OPERATOR_VALUES`.
-        """
-        return self.operators if value == f"{self.clock}_self_ns" else self._operators_by(value)
-
-    def _operators_by(self, value: str) -> pl.DataFrame:
-        baseline, experiment = self.baseline.operator_means, self.experiment.operator_means
-        return changes(baseline, experiment, ["name"], OPERATOR_VALUES, value)
+        return self._by_name("operators", self.sort_value("operators"))
 
     @cached_property
     def kernels(self) -> pl.DataFrame:
         """The kernels of both runs, one row per name, sorted by the absolute delta of GPU time.
 
-        Columns as in `operators`, with `KERNEL_VALUES` instead of `OPERATOR_VALUES`.
+        Columns as in `operators`, with ``VALUES["kernels"]``.
         """
-        return self._kernels_by("gpu_total_ns")
+        return self._by_name("kernels", self.sort_value("kernels"))
 
-    def kernels_by(self, value: str) -> pl.DataFrame:
-        """Return `kernels` sorted by the absolute delta of ``value``, the largest first.
+    @cached_property
+    def collectives(self) -> pl.DataFrame:
+        """The collectives and transfers of both runs, sorted by the absolute delta of their time.
+
+        Columns as in `operators`, with ``VALUES["collectives"]``. One row per name and axis:
+        ``all_reduce (mp)``. total_ns is device time, in traces without device events host time; it
+        includes the time in which a rank waits for the others.
+        """
+        return self._by_name("collectives", self.sort_value("collectives"))
+
+    @cached_property
+    def runtime_calls(self) -> pl.DataFrame:
+        """The calls of the device's runtime, sorted by the absolute delta of their CPU time.
+
+        Columns as in `operators`, with ``VALUES["runtime_calls"]``.
+        """
+        return self._by_name("runtime_calls", self.sort_value("runtime_calls"))
+
+    def by_name(self, kind: str, value: str) -> pl.DataFrame:
+        """Return `operators` or another table by name, sorted by the absolute delta of ``value``.
 
         is_clear is then about that delta.
 
         Args:
-            value: one of `KERNEL_VALUES`.
+            kind: ``operators``, ``kernels``, ``collectives`` or ``runtime_calls``.
+            value: one of ``VALUES[kind]``.
         """
-        return self.kernels if value == "gpu_total_ns" else self._kernels_by(value)
+        if value == self.sort_value(kind):
+            table: pl.DataFrame = getattr(self, kind)
+            return table
+        return self._by_name(kind, value)
 
-    def _kernels_by(self, value: str) -> pl.DataFrame:
-        baseline, experiment = self.baseline.kernel_means, self.experiment.kernel_means
-        return changes(baseline, experiment, ["name"], KERNEL_VALUES, value)
+    def sort_value(self, kind: str) -> str:
+        """Return the value by which a table is sorted unless another is chosen.
+
+        Args:
+            kind: see `by_name`.
+        """
+        return f"{self.clock}_self_ns" if kind == "operators" else VALUES[kind][-1]
+
+    def _by_name(self, kind: str, value: str) -> pl.DataFrame:
+        one, other = (run.means(kind) for run in self._runs)
+        return changes(one, other, ["name"], VALUES[kind], value)
 
     @cached_property
     def ranks(self) -> pl.DataFrame:
@@ -247,7 +256,8 @@ class Diff:
     def modules(self) -> pl.DataFrame:
         """The module trees of both runs, aligned: in pre-order, stage by stage.
 
-        The row named `UNKNOWN` is the time of the step outside all modules.
+        The gaps between the outermost modules are rows, too, named
+        `ppprof.analysis.modules.gaps.UNKNOWN`.
 
         Returns:
             - stage: null unless both runs are pipelines;

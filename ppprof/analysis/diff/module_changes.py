@@ -13,9 +13,6 @@ from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR
 
 MODULE_VALUES = ("time_ns", "self_ns", "cpu_ns", "gpu_ns", "calls")
 
-UNKNOWN = "(unknown)"
-"""The name of the row with the time of a step outside all modules."""
-
 _MODULES_SCHEMA: dict[str, Any] = {
     "stage": pl.Int64,
     "depth": pl.Int64,
@@ -43,7 +40,7 @@ def module_changes(
 
     Args:
         baseline: a table with stage, the columns of `ppprof.analysis.modules.module_tree.MODULES`
-            and calls, summed over ranks; and the number of ranks that recorded each step, keyed by
+            and calls, summed over ranks, with the gaps between modules as modules of their own; and the number of ranks that recorded each step, keyed by
             step.
         experiment: a pair like ``baseline``.
 
@@ -72,8 +69,7 @@ def module_means(modules: pl.DataFrame, ranks: Mapping[int, int]) -> pl.DataFram
 
     Returns:
         stage (null without a pipeline), depth, name ("step" at depth 0), and `MODULE_VALUES`,
-        float64, per rank and step. The second row of a stage is `UNKNOWN`, the time outside all
-        modules; its cpu_ns, gpu_ns and calls are null.
+        float64, per rank and step.
     """
     schema = {"stage": pl.Int64, "depth": pl.Int64, "name": pl.String}
     rows: list[tuple[Any, ...]] = []
@@ -84,9 +80,6 @@ def module_means(modules: pl.DataFrame, ranks: Mapping[int, int]) -> pl.DataFram
             value = tree.values[node.key]
             cells = [value[name] for name in MODULE_VALUES]
             rows.append((stage, depth, node.name if depth else "step", *cells))
-            if not depth:
-                cells = [_unknown(value)[name] for name in MODULE_VALUES]
-                rows.append((stage, 1, UNKNOWN, *cells))
     return pl.DataFrame(rows, {**schema, **dict.fromkeys(MODULE_VALUES, pl.Float64)}, orient="row")
 
 
@@ -148,18 +141,6 @@ def _name(path: str) -> str:
     return path.rpartition(SEPARATOR)[2].partition(OCCURRENCE)[0]
 
 
-def _unknown(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the values of the row `UNKNOWN` from those of the step: time_ns is its self_ns."""
-    return {
-        **value,
-        "time_ns": value["self_ns"],
-        "time_ns_var": value["self_ns_var"],
-        "cpu_ns": None,
-        "gpu_ns": None,
-        "calls": None,
-    }
-
-
 def _align_trees(sides: Sequence[_Tree], stage: int | None) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of `module_changes` for one stage; ``sides`` are its two trees."""
     until = [0.0, 0.0]
@@ -173,11 +154,6 @@ def _align_trees(sides: Sequence[_Tree], stage: int | None) -> Iterator[tuple[An
                 until[side] += value["self_ns"]
         name = (one or other or Node("")).name
         yield _module_row(stage, depth, name if depth else "step", values, until)
-        if not depth:
-            unknown = [value and _unknown(value) for value in values]
-            for side, value in enumerate(unknown):
-                until[side] += value["self_ns"] if value else 0.0
-            yield _module_row(stage, 1, UNKNOWN, unknown, until)
 
 
 def _module_row(

@@ -26,8 +26,9 @@ from ppprof.analysis.profile.step_basis import (
     unrecorded_steps,
 )
 
-OPERATOR_VALUES = tuple(costs.OPERATORS)[2:]
-KERNEL_VALUES = tuple(costs.KERNELS)[2:]
+VALUES = {kind: tuple(schema)[2:] for kind, schema in costs.BY_NAME.items()}
+"""The values of operators, kernels, collectives and runtime calls: columns of their tables in
+`RunCosts`, keyed by the field of the table."""
 
 PARTS = (
     *("computation_ns", "exposed_ns", "data_loading_ns", "bubble_ns"),
@@ -76,6 +77,10 @@ class RunCosts:
     """Columns of `ppprof.analysis.diff.costs.OPERATORS`: sums over ranks."""
     kernels: pl.DataFrame
     """Columns of `ppprof.analysis.diff.costs.KERNELS`: sums over ranks."""
+    collectives: pl.DataFrame
+    """Columns of `ppprof.analysis.diff.costs.COLLECTIVES`: sums over ranks."""
+    runtime_calls: pl.DataFrame
+    """Columns of `ppprof.analysis.diff.costs.RUNTIME_CALLS`: sums over ranks."""
     modules: pl.DataFrame
     """stage, the columns of `ppprof.analysis.modules.module_tree.MODULES`, and calls: sums over the
     ranks of a stage."""
@@ -185,23 +190,17 @@ class RunCosts:
             "peak_memory": max(peaks, default=None),
         }
 
-    @cached_property
-    def operator_means(self) -> pl.DataFrame:
-        """One row per operator, sorted by name: name, and `OPERATOR_VALUES` per rank and step.
+    def means(self, kind: str) -> pl.DataFrame:
+        """Return one row per name, sorted by name: name, and the values per rank and step.
 
         Each value has its variance, ``<value>_var``; see `per_step`.
-        """
-        means = per_step(self.operators, ["name"], OPERATOR_VALUES, self.ranks_of_step)
-        return means.sort("name")
 
-    @cached_property
-    def kernel_means(self) -> pl.DataFrame:
-        """One row per kernel, sorted by name: name, and `KERNEL_VALUES` per rank and step.
-
-        Each value has its variance, ``<value>_var``; see `per_step`.
+        Args:
+            kind: a key of `VALUES`: ``operators``, ``kernels``, ``collectives`` or
+                ``runtime_calls``.
         """
-        means = per_step(self.kernels, ["name"], KERNEL_VALUES, self.ranks_of_step)
-        return means.sort("name")
+        table: pl.DataFrame = getattr(self, kind)
+        return per_step(table, ["name"], VALUES[kind], self.ranks_of_step).sort("name")
 
     @cached_property
     def module_means(self) -> pl.DataFrame:

@@ -18,7 +18,7 @@ import polars as pl
 from ppprof.analysis.modules.gradients import modules_of_gradients
 from ppprof.analysis.profile.grouping import matching
 from ppprof.analysis.profile.profile import Profile
-from ppprof.arrays import Int64
+from ppprof.arrays import Bool, Int64
 from ppprof.trace.tree_arrays import subtree_sums
 
 MODULES = {
@@ -83,15 +83,11 @@ def modules(profile: Profile, step: pl.Series, *, attribute_backward: bool = Tru
     tree, hosts = profile.tree, profile.tree.hosts
     step_of = step.slice(0, hosts.height).to_numpy()
     is_step = (hosts["category"] == "ProfileStep").to_numpy()
-    is_piece = hosts["category"].is_in(_PIECES).to_numpy()
-    is_piece &= ~matching(hosts["name"], "#remote_op: ").to_numpy()
-    has_step = ~np.isnan(step_of.astype(float))
-    is_node = (is_piece | is_step) & has_step
-    is_node &= _depths(np.flatnonzero(is_node), tree.size) < _MAX_DEPTH
+    is_node = module_mask(profile, step)
     gradient_of = np.full(hosts.height, -1, np.int64)
     if attribute_backward and has_forward_links(profile):
         gradient_of = modules_of_gradients(tree, profile.trace.events["forward"], is_node)
-        gradient_of[~has_step] = -1
+        gradient_of[step.slice(0, hosts.height).is_null().to_numpy()] = -1
         is_node |= gradient_of >= 0
     above = tree.enclosing(is_node)
     rows = np.flatnonzero(is_node)
@@ -104,20 +100,14 @@ def modules(profile: Profile, step: pl.Series, *, attribute_backward: bool = Tru
             "gradient_of": gradient_of[rows],
             "step": step_of[rows].astype(np.int64),
             "is_step": is_step[rows],
-            "category": hosts["category"].gather(rows).cast(pl.String),
-            "name": hosts["name"].gather(rows).cast(pl.String),
+            "is_backward": (hosts["category"].gather(rows) == "Backward"),
+            "name": module_names(hosts[rows]),
             "start_ns": hosts["start_ns"].gather(rows),
             "cpu_ns": hosts["cpu_ns"].gather(rows),
             "gpu_ns": hosts["device_ns"].gather(rows),
             "own_cpu_ns": tree.own("cpu_ns", is_node, above)[rows],
             "own_gpu_ns": tree.own("device_ns", is_node, above)[rows],
         }
-    )
-    # Paddle names its loader by its class, which depends on the number of workers.
-    is_phase = pl.col("category").is_in(_PHASES)
-    nodes = nodes.with_columns(
-        name=pl.when(is_phase).then("category").otherwise("name"),
-        is_backward=pl.col("category") == "Backward",
     )
     is_inside = (gradient_of >= 0) | tree.below(np.flatnonzero(gradient_of >= 0))
     nodes = _with_paths(nodes, is_inside[rows])
@@ -134,6 +124,34 @@ def modules(profile: Profile, step: pl.Series, *, attribute_backward: bool = Tru
         self_ns=own_ns[rows], time_ns=pl.Series(subtree_sums(own_ns, tree.size)[rows])
     ).filter(pl.col("backward").is_null())
     return pl.concat([table.select(*MODULES) for table in (plain, gradients)])
+
+
+def module_mask(profile: Profile, step: pl.Series) -> Bool:
+    """Return whether each host event is a module or a step, shape (hosts,).
+
+    Args:
+        profile: a window.
+        step: the step of each event of the trace; events without a step are no modules.
+    """
+    tree, hosts = profile.tree, profile.tree.hosts
+    is_module = hosts["category"].is_in([*_PIECES, "ProfileStep"]).to_numpy()
+    is_module &= ~matching(hosts["name"], "#remote_op: ").to_numpy()
+    is_module &= step.slice(0, hosts.height).is_not_null().to_numpy()
+    is_module &= _depths(np.flatnonzero(is_module), tree.size) < _MAX_DEPTH
+    return is_module
+
+
+def module_names(hosts: pl.DataFrame) -> pl.Series:
+    """Return the names of modules, strings; phases are named by their category.
+
+    Paddle names its loader by its class, which depends on the number of workers.
+
+    Args:
+        hosts: rows of `ppprof.analysis.profile.event_tree.Tree.hosts`; reads category and name.
+    """
+    category, name = pl.col("category").cast(pl.String), pl.col("name").cast(pl.String)
+    is_phase = category.is_in(_PHASES)
+    return hosts.select(pl.when(is_phase).then(category).otherwise(name)).to_series()
 
 
 def has_forward_links(profile: Profile) -> bool:

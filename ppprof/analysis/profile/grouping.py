@@ -73,7 +73,9 @@ def ratio_of(column: str, whole: float, if_none: float | None = 0.0) -> pl.Expr:
 
     The default is 0.0, which Paddle prints in that case.
     """
-    return pl.col(column) / whole if whole else pl.lit(if_none, pl.Float64)
+    # Polars multiplies by the reciprocal of a scalar, which rounds ties of percentages differently.
+    wholes = pl.col(column) * 0 + whole
+    return pl.col(column) / wholes if whole else pl.lit(if_none, pl.Float64)
 
 
 def ratio(part: int, whole: int) -> float | None:

@@ -54,6 +54,11 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of, matching
+from ppprof.analysis.profile.hidden_reductions import (
+    DATA_PARALLEL,
+    DATA_PARALLEL_AXIS,
+    hidden_reductions,
+)
 from ppprof.analysis.profile.intervals import (
     Intervals,
     covered_within,
@@ -78,7 +83,7 @@ BESIDE = ("communication", "hidden", "host_launch")
 ``hidden``: the part of it during computation. ``host_launch``: the time in which some thread is in
 a runtime call that does not wait for the device."""
 
-UNKNOWN = "?"
+UNKNOWN_AXIS = "?"
 """The axis of communication whose group is unknown."""
 
 STRETCHES = {"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
@@ -123,7 +128,7 @@ def breakdown(profile: Profile) -> Breakdown:
     on_device = not tree.devices.is_empty()
     steps = steps_of_rank(profile)
     start, end = intervals_of(steps)
-    communication = _communication(profile)
+    communication = communication_events(profile, profile.trace.events["step"])
     computation = _computation(profile)
     threads = steps["thread"].unique()
     waiting = waiting_intervals(profile, threads) if on_device else None
@@ -234,22 +239,31 @@ def waiting_intervals(profile: Profile, threads: pl.Series) -> Intervals:
 
 
 def _computation(profile: Profile) -> Intervals:
-    """Return Paddle's Computation, and the kernels not of NCCL whose launch was not recorded."""
+    """Return Paddle's Computation, and the kernels not of NCCL whose launch was not recorded.
+
+    Without the all-reduces of `hidden_reductions`.
+    """
     kernels = profile.tree.devices.filter(is_kernel() & pl.col("host").is_null())
     unseen = intervals_of(kernels.filter(~_named(_NCCL)))
-    return together(profile.communication.computation, unseen)
+    computation = together(profile.communication.computation, unseen)
+    return difference(computation, intervals_of(hidden_reductions(profile.tree)))
 
 
-def _communication(profile: Profile) -> pl.DataFrame:
+def communication_events(profile: Profile, step: pl.Series) -> pl.DataFrame:
     """Return the communication of a window: kernels, or host events without device events.
 
     The host events are Communication events. Operators named after a collective count only in a
     trace without any Communication event, because an operator such as
-    ``Global_GradNodePyLayer_mp_allreduce`` may do nothing.
+    ``Global_GradNodePyLayer_mp_allreduce`` may do nothing. The all-reduces of `hidden_reductions`
+    count, too.
+
+    Args:
+        profile: a window.
+        step: the step of each event of the trace.
 
     Returns:
         name, axis, step, start_ns, end_ns. name and axis are those of the innermost Communication
-        event around the launch; without one, the row's own name and `UNKNOWN`. step is the step in
+        event around the launch; without one, the row's own name and `UNKNOWN_AXIS`. step is the step in
         which a host event began or a kernel was launched; null if unknown.
     """
     communication, tree = profile.communication, profile.tree
@@ -269,12 +283,21 @@ def _communication(profile: Profile) -> pl.DataFrame:
         launcher = table["host"]
         enclosing_span = np.append(tree.innermost(spans), -1)
         span = nullable(enclosing_span[launcher.fill_null(-1).to_numpy()])
-    return table.select(
+    table = table.select(
         pl.coalesce(events["name"].gather(span), "name").cast(pl.String).alias("name"),
-        events["axis"].gather(span).cast(pl.String).fill_null(UNKNOWN),
-        events["step"].gather(launcher),
+        events["axis"].gather(span).cast(pl.String).fill_null(UNKNOWN_AXIS),
+        step.gather(launcher).alias("step"),
         *("start_ns", "end_ns"),
     )
+    reductions = hidden_reductions(tree)
+    hidden = reductions.select(
+        name=pl.lit(DATA_PARALLEL),
+        axis=pl.lit(DATA_PARALLEL_AXIS),
+        step=step.gather(reductions["row"]),
+        start_ns="start_ns",
+        end_ns="end_ns",
+    )
+    return pl.concat([table, hidden])
 
 
 def _passes(profile: Profile, threads: pl.Series) -> pl.DataFrame:
@@ -318,7 +341,7 @@ def _bubble(
     """Return the communication with the communication between stages marked, and the bubble.
 
     Args:
-        communication: the result of `_communication`.
+        communication: the result of `communication_events`.
         passes: the result of `_passes`.
         waiting: the intervals in which the stepping threads wait; None in a trace without device
             events.
@@ -332,7 +355,7 @@ def _bubble(
     over_stages = pl.col("axis").str.split("+").list.contains("pp")
     to_stages = over_stages
     if passes["stage"].count():  # then a send to an unknown rank goes to a stage
-        to_stages |= pl.col("axis") == UNKNOWN
+        to_stages |= pl.col("axis") == UNKNOWN_AXIS
     has_passes = pl.col("step").is_in(passes["step"].implode()).fill_null(value=False)
     is_sent = communication.select(to_stages & _named(_SENT) & has_passes).to_series()
     communication = communication.with_columns(
@@ -376,9 +399,9 @@ def _named(pattern: str) -> pl.Expr:
 
 
 def axis_position(axis: str) -> tuple[bool, int, str]:
-    """Return a sort key for an axis: first the axes of `_AXES`, then combined axes, then `UNKNOWN`.
+    """Return a sort key for an axis: first the axes of `_AXES`, then combined axes, then `UNKNOWN_AXIS`.
 
     >>> sorted(["?", "dp", "pp+mp", "mp"], key=axis_position)
     ['mp', 'dp', 'pp+mp', '?']
     """
-    return axis == UNKNOWN, (*_AXES, axis).index(axis), axis
+    return axis == UNKNOWN_AXIS, (*_AXES, axis).index(axis), axis

@@ -9,7 +9,7 @@ import polars as pl
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.significance import Change
 from ppprof.analysis.report_data.run import ReportData
-from ppprof.report.diff_rows import RowSelection, select_rows
+from ppprof.report.diff_rows import KINDS, RowSelection, select_rows
 from ppprof.report.html.blocks import (
     MAX_ROWS,
     Block,
@@ -47,6 +47,9 @@ def change_section(report: ReportData, words: Words) -> tuple[str, Sequence[Bloc
     tables = select_rows(diff, RowSelection(limit=MAX_ROWS))
     basis = words(f"basis.{diff.step_times[1][1].replace(' ', '_')}")
     steps_label = words("about.change_steps", basis=basis)
+    by_name = [
+        block for view, kind in KINDS.items() for block in _by_name(diff, kind, tables[view], words)
+    ]
     blocks: list[Block] = [
         Tiles(
             [
@@ -57,8 +60,7 @@ def change_section(report: ReportData, words: Words) -> tuple[str, Sequence[Bloc
         *map(Note, diff.comparability.differences[:_MAX_DIFFERENCES]),
         _overview(tables["overview"], words),
         Chart("change_steps", steps_label, height=300),
-        *_by_name(diff, "operators", tables["op"], words),
-        *_by_name(diff, "kernels", tables["kernel"], words),
+        *by_name,
     ]
     if diff.modules.height > 1:
         blocks += [
@@ -107,14 +109,14 @@ def _overview(table: pl.DataFrame, words: Words) -> Table:
     return Table(words("sections.change"), columns, rows)
 
 
-def _by_name(diff: Diff, section: str, table: pl.DataFrame, words: Words) -> list[Block]:
-    title = words(f"sections.{section}")
+def _by_name(diff: Diff, kind: str, table: pl.DataFrame, words: Words) -> list[Block]:
+    title = words(f"sections.{kind}")
     if table.is_empty():
-        if (diff.operators if section == "operators" else diff.kernels).is_empty():
+        if getattr(diff, kind).is_empty():
             return []
         nothing = words("page.nothing", reason=words("reasons.nothing_changed"))
         return [Note(f"{title}: {nothing}")]
-    value = "gpu_total" if section == "kernels" else f"{diff.clock}_self"
+    value = diff.sort_value(kind).removesuffix("_ns")
     return [
         table_of(
             title,

@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.diff.module_changes import UNKNOWN
+from ppprof.analysis.modules.gaps import UNKNOWN
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.report.html.sections import has_pipeline, label, typical_step

@@ -8,8 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.diff.module_changes import UNKNOWN
 from ppprof.analysis.diff.run_costs import METRICS
+from ppprof.analysis.modules.gaps import UNKNOWN
 from ppprof.analysis.ranks.device_queue import CAUSES
 from ppprof.analysis.report_data.memory_timeline import Memory
 from ppprof.analysis.report_data.run import ReportData
@@ -256,7 +256,7 @@ def typical_step(report: ReportData) -> int:
 def _operators(report: ReportData, words: Words) -> Content:
     clock = report.costs.clock
     values = ["cpu_total", "cpu_self", *(["gpu_total", "gpu_self"] if clock == "gpu" else [])]
-    table = _shares(report.costs.operator_means, f"{clock}_self_ns")
+    table = _shares(report.costs.means("operators"), f"{clock}_self_ns")
     if table.is_empty():
         return _nothing(words, "no_operators")
     spec = [
@@ -270,7 +270,7 @@ def _operators(report: ReportData, words: Words) -> Content:
 
 def _kernels(report: ReportData, words: Words) -> Content:
     total = "gpu_total_ns"
-    table = _shares(report.costs.kernel_means, total)
+    table = _shares(report.costs.means("kernels"), total)
     if table.is_empty():
         return _nothing(words, "no_kernels")
     spec = [

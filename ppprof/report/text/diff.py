@@ -9,15 +9,15 @@ import polars as pl
 
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome
-from ppprof.analysis.diff.module_changes import UNKNOWN
-from ppprof.analysis.diff.run_costs import KERNEL_VALUES, OPERATOR_VALUES
-from ppprof.report.diff_rows import RowSelection, select_rows, sort_key
+from ppprof.analysis.diff.run_costs import VALUES
+from ppprof.analysis.modules.gaps import UNKNOWN
+from ppprof.report.diff_rows import KINDS, RowSelection, num_left_out, select_rows, sort_key
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Line, Table, columns_for
 
 _METRIC_NAMES = {"ips": "ips (samples/s)", "tokens_per_s": "tokens/s"}
-_TITLES = {"op": "Operators", "kernel": "Kernels"}
-_NOUNS = {"op": "operators", "kernel": "kernels", "module": "modules"}
+_NOUNS = {view: kind.replace("_", " ") for view, kind in KINDS.items()}
+_TITLES = {view: noun.capitalize() for view, noun in _NOUNS.items()}
 
 _OVERVIEW_NOTE = """\
 Step time, ips and tokens/s: of steps that were {words}. Computation to rest: of recorded steps; they add up to one.
@@ -28,19 +28,24 @@ Means over recorded steps. Each row is a pair of ranks at the same place of the 
 own time first. Own: the step without exposed communication and bubble, in which a rank waits for others.
 +-: standard error of Delta Own."""
 
-_KERNEL_NOTE = """\
+_NOTE = """\
 Means per rank and step; the largest change first. Delta: experiment minus baseline, also in % of the
-baseline. +-: standard error of the delta over steps. Changes below 5 standard errors or below 0.1% of a
-step are left out."""
+baseline. +-: standard error of the delta over steps."""
 
-_OPERATOR_NOTE = f"""\
-{_KERNEL_NOTE} Self: without the operators it calls. GPU: kernels, copies and memsets that it launched."""
+_NOTES = {
+    "op": " Self: without the operators it calls. GPU: kernels, copies and memsets that it launched.",
+    "kernel": "",
+    "dist": """
+Total: time of the kernels; without device events, of the calls on the host. It includes waiting for other ranks.""",
+    "runtime": "",
+}
+"""The end of a table's note, keyed by view."""
 
 _MODULE_NOTE = """\
 Means per rank and step; modules of both runs side by side, in the order in which they begin.
 Time: GPU time of modules that launch work on a device, CPU time of the others. Own: without the modules below.
 +-: standard error of Delta Own (for the step: of Delta). Until: the sum of Own from the beginning of the step
-to the end of the module, per run. (unknown): time of the step outside all modules."""
+to the end of the module, per run. (unknown): time of the step between its modules, at its place."""
 
 _MAX_DIFFERENCES = 12
 
@@ -76,8 +81,8 @@ def diff_blocks(
         yield _overview(diff, tables["overview"], options)
     if "rank" in tables and (tables["rank"].height > 1 or tuple(selection.views) == ("rank",)):
         yield _ranks(tables["rank"], selection, options)
-    for view in ("op", "kernel"):
-        total = (diff.operators if view == "op" else diff.kernels).height
+    for view, kind in KINDS.items():
+        total = getattr(diff, kind).height
         if view not in tables or not total:
             continue
         if tables[view].height:
@@ -87,7 +92,7 @@ def diff_blocks(
     num_modules = diff.modules.filter((pl.col("depth") > 0) & (pl.col("name") != UNKNOWN)).height
     if "module" in tables and num_modules:
         if tables["module"].height:
-            yield _modules(tables["module"], selection, options)
+            yield _modules(tables["module"], diff, selection, options)
         else:
             yield f"Modules: {_unchanged(num_modules, selection)}"
 
@@ -100,12 +105,29 @@ def _unchanged(num: int, selection: RowSelection) -> str:
         selection: the filters.
     """
     matching = f" that match {selection.pattern!r}" if selection.pattern else ""
-    least = f"{selection.min_delta_ns:,.0f} ns" if selection.min_delta_ns else "0.1% of a step"
-    limits = ["the noise"] * (not selection.include_noise) + [least] * (
-        not selection.include_noise or bool(selection.min_delta_ns)
-    )
+    limits = _limits(selection)
     by_more = f" by more than {' and '.join(limits)}" if limits else ""
     return f"none of {num}{matching} changed{by_more}."
+
+
+def _left_out(diff: Diff, view: str, shown: pl.DataFrame, selection: RowSelection) -> str:
+    """Return a line break and "12 more kernels changed, by less than ...", or "" for none."""
+    num = num_left_out(diff, view, shown, selection)
+    if not num:
+        return ""
+    noun = _NOUNS.get(view, "modules")
+    noun, verb = (noun.removesuffix("s"), "is") if num == 1 else (noun, "are")
+    matching = f" that match {selection.pattern!r}" if selection.pattern else ""
+    limits = " or ".join(_limits(selection))
+    return f"\n{num} more {noun}{matching} changed, by less than {limits}, and {verb} left out."
+
+
+def _limits(selection: RowSelection) -> list[str]:
+    """Return the limits that a change has to exceed to be shown: "the noise", "0.1% of a step"."""
+    limits = [] if selection.include_noise else ["the noise"]
+    if selection.min_delta_ns is not None:
+        return [*limits, *[f"{selection.min_delta_ns:,.0f} ns"] * (selection.min_delta_ns > 0)]
+    return [*limits, *["0.1% of a step"] * (not selection.include_noise)]
 
 
 def headline(diff: Diff) -> str:
@@ -207,8 +229,8 @@ def _ranks(table: pl.DataFrame, selection: RowSelection, options: TableOptions) 
 def _by_name(
     table: pl.DataFrame, view: str, diff: Diff, selection: RowSelection, options: TableOptions
 ) -> Table:
-    values = OPERATOR_VALUES if view == "op" else KERNEL_VALUES
-    key = sort_key(view, diff.clock, selection)
+    values = VALUES[KINDS[view]]
+    key = sort_key(diff, view, selection)
     others = [
         value
         for value in values
@@ -247,11 +269,13 @@ def _by_name(
         "Calls",
         *map(_title, others),
     ]
-    note = _OPERATOR_NOTE if view == "op" else _KERNEL_NOTE
+    note = f"{_NOTE}{_NOTES[view]}{_left_out(diff, view, table, selection)}"
     return Table(_TITLES[view], columns_for(headers), lines, options.time_unit, note=note)
 
 
-def _modules(table: pl.DataFrame, selection: RowSelection, options: TableOptions) -> Table:
+def _modules(
+    table: pl.DataFrame, diff: Diff, selection: RowSelection, options: TableOptions
+) -> Table:
     has_stages = table["stage"].n_unique() > 1
     rows = table.rows(named=True)
     shown = rows if selection.limit is None else _largest(rows, selection.limit)
@@ -286,7 +310,8 @@ def _modules(table: pl.DataFrame, selection: RowSelection, options: TableOptions
         "Baseline Until",
         "Experiment Until",
     ]
-    return Table("Modules", columns_for(headers), lines, options.time_unit, note=_MODULE_NOTE)
+    note = f"{_MODULE_NOTE}{_left_out(diff, 'module', table, selection)}"
+    return Table("Modules", columns_for(headers), lines, options.time_unit, note=note)
 
 
 def _largest(rows: Sequence[Mapping[str, Any]], limit: int) -> list[Mapping[str, Any]]:

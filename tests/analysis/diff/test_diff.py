@@ -8,15 +8,15 @@ import pytest
 import ppprof
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Threshold
-from ppprof.analysis.diff.module_changes import UNKNOWN
 from ppprof.analysis.diff.run_costs import PARTS, RunCosts
+from ppprof.analysis.modules.gaps import UNKNOWN
 from ppprof.analysis.modules.module_tree import MODULES
 from ppprof.errors import InputError, UsageError
 from ppprof.rundir import TraceName, claim, write_manifest
 from ppprof.rundir.step_times import STEP_TIMES
 from ppprof.topology import Topology
 from tests.fixtures.models import MS, Layer, gpt, training
-from tests.fixtures.timeline import Thread, span, write
+from tests.fixtures.timeline import Thread, kernel, launch, span, write
 
 
 def compared(tmp_path, one, other, **options) -> Diff:
@@ -118,13 +118,69 @@ def test_gpu_time_is_what_counts_where_there_is_a_gpu(tmp_path):
     assert modules(diff, "delta_self_ns") == [("Block", 3 * MS), ("Block", 3 * MS)]
 
 
+def test_collectives_and_runtime_calls_have_rows(tmp_path):
+    """A collective takes 30 instead of 10 on the device; the host waits 20 more for it."""
+
+    def steps(length):
+        spans = []
+        for step in range(6):
+            at = 500 * step
+            spans.append(
+                span("ProfileStep", f"ProfileStep#{step}", at, at + 400).around(
+                    span("Communication", "all_reduce", at + 10, at + 20).around(
+                        launch(at + 12, at + 15, kernel("ncclKernel", at + 30, at + 30 + length))
+                    ),
+                    span("Operator", "add", at + 21, at + 30).around(
+                        launch(at + 22, at + 25, kernel("add", at + 100, at + 105))
+                    ),
+                    launch(at + 40, at + 45 + length, name="cudaStreamSynchronize"),
+                )
+            )
+        return Thread(1, "main", tuple(spans))
+
+    diff = compared(tmp_path, steps(10), steps(30))
+    columns = ("name", "status", "baseline_calls")
+    times = ("baseline_total_ns", "experiment_total_ns", "is_clear")
+    assert diff.collectives.select(*columns, *times).rows() == [
+        ("all_reduce", "both", 1, 10, 30, True)
+    ]
+    times = ("baseline_cpu_total_ns", "experiment_cpu_total_ns", "is_clear")
+    assert diff.runtime_calls.select(*columns, *times).rows() == [
+        ("cudaStreamSynchronize", "both", 1, 15, 35, True),
+        ("cudaLaunchKernel", "both", 2, 6, 6, False),
+    ]
+
+
+def test_a_collective_on_the_host_has_its_axis(tmp_path):
+    def job(folder, length):
+        """Two ranks of one group, with the harness's names of groups."""
+        spans = tuple(
+            span("ProfileStep", f"ProfileStep#{step}", 99 * step, 99 * step + 90).around(
+                span(
+                    "Communication",
+                    "all_reduce[axis=dp group=1]",
+                    99 * step + 5,
+                    99 * step + 5 + length,
+                )
+            )
+            for step in range(5)
+        )
+        return run(folder, [Thread(1, "main", spans)] * 2, topology=Topology.of(dp=2))
+
+    runs = [job(tmp_path / str(length), length) for length in (10, 40)]
+    (row,) = ppprof.diff(*map(ppprof.open, runs)).collectives.rows(named=True)
+    assert (row["name"], row["baseline_calls"], row["delta_total_ns"]) == ("all_reduce (dp)", 1, 30)
+
+
 def test_the_trend_is_all_own_time_so_far(tmp_path):
     diff = compared(tmp_path, training(gpt(1)), training(gpt(1, linear=5.0)))
     rows = diff.modules.filter(pl.col("depth") > 0)
     for side in ("baseline", "experiment"):
         own = rows[f"{side}_self_ns"].cum_sum()
         assert rows[f"{side}_until_ns"].to_list() == pytest.approx(own.to_list())
-    assert rows["name"].to_list()[0] == UNKNOWN
+    assert rows.filter(depth=1)["name"].to_list() == [
+        *(UNKNOWN, "Dataloader", UNKNOWN, "GPT", UNKNOWN, "Backward", UNKNOWN)
+    ]
     whole = diff.modules.filter(depth=0)
     assert rows["baseline_until_ns"].to_list()[-1] == pytest.approx(
         whole["baseline_time_ns"].item()
@@ -382,6 +438,8 @@ def side(**overview):
             schema={"name": pl.String, "step": pl.Int64, "gpu_total_ns": pl.Int64}
         ),
         "kernels": pl.DataFrame(),
+        "collectives": pl.DataFrame(),
+        "runtime_calls": pl.DataFrame(),
         "modules": modules,
         "unattributed_modules": modules,
     }

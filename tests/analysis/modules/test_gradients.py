@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ppprof
+from ppprof.analysis.modules.gaps import UNKNOWN, gaps
 from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR, modules
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import StepRange, select_steps
@@ -340,7 +341,7 @@ def test_gradients_count_as_backward_if_one_run_has_no_links(tmp_path):
     formats.write(read(whole), tmp_path / "unlinked.pb")
     found = ppprof.diff(ppprof.open(whole), ppprof.open(tmp_path / "unlinked.pb")).modules
     assert set(found["status"]) == {"both"}
-    names = found["name"].to_list()
+    names = [name for name in found["name"] if name != UNKNOWN]
     assert names[names.index("Backward") + 1] == "Optimization"
     assert found.filter(name="Backward")["delta_time_ns"].to_list() == [0.0]
 
@@ -400,3 +401,9 @@ def test_links_of_any_kind_neither_lose_nor_double_time(tmp_path_factory, thread
     )
     # A gradient that begins in another step than its Backward takes its time along to that step.
     assert linked["self_ns"].sum() == plain["self_ns"].sum()
+    # The gaps of a step are its own time.
+    of_steps = plain.filter(path="").group_by("step").agg(pl.col("self_ns").sum())
+    of_gaps = gaps(profile, profile.trace.events["step"])
+    of_gaps = of_gaps.group_by("step").agg(gaps_ns=pl.col("self_ns").sum())
+    joined = of_steps.join(of_gaps, on="step", how="full").fill_null(0)
+    assert joined["self_ns"].to_list() == joined["gaps_ns"].to_list()

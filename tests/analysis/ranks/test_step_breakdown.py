@@ -196,6 +196,49 @@ def test_an_operator_named_after_a_collective_counts_where_nothing_better_is_kno
     assert "exposed ?" not in table(tmp_path / "a.pb", step(named, recorded))
 
 
+@pytest.mark.parametrize("division", ["scale kernel launch", "scale compute"])
+def test_the_all_reduce_of_data_parallel_is_communication(division, tmp_path):
+    """Of the gradient node, 10 to 40, all after the division; a node without one computes."""
+    reduced = span("Operator", "Global_GradNodeAccumulation", 10, 40).around(
+        span("DygraphKernelLaunch", "empty kernel launch", 11, 12),
+        span("DygraphKernelLaunch", division, 13, 15),
+    )
+    hooked = span("Operator", "Global_GradNodeAccumulation", 42, 48).around(
+        span("Operator", "scale dygraph", 43, 46, span("DygraphKernelLaunch", division, 44, 45))
+    )
+    step = span("ProfileStep", "ProfileStep#0", 0, 50, reduced, hooked)
+    found = table(tmp_path / "a.pb", Thread(1, "main", (step,)))
+    assert (found["computation"], found["exposed dp"], found["rest"]) == ([5 + 6], [25], [14])
+
+
+def test_one_node_may_reduce_several_groups(tmp_path):
+    """
+    ::
+
+        node        ####################    10 to 30
+        prepares     ##      ##             11 to 13, 19 to 21
+        all-reduce     ------  ---------    13 to 19, 21 to 30
+    """
+    name = "scale kernel launch"
+    prepares = [span("DygraphKernelLaunch", name, start, start + 2) for start in (11, 19)]
+    node = span("Operator", "Global_GradNodeAccumulation", 10, 30).around(*prepares)
+    step = span("ProfileStep", "ProfileStep#0", 0, 40, node)
+    found = table(tmp_path / "a.pb", Thread(1, "main", (step,)))
+    assert (found["computation"], found["exposed dp"]) == ([1 + 2 + 2], [6 + 9])
+
+
+def test_the_all_reduce_of_data_parallel_on_a_device_is_its_kernel(tmp_path):
+    reduced = span("Operator", "Global_GradNodeAccumulation", 10, 40).around(
+        span("DygraphKernelLaunch", "scale kernel launch", 13, 15).around(
+            launch(13, 14, kernel("scale", 14, 16))
+        ),
+        launch(20, 21, kernel("ncclKernel_AllReduce", 21, 30)),
+    )
+    step = span("ProfileStep", "ProfileStep#0", 0, 50, reduced)
+    found = table(tmp_path / "a.pb", Thread(1, "main", (step,)))
+    assert (found["computation"], found["exposed ?"]) == ([2], [9])
+
+
 def test_without_steps_there_are_no_rows(tmp_path):
     rows = breakdown(Profile(read(write(tmp_path / "a.pb", *drawn("op oooo"))))).parts
     assert rows.is_empty()

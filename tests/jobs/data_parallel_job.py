@@ -1,0 +1,33 @@
+"""Training with ``paddle.DataParallel`` on several ranks; rank 1 sleeps 60 ms in each step."""
+
+import os
+import time
+
+import paddle
+import paddle.distributed as dist
+from paddle import nn
+
+import ppprof
+
+SLEEP_S = 0.06
+
+
+def train() -> None:
+    dist.init_parallel_env()
+    paddle.seed(0)
+    net = paddle.DataParallel(nn.Sequential(*[nn.Linear(128, 128) for _ in range(6)]))
+    optimizer = paddle.optimizer.SGD(parameters=net.parameters())
+    block = {"enable": True, "scheduler": [3, 11], "profiler_log": "log"}
+    with ppprof.attach(block) as prof:
+        for _ in range(13):
+            if dist.get_rank() == 1:
+                time.sleep(SLEEP_S)
+            net(paddle.ones([16, 128])).mean().backward()
+            optimizer.step()
+            optimizer.clear_grad()
+            prof.step()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    train()
