@@ -1,0 +1,234 @@
+"""Totals of torch traces by ppprof and by peers, against a count of the raw events.
+
+::
+
+    python -m benchmarks.truth TRACES... --hta PYTHON --tracelens PYTHON -o docs/truth.md
+
+TRACES are files or folders. PYTHON is an interpreter that has the peer (`benchmarks.truth_peers`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gzip
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.steps import with_step
+from ppprof.analysis.ranks.step_breakdown import breakdown
+from ppprof.trace import read
+
+_PEERS = Path(__file__).with_name("truth_peers.py")
+_PEER_SECONDS = 300
+_COMMUNICATION = re.compile("nccl|xccl", re.IGNORECASE)
+_TOLERANCE = 1e-4
+
+_HEAD = """\
+# ppprof against a raw count, HTA and TraceLens
+
+[README](../README.md)
+
+`python -m benchmarks.truth` made this table, from public traces of PyTorch that others recorded: those of the tests
+of HTA (facebookresearch/HolisticTraceAnalysis, 0.5.0) and of TraceLens (AMD-AGI/TraceLens, commit 171dd747).
+
+- *Raw* counts the events of the JSON file, with exact decimals: kernels are complete events of category `kernel`,
+  communication the kernels with nccl or xccl in their name, *Computation* the time in which any other kernel runs,
+  *Overlap* the share of the time of communication in which one does.
+- The other columns are differences from it, of the numbers that each tool shows: of `ppprof ranks`, with the trace
+  as one step; of HTA's `get_temporal_breakdown` and `get_comm_comp_overlap`, with the last step; of TraceLens's
+  `get_df_gpu_timeline`. `=` is a difference of less than 0.01%, of Overlap less than 0.01 points. `-`: the tool does not
+  give the number.
+- HTA cuts times to whole microseconds; TraceLens counts memsets as computation. Other causes of their differences were
+  not looked for.
+"""
+
+
+class Totals(NamedTuple):
+    """Totals of one trace."""
+
+    num_kernels: int | None
+    kernel_ns: int | None
+    """Sum of the kernels' durations."""
+    computation_ns: float
+    overlap: float | None
+    """Share of the time of communication that computation hides; None without communication."""
+
+
+Interval = tuple[int, int]
+
+
+def raw_totals(path: Path) -> Totals | None:
+    """Return the totals of the events in the file; None for a file that is no JSON of a trace.
+
+    Deliberately shares no code with ppprof.
+    """
+    data = path.read_bytes()
+    data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    try:
+        content = json.loads(data, parse_float=Decimal)
+    except ValueError:
+        return None
+    events = content.get("traceEvents") if isinstance(content, dict) else content
+    if not isinstance(events, list):
+        return None
+    kernels = [
+        (str(event.get("name", "")), _ns(event["ts"]), _ns(event["ts"]) + _ns(event["dur"]))
+        for event in events
+        if event.get("ph") == "X"
+        and str(event.get("cat", "")).lower() == "kernel"
+        and "dur" in event
+    ]
+    computation = _union((a, b) for name, a, b in kernels if not _COMMUNICATION.search(name))
+    communication = _union((a, b) for name, a, b in kernels if _COMMUNICATION.search(name))
+    everything = _union([*computation, *communication])
+    hidden_ns = _length(computation) + _length(communication) - _length(everything)
+    return Totals(
+        len(kernels),
+        sum(end - start for _, start, end in kernels),
+        _length(computation),
+        hidden_ns / _length(communication) if _length(communication) else None,
+    )
+
+
+def _ns(microseconds: Any) -> int:
+    return round(Decimal(microseconds) * 1000)
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    union: list[Interval] = []
+    for start, end in sorted(intervals):
+        if union and start <= union[-1][1]:
+            union[-1] = (union[-1][0], max(end, union[-1][1]))
+        else:
+            union.append((start, end))
+    return union
+
+
+def _length(intervals: Sequence[Interval]) -> int:
+    return sum(end - start for start, end in intervals)
+
+
+def our_totals(path: Path) -> Totals:
+    """Return the totals of ``ppprof ranks`` for a trace whose steps are taken as user's spans."""
+    trace = read(path)
+    is_step = pl.col("category") == "ProfileStep"
+    category = pl.when(is_step).then(pl.lit("PythonUserDefined")).otherwise(pl.col("category"))
+    events = trace.events.with_columns(
+        category=category.cast(pl.Categorical), step=pl.lit(None, pl.Int64)
+    )
+    kernels = events.filter(pl.col("category") == "Kernel")
+    parts = breakdown(Profile(with_step(dataclasses.replace(trace, events=events)))).parts
+    times = dict(parts.group_by("part").agg(pl.col("time_ns").sum()).iter_rows())
+    communication_ns = times.get("communication", 0)
+    return Totals(
+        kernels.height,
+        int(kernels["dur_ns"].sum()),
+        times.get("computation", 0),
+        times.get("hidden", 0) / communication_ns if communication_ns else None,
+    )
+
+
+def peer_totals(peer: str, python: str, path: Path) -> Totals | str:
+    """Return the totals of a peer, or the error with which it ends."""
+    command = [python, str(_PEERS), peer, str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PEER_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"no answer in {_PEER_SECONDS} s"
+    try:
+        found = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        return f"exit code {done.returncode}"
+    if "error" in found:
+        return str(found["error"])
+    return Totals(None, None, found["computation_ns"], found["overlap"])
+
+
+def rows(paths: Iterable[tuple[str, Path]], peers: Mapping[str, str]) -> Iterator[list[str]]:
+    """Yield the table's cells, one row per trace with kernels; report failures on stderr."""
+    for name_of_trace, path in paths:
+        raw = raw_totals(path)
+        if raw is None or not raw.num_kernels:
+            continue
+        others: list[Totals | str] = [our_totals(path)]
+        others += [peer_totals(peer, python, path) for peer, python in peers.items()]
+        for name, other in zip(("ppprof", *peers), others):
+            if isinstance(other, str):
+                print(f"{path}: {name}: {other}", file=sys.stderr)
+        ours = others[0]
+        assert isinstance(ours, Totals)
+        is_exact = (ours.num_kernels, ours.kernel_ns) == (raw.num_kernels, raw.kernel_ns)
+        yield [
+            name_of_trace,
+            f"{raw.num_kernels:,}",
+            "=" if is_exact else f"{ours.num_kernels:,}, {ours.kernel_ns:,} ns",
+            f"{raw.computation_ns / 1e6:.3f}",
+            *(_difference(raw.computation_ns, other) for other in others),
+            "-" if raw.overlap is None else f"{raw.overlap:.2%}",
+            *(_points(raw.overlap, other) for other in others),
+        ]
+
+
+def _difference(raw_ns: float, other: Totals | str) -> str:
+    if isinstance(other, str):
+        return "fails"
+    difference = (other.computation_ns - raw_ns) / raw_ns if raw_ns else other.computation_ns
+    return "=" if abs(difference) < _TOLERANCE else f"{difference:+.2%}"
+
+
+def _points(raw: float | None, other: Totals | str) -> str:
+    if isinstance(other, str):
+        return "fails"
+    if raw is None or other.overlap is None:
+        return (
+            "-" if raw == other.overlap else "none" if raw is not None else f"{other.overlap:.2%}"
+        )
+    difference = 100 * (other.overlap - raw)
+    return "=" if abs(difference) < 100 * _TOLERANCE else f"{difference:+.2f}"
+
+
+def files_of(arguments: Iterable[Path]) -> Iterator[tuple[str, Path]]:
+    """Yield name and path of the files, and of those in the folders that may be traces."""
+    for argument in arguments:
+        if argument.is_dir():
+            for path in sorted([*argument.rglob("*.json.gz"), *argument.rglob("*.json")]):
+                yield str(path.relative_to(argument)), path
+        else:
+            yield argument.name, argument
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("traces", nargs="+", type=Path)
+    parser.add_argument("--hta", metavar="PYTHON")
+    parser.add_argument("--tracelens", metavar="PYTHON")
+    parser.add_argument("-o", "--output", type=Path, default=Path("/dev/stdout"))
+    args = parser.parse_args()
+    peers = {name: path for name in ("hta", "tracelens") if (path := getattr(args, name))}
+    names = {"hta": "HTA", "tracelens": "TraceLens"}
+    titles = ["ppprof", *(names[peer] for peer in peers)]
+    head = ["Trace", "Kernels", "in ppprof", "Computation (ms)", *titles, "Overlap", *titles]
+    found = list(rows(files_of(args.traces), peers))
+    places = [head.index("in ppprof"), *(i for i, title in enumerate(head) if title == "ppprof")]
+    equal = [sum(row[place] in ("=", "-") for row in found) for place in places]
+    summary = (
+        f"Of {len(found)} traces with kernels, ppprof equals the raw count in {equal[0]} (number of kernels "
+        f"and their summed duration, to the nanosecond), {equal[1]} (Computation) and {equal[2]} (Overlap)."
+    )
+    lines = [head, ["---"] * len(head), *found]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    args.output.write_text(f"{_HEAD}\n{summary}\n\n{table}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
