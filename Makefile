@@ -45,13 +45,14 @@ test: install
 test-jobs: install
 	HYPOTHESIS_PROFILE=ci $(PYTEST) -n 2 --dist loadscope -m jobs $(ARGS)
 
+# 1,000 examples of whole analyses take 10 minutes, hence the longer timeout.
 # Launches run one after another: some measure times, and gloo times out after 30 s.
 # If an environment cannot be installed here, its tests are skipped.
 test-all: install
-	-$(MAKE) --keep-going trainers $(VENV)-26/.installed
-	HYPOTHESIS_PROFILE=full $(PYTEST) -n auto --dist worksteal -m "not jobs and not all" $(ARGS)
+	-$(MAKE) --keep-going trainers $(VENV)-26/.installed $(VENV)-rpc/.installed
+	HYPOTHESIS_PROFILE=full $(PYTEST) --timeout 1800 -n auto --dist worksteal -m "not jobs and not all" $(ARGS)
 	HYPOTHESIS_PROFILE=full PPPROF_PADDLE26_PYTHON=$$(ls $(VENV)-26/bin/python 2>/dev/null) \
-		$(PYTEST) -m "jobs or all" $(ARGS)
+		PPPROF_RPC_PYTHON=$$(ls $(VENV)-rpc/bin/python 2>/dev/null) $(PYTEST) -m "jobs or all" $(ARGS)
 
 check: install
 	$(BIN)/ruff check .
@@ -72,6 +73,13 @@ $(VENV)-26/.installed: pyproject.toml
 		"paddlepaddle==2.6.2" "numpy<2" "protobuf<7" setuptools "pytest>=8,<10" "hypothesis>=6.100,<7" "filelock>=3.12,<4"
 	touch $@
 
+# The only wheel with paddle.distributed.rpc that needs no GPU for it: 3 GB.
+$(VENV)-rpc/.installed: pyproject.toml
+	$(PYTHON26) -m venv $(VENV)-rpc
+	$(VENV)-rpc/bin/python -m pip install --quiet --editable . \
+		"paddlepaddle-gpu==2.6.2" "numpy<2" "protobuf<7" setuptools
+	touch $@
+
 test-paddle26: install $(VENV)-26/.installed
 	PPPROF_PADDLE26_PYTHON=$(VENV)-26/bin/python $(PYTEST) tests/jobs/test_paddle_26.py
 
@@ -90,4 +98,4 @@ bench: install
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) $(VENV)-26 .venv-paddlenlp .venv-paddleformers profiler_log output log
+	rm -rf $(VENV) $(VENV)-26 $(VENV)-rpc .venv-paddlenlp .venv-paddleformers profiler_log output log

@@ -34,6 +34,11 @@ class VisualDL:
 
     def __init__(self, port: int) -> None:
         self._base = f"http://127.0.0.1:{port}/app/api/"
+        self._port = port
+
+    def url(self, page: str) -> str:
+        """The address of one of its pages, in English."""
+        return f"http://127.0.0.1:{self._port}/app/{page}?language=en"
 
     def get(self, route: str, page: str = "profiler", **args: object) -> Any:
         """The data of one route; raises AssertionError with VisualDL's words if it has an error."""
