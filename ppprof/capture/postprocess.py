@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ppprof.capture.children import environment
 from ppprof.capture.free_memory import available_bytes
 from ppprof.capture.output import forward_stderr, print_result, reason
 
@@ -34,10 +35,6 @@ _BASE_BYTES, _BYTES_A_RAW_BYTE = 200 << 20, 10
 """Upper bound of a child's memory. Children took 180, 280 and 660 MiB for raw captures of 3, 16 and
 65 MiB. The bound is compared with the free memory before a child starts, but it is not enforced:
 polars reserves far more than it uses, so a limit would make good captures fail."""
-
-_LAUNCHER = ("PADDLE_", "FLAGS_", "MASTER_", "POD_", "TRAINING_ROLE")
-"""Prefixes of the launcher's environment variables. A child must not see these variables, since it
-is not one of the job's ranks."""
 
 
 class PostProcessor:
@@ -187,7 +184,7 @@ def _start(command: list[str], raw: Path, nice: int) -> _Child | None:
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            env=_environment(),
+            env=environment(),
             start_new_session=True,
         )
     except OSError as error:
@@ -272,15 +269,6 @@ def _log_failure(raw: Path, command: list[str], why: str) -> None:
 def _text(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
-
-
-def _environment() -> dict[str, str]:
-    """Return a child's environment: without the launcher's variables, with this package's path."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(_LAUNCHER)}
-    package = str(Path(__file__).parents[2])
-    paths = [path for path in (environment.get("PYTHONPATH"), package) if path]
-    # SAFEPATH: do not import modules from the directory where the training was started.
-    return {**environment, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
 
 
 def _set_priority(pid: int, nice: int) -> None:

@@ -1,0 +1,106 @@
+"""Child processes that end in time, whatever they do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+_LAUNCHER = ("PADDLE_", "FLAGS_", "MASTER_", "POD_", "TRAINING_ROLE")
+"""Prefixes of the launcher's environment variables. A child must not see these variables, since it
+is not one of the job's ranks."""
+
+_REAP_SECONDS = 1.0
+"""How long to wait for a killed child: a child inside a driver may stay for ever."""
+_MOST_BYTES = 1 << 20
+"""Largest part of a child's output that is read, from its end."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The result of a child process."""
+
+    exit_code: int | None
+    """As for a shell, so 255 after C++'s ``exit(-1)``; negative for a signal; None after a time-out
+    and for a child that could not be started."""
+    stdout: str
+    stderr: str
+    """The end of each output; the error's text for a child that could not be started."""
+    is_started: bool = True
+
+
+def environment(*, keeps_flags: bool = False) -> dict[str, str]:
+    """Return a child's environment: without the launcher's variables, with this package's path.
+
+    Args:
+        keeps_flags: whether to keep Paddle's ``FLAGS_*``, for a child that computes with Paddle.
+    """
+    removed = tuple(name for name in _LAUNCHER if not (keeps_flags and name == "FLAGS_"))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(removed)}
+    package = str(Path(__file__).parents[2])
+    paths = [path for path in (kept.get("PYTHONPATH"), package) if path]
+    # SAFEPATH: do not import modules from the directory where the training was started.
+    return {**kept, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1"}
+
+
+def run(
+    command: Sequence[str],
+    timeout: float,
+    env: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+) -> Ended:
+    """Run a command and return its result; after ``timeout`` seconds, kill it and its children.
+
+    Never raises for a command that fails, hangs or does not exist. The output goes to files, so
+    that a killed child's own children cannot hold a pipe open.
+
+    Args:
+        command: the program and its arguments.
+        timeout: seconds.
+        env: the environment; None means this process's.
+        folder: the working directory; None means this process's.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=env,
+                cwd=folder,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            return Ended(None, "", str(error), is_started=False)
+        exit_code: int | None = None
+        try:
+            exit_code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            _kill(process)
+        return Ended(exit_code, _end_of(out), _end_of(err))
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a child with its children, and wait a moment for it."""
+    if process.returncode is None:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_REAP_SECONDS)
+    if process.returncode is None:
+        process.returncode = -signal.SIGKILL  # Popen warns about a child that is still running
+
+
+def _end_of(file: IO[bytes]) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _MOST_BYTES))
+    return file.read().decode(errors="replace")

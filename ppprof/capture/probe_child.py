@@ -1,0 +1,147 @@
+"""The child of `ppprof.capture.probe`: record a window of one kernel, report each stage as JSON.
+
+    python -m ppprof.capture.probe_child --seconds 60 --device gpu:0 cpu gpu
+
+Lines on stdout: ``{"stage": "prepare"}`` before each stage, then ``{"result": {...}}`` or
+``{"error": "..."}``. The process may end in any stage: C++ code may call ``exit``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_SIZE = 256
+"""Rows and columns of the matrices."""
+_TRACE_SWITCH = {"cpu": 1, "gpu": 2, "xpu": 4, "custom_device": 8}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the stages and end the process, without the destructors of C++."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--device", default="")
+    parser.add_argument("targets", nargs="*")
+    args = parser.parse_args(argv)
+    # The parent may be gone by then. SIGALRM's default action needs no Python.
+    signal.setitimer(signal.ITIMER_REAL, args.seconds + 1)
+    report = _Report()
+    try:
+        report.write(result=_window(args.device, args.targets, report))
+    except BaseException as error:
+        # Paddle's error messages begin with the C++ stack; the cause is at the end.
+        report.write(error=f"{type(error).__name__}: {error}"[-4000:])
+    os._exit(0)
+
+
+class _Report:
+    """Writes lines to stdout; everything else that the process prints goes to stderr."""
+
+    def __init__(self) -> None:
+        self._fd = os.dup(1)
+        os.dup2(2, 1)
+
+    def write(self, **line: Any) -> None:
+        """Write one line, at once."""
+        os.write(self._fd, json.dumps(line).encode() + b"\n")
+
+
+def _window(device: str, targets: list[str], report: _Report) -> dict[str, Any]:
+    report.write(stage="import")
+    import paddle
+    from paddle.base import core
+
+    report.write(stage="device")
+    if device:
+        paddle.set_device(device)
+    device = paddle.device.get_device()
+    report.write(stage="device", device=device)
+    custom_types = paddle.device.get_all_custom_device_type() or []
+    kind = _kind(device, custom_types)
+    matrix = paddle.ones([_SIZE, _SIZE])
+    paddle.matmul(matrix, matrix).numpy()  # libraries load their kernels before the window
+
+    report.write(stage="create")
+    options = core.ProfilerOptions()
+    for target in targets or dict.fromkeys(["cpu", kind]):
+        options.trace_switch |= _TRACE_SWITCH[target]
+    profiler = core._Profiler.create(options, custom_types)
+    if profiler is None:
+        raise RuntimeError("Paddle returned no profiler")
+    report.write(stage="prepare")
+    profiler.prepare()
+    report.write(stage="start")
+    profiler.start()
+    report.write(stage="kernel")
+    before_ns = time.time_ns()
+    product = paddle.matmul(matrix, matrix)
+    if kind != "cpu":
+        paddle.device.synchronize()
+    synchronized_ns = time.time_ns()
+    product.numpy()
+    report.write(stage="stop")
+    trace = profiler.stop()
+    return {
+        "before_ns": before_ns,
+        "synchronized_ns": synchronized_ns,
+        "files": sorted(path.name for path in Path().iterdir()),
+        **_counts(trace.get_data()),
+    }
+
+
+def _kind(device: str, custom_types: list[str]) -> str:
+    """Return the target of a device."""
+    name = device.partition(":")[0]
+    return "custom_device" if name in custom_types else name
+
+
+def _counts(trees: dict[Any, Any]) -> dict[str, Any]:
+    """Return the numbers of events, and the times of the first kernel and of its launch.
+
+    Args:
+        trees: the root of each thread.
+    """
+    num_operators = num_launches = 0
+    kernels = []
+    for node in _nodes(trees):
+        num_operators += _type(node) == "Operator"
+        for call in node.runtime_node:
+            num_launches += 1
+            kernels += [(k.start_ns, k.end_ns, call.start_ns) for k in call.device_node if _is(k)]
+        kernels += [(k.start_ns, k.end_ns, None) for k in node.device_node if _is(k)]
+    start_ns, end_ns, launch_ns = min(kernels, default=(None, None, None))
+    return {
+        "num_operators": num_operators,
+        "num_kernels": len(kernels),
+        "num_launches": num_launches,
+        "launch_ns": launch_ns,
+        "kernel_start_ns": start_ns,
+        "kernel_end_ns": end_ns,
+    }
+
+
+def _nodes(trees: dict[Any, Any]) -> Iterator[Any]:
+    waiting = list(trees.values())
+    while waiting:
+        node = waiting.pop()
+        waiting += node.children_node
+        yield node
+
+
+def _is(event: Any) -> bool:
+    return _type(event) == "Kernel"
+
+
+def _type(event: Any) -> str:
+    return str(event.type).rpartition(".")[2]
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

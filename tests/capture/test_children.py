@@ -1,0 +1,64 @@
+"""Children that fail, hang, or do not exist."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ppprof.capture import children
+
+
+def _python(code: str, timeout: float = 20) -> children.Ended:
+    return children.run([sys.executable, "-c", code], timeout)
+
+
+def test_a_child_that_ends() -> None:
+    code = "import os; os.write(1, b'out'); os.write(2, b'err'); os._exit(255)"
+    assert _python(code) == children.Ended(255, "out", "err")
+
+
+def test_a_child_that_hangs_is_killed_with_its_children() -> None:
+    code = (
+        "import os, signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print(os.fork(), flush=True); time.sleep(60)"
+    )
+    start = time.monotonic()
+    ended = _python(code, 1.5)
+    assert ended.exit_code is None
+    assert time.monotonic() - start < 10
+    grandchild = max(map(int, ended.stdout.split()))
+    for _ in range(100):
+        stat = Path(f"/proc/{grandchild}/stat")
+        if not stat.exists() or stat.read_text().split()[2] in "ZX":
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{grandchild} still runs")
+
+
+def test_a_program_that_does_not_exist() -> None:
+    ended = children.run(["/no/such/program"], 5)
+    assert not ended.is_started
+    assert "No such file" in ended.stderr
+
+
+def test_only_the_end_of_a_long_output_is_read() -> None:
+    ended = _python("print('x' * (3 << 20) + 'end')")
+    assert len(ended.stdout) == 1 << 20
+    assert ended.stdout.endswith("end\n")
+
+
+def test_a_child_is_not_one_of_the_jobs_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PADDLE_TRAINER_ID", "MASTER_ADDR", "POD_IP", "TRAINING_ROLE", "FLAGS_x"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with_flags = children.environment(keeps_flags=True)
+    assert with_flags.keys() - children.environment().keys() == {"FLAGS_x"}
+    assert with_flags["CUDA_VISIBLE_DEVICES"] == "3"
+    names = ("PADDLE_TRAINER_ID", "MASTER_ADDR", "POD_IP", "TRAINING_ROLE")
+    assert not set(names) & with_flags.keys()
+    package = str(Path(children.__file__).parents[2])
+    assert package in with_flags["PYTHONPATH"].split(os.pathsep)
