@@ -66,8 +66,8 @@ def run(
         env: the environment; None means this process's.
         folder: the working directory; None means this process's.
     """
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        try:
+    try:
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -77,16 +77,16 @@ def run(
                 cwd=folder,
                 start_new_session=True,
             )
-        except (OSError, ValueError) as error:
-            return Ended(None, "", str(error), is_started=False)
-        exit_code: int | None = None
-        try:
-            exit_code = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            _kill(process)
-        return Ended(exit_code, _end_of(out), _end_of(err))
+            exit_code: int | None = None
+            try:
+                exit_code = process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                _kill(process)
+            return Ended(exit_code, _end_of(out), _end_of(err))
+    except (OSError, ValueError) as error:
+        return Ended(None, "", str(error), is_started=False)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

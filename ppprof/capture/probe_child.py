@@ -59,11 +59,13 @@ def _window(device: str, targets: list[str], report: _Report) -> dict[str, Any]:
     from paddle.base import core
 
     report.write(stage="device")
+    custom_types = paddle.device.get_all_custom_device_type() or []
+    if not device and custom_types and paddle.device.get_device() == "cpu":
+        device = custom_types[0]  # a plugin's device is not always Paddle's default
     if device:
         paddle.set_device(device)
     device = paddle.device.get_device()
     report.write(stage="device", device=device)
-    custom_types = paddle.device.get_all_custom_device_type() or []
     kind = _kind(device, custom_types)
     matrix = paddle.ones([_SIZE, _SIZE])
     paddle.matmul(matrix, matrix).numpy()  # libraries load their kernels before the window

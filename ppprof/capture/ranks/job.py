@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ppprof import rundir
+from ppprof.capture import device
 from ppprof.topology import AXES, Topology
 
 log = logging.getLogger("ppprof")
@@ -133,7 +134,8 @@ class Job:
     def manifest(self, more: Mapping[str, Any]) -> dict[str, Any]:
         """Return the manifest: run id, start, topology, hosts, versions, and the entries of ``more``.
 
-        Each call returns a new run id.
+        ``machine`` is of this rank's machine; see `ppprof.capture.device.machine`. Each call
+        returns a new run id.
         """
         topology = self.topology
         return {
@@ -154,6 +156,7 @@ class Job:
                 "python": platform.python_version(),
                 "platform": platform.platform(),
             },
+            "machine": device.machine(),
             **more,
         }
 

@@ -129,3 +129,10 @@ def test_before_the_ranks_can_talk_nothing_is_recorded(
         "nothing is recorded, the training goes on\n"
     )
     assert not log.exists()
+
+
+def test_the_manifest_names_the_machine_and_its_software() -> None:
+    machine = Job.here().manifest({})["machine"]
+    assert machine["device"] == "cpu"
+    assert set(machine["build"]) >= {"version", "commit"}
+    assert {"cpu", "cores", "memory_bytes", "driver"} <= set(machine)
