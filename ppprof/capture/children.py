@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -87,6 +88,22 @@ def run(
             return Ended(exit_code, _end_of(out), _end_of(err))
     except (OSError, ValueError) as error:
         return Ended(None, "", str(error), is_started=False)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[str]:
+    """Make a folder for a child, and remove it with its files at the end.
+
+    A killed child's children may still write there; then the folder stays.
+
+    Raises:
+        OSError: the folder cannot be made.
+    """
+    folder = tempfile.mkdtemp(prefix="ppprof-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

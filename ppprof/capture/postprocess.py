@@ -230,6 +230,16 @@ class _Child:
         self.process.returncode = self.process.returncode or 0
 
 
+def helper_bytes(raw_bytes: int, ranks: int) -> int:
+    """Return an upper bound of the memory that one child of each of ``ranks`` ranks takes.
+
+    Args:
+        raw_bytes: size of each rank's raw capture.
+        ranks: ranks on this machine.
+    """
+    return ranks * (_BASE_BYTES + _BYTES_A_RAW_BYTE * raw_bytes)
+
+
 def _memory_shortage(raw: Path) -> str:
     """Return why memory is too short for one child of each local rank.
 
@@ -238,7 +248,7 @@ def _memory_shortage(raw: Path) -> str:
     left = available_bytes()
     with suppress(OSError, ValueError):
         ranks = int(os.environ.get("PADDLE_LOCAL_SIZE", "1"))
-        needed = ranks * (_BASE_BYTES + _BYTES_A_RAW_BYTE * raw.stat().st_size)
+        needed = helper_bytes(raw.stat().st_size, ranks)
         if left is not None and left < needed:
             return f"{left >> 20} MiB of memory are left, up to {needed >> 20} MiB may be needed"
     return ""

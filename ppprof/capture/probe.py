@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ppprof.capture.children import Ended, environment, run
+from ppprof.capture.children import Ended, environment, run, temporary_folder
 from ppprof.units import escape_control_chars
 
 TIMEOUT_SECONDS = 60.0
@@ -186,14 +185,11 @@ def probe(
     command += ["--seconds", str(timeout), "--device", device, *(targets or ())]
     try:
         # A plugin's profiler may still write there when the child has been killed.
-        with tempfile.TemporaryDirectory(prefix="ppprof-probe-", **_LENIENT) as folder:
+        with temporary_folder() as folder:
             ended = run(command, timeout, environment(keeps_flags=True), Path(folder))
             return interpret(ended, timeout)
     except OSError as error:
         return Probe(FAILED, f"the probe cannot start: {error}", "make TMPDIR writable")
-
-
-_LENIENT: dict[str, Any] = {"ignore_cleanup_errors": True} if sys.version_info >= (3, 10) else {}
 
 
 def interpret(ended: Ended, timeout: float) -> Probe:

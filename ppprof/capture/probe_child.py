@@ -89,7 +89,7 @@ def _window(device: str, targets: list[str], report: _Report) -> dict[str, Any]:
     synchronized_ns = time.time_ns()
     product.numpy()
     report.write(stage="stop")
-    trace = profiler.stop()
+    trace = profiler.stop()  # owns the nodes
     return {
         "before_ns": before_ns,
         "synchronized_ns": synchronized_ns,

@@ -21,7 +21,7 @@ from ppprof.errors import PpprofError
 
 COMMANDS = (
     *("config", "summary", "ranks", "merge", "diff", "advise", "report", "convert"),
-    *("trigger", "finish", "completion"),
+    *("doctor", "trigger", "finish", "completion"),
 )
 """Modules of this package, in the order of the help."""
 

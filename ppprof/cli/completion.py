@@ -11,7 +11,18 @@ from typing import Any
 SHELLS = ("bash", "zsh", "tcsh")
 """Supported shells."""
 
-_FILES = {"PATH", "RUN", "BASE", "FILE", "IN", "OUT", "CFG", "BASELINE", "EXPERIMENT"}
+_FILES = {
+    "PATH",
+    "RUN",
+    "BASE",
+    "FILE",
+    "IN",
+    "OUT",
+    "CFG",
+    "BASELINE",
+    "EXPERIMENT",
+    "PROFILER_LOG",
+}
 """Metavars of arguments that are a file or a directory."""
 
 

@@ -235,4 +235,4 @@ def test_a_window_of_paddle_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (result.kind, result.device, result.exit_code) == ("works", "cpu", 0)
     assert result.num_operators == 1
     assert result.num_kernels == 0
-    assert not list(Path().glob("ppprof-probe*"))
+    assert not list(Path().glob("ppprof-*"))
