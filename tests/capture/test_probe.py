@@ -2,80 +2,21 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from ppprof.capture.children import Ended
 from ppprof.capture.probe import KINDS, PERMISSION, SUBSCRIBER, Probe, interpret, probe
-
-PADDLE = """
-import os, sys, time
-class _Tensor:
-    def numpy(self): return None
-def ones(shape): return _Tensor()
-def matmul(a, b): return _Tensor()
-def set_device(name): device.name = name; AT("device")
-class device:
-    name = "gpu:0"
-    get_device = staticmethod(lambda: device.name)
-    get_all_custom_device_type = staticmethod(lambda: ["npu"])
-    synchronize = staticmethod(lambda: None)
-FAULTS = {}
-def AT(stage):
-    if stage in FAULTS: FAULTS[stage]()
-def die(text, code=255):
-    def end():
-        os.write(2, text.encode()); os._exit(code)
-    return end
-def fail(error):
-    def end(): raise error
-    return end
-"""
-CORE = """
-import time
-from types import SimpleNamespace as Node
-import paddle
-class ProfilerOptions: trace_switch = 0
-def tree():
-    now = time.time_ns()
-    kernels = [Node(type="TracerEventType.Kernel", start_ns=now - 900, end_ns=now - 500)]
-    launch = Node(start_ns=now - 1000, device_node=kernels if paddle.KERNELS else [])
-    op = dict(type="TracerEventType.Operator", children_node=[], device_node=[])
-    op = Node(runtime_node=[launch], **op)
-    root = Node(type="x", children_node=[op], runtime_node=[], device_node=[])
-    return {1: root}
-class _Profiler:
-    switches = []
-    @staticmethod
-    def create(options, types):
-        _Profiler.switches.append((options.trace_switch, types))
-        paddle.AT("create")
-        return _Profiler() if not paddle.NO_PROFILER else None
-    def prepare(self): paddle.AT("prepare")
-    def start(self): paddle.AT("start")
-    def stop(self):
-        paddle.AT("stop")
-        return Node(get_data=tree)
-"""
+from tests.capture.simulated_paddle import make, plant
 
 
 @pytest.fixture
 def simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A package named paddle, in which a test plants one fault."""
-    package = tmp_path / "site" / "paddle"
-    (package / "base").mkdir(parents=True)
-    (package / "base" / "__init__.py").write_text("from . import core")
-    (package / "base" / "core.py").write_text(CORE)
+    package = make(tmp_path / "site")
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
-    _plant(package)
     return package
-
-
-def _plant(package: Path, fault: str = "", *, kernels: bool = True, profiler: bool = True) -> None:
-    flags = f"KERNELS = {kernels}\nNO_PROFILER = {not profiler}\n"
-    (package / "__init__.py").write_text(PADDLE + flags + textwrap.dedent(fault))
 
 
 def test_a_window_that_holds_its_kernel(simulated: Path) -> None:
@@ -92,7 +33,7 @@ def test_a_window_that_holds_its_kernel(simulated: Path) -> None:
 
 def test_the_device_and_the_targets_are_the_callers(simulated: Path) -> None:
     fault = "FAULTS['stop'] = lambda: fail(RuntimeError(str(base.core._Profiler.switches)))()"
-    _plant(simulated, f"import paddle.base as base\n{fault}")
+    plant(simulated, f"import paddle.base as base\n{fault}")
     result = probe(("cpu", "gpu", "custom_device"), 20, "gpu:2")
     assert result.device == "gpu:2"
     assert "[(11, ['npu'])]" in result.reason
@@ -143,7 +84,7 @@ PERMISSION_TEXT = (
 def test_the_profiler_or_the_device_ends_the_process(
     simulated: Path, stage: str, text: str, kind: str, reason: str, action: str
 ) -> None:
-    _plant(simulated, f"FAULTS[{stage!r}] = die('''{text}''')")
+    plant(simulated, f"FAULTS[{stage!r}] = die('''{text}''')")
     result = probe(timeout=20, device="gpu:0")
     assert (result.kind, result.ok, result.exit_code) == (kind, False, 255)
     assert reason in result.reason
@@ -157,7 +98,7 @@ def test_a_plugin_without_hooks_raises(simulated: Path) -> None:
         "C++ Traceback (most recent call last):\\n----\\nError Message Summary:\\n----\\n"
         "UnimplementedError: no hooks here\\n  [Hint: not this] (at /paddle/x.cc:1)"
     )
-    _plant(simulated, f"FAULTS['create'] = fail(RuntimeError('{error}'))")
+    plant(simulated, f"FAULTS['create'] = fail(RuntimeError('{error}'))")
     result = probe(timeout=20, device="npu:0")
     assert (result.kind, result.device) == ("no hooks", "npu:0")
     assert result.reason == (
@@ -167,14 +108,14 @@ def test_a_plugin_without_hooks_raises(simulated: Path) -> None:
 
 
 def test_paddle_returns_no_profiler(simulated: Path) -> None:
-    _plant(simulated, profiler=False)
+    plant(simulated, profiler=False)
     result = probe(timeout=20)
     assert result.kind == "no hooks"
     assert "Paddle returned no profiler" in result.reason
 
 
 def test_a_window_without_kernels_and_a_profiler_that_writes_files(simulated: Path) -> None:
-    _plant(simulated, "FAULTS['start'] = lambda: os.mkdir('ascend_profiling')", kernels=False)
+    plant(simulated, "FAULTS['start'] = lambda: os.mkdir('ascend_profiling')", kernels=False)
     result = probe(timeout=20, device="npu:0")
     assert (result.kind, result.files) == ("no events", ("ascend_profiling",))
     assert result.reason == (
@@ -184,26 +125,26 @@ def test_a_window_without_kernels_and_a_profiler_that_writes_files(simulated: Pa
 
 
 def test_a_device_that_hangs(simulated: Path) -> None:
-    _plant(simulated, "FAULTS['device'] = lambda: time.sleep(60)")
+    plant(simulated, "FAULTS['device'] = lambda: time.sleep(60)")
     result = probe(timeout=3, device="gpu:0")
     assert (result.kind, result.exit_code) == ("late", None)
     assert result.reason == "no answer within 3 s while starting the device"
 
 
 def test_a_crash_is_reported_with_its_signal(simulated: Path) -> None:
-    _plant(simulated, "FAULTS['stop'] = lambda: os.kill(os.getpid(), 11)")
+    plant(simulated, "FAULTS['stop'] = lambda: os.kill(os.getpid(), 11)")
     result = probe(timeout=20)
     assert (result.kind, result.exit_code) == ("refused", -11)
     assert result.reason == "the child ended with signal 11 while closing the window"
 
 
 def test_what_paddle_prints_is_not_taken_for_the_result(simulated: Path) -> None:
-    _plant(simulated, "print('{\"result\": {}}', flush=True)")
+    plant(simulated, "print('{\"result\": {}}', flush=True)")
     assert probe(timeout=20).kind == "works"
 
 
 def test_a_broken_installation(simulated: Path) -> None:
-    _plant(simulated, "raise ImportError('libcudart.so.12: cannot open shared object file')")
+    plant(simulated, "raise ImportError('libcudart.so.12: cannot open shared object file')")
     result = probe(timeout=20)
     assert (result.kind, result.device) == ("no device", "")
     assert "a library of the device's driver or runtime is missing" in result.reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,16 +92,14 @@ def file_system(folder: Path, mounts: Path = Path("/proc/mounts")) -> str:
         lines = mounts.read_text(errors="replace").splitlines()
     except OSError:
         return "unknown"
-    deepest = (-1, "unknown")
+    depth, found = 0, "unknown"
     for line in lines:
-        _, point, kind, *_ = *line.split(), "", "", ""
-        path = Path(point.replace("\\040", " ") or "/")
-        if path == folder or path in folder.parents:
-            # Of two mounts at one point, the later one is visible.
-            deepest = max(deepest, (len(path.parts), kind), key=lambda pair: pair[0])
-            if len(path.parts) == deepest[0]:
-                deepest = (deepest[0], kind)
-    return deepest[1]
+        _, point, kind = (*line.split(), "", "", "")[:3]
+        path = Path(point.replace("\\040", " "))
+        # Of two mounts at one point, the later one is visible.
+        if point and (path == folder or path in folder.parents) and len(path.parts) >= depth:
+            depth, found = len(path.parts), kind
+    return found
 
 
 def shared_memory(folder: Path = _SHM) -> Iterator[Check]:
