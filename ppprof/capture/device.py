@@ -123,9 +123,8 @@ def _current_device() -> dict[str, Any]:
     found: dict[str, Any] = {"device": device}
     if custom_types:
         found["custom_device_types"] = custom_types
-    if kind == "gpu":  # Paddle computes on it, so that it is started already
+    if kind == "gpu":  # its name comes from NVML: asking CUDA for it might start CUDA
         found["count"] = core.get_cuda_device_count()
-        found["devices"] = [{"name": paddle.device.cuda.get_device_name()}]
     elif kind == "xpu":
         found["count"] = core.get_xpu_device_count()
     elif kind in custom_types:
