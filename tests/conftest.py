@@ -14,6 +14,7 @@ from filelock import FileLock
 
 pytest.register_assert_rewrite("tests.oracles", "tests.jobs")
 
+from tests import device  # noqa: E402
 from tests.jobs.launching import CONFIGS, run, train  # noqa: E402
 
 collect_ignore = [  # programs of other environments
@@ -86,6 +87,17 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Make], Path
         return folder
 
     return made
+
+
+@pytest.fixture(scope="session")
+def test_device(once: Callable[[str, Make], Path]) -> Callable[..., dict[str, str]]:
+    """``test_device(STUCK=3)``: the environment of a program with the device of `tests.device`."""
+
+    def make(folder: Path) -> None:
+        device.build(folder)
+
+    plugin = once("test_device", make) / f"lib{device.NAME}.so"
+    return lambda **switches: device.variables(plugin, **switches)
 
 
 @pytest.fixture

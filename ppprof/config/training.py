@@ -20,8 +20,9 @@ class GlobalConfig:
 
     UNUSED: ClassVar[tuple[str, ...]] = ("flags", "enable_partial_send_recv", "use_recompute")
 
-    device: Literal["cpu", "gpu", "xpu", "rocm", "npu", "mlu"] = "gpu"
-    """Device to train on."""
+    device: Union[Literal["cpu", "gpu", "xpu", "rocm", "npu", "mlu"], str] = "gpu"
+    """Type of device to train on: cpu, gpu, xpu, rocm (Paddle's gpu on AMD and Hygon), or the type of
+    an installed plugin, such as npu, mlu, gcu or metax_gpu."""
     seed: int = knob(1024, minimum=0)
     """Seed of initialization, dropout and data order."""
     global_batch_size: Optional[int] = knob(None, minimum=1)

@@ -16,6 +16,7 @@ from paddle.io import DataLoader
 
 import ppprof
 from ppprof.config import Config
+from ppprof.config.validation import did_you_mean
 from ppprof.errors import ConfigError
 from ppprof.train import checkpoint
 from ppprof.train.corpus import DataError, find_files, packed_file, token_file
@@ -33,11 +34,7 @@ def train(config: Config) -> None:
         InputError: the checkpoint to resume from is unusable.
         UsageError: the ``Profiler`` block names ranks that the job does not have.
     """
-    try:
-        paddle.set_device(config.Global.device)
-    except (ValueError, RuntimeError) as error:
-        message = f"{config.Global.device}: {str(error).strip().splitlines()[-1]}"
-        raise ConfigError([config.problem("Global.device", message)]) from error
+    _set_device(config)
     trainer = Trainer(config)
     profiler = ppprof.attach(
         config.Profiler,
@@ -47,6 +44,26 @@ def train(config: Config) -> None:
     )
     with profiler as session:
         trainer.fit(session)
+
+
+def _set_device(config: Config) -> None:
+    """Make Paddle compute on ``Global.device``.
+
+    Raises:
+        ConfigError: this build of Paddle does not know the device, or the machine does not have it.
+    """
+    name = config.Global.device
+    try:
+        paddle.set_device("gpu" if name == "rocm" else name)
+    except (ValueError, RuntimeError) as error:
+        device = paddle.device
+        types = (*device.get_all_device_type(), *device.get_all_custom_device_type())
+        known = list(dict.fromkeys(["cpu", *types]))
+        message = (
+            f"{name}: {str(error).strip().splitlines()[-1]}; this build of Paddle knows "
+            f"{', '.join(known)}{did_you_mean(name, known)}"
+        )
+        raise ConfigError([config.problem("Global.device", message)]) from error
 
 
 class Trainer:

@@ -188,6 +188,7 @@ def test_what_is_refused(problems, text, problem):
         ("Engine: {max_steps: 20.0}", lambda config: config.Engine.max_steps == 20),
         ("Optimizer: {weight_decay: 0}", lambda config: config.Optimizer.weight_decay == 0.0),
         ("Global: {device: GPU}", lambda config: config.Global.device == "gpu"),
+        ("Global: {device: metax_gpu}", lambda config: config.Global.device == "metax_gpu"),
         ("Model: {no_recompute_layers: '2,'}", lambda c: c.Model.no_recompute_layers == (2,)),
         ("Data: {Eval: {dataset: {split: dev}}}", lambda c: c.Data.Eval.dataset.split == "dev"),
     ],

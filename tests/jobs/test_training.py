@@ -113,6 +113,7 @@ def test_a_rank_whose_device_is_not_there_says_so(tmp_path: Path, local_rank: st
     done = train(tmp_path, "Global.device=gpu", PADDLE_LOCAL_RANK=local_rank)
     assert done.returncode == 2
     assert "-o Global.device=gpu: Global.device: gpu: " in done.stderr
+    assert "this build of Paddle knows cpu" in done.stderr
     assert "Traceback" not in done.stderr
 
 
