@@ -209,7 +209,10 @@ def _attach(
         parts.append(RecordingPart(clock, results.windows, post_processor, triggers))
     if clock_sync is not None:
         parts.append(ClockSyncPart(clock_sync))
-    parts.append(_steps(profiler, job, run, summary, printing))
+    steps = _steps(profiler, job, run, summary, printing)
+    parts.append(steps)
+    if results.windows is not None:
+        results.windows.before_stop = steps.flush
     if results.post_processor is not None:
         parts.append(TablesPart(results.post_processor))
     parts.append(results)
@@ -310,12 +313,13 @@ def _windows(
         from ppprof.capture.recording.fleet import FleetSpans
         from ppprof.capture.recording.recorder import Recorder
         from ppprof.capture.recording.rpc import RpcCalls
+        from ppprof.capture.recording.targets import Targets
         from ppprof.capture.recording.windows import Windows
 
         max_trace_mb, budget = profiler.max_trace_mb, None
         if max_trace_mb is not None:
             budget = DiskBudget(run, job.rank, max_trace_mb, profiler.formats)
-        recorder = Recorder(profiler, prints)
+        recorder = Recorder(profiler, prints, Targets(profiler.targets, run))
         wrappers = (Collectives(job.topology), FleetSpans(), RpcCalls())
         return Windows(recorder, post_processor, run, job.rank, job.topology, budget, wrappers)
     except Exception as error:

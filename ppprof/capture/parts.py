@@ -207,7 +207,8 @@ class RecordingPart(Part):
         self._apply_keep_decisions()
         windows, self._windows = self._windows, None
         if windows is not None:
-            windows.close(keep_empty=ending.failed or self._clock.schedule.record is None)
+            keep_empty = ending.failed or self._clock.schedule.record is None
+            windows.close(keep_empty, failed=ending.failed)
 
     def rescue(self) -> None:
         """Save an open window. Paddle's profiler is not released: the training may be using it."""
@@ -300,18 +301,19 @@ class StepsPart(Part):
     def on_transition(self, transition: Transition) -> int:
         """Write all steps to disk if a window has ended."""
         if transition.ends_window:
-            self._flush()
+            self.flush()
         return 0
 
     def close(self, ending: Ending) -> None:
         """Write all steps to disk."""
-        self._flush()
+        self.flush()
 
     def rescue(self) -> None:
         """Write all steps to disk, the same as `close`."""
-        self._flush()
+        self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Write all steps to disk, also before a window is saved: a stuck device may end the process."""
         if self._log is not None:
             self._log.flush()
         if self._scalars is not None:

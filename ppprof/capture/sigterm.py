@@ -6,8 +6,8 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 _PATIENCE = 20.0
 """Seconds after which the process ends even if saving has not finished, since a disk may hang."""
@@ -37,6 +37,7 @@ class SigtermGuard:
 
     def __init__(self, save: Callable[[], None]) -> None:
         self._save = save
+        self._thread = threading.Thread(target=self._watch, name="ppprof SIGTERM", daemon=True)
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
 
@@ -65,8 +66,8 @@ class SigtermGuard:
             return None
         signal.signal(signal.SIGTERM, guard._handle)
         signal.siginterrupt(signal.SIGTERM, False)
-        threading.Thread(target=guard._watch, name="ppprof SIGTERM", daemon=True).start()
         _active = guard
+        guard._thread.start()
         return guard
 
     def uninstall(self) -> None:
@@ -92,6 +93,7 @@ class SigtermGuard:
         deadline = threading.Timer(_PATIENCE, _die)
         deadline.daemon = True
         deadline.start()
+        _send_sigterm_after(_PATIENCE + 1)
         try:
             self._save()
         finally:
@@ -113,12 +115,75 @@ class SigtermGuard:
         os.close(self._writer)
 
 
+@contextmanager
+def default_sigterm() -> Iterator[None]:
+    """Within it, SIGTERM ends the process at once, even while C++ code holds Python's lock.
+
+    No thread of Python can run then, so nothing could be saved anyway. Does nothing without an
+    installed guard, as when the program handles SIGTERM itself. In the guard's thread, which saves
+    because of a SIGTERM, a second SIGTERM has that effect from then on: that of the guard's own
+    timer, or of an impatient sender.
+    """
+    guard = _active
+    if guard is None or signal.getsignal(signal.SIGTERM) != guard._handle:
+        yield
+    elif threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, guard._handle)
+            signal.siginterrupt(signal.SIGTERM, False)
+    else:
+        if threading.current_thread() is guard._thread:
+            _restore_default_action()
+        yield
+
+
 def _die() -> None:
+    _restore_default_action()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _restore_default_action() -> None:
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal.restype = ctypes.c_void_p
     libc.signal(signal.SIGTERM, None)  # SIG_DFL; Python's own call works in the main thread only
-    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _SignalEvent(ctypes.Structure):
+    """``struct sigevent`` of Linux."""
+
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("padding", ctypes.c_char * 48),
+    )
+
+
+class _TimerSetting(ctypes.Structure):
+    """``struct itimerspec``: the interval, then the time until the first expiration."""
+
+    _fields_ = (("times", ctypes.c_long * 4),)
+
+
+def _send_sigterm_after(seconds: float) -> None:
+    """Let the kernel send SIGTERM to this process: Python's timers need Python's lock.
+
+    Does nothing on systems other than Linux.
+    """
+    sigev_signal, clock_monotonic = 0, 1
+    for library in (None, "librt.so.1"):  # glibc before 2.34 has the functions in librt
+        with suppress(OSError, AttributeError):
+            libc = ctypes.CDLL(library)
+            event = _SignalEvent(signal=signal.SIGTERM, notify=sigev_signal)
+            timer = ctypes.c_void_p()
+            setting = _TimerSetting((0, 0, int(seconds), int(seconds % 1 * 1e9)))
+            if libc.timer_create(clock_monotonic, ctypes.byref(event), ctypes.byref(timer)) == 0:
+                libc.timer_settime(timer, 0, ctypes.byref(setting), None)
+                return
 
 
 # A forked child, such as a worker of a DataLoader, shares the pipe. A SIGTERM to the child would

@@ -30,7 +30,7 @@ def train(workers):
     from ppprof.capture.recording import recorder
     from tests.capture.fault_program import SmallRecorder
 
-    recorder.Recorder = lambda config, prints: SmallRecorder("")
+    recorder.Recorder = lambda config, prints, targets: SmallRecorder("")
     results = []
     block = {"enable": True, "profiler_log": "log", "scheduler": [1, 3], "formats": ["json", "pb"]}
     with ppprof.attach(block) as prof:

@@ -26,6 +26,8 @@ from paddle.profiler.profiler_statistic import gen_layer_flops
 
 from ppprof import paths
 from ppprof.capture.output import print_result
+from ppprof.capture.recording.targets import TRACE_SWITCH, Targets
+from ppprof.capture.sigterm import default_sigterm
 from ppprof.rundir import CLOCK_MARKER, INCOMPLETE_MARKER
 
 if TYPE_CHECKING:
@@ -35,10 +37,13 @@ log = logging.getLogger("ppprof")
 
 _LEAST_JUMP_NS = 10_000_000
 """A smaller difference between the two clocks may be an error of its measurement."""
+_PATIENCE_SECONDS, _POLL_SECONDS = 10.0, 0.005
+"""How long a device may take to finish its work after an exception, and the time between queries."""
+_abandoned: list[Any] = []
+"""Profilers that must not be destroyed, since destroying one stops it."""
 _CLOCK_ATTEMPTS, _EXACT_NS = 4, 20_000
 _GUEST_SECONDS, _GUEST_WAIT_SECONDS = 5.0, 0.01
 """Longest time to wait for guests to close, and the time between two attempts."""
-_TRACE_SWITCH = {"cpu": 1, "gpu": 2, "xpu": 4, "custom_device": 8}
 
 
 class Recorder:
@@ -47,9 +52,13 @@ class Recorder:
     For each window, call `prepare` and `start`, then `begin_step` and `end_step` for each step, then
     `stop`. After the last window, call `close`.
 
+    Paddle's profiler is created at once on a CPU. On another device it is created by the first
+    `prepare`, after the probe of the device's profiler.
+
     Args:
         config: the ``Profiler`` block.
         prints: whether `stop` prints Paddle's table of FLOPs if ``with_flops`` is set.
+        targets: what to record; None for ``config.targets`` in a window that cannot wait for a probe.
         is_guest: whether the recorder works beside a training of this process that did not ask for
             it, for a remote call. It then changes no function of Paddle, so that the events of
             layers, backward and optimizers are missing, and another recorder waits until it closes.
@@ -62,7 +71,12 @@ class Recorder:
     """Number of recorders of this process that are guests and not closed."""
 
     def __init__(
-        self, config: ProfilerConfig, prints: bool = True, *, is_guest: bool = False
+        self,
+        config: ProfilerConfig,
+        prints: bool = True,
+        targets: Targets | None = None,
+        *,
+        is_guest: bool = False,
     ) -> None:
         self._is_guest = is_guest
         self._shapes = config.record_shapes or config.with_flops
@@ -72,12 +86,10 @@ class Recorder:
         self._step: Any = None
         self._clock_offset_ns = 0
         self._prepared = self._recording = False
-        options = core.ProfilerOptions()
-        for target in _targets(config.targets):
-            options.trace_switch |= _TRACE_SWITCH[target]
-        self._profiler = self._create(options)
-        if self._profiler is None:
-            raise RuntimeError("another profiler is open in this process")
+        self._targets = targets or Targets(config.targets)
+        self._profiler: Any = None
+        if not self._targets.on_device:
+            self._create()
         if is_guest:
             Recorder._num_guests += 1
             return
@@ -85,9 +97,19 @@ class Recorder:
         _pair_events(True)
         self._switch(False)
 
-    def _create(self, options: Any) -> Any:
+    def _create(self) -> None:
+        """Create Paddle's profiler for the targets that can be recorded."""
+        options = core.ProfilerOptions()
+        for target in self._targets.decide():
+            options.trace_switch |= TRACE_SWITCH[target]
+        self._profiler = self._create_profiler(options)
+        if self._profiler is None:
+            raise RuntimeError("another profiler is open in this process")
+
+    def _create_profiler(self, options: Any) -> Any:
         """Return Paddle's profiler; None if another one stays open. Waits for guests to close."""
-        devices = paddle.device.get_all_custom_device_type()
+        has_custom = options.trace_switch & TRACE_SWITCH["custom_device"]
+        devices = paddle.device.get_all_custom_device_type() if has_custom else []
         latest = time.monotonic() + _GUEST_SECONDS
         while True:
             profiler = core._Profiler.create(options, devices)
@@ -97,7 +119,15 @@ class Recorder:
             time.sleep(_GUEST_WAIT_SECONDS)
 
     def prepare(self) -> None:
-        """Set up the tracers. Call it before the step that precedes a window, if there is one."""
+        """Set up the tracers. Call it before the step that precedes a window, if there is one.
+
+        On a device, the first call waits for the probe of the device's profiler.
+
+        Raises:
+            RuntimeError: another profiler is open in this process.
+        """
+        if self._profiler is None:
+            self._create()
         self._profiler.prepare()
         self._prepared = True
 
@@ -149,7 +179,7 @@ class Recorder:
         """
         self._silence()
         self._recording = False
-        result = self._profiler.stop()
+        result = self._stop()
         hidden = raw.with_name(f".{raw.stem}.tmp")
         try:
             result.save(str(hidden), "pb")
@@ -169,13 +199,49 @@ class Recorder:
         if self._prepared:  # prepared tracers are torn down only by a window, here an empty one
             self._profiler.start()
         if self._prepared or self._recording:
-            self._profiler.stop()
+            self._stop()
         self._profiler = None
         if self._is_guest:
             Recorder._num_guests -= 1
             return
         paddle_profiler._is_profiler_used = False
         _pair_events(False)
+
+    def device_answers(self, patience_s: float = _PATIENCE_SECONDS) -> bool:
+        """Return whether the device finishes its work; True without a device in the window.
+
+        The work is not waited for by Paddle's calls, which may never return, but by an event.
+
+        Args:
+            patience_s: how long the device may take.
+        """
+        if not (self._targets.on_device and (self._prepared or self._recording)):
+            return True
+        event = paddle.device.Event()
+        event.record()
+        deadline = time.monotonic() + patience_s
+        while not event.query():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def abandon(self) -> None:
+        """Leave an open window as it is, since stopping it would wait for a device for ever."""
+        self._silence()
+        _abandoned.append(self._profiler)
+        self._profiler, self._prepared, self._recording, self._step = None, False, False, None
+
+    def _stop(self) -> Any:
+        """Stop Paddle's profiler and return its result.
+
+        On a device, Paddle waits for the device meanwhile, in C++ and with Python's lock. If the
+        device never answers, only the default action of SIGTERM can end the process.
+        """
+        if not self._targets.on_device:
+            return self._profiler.stop()
+        with default_sigterm():
+            return self._profiler.stop()
 
     def _silence(self) -> None:
         if self._shapes:
@@ -239,30 +305,6 @@ def span(name: str, category: str) -> Any:
             Paddle, such as "Communication".
     """
     return core._RecordEvent(name, getattr(core.TracerEventType, category))
-
-
-def _targets(wanted: Any) -> list[str]:
-    """Return the targets that can be traced with this build of Paddle on this machine.
-
-    A target must not be passed to Paddle otherwise: a GPU build on a machine without a GPU crashes
-    if the GPU is a target.
-
-    Args:
-        wanted: names of targets; unusable targets are skipped with a warning. "auto" means all
-            usable targets.
-    """
-    is_usable = {
-        "cpu": True,
-        "gpu": core._Profiler.is_cupti_supported() and paddle.device.cuda.device_count() > 0,
-        "xpu": core._Profiler.is_xpti_supported(),
-        "custom_device": True,
-    }
-    if wanted == "auto":
-        return [target for target, usable in is_usable.items() if usable]
-    for target in wanted:
-        if not is_usable[target]:
-            log.warning(f"Profiler.targets: {target} cannot be traced here and is left out")
-    return [target for target in wanted if is_usable[target]]
 
 
 def _pair_events(always: bool) -> None:

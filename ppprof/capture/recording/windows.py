@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -66,6 +66,8 @@ class Windows:
         self._num_steps = 0
         self._budget = budget
         self._held: dict[int, rundir.TraceName] = {}
+        self.before_stop: Callable[[], None] = lambda: None
+        """Called before a window is saved: saving waits for the device, which may never answer."""
         self.holds = False
         """Whether a window that is saved from now on is held: it gets no tables until `release`, or
         is deleted by `drop`."""
@@ -141,11 +143,13 @@ class Windows:
         if after.records:
             self._recorder.begin_step(step)
 
-    def close(self, keep_empty: bool) -> None:
+    def close(self, keep_empty: bool, failed: bool = False) -> None:
         """Release all held windows, save an open window, and release Paddle's profiler.
 
         Args:
             keep_empty: whether to save an open window in which no step has ended.
+            failed: whether an exception ends the training. Then a device that no longer answers is
+                left alone, with its window: Paddle would wait for it for ever.
 
         Raises:
             RuntimeError: the window could not be saved.
@@ -154,7 +158,12 @@ class Windows:
         try:
             for window in list(self._held):
                 self.release(window)
-            if self._open is not None and (keep_empty or self._num_steps):
+            if failed and not self._recorder.device_answers():
+                self._recorder.abandon()
+                if self._open is not None:
+                    lost = f"window {self._open.window} is lost, steps recorded: {self._num_steps}"
+                    raise RuntimeError(f"the device does not answer; {lost}")
+            elif self._open is not None and (keep_empty or self._num_steps):
                 self._recorder.end_step(is_complete=False)
                 self._save()
         finally:
@@ -209,6 +218,7 @@ class Windows:
             self._uninstall()
             raw = self._run / name.raw
             try:
+                self.before_stop()
                 self._recorder.stop(raw, brief)
             except Exception as error:
                 lost = f"window {name.window} is lost, steps recorded: {self._num_steps}"

@@ -1,0 +1,196 @@
+"""Which targets of Paddle's profiler a rank can record without danger for its training.
+
+The profiler of a device may end the process in C++ when it cannot start: without the driver's
+permission, beside another profiler, without a driver. So a child process opens a window first::
+
+    rank 0 of a node    attach | steps ............. | first window
+    child               import Paddle, one kernel |
+    other ranks         attach | steps ............. | first window: read the child's result
+
+Where the device's profiler does not work, windows record the host alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import paddle
+from paddle.base import core
+
+from ppprof.capture import probe as probing
+from ppprof.capture.output import reason
+from ppprof.rundir import device_probes
+from ppprof.rundir.device_probes import DeviceProbe
+
+log = logging.getLogger("ppprof")
+
+TRACE_SWITCH = {"cpu": 1, "gpu": 2, "xpu": 4, "custom_device": 8}
+"""Numbers of the targets in ``ProfilerOptions.trace_switch``."""
+
+_POLL_SECONDS = 0.02
+_known: dict[str, DeviceProbe] = {}
+"""Results of probes in this process, by device."""
+_probed: set[str] = set()
+"""Devices that `_probe_for_process` probes or has probed."""
+_KERNELS = 10
+"""CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL of cupti_activity.h."""
+
+
+class Targets:
+    """The targets of a rank's windows. A child process probes the device's profiler meanwhile.
+
+    Args:
+        wanted: ``Profiler.targets``: names of targets, or "auto" for the host and the training's
+            device.
+        run: the run directory, through which the ranks of a node share one probe. None for a window
+            that cannot wait, such as that of a remote call: until the probe has ended, only the host
+            is recorded.
+        probe: probes a device; see `ppprof.capture.probe.probe`.
+    """
+
+    def __init__(
+        self,
+        wanted: Any,
+        run: Path | None = None,
+        probe: Callable[..., probing.Probe] = probing.probe,
+    ) -> None:
+        self._is_explicit = wanted != "auto"
+        self._run = run
+        self._device = paddle.device.get_device()
+        self._names = _usable(wanted, self._device)
+        self._thread: threading.Thread | None = None
+        self._warns = True
+        self.on_device = self._names != ["cpu"]
+        """Whether windows may record a device; if so, `decide` waits for the probe."""
+        if not self.on_device:
+            return
+        if run is None:
+            self._probe_for_process(probe)
+            return
+        try:
+            is_first = device_probes.claim(run)
+        except OSError as error:
+            self._give_up(reason(error))
+            return
+        self._warns = is_first
+        if is_first:
+            self._thread = threading.Thread(target=self._probe, args=(probe,), daemon=True)
+            self._thread.start()
+
+    def decide(self, patience_s: float = probing.TIMEOUT_SECONDS + 10) -> list[str]:
+        """Return the targets to record; wait for the probe if it has not ended.
+
+        If the device is not recorded, log why, once on each node.
+
+        Args:
+            patience_s: longest time to wait.
+        """
+        if not self.on_device:
+            return self._names
+        found = self._await(patience_s) if self._run is not None else _known.get(self._device)
+        if found is None:
+            self._give_up("the probe of its profiler has not ended")
+        elif self._is_safe(found):
+            _known[self._device] = found
+        else:
+            self._give_up(found.reason, found.action)
+        return self._names
+
+    def _is_safe(self, found: DeviceProbe) -> bool:
+        """Return whether the device's profiler works, and writes no files that were not asked for."""
+        if found.kind in (probing.WORKS, probing.NO_EVENTS):
+            is_useful = found.kind == probing.WORKS and not found.writes_files
+            return is_useful or self._is_explicit
+        if found.kind in (probing.REFUSED, probing.NO_HOOKS):
+            return False
+        # The child could not even compute, perhaps because the training has taken all memory.
+        return "gpu" in self._names and _cupti_accepts()
+
+    def _give_up(self, why: str, action: str = "") -> None:
+        self.on_device = False
+        self._names = ["cpu"]
+        if self._warns and self._run is not None:
+            advice = f"; to record it: {action}" if action else ""
+            log.warning(
+                f"{self._device} is not recorded: {why}; windows hold the host's events only, and "
+                f"the training goes on{advice}"
+            )
+
+    def _probe(self, probe: Callable[..., probing.Probe]) -> None:
+        assert self._run is not None
+        try:
+            device_probes.write(self._run, _ask(probe, self._names, self._device))
+        except OSError as error:
+            log.debug(f"{self._run}: {reason(error)}")
+
+    def _probe_for_process(self, probe: Callable[..., probing.Probe]) -> None:
+        def ask() -> None:
+            _known[self._device] = _ask(probe, self._names, self._device)
+
+        if self._device not in _known and self._device not in _probed:
+            _probed.add(self._device)
+            threading.Thread(target=ask, daemon=True).start()
+
+    def _await(self, patience_s: float) -> DeviceProbe | None:
+        """Return the result of the node's probe; None if the prober fails or takes too long."""
+        assert self._run is not None
+        deadline = time.monotonic() + patience_s
+        while True:
+            has_ended = self._thread is not None and not self._thread.is_alive()
+            found = device_probes.read(self._run)
+            if found is not None or has_ended or time.monotonic() >= deadline:
+                return found
+            time.sleep(_POLL_SECONDS)
+
+
+def _ask(probe: Callable[..., probing.Probe], targets: list[str], device: str) -> DeviceProbe:
+    found = probe(targets, device=device)
+    return DeviceProbe(found.kind, found.reason, found.action, bool(found.files))
+
+
+def _usable(wanted: Any, device: str) -> list[str]:
+    """Return the targets that this build of Paddle can record on this machine.
+
+    A target must not be passed to Paddle otherwise: a GPU build on a machine without a GPU crashes
+    if the GPU is a target.
+
+    Args:
+        wanted: names of targets; unusable targets are skipped with a warning. "auto" means the host
+            and the kind of ``device``.
+        device: the training's device, such as "gpu:0".
+    """
+    kind = device.partition(":")[0]
+    custom_types = paddle.device.get_all_custom_device_type() or []
+    is_usable = {
+        "cpu": True,
+        "gpu": core._Profiler.is_cupti_supported() and paddle.device.cuda.device_count() > 0,
+        "xpu": core._Profiler.is_xpti_supported(),
+        "custom_device": bool(custom_types),
+    }
+    if wanted == "auto":
+        target = "custom_device" if kind in custom_types else kind
+        return [name for name in dict.fromkeys(["cpu", target]) if is_usable.get(name)]
+    for target in wanted:
+        if not is_usable[target]:
+            log.warning(f"Profiler.targets: {target} cannot be traced here and is left out")
+    return [target for target in wanted if is_usable[target]]
+
+
+def _cupti_accepts() -> bool:
+    """Return whether CUPTI lets this process record kernels; it returns a code and does not exit."""
+    for name in ("libcupti.so", "libcupti.so.13", "libcupti.so.12", "libcupti.so.11.8"):
+        try:
+            cupti = ctypes.CDLL(name)
+            if cupti.cuptiActivityEnable(_KERNELS) == 0:
+                cupti.cuptiActivityDisable(_KERNELS)
+                return True
+            return False
+        except (OSError, AttributeError):
+            continue
+    return False

@@ -1,0 +1,69 @@
+"""Whether the profiler of a node's devices works, found out once on each node.
+
+::
+
+    profiler_log/
+      devices/node7.asked    a rank on node7 probes the device's profiler
+      devices/node7.json     {"kind": "refused", "reason": "...", "action": "..."}
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ppprof import paths
+
+_MOST_BYTES = 1 << 16
+
+
+class DeviceProbe(NamedTuple):
+    """The result of a probe, as `ppprof.capture.probe` defines its fields."""
+
+    kind: str
+    reason: str
+    action: str
+    writes_files: bool = False
+    """Whether the device's own profiler wrote files unasked."""
+
+
+def claim(run: Path) -> bool:
+    """Return whether this process is the first one of its node that asks: it has to probe.
+
+    Raises:
+        OSError: the run directory cannot be written.
+    """
+    path = _path(run, "asked")
+    path.parent.mkdir(exist_ok=True)
+    try:
+        path.touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def write(run: Path, probe: DeviceProbe) -> None:
+    """Write the result for the ranks of this node.
+
+    Raises:
+        OSError: the run directory cannot be written.
+    """
+    paths.write_atomically(_path(run, "json"), json.dumps(probe._asdict()).encode())
+
+
+def read(run: Path) -> DeviceProbe | None:
+    """Return the result for this node; None if there is none yet, or if it is unreadable."""
+    with suppress(OSError, ValueError, TypeError):
+        values = json.loads(paths.read_bounded(_path(run, "json"), _MOST_BYTES))
+        probe = DeviceProbe(**values)
+        texts = (probe.kind, probe.reason, probe.action)
+        if all(isinstance(text, str) for text in texts):
+            return probe
+    return None
+
+
+def _path(run: Path, suffix: str) -> Path:
+    return run / "devices" / f"{platform.node()}.{suffix}"

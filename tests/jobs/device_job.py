@@ -1,0 +1,47 @@
+"""A training on the test device: each step multiplies matrices, and reads no result.
+
+    python -m tests.jobs.device_job FOLDER [KEY=VALUE...]
+
+``FOLDER`` is the run directory, KEYs are those of the ``Profiler`` block, and ``steps``, ``matmuls``,
+``fails`` (the step before which the training raises an exception) and ``reads`` (whether each step
+reads its result). Prints ``step N`` after each step and the true time of a step at the end.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import paddle
+import yaml
+
+import ppprof
+from tests import device
+
+
+def main(folder: str, *settings: str) -> None:
+    """Train with the settings."""
+    values = {key: yaml.safe_load(value) for key, _, value in (s.partition("=") for s in settings)}
+    steps, matmuls = values.pop("steps", 8), values.pop("matmuls", 3)
+    fails, reads = values.pop("fails", None), values.pop("reads", False)
+    paddle.set_device(device.NAME)
+    matrix = paddle.ones([64, 64])
+    block = {"enable": True, "scheduler": [2, 5], "profiler_log": folder, **values}
+    with ppprof.attach(block) as session:
+        start = time.perf_counter()
+        for step in range(steps):
+            if step == fails:
+                raise ValueError("the training fails")
+            product = matrix
+            for _ in range(matmuls):
+                product = paddle.matmul(matrix, matrix)
+            if reads:
+                product.numpy()
+            session.step(num_samples=1)
+            print(f"step {step}", flush=True)
+        paddle.device.synchronize()
+        print(f"true step {(time.perf_counter() - start) / max(1, steps)} s", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
