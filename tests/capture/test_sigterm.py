@@ -6,8 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
+
+from ppprof.capture import sigterm
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 
@@ -148,3 +152,49 @@ thread.start()
 thread.join()
 """
     assert run(body) == (0, "None\n")
+
+
+HELD = """
+import ctypes, os, signal, sys, time
+from ppprof.capture import sigterm
+sigterm._PATIENCE = 1.0
+wait_in_c = ctypes.PyDLL(None).sleep  # a call through PyDLL keeps Python's lock
+def save():
+    print("saving", flush=True)
+    with sigterm.default_sigterm():
+        wait_in_c(60)
+guard = sigterm.SigtermGuard.install(save)
+print("ready", flush=True)
+if sys.argv[1] == "loop":
+    with sigterm.default_sigterm():
+        wait_in_c(60)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("where", ["loop", "rescue"])
+def test_sigterm_ends_a_process_whose_python_cannot_run(tmp_path: Path, where: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HELD, where], stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "ready\n"
+        time.sleep(0.2)  # until the loop is in its C function
+        job.terminate()
+        try:
+            assert job.wait(20) == -signal.SIGTERM
+        finally:
+            job.kill()
+        assert (job.stdout.read() == "saving\n") is (where == "rescue")
+
+
+def test_within_default_sigterm_the_own_handler_of_a_program_stays() -> None:
+    def own(number: int, frame: object) -> None:
+        pass
+
+    previous = signal.signal(signal.SIGTERM, own)
+    try:
+        with sigterm.default_sigterm():
+            assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, previous)

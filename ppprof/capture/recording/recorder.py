@@ -40,7 +40,7 @@ _LEAST_JUMP_NS = 10_000_000
 _PATIENCE_SECONDS, _POLL_SECONDS = 10.0, 0.005
 """How long a device may take to finish its work after an exception, and the time between queries."""
 _abandoned: list[Any] = []
-"""Profilers that must not be destroyed, since destroying one stops it."""
+"""Profilers and events of devices that do not answer: destroying one waits for the device."""
 _CLOCK_ATTEMPTS, _EXACT_NS = 4, 20_000
 _GUEST_SECONDS, _GUEST_WAIT_SECONDS = 5.0, 0.01
 """Longest time to wait for guests to close, and the time between two attempts."""
@@ -222,6 +222,7 @@ class Recorder:
         deadline = time.monotonic() + patience_s
         while not event.query():
             if time.monotonic() >= deadline:
+                _abandoned.append(event)
                 return False
             time.sleep(_POLL_SECONDS)
         return True

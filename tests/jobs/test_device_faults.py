@@ -1,0 +1,125 @@
+"""Faults of a device: what the training prints, computes and exits with stays what it was."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ppprof
+from tests.jobs.launching import output, run, start, wait_for
+
+pytestmark = [pytest.mark.paddle, pytest.mark.all]
+
+Variables = Callable[..., dict[str, str]]
+JOB = ("-m", "tests.jobs.device_job", "log")
+RAW = """
+import paddle
+from paddle.base import core
+paddle.set_device("testdevice")
+options = core.ProfilerOptions()
+options.trace_switch = 9
+profiler = core._Profiler.create(options, ["testdevice"])
+profiler.prepare()
+print("prepared")
+"""
+
+
+def trained(folder: Path, *settings: str, **variables: str) -> tuple[str, ppprof.Run]:
+    done = run(folder, *JOB, *settings, **variables)
+    assert [line for line in done.stdout.splitlines() if line.startswith("step")] == [
+        f"step {step}" for step in range(8)
+    ]
+    return done.stderr, ppprof.open(folder / "log")
+
+
+@pytest.mark.jobs
+def test_a_device_is_recorded(tmp_path: Path, test_device: Variables) -> None:
+    printed, recorded = trained(tmp_path, **test_device())
+    assert "is not recorded" not in printed
+    kernels = recorded.summary("kernel")
+    assert kernels.select("name", "calls").rows() == [("ampere_sgemm_128x64_nn", 9)]
+
+
+@pytest.mark.parametrize(
+    ("switch", "why"),
+    [
+        ({"REFUSES": 1}, "the NVIDIA driver lets only administrators profile"),
+        ({"HOOKS": 0}, "the device's plugin has no profiler"),
+        ({"EVENTS": 0}, "a window on testdevice:0 holds no kernel"),
+    ],
+)
+@pytest.mark.jobs
+def test_a_profiler_that_does_not_work_costs_the_device_events_only(
+    tmp_path: Path, test_device: Variables, switch: dict[str, int], why: str
+) -> None:
+    printed, recorded = trained(tmp_path, **test_device(**switch))
+    (warning,) = (line for line in printed.splitlines() if "is not recorded" in line)
+    assert f"testdevice:0 is not recorded: {why}" in warning
+    assert "windows hold the host's events only, and the training goes on" in warning
+    assert "to record it: " in warning
+    events = recorded.events()
+    assert events.filter(category="Operator").height == 9
+    assert events.filter(category="Kernel").is_empty()
+
+
+def test_such_a_profiler_ends_a_training_that_opens_it(
+    tmp_path: Path, test_device: Variables
+) -> None:
+    done = run(tmp_path, "-c", RAW, code=255, **test_device(REFUSES=1))
+    assert "prepared" not in done.stdout
+
+
+def test_targets_that_were_asked_for_are_recorded_without_device_events(
+    tmp_path: Path, test_device: Variables
+) -> None:
+    settings = "targets=[cpu, custom_device]"
+    printed, recorded = trained(tmp_path, settings, **test_device(EVENTS=0))
+    assert "is not recorded" not in printed
+    assert recorded.events().filter(category="Operator").height == 9
+
+
+def ends_by_sigterm(job: subprocess.Popen[bytes], folder: Path, seconds: float) -> None:
+    """Send SIGTERM; the job has to die of it, with the times of its steps on disk."""
+    job.terminate()
+    try:
+        assert job.wait(seconds) == -signal.SIGTERM
+    finally:
+        job.kill()
+    steps = (folder / "log/steps/rank_00000.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in steps[:3]] == [0, 1, 2]
+
+
+@pytest.mark.jobs
+def test_sigterm_ends_a_training_whose_window_waits_for_a_stuck_device(
+    tmp_path: Path, test_device: Variables
+) -> None:
+    job = start(tmp_path, *JOB, "steps=100", **test_device(STUCK=11))
+    # After step 4 the window is saved. Paddle waits for the device, and holds Python's lock.
+    steps = tmp_path / "log/steps/rank_00000.jsonl"
+    wait_for(lambda: "step 3" in output(tmp_path) and steps.exists(), job)
+    ends_by_sigterm(job, tmp_path, 10)
+
+
+def test_sigterm_ends_a_training_that_waits_for_a_stuck_device_in_a_window(
+    tmp_path: Path, test_device: Variables
+) -> None:
+    job = start(tmp_path, *JOB, "scheduler=[2, 90]", "reads=True", **test_device(STUCK=11))
+    wait_for(lambda: "step 2" in output(tmp_path), job)
+    ends_by_sigterm(job, tmp_path, 40)  # the rescue has 20 s
+
+
+def test_an_exception_is_reported_though_the_device_is_stuck(
+    tmp_path: Path, test_device: Variables
+) -> None:
+    settings = ("scheduler=[2, 90]", "fails=6")
+    job = start(tmp_path, *JOB, *settings, **test_device(STUCK=11))
+    wait_for(lambda: "ValueError: the training fails" in output(tmp_path), job)
+    # Without a profiler too, Paddle waits for the device when the process ends.
+    job.terminate()
+    assert job.wait(10) == -signal.SIGTERM
+    assert "the device does not answer; window 0 is lost, steps recorded: 4" in output(tmp_path)
