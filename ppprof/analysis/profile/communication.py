@@ -11,6 +11,7 @@ from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, difference, union
 from ppprof.arrays import Int64
+from ppprof.trace.communication_names import PADDLE_PATTERN, communicates
 from ppprof.trace.schema import is_kernel
 
 OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "StaticKernelLaunch")
@@ -34,12 +35,12 @@ class Communication:
     host_rows: Int64
     """Rows of the events of ``host`` in ``tree.hosts``."""
     device: Intervals
-    """Kernels launched by the events of ``host`` or by events below them, and all kernels of NCCL
-    or XCCL. Kernels without a known launching event do not count."""
+    """Kernels launched by the events of ``host`` or by events below them, and all kernels whose
+    names say that they communicate. Kernels without a known launching event do not count."""
     device_rows: Int64
     """Rows of the kernels of ``device`` in ``tree.devices``."""
     computation: Intervals
-    """Kernels that are not of NCCL or XCCL and that no event of ``host`` launched directly. A
+    """Kernels whose names do not say so and that no event of ``host`` launched directly. A
     kernel launched by an event below an event of ``host`` is therefore in both ``device`` and
     ``computation``. In a trace without device events: see `_operator_intervals`."""
     computed_by: str
@@ -47,12 +48,19 @@ class Communication:
     events."""
 
     @classmethod
-    def from_tree(cls, tree: Tree) -> Communication:
-        """Return the communication and computation of the host events and kernels of ``tree``."""
+    def from_tree(cls, tree: Tree, *, as_paddle: bool = False) -> Communication:
+        """Return the communication and computation of the host events and kernels of ``tree``.
+
+        Args:
+            tree: the event tree.
+            as_paddle: whether only the names count that Paddle's own tables count
+                (`PADDLE_PATTERN`). If False, the names of all libraries count.
+        """
         names = tree.hosts["name"]
-        named = matching(names, "allreduce|broadcast|rpc") & ~matching(names, _RESHAPES)
+        collective = matching(names, "allreduce|broadcast|rpc") & ~matching(names, _RESHAPES)
         hosts = tree.hosts.filter(
-            (pl.col("category") == "Communication") | (pl.col("category") == "Operator") & named
+            (pl.col("category") == "Communication")
+            | (pl.col("category") == "Operator") & collective
         )
         rows = hosts["row"].to_numpy()
         if tree.devices.is_empty():
@@ -65,11 +73,13 @@ class Communication:
         kernels = tree.devices.with_row_index("row").filter(
             is_kernel() & pl.col("host").is_not_null()
         )
-        is_nccl = matching(kernels["name"], "nccl|xccl").to_numpy()
+        names = kernels["name"]
+        is_named = matching(names, PADDLE_PATTERN) if as_paddle else communicates(names)
+        named = is_named.to_numpy()
         launcher = kernels["host"].to_numpy()
         own = np.isin(launcher, rows)
-        device = below[launcher] | is_nccl
-        computation = ~own & ~is_nccl
+        device = below[launcher] | named
+        computation = ~own & ~named
         return cls(
             intervals_of(hosts),
             rows,

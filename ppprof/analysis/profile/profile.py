@@ -152,3 +152,11 @@ class Profile:
     def communication(self) -> Communication:
         """The intervals in which the rank communicates and computes."""
         return Communication.from_tree(self.tree)
+
+    @cached_property
+    def paddle_communication(self) -> Communication:
+        """The same by Paddle's rule, for the tables that equal Paddle's.
+
+        Paddle knows the kernels of NCCL and XCCL only.
+        """
+        return Communication.from_tree(self.tree, as_paddle=True)

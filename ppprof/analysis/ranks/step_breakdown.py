@@ -53,7 +53,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.profile.grouping import intervals_of, matching
+from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.hidden_reductions import (
     DATA_PARALLEL,
     DATA_PARALLEL_AXIS,
@@ -72,6 +72,7 @@ from ppprof.analysis.profile.runtime_calls import WAIT, is_of_kind
 from ppprof.analysis.ranks.device_queue import CAUSES, QUEUE, idle_causes, queue_of_steps
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.arrays import Int64
+from ppprof.trace.communication_names import communicates
 from ppprof.trace.schema import is_kernel, nullable
 
 PARTS = ("computation", "exposed", "data_loading", "bubble", "host_bound", "queued", "rest")
@@ -90,7 +91,6 @@ STRETCHES = {"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
 
 BREAKDOWN = {"step": pl.Int64, "part": pl.String, "axis": pl.String, "time_ns": pl.Int64}
 
-_NCCL = "(?i)nccl|xccl"
 _AXES = ("mp", "sep", "sharding", "dp", "pp")
 _SENT = "(?i)send|recv"
 _MEETING = "(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier"
@@ -239,12 +239,12 @@ def waiting_intervals(profile: Profile, threads: pl.Series) -> Intervals:
 
 
 def _computation(profile: Profile) -> Intervals:
-    """Return Paddle's Computation, and the kernels not of NCCL whose launch was not recorded.
+    """Return the computation of `Communication`, and computing kernels without a recorded launch.
 
     Without the all-reduces of `hidden_reductions`.
     """
     kernels = profile.tree.devices.filter(is_kernel() & pl.col("host").is_null())
-    unseen = intervals_of(kernels.filter(~_named(_NCCL)))
+    unseen = intervals_of(kernels.filter(~communicates(kernels["name"])))
     computation = together(profile.communication.computation, unseen)
     return difference(computation, intervals_of(hidden_reductions(profile.tree)))
 
@@ -275,11 +275,10 @@ def communication_events(profile: Profile, step: pl.Series) -> pl.DataFrame:
         launcher = table["row"]
         span = launcher if len(spans) else nullable(np.full(len(rows), -1))
     else:
-        communicates = np.zeros(tree.devices.height, bool)
-        communicates[communication.device_rows] = True
-        unseen = pl.col("host").is_null() & is_kernel()
-        unseen &= matching(tree.devices["name"], _NCCL)
-        table = tree.devices.filter(pl.Series(communicates) | unseen)
+        is_launched = np.zeros(tree.devices.height, bool)
+        is_launched[communication.device_rows] = True
+        unseen = pl.col("host").is_null() & is_kernel() & communicates(tree.devices["name"])
+        table = tree.devices.filter(pl.Series(is_launched) | unseen)
         launcher = table["host"]
         enclosing_span = np.append(tree.innermost(spans), -1)
         span = nullable(enclosing_span[launcher.fill_null(-1).to_numpy()])

@@ -73,7 +73,7 @@ def overview(profile: Profile) -> pl.DataFrame:
         without steps). CPU rows come first, sorted by time, the longest first; then GPU rows, in
         Paddle's order.
     """
-    tree, comm = profile.tree, profile.communication
+    tree, comm = profile.tree, profile.paddle_communication
     by_category: dict[str, list[pl.DataFrame]] = {}
     for table in (tree.hosts, tree.launches.drop_nulls("host")):
         times = table.select("category", "start_ns", "end_ns", "visit")
@@ -181,7 +181,7 @@ def distributed(profile: Profile) -> pl.DataFrame:
         ratio (to the time inside steps; null without steps), computed_by ("kernels" or "operators";
         null in the first two rows). No rows without communication.
     """
-    comm = profile.communication
+    comm = profile.paddle_communication
     communication_ns = covered(*comm.both)
     overlap_ns = overlap(comm.both, comm.computation)
     rows = [

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.step_breakdown import PARTS, breakdown
 from ppprof.trace import read
+from tests.fixtures import gpu_traces
 from tests.fixtures.pipelines import OPTIMIZER_NS, one_f_one_b
 from tests.fixtures.random_traces import traces
 from tests.fixtures.timeline import Thread, kernel, launch, memcpy, span, write
@@ -237,6 +238,13 @@ def test_the_all_reduce_of_data_parallel_on_a_device_is_its_kernel(tmp_path):
     step = span("ProfileStep", "ProfileStep#0", 0, 50, reduced)
     found = table(tmp_path / "a.pb", Thread(1, "main", (step,)))
     assert (found["computation"], found["exposed ?"]) == ([2], [9])
+
+
+def test_kernels_of_every_makers_library_communicate(tmp_path):
+    """Paddle's own tables count hcom and cncl as computation: test_equals_paddle.py."""
+    found = table(tmp_path / "a.pb", *gpu_traces.other_makers())
+    assert found["computation"] == [30 + 5]
+    assert (found["communication ?"], found["hidden ?"]) == ([30 + 10], [10])
 
 
 def test_without_steps_there_are_no_rows(tmp_path):

@@ -94,6 +94,12 @@ def test_each_view_alone(view, tmp_path):
     assert ours(read(path), [view]) == lines_of(theirs)
 
 
+def test_kernels_of_other_makers_are_computation_as_in_paddles_tables(tmp_path):
+    path = write(tmp_path / "a.pb", *gpu_traces.other_makers())
+    for view in ("overview", "dist"):
+        assert_equal(read(path), paddle_tables.load(path).text([view]), {"views": [view]})
+
+
 def test_views_print_in_paddles_order(tmp_path):
     path = write(tmp_path / "a.pb", *gpu_traces.training())
     views = list(reversed(paddle_tables.VIEWS))
