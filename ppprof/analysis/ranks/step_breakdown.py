@@ -93,6 +93,7 @@ BREAKDOWN = {"step": pl.Int64, "part": pl.String, "axis": pl.String, "time_ns": 
 
 _AXES = ("mp", "sep", "sharding", "dp", "pp")
 _SENT = "(?i)send|recv"
+_QUEUED = "^i?(send|recv)$"
 _MEETING = "(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier"
 
 
@@ -228,14 +229,24 @@ def stepping_thread_in(profile: Profile, category: str, threads: pl.Series) -> I
 def waiting_intervals(profile: Profile, threads: pl.Series) -> Intervals:
     """Return the intervals in which the stepping threads communicate or synchronize with a device.
 
+    Sends and receives that launched no kernel do not count: another call launches it later, that of
+    a group of transfers. Collectives without a kernel count, since they may be of a library that
+    blocks the host, such as gloo.
+
     Args:
-        profile: one rank's window.
+        profile: one rank's window, with device events.
         threads: the stepping threads, those with a ProfileStep.
     """
-    launches = profile.tree.launches
-    calls = launches.filter(is_of_kind(launches["name"], WAIT))
+    tree = profile.tree
+    calls = tree.launches.filter(is_of_kind(tree.launches["name"], WAIT))
     calls = calls.filter(pl.col("thread").is_in(threads.implode()))
-    return together(stepping_thread_in(profile, "Communication", threads), intervals_of(calls))
+    only_queues = pl.col("name").cast(pl.String).str.contains(_QUEUED) & (pl.col("device_ns") == 0)
+    spans = tree.hosts.filter(
+        (pl.col("category") == "Communication")
+        & pl.col("thread").is_in(threads.implode())
+        & ~only_queues
+    )
+    return together(intervals_of(spans), intervals_of(calls))
 
 
 def _computation(profile: Profile) -> Intervals:

@@ -247,6 +247,32 @@ def test_kernels_of_every_makers_library_communicate(tmp_path):
     assert (found["communication ?"], found["hidden ?"]) == ([30 + 10], [10])
 
 
+def test_sends_that_another_call_launches_are_no_waiting(tmp_path):
+    """The group's kernel is launched at its end, outside the two spans.
+
+    ::
+
+        tick           0         1         2
+        passes         __FFFF______________
+        spans          ______sssssrrrrr____
+        gemm, nccl     __gggg____________nn
+        bubble         __________________##   not the spans: nothing waits in them
+        host-bound     ##____############__
+    """
+    thread = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#0", 0, 20).around(
+            span("Forward", "forward[stage=0 micro_batch=0]", 2, 6).around(
+                launch(2, 2, kernel("gemm", 2, 6))
+            ),
+            span("Communication", "send[axis=pp group=2 peers=1]", 6, 11),
+            span("Communication", "recv[axis=pp group=2 peers=1]", 11, 16),
+            launch(18, 18, kernel("ncclDevKernel_SendRecv", 18, 20, stream=20)),
+        ),
+    )
+    found = table(tmp_path / "a.pb", thread)
+    assert (found["bubble"], found["host_bound"]) == ([2], [2 + 12])
+
+
 def test_without_steps_there_are_no_rows(tmp_path):
     rows = breakdown(Profile(read(write(tmp_path / "a.pb", *drawn("op oooo"))))).parts
     assert rows.is_empty()
