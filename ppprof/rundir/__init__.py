@@ -48,6 +48,7 @@ from ppprof.rundir.layout import (
 from ppprof.rundir.manifest import (
     has_manifest,
     nodes,
+    read_device,
     read_manifest,
     read_run_id,
     topology_of,
@@ -71,6 +72,7 @@ __all__ = [
     "nodes",
     "partial_files",
     "raw_files",
+    "read_device",
     "read_manifest",
     "read_run_id",
     "reject_symlinks",

@@ -81,6 +81,21 @@ def topology_of(manifest: Mapping[str, Any]) -> Topology | None:
         return None
 
 
+def read_device(run: PathLike) -> str | None:
+    """Return the device of the job in the manifest of a run: ``gpu:0``, ``cpu``.
+
+    It is the text ``device`` at the top level or in one of the blocks below it. None without such a
+    text or without a readable manifest.
+    """
+    try:
+        manifest = read_manifest(run)
+    except InputError:
+        return None
+    blocks = [manifest, *(block for block in manifest.values() if isinstance(block, Mapping))]
+    devices = [block.get("device") for block in blocks]
+    return next((device for device in devices if isinstance(device, str) and device), None)
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}

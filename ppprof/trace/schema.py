@@ -241,6 +241,9 @@ class Trace:
     """
     devices: tuple[Mapping[str, object], ...] = ()
     """Device properties; the keys are those of Paddle's JSON ``deviceProperties``."""
+    unrecorded_device: str | None = None
+    """The result of `ppprof.trace.unrecorded_device.unrecorded_device` for the whole window; None
+    if it is not computed yet."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Kind -> number of unreadable parts of the file; empty for an intact file."""
     ignored: Mapping[str, int] = field(default_factory=dict)

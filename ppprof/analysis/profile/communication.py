@@ -25,8 +25,8 @@ _RESHAPES = "broadcast_(to|tensors)"
 class Communication:
     """The intervals in which a rank communicates and computes, as in Paddle's Distributed Summary.
 
-    For a trace without device events, Paddle reports no computation; here, the time in operators is
-    then the computation.
+    For a trace without device events, Paddle reports no computation. Here, the time in operators is
+    then the computation, if the training ran on a CPU.
     """
 
     host: Intervals
@@ -44,17 +44,21 @@ class Communication:
     kernel launched by an event below an event of ``host`` is therefore in both ``device`` and
     ``computation``. In a trace without device events: see `_operator_intervals`."""
     computed_by: str
-    """The events behind ``computation``: "kernels", or "operators" in a trace without device
-    events."""
+    """The events behind ``computation``: "kernels", "operators" in a trace of a CPU, or "nothing" in
+    a trace that lacks the events of its device (`ppprof.trace.unrecorded_device`)."""
 
     @classmethod
-    def from_tree(cls, tree: Tree, *, as_paddle: bool = False) -> Communication:
+    def from_tree(
+        cls, tree: Tree, *, as_paddle: bool = False, is_recorded: bool = True
+    ) -> Communication:
         """Return the communication and computation of the host events and kernels of ``tree``.
 
         Args:
             tree: the event tree.
             as_paddle: whether only the names count that Paddle's own tables count
                 (`PADDLE_PATTERN`). If False, the names of all libraries count.
+            is_recorded: False if the trace lacks the events of its device: its operators only
+                launch, so they are no computation.
         """
         names = tree.hosts["name"]
         collective = matching(names, "allreduce|broadcast|rpc") & ~matching(names, _RESHAPES)
@@ -66,6 +70,8 @@ class Communication:
         if tree.devices.is_empty():
             nowhere = intervals_of(tree.devices)
             none = np.empty(0, np.int64)
+            if not is_recorded:
+                return cls(intervals_of(hosts), rows, nowhere, none, nowhere, "nothing")
             operators = _operator_intervals(tree.hosts, hosts)
             return cls(intervals_of(hosts), rows, nowhere, none, operators, "operators")
         below = tree.below(rows)

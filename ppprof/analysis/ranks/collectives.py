@@ -14,6 +14,7 @@ import polars as pl
 
 from ppprof.trace import Clock
 from ppprof.trace.schema import Trace, is_kernel
+from ppprof.trace.unrecorded_device import unrecorded_device
 
 COLLECTIVES: dict[str, pl.DataType] = {
     "members": pl.String(),
@@ -56,7 +57,8 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
     of spans are no collectives: spans without peers; spans that wait (with a dot in their name);
     and, if the trace has ``send`` or ``recv`` spans, ``isend`` and ``irecv``, which only launch
     them. In a trace with device events, a span without any is counted in ``index`` and has no row:
-    its own time is that of the host, which only launches.
+    its own time is that of the host, which only launches. A trace that lacks the events of its
+    device has no collectives for the same reason.
 
     Args:
         trace: the window.
@@ -65,6 +67,8 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
     Returns:
         Columns of `COLLECTIVES`, on the rank's own clock.
     """
+    if unrecorded_device(trace):
+        return pl.DataFrame(schema=COLLECTIVES)
     events = trace.events.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
     spans = events.filter(
         (pl.col("category") == "Communication") & pl.col("peers").is_not_null()

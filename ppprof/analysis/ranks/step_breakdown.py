@@ -123,8 +123,11 @@ def breakdown(profile: Profile) -> Breakdown:
         host_launch.
         If any step communicates over an axis, every step has rows for it, with 0 in the other
         steps. ProfileSteps with equal numbers are added up. Both tables have no rows if no
-        ProfileStep has a number.
+        ProfileStep has a number. If the trace lacks the events of its device, only step and
+        data_loading have rows: the host's other times are of launches.
     """
+    if profile.unrecorded_device:
+        return _breakdown_of_launches(profile)
     tree = profile.tree
     on_device = not tree.devices.is_empty()
     steps = steps_of_rank(profile)
@@ -174,6 +177,18 @@ def breakdown(profile: Profile) -> Breakdown:
         launches = union(*intervals_of(calls.filter(~is_of_kind(calls["name"], WAIT))))
         times.append(("host_launch", None, covered_within(launches, start, end)))
     return Breakdown(_sum_by_step(steps["step"], times), _clip_to_steps(steps, bubble), queue)
+
+
+def _breakdown_of_launches(profile: Profile) -> Breakdown:
+    steps = steps_of_rank(profile)
+    start, end = intervals_of(steps)
+    loading = union(*stepping_thread_in(profile, "Dataloader", steps["thread"].unique()))
+    times: list[tuple[str, str | None, Int64]] = [
+        ("step", None, end - start),
+        ("data_loading", None, covered_within(loading, start, end)),
+    ]
+    nothing = pl.DataFrame(schema=STRETCHES)
+    return Breakdown(_sum_by_step(steps["step"], times), nothing, pl.DataFrame(schema=QUEUE))
 
 
 def _clip_to_steps(steps: pl.DataFrame, instants: Intervals) -> pl.DataFrame:
@@ -275,16 +290,18 @@ def communication_events(profile: Profile, step: pl.Series) -> pl.DataFrame:
     Returns:
         name, axis, step, start_ns, end_ns. name and axis are those of the innermost Communication
         event around the launch; without one, the row's own name and `UNKNOWN_AXIS`. step is the step in
-        which a host event began or a kernel was launched; null if unknown.
+        which a host event began or a kernel was launched; null if unknown. No rows if the trace
+        lacks the events of its device.
     """
     communication, tree = profile.communication, profile.tree
     events = profile.trace.events
     spans = np.flatnonzero((events["category"] == "Communication").to_numpy())
     if tree.devices.is_empty():
         rows = spans if len(spans) else communication.host_rows
+        rows = rows[:0] if profile.unrecorded_device else rows
         table = tree.hosts[rows]
         launcher = table["row"]
-        span = launcher if len(spans) else nullable(np.full(len(rows), -1))
+        span = launcher if len(spans) else nullable(np.full(len(rows), -1, np.int64))
     else:
         is_launched = np.zeros(tree.devices.height, bool)
         is_launched[communication.device_rows] = True

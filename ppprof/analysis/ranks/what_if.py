@@ -127,8 +127,11 @@ def passes(profile: Profile, rank: int = -1) -> pl.DataFrame:
         rank: the value of the column rank; -1 if unknown.
 
     Returns:
-        Columns of `PASSES`, sorted by start. No rows if the window has no steps.
+        Columns of `PASSES`, sorted by start. No rows if the window has no steps, or lacks the
+        events of its device.
     """
+    if profile.unrecorded_device:
+        return pl.DataFrame(schema=PASSES)
     events = profile.trace.events.with_row_index("row").with_columns(
         pl.col("row").cast(pl.Int64), end_ns=pl.col("start_ns") + pl.col("dur_ns")
     )
