@@ -53,7 +53,8 @@ def with_rank(table: pl.DataFrame, rank: int) -> pl.DataFrame:
 def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
     """Return the collectives and transfers of one rank's window, sorted by start.
 
-    A host span and the kernels launched in it are one collective, timed by the kernels. Three kinds
+    A host span and the kernels launched in it are one collective, timed by the kernels. A batch of
+    transfers has a row for each transfer, all with the times of the batch. Three kinds
     of spans are no collectives: spans without peers; spans that wait (with a dot in their name);
     and, if the trace has ``send`` or ``recv`` spans, ``isend`` and ``irecv``, which only launch
     them. In a trace with device events, a span without any is counted in ``index`` and has no row:
@@ -76,7 +77,7 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
     spans = spans.filter(pl.col("name").str.contains(".", literal=True).not_())
     spans = with_kernel_times(spans.sort("start_ns", maintain_order=True), events)
     role = pl.col("name").replace_strict(_ROLES, default=None, return_dtype=pl.String)
-    spans = spans.with_columns(role=role)
+    spans = _each_transfer(spans.with_columns(role=role))
     transfers = spans.filter(pl.col("name").is_in(["send", "recv"]))
     only_launches = pl.col("name").is_in(["isend", "irecv"]) & pl.lit(transfers.height > 0)
     own = pl.lit(str(rank))
@@ -100,6 +101,33 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
     )
     timed = table.drop_nulls("start_ns").sort("start_ns", maintain_order=True)
     return timed.select(pl.col(name).cast(dtype) for name, dtype in COLLECTIVES.items())
+
+
+def _each_transfer(spans: pl.DataFrame) -> pl.DataFrame:
+    """Return ``spans`` with a row for each transfer of a batch.
+
+        name               role  peers        bytes        role  peers  bytes
+        batch_isend_irecv  null  >1:8,<3:4       12   ->   send  1          8
+                                                           recv  3          4
+
+    Args:
+        spans: reads peers; role, peers and bytes are replaced in the rows of batches.
+    """
+    transfer = pl.col("peers").str.extract_groups(r"^(?<way>[<>])(?<peer>\d+):(?<size>\d+)$")
+    rows = spans.with_columns(
+        pl.when(pl.col("peers").str.contains("[<>]"))
+        .then(pl.col("peers").str.split(","))
+        .otherwise(pl.concat_list("peers"))
+        .alias("peers")
+    ).explode("peers")
+    way = transfer.struct.field("way").replace_strict(
+        {">": "send", "<": "recv"}, default=None, return_dtype=pl.String
+    )
+    return rows.with_columns(
+        role=pl.coalesce(way, "role"),
+        peers=pl.coalesce(transfer.struct.field("peer"), "peers"),
+        bytes=pl.coalesce(transfer.struct.field("size").cast(pl.Int64, strict=False), "bytes"),
+    )
 
 
 def with_kernel_times(spans: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:

@@ -84,6 +84,9 @@ BESIDE = ("communication", "hidden", "host_launch")
 ``hidden``: the part of it during computation. ``host_launch``: the time in which some thread is in
 a runtime call that does not wait for the device."""
 
+GROUP_SPAN = "coalesced"
+"""Name of the span around a group of communication calls that are launched together at its end."""
+
 UNKNOWN_AXIS = "?"
 """The axis of communication whose group is unknown."""
 
@@ -310,8 +313,12 @@ def communication_events(profile: Profile, step: pl.Series) -> pl.DataFrame:
         launcher = table["host"]
         enclosing_span = np.append(tree.innermost(spans), -1)
         span = nullable(enclosing_span[launcher.fill_null(-1).to_numpy()])
+    span_name = pl.lit(events["name"].gather(span)).cast(pl.String)
     table = table.select(
-        pl.coalesce(events["name"].gather(span), "name").cast(pl.String).alias("name"),
+        # A group of calls has no operation of its own: the kernel has.
+        pl.coalesce(
+            pl.when(span_name != GROUP_SPAN).then(span_name), pl.col("name").cast(pl.String)
+        ).alias("name"),
         events["axis"].gather(span).cast(pl.String).fill_null(UNKNOWN_AXIS),
         step.gather(launcher).alias("step"),
         *("start_ns", "end_ns"),

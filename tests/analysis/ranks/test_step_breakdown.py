@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.ranks.step_breakdown import PARTS, breakdown
+from ppprof.analysis.ranks.step_breakdown import PARTS, breakdown, communication_events
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.pipelines import OPTIMIZER_NS, one_f_one_b
@@ -271,6 +271,22 @@ def test_sends_that_another_call_launches_are_no_waiting(tmp_path):
     )
     found = table(tmp_path / "a.pb", thread)
     assert (found["bubble"], found["host_bound"]) == ([2], [2 + 12])
+
+
+def test_a_group_of_calls_gives_its_kernel_the_axis(tmp_path):
+    """The group's span has an axis and no operation; the kernel's own name says that it sends."""
+    grouped = span("Communication", "coalesced[axis=pp group=2]", 6, 9).around(
+        span("Communication", "send[axis=pp group=2 bytes=4 peers=1]", 7, 8),
+        launch(8, 9, kernel("ncclDevKernel_SendRecv", 9, 14, stream=20)),
+    )
+    thread = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#0", 0, 20, grouped).around(
+            span("Operator", "matmul dygraph", 0, 5, launch(1, 2, kernel("gemm", 2, 6)))
+        )
+    )
+    profile = Profile(read(write(tmp_path / "a.pb", thread)))
+    events = communication_events(profile, profile.trace.events["step"])
+    assert events.select("name", "axis").rows() == [("ncclDevKernel_SendRecv", "pp")]
 
 
 def test_without_steps_there_are_no_rows(tmp_path):
