@@ -22,12 +22,12 @@ from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError
 from ppprof.paths import remove_quietly, write_atomically
 from ppprof.run.summary import WindowTables, tables_of_profile
-from ppprof.run.traces import launch_times_message, notes_on
+from ppprof.run.traces import launch_times_message, notes_on, with_job_facts
 from ppprof.rundir import (
     TraceName,
     partial_files,
     raw_files,
-    read_device,
+    read_job_facts,
     read_manifest,
     trace_bytes,
 )
@@ -37,7 +37,6 @@ from ppprof.rundir.triggers import write_completion
 from ppprof.trace import Trace, read_window, write_paddle_json
 from ppprof.trace.paddle.folded_phases import has_interleaved_phases
 from ppprof.trace.paddle.json_writer import TooLargeError
-from ppprof.trace.unrecorded_device import with_device
 from ppprof.units import MEGABYTE, format_bytes, format_skipped
 
 _COMMAND_SECONDS = 600.0
@@ -132,7 +131,7 @@ def _finish_window(
     Returns:
         The files of the window: its traces, then its tables.
     """
-    trace = with_device(read_window(raw), read_device(run))
+    trace = with_job_facts(read_window(raw), read_job_facts(run))
     for note in notes_on(trace):
         _log.warning("%s: %s", raw, note)
     if trace.unrecorded_device:

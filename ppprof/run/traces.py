@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.profile.steps import StepRange, select_steps
 from ppprof.errors import InputError, TraceError
+from ppprof.rundir import JobFacts
 from ppprof.rundir.recordings import Recording
 from ppprof.trace import Trace, read
 from ppprof.trace.clock_jumps import clock_messages
@@ -73,14 +74,14 @@ class TraceReader:
             to read the next time.
         progress: called while this process reads a long file (not while an executor's process
             does): with the file, the number of bytes read so far and its size. None: no calls.
-        device: the device in the run's manifest, such as ``gpu:0``; None if unknown.
+        job: facts in the run's manifest; None if unknown.
     """
 
     def __init__(
-        self, cache: bool, progress: Progress | None = None, device: str | None = None
+        self, cache: bool, progress: Progress | None = None, job: JobFacts | None = None
     ) -> None:
         self._cache = cache
-        self._device = device
+        self._job = job or JobFacts()
         self._progress = progress
         self._trace: tuple[Recording, Path, Trace] | None = None
         self._profile: tuple[Recording, StepRange | None, SummaryOptions, Profile] | None = None
@@ -98,7 +99,7 @@ class TraceReader:
         if self._trace is None or self._trace[0] != recording:
             self._trace = self._profile = None  # first: memory holds one trace at a time
             path, trace, errors = read_first_readable(
-                recording, self._cache, self._progress, self._device
+                recording, self._cache, self._progress, self._job
             )
             self.report_skipped(
                 path, trace.skipped, errors, notes_on(trace), trace.unrecorded_device
@@ -147,7 +148,7 @@ class TraceReader:
         """
         self._trace = self._profile = None  # memory holds one trace at a time
         windows = tuple(recordings)
-        task = partial(process_window, work=work, cache=self._cache, device=self._device)
+        task = partial(process_window, work=work, cache=self._cache, job=self._job)
         if executor is None:
             results: Iterable[WindowResult[T] | str] = map(
                 partial(task, progress=self._progress), windows
@@ -201,6 +202,11 @@ class TraceReader:
             _log.warning("%s: %s", path, launch_times_message(unrecorded_device))
 
 
+def with_job_facts(trace: Trace, job: JobFacts) -> Trace:
+    """Return the trace of a whole window with what is known about its job."""
+    return dataclasses.replace(with_device(trace, job.device), only_axis=job.only_axis)
+
+
 def launch_times_message(device: str) -> str:
     """Return the warning for a trace that lacks the events of ``device``, such as ``gpu:0``."""
     return (
@@ -232,7 +238,7 @@ def read_first_readable(
     recording: Recording,
     cache: bool,
     progress: Progress | None = None,
-    device: str | None = None,
+    job: JobFacts | None = None,
 ) -> tuple[Path, Trace, list[str]]:
     """Return the first readable file of a window, its trace, and the errors of the files before it.
 
@@ -240,7 +246,7 @@ def read_first_readable(
         recording: the window, with its files in the order of preference.
         cache: as in `TraceReader`.
         progress: as in `TraceReader`.
-        device: as in `TraceReader`.
+        job: as in `TraceReader`.
 
     Raises:
         InputError: no file of the window can be read.
@@ -252,7 +258,7 @@ def read_first_readable(
         try:
             file_progress = partial(progress, path) if progress else None
             trace = read(path, progress=file_progress, cache=cache)
-            return path, with_device(trace, device), errors
+            return path, with_job_facts(trace, job or JobFacts()), errors
         except TraceError as error:
             errors.append(str(error))
     raise TraceError("\n".join(errors))
@@ -263,7 +269,7 @@ def process_window(
     work: Callable[[Trace], T],
     cache: bool,
     progress: Progress | None = None,
-    device: str | None = None,
+    job: JobFacts | None = None,
 ) -> WindowResult[T] | str:
     """Return the result of ``work`` for one window; an error message if the window is unreadable.
 
@@ -274,10 +280,10 @@ def process_window(
         work: turns the trace into a value.
         cache: as in `TraceReader`.
         progress: as in `TraceReader`.
-        device: as in `TraceReader`.
+        job: as in `TraceReader`.
     """
     try:
-        source, trace, errors = read_first_readable(recording, cache, progress, device)
+        source, trace, errors = read_first_readable(recording, cache, progress, job)
     except InputError as error:
         return str(error)
     value = work(trace)

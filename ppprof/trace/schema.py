@@ -248,6 +248,9 @@ class Trace:
     unrecorded_device: str | None = None
     """The result of `ppprof.trace.unrecorded_device.unrecorded_device` for the whole window; None
     if it is not computed yet."""
+    only_axis: str | None = None
+    """The axis of every group in the job, if its topology has a single axis with a degree above 1;
+    None if it has several or is unknown."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Kind -> number of unreadable parts of the file; empty for an intact file."""
     ignored: Mapping[str, int] = field(default_factory=dict)

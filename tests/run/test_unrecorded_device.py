@@ -109,6 +109,15 @@ def test_the_manifest_names_the_device(run, caplog):
     ]
 
 
+def test_the_manifest_names_the_only_axis(tmp_path):
+    write(tmp_path / NAME.format(rank=0), *gpu_traces.other_makers())
+    axes = {"order": ["dp", "pp", "sharding", "sep", "mp"], "degrees": [4, 1, 1, 1, 1]}
+    (tmp_path / "manifest.json").write_text(json.dumps({"schema_version": 1, "axes": axes}))
+    steps = ppprof.open(tmp_path).cluster().steps
+    assert steps["communication_dp_ns"].to_list() == [30 + 10]
+    assert "communication_?_ns" not in steps.columns
+
+
 def test_the_nine_tables_show_no_time_of_the_device(run):
     run = ppprof.open(run)
     for view in ("model", "op", "memcpy", "udf"):

@@ -292,9 +292,9 @@ def communication_events(profile: Profile, step: pl.Series) -> pl.DataFrame:
 
     Returns:
         name, axis, step, start_ns, end_ns. name and axis are those of the innermost Communication
-        event around the launch; without one, the row's own name and `UNKNOWN_AXIS`. step is the step in
-        which a host event began or a kernel was launched; null if unknown. No rows if the trace
-        lacks the events of its device.
+        event around the launch; without one, the row's own name, and for a kernel the axis of
+        `_axes_of_kernels`, else `UNKNOWN_AXIS`. step is the step in which a host event began or a
+        kernel was launched; null if unknown. No rows if the trace lacks the events of its device.
     """
     communication, tree = profile.communication, profile.tree
     events = profile.trace.events
@@ -313,13 +313,16 @@ def communication_events(profile: Profile, step: pl.Series) -> pl.DataFrame:
         launcher = table["host"]
         enclosing_span = np.append(tree.innermost(spans), -1)
         span = nullable(enclosing_span[launcher.fill_null(-1).to_numpy()])
+    axis = events["axis"].gather(span).cast(pl.String)
+    if not tree.devices.is_empty():
+        axis = _axes_of_kernels(profile, table, axis)
     span_name = pl.lit(events["name"].gather(span)).cast(pl.String)
     table = table.select(
         # A group of calls has no operation of its own: the kernel has.
         pl.coalesce(
             pl.when(span_name != GROUP_SPAN).then(span_name), pl.col("name").cast(pl.String)
         ).alias("name"),
-        events["axis"].gather(span).cast(pl.String).fill_null(UNKNOWN_AXIS),
+        axis.fill_null(UNKNOWN_AXIS).alias("axis"),
         step.gather(launcher).alias("step"),
         *("start_ns", "end_ns"),
     )
@@ -332,6 +335,46 @@ def communication_events(profile: Profile, step: pl.Series) -> pl.DataFrame:
         end_ns="end_ns",
     )
     return pl.concat([table, hidden])
+
+
+def _axes_of_kernels(profile: Profile, kernels: pl.DataFrame, axis: pl.Series) -> pl.Series:
+    """Return the axis of each kernel of communication; null if it is not known.
+
+    Kernels that C++ launches, such as those of DataParallel's reducer, lie in no span. Two things
+    give their axis: each process group of Paddle has a stream of its own, so a stream on which all
+    kernels communicate, and all known ones over one axis, is of that axis; and in a job with a
+    single axis, every group is of that axis.
+
+        stream 20   all_reduce(dp)  ?  all_reduce(dp)      ? is dp
+        stream 7    gemm  recv(pp)  ?                      ? is not known
+
+    Source: ProcessGroupNCCL::CreateNCCLEnvCache, paddle/fluid/distributed/collective.
+
+    Args:
+        profile: the window.
+        kernels: rows of ``tree.devices``, N rows.
+        axis: the axis of the span around each launch, null without, shape (N,).
+    """
+    stream = ["device", "stream"]
+    devices = profile.tree.devices.filter(is_kernel())
+    num_kernels = devices.group_by(stream).agg(num_kernels=pl.len())
+    of_stream = (
+        kernels.select(stream)
+        .with_columns(axis=axis)
+        .group_by(stream)
+        .agg(pl.col("axis").drop_nulls().unique(), num_communicating=pl.len())
+        .join(num_kernels, on=stream, nulls_equal=True)
+        .filter(
+            (pl.col("axis").list.len() == 1)
+            & (pl.col("num_communicating") == pl.col("num_kernels"))
+        )
+        .select(*stream, stream_axis=pl.col("axis").list.first())
+    )
+    by_stream = kernels.select(stream).join(
+        of_stream, on=stream, how="left", maintain_order="left", nulls_equal=True
+    )["stream_axis"]
+    only_axis = pl.lit(profile.trace.only_axis, pl.String)
+    return pl.select(pl.coalesce(axis, by_stream, only_axis).alias("axis")).to_series()
 
 
 def _passes(profile: Profile, threads: pl.Series) -> pl.DataFrame:

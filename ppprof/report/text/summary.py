@@ -207,8 +207,8 @@ def _distributed(table: pl.DataFrame, options: TableOptions) -> list[Table]:
     ]
     if not lines:
         return []
-    (computed_by,) = table["computed_by"].drop_nulls().unique().to_list()
-    note = _DISTRIBUTED_NOTES[computed_by]
+    computed_by = table["computed_by"].drop_nulls().to_list() or ["kernels"]
+    note = _DISTRIBUTED_NOTES[computed_by[0]]
     return [Table("Distribution Summary", columns, lines, options.time_unit, note=note)]
 
 

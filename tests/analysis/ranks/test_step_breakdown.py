@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import textwrap
 
@@ -271,6 +272,28 @@ def test_sends_that_another_call_launches_are_no_waiting(tmp_path):
     )
     found = table(tmp_path / "a.pb", thread)
     assert (found["bubble"], found["host_bound"]) == ([2], [2 + 12])
+
+
+@pytest.mark.parametrize(
+    ("stream", "only_axis", "expected"),
+    [(20, None, "dp"), (7, None, "?"), (7, "sharding", "sharding")],
+)
+def test_the_reducers_kernels_have_the_axis_of_their_stream_or_of_the_job(
+    stream, only_axis, expected, tmp_path
+):
+    """Stream 20 has kernels over dp alone; on stream 7 is computation, too."""
+    reduced = span("Operator", "Global_GradNodeAccumulation", 10, 14).around(
+        launch(12, 13, kernel("ncclDevKernel_AllReduce", 20, 30, stream=stream))
+    )
+    known = span("Communication", "broadcast[axis=dp group=3 peers=0,1]", 14, 16).around(
+        launch(15, 15, kernel("ncclDevKernel_Broadcast", 30, 35, stream=20))
+    )
+    gemm = span("Operator", "matmul dygraph", 0, 9, launch(1, 2, kernel("gemm", 2, 8)))
+    step = span("ProfileStep", "ProfileStep#0", 0, 40, gemm, reduced, known)
+    trace = read(write(tmp_path / "a.pb", Thread(1, "main", (step,))))
+    profile = Profile(dataclasses.replace(trace, only_axis=only_axis))
+    events = communication_events(profile, profile.trace.events["step"]).sort("start_ns")
+    assert events["axis"].to_list() == [expected, "dp"]
 
 
 def test_a_group_of_calls_gives_its_kernel_the_axis(tmp_path):
