@@ -571,7 +571,9 @@ def test_drawings_against_counting(rows, tmp_path):
 
 @given(threads=traces(newer_types=True))
 def test_parts_of_random_traces_add_up(threads, tmp_path):
-    rows = breakdown(Profile(read(write(tmp_path / "a.pb", *threads)))).parts
+    trace = read(write(tmp_path / "a.pb", *threads))
+    # Memory of a GPU without a kernel would leave only the step and its data loading.
+    rows = breakdown(Profile(dataclasses.replace(trace, unrecorded_device=""))).parts
     whole = rows.filter(part="step").select("step", "time_ns")
     parts = rows.filter(pl.col("part").is_in(PARTS))
     assert parts["time_ns"].min() >= 0
