@@ -169,6 +169,7 @@ def _attach(
     manifest: dict[str, Any] = {
         "profiler": profiler.to_mapping(),
         "config": config,
+        "device": _device(),
         "device_peak_flops": device_peak_flops,
     }
     key = agreement()
@@ -340,6 +341,13 @@ def _is_positive(number: object) -> bool:
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         return False
     return 0 < number < math.inf
+
+
+def _device() -> str:
+    """Return the device that Paddle computes on, such as ``gpu:0``."""
+    import paddle
+
+    return str(paddle.device.get_device())
 
 
 def _device_peak_flops() -> float | None:

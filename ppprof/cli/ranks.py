@@ -199,10 +199,10 @@ def _text(result: _Result) -> str:
 def _slowest(result: _Result) -> str:
     """Return a line that counts, for each rank, the steps in which it had the most own work.
 
-    Empty for a single rank.
+    Empty for a single rank, and if the ranks' own work is unknown.
     """
     steps = slowest(result.steps)
-    if result.steps["rank"].n_unique() < 2:
+    if result.steps["rank"].n_unique() < 2 or steps.is_empty():
         return ""
     counts = steps["slowest_rank"].value_counts(sort=True)
     parts = [

@@ -362,6 +362,8 @@ def _summed(table: pl.DataFrame) -> pl.DataFrame:
 def _steps(rows: pl.DataFrame | None) -> pl.DataFrame:
     """Return rank, window, step, step_ns and `PARTS`; exposed communication is summed over axes.
 
+    The parts are null if the trace lacks the events of its device, except for data_loading_ns.
+
     ``rows`` is the result of `join_ranks`; None without a window, which gives no rows.
     """
     schema = dict.fromkeys(("rank", "window", "step", "step_ns"), pl.Int64)
@@ -370,7 +372,8 @@ def _steps(rows: pl.DataFrame | None) -> pl.DataFrame:
     exposed = pl.sum_horizontal(
         pl.lit(0, pl.Int64), *(name for name in rows.columns if name.startswith("exposed_"))
     )
-    return rows.with_columns(exposed_ns=exposed).select(*schema, *PARTS)
+    is_known = pl.col("rest_ns").is_not_null()
+    return rows.with_columns(exposed_ns=pl.when(is_known).then(exposed)).select(*schema, *PARTS)
 
 
 def _one_step(ranks: Sequence[int]) -> pl.DataFrame:

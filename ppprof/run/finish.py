@@ -22,8 +22,15 @@ from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError
 from ppprof.paths import remove_quietly, write_atomically
 from ppprof.run.summary import WindowTables, tables_of_profile
-from ppprof.run.traces import notes_on
-from ppprof.rundir import TraceName, partial_files, raw_files, read_manifest, trace_bytes
+from ppprof.run.traces import launch_times_message, notes_on, with_job_facts
+from ppprof.rundir import (
+    TraceName,
+    partial_files,
+    raw_files,
+    read_job_facts,
+    read_manifest,
+    trace_bytes,
+)
 from ppprof.rundir.recordings import Recording
 from ppprof.rundir.summaries import document, dumps
 from ppprof.rundir.triggers import write_completion
@@ -124,9 +131,11 @@ def _finish_window(
     Returns:
         The files of the window: its traces, then its tables.
     """
-    trace = read_window(raw)
+    trace = with_job_facts(read_window(raw), read_job_facts(run))
     for note in notes_on(trace):
         _log.warning("%s: %s", raw, note)
+    if trace.unrecorded_device:
+        _log.warning("%s: %s", raw, launch_times_message(trace.unrecorded_device))
     profile = Profile(trace, SummaryOptions(profiler.sorted_by, profiler.thread_sep))
     recording = Recording(name.rank, name.window, raw.name, name.label, (raw,))
     tables = tables_of_profile(profile, recording, raw, profiler.views())

@@ -83,7 +83,7 @@ def open_location(
     location: RunLocation, *, cache: bool = True, progress: Progress | None = None
 ) -> Run:
     """Open a run whose files are already looked up; ``cache`` and ``progress`` as in `open`."""
-    return Run(location, TraceReader(cache, progress))
+    return Run(location, TraceReader(cache, progress, rundir.read_job_facts(location.paths[0])))
 
 
 class Run:

@@ -18,11 +18,13 @@ from typing import Generic, TypeVar
 from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.profile.steps import StepRange, select_steps
 from ppprof.errors import InputError, TraceError
+from ppprof.rundir import JobFacts
 from ppprof.rundir.recordings import Recording
 from ppprof.trace import Trace, read
 from ppprof.trace.clock_jumps import clock_messages
 from ppprof.trace.incomplete_steps import incomplete_time_ns
 from ppprof.trace.schema import unknown_device_kinds
+from ppprof.trace.unrecorded_device import with_device
 from ppprof.units import format_skipped, format_time
 
 T = TypeVar("T")
@@ -53,6 +55,8 @@ class WindowResult(Generic[T]):
     """Errors of unreadable files of the same window that are preferred to ``source``."""
     notes: Sequence[str] = ()
     """The result of `notes_on` for the trace."""
+    unrecorded_device: str | None = None
+    """The device that the trace lacks the events of, such as ``gpu:0``; "" if it lacks none."""
 
     def map(self, value: U) -> WindowResult[U]:
         """Return the same window with another value."""
@@ -70,14 +74,19 @@ class TraceReader:
             to read the next time.
         progress: called while this process reads a long file (not while an executor's process
             does): with the file, the number of bytes read so far and its size. None: no calls.
+        job: facts in the run's manifest; None if unknown.
     """
 
-    def __init__(self, cache: bool, progress: Progress | None = None) -> None:
+    def __init__(
+        self, cache: bool, progress: Progress | None = None, job: JobFacts | None = None
+    ) -> None:
         self._cache = cache
+        self._job = job or JobFacts()
         self._progress = progress
         self._trace: tuple[Recording, Path, Trace] | None = None
         self._profile: tuple[Recording, StepRange | None, SummaryOptions, Profile] | None = None
         self._reported: set[Path] = set()
+        self._is_device_reported = False
 
     def trace(self, recording: Recording) -> tuple[Path, Trace]:
         """Return the preferred readable file of a window, and its trace.
@@ -89,8 +98,12 @@ class TraceReader:
         """
         if self._trace is None or self._trace[0] != recording:
             self._trace = self._profile = None  # first: memory holds one trace at a time
-            path, trace, errors = read_first_readable(recording, self._cache, self._progress)
-            self.report_skipped(path, trace.skipped, errors, notes_on(trace))
+            path, trace, errors = read_first_readable(
+                recording, self._cache, self._progress, self._job
+            )
+            self.report_skipped(
+                path, trace.skipped, errors, notes_on(trace), trace.unrecorded_device
+            )
             self._trace = (recording, path, trace)
         return self._trace[1:]
 
@@ -135,13 +148,13 @@ class TraceReader:
         """
         self._trace = self._profile = None  # memory holds one trace at a time
         windows = tuple(recordings)
+        task = partial(process_window, work=work, cache=self._cache, job=self._job)
         if executor is None:
-            task = partial(process_window, work=work, cache=self._cache, progress=self._progress)
-            results: Iterable[WindowResult[T] | str] = map(task, windows)
-        else:
-            results = map_windows(
-                executor, partial(process_window, work=work, cache=self._cache), windows
+            results: Iterable[WindowResult[T] | str] = map(
+                partial(task, progress=self._progress), windows
             )
+        else:
+            results = map_windows(executor, task, windows)
         errors = []
         is_any_read = False
         for result in results:
@@ -150,7 +163,9 @@ class TraceReader:
                 continue
             _warn_each(errors)
             errors, is_any_read = [], True
-            self.report_skipped(result.source, result.skipped, result.errors, result.notes)
+            self.report_skipped(
+                result.source, result.skipped, result.errors, result.notes, result.unrecorded_device
+            )
             yield result
         if not is_any_read:
             raise InputError("\n".join(errors))
@@ -162,14 +177,18 @@ class TraceReader:
         skipped: Mapping[str, int],
         errors: Iterable[str] = (),
         notes: Iterable[str] = (),
+        unrecorded_device: str | None = None,
     ) -> None:
         """Log the problems with a file, and notes on it; do nothing if they are logged already.
+
+        That a trace lacks the events of its device is logged once for all files of the run.
 
         Args:
             path: the file that was read.
             skipped: kind -> number of parts of the file that were skipped.
             errors: errors of unreadable files of the same window that are preferred to ``path``.
             notes: the result of `notes_on`.
+            unrecorded_device: the result of `ppprof.trace.unrecorded_device`; None if unknown.
         """
         if path in self._reported:
             return
@@ -178,6 +197,22 @@ class TraceReader:
         if skipped:
             _log.warning("%s", format_skipped(path, skipped))
         _warn_each(f"{path}: {note}" for note in notes)
+        if unrecorded_device and not self._is_device_reported:
+            self._is_device_reported = True
+            _log.warning("%s: %s", path, launch_times_message(unrecorded_device))
+
+
+def with_job_facts(trace: Trace, job: JobFacts) -> Trace:
+    """Return the trace of a whole window with what is known about its job."""
+    return dataclasses.replace(with_device(trace, job.device), only_axis=job.only_axis)
+
+
+def launch_times_message(device: str) -> str:
+    """Return the warning for a trace that lacks the events of ``device``, such as ``gpu:0``."""
+    return (
+        f"recorded on {device} without device events: its times are those of the host, which only "
+        "launches work; times of the device are unknown, and no table shows them"
+    )
 
 
 def notes_on(trace: Trace) -> list[str]:
@@ -200,7 +235,10 @@ def _warn_each(messages: Iterable[str]) -> None:
 
 
 def read_first_readable(
-    recording: Recording, cache: bool, progress: Progress | None = None
+    recording: Recording,
+    cache: bool,
+    progress: Progress | None = None,
+    job: JobFacts | None = None,
 ) -> tuple[Path, Trace, list[str]]:
     """Return the first readable file of a window, its trace, and the errors of the files before it.
 
@@ -208,6 +246,7 @@ def read_first_readable(
         recording: the window, with its files in the order of preference.
         cache: as in `TraceReader`.
         progress: as in `TraceReader`.
+        job: as in `TraceReader`.
 
     Raises:
         InputError: no file of the window can be read.
@@ -218,7 +257,8 @@ def read_first_readable(
     for path in recording.files:
         try:
             file_progress = partial(progress, path) if progress else None
-            return path, read(path, progress=file_progress, cache=cache), errors
+            trace = read(path, progress=file_progress, cache=cache)
+            return path, with_job_facts(trace, job or JobFacts()), errors
         except TraceError as error:
             errors.append(str(error))
     raise TraceError("\n".join(errors))
@@ -229,6 +269,7 @@ def process_window(
     work: Callable[[Trace], T],
     cache: bool,
     progress: Progress | None = None,
+    job: JobFacts | None = None,
 ) -> WindowResult[T] | str:
     """Return the result of ``work`` for one window; an error message if the window is unreadable.
 
@@ -239,13 +280,22 @@ def process_window(
         work: turns the trace into a value.
         cache: as in `TraceReader`.
         progress: as in `TraceReader`.
+        job: as in `TraceReader`.
     """
     try:
-        source, trace, errors = read_first_readable(recording, cache, progress)
+        source, trace, errors = read_first_readable(recording, cache, progress, job)
     except InputError as error:
         return str(error)
     value = work(trace)
-    return WindowResult(recording, source, trace.skipped, value, errors, notes_on(trace))
+    return WindowResult(
+        recording,
+        source,
+        trace.skipped,
+        value,
+        errors,
+        notes_on(trace),
+        trace.unrecorded_device,
+    )
 
 
 def map_windows(

@@ -46,8 +46,10 @@ from ppprof.rundir.layout import (
     trace_bytes,
 )
 from ppprof.rundir.manifest import (
+    JobFacts,
     has_manifest,
     nodes,
+    read_job_facts,
     read_manifest,
     read_run_id,
     topology_of,
@@ -59,6 +61,7 @@ __all__ = [
     "CLOCK_MARKER",
     "INCOMPLETE_MARKER",
     "TRACE_SUFFIXES",
+    "JobFacts",
     "Listing",
     "TraceName",
     "check_writable",
@@ -71,6 +74,7 @@ __all__ = [
     "nodes",
     "partial_files",
     "raw_files",
+    "read_job_facts",
     "read_manifest",
     "read_run_id",
     "reject_symlinks",

@@ -7,7 +7,7 @@ import math
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import PathLike, read_bounded, store_errors_as_oserror, to_path, write_atomically
@@ -79,6 +79,32 @@ def topology_of(manifest: Mapping[str, Any]) -> Topology | None:
         return Topology(tuple(axes["degrees"]), tuple(axes["order"]))  # type: ignore[index]
     except (KeyError, TypeError, UsageError):
         return None
+
+
+class JobFacts(NamedTuple):
+    """What the traces of a job do not say themselves."""
+
+    device: str | None = None
+    """The device that the job ran on: ``gpu:0``, ``cpu``; None if unknown."""
+    only_axis: str | None = None
+    """The only axis with a degree above 1; None if there are several or the topology is unknown."""
+
+
+def read_job_facts(run: PathLike) -> JobFacts:
+    """Return the facts in the manifest of a run; all None without a readable manifest.
+
+    The device is the text ``device`` at the top level or in one of the blocks below it.
+    """
+    try:
+        manifest = read_manifest(run)
+    except InputError:
+        return JobFacts()
+    topology = topology_of(manifest)
+    axes = [axis for axis in topology.order if topology.degree(axis) > 1] if topology else []
+    blocks = [manifest, *(block for block in manifest.values() if isinstance(block, Mapping))]
+    devices = [block.get("device") for block in blocks]
+    device = next((device for device in devices if isinstance(device, str) and device), None)
+    return JobFacts(device, axes[0] if len(axes) == 1 else None)
 
 
 def _plain(value: Any) -> Any:

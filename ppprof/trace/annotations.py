@@ -5,8 +5,12 @@ collectives, of waits for a collective, and of pipeline spans::
 
     all_reduce[axis=dp group=3 bytes=4198400 dtype=float32 peers=0,4]
     wait[op=isend axis=pp group=5 bytes=8 dtype=float32 peers=1]
+    batch_isend_irecv[axis=pp group=5 bytes=12 dtype=float32 peers=>1:8,<3:4]
     forward[stage=0 micro_batch=3 phase=warm-up]
     backward[stage=1 chunk=1 micro_batch=3 phase=steady]
+
+A batch of transfers is one span, since one call launches the kernel of them all. Its peers hold each
+transfer: 8 bytes to rank 1 and 4 bytes from rank 3 in the example; its bytes are their sum.
 
 Any key may be missing. ``op`` comes first, the other keys follow in the order of
 `ANNOTATION_KEYS`. The plain name of a wait begins with the operation that it waits for:
@@ -29,7 +33,7 @@ CATEGORIES = ("Communication", "Forward", "Backward")
 _NUMBER = r"\d{1,18}"  # any 18 digits fit an int64
 _VALUE_PATTERNS = {
     **{"axis": r"[\w+-]+", "group": f"-?{_NUMBER}", "bytes": _NUMBER, "dtype": r"\w+"},
-    "peers": r"[\d,]*",
+    "peers": rf"[\d,]*|[<>]\d+:{_NUMBER}(,[<>]\d+:{_NUMBER})*",
     **{"stage": _NUMBER, "chunk": _NUMBER, "micro_batch": _NUMBER, "phase": r"[\w-]+"},
 }
 """Key, which is a column of `EVENTS`, -> pattern of its values."""

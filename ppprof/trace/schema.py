@@ -95,7 +95,11 @@ EVENTS: Mapping[str, tuple[pl.DataType, str]] = {
     ),
     "group": (pl.Int64(), "communication group of a collective; null otherwise"),
     "dtype": (pl.Categorical(), "element type of a collective, 'float32'; null otherwise"),
-    "peers": (pl.String(), "global ranks of a collective, '0,1'; null otherwise"),
+    "peers": (
+        pl.String(),
+        "global ranks of a collective, '0,1'; of a batch, each transfer: '>1:8,<3:4' for 8 bytes to "
+        "rank 1 and 4 from rank 3; null otherwise",
+    ),
     "stage": (pl.Int64(), "pipeline stage of a pipeline span, from 0; null otherwise"),
     "chunk": (pl.Int64(), "virtual stage of that stage, from 0; null if that stage has only one"),
     "micro_batch": (
@@ -241,6 +245,12 @@ class Trace:
     """
     devices: tuple[Mapping[str, object], ...] = ()
     """Device properties; the keys are those of Paddle's JSON ``deviceProperties``."""
+    unrecorded_device: str | None = None
+    """The result of `ppprof.trace.unrecorded_device.unrecorded_device` for the whole window; None
+    if it is not computed yet."""
+    only_axis: str | None = None
+    """The axis of every group in the job, if its topology has a single axis with a degree above 1;
+    None if it has several or is unknown."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Kind -> number of unreadable parts of the file; empty for an intact file."""
     ignored: Mapping[str, int] = field(default_factory=dict)

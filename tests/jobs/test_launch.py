@@ -60,6 +60,8 @@ def test_collectives_are_recorded_once_each_with_their_facts(log: Path) -> None:
         tensors("wait", 4096, "1", op="send"): 1,
         tensors("isend", 4096, "1"): 1,
         tensors("wait", 4096, "1", op="isend"): 1,
+        tensors("batch_isend_irecv", 4096, ">1:4096"): 1,
+        tensors("wait", 4096, ">1:4096", op="batch_isend_irecv"): 1,
     }
     assert communication(raw1) == {
         **COMMON,
@@ -67,6 +69,8 @@ def test_collectives_are_recorded_once_each_with_their_facts(log: Path) -> None:
         tensors("recv", 4096, "0"): 1,
         tensors("irecv", 4096, "0"): 2,
         tensors("wait", 4096, "0", op="irecv"): 2,
+        tensors("batch_isend_irecv", 4096, "<0:4096"): 1,
+        tensors("wait", 4096, "<0:4096", op="batch_isend_irecv"): 1,
     }
 
 

@@ -35,6 +35,10 @@ NAMES = {
         "isend.wait",
         {"axis": "pp", "group": 5, "bytes": 8, "dtype": "float32", "peers": "1"},
     ),
+    "batch_isend_irecv[axis=pp group=5 bytes=12 dtype=float32 peers=>1:8,<3:4]": (
+        "batch_isend_irecv",
+        {"axis": "pp", "group": 5, "bytes": 12, "dtype": "float32", "peers": ">1:8,<3:4"},
+    ),
     "reduce[axis=dp+sharding group=7 peers=0,2]": (
         "reduce",
         {"axis": "dp+sharding", "group": 7, "peers": "0,2"},

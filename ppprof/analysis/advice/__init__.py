@@ -94,6 +94,7 @@ RULES: tuple[Rule, ...] = (
         "trust",
         {"outlived_ratio": trust.OUTLIVED_MINOR},
     ),
+    Rule("no-device-events", trust.no_device_events, "trust"),
     Rule("short-window", trust.short_window, "trust", {"least_steps": LEAST_STEPS}),
 )
 """All rules. A cause comes before its effects, because of findings with equal severity and cost,

@@ -85,7 +85,9 @@ STEPS = {
 
 accumulation_ns and recompute_ns are device time if the trace has device events, else CPU time.
 Without device events, the columns of kernels, idle time and blocking copies, and outlived_ns, are
-null."""
+null. If the trace lacks the events of its device, so are accumulation_ns, recompute_ns and
+optimizer_overhead_ns, and no name is of kind gap or accumulation: the host's time is that of
+launches."""
 
 NAMES = {
     "step": pl.Int64,
@@ -140,7 +142,8 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     if not profile.steps:
         return concat_indicators(())
     builder = IndicatorBuilder(profile)
-    builder.add_names("gap", unexplained_gaps(profile, builder.steps, parts.bubbles))
+    if not profile.unrecorded_device:
+        builder.add_names("gap", unexplained_gaps(profile, builder.steps, parts.bubbles))
     columns: dict[str, Int64 | None] = {
         "num_micro_batches": builder.count_by_step(builder.phase("Backward")["row"].to_numpy()),
         **builder.device_columns(),
@@ -352,6 +355,8 @@ class IndicatorBuilder:
 
     def gradient_columns(self) -> dict[str, Int64 | None]:
         """Return the columns of gradient accumulation and recomputation; adds gradient names."""
+        if self.profile.unrecorded_device:
+            return {"accumulation_ns": None, "recompute_ns": None}
         hosts = self.tree.hosts
         time = "device_ns" if self.on_device else "cpu_ns"
         local = hosts.filter(
@@ -389,7 +394,7 @@ class IndicatorBuilder:
             | (pl.col("category") == "OperatorInner") & matching(inside["name"], " compute$")
         )
         overhead = None
-        if not self.on_device and launched.height:
+        if not self.on_device and not self.profile.unrecorded_device and launched.height:
             kernels = together(intervals_of(launched))
             overhead = self.within(difference(self.updating, kernels))
         return {

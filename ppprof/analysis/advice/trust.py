@@ -150,3 +150,18 @@ def runs_ahead(evidence: Evidence) -> list[Finding]:
     ranks = evidence.indicator_means.select("rank", "outlived_ns")
     rows = ranks.sort("outlived_ns", "rank", descending=[True, False])
     return evidence.warning("runs-ahead", severity, facts, rows)
+
+
+def no_device_events(evidence: Evidence) -> list[Finding]:
+    """Report ranks whose traces lack the events of their device, so that only the host is known."""
+    if evidence.steps.is_empty():
+        return []
+    rows = (
+        evidence.steps.filter(pl.col("rest_ns").is_null())
+        .group_by("rank")
+        .agg(num_steps=pl.len().cast(pl.Int64), mean_host_step_ns=pl.col("step_ns").mean())
+        .sort("rank")
+    )
+    if rows.is_empty():
+        return []
+    return evidence.warning("no-device-events", "major", {"num_ranks": rows.height}, rows)

@@ -13,6 +13,7 @@ from ppprof.analysis.modules.gaps import gaps
 from ppprof.analysis.modules.module_tree import has_forward_links, modules
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.runtime_calls import name_of_call
 from ppprof.analysis.ranks.step_breakdown import (
     UNKNOWN_AXIS,
     Breakdown,
@@ -229,8 +230,9 @@ def _collective_costs(profile: Profile, step: pl.Series) -> pl.DataFrame:
 
 def _runtime_costs(profile: Profile, step: pl.Series) -> pl.DataFrame:
     launches = profile.tree.launches
+    names = launches["name"].unique().cast(pl.String).to_list()
     return launches.select(
-        name=pl.col("name").cast(pl.String),
+        name=pl.col("name").cast(pl.String).replace({name: name_of_call(name) for name in names}),
         step=step.gather(launches["row"]),
         cpu_total_ns=pl.col("end_ns") - pl.col("start_ns"),
     ).pipe(_by_name_and_step)

@@ -220,7 +220,8 @@ class Diff:
               ``baseline_own_ns``, ``experiment_own_ns``, ``delta_own_ns`` (experiment minus
               baseline), ``delta_ratio_own`` (delta over baseline, null if the baseline is 0) and
               ``noise_own_ns``, the standard error of the delta (null with one step). If a run lacks
-              the rank, its values are 0;
+              the rank, its values are 0. If a trace lacks the events of its device, all but those of
+              step_ns and data_loading_ns are null;
             - is_clear: whether the absolute delta_own_ns is at least 5 standard errors; null if
               these are unknown.
 
@@ -230,6 +231,7 @@ class Diff:
         labels = _labels(self._runs)
         one, other = (_by_rank(run, names) for run, names in zip(self._runs, labels))
         table = changes(one, other, ["label"], ("step_ns", "own_ns", *PARTS), "own_ns")
+        table = _without_unknown_parts(table, one, other)
         for means, side in ((one, "baseline"), (other, "experiment")):
             numbers = means.select("label", pl.col("rank").alias(f"{side}_rank"))
             table = table.join(numbers, on="label", how="left")
@@ -364,13 +366,34 @@ def _labels(runs: Sequence[RunCosts]) -> list[dict[int, str]]:
     ]
 
 
+def _without_unknown_parts(
+    table: pl.DataFrame, one: pl.DataFrame, other: pl.DataFrame
+) -> pl.DataFrame:
+    """Return ``table`` with null for all but the step of ranks whose traces lack their device's events.
+
+    Args:
+        table: the changes from ``one`` to ``other``.
+        one: the result of `_by_rank` for the baseline.
+        other: the same for the experiment.
+    """
+    unknown = pl.concat(
+        side.filter(pl.col("step_ns").is_not_null() & pl.col("own_ns").is_null())["label"]
+        for side in (one, other)
+    )
+    known = ("label", "status", *(name for name in table.columns if "_step" in name))
+    parts = [name for name in table.columns if name not in known and "data_loading" not in name]
+    is_unknown = pl.col("label").is_in(unknown.implode())
+    return table.with_columns(pl.when(~is_unknown).then(pl.col(parts)))
+
+
 def _by_rank(run: RunCosts, labels: Mapping[int, str]) -> pl.DataFrame:
     """Return each rank's label, rank, means over steps, and the variances of the means.
 
     Ranks without a label have no row.
     """
     waits = pl.col("exposed_ns").fill_null(0) + pl.col("bubble_ns").fill_null(0)
-    steps = run.steps.drop_nulls("step_ns").with_columns(own_ns=pl.col("step_ns") - waits)
+    own_ns = pl.when(pl.col("rest_ns").is_not_null()).then(pl.col("step_ns") - waits)
+    steps = run.steps.drop_nulls("step_ns").with_columns(own_ns=own_ns)
     label = pl.col("rank").replace_strict(dict(labels), default=None, return_dtype=pl.String)
     means = []
     for value in ("step_ns", "own_ns", *PARTS):

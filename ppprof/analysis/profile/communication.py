@@ -11,6 +11,7 @@ from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, difference, union
 from ppprof.arrays import Int64
+from ppprof.trace.communication_names import PADDLE_PATTERN, communicates
 from ppprof.trace.schema import is_kernel
 
 OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "StaticKernelLaunch")
@@ -24,8 +25,8 @@ _RESHAPES = "broadcast_(to|tensors)"
 class Communication:
     """The intervals in which a rank communicates and computes, as in Paddle's Distributed Summary.
 
-    For a trace without device events, Paddle reports no computation; here, the time in operators is
-    then the computation.
+    For a trace without device events, Paddle reports no computation. Here, the time in operators is
+    then the computation, if the training ran on a CPU.
     """
 
     host: Intervals
@@ -34,30 +35,43 @@ class Communication:
     host_rows: Int64
     """Rows of the events of ``host`` in ``tree.hosts``."""
     device: Intervals
-    """Kernels launched by the events of ``host`` or by events below them, and all kernels of NCCL
-    or XCCL. Kernels without a known launching event do not count."""
+    """Kernels launched by the events of ``host`` or by events below them, and all kernels whose
+    names say that they communicate. Kernels without a known launching event do not count."""
     device_rows: Int64
     """Rows of the kernels of ``device`` in ``tree.devices``."""
     computation: Intervals
-    """Kernels that are not of NCCL or XCCL and that no event of ``host`` launched directly. A
+    """Kernels whose names do not say so and that no event of ``host`` launched directly. A
     kernel launched by an event below an event of ``host`` is therefore in both ``device`` and
     ``computation``. In a trace without device events: see `_operator_intervals`."""
     computed_by: str
-    """The events behind ``computation``: "kernels", or "operators" in a trace without device
-    events."""
+    """The events behind ``computation``: "kernels", "operators" in a trace of a CPU, or "nothing" in
+    a trace that lacks the events of its device (`ppprof.trace.unrecorded_device`)."""
 
     @classmethod
-    def from_tree(cls, tree: Tree) -> Communication:
-        """Return the communication and computation of the host events and kernels of ``tree``."""
+    def from_tree(
+        cls, tree: Tree, *, as_paddle: bool = False, is_recorded: bool = True
+    ) -> Communication:
+        """Return the communication and computation of the host events and kernels of ``tree``.
+
+        Args:
+            tree: the event tree.
+            as_paddle: whether only the names count that Paddle's own tables count
+                (`PADDLE_PATTERN`). If False, the names of all libraries count.
+            is_recorded: False if the trace lacks the events of its device: its operators only
+                launch, so they are no computation.
+        """
         names = tree.hosts["name"]
-        named = matching(names, "allreduce|broadcast|rpc") & ~matching(names, _RESHAPES)
+        collective = matching(names, "allreduce|broadcast|rpc") & ~matching(names, _RESHAPES)
         hosts = tree.hosts.filter(
-            (pl.col("category") == "Communication") | (pl.col("category") == "Operator") & named
+            (pl.col("category") == "Communication")
+            | (pl.col("category") == "Operator") & collective
         )
         rows = hosts["row"].to_numpy()
         if tree.devices.is_empty():
             nowhere = intervals_of(tree.devices)
             none = np.empty(0, np.int64)
+            if not is_recorded:
+                return cls(intervals_of(hosts), rows, nowhere, none, nowhere, "nothing")
             operators = _operator_intervals(tree.hosts, hosts)
             return cls(intervals_of(hosts), rows, nowhere, none, operators, "operators")
         below = tree.below(rows)
@@ -65,11 +79,13 @@ class Communication:
         kernels = tree.devices.with_row_index("row").filter(
             is_kernel() & pl.col("host").is_not_null()
         )
-        is_nccl = matching(kernels["name"], "nccl|xccl").to_numpy()
+        names = kernels["name"]
+        is_named = matching(names, PADDLE_PATTERN) if as_paddle else communicates(names)
+        named = is_named.to_numpy()
         launcher = kernels["host"].to_numpy()
         own = np.isin(launcher, rows)
-        device = below[launcher] | is_nccl
-        computation = ~own & ~is_nccl
+        device = below[launcher] | named
+        computation = ~own & ~named
         return cls(
             intervals_of(hosts),
             rows,

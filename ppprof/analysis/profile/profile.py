@@ -18,6 +18,7 @@ from ppprof.analysis.profile.remote_calls import split_calls
 from ppprof.analysis.profile.steps import leave_out_incomplete_steps
 from ppprof.errors import UsageError
 from ppprof.trace.schema import Trace
+from ppprof.trace.unrecorded_device import unrecorded_device
 
 PHASES = ("Dataloader", "Forward", "Backward", "Optimization")
 """The phases of a step; Paddle's "model perspective"."""
@@ -97,6 +98,14 @@ class Profile:
         """
         return {call: Profile(trace, self.options) for call, trace in self._remote.items()}
 
+    @property
+    def unrecorded_device(self) -> str:
+        """The device that the trace lacks the events of, such as ``gpu:0``; "" if it lacks none.
+
+        Host events are then launches, and no time of them is the device's.
+        """
+        return unrecorded_device(self.whole)
+
     @cached_property
     def sorted_by(self) -> str:
         """The sort key: one of `SORT_KEYS`, also if the options say ``auto``."""
@@ -151,4 +160,14 @@ class Profile:
     @cached_property
     def communication(self) -> Communication:
         """The intervals in which the rank communicates and computes."""
-        return Communication.from_tree(self.tree)
+        return Communication.from_tree(self.tree, is_recorded=not self.unrecorded_device)
+
+    @cached_property
+    def paddle_communication(self) -> Communication:
+        """The same by Paddle's rule, for the tables that equal Paddle's.
+
+        Paddle knows the kernels of NCCL and XCCL only.
+        """
+        return Communication.from_tree(
+            self.tree, as_paddle=True, is_recorded=not self.unrecorded_device
+        )

@@ -29,6 +29,16 @@ _NUMBERS = {
     },  # cuEventSynchronize, cuStream- and cudaThread-, cudaEvent-
     **{307: LAUNCH, 311: LAUNCH, 430: LAUNCH},  # cuLaunchKernel, cudaGraphLaunch, -KernelExC
 }
+_NAMES = {
+    **{32: "cudaMemcpy2D", 44: "cudaMemcpy2DAsync", 137: "cudaEventSynchronize"},
+    **{311: "cudaGraphLaunch", 430: "cudaLaunchKernelExC"},
+    **{121: "cuEventSynchronize", 307: "cuLaunchKernel"},
+    126: "cudaThreadSynchronize or cuStreamSynchronize",
+}
+"""Number -> name of the call; of 126, which is in use in both tables, both names.
+
+Source: the enumerations ``CUpti_runtime_api_trace_cbid`` and ``CUpti_driver_api_trace_cbid``.
+"""
 _NUMBERED = re.compile(r"runtime api (\d+)")
 _KINDS = {
     WAIT: re.compile(r"synchroni[sz]e|queuesync|syncdevice|^xpu_?wait"),
@@ -37,6 +47,17 @@ _KINDS = {
     BLOCKING: re.compile(r"memcpy|alloc|free|hostregister|hostunregister"),
 }
 """Kind -> names of its calls, in lower case; the first kind whose pattern is found counts."""
+
+
+def name_of_call(name: str) -> str:
+    """Return the name of a runtime call, also of one that Paddle knows the number of alone.
+
+    >>> name_of_call("Runtime API 137"), name_of_call("cudaLaunchKernel"), name_of_call("Runtime API 9")
+    ('cudaEventSynchronize (Runtime API 137)', 'cudaLaunchKernel', 'Runtime API 9')
+    """
+    numbered = _NUMBERED.fullmatch(name.lower())
+    known = _NAMES.get(int(numbered[1])) if numbered else None
+    return f"{known} ({name})" if known else name
 
 
 def kind_of_call(name: str) -> str:

@@ -17,6 +17,7 @@ from ppprof.errors import UsageError
 from ppprof.trace.incomplete_steps import incomplete_steps, incomplete_time_ns
 from ppprof.trace.schema import EVENTS, Trace, conform
 from ppprof.trace.tree_arrays import levels
+from ppprof.trace.unrecorded_device import unrecorded_device
 
 _STEPS = re.compile(r"(?P<one>\d+)|(?P<start>\d*):(?P<stop>\d*)")
 
@@ -216,6 +217,7 @@ def select_events(
         depth[nodes] = level
     return dataclasses.replace(
         trace,
+        unrecorded_device=unrecorded_device(trace),
         events=events.with_columns(
             parent=_nullable(parent),
             depth=pl.when(pl.col("depth").is_not_null()).then(pl.Series(depth)),

@@ -16,6 +16,7 @@ from ppprof.analysis.ranks.clock_alignment import align_clocks
 from ppprof.analysis.ranks.collectives import collectives, match_collectives
 from ppprof.analysis.ranks.device_queue import QUEUE
 from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
+from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.ranks.stragglers import slow_groups, slow_ranks
 from ppprof.analysis.ranks.transfers import without_transfers
 from ppprof.analysis.ranks.what_if import WHAT_IF, passes, what_if
@@ -137,18 +138,8 @@ class Cluster:
         The result of `ppprof.analysis.ranks.stragglers.slow_ranks`. A rank's peers are the ranks of
         its pipeline stage.
         """
-        waiting = [
-            name
-            for name in self.steps.columns
-            if name.startswith("exposed_") or name == "bubble_ns"
-        ]
-        own = self.steps.select(
-            "rank",
-            "step",
-            "step_ns",
-            own_ns=pl.col("step_ns") - pl.sum_horizontal(pl.col(waiting).fill_null(0)),
-        )
-        return slow_ranks(own, self._roles)
+        own = self.steps.select("rank", "step", "step_ns", own_ns=own_time(self.steps))
+        return slow_ranks(own.drop_nulls("own_ns"), self._roles)
 
     @cached_property
     def slow_groups(self) -> pl.DataFrame:

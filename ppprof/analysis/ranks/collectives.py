@@ -14,6 +14,7 @@ import polars as pl
 
 from ppprof.trace import Clock
 from ppprof.trace.schema import Trace, is_kernel
+from ppprof.trace.unrecorded_device import unrecorded_device
 
 COLLECTIVES: dict[str, pl.DataType] = {
     "members": pl.String(),
@@ -52,10 +53,13 @@ def with_rank(table: pl.DataFrame, rank: int) -> pl.DataFrame:
 def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
     """Return the collectives and transfers of one rank's window, sorted by start.
 
-    A host span and the kernels launched in it are one collective, timed by the kernels. Three kinds
+    A host span and the kernels launched in it are one collective, timed by the kernels. A batch of
+    transfers has a row for each transfer, all with the times of the batch. Three kinds
     of spans are no collectives: spans without peers; spans that wait (with a dot in their name);
     and, if the trace has ``send`` or ``recv`` spans, ``isend`` and ``irecv``, which only launch
-    them.
+    them. In a trace with device events, a span without any is counted in ``index`` and has no row:
+    its own time is that of the host, which only launches. A trace that lacks the events of its
+    device has no collectives for the same reason.
 
     Args:
         trace: the window.
@@ -64,14 +68,16 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
     Returns:
         Columns of `COLLECTIVES`, on the rank's own clock.
     """
+    if unrecorded_device(trace):
+        return pl.DataFrame(schema=COLLECTIVES)
     events = trace.events.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
     spans = events.filter(
         (pl.col("category") == "Communication") & pl.col("peers").is_not_null()
     ).with_columns(pl.col("name").cast(pl.String), end_ns=pl.col("start_ns") + pl.col("dur_ns"))
     spans = spans.filter(pl.col("name").str.contains(".", literal=True).not_())
-    spans = with_kernel_times(spans, events)
+    spans = with_kernel_times(spans.sort("start_ns", maintain_order=True), events)
     role = pl.col("name").replace_strict(_ROLES, default=None, return_dtype=pl.String)
-    spans = spans.with_columns(role=role)
+    spans = _each_transfer(spans.with_columns(role=role))
     transfers = spans.filter(pl.col("name").is_in(["send", "recv"]))
     only_launches = pl.col("name").is_in(["isend", "irecv"]) & pl.lit(transfers.height > 0)
     own = pl.lit(str(rank))
@@ -91,23 +97,58 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
             end_ns="end_ns",
             bytes="bytes",
         )
-        .sort("start_ns", maintain_order=True)
+        .with_columns(pl.int_range(pl.len()).over("members", "op", "step").alias("index"))
     )
-    index = pl.int_range(pl.len()).over("members", "op", "step").cast(pl.Int64)
-    return table.with_columns(index=index).select(*COLLECTIVES)
+    timed = table.drop_nulls("start_ns").sort("start_ns", maintain_order=True)
+    return timed.select(pl.col(name).cast(dtype) for name, dtype in COLLECTIVES.items())
+
+
+def _each_transfer(spans: pl.DataFrame) -> pl.DataFrame:
+    """Return ``spans`` with a row for each transfer of a batch.
+
+        name               role  peers        bytes        role  peers  bytes
+        batch_isend_irecv  null  >1:8,<3:4       12   ->   send  1          8
+                                                           recv  3          4
+
+    Args:
+        spans: reads peers; role, peers and bytes are replaced in the rows of batches.
+    """
+    transfer = pl.col("peers").str.extract_groups(r"^(?<way>[<>])(?<peer>\d+):(?<size>\d+)$")
+    rows = spans.with_columns(
+        pl.when(pl.col("peers").str.contains("[<>]"))
+        .then(pl.col("peers").str.split(","))
+        .otherwise(pl.concat_list("peers"))
+        .alias("peers")
+    ).explode("peers")
+    way = transfer.struct.field("way").replace_strict(
+        {">": "send", "<": "recv"}, default=None, return_dtype=pl.String
+    )
+    return rows.with_columns(
+        role=pl.coalesce(way, "role"),
+        peers=pl.coalesce(transfer.struct.field("peer"), "peers"),
+        bytes=pl.coalesce(transfer.struct.field("size").cast(pl.Int64, strict=False), "bytes"),
+    )
 
 
 def with_kernel_times(spans: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Return ``spans`` with the start of their first kernel and the end of their last kernel.
 
-    A kernel belongs to the innermost of ``spans`` around its launch. Spans without kernels keep
-    their own start and end.
+    A kernel belongs to the innermost of ``spans`` around its launch. A span with copies and no
+    kernel has their start and end, since a library may run a collective as copies. In a trace with
+    device events, start and end of all other spans are null; without, they are the host's.
+
+    ::
+
+        host     [all_gather]  [send]  [all_reduce ]
+        device       kkkk         (null)    ccc kkkk       kernels before copies
 
     Args:
         spans: some rows of ``events``, with the column end_ns.
         events: all events of the trace, with the column row (int64).
     """
-    kernels = events.filter(is_kernel()).select("parent", "start_ns", "dur_ns")
+    kernels = events.filter(pl.col("device").is_not_null()).select(
+        "parent", "start_ns", "dur_ns", is_kernel=is_kernel()
+    )
     if kernels.is_empty() or spans.is_empty():
         return spans
     parents = events["parent"].fill_null(-1).to_numpy()
@@ -119,12 +160,12 @@ def with_kernel_times(spans: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame
     times = (
         kernels.with_columns(row=pl.Series(above), end_ns=pl.col("start_ns") + pl.col("dur_ns"))
         .filter(pl.col("row") >= 0)
+        .filter(pl.col("is_kernel") == pl.col("is_kernel").max().over("row"))
         .group_by("row")
         .agg(kernel_start=pl.col("start_ns").min(), kernel_end=pl.col("end_ns").max())
     )
     return spans.join(times, "row", "left", maintain_order="left").with_columns(
-        start_ns=pl.coalesce("kernel_start", "start_ns"),
-        end_ns=pl.coalesce("kernel_end", "end_ns"),
+        start_ns="kernel_start", end_ns="kernel_end"
     )
 
 

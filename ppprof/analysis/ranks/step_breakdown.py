@@ -53,7 +53,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.profile.grouping import intervals_of, matching
+from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.hidden_reductions import (
     DATA_PARALLEL,
     DATA_PARALLEL_AXIS,
@@ -72,6 +72,7 @@ from ppprof.analysis.profile.runtime_calls import WAIT, is_of_kind
 from ppprof.analysis.ranks.device_queue import CAUSES, QUEUE, idle_causes, queue_of_steps
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.arrays import Int64
+from ppprof.trace.communication_names import communicates
 from ppprof.trace.schema import is_kernel, nullable
 
 PARTS = ("computation", "exposed", "data_loading", "bubble", "host_bound", "queued", "rest")
@@ -83,6 +84,9 @@ BESIDE = ("communication", "hidden", "host_launch")
 ``hidden``: the part of it during computation. ``host_launch``: the time in which some thread is in
 a runtime call that does not wait for the device."""
 
+GROUP_SPAN = "coalesced"
+"""Name of the span around a group of communication calls that are launched together at its end."""
+
 UNKNOWN_AXIS = "?"
 """The axis of communication whose group is unknown."""
 
@@ -90,9 +94,9 @@ STRETCHES = {"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
 
 BREAKDOWN = {"step": pl.Int64, "part": pl.String, "axis": pl.String, "time_ns": pl.Int64}
 
-_NCCL = "(?i)nccl|xccl"
 _AXES = ("mp", "sep", "sharding", "dp", "pp")
 _SENT = "(?i)send|recv"
+_QUEUED = "^i?(send|recv)$"
 _MEETING = "(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier"
 
 
@@ -122,8 +126,11 @@ def breakdown(profile: Profile) -> Breakdown:
         host_launch.
         If any step communicates over an axis, every step has rows for it, with 0 in the other
         steps. ProfileSteps with equal numbers are added up. Both tables have no rows if no
-        ProfileStep has a number.
+        ProfileStep has a number. If the trace lacks the events of its device, only step and
+        data_loading have rows: the host's other times are of launches.
     """
+    if profile.unrecorded_device:
+        return _breakdown_of_launches(profile)
     tree = profile.tree
     on_device = not tree.devices.is_empty()
     steps = steps_of_rank(profile)
@@ -173,6 +180,18 @@ def breakdown(profile: Profile) -> Breakdown:
         launches = union(*intervals_of(calls.filter(~is_of_kind(calls["name"], WAIT))))
         times.append(("host_launch", None, covered_within(launches, start, end)))
     return Breakdown(_sum_by_step(steps["step"], times), _clip_to_steps(steps, bubble), queue)
+
+
+def _breakdown_of_launches(profile: Profile) -> Breakdown:
+    steps = steps_of_rank(profile)
+    start, end = intervals_of(steps)
+    loading = union(*stepping_thread_in(profile, "Dataloader", steps["thread"].unique()))
+    times: list[tuple[str, str | None, Int64]] = [
+        ("step", None, end - start),
+        ("data_loading", None, covered_within(loading, start, end)),
+    ]
+    nothing = pl.DataFrame(schema=STRETCHES)
+    return Breakdown(_sum_by_step(steps["step"], times), nothing, pl.DataFrame(schema=QUEUE))
 
 
 def _clip_to_steps(steps: pl.DataFrame, instants: Intervals) -> pl.DataFrame:
@@ -228,23 +247,33 @@ def stepping_thread_in(profile: Profile, category: str, threads: pl.Series) -> I
 def waiting_intervals(profile: Profile, threads: pl.Series) -> Intervals:
     """Return the intervals in which the stepping threads communicate or synchronize with a device.
 
+    Sends and receives that launched no kernel do not count: another call launches it later, that of
+    a group of transfers. Collectives without a kernel count, since they may be of a library that
+    blocks the host, such as gloo.
+
     Args:
-        profile: one rank's window.
+        profile: one rank's window, with device events.
         threads: the stepping threads, those with a ProfileStep.
     """
-    launches = profile.tree.launches
-    calls = launches.filter(is_of_kind(launches["name"], WAIT))
+    tree = profile.tree
+    calls = tree.launches.filter(is_of_kind(tree.launches["name"], WAIT))
     calls = calls.filter(pl.col("thread").is_in(threads.implode()))
-    return together(stepping_thread_in(profile, "Communication", threads), intervals_of(calls))
+    only_queues = pl.col("name").cast(pl.String).str.contains(_QUEUED) & (pl.col("device_ns") == 0)
+    spans = tree.hosts.filter(
+        (pl.col("category") == "Communication")
+        & pl.col("thread").is_in(threads.implode())
+        & ~only_queues
+    )
+    return together(intervals_of(spans), intervals_of(calls))
 
 
 def _computation(profile: Profile) -> Intervals:
-    """Return Paddle's Computation, and the kernels not of NCCL whose launch was not recorded.
+    """Return the computation of `Communication`, and computing kernels without a recorded launch.
 
     Without the all-reduces of `hidden_reductions`.
     """
     kernels = profile.tree.devices.filter(is_kernel() & pl.col("host").is_null())
-    unseen = intervals_of(kernels.filter(~_named(_NCCL)))
+    unseen = intervals_of(kernels.filter(~communicates(kernels["name"])))
     computation = together(profile.communication.computation, unseen)
     return difference(computation, intervals_of(hidden_reductions(profile.tree)))
 
@@ -263,29 +292,37 @@ def communication_events(profile: Profile, step: pl.Series) -> pl.DataFrame:
 
     Returns:
         name, axis, step, start_ns, end_ns. name and axis are those of the innermost Communication
-        event around the launch; without one, the row's own name and `UNKNOWN_AXIS`. step is the step in
-        which a host event began or a kernel was launched; null if unknown.
+        event around the launch; without one, the row's own name, and for a kernel the axis of
+        `_axes_of_kernels`, else `UNKNOWN_AXIS`. step is the step in which a host event began or a
+        kernel was launched; null if unknown. No rows if the trace lacks the events of its device.
     """
     communication, tree = profile.communication, profile.tree
     events = profile.trace.events
     spans = np.flatnonzero((events["category"] == "Communication").to_numpy())
     if tree.devices.is_empty():
         rows = spans if len(spans) else communication.host_rows
+        rows = rows[:0] if profile.unrecorded_device else rows
         table = tree.hosts[rows]
         launcher = table["row"]
-        span = launcher if len(spans) else nullable(np.full(len(rows), -1))
+        span = launcher if len(spans) else nullable(np.full(len(rows), -1, np.int64))
     else:
-        communicates = np.zeros(tree.devices.height, bool)
-        communicates[communication.device_rows] = True
-        unseen = pl.col("host").is_null() & is_kernel()
-        unseen &= matching(tree.devices["name"], _NCCL)
-        table = tree.devices.filter(pl.Series(communicates) | unseen)
+        is_launched = np.zeros(tree.devices.height, bool)
+        is_launched[communication.device_rows] = True
+        unseen = pl.col("host").is_null() & is_kernel() & communicates(tree.devices["name"])
+        table = tree.devices.filter(pl.Series(is_launched) | unseen)
         launcher = table["host"]
         enclosing_span = np.append(tree.innermost(spans), -1)
         span = nullable(enclosing_span[launcher.fill_null(-1).to_numpy()])
+    axis = events["axis"].gather(span).cast(pl.String)
+    if not tree.devices.is_empty():
+        axis = _axes_of_kernels(profile, table, axis)
+    span_name = pl.lit(events["name"].gather(span)).cast(pl.String)
     table = table.select(
-        pl.coalesce(events["name"].gather(span), "name").cast(pl.String).alias("name"),
-        events["axis"].gather(span).cast(pl.String).fill_null(UNKNOWN_AXIS),
+        # A group of calls has no operation of its own: the kernel has.
+        pl.coalesce(
+            pl.when(span_name != GROUP_SPAN).then(span_name), pl.col("name").cast(pl.String)
+        ).alias("name"),
+        axis.fill_null(UNKNOWN_AXIS).alias("axis"),
         step.gather(launcher).alias("step"),
         *("start_ns", "end_ns"),
     )
@@ -298,6 +335,46 @@ def communication_events(profile: Profile, step: pl.Series) -> pl.DataFrame:
         end_ns="end_ns",
     )
     return pl.concat([table, hidden])
+
+
+def _axes_of_kernels(profile: Profile, kernels: pl.DataFrame, axis: pl.Series) -> pl.Series:
+    """Return the axis of each kernel of communication; null if it is not known.
+
+    Kernels that C++ launches, such as those of DataParallel's reducer, lie in no span. Two things
+    give their axis: each process group of Paddle has a stream of its own, so a stream on which all
+    kernels communicate, and all known ones over one axis, is of that axis; and in a job with a
+    single axis, every group is of that axis.
+
+        stream 20   all_reduce(dp)  ?  all_reduce(dp)      ? is dp
+        stream 7    gemm  recv(pp)  ?                      ? is not known
+
+    Source: ProcessGroupNCCL::CreateNCCLEnvCache, paddle/fluid/distributed/collective.
+
+    Args:
+        profile: the window.
+        kernels: rows of ``tree.devices``, N rows.
+        axis: the axis of the span around each launch, null without, shape (N,).
+    """
+    stream = ["device", "stream"]
+    devices = profile.tree.devices.filter(is_kernel())
+    num_kernels = devices.group_by(stream).agg(num_kernels=pl.len())
+    of_stream = (
+        kernels.select(stream)
+        .with_columns(axis=axis)
+        .group_by(stream)
+        .agg(pl.col("axis").drop_nulls().unique(), num_communicating=pl.len())
+        .join(num_kernels, on=stream, nulls_equal=True)
+        .filter(
+            (pl.col("axis").list.len() == 1)
+            & (pl.col("num_communicating") == pl.col("num_kernels"))
+        )
+        .select(*stream, stream_axis=pl.col("axis").list.first())
+    )
+    by_stream = kernels.select(stream).join(
+        of_stream, on=stream, how="left", maintain_order="left", nulls_equal=True
+    )["stream_axis"]
+    only_axis = pl.lit(profile.trace.only_axis, pl.String)
+    return pl.select(pl.coalesce(axis, by_stream, only_axis).alias("axis")).to_series()
 
 
 def _passes(profile: Profile, threads: pl.Series) -> pl.DataFrame:

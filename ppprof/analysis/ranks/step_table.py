@@ -42,8 +42,9 @@ def join_ranks(
         outside that sum (`BESIDE`: communication, hidden and host_launch). exposed, communication
         and hidden have a column for each axis that any rank uses, such as ``exposed_mp_ns``: 0 if
         the rank does not communicate over that axis. The other columns are null if the rank's trace
-        cannot have that time: host_bound, queued and host_launch need device events. Sorted by rank, window
-        and step.
+        cannot have that time: host_bound, queued and host_launch need device events. All but step_ns
+        and data_loading_ns are null if the trace lacks the events of its device. Sorted by rank,
+        window and step.
     """
     rows = pl.concat(
         [
@@ -68,7 +69,9 @@ def join_ranks(
     ]
     return (
         wide.with_columns(missing)
-        .with_columns(pl.col(axis_columns).fill_null(0))
+        .with_columns(
+            pl.when(pl.col("rest_ns").is_not_null()).then(pl.col(axis_columns).fill_null(0))
+        )
         .join(places, on="rank", how="left")
         .select(*PLACES, "window", "step", *columns)
         .sort(keys)
@@ -137,10 +140,10 @@ def slowest(steps: pl.DataFrame) -> pl.DataFrame:
 
     Returns:
         One row per step, ascending: step, slowest_rank (of equally slow ranks the lowest),
-        slowest_own_ns (int64) and median_own_ns (float64, over all ranks).
+        slowest_own_ns (int64) and median_own_ns (float64, over all ranks). Ranks whose own work is
+        unknown, since their device's events are missing, do not count.
     """
-    waits = pl.sum_horizontal("^exposed_.*_ns$", "bubble_ns")
-    own = steps.select("rank", "step", own_ns=pl.col("step_ns") - waits)
+    own = steps.select("rank", "step", own_ns=own_time(steps)).drop_nulls("own_ns")
     return (
         own.sort("own_ns", "rank", descending=[True, False])
         .group_by("step")
@@ -151,6 +154,19 @@ def slowest(steps: pl.DataFrame) -> pl.DataFrame:
         )
         .sort("step")
     )
+
+
+def own_time(steps: pl.DataFrame) -> pl.Expr:
+    """Return the expression for a rank's own time: the step without exposed communication and bubble.
+
+    Null where the parts of the step are unknown.
+
+    Args:
+        steps: the result of `join_ranks`.
+    """
+    waits = [name for name in steps.columns if name.startswith("exposed_") or name == "bubble_ns"]
+    own_ns = pl.col("step_ns") - pl.sum_horizontal(pl.col(waits).fill_null(0))
+    return pl.when(pl.col("rest_ns").is_not_null()).then(own_ns)
 
 
 def _column(part: str, axis: str | None) -> str:

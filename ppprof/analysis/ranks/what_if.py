@@ -72,6 +72,7 @@ from ppprof.analysis.profile.intervals import difference, overlap
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.collectives import to_reference_clock, with_kernel_times
 from ppprof.analysis.ranks.device_steps import steps_of_rank
+from ppprof.analysis.ranks.step_breakdown import UNKNOWN_AXIS, communication_events
 from ppprof.arrays import Bool, Int64
 from ppprof.topology import Topology
 from ppprof.trace import Clock
@@ -118,15 +119,19 @@ _BETWEEN_REPLICAS = ("dp", "sharding")
 def passes(profile: Profile, rank: int = -1) -> pl.DataFrame:
     """Return one rank's steps and passes.
 
-    A pass that launched kernels lasts from the start of its first kernel to the end of its last.
+    In a trace with device events, a pass lasts from the start of its first kernel to the end of its
+    last; without any kernel it is no pass.
 
     Args:
         profile: the rank's window.
         rank: the value of the column rank; -1 if unknown.
 
     Returns:
-        Columns of `PASSES`, sorted by start. No rows if the window has no steps.
+        Columns of `PASSES`, sorted by start. No rows if the window has no steps, or lacks the
+        events of its device.
     """
+    if profile.unrecorded_device:
+        return pl.DataFrame(schema=PASSES)
     events = profile.trace.events.with_row_index("row").with_columns(
         pl.col("row").cast(pl.Int64), end_ns=pl.col("start_ns") + pl.col("dur_ns")
     )
@@ -137,9 +142,13 @@ def passes(profile: Profile, rank: int = -1) -> pl.DataFrame:
     )
     of_pipeline = pl.col("micro_batch").is_not_null()
     spans = in_steps.filter(of_pipeline & pl.col("category").is_in(["Forward", "Backward"]))
-    passes = with_kernel_times(spans, events).with_columns(
-        pl.col("chunk").fill_null(0),
-        kind=pl.col("category").cast(pl.String).str.to_lowercase(),
+    passes = (
+        with_kernel_times(spans, events)
+        .drop_nulls("start_ns")
+        .with_columns(
+            pl.col("chunk").fill_null(0),
+            kind=pl.col("category").cast(pl.String).str.to_lowercase(),
+        )
     )
     without_passes = steps.filter(pl.col("step").is_in(passes["step"].implode()).not_())
     own = _own_work(profile, events, without_passes)
@@ -153,7 +162,8 @@ def passes(profile: Profile, rank: int = -1) -> pl.DataFrame:
 def _own_work(profile: Profile, events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     """Return ``steps`` of kind ``own``: shorter by the exposed communication between replicas.
 
-    In a trace without device events, all communication between replicas counts as exposed.
+    In a trace without device events, all communication between replicas counts as exposed. With
+    device events, it is the kernels that count, also those that no span launched.
     Communication over an unknown axis counts as between replicas.
 
     ::
@@ -168,13 +178,13 @@ def _own_work(profile: Profile, events: pl.DataFrame, steps: pl.DataFrame) -> pl
         pl.col("axis").cast(pl.String).str.split("+").list.contains(axis)
         for axis in _BETWEEN_REPLICAS
     )
-    communication = with_kernel_times(
-        events.filter((pl.col("category") == "Communication") & between.fill_null(value=True)),
-        events,
-    )
-    exposed = intervals_of(communication)
-    if events["device"].count():
-        exposed = difference(exposed, profile.communication.computation)
+    if profile.tree.devices.is_empty():
+        spans = events.filter(pl.col("category") == "Communication")
+        exposed = intervals_of(spans.filter(between.fill_null(value=True)))
+    else:
+        kernels = communication_events(profile, events["step"])
+        kernels = kernels.filter(between | (pl.col("axis") == UNKNOWN_AXIS))
+        exposed = difference(intervals_of(kernels), profile.communication.computation)
     waited = [
         overlap((np.array([start]), np.array([end])), exposed)
         for start, end in steps.select("start_ns", "end_ns").rows()

@@ -73,7 +73,7 @@ def overview(profile: Profile) -> pl.DataFrame:
         without steps). CPU rows come first, sorted by time, the longest first; then GPU rows, in
         Paddle's order.
     """
-    tree, comm = profile.tree, profile.communication
+    tree, comm = profile.tree, profile.paddle_communication
     by_category: dict[str, list[pl.DataFrame]] = {}
     for table in (tree.hosts, tree.launches.drop_nulls("host")):
         times = table.select("category", "start_ns", "end_ns", "visit")
@@ -176,12 +176,16 @@ def distributed(profile: Profile) -> pl.DataFrame:
     communicates and another computes. Exposed Communication, which Paddle does not report, is
     Communication minus Overlap.
 
+    If the trace lacks the events of its device, Computation, Overlap and Exposed Communication are
+    unknown: operators and communication on the host only launch.
+
     Returns:
         name (ProfileStep, Communication, Computation, Overlap, Exposed Communication), time_ns,
-        ratio (to the time inside steps; null without steps), computed_by ("kernels" or "operators";
-        null in the first two rows). No rows without communication.
+        ratio (to the time inside steps; null without steps), computed_by ("kernels", "operators" or
+        "nothing", for which time_ns and ratio are null; null in the first two rows). No rows
+        without communication.
     """
-    comm = profile.communication
+    comm = profile.paddle_communication
     communication_ns = covered(*comm.both)
     overlap_ns = overlap(comm.both, comm.computation)
     rows = [
@@ -191,10 +195,12 @@ def distributed(profile: Profile) -> pl.DataFrame:
         ("Overlap", overlap_ns, comm.computed_by),
         ("Exposed Communication", communication_ns - overlap_ns, comm.computed_by),
     ]
-    return pl.DataFrame(
+    table = pl.DataFrame(
         [(name, ns, ratio(ns, profile.total_ns), by) for name, ns, by in rows]
         if len(comm.both[0])
         else [],
         DISTRIBUTED,
         orient="row",
     )
+    is_unknown = pl.col("computed_by").eq_missing("nothing")
+    return table.with_columns(pl.when(~is_unknown).then(pl.col("time_ns", "ratio")))

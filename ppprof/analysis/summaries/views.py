@@ -80,9 +80,19 @@ def schema_of(view: str, *, thread_sep: bool = False) -> Mapping[str, pl.DataTyp
 def summarize(profile: Profile, view: str) -> pl.DataFrame:
     """Return one view of one trace; the table has no rows if the trace has no events for the view.
 
+    Times and ratios of a GPU are null if the trace lacks the events of its device
+    (`ppprof.trace.unrecorded_device`); 0, as in Paddle, if the training ran on a CPU.
+
     Raises:
         UsageError: ``view`` is not one of `VIEWS`.
     """
     if view not in VIEWS:
         raise UsageError(f"view {view!r}: expected one of {', '.join(VIEWS)}")
-    return VIEWS[view](profile)
+    table = VIEWS[view](profile)
+    if profile.unrecorded_device:
+        table = table.with_columns(
+            pl.lit(None, dtype).alias(name)
+            for name, dtype in table.schema.items()
+            if name.startswith("gpu_")
+        )
+    return table

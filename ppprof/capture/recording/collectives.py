@@ -4,7 +4,8 @@ Paddle records no communication of gloo, and its events have no field for group 
 span's name holds them: ``all_reduce[axis=dp group=0 bytes=4198400 dtype=float32 peers=0,1]``.
 
 - ``axis`` is the group's axis in the topology; missing if the group is not a group of an axis.
-- ``peers`` are global ranks: all ranks of the group, or the other side of a send or recv.
+- ``peers`` are global ranks: all ranks of the group, or the other side of a send or recv. For a
+  batch of transfers they hold direction, other side and bytes of each: ``peers=>1:4096,<3:4096``.
 - ``bytes`` is the size of this rank's input. For recv, and for ranks that only receive in a
   broadcast or a scatter, it is the size of the output.
 - ``dtype`` is the data type of the first tensor.
@@ -12,6 +13,11 @@ span's name holds them: ``all_reduce[axis=dp group=0 bytes=4198400 dtype=float32
 ``barrier`` has no ``bytes`` and no ``dtype``; neither have functions for objects, such as
 ``all_gather_object``, which pickle the objects inside. Waiting for an asynchronous operation is a
 span of its own: ``wait[op=all_reduce axis=dp ...]``.
+
+Calls of a group are launched together when the group ends (``ProcessGroup._end_coalescing``). A batch
+of transfers, ``batch_isend_irecv`` or that of Fleet's pipeline, is one span from before its group
+starts until its group has ended. Any other group is a span ``coalesced[axis=pp group=3]``, and its
+calls are spans inside.
 
 Every module that holds one of the functions gets a wrapper instead, no matter how it imported the
 function. After the window, the module gets the function back. Methods of the process groups, which
@@ -56,9 +62,10 @@ _DATA = {
     "isend": "tensor",
     "irecv": "tensor",
     "batch_isend_irecv": "p2p_op_list",
+    "batch_send_recv_on_calc_stream": "p2p_op_list",
     "barrier": "",
 }
-"""Functions of ``paddle.distributed`` (and of its ``stream``), and the names of the parameters that
+"""Functions of ``paddle.distributed`` (and of its ``stream`` and of `_PIPELINE`), and the names of the parameters that
 may hold their data: the first parameter that is not None counts. No names if the size of the data
 is not known before the call."""
 
@@ -84,6 +91,9 @@ _METHODS = {
 trace, and the index of the argument that holds the data. In a send or recv, the argument after the
 tensor is the peer. In a ``partial`` send or recv, the argument after the peer is the number of
 ranks that share the tensor."""
+
+_PIPELINE = "paddle.distributed.fleet.meta_parallel.pp_utils.p2p_communication"
+"""The module with the transfers of Fleet's pipeline."""
 
 _PEER = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
 
@@ -130,7 +140,7 @@ class Collectives:
     def install(self) -> None:
         """Wrap the functions in all loaded modules, the process groups' methods, and ``task.wait``."""
         wrappers = {}
-        for home in (dist, dist.stream):
+        for home in (dist, dist.stream, sys.modules.get(_PIPELINE)):
             for op in _DATA:
                 function = getattr(home, op, None)
                 if function is not None:
@@ -141,6 +151,8 @@ class Collectives:
                 if wrapper is not None:
                     namespace[name] = wrapper
         for kind in _process_groups():
+            self._methods.install(kind, "_start_coalescing", self._call_start)
+            self._methods.install(kind, "_end_coalescing", self._call_end)
             for method, (op, index) in _METHODS.items():
                 for name in (method, f"{method}_on_calc_stream"):
                     self._methods.install(
@@ -159,6 +171,7 @@ class Collectives:
                 if type(value) is _Spanned:
                     namespace[name] = value.__wrapped__
         self._methods.uninstall()
+        self._end_group()
         self._groups.clear()
         self._tasks.clear()
         self._axes.clear()
@@ -219,18 +232,36 @@ class Collectives:
             call = op.signature.bind(*args, **kwargs)
             call.apply_defaults()
             arguments = call.arguments
-            if op.name == "batch_isend_irecv":
-                group = arguments["p2p_op_list"][0].group
-                peers = sorted({p2p.peer for p2p in arguments["p2p_op_list"]})
-            else:
-                group = arguments["group"] or dist.get_group()
-                peer = arguments.get(_PEER.get(op.name, ""))
-                peers = group.ranks if peer is None else [peer]
+            if op.name.startswith("batch"):
+                return self._batch_annotations(arguments["p2p_op_list"])
+            group = arguments["group"] or dist.get_group()
+            peer = arguments.get(_PEER.get(op.name, ""))
+            peers = group.ranks if peer is None else [peer]
             data = (arguments.get(name) for name in _DATA[op.name].split())
             tensors = _tensors(next((some for some in data if some is not None), None))
             return self._format_annotations(group, tensors, peers)
         except Exception:
             return []
+
+    def _batch_annotations(self, transfers: Sequence[Any]) -> list[str]:
+        """Return ``["axis=pp", ..., "peers=>1:4096,<3:4096"]`` for the transfers of a batch.
+
+        Args:
+            transfers: objects of ``P2POp`` or ``P2PonCalcStream``.
+        """
+        sizes = [_num_bytes([transfer.tensor]) // _num_sharers(transfer) for transfer in transfers]
+        peers = [
+            f"{'>' if 'send' in transfer.op.__name__ else '<'}{transfer.peer}:{size}"
+            for transfer, size in zip(transfers, sizes)
+        ]
+        axes = {self._axis_of(transfer.group) for transfer in transfers}
+        return _format(
+            axis=axes.pop() if len(axes) == 1 else None,
+            group=transfers[0].group.id,
+            bytes=sum(sizes),
+            dtype=_dtype(transfers[0].tensor),
+            peers=",".join(peers),
+        )
 
     def _method_annotations(
         self, op: str, index: int, name: str, process_group: Any, args: tuple[Any, ...]
@@ -262,17 +293,50 @@ class Collectives:
     def _format_annotations(
         self, group: Any, tensors: list[Any], peers: Sequence[int], sharers: int = 1
     ) -> list[str]:
+        return _format(
+            axis=self._axis_of(group),
+            group=group.id,
+            bytes=_num_bytes(tensors) // sharers if tensors else None,
+            dtype=_dtype(tensors[0]) if tensors else None,
+            peers=",".join(map(str, peers)),
+        )
+
+    def _axis_of(self, group: Any) -> str | None:
         if group.id not in self._axes:
             self._axes[group.id] = self._topology.axis_of(group.ranks)
-        num_bytes = sum(tensor.size * tensor.element_size() for tensor in tensors) // sharers
-        annotations = {
-            "axis": self._axes[group.id],
-            "group": group.id,
-            "bytes": num_bytes if tensors else None,
-            "dtype": str(tensors[0].dtype).rpartition(".")[2] if tensors else None,
-            "peers": ",".join(map(str, peers)),
-        }
-        return [f"{key}={value}" for key, value in annotations.items() if value is not None]
+        return self._axes[group.id]
+
+    def _call_start(self, start: _Function, process_group: Any, *args: Any) -> Any:
+        """Start a group of calls, and its span; inside another communication span, no span."""
+        if getattr(self._nested, "inside", False) or getattr(self._nested, "group", None):
+            return start(process_group, *args)
+        try:
+            group = self._group_of(process_group)
+            annotations = _format(axis=self._axis_of(group), group=group.id)
+        except Exception:
+            annotations = []
+        text = f"[{' '.join(annotations)}]" if annotations else ""
+        self._nested.group = span(f"coalesced{text}", "Communication")
+        try:
+            return start(process_group, *args)
+        except BaseException:
+            self._end_group()
+            raise
+
+    def _call_end(self, end: _Function, process_group: Any, *args: Any) -> Any:
+        """End a group of calls, which launches them, and then its span."""
+        try:
+            return end(process_group, *args)
+        finally:
+            if not getattr(self._nested, "inside", False):
+                self._end_group()
+
+    def _end_group(self) -> None:
+        """End this thread's span around a group of calls, if one is open."""
+        around = getattr(self._nested, "group", None)
+        self._nested.group = None
+        if around is not None:
+            around.end()
 
     def _call_wait(self, wait: _Function, task: Any, *args: Any, **kwargs: Any) -> Any:
         """Call a task's ``wait`` in a span: ``wait[op=all_reduce axis=dp ...]``.
@@ -309,6 +373,30 @@ def _namespaces() -> Iterator[dict[str, Any]]:
         namespace = getattr(module, "__dict__", None)
         if isinstance(namespace, dict):
             yield namespace
+
+
+def _format(**annotations: Any) -> list[str]:
+    """Return ``["axis=dp", "group=0"]`` for the values that are not None."""
+    return [f"{key}={value}" for key, value in annotations.items() if value is not None]
+
+
+def _num_bytes(tensors: Sequence[Any]) -> int:
+    return int(sum(tensor.size * tensor.element_size() for tensor in tensors))
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype).rpartition(".")[2]
+
+
+def _num_sharers(transfer: Any) -> int:
+    """Return the number of ranks that share the tensor of a transfer: each moves a part of it.
+
+    Only Fleet's pipeline has such transfers (``send_partial_on_calc_stream``).
+    """
+    pipeline = sys.modules.get(_PIPELINE)
+    is_shared = getattr(pipeline, "_is_valid_send_recv_partial", None)
+    num_ranks = getattr(transfer, "nranks", 1)
+    return int(num_ranks) if is_shared and is_shared(transfer.tensor, num_ranks) else 1
 
 
 def _tensors(data: Any) -> list[Any]:

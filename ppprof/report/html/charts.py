@@ -12,6 +12,7 @@ import polars as pl
 
 from ppprof.analysis.modules.gaps import UNKNOWN
 from ppprof.analysis.ranks.collectives import to_reference_clock
+from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.report.html.sections import has_pipeline, label, typical_step
 from ppprof.report.html.words import Words
@@ -120,8 +121,10 @@ def _phases(report: ReportData) -> dict[str, Any] | None:
 
 def _heat(report: ReportData, words: Words) -> dict[str, Any]:
     steps = report.cluster.steps.with_columns(
-        own_ns=pl.col("step_ns") - pl.sum_horizontal("^exposed_.*_ns$", "bubble_ns"),
-        exposed_communication_ns=pl.sum_horizontal(pl.lit(0, pl.Int64), "^exposed_.*_ns$"),
+        own_ns=own_time(report.cluster.steps),
+        exposed_communication_ns=pl.when(pl.col("rest_ns").is_not_null()).then(
+            pl.sum_horizontal(pl.lit(0, pl.Int64), "^exposed_.*_ns$")
+        ),
     )
     numbers = list(report.steps)[-max(1, _MAX_CELLS // max(len(report.ranks), 1)) :]
     cells = steps.select("rank").unique().join(pl.DataFrame({"step": numbers}), how="cross")

@@ -11,6 +11,7 @@ import polars as pl
 from ppprof.analysis.diff.run_costs import METRICS
 from ppprof.analysis.modules.gaps import UNKNOWN
 from ppprof.analysis.ranks.device_queue import CAUSES
+from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.memory_timeline import Memory
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.report.html.blocks import (
@@ -135,7 +136,6 @@ def label(report: ReportData, rank: int) -> str:
 
 
 def _ranks(report: ReportData, words: Words) -> Content:
-    waits = pl.sum_horizontal("^exposed_.*_ns$", "bubble_ns")
     devices = [
         (rank, device.gpu_utilization, device.cpu_utilization, device.peak_bytes)
         for rank, device in report.devices.items()
@@ -146,7 +146,7 @@ def _ranks(report: ReportData, words: Words) -> Content:
         .agg(
             pl.col("host").first(),
             pl.col("step_ns").mean(),
-            own_ns=(pl.col("step_ns") - waits).mean(),
+            own_ns=own_time(report.cluster.steps).mean(),
         )
         .join(report.cluster.slow_ranks, on="rank", how="left", maintain_order="left")
         .join(pl.DataFrame(devices, schema, orient="row"), on="rank", how="left")

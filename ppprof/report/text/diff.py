@@ -200,10 +200,10 @@ def _ranks(table: pl.DataFrame, selection: RowSelection, options: TableOptions) 
                 options.time(row["experiment_step_ns"]),
                 _signed(row["delta_step_ns"], "ns", options),
                 _percent(row["delta_ratio_step"]),
-                _signed(row["delta_own_ns"], "ns", options),
+                _signed_or_dash(row["delta_own_ns"], options),
                 _time(row["noise_own_ns"], options),
                 *(
-                    _signed(row[f"delta_{part}_ns"], "ns", options)
+                    _signed_or_dash(row[f"delta_{part}_ns"], options)
                     for part in ("computation", "exposed", "bubble")
                 ),
             ]
@@ -354,6 +354,10 @@ def _signed(value: float, unit: str, options: TableOptions) -> str:
         return f"{100 * value:+.2f} points"
     text = _value(abs(value), unit, options)
     return f"{'-' if value < 0 else '+'}{text}"
+
+
+def _signed_or_dash(time_ns: float | None, options: TableOptions) -> str:
+    return "-" if time_ns is None else _signed(time_ns, "ns", options)
 
 
 def _bytes(value: float) -> str:

@@ -8,6 +8,7 @@ import polars as pl
 
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.device_queue import CAUSES
+from ppprof.analysis.ranks.step_breakdown import UNKNOWN_AXIS
 from ppprof.analysis.ranks.step_table import PLACES
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Line, Table, columns_for
@@ -22,6 +23,9 @@ and Rest add up to the step. Exposed: communication that no computation hides. B
 stages; it includes transfers if the trace of the other side is missing. Hidden: communication under computation.
 Host Bound: the device is idle and has nothing in its queue; Queued: idle with work in its queue. Host Launch:
 runtime calls that do not wait; they run beside the device's time. *: largest value of its column."""
+
+_UNKNOWN_AXIS_NOTE = """
+?: communication whose axis is not known, such as that of kernels that C++ launches outside all spans."""
 
 
 def render_ranks(table: pl.DataFrame, by: Sequence[str], options: TableOptions) -> str:
@@ -74,7 +78,9 @@ def render_ranks(table: pl.DataFrame, by: Sequence[str], options: TableOptions) 
             for line in lines
         ]
     unit = f"{options.time_unit} / % of the step"
-    return str(Table("Step Breakdown", columns_for(headers), lines, unit, note=_NOTE))
+    is_axis_unknown = any(name.endswith(f"_{UNKNOWN_AXIS}_ns") for name in times)
+    note = _NOTE + _UNKNOWN_AXIS_NOTE if is_axis_unknown else _NOTE
+    return str(Table("Step Breakdown", columns_for(headers), lines, unit, note=note))
 
 
 def _statistic(

@@ -25,6 +25,7 @@ from ppprof.errors import UsageError
 from ppprof.report.text.summary_notes import (
     DEVICE_NOTE,
     DISTRIBUTED_HOST_NOTE,
+    DISTRIBUTED_LAUNCH_NOTE,
     DISTRIBUTED_NOTE,
     MODEL_NOTE,
     OVERVIEW_NOTE,
@@ -197,15 +198,25 @@ def _model(table: pl.DataFrame, options: TableOptions) -> list[Table]:
 def _distributed(table: pl.DataFrame, options: TableOptions) -> list[Table]:
     columns = [Column(header, 25) for header in ("Name", "Total Time", "Ratio (%)")]
     lines = [
-        (_below_step(row), options.time(row["time_ns"]), percent(row["ratio"]))
+        (
+            _below_step(row),
+            "-" if row["time_ns"] is None else options.time(row["time_ns"]),
+            percent(row["ratio"]),
+        )
         for row in table.rows(named=True)
     ]
     if not lines:
         return []
-    on_host = "operators" in table["computed_by"]
-    note = DISTRIBUTED_HOST_NOTE if on_host else DISTRIBUTED_NOTE
+    computed_by = table["computed_by"].drop_nulls().to_list() or ["kernels"]
+    note = _DISTRIBUTED_NOTES[computed_by[0]]
     return [Table("Distribution Summary", columns, lines, options.time_unit, note=note)]
 
+
+_DISTRIBUTED_NOTES = {
+    "kernels": DISTRIBUTED_NOTE,
+    "operators": DISTRIBUTED_HOST_NOTE,
+    "nothing": DISTRIBUTED_LAUNCH_NOTE,
+}
 
 _OPERATOR_NAME = Column("Name", 52)
 _OPERATOR_INDENT = {"inner": 2, "inner_device": 4, "accumulation": 2, "device": 2}

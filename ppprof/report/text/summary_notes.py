@@ -1,6 +1,6 @@
 """Notes below the tables of ``ppprof summary``.
 
-All but `DISTRIBUTED_HOST_NOTE` and the line on Exposed Communication are Paddle's own text, from
+All but `DISTRIBUTED_HOST_NOTE`, `DISTRIBUTED_LAUNCH_NOTE` and the line on Exposed Communication are Paddle's own text, from
 ``_build_table`` of paddle 3.3's profiler_statistic.py, kept word for word.
 """
 
@@ -67,4 +67,10 @@ Communication time:        |______| |_________|
 Computation time:   |______|      |______|
 Overlap time:                       |____|
 Exposed time:              |______|      |____|
+"""
+
+DISTRIBUTED_LAUNCH_NOTE = """\
+This trace was recorded on a device, but holds no device events.
+Communication time: Communication Event time and Communication Op time on the host, which only launches.
+Computation, overlap and exposed communication time: unknown.
 """

@@ -42,6 +42,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.arrays import Int64
+from ppprof.trace.communication_names import TORCH_SPANS
 from ppprof.trace.json.values import drop_nonportable_numbers
 from ppprof.trace.kineto.columns import DEVICES, MODULE, OPERATORS, KinetoColumns, KinetoEvent
 from ppprof.trace.nesting import nest
@@ -61,7 +62,6 @@ from ppprof.trace.tree_arrays import pre_order
 _STEP = "ProfilerStep#"
 _DDP = "DistributedDataParallel.forward"
 _EVALUATE = "autograd::engine::evaluate_function: "
-_COLLECTIVE = r"^(c10d::|(nccl|gloo|mpi|ucc|xccl|hccl):|record_param_comms$)"
 
 _DTYPES = {
     **{"Byte": ("uint8", 1), "Char": ("int8", 1), "Bool": ("bool", 1)},
@@ -336,7 +336,7 @@ def _categorised(hosts: pl.DataFrame) -> pl.DataFrame:
     rules = {
         "ProfileStep": name.str.starts_with(_STEP),
         "Forward": is_module | (name == _DDP) & (not has_modules),
-        "Communication": name.str.contains(_COLLECTIVE),
+        "Communication": name.str.contains(TORCH_SPANS),
         "Operator": pl.col("cat").is_in(list(OPERATORS)),
         "Optimization": name.str.starts_with("Optimizer.step#"),
         "Dataloader": name.str.starts_with("enumerate(DataLoader)#"),

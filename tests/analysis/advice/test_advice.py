@@ -127,6 +127,11 @@ def recomputing(held):
     return thread(make)
 
 
+def allocating(place):
+    """An operator that allocates memory at a place, and no device event."""
+    return thread(lambda at: (op(at, 0, 900).around(alloc(at + 1, 8, place)),), num=6)
+
+
 def holding(reserved, allocated):
     """So many GiB reserved, and in tensors; the device has 80."""
 
@@ -309,6 +314,11 @@ TRIGGERS = {
         ("minor", None, None, "sure"),
         {"outlived_ns": 200 * US, "step_ns": 1000 * US, "outlived_ratio": 0.2},
     ),
+    "no-device-events": (
+        {"threads": [allocating("Place(gpu:0)")]},
+        ("major", None, None, "sure"),
+        {"num_ranks": 1},
+    ),
     "short-window": (
         {"threads": [thread(lambda at: (op(at, 0, 900),), num=2)]},
         ("moderate", None, None, "sure"),
@@ -347,6 +357,7 @@ NEARLY = {
         "step_lines": recorded((1000 * US, 1090 * US)),
     },
     "runs-ahead": {"threads": [ahead(49)]},
+    "no-device-events": {"threads": [allocating("Place(cpu)")]},
     "short-window": {"threads": [thread(lambda at: (op(at, 0, 900),), num=5)]},
 }
 """Rule -> a run in which it finds nothing."""

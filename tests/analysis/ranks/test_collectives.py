@@ -10,7 +10,7 @@ from ppprof.analysis.ranks.collectives import COLLECTIVES, collectives, match_co
 from ppprof.rundir.clocks import Clock, Reading
 from ppprof.trace import read
 from tests.analysis.ranks.tables import collectives_of
-from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, span, write
+from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, memcpy, span, write
 
 
 def comm_span(op, start, end, group="0,1", num_bytes=64):
@@ -72,6 +72,37 @@ def test_kernels_time_their_collective(tmp_path):
     trace = read(write(tmp_path / "a.pb", Thread(1, "main", (reduce, other))))
     (row,) = collectives(trace, 0).rows(named=True)
     assert (row["start_ns"] - EPOCH_NS, row["end_ns"] - EPOCH_NS) == (30, 50)
+
+
+def test_a_batch_is_several_transfers_with_the_times_of_its_kernel(tmp_path):
+    """Rank 1 sends to both neighbours and receives from one; all in one kernel, at 30 to 40."""
+    name = "batch_isend_irecv[axis=pp group=3 bytes=96 dtype=float32 peers=>0:32,<0:32,>2:32]"
+    batch = span("Communication", name, 0, 9, launch(7, 8, kernel("ncclSendRecv", 30, 40)))
+    late = span("Communication", "recv[axis=pp group=3 bytes=8 dtype=float32 peers=0]", 10, 19)
+    late = late.around(launch(17, 18, kernel("ncclSendRecv", 50, 60)))
+    trace = read(write(tmp_path / "a.pb", Thread(1, "main", (batch, late))))
+    rows = collectives(trace, 1).select("members", "axis", "op", "index", "bytes", "end_ns").rows()
+    assert [(*row[:-1], row[-1] - EPOCH_NS) for row in rows] == [
+        ("1>0", "pp", "send", 0, 32, 40),
+        ("0>1", "pp", "send", 0, 32, 40),
+        ("1>2", "pp", "send", 0, 32, 40),
+        ("0>1", "pp", "send", 1, 8, 60),
+    ]
+
+
+def test_on_a_device_a_span_without_device_events_is_counted_and_has_no_time(tmp_path):
+    """The second of four has none; the third ran as a copy; the fourth copies, then has a kernel."""
+    name = "all_gather[axis=dp group=3 bytes=64 dtype=float32 peers=0,1]"
+    inside = [
+        (launch(1, 2, kernel("nccl_a", 30, 40)),),
+        (),
+        (launch(21, 22, memcpy(50, 60, 64, kind="DtoD"), name="cudaMemcpyAsync"),),
+        (launch(31, 32, memcpy(60, 65, 64), kernel("nccl_b", 70, 80)),),
+    ]
+    spans = [span("Communication", name, 10 * i, 10 * i + 5, *it) for i, it in enumerate(inside)]
+    table = collectives(read(write(tmp_path / "a.pb", Thread(1, "main", tuple(spans)))), 0)
+    times = table.select("index", pl.col("start_ns", "end_ns") - EPOCH_NS)
+    assert times.rows() == [(0, 30, 40), (2, 50, 60), (3, 70, 80)]
 
 
 def test_only_collectives_of_all_members_are_matched():

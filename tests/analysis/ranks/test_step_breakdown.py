@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import textwrap
 
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.ranks.step_breakdown import PARTS, breakdown
+from ppprof.analysis.ranks.step_breakdown import PARTS, breakdown, communication_events
 from ppprof.trace import read
+from tests.fixtures import gpu_traces
 from tests.fixtures.pipelines import OPTIMIZER_NS, one_f_one_b
 from tests.fixtures.random_traces import traces
 from tests.fixtures.timeline import Thread, kernel, launch, memcpy, span, write
@@ -237,6 +239,77 @@ def test_the_all_reduce_of_data_parallel_on_a_device_is_its_kernel(tmp_path):
     step = span("ProfileStep", "ProfileStep#0", 0, 50, reduced)
     found = table(tmp_path / "a.pb", Thread(1, "main", (step,)))
     assert (found["computation"], found["exposed ?"]) == ([2], [9])
+
+
+def test_kernels_of_every_makers_library_communicate(tmp_path):
+    """Paddle's own tables count hcom and cncl as computation: test_equals_paddle.py."""
+    found = table(tmp_path / "a.pb", *gpu_traces.other_makers())
+    assert found["computation"] == [30 + 5]
+    assert (found["communication ?"], found["hidden ?"]) == ([30 + 10], [10])
+
+
+def test_sends_that_another_call_launches_are_no_waiting(tmp_path):
+    """The group's kernel is launched at its end, outside the two spans.
+
+    ::
+
+        tick           0         1         2
+        passes         __FFFF______________
+        spans          ______sssssrrrrr____
+        gemm, nccl     __gggg____________nn
+        bubble         __________________##   not the spans: nothing waits in them
+        host-bound     ##____############__
+    """
+    thread = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#0", 0, 20).around(
+            span("Forward", "forward[stage=0 micro_batch=0]", 2, 6).around(
+                launch(2, 2, kernel("gemm", 2, 6))
+            ),
+            span("Communication", "send[axis=pp group=2 peers=1]", 6, 11),
+            span("Communication", "recv[axis=pp group=2 peers=1]", 11, 16),
+            launch(18, 18, kernel("ncclDevKernel_SendRecv", 18, 20, stream=20)),
+        ),
+    )
+    found = table(tmp_path / "a.pb", thread)
+    assert (found["bubble"], found["host_bound"]) == ([2], [2 + 12])
+
+
+@pytest.mark.parametrize(
+    ("stream", "only_axis", "expected"),
+    [(20, None, "dp"), (7, None, "?"), (7, "sharding", "sharding")],
+)
+def test_the_reducers_kernels_have_the_axis_of_their_stream_or_of_the_job(
+    stream, only_axis, expected, tmp_path
+):
+    """Stream 20 has kernels over dp alone; on stream 7 is computation, too."""
+    reduced = span("Operator", "Global_GradNodeAccumulation", 10, 14).around(
+        launch(12, 13, kernel("ncclDevKernel_AllReduce", 20, 30, stream=stream))
+    )
+    known = span("Communication", "broadcast[axis=dp group=3 peers=0,1]", 14, 16).around(
+        launch(15, 15, kernel("ncclDevKernel_Broadcast", 30, 35, stream=20))
+    )
+    gemm = span("Operator", "matmul dygraph", 0, 9, launch(1, 2, kernel("gemm", 2, 8)))
+    step = span("ProfileStep", "ProfileStep#0", 0, 40, gemm, reduced, known)
+    trace = read(write(tmp_path / "a.pb", Thread(1, "main", (step,))))
+    profile = Profile(dataclasses.replace(trace, only_axis=only_axis))
+    events = communication_events(profile, profile.trace.events["step"]).sort("start_ns")
+    assert events["axis"].to_list() == [expected, "dp"]
+
+
+def test_a_group_of_calls_gives_its_kernel_the_axis(tmp_path):
+    """The group's span has an axis and no operation; the kernel's own name says that it sends."""
+    grouped = span("Communication", "coalesced[axis=pp group=2]", 6, 9).around(
+        span("Communication", "send[axis=pp group=2 bytes=4 peers=1]", 7, 8),
+        launch(8, 9, kernel("ncclDevKernel_SendRecv", 9, 14, stream=20)),
+    )
+    thread = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#0", 0, 20, grouped).around(
+            span("Operator", "matmul dygraph", 0, 5, launch(1, 2, kernel("gemm", 2, 6)))
+        )
+    )
+    profile = Profile(read(write(tmp_path / "a.pb", thread)))
+    events = communication_events(profile, profile.trace.events["step"])
+    assert events.select("name", "axis").rows() == [("ncclDevKernel_SendRecv", "pp")]
 
 
 def test_without_steps_there_are_no_rows(tmp_path):
@@ -498,7 +571,9 @@ def test_drawings_against_counting(rows, tmp_path):
 
 @given(threads=traces(newer_types=True))
 def test_parts_of_random_traces_add_up(threads, tmp_path):
-    rows = breakdown(Profile(read(write(tmp_path / "a.pb", *threads)))).parts
+    trace = read(write(tmp_path / "a.pb", *threads))
+    # Memory of a GPU without a kernel would leave only the step and its data loading.
+    rows = breakdown(Profile(dataclasses.replace(trace, unrecorded_device=""))).parts
     whole = rows.filter(part="step").select("step", "time_ns")
     parts = rows.filter(pl.col("part").is_in(PARTS))
     assert parts["time_ns"].min() >= 0

@@ -468,8 +468,8 @@ def test_without_a_pipeline_replicas_meet_once_a_step(tmp_path):
 
 
 def test_the_passes_of_a_rank_in_a_pipeline(tmp_path):
-    """A pass that launches kernels is as long as they run. Spans outside steps or without a
-    micro-batch are not passes."""
+    """A pass is as long as its kernels run. Spans outside steps, without a micro-batch or, in a
+    trace with device events, without a kernel are not passes."""
     main = Thread(1, "main").around(
         span("Forward", "forward[stage=1 micro_batch=0 phase=steady]", 0, 5),
         span("ProfileStep", "ProfileStep#4", 10, 100).around(
@@ -479,7 +479,10 @@ def test_the_passes_of_a_rank_in_a_pipeline(tmp_path):
                     launch(16, 17, kernel("gelu", 45, 55)),
                 )
             ),
-            span("Backward", "backward[stage=1 chunk=1 micro_batch=2 phase=steady]", 60, 80),
+            span("Backward", "backward[stage=1 chunk=1 micro_batch=2 phase=steady]", 60, 70).around(
+                launch(61, 62, kernel("gemm_grad", 65, 90))
+            ),
+            span("Backward", "backward[stage=1 chunk=1 micro_batch=3 phase=steady]", 70, 80),
             span("Forward", "forward[stage=1]", 81, 85),
         ),
     )
@@ -488,8 +491,30 @@ def test_the_passes_of_a_rank_in_a_pipeline(tmp_path):
     assert found.with_columns(pl.col("start_ns", "end_ns") - EPOCH_NS).rows() == [
         (3, 4, "step", None, None, 10, 100),
         (3, 4, "forward", 0, 0, 30, 55),
-        (3, 4, "backward", 1, 2, 60, 80),
+        (3, 4, "backward", 1, 2, 65, 90),
     ]
+
+
+def test_replicas_meet_in_kernels_that_no_span_launched(tmp_path):
+    """DataParallel's reducer launches its kernels from C++; the span has none, so only its launch.
+
+    ::
+
+        compute   ####______
+        reducer   __####____    two of four exposed, of a step of 10
+        span      _______##_    a broadcast whose kernel another call launches
+    """
+    main = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#4", 0, 100).around(
+            span("Operator", "matmul", 0, 2, launch(1, 2, kernel("gemm", 0, 40))),
+            span("Operator", "Global_GradNodeAccumulation", 2, 4).around(
+                launch(3, 4, kernel("ncclDevKernel_AllReduce", 20, 60, stream=8))
+            ),
+            span("Communication", "broadcast[axis=dp group=3 peers=0,1]", 70, 90),
+        ),
+    )
+    found = passes(Profile(read(write(tmp_path / "a.pb", main))), 0).filter(kind="own")
+    assert (found["end_ns"] - found["start_ns"]).to_list() == [80]
 
 
 def test_what_computation_hides_is_no_waiting(tmp_path):

@@ -20,7 +20,8 @@ from tests.fixtures.timeline import Launch, Span, Thread, kernel, launch, span, 
 
 
 def profile_of(path, *threads):
-    return Profile(read(write(path, *threads)), SummaryOptions("cpu_total"))
+    trace = dataclasses.replace(read(write(path, *threads)), unrecorded_device="")
+    return Profile(trace, SummaryOptions("cpu_total"))
 
 
 def times_of(profile):

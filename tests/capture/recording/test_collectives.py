@@ -102,12 +102,15 @@ def test_of_several_tensors_all_bytes_and_the_first_ones_dtype(names: list[str])
     dist.all_gather([], FLOAT16, group=ranks)
     dist.alltoall([FLOAT16, FLOAT32], [], group=ranks)
     dist.batch_isend_irecv(
-        [SimpleNamespace(tensor=t, group=ranks, peer=1) for t in (FLOAT32, FLOAT16)]
+        [
+            SimpleNamespace(tensor=tensor, group=ranks, peer=1, op=op)
+            for tensor, op in ((FLOAT32, dist.isend), (FLOAT16, dist.irecv))
+        ]
     )
     assert names == [
         "all_gather[axis=mp group=3 bytes=8 dtype=float16 peers=0,1]",
         "alltoall[axis=mp group=3 bytes=24 dtype=float16 peers=0,1]",
-        "batch_isend_irecv[axis=mp group=3 bytes=24 dtype=float32 peers=1]",
+        "batch_isend_irecv[axis=mp group=3 bytes=24 dtype=float32 peers=>1:16,<1:8]",
     ]
 
 
@@ -156,3 +159,131 @@ def test_a_wait_that_was_wrapped_since_stays(monkeypatch: pytest.MonkeyPatch) ->
     core.task.wait = theirs
     wrappers.uninstall()
     assert core.task.wait is theirs
+
+
+class ProcessGroupFake:
+    """A process group that logs the calls which reach it; as NCCL's, it launches at a group's end."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def barrier(self) -> None: ...
+
+    def _start_coalescing(self) -> None: ...
+
+    def _end_coalescing(self, tasks: Any = None) -> None:
+        self.log.append("launch")
+
+    def send(self, tensor: Any, peer: int, sync_op: bool) -> None: ...
+
+    def recv(self, tensor: Any, peer: int, sync_op: bool) -> None: ...
+
+    def send_on_calc_stream(self, tensor: Any, peer: int) -> None: ...
+
+    def recv_partial_on_calc_stream(self, tensor: Any, peer: int, num: int, part: int) -> None: ...
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The starts and ends of spans, and launches, while a window is open over a fake group."""
+    found: list[str] = []
+    monkeypatch.setattr(core, "ProcessGroupFake", ProcessGroupFake, raising=False)
+
+    def span(name: str, category: str) -> Any:
+        found.append(name)
+        return SimpleNamespace(end=lambda: found.append(f"end {name.partition('[')[0]}"))
+
+    monkeypatch.setattr(collectives, "span", span)
+    wrappers = collectives.Collectives(GRID)
+    wrappers.install()
+    yield found
+    wrappers.uninstall()
+
+
+def pipeline_group(monkeypatch: pytest.MonkeyPatch, log: list[str], *ranks: int) -> Any:
+    """The group 7 of these ranks, this process being the first."""
+    made = SimpleNamespace(
+        id=7,
+        ranks=list(ranks),
+        process_group=ProcessGroupFake(log),
+        backend="NCCL",
+        is_member=lambda: True,
+        get_group_rank=list(ranks).index,
+    )
+    monkeypatch.setattr(collectives.collective, "_get_group_map", lambda: {7: made})
+    return made
+
+
+def test_a_batch_of_transfers_is_one_span_with_its_launch_inside(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stages 0 and 4 of GRID; three of them send and receive."""
+    ranks = pipeline_group(monkeypatch, log, 0, 4)
+    transfers = [dist.P2POp(dist.isend, FLOAT32, 4, ranks)]
+    transfers.append(dist.P2POp(dist.irecv, FLOAT16, 4, ranks))
+    dist.batch_isend_irecv(transfers)
+    assert log == [
+        "batch_isend_irecv[axis=pp group=7 bytes=24 dtype=float32 peers=>4:16,<4:8]",
+        "launch",
+        "end batch_isend_irecv",
+    ]
+
+
+def test_so_is_a_batch_of_fleets_pipeline_whose_mp_ranks_share_a_tensor(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paddle.distributed.fleet.meta_parallel.pp_utils import p2p_communication as p2p
+
+    monkeypatch.setattr(p2p, "_enable_partial_send_recv", True)
+    ranks = pipeline_group(monkeypatch, log, 0, 4)
+    send = p2p.P2PonCalcStream(p2p._send_on_calc_stream, paddle.ones([3]), 4, ranks, 2, 0)
+    recv = p2p.P2PonCalcStream(p2p._recv_on_calc_stream, FLOAT32, 4, ranks, 2, 0)
+    p2p.batch_send_recv_on_calc_stream([send, recv])
+    assert log == [
+        "batch_send_recv_on_calc_stream[axis=pp group=7 bytes=20 dtype=float32 peers=>4:12,<4:8]",
+        "launch",
+        "end batch_send_recv_on_calc_stream",
+    ]
+
+
+def test_another_group_of_calls_is_a_span_around_theirs(
+    log: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from paddle.distributed.communication.batch_isend_irecv import _coalescing_manager
+
+    ranks = pipeline_group(monkeypatch, log, 0, 4)
+    with _coalescing_manager(ranks):
+        ranks.process_group.send_on_calc_stream(FLOAT32, 1)
+    assert log == [
+        "coalesced[axis=pp group=7]",
+        "send[axis=pp group=7 bytes=16 dtype=float32 peers=4]",
+        "end send",
+        "launch",
+        "end coalesced",
+    ]
+
+
+def test_a_group_that_fails_ends_its_span(log: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from paddle.distributed.communication.batch_isend_irecv import _coalescing_manager
+
+    ranks = pipeline_group(monkeypatch, log, 0, 4)
+    with pytest.raises(ZeroDivisionError), _coalescing_manager(ranks):
+        raise ZeroDivisionError
+    ranks.process_group._start_coalescing()  # its end is never reached
+    assert log[-1] == "coalesced[axis=pp group=7]"
+    assert log.count("end coalesced") == 1
+
+
+def test_the_end_of_a_window_ends_the_span_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(core, "ProcessGroupFake", ProcessGroupFake, raising=False)
+    monkeypatch.setattr(
+        collectives,
+        "span",
+        lambda name, category: SimpleNamespace(end=lambda: ended.append(name)),
+    )
+    wrappers = collectives.Collectives(GRID)
+    wrappers.install()
+    ProcessGroupFake([])._start_coalescing()
+    wrappers.uninstall()
+    assert ended == ["coalesced"]
