@@ -39,6 +39,7 @@ DEFAULTS = {
     "with_flops": False,
     "emit_nvtx": False,
     "targets": "auto",
+    "sync_steps": False,
     "stop_training": False,
     "background": True,
     "max_trace_mb": None,

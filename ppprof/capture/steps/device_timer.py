@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any
 
@@ -29,6 +29,8 @@ _NUM_KEPT = 16
 """Number of latest steps that the next queries are planned by."""
 _LATE_NS = 10_000_000
 """Longest time between two queries after which the end of a step is exact enough in a stall."""
+_ON_DEVICE, _LATE, _ON_HOST = (True, False), (True, True), (False, True)
+"""Values of ``device_timed`` and ``excluded``."""
 
 
 class _Kind(Enum):
@@ -122,7 +124,7 @@ class DeviceStepTimer(StepTimer):
     def step(self) -> StepTime:
         """End the current step on the host, begin the next one, and return the step's reader cost.
 
-        The batch cost is None until `take` returns it; after a failure it is the host's.
+        The batch cost becomes known by `take`; after a failure the host's is returned.
         """
         host = super().step()
         if not self._fails:
@@ -236,23 +238,23 @@ class DeviceStepTimer(StepTimer):
         An event is expected when its step is as long as the shortest of the latest steps. After
         that, the time between two queries is a 64th of the delay, or 1 ms.
         """
-        oldest = next(iter(tuple(self._pending)), None)
-        expected_ns = self._last + min(self._latest, default=0)
-        if oldest is not None:
-            expected_ns = max(expected_ns, oldest.host_ns)
+        expected_ns = self._last + min(tuple(self._latest), default=0)
+        with suppress(IndexError):  # another thread may have emptied the queue
+            expected_ns = max(expected_ns, self._pending[0].host_ns)
         rest_ns = expected_ns - self._clock()
         pause_s = (rest_ns / 2 if rest_ns > 0 else -rest_ns / 64) / 1e9
         return min(max(pause_s, _LEAST_POLL_S), _MOST_POLL_S)
 
     def poll(self) -> None:
         """Query events, oldest first, and compute the costs of the steps that are over."""
-        with self._locked():
+        with self._lock:
             if self._fails:
                 return
             before = self._clock()
             found: list[_Mark] = []
             try:
-                for mark in tuple(self._pending):
+                while len(found) < len(self._pending):
+                    mark = self._pending[len(found)]
                     if mark.event is not None:
                         if not self._events.is_over(mark.event):
                             break
@@ -262,21 +264,17 @@ class DeviceStepTimer(StepTimer):
             except Exception as error:
                 self._give_up(reason(error), logging.DEBUG)
                 return
-            self._set_times(found, self._clock())
+            if found:
+                self._set_times(found, self._clock())
             self._polled = before
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the lock, but go on after a second without it: a thread may hang in the device."""
-        is_held = self._lock.acquire(timeout=1)
-        try:
-            yield
-        finally:
-            if is_held:
-                self._lock.release()
 
     def _set_times(self, found: list[_Mark], now: int) -> None:
         """Compute the times of marks, the oldest ones, which the device has reached by ``now``."""
+        if len(found) == 1 and found[0].done_ns is not None:  # of a training that reads each result
+            mark = self._pending.popleft()
+            self._last = max(mark.done_ns or 0, self._last)
+            self._add(mark.kind, self._last, _ON_DEVICE)
+            return
         while found:
             # Marks up to one at which the device was idle, so that its time is known.
             count = next((i + 1 for i, mark in enumerate(found) if mark.done_ns is not None), None)
@@ -292,9 +290,9 @@ class DeviceStepTimer(StepTimer):
                 is_late = mark.stalls and mark.done_ns is None and upper - lower > _LATE_NS
                 self._pending.popleft()
                 self._last = max(done, mark.host_ns, self._last)
-                self._add(mark.kind, self._last, StepCost(0, device_timed=True, excluded=is_late))
+                self._add(mark.kind, self._last, _LATE if is_late else _ON_DEVICE)
 
-    def _add(self, kind: _Kind, now: int, cost: StepCost) -> None:
+    def _add(self, kind: _Kind, now: int, cost: tuple[bool, bool]) -> None:
         if kind is _Kind.START:
             self._done = _Splitter(now)
         elif kind is _Kind.PAUSE:
@@ -302,21 +300,21 @@ class DeviceStepTimer(StepTimer):
         elif kind is _Kind.RESUME:
             self._done.resume(now)
         else:
-            cost = cost._replace(batch_cost_ns=self._done.step(now))
-            self._latest.append(cost.batch_cost_ns)
-            self._known.append(cost)
+            batch_cost_ns = self._done.step(now)
+            self._latest.append(batch_cost_ns)
+            self._known.append(StepCost(batch_cost_ns, *cost))
 
     def _drop_pending(self) -> None:
         """Give marks that the device has not reached the host's time, and exclude their steps."""
-        with self._locked():
+        with self._lock:
             while self._pending:
                 mark = self._pending.popleft()
                 self._last = max(self._last, mark.host_ns)
-                self._add(mark.kind, self._last, StepCost(0, device_timed=False, excluded=True))
+                self._add(mark.kind, self._last, _ON_HOST)
 
     def _give_up(self, why: str, level: int) -> None:
         """Use the host's clock from now on."""
-        with self._locked():
+        with self._lock:
             if not self._fails:
                 log.log(level, f"steps end when the host ends them from now on: {why}")
                 self._drop_pending()
