@@ -105,6 +105,7 @@ def test_every_key_at_once(profiler):
         "with_flops": True,
         "emit_nvtx": True,
         "targets": ["cpu", "gpu"],
+        "sync_steps": True,
         "stop_training": True,
         "background": False,
         "visualdl_scalars": True,
