@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppprof import rundir
+from ppprof.capture.device import compute_device_name
 from ppprof.capture.output import log_to_stderr, reason
 from ppprof.capture.parts import (
     ClockSyncPart,
@@ -33,6 +34,8 @@ from ppprof.capture.recording.disk_budget import DiskBudget
 from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
+from ppprof.capture.steps.device_events import DeviceEvents
+from ppprof.capture.steps.device_timer import DeviceStepTimer
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog
 from ppprof.capture.steps.timer import StepTimer
@@ -217,7 +220,7 @@ def _attach(
     if results.post_processor is not None:
         parts.append(TablesPart(results.post_processor))
     parts.append(results)
-    timer = StepTimer()
+    timer = _timer()
     timer.watch_readers()
     session = RecordingSession(
         clock,
@@ -229,6 +232,12 @@ def _attach(
     )
     _attached = _Attached(session, results.windows, manifest["profiler"])
     return session
+
+
+def _timer() -> StepTimer:
+    """Return a timer whose steps end when the device has done them; without a device, the host's."""
+    events = DeviceEvents.here()
+    return StepTimer() if events is None else DeviceStepTimer(events)
 
 
 def _steps(
@@ -355,15 +364,26 @@ def _device_peak_flops() -> float | None:
 
     None for a CPU and for a device that `ppprof.hardware` does not know.
     """
+    name = compute_device_name()
+    return known_peak_flops(name) if name is not None else None
+
+
+def _device_peak_bytes() -> Callable[[], int | None] | None:
+    """Return a function for the peak memory of the device that Paddle computes on.
+
+    None for a CPU. The function returns None for a device that does not count its memory.
+    """
     import paddle
 
-    if not paddle.device.get_device().startswith("gpu"):
+    if paddle.device.get_device().startswith("cpu"):
         return None
-    return known_peak_flops(paddle.device.cuda.get_device_name())
+    # Paddle 2.6 has the function for GPUs only.
+    peak = getattr(paddle.device, "max_memory_allocated", paddle.device.cuda.max_memory_allocated)
 
+    def peak_bytes() -> int | None:
+        try:
+            return int(peak())
+        except Exception:  # an unknown device
+            return None
 
-def _device_peak_bytes() -> Callable[[], int] | None:
-    import paddle
-
-    has_gpu = paddle.device.cuda.device_count() > 0
-    return paddle.device.cuda.max_memory_allocated if has_gpu else None
+    return peak_bytes

@@ -12,6 +12,7 @@ import logging
 import os
 import platform
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,34 @@ def _current_device() -> dict[str, Any]:
     elif kind in custom_types:
         found["count"] = core.get_custom_device_count(kind)
     return found
+
+
+def compute_device_name() -> str | None:
+    """Return the vendor's name of the device that Paddle computes on; None for a CPU.
+
+    None also for a device whose name Paddle does not know.
+    """
+    import paddle
+
+    device = str(paddle.device.get_device())
+    if device.startswith("cpu"):
+        return None
+    for ask in _NAME_FUNCTIONS:
+        try:
+            name = ask(paddle.device, device)
+        except Exception as error:  # not for this device, or not in this version
+            log.debug(f"{device}: no name: {reason(error)}")
+            continue
+        if name:
+            return str(name)
+    return None
+
+
+_NAME_FUNCTIONS: tuple[Callable[[Any, str], Any], ...] = (
+    lambda api, device: api.get_device_name(device),  # since 3.3
+    lambda api, device: api.cuda.get_device_name(device) if device.startswith("gpu") else None,
+    lambda api, device: api.get_device_properties(device).name,
+)
 
 
 def _loaded_libraries() -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ppprof.capture.recording.windows import Windows
     from ppprof.capture.steps.perf_summary import PerfSummary
     from ppprof.capture.steps.step_log import StepLog
+    from ppprof.capture.steps.timer import StepCost
     from ppprof.capture.steps.visualdl_scalars import Loss, Scalars
     from ppprof.capture.window_clock import Transition, WindowClock
     from ppprof.rundir.liveness import LivenessRegistry
@@ -34,7 +36,8 @@ class FinishedStep(NamedTuple):
 
     step: int
     """Counted from 0 since `attach`."""
-    batch_cost_ns: int
+    batch_cost_ns: int | None
+    """None while the device works on the step: `Part.on_cost` gets the cost later."""
     reader_cost_ns: int | None
     num_samples: int | None
     num_tokens: int | None
@@ -49,6 +52,16 @@ class FinishedStep(NamedTuple):
     """Number of the window that the step was in; None outside windows."""
     next_window: int
     """Number of the window that is open after the step; without an open window, the next number."""
+    device_timed: bool | None = None
+    """Whether the step ended when the device had done its work; None without a device."""
+
+    def costing(self, cost: StepCost) -> FinishedStep:
+        """Return the step with the cost that has become known."""
+        return self._replace(
+            batch_cost_ns=cost.batch_cost_ns,
+            device_timed=cost.device_timed,
+            excluded=self.excluded or cost.excluded,
+        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,10 @@ class Part:
     """The activity that has failed if a method raises, for the log: "recording failed: ..."."""
 
     def on_step(self, step: FinishedStep) -> None:
-        """Handle a step that has ended."""
+        """Handle a step that has ended on the host."""
+
+    def on_cost(self, cost: StepCost) -> None:
+        """Handle the cost of the oldest step that `on_step` got without a cost."""
 
     def on_transition(self, transition: Transition) -> int:
         """Handle the change between two steps; return for how many ns this stalled the training."""
@@ -140,13 +156,26 @@ class TriggersPart(Part):
 
     def __init__(self, triggers: Triggers) -> None:
         self._triggers = triggers
+        self._working: deque[FinishedStep] = deque()
+        """Steps without a cost, the oldest first."""
         triggers.advance(0, 0)
 
     def on_step(self, step: FinishedStep) -> None:
         """Report the step's time to `Triggers`; then exchange messages with the other ranks."""
-        is_clean = step.window is None and not step.excluded
-        self._triggers.add_step(step.step, step.batch_cost_ns - step.stall_ns, is_clean)
+        self._add(step)
         self._triggers.advance(step.step + 1, step.next_window)
+
+    def on_cost(self, cost: StepCost) -> None:
+        """Report the time of an earlier step to `Triggers`."""
+        self._add(self._working.popleft().costing(cost))
+
+    def _add(self, step: FinishedStep) -> None:
+        if step.batch_cost_ns is None:
+            self._working.append(step)
+            return
+        is_clean = step.window is None and not step.excluded
+        duration_ns = max(step.batch_cost_ns - step.stall_ns, 0)
+        self._triggers.add_step(step.step, duration_ns, is_clean)
 
     def close(self, ending: Ending) -> None:
         """Close the channel; wait up to 2 s for decisions on which windows to keep.
@@ -251,7 +280,8 @@ class StepsPart(Part):
         summary: the Perf Summary, which gets every step.
         log: the file of step times; None to write no step times.
         scalars: the VisualDL log; None to write no scalars. Without ``log`` it has no effect.
-        device_peak_bytes: returns the peak bytes allocated on the device so far; None without GPU.
+        device_peak_bytes: returns the peak bytes allocated on the device so far; None without a
+            device that counts them.
     """
 
     task = "timing a step"
@@ -261,28 +291,44 @@ class StepsPart(Part):
         summary: PerfSummary,
         log: StepLog | None = None,
         scalars: Scalars | None = None,
-        device_peak_bytes: Callable[[], int] | None = None,
+        device_peak_bytes: Callable[[], int | None] | None = None,
     ) -> None:
         self._summary = summary
         self._log = log
         self._scalars = scalars
         self._device_peak_bytes = device_peak_bytes
+        self._working: deque[tuple[FinishedStep, StepRecord | None, float | None]] = deque()
+        """Steps without a cost, the oldest first, with their records and losses."""
 
     def on_step(self, step: FinishedStep) -> None:
-        """Add the step to the Perf Summary, to the step log and to the scalars."""
-        self._summary.add(
-            step.batch_cost_ns,
-            step.reader_cost_ns,
-            step.num_samples,
-            step.excluded,
-            num_tokens=step.num_tokens,
-            num_flops=step.num_flops,
-        )
-        if self._log is None:
-            return
-        record = StepRecord(
+        """Add the step to the Perf Summary, to the step log and to the scalars.
+
+        A step without a cost is added by `on_cost`, with the memory and the loss of now.
+        """
+        record = self._record(step) if self._log is not None else None
+        if step.batch_cost_ns is None:
+            loss = self._scalars.read(step.loss) if self._scalars is not None else None
+            self._working.append((step, record, loss))
+        else:
+            self._add(step, record, step.loss)
+
+    def on_cost(self, cost: StepCost) -> None:
+        """Add an earlier step to the Perf Summary, to the step log and to the scalars."""
+        step, record, loss = self._working.popleft()
+        step = step.costing(cost)
+        if record is not None:
+            record = record._replace(
+                batch_cost_ns=cost.batch_cost_ns,
+                device_timed=cost.device_timed,
+                excluded=step.excluded,
+                stall_ns=min(step.stall_ns, cost.batch_cost_ns),
+            )
+        self._add(step, record, loss)
+
+    def _record(self, step: FinishedStep) -> StepRecord:
+        return StepRecord(
             step=step.step,
-            batch_cost_ns=step.batch_cost_ns,
+            batch_cost_ns=step.batch_cost_ns or 0,
             reader_cost_ns=step.reader_cost_ns,
             num_samples=step.num_samples,
             num_tokens=step.num_tokens,
@@ -293,10 +339,24 @@ class StepsPart(Part):
             stall_ns=step.stall_ns,
             excluded=step.excluded,
             window=step.window,
+            device_timed=step.device_timed,
         )
+
+    def _add(self, step: FinishedStep, record: StepRecord | None, loss: Loss) -> None:
+        assert step.batch_cost_ns is not None
+        self._summary.add(
+            step.batch_cost_ns,
+            step.reader_cost_ns,
+            step.num_samples,
+            step.excluded,
+            num_tokens=step.num_tokens,
+            num_flops=step.num_flops,
+        )
+        if self._log is None or record is None:
+            return
         self._log.add(record)
         if self._scalars is not None:
-            self._scalars.add(record, step.loss)
+            self._scalars.add(record, loss)
 
     def on_transition(self, transition: Transition) -> int:
         """Write all steps to disk if a window has ended."""

@@ -10,14 +10,15 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import TypeVar
 
 from ppprof.capture.output import log_to_stderr
 from ppprof.capture.parts import Ending, FinishedStep, Part
+from ppprof.capture.schedule import State
 from ppprof.capture.sigterm import SigtermGuard
-from ppprof.capture.steps.timer import StepTimer
+from ppprof.capture.steps.timer import StepCost, StepTimer
 from ppprof.capture.steps.visualdl_scalars import Loss
 from ppprof.capture.window_clock import WindowClock
 
@@ -171,6 +172,8 @@ class RecordingSession(ProfilerSession):
         self._step = 0
         self._stall_ns = 0
         self._excluded = False
+        self._num_working = 0
+        """Number of steps that the parts got without a cost."""
         self._closed = self._training_failed = False
         self._failures: set[str] = set()
         self._pid = os.getpid()
@@ -257,10 +260,15 @@ class RecordingSession(ProfilerSession):
             counts: samples, tokens, micro-batches and FLOPs, in this order; a count that is not a
                 number is reported and becomes None.
         """
-        measured = self._timer.step()
+        measured, cost = self._timer.step(), None
         clock = self._clock
+        if measured.batch_cost_ns is None:  # a device may still work on the step
+            if clock.state is State.LAST:  # saving the window waits for the device in any case
+                self._timer.finish()
+            cost = self._pass_costs_on()
+            self._num_working += cost is None
         samples, tokens, micro_batches, flops = map(self._whole_number, counts)
-        return FinishedStep(
+        step = FinishedStep(
             self._step,
             measured.batch_cost_ns,
             measured.reader_cost_ns,
@@ -273,7 +281,26 @@ class RecordingSession(ProfilerSession):
             self._excluded,
             window=clock.window if clock.state.records else None,
             next_window=clock.next_window,
+            device_timed=measured.device_timed,
         )
+        return step if cost is None else step.costing(cost)
+
+    def _pass_costs_on(self) -> StepCost | None:
+        """Pass the costs of earlier steps, which have become known, on to the parts.
+
+        Returns:
+            The cost of the step that `_finished_step` is ending; None if it is not known.
+        """
+        for cost in self._timer.take():
+            if not self._num_working:
+                return cost
+            self._num_working -= 1
+            for part in self._parts:
+                try:
+                    part.on_cost(cost)
+                except Exception as error:
+                    self._report(part.task, error)
+        return None
 
     def _whole_number(self, count: int | None) -> int | None:
         try:
@@ -289,11 +316,15 @@ class RecordingSession(ProfilerSession):
         """
         transition = self._clock.advance(self._step)
         stall_ns = 0
+        if transition.excluded:
+            self._timer.stall(begins=True)
         for part in self._parts:
             try:
                 stall_ns += part.on_transition(transition)
             except Exception as error:
                 self._report(part.task, error)
+        if transition.excluded:
+            self._timer.stall(begins=False)
         self._stall_ns = stall_ns
         self._excluded = transition.excluded or stall_ns > 0
 
@@ -309,14 +340,20 @@ class RecordingSession(ProfilerSession):
             atexit.unregister(self._at_exit)
             is_in_window = self._clock.state.records
             ending = Ending(error, self._step, is_in_window, self._failures)
+            self._end_timing(waits=error is None)
             self._call_parts(lambda part: part.close(ending))
-            try:
-                self._timer.close()
-            except Exception as another:
-                self._report("timing a step", another)
             if self._guard is not None:
                 self._guard.uninstall()
         self._call_parts(lambda part: part.wait(ending))
+
+    def _end_timing(self, *, waits: bool) -> None:
+        """Pass the costs of all steps on to the parts, and end the timer."""
+        try:
+            self._timer.finish(waits=waits)
+            self._pass_costs_on()
+            self._timer.close()
+        except Exception as error:
+            self._report("timing a step", error)
 
     def _save_on_sigterm(self) -> None:
         """Save the data recorded so far: SIGTERM is about to end the process.
@@ -332,6 +369,11 @@ class RecordingSession(ProfilerSession):
                 time.sleep(_END_SECONDS)
             return
         self._closed = True
+        self._timer.finish(waits=False)
+        for cost in self._timer.take():
+            for part in self._parts:
+                with suppress(Exception):
+                    part.on_cost(cost)
         for part in self._parts:
             try:
                 part.rescue()

@@ -173,6 +173,10 @@ class ProfilerConfig:
     targets: Union[Literal["auto"], tuple[Target, ...]] = "auto"
     """Devices to trace. ``auto`` traces all devices that this build of Paddle supports and this
     machine has."""
+    sync_steps: bool = False
+    """Wait for the device at the end of each recorded step, so that no step's work runs into the next
+    step. This slows recorded steps of a training that does not read a result in each step. No effect
+    on a CPU."""
     stop_training: bool = False
     """End the training cleanly once the last window of the ``scheduler`` has closed."""
     background: bool = True

@@ -23,6 +23,7 @@ STEP_TIMES = {
     "host_peak_bytes": pl.Int64,
     "excluded": pl.Boolean,
     "window": pl.Int64,
+    "device_timed": pl.Boolean,
 }
 """Columns and their types; a value that is missing in a line is null.
 

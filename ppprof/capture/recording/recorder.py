@@ -83,6 +83,10 @@ class Recorder:
         self._memory = config.profile_memory
         self._flops = config.with_flops and prints
         self._nvtx = config.emit_nvtx
+        self._synchronizes = config.sync_steps and not is_guest
+        if self._synchronizes and paddle.device.get_device().startswith("cpu"):
+            log.warning("Profiler.sync_steps has no effect: Paddle computes on the CPU")
+            self._synchronizes = False
         self._step: Any = None
         self._clock_offset_ns = 0
         self._prepared = self._recording = False
@@ -151,9 +155,12 @@ class Recorder:
 
         Args:
             is_complete: whether the training has ended the step by ``step()``. If not, the reader
-                of the raw capture renames the span; see `ppprof.trace.incomplete_steps`.
+                of the raw capture renames the span; see `ppprof.trace.incomplete_steps`. With
+                ``Profiler.sync_steps``, a complete step first waits for the device.
         """
         if self._step is not None:
+            if is_complete and self._synchronizes:
+                paddle.device.synchronize()
             self._mark_clock_jump()
             if not is_complete:
                 span(INCOMPLETE_MARKER, "UserDefined").end()
@@ -194,7 +201,7 @@ class Recorder:
 
     def close(self) -> None:
         """Release Paddle's profiler, so that another one can be created; drop an open window."""
-        self.end_step()
+        self.end_step(is_complete=False)
         self._silence()
         if self._prepared:  # prepared tracers are torn down only by a window, here an empty one
             self._profiler.start()

@@ -2,7 +2,7 @@
 
 ``{"step":4,"batch_cost_ns":31245000,"reader_cost_ns":120400,"num_samples":8,"num_tokens":1024,
 "num_micro_batches":2,"num_flops":1400000000,"device_peak_bytes":null,"host_peak_bytes":412516352,
-"stall_ns":0,"excluded":false,"window":0}``
+"stall_ns":0,"excluded":false,"window":0,"device_timed":null}``
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ class StepRecord(NamedTuple):
     step: int
     """Counted from 0 since `attach`."""
     batch_cost_ns: int
-    """Wall time of the step; includes ``stall_ns``, excludes time in `ProfilerSession.paused`."""
+    """Wall time of the step; includes ``stall_ns``, excludes time in `ProfilerSession.paused`. On a
+    device, a step ends when the host has ended it and the device has done its work."""
     reader_cost_ns: int | None
-    """Part of ``batch_cost_ns`` spent waiting for Paddle's DataLoaders; null if no batch was read."""
+    """Time for which the host waited for Paddle's DataLoaders between the two calls of
+    `ProfilerSession.step`; null if no batch was read."""
     num_samples: int | None
     """Samples of this rank's data-parallel replica, as given to `ProfilerSession.step`."""
     num_tokens: int | None
@@ -42,17 +44,21 @@ class StepRecord(NamedTuple):
     """Model FLOPs of this rank alone, as given to `ProfilerSession.step`. The FLOPs of a job are the
     sum over all ranks."""
     device_peak_bytes: int | None
-    """Peak memory allocated on the GPU so far (``max_memory_allocated``); null without a GPU."""
+    """Peak memory allocated on the device so far (``paddle.device.max_memory_allocated``); null on a
+    CPU and for a device that does not count it."""
     host_peak_bytes: int
     """Peak resident memory of the process so far (``ru_maxrss``)."""
     stall_ns: int
     """Part of ``batch_cost_ns`` in which this rank opened or saved a window, or printed tables."""
     excluded: bool
-    """Whether the step includes a stall of the profiler, on this rank or on another rank. If so, its
-    time should not count as time of the training."""
+    """Whether the step includes a stall of the profiler, on this rank or on another rank, or has no
+    exact end on the device. If so, its time should not count as time of the training."""
     window: int | None
     """Number of the job's window that the step is in, even if this rank does not record it; null
     outside windows."""
+    device_timed: bool | None = None
+    """Whether the step ended when the device had done its work. False if it ended when the host ended
+    it, because the device's time is not known; null on a CPU."""
 
 
 class StepLog:

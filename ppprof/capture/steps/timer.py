@@ -12,10 +12,25 @@ from typing import Any, NamedTuple
 class StepTime(NamedTuple):
     """The times of one step, named as in Paddle's Perf Summary."""
 
-    batch_cost_ns: int
-    """Wall time from one `ProfilerSession.step` to the next; includes reading, excludes pauses."""
+    batch_cost_ns: int | None
+    """Wall time from one `ProfilerSession.step` to the next; includes reading, excludes pauses. None
+    while the device works on the step; see `StepTimer.take`."""
     reader_cost_ns: int | None
-    """Part of ``batch_cost_ns`` spent waiting for Paddle's DataLoaders; None if no batch was read."""
+    """Time of the host between these calls that it spent waiting for Paddle's DataLoaders; None if no
+    batch was read."""
+    device_timed: bool | None = None
+    """Whether the step ended when the device had done its work; None without a device."""
+
+
+class StepCost(NamedTuple):
+    """The batch cost of a step that has become known later than the step ended on the host."""
+
+    batch_cost_ns: int
+    """Time from the end of the step before to the end of this step, without pauses."""
+    device_timed: bool
+    """Whether the step ended when the device had done its work; False if it is not known when."""
+    excluded: bool = False
+    """Whether the end is not exact."""
 
 
 class StepTimer:
@@ -74,6 +89,16 @@ class StepTimer:
         self._step_start, self._reader_ns = now, None
         self._thread = threading.get_ident()
         return step
+
+    def take(self) -> Iterator[StepCost]:
+        """Yield the costs of steps for which `step` has returned none: not without a device."""
+        return iter(())
+
+    def stall(self, begins: bool) -> None:
+        """Note that a stall of the profiler begins or ends."""
+
+    def finish(self, *, waits: bool = True) -> None:
+        """Make the costs of all steps known, for `take`."""
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -85,10 +85,10 @@ class Scalars:
             loss: the step's loss. A callable is called at once. A tensor on a device is not read;
                 the first such tensor is logged.
         """
+        value = self.read(loss)
         if self._failed:
             return
         try:
-            value = self._read(loss)
             now = _now_ms()
             if value is not None:
                 self._append(self._scalar("train/loss", value, record.step, now))
@@ -99,6 +99,19 @@ class Scalars:
             return
         if self._clock() - self._flushed >= _FLUSH_NS:
             self.flush()
+
+    def read(self, loss: Loss) -> float | None:
+        """Return the value of a loss now, for a later `add`; None for no loss and after a failure.
+
+        Never raises: a failure is logged and ends the VisualDL log.
+        """
+        if self._failed:
+            return None
+        try:
+            return self._read(loss)
+        except Exception as error:
+            self._fail(f"{self._path}: {error!r}")
+            return None
 
     def flush(self) -> None:
         """Append all collected steps to the file: whole records, or nothing. Never raises."""

@@ -1,0 +1,343 @@
+"""Measure how long steps take on a device that works while the host runs ahead."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum
+from typing import Any
+
+from ppprof.capture.output import reason
+from ppprof.capture.steps.device_events import Events
+from ppprof.capture.steps.timer import StepCost, StepTime, StepTimer
+
+log = logging.getLogger("ppprof")
+
+MOST_PENDING = 1024
+"""Most events that the device has not reached. No queue of a device is that long."""
+PATIENCE_S = 5.0
+"""How long `DeviceStepTimer.finish` waits for the device; twice the longest of the latest steps if
+that is longer."""
+
+_LEAST_POLL_S, _MOST_POLL_S = 0.001, 0.25
+_NUM_KEPT = 16
+"""Number of latest steps that the next queries are planned by."""
+_LATE_NS = 10_000_000
+"""Longest time between two queries after which the end of a step is exact enough in a stall."""
+_ON_DEVICE, _LATE, _ON_HOST = (True, False), (True, True), (False, True)
+"""Values of ``device_timed`` and ``excluded``."""
+
+
+class _Kind(Enum):
+    START = "start"
+    STEP = "step"
+    PAUSE = "pause"
+    RESUME = "resume"
+
+
+class _Mark:
+    """A point of the training between two pieces of the device's work."""
+
+    __slots__ = ("done_ns", "event", "host_ns", "kind", "stalls")
+
+    def __init__(self, kind: _Kind, host_ns: int, event: Any, *, stalls: bool) -> None:
+        self.kind = kind
+        self.host_ns = host_ns
+        self.event = event
+        """None if the device was idle, or has reached the event since."""
+        self.done_ns = host_ns if event is None else None
+        self.stalls = stalls
+        """Whether the profiler stalls the training while the event may be reached."""
+
+
+class DeviceStepTimer(StepTimer):
+    """Splits time into steps; a step ends when the host has ended it and the device has done its work.
+
+    ::
+
+        host     |1  |2  |3  |
+        device    111111 222222 333333
+        steps    |1     |2     |3     |       as `ppprof.analysis.ranks.device_steps` cuts them
+
+        host     |1  |2  |e e e e e|3  |      e: an evaluation in `paused`
+        device    111111 222222 e e e 333333
+        steps    |1     |2     |      |3     |
+
+    Each mark of the host (the end of a step, of a pause, the start of a pause) records an event on
+    the device's stream. One thread queries the oldest event that the device has not reached, and
+    never waits for the device. The time of a mark is the later of the host's and the device's, and
+    never earlier than that of the mark before it. In the second picture, the pause begins when the
+    device has done step 2, and ends when it has done the evaluation; so the pause shortens no step.
+
+    The cost of a step is known only when the device has done it: `step` returns None as
+    ``batch_cost_ns``, and `take` returns the cost later, in order. The reader cost is the host's.
+
+    The thread sleeps while the device is idle, and until half of the time is over that the next step
+    takes at least. From then on, it halves the rest each time, down to 1 ms. If it finds several
+    steps done at once, because another thread held Python's lock meanwhile, these steps divide the
+    time since the last query equally.
+
+    If an event fails, or if `MOST_PENDING` events are not reached, all later steps end when the host
+    ends them, as `StepTimer` measures.
+
+    Args:
+        events: the events of the device.
+        clock: returns nanoseconds of wall time.
+        sleep: waits for a number of seconds.
+        watches: whether a thread queries the events. If not, only calls of this class query them.
+    """
+
+    def __init__(
+        self,
+        events: Events,
+        clock: Callable[[], int] = time.perf_counter_ns,
+        sleep: Callable[[float], None] = time.sleep,
+        *,
+        watches: bool = True,
+    ) -> None:
+        super().__init__(clock)
+        self._events = events
+        self._sleep = sleep
+        self._watches = watches
+        self._pid = os.getpid()
+        self._fails = False
+        self._lock = threading.RLock()  # of marks that leave the queue
+        self._wake = threading.Event()
+        self._closed = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self._pending: deque[_Mark] = deque()
+        self._known: deque[StepCost] = deque()
+        self._latest: deque[int] = deque(maxlen=_NUM_KEPT)
+        self._polled = clock()
+        """A time at which the oldest event was not reached: the last query began then."""
+        self._last = clock()
+        """Time of the latest mark whose time is known."""
+        self._stalls = False
+        self._done = _Splitter(clock())
+        self._mark(_Kind.START)
+
+    def step(self) -> StepTime:
+        """End the current step on the host, begin the next one, and return the step's reader cost.
+
+        The batch cost becomes known by `take`; after a failure the host's is returned.
+        """
+        host = super().step()
+        if not self._fails:
+            self._mark(_Kind.STEP)
+            return StepTime(None, host.reader_cost_ns)
+        self._drop_pending()
+        if not self._known:
+            return host._replace(device_timed=False)
+        # The costs of earlier steps come first.
+        self._known.append(StepCost(host.batch_cost_ns or 0, device_timed=False))
+        return StepTime(None, host.reader_cost_ns)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Return a context manager whose time, on the host and on the device, counts in no step."""
+        is_outermost = not self._pauses
+        if is_outermost:
+            self._mark(_Kind.PAUSE)
+        try:
+            with super().paused():
+                yield
+        finally:
+            if is_outermost:
+                self._mark(_Kind.RESUME)
+
+    def take(self) -> Iterator[StepCost]:
+        """Yield the costs of the steps that have become known, in the order of the steps."""
+        if self._fails:
+            self._drop_pending()
+        while self._known:
+            yield self._known.popleft()
+
+    def stall(self, begins: bool) -> None:
+        """Note that a stall of the profiler begins or ends, in which Python's lock may be held.
+
+        Steps whose end is found late because of it are excluded.
+        """
+        self._stalls = begins
+        self.poll()
+        for mark in tuple(self._pending):
+            mark.stalls = begins
+
+    def finish(self, *, waits: bool = True) -> None:
+        """Make the costs of all steps known: `take` returns them.
+
+        Steps that the device has not done in time end when the host ended them, and are excluded.
+
+        Args:
+            waits: whether to wait for the device, at most `PATIENCE_S`. If not, the device is not
+                even asked.
+        """
+        patience_ns = max(PATIENCE_S * 1e9, 2 * max(self._latest, default=0))
+        deadline = self._clock() + (patience_ns if waits else 0)
+        while waits and self._pending and not self._fails and self._clock() < deadline:
+            self.poll()
+            if self._pending:
+                self._sleep(_LEAST_POLL_S)
+        self._drop_pending()
+
+    def close(self) -> None:
+        """End the thread, and remove this timer from the hooks of Paddle's benchmark."""
+        super().close()
+        self._fails = True
+        self._closed.set()
+        self._wake.set()
+        if self._watcher is not None:
+            self._watcher.join(1)
+
+    def _mark(self, kind: _Kind) -> None:
+        """Record an event behind the device's work so far. Never raises."""
+        if self._fails or os.getpid() != self._pid:  # a forked child must not use the device
+            return
+        now = self._clock()
+        try:
+            event = self._events.record()
+            self._pending.append(_Mark(kind, now, event, stalls=self._stalls))
+        except Exception as error:
+            self._pending.append(_Mark(kind, now, None, stalls=False))
+            self._give_up(reason(error), logging.DEBUG)
+            return
+        if event is None:
+            self.poll()
+        elif len(self._pending) > MOST_PENDING:
+            problem = f"the device has not finished {MOST_PENDING} steps"
+            self._give_up(problem, logging.WARNING)
+        elif self._watches and not self._wake.is_set():
+            if self._watcher is None:
+                self._watcher = threading.Thread(
+                    target=self._watch, name="ppprof steps", daemon=True
+                )
+                self._watcher.start()
+            self._wake.set()
+
+    def _watch(self) -> None:
+        """Query the oldest event until the timer closes."""
+        try:
+            self._events.use_in_thread()
+            while not self._closed.is_set():
+                self._wake.clear()
+                if not self._pending:
+                    self._wake.wait()
+                self._wake.set()
+                self._closed.wait(self._pause_s())
+                self.poll()
+        except Exception as error:
+            self._give_up(reason(error), logging.DEBUG)
+
+    def _pause_s(self) -> float:
+        """Return the time until the next query: half of the time until the oldest event is expected.
+
+        An event is expected when its step is as long as the shortest of the latest steps. After
+        that, the time between two queries is a 64th of the delay, or 1 ms.
+        """
+        expected_ns = self._last + min(tuple(self._latest), default=0)
+        with suppress(IndexError):  # another thread may have emptied the queue
+            expected_ns = max(expected_ns, self._pending[0].host_ns)
+        rest_ns = expected_ns - self._clock()
+        pause_s = (rest_ns / 2 if rest_ns > 0 else -rest_ns / 64) / 1e9
+        return min(max(pause_s, _LEAST_POLL_S), _MOST_POLL_S)
+
+    def poll(self) -> None:
+        """Query events, oldest first, and compute the costs of the steps that are over."""
+        with self._lock:
+            if self._fails:
+                return
+            before = self._clock()
+            found: list[_Mark] = []
+            try:
+                while len(found) < len(self._pending):
+                    mark = self._pending[len(found)]
+                    if mark.event is not None:
+                        if not self._events.is_over(mark.event):
+                            break
+                        self._events.reuse(mark.event)
+                        mark.event = None
+                    found.append(mark)
+            except Exception as error:
+                self._give_up(reason(error), logging.DEBUG)
+                return
+            if found:
+                self._set_times(found, self._clock())
+            self._polled = before
+
+    def _set_times(self, found: list[_Mark], now: int) -> None:
+        """Compute the times of marks, the oldest ones, which the device has reached by ``now``."""
+        if len(found) == 1 and found[0].done_ns is not None:  # of a training that reads each result
+            mark = self._pending.popleft()
+            self._last = max(mark.done_ns or 0, self._last)
+            self._add(mark.kind, self._last, _ON_DEVICE)
+            return
+        while found:
+            # Marks up to one at which the device was idle, so that its time is known.
+            count = next((i + 1 for i, mark in enumerate(found) if mark.done_ns is not None), None)
+            group, found = found[:count], found[count or len(found) :]
+            upper = group[-1].done_ns or now
+            lower = min(max(self._last, self._polled, group[0].host_ns), upper)
+            steps = sum(mark.kind is not _Kind.PAUSE for mark in group)
+            number = 0
+            for mark in group:
+                number += mark.kind is not _Kind.PAUSE
+                share = number / steps if steps else 1.0
+                done = upper if number == steps else lower + round((upper - lower) * share)
+                is_late = mark.stalls and mark.done_ns is None and upper - lower > _LATE_NS
+                self._pending.popleft()
+                self._last = max(done, mark.host_ns, self._last)
+                self._add(mark.kind, self._last, _LATE if is_late else _ON_DEVICE)
+
+    def _add(self, kind: _Kind, now: int, cost: tuple[bool, bool]) -> None:
+        if kind is _Kind.START:
+            self._done = _Splitter(now)
+        elif kind is _Kind.PAUSE:
+            self._done.pause(now)
+        elif kind is _Kind.RESUME:
+            self._done.resume(now)
+        else:
+            batch_cost_ns = self._done.step(now)
+            self._latest.append(batch_cost_ns)
+            self._known.append(StepCost(batch_cost_ns, *cost))
+
+    def _drop_pending(self) -> None:
+        """Give marks that the device has not reached the host's time, and exclude their steps."""
+        with self._lock:
+            while self._pending:
+                mark = self._pending.popleft()
+                self._last = max(self._last, mark.host_ns)
+                self._add(mark.kind, self._last, _ON_HOST)
+
+    def _give_up(self, why: str, level: int) -> None:
+        """Use the host's clock from now on."""
+        with self._lock:
+            if not self._fails:
+                log.log(level, f"steps end when the host ends them from now on: {why}")
+                self._drop_pending()
+                self._fails = True
+
+
+class _Splitter:
+    """Splits known times into steps, without pauses."""
+
+    def __init__(self, now: int) -> None:
+        self._start = now
+        self._paused_ns = 0
+        self._pause_start: int | None = None
+
+    def pause(self, now: int) -> None:
+        self._pause_start = now
+
+    def resume(self, now: int) -> None:
+        if self._pause_start is not None:
+            self._paused_ns += now - self._pause_start
+        self._pause_start = None
+
+    def step(self, now: int) -> int:
+        now = (now if self._pause_start is None else self._pause_start) - self._paused_ns
+        cost, self._start = now - self._start, now
+        return cost

@@ -1,0 +1,93 @@
+"""Steps on a device last as long as the device works on them, read or not, recorded or not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import ppprof
+from ppprof.rundir.step_times import read_step_times
+from tests.jobs.launching import JOBS, covering, run
+
+pytestmark = [pytest.mark.paddle, pytest.mark.all]
+
+Switches = Callable[..., dict[str, str]]
+KERNEL_MS = 20
+
+
+def job(folder: Path, env: dict[str, str], mode: str, **block: Any) -> tuple[float, str]:
+    """Train, and return the true time of a step in ms and what was printed."""
+    done = run(folder, JOBS / "device_steps_job.py", mode, json.dumps(block), **env)
+    return float(done.stdout.splitlines()[-1]), done.stdout + done.stderr
+
+
+def batch_cost_ms(printed: str) -> float:
+    """Return the average of the Perf Summary."""
+    found = re.search(r"batch_cost +\| +(\S+)", printed)
+    assert found is not None, printed
+    return float(found[1]) * 1e3
+
+
+def logged(folder: Path) -> pl.DataFrame:
+    times = read_step_times(folder / "profiler_log")
+    assert times["step"].to_list() == list(range(30))
+    assert times["device_timed"].to_list() == [True] * 30
+    assert times["device_peak_bytes"].min() > 0  # type: ignore[operator]
+    return times.filter(pl.col("excluded").not_())
+
+
+@pytest.mark.parametrize("mode", [covering(mode, "async") for mode in ("async", "read")])
+def test_a_step_is_as_long_as_the_device_needs(
+    tmp_path: Path, test_device: Switches, mode: str
+) -> None:
+    env = test_device(KERNEL_MS=KERNEL_MS)
+    true_ms, printed = job(tmp_path, env, mode, scheduler=[12, 18], formats=["pb"])
+    assert true_ms > 5 * KERNEL_MS
+    close = pytest.approx(true_ms, rel=0.02)
+    assert batch_cost_ms(printed) == close
+    times = logged(tmp_path)
+    for window in (pl.col("window").is_null(), pl.col("window") == 0):
+        own = times.filter(window)["batch_cost_ns"]
+        assert len(own) >= 4
+        assert own.mean() / 1e6 == close  # type: ignore[operator]
+    opened = ppprof.open(tmp_path / "profiler_log")
+    assert opened.cluster().steps["step_ns"].mean() / 1e6 == close
+    findings = ppprof.advise(opened)
+    assert not {finding.rule for finding in findings} & {
+        "host-bound",
+        "tiny-kernels",
+        "unexplained",
+    }
+
+
+@pytest.mark.parametrize("mode", ["async", "read"])
+def test_without_a_window_the_steps_are_the_devices(
+    tmp_path: Path, test_device: Switches, mode: str
+) -> None:
+    env = test_device(KERNEL_MS=KERNEL_MS)
+    true_ms, printed = job(tmp_path, env, mode, timer_only=True)
+    assert batch_cost_ms(printed) == pytest.approx(true_ms, rel=0.02)
+    cost = logged(tmp_path)["batch_cost_ns"]
+    assert cost.median() / 1e6 == pytest.approx(true_ms, rel=0.02)  # type: ignore[operator]
+
+
+def test_steps_are_synchronized_on_request(tmp_path: Path, test_device: Switches) -> None:
+    """With ``sync_steps``, the host ends a recorded step after the device."""
+    env = test_device(KERNEL_MS=KERNEL_MS)
+    block = {"scheduler": [12, 18], "formats": ["json"]}
+    spans = {}
+    for sync in (True, False):
+        folder = tmp_path / str(sync)
+        folder.mkdir()
+        true_ms, _ = job(folder, env, "async", sync_steps=sync, **block)
+        trace = next((folder / "profiler_log").glob("*.paddle_trace.json"))
+        events = json.loads(trace.read_text())["traceEvents"]
+        steps = [e["dur"] / 1e3 for e in events if e.get("name", "").startswith("ProfileStep#")]
+        spans[sync] = [dur for dur in steps[1:-1] if dur > true_ms * 0.9]
+    assert (len(spans[True]), spans[False]) == (4, [])
