@@ -55,7 +55,7 @@ def write(run: Path, probe: DeviceProbe) -> None:
 
 
 def read(run: Path) -> DeviceProbe | None:
-    """Return the result for this node; None if there is none yet, or if it is unreadable."""
+    """Return the result for this node; None before it is written, or if it is unreadable."""
     with suppress(OSError, ValueError, TypeError):
         values = json.loads(paths.read_bounded(_path(run, "json"), _MOST_BYTES))
         probe = DeviceProbe(**values)

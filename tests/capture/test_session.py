@@ -42,7 +42,7 @@ class Windows:
         if step == self.fail_at:
             raise OSError(28, "No space left on device")
 
-    def close(self, keep_empty: bool) -> None:
+    def close(self, keep_empty: bool, failed: bool = False) -> None:
         self.calls.append(f"close(keep_empty={keep_empty})")
 
 
@@ -273,7 +273,7 @@ def test_a_forked_child_has_no_part_in_its_parents_window(
         saved=[],
         advance=lambda *_: None,
         fits=lambda *_: True,
-        close=lambda keep_empty: None,
+        close=lambda keep_empty, failed=False: None,
     )
     path = tmp_path / "steps.jsonl"
     with session(windows, TWICE, steps=StepLog(path)) as prof:  # type: ignore[arg-type]
@@ -292,7 +292,7 @@ def test_a_forked_child_has_no_part_in_its_parents_window(
 def test_a_window_that_cannot_be_saved_at_the_end_is_one_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def close(keep_empty: bool) -> None:
+    def close(keep_empty: bool, failed: bool = False) -> None:
         raise MemoryError
 
     windows = SimpleNamespace(

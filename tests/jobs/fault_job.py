@@ -178,10 +178,10 @@ def main(way: str, fault: str) -> None:
     if fault == "sigterm_while_saving" and way == "ppprof":
         save = Windows.close
 
-        def saves_slowly(self: Windows, keep_empty: bool) -> None:
+        def saves_slowly(self: Windows, keep_empty: bool, failed: bool = False) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(0.5)
-            save(self, keep_empty)
+            save(self, keep_empty, failed)
 
         Windows.close = saves_slowly  # type: ignore[method-assign]
     prof = attach(way, fault) if way != "nothing" else None
