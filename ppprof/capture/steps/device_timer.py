@@ -29,6 +29,8 @@ _NUM_KEPT = 16
 """Number of latest steps that the next queries are planned by."""
 _LATE_NS = 10_000_000
 """Longest time between two queries after which the end of a step is exact enough in a stall."""
+_unreached: list[Any] = []
+"""Events that the device may never reach: destroying such an event waits for the device."""
 _ON_DEVICE, _LATE, _ON_HOST = (True, False), (True, True), (False, True)
 """Values of ``device_timed`` and ``excluded``."""
 
@@ -309,6 +311,7 @@ class DeviceStepTimer(StepTimer):
         with self._lock:
             while self._pending:
                 mark = self._pending.popleft()
+                _unreached.append(mark.event)
                 self._last = max(self._last, mark.host_ns)
                 self._add(mark.kind, self._last, _ON_HOST)
 
