@@ -38,6 +38,8 @@ def test_every_analysis_ends(
             continue
         parts = [name for name in steps.columns if name.startswith("exposed_")]
         parts += [f"{part}_ns" for part in PARTS if part != "exposed"]
+        # Without device events, the parts of a device's steps are unknown.
+        steps = steps.filter(steps["computation_ns"].is_not_null())
         sums = steps.select(parts).fill_null(0).sum_horizontal()
         assert sums.equals(steps["step_ns"].alias(sums.name))
         assert steps.select(parts).fill_null(0).min_horizontal().to_numpy().min() >= 0

@@ -15,28 +15,35 @@ import time
 import paddle
 
 import ppprof
+from tests import device
 
 STEPS = 30
-paddle.set_device("testdevice")
-a = paddle.ones([32, 32])
 
 
-def step() -> None:
-    for _ in range(5):
-        result = a @ a
-    if sys.argv[1] == "read":
-        result.numpy()
+def main(mode: str, block: str) -> None:
+    """Train, then measure the true time of a step."""
+    paddle.set_device(device.NAME)
+    matrix = paddle.ones([32, 32])
 
+    def step() -> None:
+        for _ in range(5):
+            result = matrix @ matrix
+        if mode == "read":
+            result.numpy()
 
-step()
-paddle.device.synchronize()
-with ppprof.attach({"enable": True, **json.loads(sys.argv[2])}) as prof:
-    for _ in range(STEPS):
-        step()
-        prof.step(num_samples=4)
-paddle.device.synchronize()
-start = time.perf_counter()
-for _ in range(10):
     step()
-paddle.device.synchronize()
-print((time.perf_counter() - start) / 10 * 1e3)
+    paddle.device.synchronize()
+    with ppprof.attach({"enable": True, **json.loads(block)}) as prof:
+        for _ in range(STEPS):
+            step()
+            prof.step(num_samples=4)
+    paddle.device.synchronize()
+    start = time.perf_counter()
+    for _ in range(10):
+        step()
+    paddle.device.synchronize()
+    print((time.perf_counter() - start) / 10 * 1e3)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
