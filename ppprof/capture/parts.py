@@ -373,7 +373,7 @@ class StepsPart(Part):
         self.flush()
 
     def flush(self) -> None:
-        """Write all steps to disk, also before a window is saved: a stuck device may end the process."""
+        """Write all steps to disk."""
         if self._log is not None:
             self._log.flush()
         if self._scalars is not None:

@@ -87,6 +87,8 @@ class SmallRecorder:
         with paths.atomic_writer(raw) as file:
             file.write(write(Path("small.pb"), Thread(31, "main", steps)).read_bytes())
 
+    on_device = False
+
     def device_answers(self) -> bool:
         """Return True: there is no device."""
         return True

@@ -164,10 +164,11 @@ def save():
     with sigterm.default_sigterm():
         wait_in_c(60)
 guard = sigterm.SigtermGuard.install(save)
-print("ready", flush=True)
 if sys.argv[1] == "loop":
     with sigterm.default_sigterm():
+        print("ready", flush=True)
         wait_in_c(60)
+print("ready", flush=True)
 time.sleep(60)
 """
 
@@ -179,7 +180,7 @@ def test_sigterm_ends_a_process_whose_python_cannot_run(tmp_path: Path, where: s
     ) as job:
         assert job.stdout is not None
         assert job.stdout.readline() == "ready\n"
-        time.sleep(0.2)  # until the loop is in its C function
+        time.sleep(0.2)  # until the loop is in its C function; if it is not, the test still holds
         job.terminate()
         try:
             assert job.wait(20) == -signal.SIGTERM

@@ -18,7 +18,7 @@ from tests.jobs.launching import JOBS, covering, run
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
 
 Switches = Callable[..., dict[str, str]]
-KERNEL_MS = 20
+KERNEL_MS, ATTEMPTS = 20, 3
 
 
 def job(folder: Path, env: dict[str, str], mode: str, **block: Any) -> tuple[float, str]:
@@ -46,18 +46,25 @@ def logged(folder: Path) -> pl.DataFrame:
 def test_a_step_is_as_long_as_the_device_needs(
     tmp_path: Path, test_device: Switches, mode: str
 ) -> None:
-    env = test_device(KERNEL_MS=KERNEL_MS)
-    true_ms, printed = job(tmp_path, env, mode, scheduler=[12, 18], formats=["pb"])
-    assert true_ms > 5 * KERNEL_MS
-    close = pytest.approx(true_ms, rel=0.02)
-    assert batch_cost_ms(printed) == close
-    times = logged(tmp_path)
-    for window in (pl.col("window").is_null(), pl.col("window") == 0):
-        own = times.filter(window)["batch_cost_ns"]
-        assert len(own) >= 4
-        assert own.mean() / 1e6 == close  # type: ignore[operator]
-    opened = ppprof.open(tmp_path / "profiler_log")
-    assert opened.cluster().steps["step_ns"].mean() / 1e6 == close
+    # On a busy machine, the steps that are compared may not have had the same time: try it again.
+    for attempt in range(ATTEMPTS):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        env = test_device(KERNEL_MS=KERNEL_MS)
+        true_ms, printed = job(folder, env, mode, scheduler=[12, 18], formats=["pb"])
+        assert true_ms > 5 * KERNEL_MS
+        times, opened = logged(folder), ppprof.open(folder / "profiler_log")
+        outside = times.filter(pl.col("window").is_null())["batch_cost_ns"]
+        inside = times.filter(pl.col("window") == 0)["batch_cost_ns"]
+        assert min(len(outside), len(inside)) >= 4
+        in_trace = opened.cluster().steps["step_ns"]
+        means = [float(each.mean()) / 1e6 for each in (outside, inside, in_trace)]  # type: ignore[arg-type]
+        if [batch_cost_ms(printed), *means] == pytest.approx([true_ms] * 4, rel=0.02):
+            break
+    else:
+        pytest.fail(
+            f"true: {true_ms} ms; Perf Summary and means: {batch_cost_ms(printed)}, {means}"
+        )
     findings = ppprof.advise(opened)
     assert not {finding.rule for finding in findings} & {
         "host-bound",
@@ -70,11 +77,16 @@ def test_a_step_is_as_long_as_the_device_needs(
 def test_without_a_window_the_steps_are_the_devices(
     tmp_path: Path, test_device: Switches, mode: str
 ) -> None:
-    env = test_device(KERNEL_MS=KERNEL_MS)
-    true_ms, printed = job(tmp_path, env, mode, timer_only=True)
-    assert batch_cost_ms(printed) == pytest.approx(true_ms, rel=0.02)
-    cost = logged(tmp_path)["batch_cost_ns"]
-    assert cost.median() / 1e6 == pytest.approx(true_ms, rel=0.02)  # type: ignore[operator]
+    for attempt in range(ATTEMPTS):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        true_ms, printed = job(folder, test_device(KERNEL_MS=KERNEL_MS), mode, timer_only=True)
+        median_ms = float(logged(folder)["batch_cost_ns"].median()) / 1e6  # type: ignore[arg-type]
+        if [batch_cost_ms(printed), median_ms] == pytest.approx([true_ms] * 2, rel=0.02):
+            return
+    pytest.fail(
+        f"true: {true_ms} ms; Perf Summary and median: {batch_cost_ms(printed)}, {median_ms}"
+    )
 
 
 def test_steps_are_synchronized_on_request(tmp_path: Path, test_device: Switches) -> None:

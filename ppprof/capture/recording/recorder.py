@@ -122,6 +122,11 @@ class Recorder:
                 return profiler
             time.sleep(_GUEST_WAIT_SECONDS)
 
+    @property
+    def on_device(self) -> bool:
+        """Whether windows record a device, and so wait for it when they are stopped."""
+        return self._targets.on_device
+
     def prepare(self) -> None:
         """Set up the tracers. Call it before the step that precedes a window, if there is one.
 

@@ -67,7 +67,7 @@ class Windows:
         self._budget = budget
         self._held: dict[int, rundir.TraceName] = {}
         self.before_stop: Callable[[], None] = lambda: None
-        """Called before a window is saved: saving waits for the device, which may never answer."""
+        """Called before a window of a device is saved: that waits for the device, perhaps for ever."""
         self.holds = False
         """Whether a window that is saved from now on is held: it gets no tables until `release`, or
         is deleted by `drop`."""
@@ -218,7 +218,8 @@ class Windows:
             self._uninstall()
             raw = self._run / name.raw
             try:
-                self.before_stop()
+                if self._recorder.on_device:
+                    self.before_stop()
                 self._recorder.stop(raw, brief)
             except Exception as error:
                 lost = f"window {name.window} is lost, steps recorded: {self._num_steps}"
