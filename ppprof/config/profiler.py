@@ -171,8 +171,9 @@ class ProfilerConfig:
     emit_nvtx: bool = False
     """Emit NVTX ranges, for Nsight Systems."""
     targets: Union[Literal["auto"], tuple[Target, ...]] = "auto"
-    """Devices to trace. ``auto`` traces all devices that this build of Paddle supports and this
-    machine has."""
+    """What to trace. ``auto`` is the host and the device that the training computes on, unless the
+    device's profiler does not work or writes files of its own. If a device is listed here, it is
+    traced in the latter case too."""
     sync_steps: bool = False
     """Wait for the device at the end of each recorded step, so that no step's work runs into the next
     step. This slows recorded steps of a training that does not read a result in each step. No effect
