@@ -20,7 +20,8 @@ from typing import Any
 
 _SIZE = 256
 """Rows and columns of the matrices."""
-_TRACE_SWITCH = {"cpu": 1, "gpu": 2, "xpu": 4, "custom_device": 8}
+TRACE_SWITCH = {"cpu": 1, "gpu": 2, "xpu": 4, "custom_device": 8}
+"""Numbers of the targets in ``ProfilerOptions.trace_switch``."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -73,7 +74,7 @@ def _window(device: str, targets: list[str], report: _Report) -> dict[str, Any]:
     report.write(stage="create")
     options = core.ProfilerOptions()
     for target in targets or dict.fromkeys(["cpu", kind]):
-        options.trace_switch |= _TRACE_SWITCH[target]
+        options.trace_switch |= TRACE_SWITCH[target]
     profiler = core._Profiler.create(options, custom_types)
     if profiler is None:
         raise RuntimeError("Paddle returned no profiler")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,14 @@ def job(folder: Path, env: dict[str, str], mode: str, **block: Any) -> tuple[flo
     return float(done.stdout.splitlines()[-1]), done.stdout + done.stderr
 
 
+def attempts(folder: Path) -> Iterator[Path]:
+    """Yield folders for attempts: on a busy machine, compared steps may not have had the same time."""
+    for attempt in range(ATTEMPTS):
+        own = folder / str(attempt)
+        own.mkdir()
+        yield own
+
+
 def batch_cost_ms(printed: str) -> float:
     """Return the average of the Perf Summary."""
     found = re.search(r"batch_cost +\| +(\S+)", printed)
@@ -46,10 +54,7 @@ def logged(folder: Path) -> pl.DataFrame:
 def test_a_step_is_as_long_as_the_device_needs(
     tmp_path: Path, test_device: Switches, mode: str
 ) -> None:
-    # On a busy machine, the steps that are compared may not have had the same time: try it again.
-    for attempt in range(ATTEMPTS):
-        folder = tmp_path / str(attempt)
-        folder.mkdir()
+    for folder in attempts(tmp_path):
         env = test_device(KERNEL_MS=KERNEL_MS)
         true_ms, printed = job(folder, env, mode, scheduler=[12, 18], formats=["pb"])
         assert true_ms > 5 * KERNEL_MS
@@ -77,9 +82,7 @@ def test_a_step_is_as_long_as_the_device_needs(
 def test_without_a_window_the_steps_are_the_devices(
     tmp_path: Path, test_device: Switches, mode: str
 ) -> None:
-    for attempt in range(ATTEMPTS):
-        folder = tmp_path / str(attempt)
-        folder.mkdir()
+    for folder in attempts(tmp_path):
         true_ms, printed = job(folder, test_device(KERNEL_MS=KERNEL_MS), mode, timer_only=True)
         median_ms = float(logged(folder)["batch_cost_ns"].median()) / 1e6  # type: ignore[arg-type]
         if [batch_cost_ms(printed), median_ms] == pytest.approx([true_ms] * 2, rel=0.02):

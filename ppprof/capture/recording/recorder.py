@@ -26,7 +26,8 @@ from paddle.profiler.profiler_statistic import gen_layer_flops
 
 from ppprof import paths
 from ppprof.capture.output import print_result
-from ppprof.capture.recording.targets import TRACE_SWITCH, Targets
+from ppprof.capture.probe_child import TRACE_SWITCH
+from ppprof.capture.recording.targets import Targets
 from ppprof.capture.sigterm import default_sigterm
 from ppprof.rundir import CLOCK_MARKER, INCOMPLETE_MARKER
 

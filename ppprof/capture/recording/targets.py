@@ -30,9 +30,6 @@ from ppprof.rundir.device_probes import DeviceProbe
 
 log = logging.getLogger("ppprof")
 
-TRACE_SWITCH = {"cpu": 1, "gpu": 2, "xpu": 4, "custom_device": 8}
-"""Numbers of the targets in ``ProfilerOptions.trace_switch``."""
-
 _POLL_SECONDS = 0.02
 _known: dict[str, DeviceProbe] = {}
 """Results of probes in this process, by device."""
