@@ -27,8 +27,8 @@ _HEALTHY = [
     hypothesis.HealthCheck.function_scoped_fixture,  # tmp_path: every example writes its files anew
 ]
 # `dev` draws other examples at each run. `ci` draws the same ones each time, so that a commit is
-# judged by what it changes. `full`, of `make test-all`, draws fifty times as many.
-for _name, _examples in {"dev": 20, "ci": 20, "full": 1000}.items():
+# judged by what it changes. `full`, of `make test-all`, draws a hundred times as many.
+for _name, _examples in {"dev": 20, "ci": 10, "full": 1000}.items():
     hypothesis.settings.register_profile(
         _name,
         max_examples=_examples,

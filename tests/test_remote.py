@@ -190,6 +190,7 @@ def test_an_answer_after_its_window_is_a_warning_and_has_its_result(
     assert "skipped: it returned after its window had closed" in capsys.readouterr().err
 
 
+@pytest.mark.all
 def test_with_no_profiler_at_all_it_is_the_function(capfd: pytest.CaptureFixture[str]) -> None:
     with remote_functions.pool() as pool:
         answers = list(pool.map(ppprof.remote.profiled(remote_functions.double), [[1.0], [2.0]]))

@@ -21,6 +21,7 @@ from ppprof.topology import Topology
 from ppprof.trace import read, write
 from tests.fixtures import timeline
 from tests.fixtures.pipelines import one_f_one_b
+from tests.fixtures.tiers import one_in
 
 GRID = Topology.of(pp=2)
 
@@ -167,8 +168,17 @@ UNREACHABLE = [
 ]
 
 
-@pytest.mark.parametrize(("variable", "value", "said"), UNREACHABLE)
-@pytest.mark.parametrize("command", ["ranks", "summary", "merge -o", "convert"])
+@pytest.mark.parametrize(
+    ("command", "variable", "value", "said"),
+    one_in(
+        5,
+        [
+            (command, *case)
+            for command in ("ranks", "summary", "merge -o", "convert")
+            for case in UNREACHABLE
+        ],
+    ),
+)
 def test_unreachable_stores_and_missing_credentials(
     here, there, monkeypatch, tmp_path, command, variable, value, said
 ):

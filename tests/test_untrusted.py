@@ -368,7 +368,7 @@ class TestManifests:
             "versions profiler profiler.ranks profiler.scheduler config schema_version",
         ),
     )
-    @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.all)])
+    @pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.all)])
     def test_odd_values(self, run, key, capsys, every):
         sound = rundir.read_manifest(run)
         name, _, inner = key.partition(".")

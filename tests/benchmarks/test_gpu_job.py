@@ -98,6 +98,7 @@ def test_files_that_are_there_are_used(tmp_path):
 
 
 @pytest.mark.paddle
+@pytest.mark.all
 def test_paddle_writes_every_event_of_a_step_and_the_promised_megabytes(tmp_path):
     pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
     path, pb = gpu_job.files(tmp_path, gpu_job.STEP_MB)

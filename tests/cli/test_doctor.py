@@ -91,6 +91,7 @@ def test_a_profiler_that_ends_the_process(simulated: Path, tmp_path: Path) -> No
     assert text in window["values"]["messages"]
 
 
+@pytest.mark.all  # tests/capture/test_probe.py has it for the probe
 def test_a_device_that_hangs(
     simulated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

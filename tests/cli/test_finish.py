@@ -211,8 +211,10 @@ def test_a_capture_that_another_process_is_at_is_left_to_it(
 
 @pytest.mark.parametrize(
     ("waits_for", "number"),
-    [("Path(sys.argv[2], 'fifo').open()", signal.SIGALRM), ("spin()", signal.SIGPROF)],
-    ids=["waiting", "computing"],
+    [
+        pytest.param("Path(sys.argv[2], 'fifo').open()", signal.SIGALRM, id="waiting"),
+        pytest.param("spin()", signal.SIGPROF, id="computing", marks=pytest.mark.all),
+    ],
 )
 def test_a_limit_of_time_ends_it_and_leaves_the_capture(
     tmp_path: Path, waits_for: str, number: int

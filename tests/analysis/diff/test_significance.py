@@ -64,10 +64,11 @@ def test_a_run_that_drifts_says_little():
     assert "more steps would not decide: use a quieter machine" in str(drifting)
 
 
-def test_what_is_undecided_says_how_many_steps_would_decide():
+@pytest.mark.parametrize("runs", [4, pytest.param(10, marks=pytest.mark.all)])
+def test_what_is_undecided_says_how_many_steps_would_decide(runs):
     """And with a few times as many it is decided, in most cases."""
     decided = 0
-    for seed in range(10):
+    for seed in range(runs):
         few, many = (
             step_change(
                 run(seed, noise=0.1, steps=steps),
@@ -79,7 +80,7 @@ def test_what_is_undecided_says_how_many_steps_would_decide():
         if few.needed_steps is not None:
             assert f"some {few.needed_steps} steps of either run would decide" in str(few)
             decided += many.verdict != "inconclusive"
-    assert decided >= 6  # 12 steps with a noise of a tenth say little about their own noise
+    assert decided > runs / 2  # 12 steps with a noise of a tenth say little about their own noise
 
 
 def test_steps_that_are_separated_are_no_equal_runs():

@@ -27,6 +27,7 @@ from ppprof.report.text.summary import TableOptions, render
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces
+from tests.fixtures.tiers import one_in
 from tests.fixtures.timeline import write
 
 pytestmark = pytest.mark.paddle
@@ -81,7 +82,7 @@ def assert_equal(trace, theirs, settings):
     assert lines[0] == lines[1], settings
 
 
-@pytest.mark.parametrize("name", gpu_traces.SOUND)
+@pytest.mark.parametrize("name", one_in(3, gpu_traces.SOUND))
 def test_every_setting(name, tmp_path):
     path = write(tmp_path / "a.pb", *gpu_traces.SOUND[name]())
     trace, theirs = read(path), paddle_tables.load(path)

@@ -117,6 +117,7 @@ def test_a_function_that_cannot_be_pickled_fails_as_without_ppprof(
     assert inside == error()
 
 
+@pytest.mark.all
 def test_another_wrapper_of_the_same_function_goes_on_working(
     workers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_method_and_its_argument_stay_one_object(workers: None, tmp_path: Path
         prof.step()
 
 
+@pytest.mark.all
 def test_so_many_calls_are_recorded_and_no_more(
     workers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

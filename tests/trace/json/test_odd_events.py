@@ -14,6 +14,7 @@ from polars.testing import assert_frame_equal
 
 from ppprof.trace import Trace, json_reader, read
 from ppprof.trace.fastpath import workers
+from tests.fixtures.tiers import one_in
 from tests.trace.json.test_broken_json import memcpy, operator, paddle, shapes
 
 TABLES = ("events", "memory", "kernels", "memsets")
@@ -111,7 +112,7 @@ def _no_process(*args: object, **kwargs: object) -> None:
     raise BlockingIOError("no more processes allowed")
 
 
-@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("kind", one_in(6, ODD))
 def test_each_unmatched_event_with_worker_processes(tmp_path, monkeypatch, kind):
     path = tmp_path / "trace.json"
     path.write_text(text_of(["sound", *["sound", kind] * 30]), encoding="utf-8")
@@ -133,6 +134,7 @@ def cpu_seconds(path: Path) -> float:
     return min(once() for _ in range(3))
 
 
+@pytest.mark.all
 @pytest.mark.parametrize("is_divided", [False, True])
 def test_scattered_unmatched_events_cost_no_more_than_consecutive_ones(
     tmp_path, monkeypatch, is_divided
@@ -151,6 +153,7 @@ def test_scattered_unmatched_events_cost_no_more_than_consecutive_ones(
 LONG = 1 << 21
 
 
+@pytest.mark.all
 @pytest.mark.parametrize(
     "long",
     [operator("x" * LONG), operator("x", more=shapes("y" * LONG))],
