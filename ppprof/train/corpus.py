@@ -53,13 +53,12 @@ def find_files(source: str | None) -> list[Path]:
 
 
 def _library_files() -> list[Path]:
-    library = Path(sysconfig.get_paths()["stdlib"])
-    return [
-        path
-        for path in library.rglob("*.py")
-        if not _NOT_LIBRARY.intersection(path.relative_to(library).parts)
-        and os.access(path, os.R_OK)
-    ]
+    files = []
+    for folder, folders, names in os.walk(sysconfig.get_paths()["stdlib"]):
+        # Do not enter these: site-packages alone has most of the files.
+        folders[:] = [name for name in folders if name not in _NOT_LIBRARY]
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    return [path for path in files if os.access(path, os.R_OK)]
 
 
 def _matching_files(source: str) -> list[Path]:

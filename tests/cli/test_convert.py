@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import itertools
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from polars.testing import assert_frame_equal
 from ppprof.cli import main
 from ppprof.trace import Trace, read
 from tests.fixtures import gpu_traces
+from tests.fixtures.tiers import one_in
 from tests.fixtures.timeline import write
 
 KINETO = Path(__file__).parent.parent / "fixtures" / "kineto"
@@ -35,8 +37,9 @@ def assert_same(one: Trace, other: Trace) -> None:
             assert values[0] == values[1], field.name
 
 
-@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".pb"])
-@pytest.mark.parametrize("through", [".json", ".json.gz", ".pb"])
+@pytest.mark.parametrize(
+    ("through", "suffix"), one_in(3, itertools.product([".json", ".json.gz", ".pb"], repeat=2))
+)
 def test_from_any_format_to_any(source, through, suffix, tmp_path, capsys):
     between, target = tmp_path / f"between{through}", tmp_path / f"out{suffix}"
     assert convert(source, between) == 0

@@ -70,7 +70,7 @@ from ppprof.config.yaml_source import ConfigTree
         ("[a, b", "[a, b"),
         ('"a', '"a'),
         ("{a", "{a"),
-        ("[" * 5000, "[" * 5000),
+        ("[" * 2000, "[" * 2000),
     ],
     ids=lambda value: repr(value)[:20],
 )

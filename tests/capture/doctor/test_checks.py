@@ -139,7 +139,7 @@ def answers(
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "lib"))
     source = CUPTI.replace("CODE_1", subscribe).replace("CODE_2", enable)
     build_library(source, tmp_path / "lib/libcupti.so")
-    return cupti.ask(5)
+    return cupti.ask(2)
 
 
 def test_cupti_without_permission(
