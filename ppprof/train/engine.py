@@ -153,19 +153,29 @@ class Engine:
 
     def _accumulate(self, micro_batches: MicroBatches) -> paddle.Tensor:
         losses = []
-        # Reduce fused gradients once per step, as FleetX does when it accumulates gradients. Paddle's
-        # own reducer runs in C++ during backward, and on a CPU its work does not appear in traces.
-        is_reduced_here = isinstance(self._distributed_model, paddle.DataParallel)
-        with self._distributed_model.no_sync() if is_reduced_here else contextlib.nullcontext():
-            for tokens, labels in micro_batches:
+        model = self._distributed_model
+        is_data_parallel = isinstance(model, paddle.DataParallel)
+        for number, (tokens, labels) in enumerate(micro_batches, start=1):
+            is_reduced = self._reduces_in_backward and number == len(micro_batches)
+            is_alone = is_data_parallel and not is_reduced
+            with model.no_sync() if is_alone else contextlib.nullcontext():
                 with self.amp.cast():
-                    logits = self._distributed_model(tokens)
-                    loss = self._loss(logits, labels) / len(micro_batches)
+                    loss = self._loss(model(tokens), labels) / len(micro_batches)
                 self._backward(self.amp.scale(loss))
-                losses.append(loss.detach())
-        if is_reduced_here:
+            losses.append(loss.detach())
+        if is_data_parallel and not self._reduces_in_backward:
             fused_allreduce_gradients(list(self.model.parameters()), None)
         return paddle.add_n(losses)
+
+    @property
+    def _reduces_in_backward(self) -> bool:
+        """Whether Paddle's reducer reduces gradients while backward computes others.
+
+        It starts a collective in C++ as soon as the gradients of a group of parameters are there. Not
+        on a CPU, where its work does not appear in traces, and not with recompute, a PyLayer, which
+        `paddle.DataParallel` does not support: there FleetX reduces all gradients after backward.
+        """
+        return self._config.Global.device != "cpu" and not self._config.Model.use_recompute
 
     def _backward(self, loss: paddle.Tensor) -> None:
         loss.backward()

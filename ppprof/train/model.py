@@ -7,8 +7,10 @@ pipeline.
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import paddle
@@ -18,6 +20,7 @@ from paddle import nn
 from paddle.distributed import fleet
 from paddle.distributed.fleet.meta_parallel import LayerDesc, PipelineLayer, SharedLayerDesc
 from paddle.distributed.fleet.utils import recompute
+from paddle.framework import core
 
 from ppprof.config import ModelConfig
 from ppprof.train import layers
@@ -286,10 +289,8 @@ class Attention(nn.Layer):
         Inputs and result have shape (batch, length, heads of this mp rank, size of a head).
         """
         with layers.own_randomness():
-            if query.place.is_gpu_place() and query.dtype != paddle.float32:
-                return F.scaled_dot_product_attention(
-                    query, key, value, None, self._dropout, is_causal=True, training=self.training
-                )
+            if _has_flash_attention(_device_type(), query.dtype):
+                return _flash_attention(query, key, value, self._dropout, self.training)
             query, key, value = (part.transpose([0, 2, 1, 3]) for part in (query, key, value))
             scores = paddle.matmul(query, key, transpose_y=True) * query.shape[-1] ** -0.5
             length = scores.shape[-1]
@@ -297,6 +298,35 @@ class Attention(nn.Layer):
             weights = F.softmax(scores + future, axis=-1)
             weights = F.dropout(weights, self._dropout, training=self.training)
             return paddle.matmul(weights, value).transpose([0, 2, 1, 3])
+
+
+def _device_type() -> str:
+    """Return Paddle's name of the kind of device that computes, such as ``gpu``."""
+    device: str = paddle.get_device()
+    return device.partition(":")[0]
+
+
+@functools.cache
+def _has_flash_attention(device_type: str, dtype: Any) -> bool:
+    """Return whether Paddle, or the plugin of a device, has flash attention for a data type."""
+    kernels = core._get_registered_phi_kernels("all").get("flash_attn", ())
+    wanted = f"({device_type},", f", {str(dtype).rpartition('.')[2]})"
+    return any(text.lower().startswith(wanted[0]) and text.endswith(wanted[1]) for text in kernels)
+
+
+def _flash_attention(
+    query: paddle.Tensor, key: paddle.Tensor, value: paddle.Tensor, dropout: float, training: bool
+) -> paddle.Tensor:
+    """Return causal attention in the shape of its inputs, (batch, length, heads, size)."""
+    if _device_type() in ("gpu", "xpu"):
+        # It also checks what the model of the device supports.
+        return F.scaled_dot_product_attention(
+            query, key, value, None, dropout, is_causal=True, training=training
+        )
+    # On the devices of plugins, Paddle's functions never choose flash attention.
+    return paddle._C_ops.flash_attn(
+        query, key, value, None, None, dropout, True, False, not training, ""
+    )[0]
 
 
 class MLP(nn.Layer):

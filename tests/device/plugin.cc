@@ -41,6 +41,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cmath>
@@ -1229,6 +1230,138 @@ void SplitKernel(const Context& context, const DenseTensor& x, const phi::IntArr
   });
 }
 
+// One element of attention's matrix of scores, from 0 to 1; the same for the same numbers.
+double random_number(int64_t seed, int64_t offset, int64_t element) {
+  uint64_t bits = static_cast<uint64_t>(seed) * 0x9E3779B97F4A7C15 + offset + element * 0xD1342543DE82EF95;
+  for (uint64_t factor : {0xBF58476D1CE4E5B9, 0x94D049BB133111EB}) bits = (bits ^ (bits >> 31)) * factor;
+  return static_cast<double>(bits >> 11) / (1ull << 53);
+}
+
+// Attention of shape (batch, length, heads, size): what Paddle's kernels for GPUs compute, row by row.
+template <typename T>
+struct Attention {
+  const T *q, *k, *v;
+  int64_t batch, length, keys, heads, size;
+  bool causal;
+  double dropout;
+  int64_t seed, offset;
+
+  int64_t at(int64_t b, int64_t row, int64_t of, int64_t head) const { return ((b * of + row) * heads + head) * size; }
+  int64_t end(int64_t row) const { return causal ? std::max<int64_t>(0, row + 1 + keys - length) : keys; }
+
+  // Call `use(b, head, row, scores)` for each row of scores, before their softmax.
+  template <typename Use>
+  void rows(Use use) const {
+    std::vector<double> scores(keys);
+    for (int64_t b = 0; b < batch; ++b)
+      for (int64_t head = 0; head < heads; ++head)
+        for (int64_t row = 0; row < length; ++row) {
+          for (int64_t key = 0; key < end(row); ++key) {
+            const T *x = q + at(b, row, length, head), *y = k + at(b, key, keys, head);
+            double sum = 0;
+            for (int64_t i = 0; i < size; ++i) sum += static_cast<double>(x[i]) * y[i];
+            scores[key] = sum / std::sqrt(static_cast<double>(size));
+          }
+          use(b, head, row, scores);
+        }
+  }
+  // Factor of dropout: 0, or the inverse of the share that is kept.
+  double kept(int64_t b, int64_t head, int64_t row, int64_t key) const {
+    if (dropout == 0) return 1;
+    double drawn = random_number(seed, offset, ((b * heads + head) * length + row) * keys + key);
+    return drawn < dropout ? 0 : 1 / (1 - dropout);
+  }
+};
+
+template <typename T>
+Attention<T> attention_of(const DenseTensor& q, const DenseTensor& k, const DenseTensor& v, const int64_t* seed,
+                          double dropout, bool causal) {
+  return {q.data<T>(), k.data<T>(), v.data<T>(), q.dims()[0], q.dims()[1], k.dims()[1], q.dims()[2],
+          q.dims()[3], causal,      dropout,     seed[0],     seed[1]};
+}
+
+template <typename T, typename Context>
+void FlashAttnKernel(const Context& context, const DenseTensor& q, const DenseTensor& k, const DenseTensor& v,
+                     const paddle::optional<DenseTensor>& fixed_seed_offset, const paddle::optional<DenseTensor>&,
+                     float dropout, bool causal, bool, bool is_test, const std::string&, DenseTensor* out,
+                     DenseTensor*, DenseTensor* softmax_lse, DenseTensor* seed_offset) {
+  softmax_lse->Resize({q.dims()[0], q.dims()[2], q.dims()[1]});
+  seed_offset->Resize({2});
+  context.template Alloc<T>(out), context.template Alloc<float>(softmax_lse), context.template Alloc<int64_t>(seed_offset);
+  DenseTensor a = q, b = k, c = v, result = *out, sums = *softmax_lse, seed = *seed_offset, fixed;
+  bool is_fixed = fixed_seed_offset.is_initialized();
+  if (is_fixed) fixed = *fixed_seed_offset;
+  int64_t drawn = dropout > 0 && !is_fixed ? static_cast<int64_t>(context.GetGenerator()->Random64()) : 0;
+  double rate = is_test ? 0 : dropout;
+  launch(stream_of(context), "void flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>", [=]() mutable {
+    seed.data<int64_t>()[0] = is_fixed ? fixed.data<int64_t>()[0] : drawn;
+    seed.data<int64_t>()[1] = is_fixed ? fixed.data<int64_t>()[1] : 0;
+    auto attention = attention_of<T>(a, b, c, seed.data<int64_t>(), rate, causal);
+    attention.rows([&](int64_t batch, int64_t head, int64_t row, std::vector<double>& scores) {
+      int64_t end = attention.end(row);
+      double highest = end ? *std::max_element(scores.begin(), scores.begin() + end) : 0, sum = 0;
+      for (int64_t key = 0; key < end; ++key) sum += std::exp(scores[key] - highest);
+      double whole = highest + std::log(sum);
+      sums.data<float>()[(batch * attention.heads + head) * attention.length + row] = whole;
+      std::vector<double> values(attention.size, 0);
+      for (int64_t key = 0; key < end; ++key) {
+        double weight = std::exp(scores[key] - whole) * attention.kept(batch, head, row, key);
+        const T* from = attention.v + attention.at(batch, key, attention.keys, head);
+        for (int64_t i = 0; i < attention.size; ++i) values[i] += weight * from[i];
+      }
+      std::copy(values.begin(), values.end(), result.data<T>() + attention.at(batch, row, attention.length, head));
+    });
+  });
+}
+
+template <typename T, typename Context>
+void FlashAttnGradKernel(const Context& context, const DenseTensor& q, const DenseTensor& k, const DenseTensor& v,
+                         const DenseTensor&, const DenseTensor& softmax_lse, const DenseTensor& seed_offset,
+                         const paddle::optional<DenseTensor>&, const DenseTensor& out_grad, float dropout, bool causal,
+                         DenseTensor* q_grad, DenseTensor* k_grad, DenseTensor* v_grad) {
+  DenseTensor a = q, b = k, c = v, sums = softmax_lse, seed = seed_offset, d = out_grad;
+  DenseTensor results[3];
+  DenseTensor* grads[3] = {q_grad, k_grad, v_grad};
+  for (int n = 0; n < 3; ++n) {
+    results[n].Resize((n ? k : q).dims());
+    DenseTensor* grad = grads[n] ? grads[n] : &results[n];
+    context.template Alloc<T>(grad);
+    results[n] = *grad;
+  }
+  DenseTensor dq = results[0], dk = results[1], dv = results[2];
+  launch(stream_of(context), "void flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<float>", [=]() mutable {
+    auto attention = attention_of<T>(a, b, c, seed.data<int64_t>(), dropout, causal);
+    std::vector<double> to_q(dq.numel(), 0), to_k(dk.numel(), 0), to_v(dv.numel(), 0);
+    attention.rows([&](int64_t batch, int64_t head, int64_t row, std::vector<double>& scores) {
+      int64_t end = attention.end(row), at_row = attention.at(batch, row, attention.length, head);
+      const T* slope = d.data<T>() + at_row;
+      double whole = sums.data<float>()[(batch * attention.heads + head) * attention.length + row], mean = 0;
+      std::vector<double> weights(end), slopes(end, 0);
+      for (int64_t key = 0; key < end; ++key) {
+        int64_t at_key = attention.at(batch, key, attention.keys, head);
+        double kept = attention.kept(batch, head, row, key);
+        weights[key] = std::exp(scores[key] - whole);
+        for (int64_t i = 0; i < attention.size; ++i) {
+          to_v[at_key + i] += weights[key] * kept * slope[i];
+          slopes[key] += kept * slope[i] * attention.v[at_key + i];
+        }
+        mean += weights[key] * slopes[key];
+      }
+      for (int64_t key = 0; key < end; ++key) {
+        int64_t at_key = attention.at(batch, key, attention.keys, head);
+        double of_score = weights[key] * (slopes[key] - mean) / std::sqrt(static_cast<double>(attention.size));
+        for (int64_t i = 0; i < attention.size; ++i) {
+          to_q[at_row + i] += of_score * attention.k[at_key + i];
+          to_k[at_key + i] += of_score * attention.q[at_row + i];
+        }
+      }
+    });
+    std::copy(to_q.begin(), to_q.end(), dq.data<T>());
+    std::copy(to_k.begin(), to_k.end(), dk.data<T>());
+    std::copy(to_v.begin(), to_v.end(), dv.data<T>());
+  });
+}
+
 }  // namespace
 
 PD_REGISTER_PLUGIN_KERNEL(one_hot, TEST_DEVICE, ALL_LAYOUT, OneHotKernel, int32_t, int64_t) {
@@ -1244,3 +1377,5 @@ PD_REGISTER_PLUGIN_KERNEL(fill, TEST_DEVICE, ALL_LAYOUT, FillKernel, float, doub
 PD_REGISTER_PLUGIN_KERNEL(full, TEST_DEVICE, ALL_LAYOUT, FullKernel, float, double, int32_t, int64_t, bool) {}
 PD_REGISTER_PLUGIN_KERNEL(adamw, TEST_DEVICE, ALL_LAYOUT, AdamwKernel, float, double) {}
 PD_REGISTER_PLUGIN_KERNEL(embedding_grad, TEST_DEVICE, ALL_LAYOUT, EmbeddingGradKernel, float, double) {}
+PD_REGISTER_PLUGIN_KERNEL(flash_attn, TEST_DEVICE, ALL_LAYOUT, FlashAttnKernel, float, double) {}
+PD_REGISTER_PLUGIN_KERNEL(flash_attn_grad, TEST_DEVICE, ALL_LAYOUT, FlashAttnGradKernel, float, double) {}
