@@ -155,15 +155,16 @@ class Engine:
         losses = []
         model = self._distributed_model
         is_data_parallel = isinstance(model, paddle.DataParallel)
+        overlaps = is_data_parallel and self._reduces_in_backward
         for number, (tokens, labels) in enumerate(micro_batches, start=1):
-            is_reduced = self._reduces_in_backward and number == len(micro_batches)
-            is_alone = is_data_parallel and not is_reduced
-            with model.no_sync() if is_alone else contextlib.nullcontext():
+            is_reduced = overlaps and number == len(micro_batches)
+            is_local = is_data_parallel and not is_reduced
+            with model.no_sync() if is_local else contextlib.nullcontext():
                 with self.amp.cast():
                     loss = self._loss(model(tokens), labels) / len(micro_batches)
                 self._backward(self.amp.scale(loss))
             losses.append(loss.detach())
-        if is_data_parallel and not self._reduces_in_backward:
+        if is_data_parallel and not overlaps:
             fused_allreduce_gradients(list(self.model.parameters()), None)
         return paddle.add_n(losses)
 
