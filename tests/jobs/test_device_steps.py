@@ -13,6 +13,7 @@ import pytest
 
 import ppprof
 from ppprof.rundir.step_times import read_step_times
+from tests.capture.steps import test_visualdl_scalars as visualdl_scalars
 from tests.jobs.launching import JOBS, covering, run
 
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
@@ -106,3 +107,17 @@ def test_steps_are_synchronized_on_request(tmp_path: Path, test_device: Switches
         steps = [e["dur"] / 1e3 for e in events if e.get("name", "").startswith("ProfileStep#")]
         spans[sync] = [dur for dur in steps[1:-1] if dur > true_ms * 0.9]
     assert (len(spans[True]), spans[False]) == (4, [])
+
+
+def test_scalars_of_steps_whose_costs_come_late(tmp_path: Path, test_device: Switches) -> None:
+    """VisualDL's reader has every step once, with the cost that the step log has."""
+    pytest.importorskip("visualdl", reason="needs the visualdl wheel")
+    env = test_device(KERNEL_MS=KERNEL_MS)
+    job(tmp_path, env, "async", scheduler=[12, 18], formats=["pb"], visualdl_scalars=True)
+    times = logged(tmp_path)
+    (path,) = (tmp_path / "profiler_log").rglob("*vdlrecords*")
+    scalars = visualdl_scalars.read(path)["time/batch_cost_ms"]
+    assert [step for step, _ in scalars] == times["step"].to_list()
+    costs = [cost / 1e6 for cost in times["batch_cost_ns"]]
+    assert [cost for _, cost in scalars] == pytest.approx(costs, rel=1e-6)
+    assert min(costs) > KERNEL_MS

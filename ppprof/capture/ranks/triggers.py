@@ -116,6 +116,9 @@ class Triggers:
         self._last_poll = -math.inf
         self._steps = RunningSteps()
         self._plan: Plan | None = None
+        self._ended: Plan | None = None
+        """The latest plan whose window has ended. Times of its last steps may arrive afterwards, from
+        a device."""
         self._members: frozenset[int] = frozenset()
         self._has_failed = False
         self._pending_reason = ""
@@ -178,7 +181,7 @@ class Triggers:
         """
         plan = self._plan
         if plan is not None and step >= plan.end:
-            self._plan = None
+            self._plan, self._ended = None, plan
             self.first_free = plan.window + 1
         if self._has_failed:
             return
@@ -219,17 +222,18 @@ class Triggers:
             self._channel.close()
 
     def _check_duration(self, step: int, duration_ns: int, is_clean: bool) -> None:
-        slow, plan = self._slow, self._plan
+        slow = self._slow
         is_slow = slow is not None and self._steps.is_slow(duration_ns, slow.times)
         if is_clean:
             self._steps.add(duration_ns)
         if not is_slow or slow is None:
             return
         times = duration_ns / self._steps.median_ns
-        if plan is not None and plan.start <= step < plan.end:
-            if plan.is_provisional:
-                self._note_slow(plan.window)
-        elif is_clean and plan is None and step >= self._report_from:
+        of_window = [p for p in (self._plan, self._ended) if p and p.start <= step < p.end]
+        if of_window:
+            if of_window[0].is_provisional:
+                self._note_slow(of_window[0].window)
+        elif is_clean and self._plan is None and step >= self._report_from:
             self._report_from = step + 1 + slow.cool_down
             duration = f"took {duration_ns / 1e6:.1f} ms, {times:.1f} times the median"
             why = f"step {step} of rank {self._rank} {duration}"
@@ -239,10 +243,10 @@ class Triggers:
                 self._channel.send({"kind": "ask", "why": why})
 
     def _note_slow(self, window: int) -> None:
-        if self._rank == 0:
-            self._undecided[window] = (self._undecided[window][0], True)
-        else:
+        if self._rank != 0:
             self._channel.send({"kind": "slow", "window": window})
+        elif window in self._undecided:
+            self._undecided[window] = (self._undecided[window][0], True)
 
     def _on_message(self, message: Mapping[str, Any], step: int | None) -> None:
         kind = message["kind"]
@@ -253,7 +257,7 @@ class Triggers:
             self.keep_decisions[message["window"]] = message["keep"]
         elif kind == "ask":
             self._pending_reason = self._pending_reason or message["why"]
-        elif kind == "slow" and message["window"] in self._undecided:
+        elif kind == "slow":
             self._note_slow(message["window"])
 
     def _accept_plan(self, plan: Plan, step: int) -> None:

@@ -51,12 +51,22 @@ class Post(ControlChannel):
 
 
 class Job:
-    """Ranks in lockstep; ``timeline`` has a letter per step: r ready, R recorded, L the last."""
+    """Ranks in lockstep; ``timeline`` has a letter per step: r ready, R recorded, L the last.
+
+    ``late`` is the number of steps after which the time of a step is known, as on a device.
+    """
 
     def __init__(
-        self, run: Path, ranks: int = 2, schedule: Schedule | None = None, **config: Any
+        self,
+        run: Path,
+        ranks: int = 2,
+        schedule: Schedule | None = None,
+        late: int = 0,
+        **config: Any,
     ) -> None:
         self.run = run
+        self.late = late
+        self.times: list[list[tuple[int, int, bool]]] = [[] for _ in range(ranks)]
         self.now = 0.0
         self.posts: list[Post] = []
         self.posts += [Post(self.posts, rank) for rank in range(ranks)]
@@ -101,8 +111,10 @@ class Job:
         for _ in range(steps):
             each = took_ms if isinstance(took_ms, list) else [took_ms] * len(self.ranks)
             self.now += max(each) / 1e3
-            for triggers, took, state in zip(self.ranks, each, self.states):
-                triggers.add_step(self.step, int(took * MS), state is State.CLOSED)
+            for triggers, times, took, state in zip(self.ranks, self.times, each, self.states):
+                times.append((self.step, int(took * MS), state is State.CLOSED))
+                if len(times) > self.late:
+                    triggers.add_step(*times.pop(0))
             self.step += 1
             self.states = [self._advance(rank, was) for rank, was in enumerate(self.states)]
             for rank, state in enumerate(self.states):
@@ -238,9 +250,9 @@ def test_a_rank_that_gets_the_plan_too_late_joins_or_logs_that_it_missed_the_win
     assert ("begins, but rank 1 did not confirm it" in err) is (delivered_at > 11)
 
 
-def slow_job(tmp_path: Path, **slow: Any) -> Job:
+def slow_job(tmp_path: Path, late: int = 0, **slow: Any) -> Job:
     block = {"times": 2, "cool_down": 10, **slow}
-    return Job(tmp_path, file=False, slow_step=block).go(25)
+    return Job(tmp_path, late=late, file=False, slow_step=block).go(25)
 
 
 def test_a_slow_step_of_any_rank_opens_a_window_that_stays_if_it_has_slow_steps(
@@ -256,6 +268,18 @@ def test_a_slow_step_of_any_rank_opens_a_window_that_stays_if_it_has_slow_steps(
         "step 25 of rank 1 took 501.0 ms, 2.0 times the median"
     )
     assert not (tmp_path / "trigger").exists()
+
+
+@pytest.mark.parametrize("slow_rank", [0, 1])
+def test_a_window_stays_for_its_last_step_whose_time_is_known_after_it(
+    tmp_path: Path, slow_rank: int
+) -> None:
+    job = slow_job(tmp_path, late=1).go(1, [600, 250])
+    while job.states[0] is not State.LAST:
+        job.go(1)
+    job.go(1, [600 if rank == slow_rank else 250 for rank in range(2)]).go(10)
+    assert job.timeline[0].count("L") == 1
+    assert job.keep_decisions == [{0: True}] * 2
 
 
 def test_a_window_without_a_slow_step_is_deleted_in_a_line(
