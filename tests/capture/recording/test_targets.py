@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,9 @@ from ppprof.capture.probe import Probe  # noqa: E402
 from ppprof.capture.recording import targets  # noqa: E402
 from ppprof.capture.recording.targets import Targets  # noqa: E402
 from ppprof.rundir import device_probes  # noqa: E402
+from tests.capture.test_device import build_library  # noqa: E402
+
+NO_XPU = {"is_xpti_supported": lambda: False}
 
 
 @pytest.fixture(autouse=True)
@@ -148,3 +153,35 @@ def test_a_target_that_this_build_lacks_is_left_out(tmp_path: Path, messages: li
     decided = Targets(("cpu", "gpu"), tmp_path, Probed(probing.REFUSED))
     assert decided.decide() == ["cpu"]
     assert messages == ["Profiler.targets: gpu cannot be traced here and is left out"]
+
+
+CUPTI = """
+int is_on = 0;
+int cuptiActivityEnable(int kind) { is_on = RESULT ? 0 : kind; return RESULT; }
+int cuptiActivityDisable(int kind) { if (is_on == kind) is_on = 0; return 0; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("result", "recorded"), [(0, ["cpu", "gpu"]), (35, ["cpu"]), (None, ["cpu"])]
+)
+def test_where_a_child_gets_no_device_cupti_is_asked_in_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: int | None, recorded: list[str]
+) -> None:
+    """The training has all memory of a GPU. CUPTI accepts, refuses (35: privileges), or is absent."""
+    monkeypatch.setattr(paddle.device, "get_device", lambda: "gpu:0")
+    monkeypatch.setattr(paddle.device.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(
+        targets.core, "_Profiler", SimpleNamespace(is_cupti_supported=lambda: True, **NO_XPU)
+    )
+    library = tmp_path / "libcupti.so"
+    if result is not None:
+        build_library(CUPTI.replace("RESULT", str(result)), library)
+    load = ctypes.CDLL
+    monkeypatch.setattr(targets.ctypes, "CDLL", lambda name: load(str(library)))
+    for kind in (probing.NO_DEVICE, probing.LATE):
+        run = tmp_path / kind
+        run.mkdir()
+        assert Targets("auto", run, Probed(kind)).decide() == recorded
+    if result is not None:
+        assert ctypes.c_int.in_dll(load(str(library)), "is_on").value == 0
