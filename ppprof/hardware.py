@@ -67,18 +67,23 @@ DEVICES: tuple[tuple[str, _Rates, float | None, str], ...] = (
     (r"RTX 5090", (104.8, 104.8, 209.5, 209.5, 419, 838), 1792, "RTX Blackwell whitepaper"),
     # Kunlun
     (r"R200(-8F)?", _R200, 512, "R200 product page"),
-    (r"R300", _R200, 512, "R480-X8 product page: an eighth"),
+    (r"R300", _R200, 512, "R480-X8 product page: an eighth; unchecked"),
     # Ascend, as npu-smi names the chips
     (r"910A", (None, None, None, 256, None, 512), 1200, "Hot Chips 2019, Ascend 910"),
-    (r"910B2", (None, None, None, 376, None, None), None, "Atlas 800T A2: an eighth"),
-    (r"910B3", (None, None, None, 313, None, None), None, "Atlas 800T A2: an eighth"),
-    (r"910B4", (None, None, None, 280, None, None), None, "Atlas 800I A2: an eighth"),
+    (r"910B2", (None, None, None, 376, None, None), None, "Atlas 800T A2: an eighth; unchecked"),
+    (r"910B3", (None, None, None, 313, None, None), None, "Atlas 800T A2: an eighth; unchecked"),
+    (r"910B4", (None, None, None, 280, None, None), None, "Atlas 800I A2: an eighth; unchecked"),
     # Hygon
-    (r"K100[ _-]AI", (49, 96, 192, 192, None, 392), None, "K100-AI as server vendors print it"),
+    (
+        r"K100[ _-]AI",
+        (49, 96, 192, 192, None, 392),
+        None,
+        "K100-AI as server vendors print it; unchecked",
+    ),
 )
 """(name, TFLOP/s for each of `DTYPES`, GB/s, source), for dense matrices; None where the source
 gives no number. The name is a pattern that matches the whole name of the device without its brand.
-Missing for want of a published number: P800, 910B1, BW1000, A10G."""
+"unchecked" marks numbers that could not be compared with the document again. Missing for want of a published number: P800, 910B1, BW1000, A10G."""
 
 _BRAND = re.compile(
     r"^((NVIDIA|Tesla|GeForce|Quadro|KUNLUN(XIN)?|Hygon|DCU|Huawei) |Ascend ?)*", re.I

@@ -43,9 +43,7 @@ def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, float], 
     return losses(done), norms(done)
 
 
-@pytest.mark.parametrize(
-    "topology", [covering(name, "alone", "dp2", "dp2 mp2 pp2") for name in TOPOLOGIES]
-)
+@pytest.mark.parametrize("topology", [covering(name, "dp2 mp2 pp2") for name in TOPOLOGIES])
 def test_a_training_on_a_device_computes_what_the_cpu_computes(
     tmp_path: Path,
     test_device: Callable[..., dict[str, str]],

@@ -159,12 +159,3 @@ def test_every_rank_has_a_step_breakdown(recorded: ppprof.Run, events: pl.DataFr
         ).sort("start_ns")
         at_most = end - first - passes["dur_ns"].sum() + meeting["dur_ns"][0]
         assert 0.5 * at_most < row["bubble_ns"] <= at_most
-
-
-@pytest.mark.visualdl
-def test_visualdl_shows_all_ranks(hybrid_job: tuple[Path, str]) -> None:
-    from tests.oracles import visualdl_server
-
-    workers = [f"rank_{rank:05d}_{GRID.label(rank)}" for rank in range(8)]
-    with visualdl_server.serve(hybrid_job[0]) as server:
-        visualdl_server.check_run(server, hybrid_job[0], workers)

@@ -1,4 +1,4 @@
-"""Scalars of a job on the page of a real VisualDL server."""
+"""Scalars and traces of jobs on the page of a real VisualDL server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import ppprof
+from ppprof.topology import Topology
 from tests.capture.steps.test_visualdl_scalars import expected
 from tests.jobs.launching import CONFIGS, train
 from tests.oracles import visualdl_server
@@ -51,3 +52,10 @@ def test_scalars_and_trace_are_one_run(log: Path) -> None:
 
 def test_ppprof_reads_the_run_as_before(log: Path) -> None:
     assert ppprof.open(log).ranks == [0, 1]
+
+
+def test_all_ranks_of_a_hybrid_job(hybrid_job: tuple[Path, str]) -> None:
+    grid = Topology.of(dp=2, pp=2, mp=2)
+    workers = [f"rank_{rank:05d}_{grid.label(rank)}" for rank in range(8)]
+    with visualdl_server.serve(hybrid_job[0]) as server:
+        visualdl_server.check_run(server, hybrid_job[0], workers)
