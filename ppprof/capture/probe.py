@@ -233,14 +233,17 @@ def _of_window(result: Mapping[str, Any], common: Mapping[str, Any]) -> Probe:
     device = common["device"]
     if device.partition(":")[0] == "cpu" and numbers.get("num_operators"):
         return Probe(WORKS, "a window on the host holds its operator", **found)
+    beside = f"its profiler writes files of its own: {', '.join(files[:3])}" if files else ""
+    if beside and numbers.get("num_kernels"):
+        action = "name its target in Profiler.targets, such as [cpu, custom_device]"
+        return Probe(WORKS, beside, action, **found)
     if device.partition(":")[0] != "cpu" and numbers.get("num_kernels"):
         return Probe(WORKS, f"a window on {device} holds its kernel", **found)
     if device.partition(":")[0] == "cpu":
         return Probe(NO_EVENTS, "a window on the host holds no operator", "report this", **found)
-    beside = f"; its profiler wrote files of its own: {', '.join(files[:3])}" if files else ""
     return Probe(
         NO_EVENTS,
-        f"a window on {device} holds no kernel{beside}",
+        "; ".join(filter(None, (f"a window on {device} holds no kernel", beside))),
         "record the host alone (Profiler.targets: [cpu]), or use the vendor's own profiler",
         **found,
     )

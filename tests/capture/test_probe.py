@@ -119,7 +119,7 @@ def test_a_window_without_kernels_and_a_profiler_that_writes_files(simulated: Pa
     result = probe(timeout=20, device="npu:0")
     assert (result.kind, result.files) == ("no events", ("ascend_profiling",))
     assert result.reason == (
-        "a window on npu:0 holds no kernel; its profiler wrote files of its own: ascend_profiling"
+        "a window on npu:0 holds no kernel; its profiler writes files of its own: ascend_profiling"
     )
     assert not Path("ascend_profiling").exists()
 

@@ -25,6 +25,7 @@
 //   PPPROF_TEST_DEVICE_EVENTS=0          the profiler records no event of the device
 //   PPPROF_TEST_DEVICE_HOOKS=0           the plugin has no profiler
 //   PPPROF_TEST_DEVICE_REFUSES=1         the profiler ends the process when it is prepared
+//   PPPROF_TEST_DEVICE_FILES=1           the profiler writes a folder of its own when it is prepared
 //   PPPROF_TEST_DEVICE_STUCK=N           the N-th matmul of the process, counted from 1, never ends
 //   PPPROF_TEST_DEVICE_STUCK_COMM=N      the N-th collective of the process never ends
 //   PPPROF_TEST_DEVICE_WAITS=1           a copy to the device waits for the stream, as from pageable
@@ -37,6 +38,7 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -85,7 +87,7 @@ struct Switches {
   double kernel_ms = number("KERNEL_MS", 0), comm_ms = number("COMM_MS", 0);
   bool events = number("EVENTS", 1), hooks = number("HOOKS", 1), refuses = number("REFUSES", 0);
   int stuck = number("STUCK", 0), stuck_comm = number("STUCK_COMM", 0), graph = number("GRAPH", 0);
-  bool waits = number("WAITS", 0);
+  bool waits = number("WAITS", 0), files = number("FILES", 0);
 };
 const Switches& switches = *new Switches;
 
@@ -855,6 +857,7 @@ C_Status profiler_prepare(C_Profiler, void*) {
                          "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES\n");
     exit(-1);
   }
+  if (switches.files) mkdir("testdevice_profiling", 0777);
   return C_SUCCESS;
 }
 

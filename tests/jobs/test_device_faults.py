@@ -56,6 +56,7 @@ def test_a_device_is_recorded(tmp_path: Path, test_device: Variables) -> None:
         ),
         ({"HOOKS": 0}, "the device's plugin has no profiler"),
         ({"EVENTS": 0}, "a window on testdevice:0 holds no kernel"),
+        ({"FILES": 1}, "its profiler writes files of its own: testdevice_profiling"),
     ],
 )
 def test_a_profiler_that_does_not_work_costs_the_device_events_only(
@@ -69,6 +70,7 @@ def test_a_profiler_that_does_not_work_costs_the_device_events_only(
     events = recorded.events()
     assert events.filter(category="Operator").height == 9
     assert events.filter(category="Kernel").is_empty()
+    assert not list(tmp_path.rglob("testdevice_profiling"))
 
 
 def test_such_a_profiler_ends_a_training_that_opens_it(
