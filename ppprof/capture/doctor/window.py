@@ -16,6 +16,8 @@ def checks(probe: Probe) -> Iterator[Check]:
     """Return the check of the window, and that of the clock if there is a kernel."""
     values = asdict(probe)
     status = _STATUS.get(probe.kind, PROBLEM)
+    if probe.kind == WORKS and probe.files:
+        status = WARNING  # only a device that Profiler.targets names is recorded then
     yield Check("window", status, probe.reason, probe.action, values)
     times = (probe.launch_ns, probe.kernel_start_ns, probe.kernel_end_ns, probe.synchronized_ns)
     launch, start, end, synchronized = times

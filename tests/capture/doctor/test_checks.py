@@ -101,6 +101,11 @@ def test_the_devices_clock(start: int, end: int, status: str, reason: str) -> No
     assert reason in clock.reason
 
 
+def test_a_profiler_that_writes_files_is_a_warning() -> None:
+    probe = Probe("works", "writes files", "name its target", num_kernels=1, files=("out",))
+    assert only(window.checks(probe)).status == "warning"
+
+
 def test_a_window_that_loses_data_is_a_problem() -> None:
     status = {kind: only(window.checks(Probe(kind, "why", "do"))).status for kind in KINDS}
     assert status.pop("works") == "ok"
