@@ -12,6 +12,8 @@ import polars as pl
 import pytest
 
 import ppprof
+from ppprof.run.advise import collect_evidence_of_run
+from ppprof.run.report import collect_report_data
 from ppprof.rundir.step_times import read_step_times
 from tests.jobs.launching import JOBS, covering, run
 
@@ -90,6 +92,35 @@ def test_without_a_window_the_steps_are_the_devices(
     pytest.fail(
         f"true: {true_ms} ms; Perf Summary and median: {batch_cost_ms(printed)}, {median_ms}"
     )
+
+
+@pytest.mark.parametrize("switch", ["EVENTS", "HOOKS"])
+def test_without_device_events_every_command_gives_the_devices_step(
+    tmp_path: Path, test_device: Switches, switch: str
+) -> None:
+    """The trace holds the host's steps, of some 0.2 ms; the last waits for all work."""
+    for folder in attempts(tmp_path):
+        env = test_device(KERNEL_MS=KERNEL_MS, **{switch: 0})
+        true_ms, _ = job(folder, env, "async", scheduler=[12, 18], formats=["pb"])
+        opened = ppprof.open(folder / "profiler_log")
+        report = collect_report_data(opened)
+        window = ppprof.diff(opened, opened, windows=0)
+        means = {
+            "ranks": opened.breakdown("rank")["step_ns"][0],
+            "ranks, middle steps": opened.breakdown("rank", steps="14:17")["step_ns"][0],
+            "advise": collect_evidence_of_run(opened).step_ns,
+            "report": report.step_ns,
+            "report's headline": report.costs.metrics["step_time_median"],
+            "diff of a window": window.step_times[0][0]["step_ns"].mean(),
+        }
+        assert window.step_times[0][1] == "recorded"
+        assert set(opened.summary("overview", 0)["side"]) == {"cpu"}
+        assert [finding.rule for finding in ppprof.advise(opened)] == ["no-device-events"]
+        if {key: mean / 1e6 for key, mean in means.items()} == pytest.approx(
+            dict.fromkeys(means, true_ms), rel=0.02
+        ):
+            return
+    pytest.fail(f"true: {true_ms} ms; in ns: {means}")
 
 
 def test_steps_are_synchronized_on_request(tmp_path: Path, test_device: Switches) -> None:
