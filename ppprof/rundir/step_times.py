@@ -24,6 +24,8 @@ STEP_TIMES = {
     "excluded": pl.Boolean,
     "window": pl.Int64,
     "device_timed": pl.Boolean,
+    "device_peak_reserved_bytes": pl.Int64,
+    "device_total_bytes": pl.Int64,
 }
 """Columns and their types; a value that is missing in a line is null.
 

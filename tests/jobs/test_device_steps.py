@@ -20,7 +20,7 @@ from tests.jobs.launching import JOBS, covering, run
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
 
 Switches = Callable[..., dict[str, str]]
-KERNEL_MS, ATTEMPTS = 20, 3
+KERNEL_MS, MEMORY_MB, ATTEMPTS = 20, 1000, 3
 
 
 def job(folder: Path, env: dict[str, str], mode: str, **block: Any) -> tuple[float, str]:
@@ -49,6 +49,10 @@ def logged(folder: Path) -> pl.DataFrame:
     assert times["step"].to_list() == list(range(30))
     assert times["device_timed"].to_list() == [True] * 30
     assert times["device_peak_bytes"].min() > 0  # type: ignore[operator]
+    assert times.filter(
+        pl.col("device_peak_reserved_bytes") < pl.col("device_peak_bytes")
+    ).is_empty()
+    assert set(times["device_total_bytes"]) == {MEMORY_MB * 10**6}
     return times.filter(pl.col("excluded").not_())
 
 
@@ -57,7 +61,7 @@ def test_a_step_is_as_long_as_the_device_needs(
     tmp_path: Path, test_device: Switches, mode: str
 ) -> None:
     for folder in attempts(tmp_path):
-        env = test_device(KERNEL_MS=KERNEL_MS)
+        env = test_device(MEMORY_MB=MEMORY_MB, KERNEL_MS=KERNEL_MS)
         true_ms, printed = job(folder, env, mode, scheduler=[12, 18], formats=["pb"])
         assert true_ms > 5 * KERNEL_MS
         times, opened = logged(folder), ppprof.open(folder / "profiler_log")
@@ -85,7 +89,9 @@ def test_without_a_window_the_steps_are_the_devices(
     tmp_path: Path, test_device: Switches, mode: str
 ) -> None:
     for folder in attempts(tmp_path):
-        true_ms, printed = job(folder, test_device(KERNEL_MS=KERNEL_MS), mode, timer_only=True)
+        true_ms, printed = job(
+            folder, test_device(MEMORY_MB=MEMORY_MB, KERNEL_MS=KERNEL_MS), mode, timer_only=True
+        )
         median_ms = float(logged(folder)["batch_cost_ns"].median()) / 1e6  # type: ignore[arg-type]
         if [batch_cost_ms(printed), median_ms] == pytest.approx([true_ms] * 2, rel=0.02):
             return
@@ -100,7 +106,7 @@ def test_without_device_events_every_command_gives_the_devices_step(
 ) -> None:
     """The trace holds the host's steps, of some 0.2 ms; the last waits for all work."""
     for folder in attempts(tmp_path):
-        env = test_device(KERNEL_MS=KERNEL_MS, **{switch: 0})
+        env = test_device(MEMORY_MB=MEMORY_MB, KERNEL_MS=KERNEL_MS, **{switch: 0})
         true_ms, _ = job(folder, env, "async", scheduler=[12, 18], formats=["pb"])
         opened = ppprof.open(folder / "profiler_log")
         report = collect_report_data(opened)
@@ -125,7 +131,7 @@ def test_without_device_events_every_command_gives_the_devices_step(
 
 def test_steps_are_synchronized_on_request(tmp_path: Path, test_device: Switches) -> None:
     """With ``sync_steps``, the host ends a recorded step after the device."""
-    env = test_device(KERNEL_MS=KERNEL_MS)
+    env = test_device(MEMORY_MB=MEMORY_MB, KERNEL_MS=KERNEL_MS)
     block = {"scheduler": [12, 18], "formats": ["json"]}
     spans = {}
     for sync in (True, False):

@@ -23,6 +23,9 @@ STEP_TIMES = {
     "excluded": pl.Boolean,
     "window": pl.Int64,
     "device_timed": pl.Boolean,
+    "device_peak_bytes": pl.Int64,
+    "device_peak_reserved_bytes": pl.Int64,
+    "device_total_bytes": pl.Int64,
 }
 """The columns of a run's step times that the rules read."""
 

@@ -630,3 +630,23 @@ def test_step_times_of_a_device_alone_leave_open_what_it_hides(tmp_path):
     timed = [[{**line, "device_timed": True} for line in lines]]
     (found,) = findings(tmp_path, [], topology=Topology.of(dp=1), step_lines=timed)
     assert (found.rule, found.confidence, found.cost_ns) == ("input-bound", "possible", 480 * US)
+
+
+@pytest.mark.parametrize(("reserved_gib", "rules"), [(71, []), (73, ["memory-limit"])])
+def test_memory_of_a_device_without_memory_events(tmp_path, reserved_gib, rules):
+    """The step log says that a device of 80 GiB held 70 in tensors, and so much altogether."""
+    sizes = {
+        "device_peak_bytes": 70 * GIB,
+        "device_peak_reserved_bytes": reserved_gib * GIB,
+        "device_total_bytes": 80 * GIB,
+    }
+    lines = [[{**line, **sizes} for line in step_lines(1000 * US, noise=0)]]
+    path = run(tmp_path / "log", [], topology=Topology.of(dp=1), step_lines=lines)
+    found = ppprof.advise(ppprof.open(path))
+    assert [finding.rule for finding in found] == rules
+    for finding in found:
+        assert finding.evidence.rows() == [(0, "device", 73 * GIB, 80 * GIB, 73 / 80)]
+    metrics = ppprof.diff(ppprof.open(path), ppprof.open(path)).overview
+    shown = dict(metrics.select("metric", "experiment").iter_rows())
+    memory = [shown[name] for name in ("peak_memory", "peak_reserved_memory", "device_memory")]
+    assert memory == [70 * GIB, reserved_gib * GIB, 80 * GIB]
