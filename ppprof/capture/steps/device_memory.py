@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class DeviceMemory(NamedTuple):
-    """The memory of a device, in bytes. A value that the device does not tell is None."""
+    """The memory of a device, in bytes. None: the device does not report the value."""
 
     peak_bytes: int | None = None
     """Peak of the memory in tensors so far."""

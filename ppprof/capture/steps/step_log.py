@@ -64,7 +64,7 @@ class StepRecord(NamedTuple):
     """Peak memory that Paddle has taken from the device so far (``paddle.device.max_memory_reserved``);
     null as ``device_peak_bytes``."""
     device_total_bytes: int | None = None
-    """Size of the device's memory; null on a CPU and for a device that does not tell it."""
+    """Size of the device's memory; null on a CPU and for a device that does not report it."""
 
 
 class StepLog:

@@ -51,7 +51,7 @@ def test_a_plugin_that_paddle_device_does_not_know() -> None:
     assert read(module, "npu:2") == DeviceMemory(5, None, 64)
 
 
-def test_a_device_that_tells_nothing() -> None:
+def test_a_device_that_reports_nothing() -> None:
     """Paddle gives a size of 0 for a plugin without the function."""
     module = paddle(
         {"max_memory_allocated": refuse, "max_memory_reserved": refuse},
