@@ -18,7 +18,18 @@ from ppprof.run.report import collect_report_data
 from ppprof.trace import read
 from ppprof.trace.unrecorded_device import unrecorded_device, with_device
 from tests.fixtures import gpu_traces
-from tests.fixtures.timeline import CPU, GPU0, Span, Thread, alloc, kernel, launch, span, write
+from tests.fixtures.timeline import (
+    CPU,
+    GPU0,
+    Launch,
+    Span,
+    Thread,
+    alloc,
+    kernel,
+    launch,
+    span,
+    write,
+)
 
 LAUNCHES = gpu_traces.without_device_events(gpu_traces.training(6))
 NAME = "rank_{rank:05d}_dp{rank}_time_20261120T201530_000.paddle_trace.pb"
@@ -38,6 +49,7 @@ def run(tmp_path):
     return folder
 
 
+CALL, QUERY = Launch("cudaLaunchKernel", 1, 2), Launch("cudaGetDevice", 1, 2)
 TRUE_NS = 70_000_000
 """Time of a step on the device; the host's is some 10 ms."""
 
@@ -74,7 +86,11 @@ def add_step_times(folder, *, device_timed=True):
         pytest.param([alloc(1, 8, CPU)], [0], None, "", id="memory of a CPU alone"),
         pytest.param([alloc(1, 8, "Place(gpu_pinned)")], [], None, "", id="pinned is the host's"),
         pytest.param([], [0], "cpu", "", id="the manifest says CPU"),
-        pytest.param([], [0], None, "Imaginary GPU 0", id="properties"),
+        pytest.param([], [0], None, "a machine with Imaginary GPU 0", id="properties"),
+        pytest.param([CALL], [], None, "a device", id="a launch"),
+        pytest.param([CALL], [0], None, "Imaginary GPU 0", id="a launch and properties"),
+        pytest.param([CALL], [0], "cpu", "Imaginary GPU 0", id="a launch decides"),
+        pytest.param([QUERY], [], None, "", id="a call that launches nothing"),
         pytest.param([], [], None, "", id="nothing"),
     ],
 )
