@@ -300,10 +300,10 @@ def test_the_reducers_kernels_have_the_axis_of_their_stream_or_of_the_job(
 def test_a_group_of_no_axis_has_none(only_axis, tmp_path):
     """Ranks 0 and 3 of dp2 x mp2 are on no axis; neither the stream nor the job says otherwise."""
     calls = [
-        span("Communication", name, at, at + 2).around(
-            launch(at, at, kernel("ncclDevKernel_AllReduce", at, at + 2, stream=20))
+        span("Communication", name, start, start + 2).around(
+            launch(start, start, kernel("ncclDevKernel_AllReduce", start, start + 2, stream=20))
         )
-        for at, name in (
+        for start, name in (
             (10, "all_reduce[axis=dp group=3 peers=0,2]"),
             (20, "all_reduce[group=4 peers=0,3]"),
         )
