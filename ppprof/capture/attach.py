@@ -35,6 +35,7 @@ from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
 from ppprof.capture.steps.device_events import DeviceEvents
+from ppprof.capture.steps.device_memory import DeviceMemory, memory_reader
 from ppprof.capture.steps.device_timer import DeviceStepTimer
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog
@@ -251,7 +252,7 @@ def _steps(
         summary,
         log=StepLog(run / rundir.steps_path(job.rank)) if run is not None else None,
         scalars=_scalars(job, run, printing) if profiler.visualdl_scalars else None,
-        device_peak_bytes=_device_peak_bytes(),
+        device_memory=_device_memory(),
     )
 
 
@@ -368,22 +369,7 @@ def _device_peak_flops() -> float | None:
     return known_peak_flops(name) if name is not None else None
 
 
-def _device_peak_bytes() -> Callable[[], int | None] | None:
-    """Return a function for the peak memory of the device that Paddle computes on.
-
-    None for a CPU. The function returns None for a device that does not count its memory.
-    """
+def _device_memory() -> Callable[[], DeviceMemory] | None:
     import paddle
 
-    if paddle.device.get_device().startswith("cpu"):
-        return None
-    # Paddle 2.6 has the function for GPUs only.
-    peak = getattr(paddle.device, "max_memory_allocated", paddle.device.cuda.max_memory_allocated)
-
-    def peak_bytes() -> int | None:
-        try:
-            return int(peak())
-        except Exception:  # an unknown device
-            return None
-
-    return peak_bytes
+    return memory_reader(paddle, _device())

@@ -14,6 +14,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ppprof.capture.steps.device_memory import DeviceMemory
 from ppprof.capture.steps.step_log import StepRecord
 
 if TYPE_CHECKING:
@@ -280,8 +281,7 @@ class StepsPart(Part):
         summary: the Perf Summary, which gets every step.
         log: the file of step times; None to write no step times.
         scalars: the VisualDL log; None to write no scalars. Without ``log`` it has no effect.
-        device_peak_bytes: returns the peak bytes allocated on the device so far; None without a
-            device that counts them.
+        device_memory: returns the memory of the device now; None without a device.
     """
 
     task = "timing a step"
@@ -291,12 +291,12 @@ class StepsPart(Part):
         summary: PerfSummary,
         log: StepLog | None = None,
         scalars: Scalars | None = None,
-        device_peak_bytes: Callable[[], int | None] | None = None,
+        device_memory: Callable[[], DeviceMemory] | None = None,
     ) -> None:
         self._summary = summary
         self._log = log
         self._scalars = scalars
-        self._device_peak_bytes = device_peak_bytes
+        self._device_memory = device_memory
         self._working: deque[tuple[FinishedStep, StepRecord | None, float | None]] = deque()
         """Steps without a cost, the oldest first, with their records and losses."""
 
@@ -326,6 +326,7 @@ class StepsPart(Part):
         self._add(step, record, loss)
 
     def _record(self, step: FinishedStep) -> StepRecord:
+        memory = self._device_memory() if self._device_memory is not None else DeviceMemory()
         return StepRecord(
             step=step.step,
             batch_cost_ns=step.batch_cost_ns or 0,
@@ -334,12 +335,14 @@ class StepsPart(Part):
             num_tokens=step.num_tokens,
             num_micro_batches=step.num_micro_batches,
             num_flops=step.num_flops,
-            device_peak_bytes=self._device_peak_bytes() if self._device_peak_bytes else None,
+            device_peak_bytes=memory.peak_bytes,
             host_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT,
             stall_ns=step.stall_ns,
             excluded=step.excluded,
             window=step.window,
             device_timed=step.device_timed,
+            device_peak_reserved_bytes=memory.peak_reserved_bytes,
+            device_total_bytes=memory.total_bytes,
         )
 
     def _add(self, step: FinishedStep, record: StepRecord | None, loss: Loss) -> None:

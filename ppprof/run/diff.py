@@ -18,9 +18,9 @@ from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.diff.run_costs import PARTS, RunCosts
 from ppprof.analysis.modules.module_tree import MODULES
 from ppprof.analysis.profile.steps import StepRange
-from ppprof.analysis.ranks.step_table import join_ranks
 from ppprof.errors import InputError, UsageError
 from ppprof.run.operator_names import built_in_names, read_names
+from ppprof.run.ranks import steps_of_run
 from ppprof.run.run import Run
 from ppprof.run.traces import WindowResult
 from ppprof.rundir.recordings import Recording
@@ -204,7 +204,7 @@ def costs_of_run(part: RunPart, results: Iterable[WindowResult[Costs]]) -> RunCo
         breakdowns.append((rank, window, result.value.breakdown.parts))
         sums.add(result.value, stages.get(rank), window, part.steps)
     times = _step_times(part)
-    steps = _steps(join_ranks(breakdowns, run.places) if breakdowns else None)
+    steps = _steps(steps_of_run(run, breakdowns) if breakdowns else None)
     if part.steps is not None:
         existing = format_ranges("step", [*steps["step"], *times["step"]])
         steps = steps.filter(part.steps.contains(pl.col("step")))
@@ -364,7 +364,7 @@ def _steps(rows: pl.DataFrame | None) -> pl.DataFrame:
 
     The parts are null if the trace lacks the events of its device, except for data_loading_ns.
 
-    ``rows`` is the result of `join_ranks`; None without a window, which gives no rows.
+    ``rows`` is the result of `steps_of_run`; None without a window, which gives no rows.
     """
     schema = dict.fromkeys(("rank", "window", "step", "step_ns"), pl.Int64)
     if rows is None or rows.is_empty():

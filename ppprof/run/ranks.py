@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from ppprof.analysis.profile.step_basis import with_measured_times
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis
 from ppprof.analysis.ranks.collectives import with_rank
@@ -46,7 +47,7 @@ def cluster_of(
         passes.append(result.value.passes.with_columns(rank=pl.lit(rank, pl.Int64)))
     if not parts:
         raise InputError(f"{run.path}: no event in any of its traces")
-    rows = join_ranks(parts, run.places)
+    rows = steps_of_run(run, parts)
     if steps is not None:
         existing = format_ranges("step", rows["step"])
         rows = rows.filter(steps.contains(pl.col("step")))
@@ -61,6 +62,20 @@ def cluster_of(
         run.topology,
         pl.concat(queues).join(rows, on=["rank", "window", "step"], how="semi"),
     )
+
+
+def steps_of_run(run: Run, breakdowns: Iterable[tuple[int, int, pl.DataFrame]]) -> pl.DataFrame:
+    """Return the recorded steps of a run, with times of the device even where no trace holds them.
+
+    Args:
+        run: the run.
+        breakdowns: the argument of `ppprof.analysis.ranks.step_table.join_ranks`.
+
+    Returns:
+        The columns of `join_ranks`; `ppprof.analysis.profile.step_basis.with_measured_times` says
+        which times come from the run's step times.
+    """
+    return with_measured_times(join_ranks(breakdowns, run.places), run.step_times)
 
 
 def _with_steps(

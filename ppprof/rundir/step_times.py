@@ -24,13 +24,15 @@ STEP_TIMES = {
     "excluded": pl.Boolean,
     "window": pl.Int64,
     "device_timed": pl.Boolean,
+    "device_peak_reserved_bytes": pl.Int64,
+    "device_total_bytes": pl.Int64,
 }
 """Columns and their types; a value that is missing in a line is null.
 
 ``rank`` comes from the file name. `ppprof.capture.steps.step_log.StepRecord` says what each other
 column means."""
 
-_MOST_BYTES = 4 << 20
+_MOST_BYTES = 6 << 20
 """Most bytes to read, from the end of a file: about 16,000 steps, enough for all statistics."""
 _MOST_LINES = 16_000
 """Most lines to parse one by one, if Polars cannot parse them together."""

@@ -16,14 +16,18 @@ import polars as pl
 from ppprof.trace.schema import Trace
 
 _PLACE = re.compile(r"Place\((?!cpu|gpu_pinned|xpu_pinned|undefined)(?P<device>\w+(:\d+)?)\)")
+_LAUNCH = "(?i)launch.*kernel|graph_?launch"
 
 
 def unrecorded_device(trace: Trace) -> str:
     """Return the device that a trace without device events was recorded on: ``gpu:0``.
 
     "" for a trace with device events, and for a trace of a CPU. The first of these that is known
-    decides: a memory event on a device, or the device in the run's manifest (`with_device`); memory
-    events on the CPU alone; the file's device properties.
+    decides: a memory event on a device; a device in the run's manifest (`with_device`); a call that
+    launches a kernel; the CPU in the manifest, or memory events on the CPU alone; the file's device
+    properties. The properties say only which devices the machine has: the result is then "a machine
+    with ...". The training may have run on the CPU, but its times can be taken for a CPU's only if
+    something says so.
     """
     if trace.unrecorded_device is not None:
         return trace.unrecorded_device
@@ -47,8 +51,18 @@ def _unrecorded_device(trace: Trace, device: str | None) -> str:
     of_memory = [match["device"] for match in map(_PLACE.fullmatch, places) if match]
     if of_memory:
         return ", ".join(of_memory)
-    if device is not None:
-        return "" if device.partition(":")[0] == "cpu" else device
-    if places or not trace.devices:
+    is_cpu = device is not None and device.partition(":")[0] == "cpu"
+    if device is not None and not is_cpu:
+        return device
+    name = str(trace.devices[0].get("name") or "a device") if trace.devices else "a device"
+    if _launches(trace):
+        return name
+    if is_cpu or places or not trace.devices:
         return ""
-    return str(trace.devices[0].get("name") or "a device")
+    return f"a machine with {name}"
+
+
+def _launches(trace: Trace) -> bool:
+    """Return whether the host calls a function that launches kernels, such as ``cudaLaunchKernel``."""
+    calls = trace.events.filter(pl.col("category") == "CudaRuntime")["name"].unique()
+    return bool(calls.cast(pl.String).str.contains(_LAUNCH).any())

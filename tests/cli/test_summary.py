@@ -120,7 +120,7 @@ def test_a_table_without_rows_is_said(tmp_path, capsys):
     text = printed(capsys, path, "--views", "model,op,mem")
     assert titles(text) == ["Operator Summary"]
     assert text.endswith(
-        "\nmodel: neither steps nor phases in this trace\n"
+        "\nmodel: at most one of steps, Dataloader, Forward, Backward and Optimization in this trace\n"
         "mem: no memory events in this trace; Profiler.profile_memory: True records them\n\n"
     )
 

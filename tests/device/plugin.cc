@@ -60,6 +60,7 @@
 
 #include "paddle/phi/api/profiler/trace_event.h"
 #include "paddle/phi/backends/custom/custom_context.h"
+#include "paddle/phi/backends/device_base.h"
 #include "paddle/phi/backends/device_ext.h"
 #include "paddle/phi/core/dense_tensor.h"
 #include "paddle/phi/core/kernel_registry.h"
@@ -496,6 +497,13 @@ C_Status min_chunk_size(const C_Device, size_t* size) {
 
 C_Status compute_capability(const C_Device, size_t* capability) {
   *capability = 80;
+  return C_SUCCESS;
+}
+
+C_Status device_properties(const C_Device, void* properties) {
+  auto* own = static_cast<phi::DeviceProp*>(properties);
+  own->name = "Test Device";
+  own->totalGlobalMem = switches.memory;
   return C_SUCCESS;
 }
 
@@ -938,6 +946,7 @@ extern "C" void InitPlugin(CustomRuntimeParams* params) {
   device->get_device_list = device_list;
   device->device_memory_stats = memory_stats;
   device->device_min_chunk_size = min_chunk_size;
+  device->get_device_properties = device_properties;
   device->get_compute_capability = compute_capability;
   device->get_runtime_version = runtime_version;
   device->get_driver_version = driver_version;

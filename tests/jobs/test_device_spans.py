@@ -9,8 +9,11 @@ import polars as pl
 import pytest
 
 import ppprof
+from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.steps import with_step
+from ppprof.analysis.ranks.step_breakdown import communication_events
 from tests import device
-from tests.jobs.launching import NO_DROPOUT, SMALL, train
+from tests.jobs.launching import JOBS, NO_DROPOUT, SMALL, run, train
 
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
 
@@ -49,3 +52,27 @@ def test_every_communication_kernel_is_launched_inside_a_span(
     assert len(launched) == len(kernels) == len(inside)
     sends = inside.filter(pl.col("name").cast(str).str.contains("SendRecv"))
     assert sends["axis_right"].cast(str).unique().to_list() == ["pp"]
+
+
+@pytest.mark.parametrize(
+    ("degrees", "expected"),
+    [
+        pytest.param((2, 1), {"dp": 4}, id="dp"),
+        pytest.param((2, 2), {"mp": 4, "?": 4}, id="dp and mp"),
+    ],
+)
+def test_all_reduces_of_the_reducer_have_no_wrong_axis(
+    tmp_path: Path,
+    test_device: Callable[..., dict[str, str]],
+    degrees: tuple[int, int],
+    expected: dict[str, int],
+) -> None:
+    """In 4 recorded steps, C++ launches an all_reduce over dp, and Python one over mp if there is mp."""
+    num_ranks = degrees[0] * degrees[1]
+    run(tmp_path, JOBS / "reducer_job.py", *map(str, degrees), processes=num_ranks, **test_device())
+    opened = ppprof.open(tmp_path / "profiler_log")
+    assert opened.ranks == list(range(num_ranks))
+    for rank in opened.ranks:
+        profile = Profile(with_step(opened.trace(rank)))
+        kernels = communication_events(profile, profile.trace.events["step"])
+        assert dict(kernels.group_by("axis").len().iter_rows()) == expected

@@ -12,6 +12,8 @@ import polars as pl
 import pytest
 
 import ppprof
+from ppprof.run.advise import collect_evidence_of_run
+from ppprof.run.report import collect_report_data
 from ppprof.rundir.step_times import read_step_times
 from tests.capture.steps import test_visualdl_scalars as visualdl_scalars
 from tests.jobs.launching import JOBS, covering, run
@@ -19,7 +21,7 @@ from tests.jobs.launching import JOBS, covering, run
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
 
 Switches = Callable[..., dict[str, str]]
-KERNEL_MS, ATTEMPTS = 20, 3
+KERNEL_MS, MEMORY_MB, ATTEMPTS = 20, 1000, 3
 
 
 def job(folder: Path, env: dict[str, str], mode: str, **block: Any) -> tuple[float, str]:
@@ -48,6 +50,10 @@ def logged(folder: Path) -> pl.DataFrame:
     assert times["step"].to_list() == list(range(30))
     assert times["device_timed"].to_list() == [True] * 30
     assert times["device_peak_bytes"].min() > 0  # type: ignore[operator]
+    assert times.filter(
+        pl.col("device_peak_reserved_bytes") < pl.col("device_peak_bytes")
+    ).is_empty()
+    assert set(times["device_total_bytes"]) == {MEMORY_MB * 10**6}
     return times.filter(pl.col("excluded").not_())
 
 
@@ -56,7 +62,7 @@ def test_a_step_is_as_long_as_the_device_needs(
     tmp_path: Path, test_device: Switches, mode: str
 ) -> None:
     for folder in attempts(tmp_path):
-        env = test_device(KERNEL_MS=KERNEL_MS)
+        env = test_device(MEMORY_MB=MEMORY_MB, KERNEL_MS=KERNEL_MS)
         true_ms, printed = job(folder, env, mode, scheduler=[12, 18], formats=["pb"])
         assert true_ms > 5 * KERNEL_MS
         times, opened = logged(folder), ppprof.open(folder / "profiler_log")
@@ -84,7 +90,9 @@ def test_without_a_window_the_steps_are_the_devices(
     tmp_path: Path, test_device: Switches, mode: str
 ) -> None:
     for folder in attempts(tmp_path):
-        true_ms, printed = job(folder, test_device(KERNEL_MS=KERNEL_MS), mode, timer_only=True)
+        true_ms, printed = job(
+            folder, test_device(MEMORY_MB=MEMORY_MB, KERNEL_MS=KERNEL_MS), mode, timer_only=True
+        )
         median_ms = float(logged(folder)["batch_cost_ns"].median()) / 1e6  # type: ignore[arg-type]
         if [batch_cost_ms(printed), median_ms] == pytest.approx([true_ms] * 2, rel=0.02):
             return
@@ -93,9 +101,38 @@ def test_without_a_window_the_steps_are_the_devices(
     )
 
 
+@pytest.mark.parametrize("switch", ["EVENTS", "HOOKS"])
+def test_without_device_events_every_command_gives_the_devices_step(
+    tmp_path: Path, test_device: Switches, switch: str
+) -> None:
+    """The trace holds the host's steps, of some 0.2 ms; the last waits for all work."""
+    for folder in attempts(tmp_path):
+        env = test_device(MEMORY_MB=MEMORY_MB, KERNEL_MS=KERNEL_MS, **{switch: 0})
+        true_ms, _ = job(folder, env, "async", scheduler=[12, 18], formats=["pb"])
+        opened = ppprof.open(folder / "profiler_log")
+        report = collect_report_data(opened)
+        window = ppprof.diff(opened, opened, windows=0)
+        means = {
+            "ranks": opened.breakdown("rank")["step_ns"][0],
+            "ranks, middle steps": opened.breakdown("rank", steps="14:17")["step_ns"][0],
+            "advise": collect_evidence_of_run(opened).step_ns,
+            "report": report.step_ns,
+            "report's headline": report.costs.metrics["step_time_median"],
+            "diff of a window": window.step_times[0][0]["step_ns"].mean(),
+        }
+        assert window.step_times[0][1] == "recorded"
+        assert set(opened.summary("overview", 0)["side"]) == {"cpu"}
+        assert [finding.rule for finding in ppprof.advise(opened)] == ["no-device-events"]
+        if {key: mean / 1e6 for key, mean in means.items()} == pytest.approx(
+            dict.fromkeys(means, true_ms), rel=0.02
+        ):
+            return
+    pytest.fail(f"true: {true_ms} ms; in ns: {means}")
+
+
 def test_steps_are_synchronized_on_request(tmp_path: Path, test_device: Switches) -> None:
     """With ``sync_steps``, the host ends a recorded step after the device."""
-    env = test_device(KERNEL_MS=KERNEL_MS)
+    env = test_device(MEMORY_MB=MEMORY_MB, KERNEL_MS=KERNEL_MS)
     block = {"scheduler": [12, 18], "formats": ["json"]}
     spans = {}
     for sync in (True, False):

@@ -13,10 +13,23 @@ import ppprof
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import StepRange, select_steps
 from ppprof.cli import main
+from ppprof.report.html import render
+from ppprof.run.report import collect_report_data
 from ppprof.trace import read
 from ppprof.trace.unrecorded_device import unrecorded_device, with_device
 from tests.fixtures import gpu_traces
-from tests.fixtures.timeline import CPU, GPU0, Span, Thread, alloc, kernel, launch, span, write
+from tests.fixtures.timeline import (
+    CPU,
+    GPU0,
+    Launch,
+    Span,
+    Thread,
+    alloc,
+    kernel,
+    launch,
+    span,
+    write,
+)
 
 LAUNCHES = gpu_traces.without_device_events(gpu_traces.training(6))
 NAME = "rank_{rank:05d}_dp{rank}_time_20261120T201530_000.paddle_trace.pb"
@@ -36,6 +49,33 @@ def run(tmp_path):
     return folder
 
 
+CALL, QUERY = Launch("cudaLaunchKernel", 1, 2), Launch("cudaGetDevice", 1, 2)
+TRUE_NS = 70_000_000
+"""Time of a step on the device; the host's is some 10 ms."""
+
+
+def add_step_times(folder, *, device_timed=True):
+    """Write the manifest and step times: 20 steps before the window of steps 5 to 10, as 100 to 119."""
+    (folder / "manifest.json").write_text(
+        json.dumps({"schema_version": 1, "versions": {"device": "gpu:0"}})
+    )
+    (folder / "steps").mkdir()
+    windows = {**dict.fromkeys(range(5, 11), 0), **dict.fromkeys(range(100, 120))}
+    for rank in range(2):
+        lines = [
+            {
+                "step": step,
+                "batch_cost_ns": TRUE_NS + rank,
+                "excluded": step == 5,
+                "window": window,
+                "device_timed": device_timed,
+            }
+            for step, window in windows.items()
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (folder / "steps" / f"rank_{rank:05d}.jsonl").write_text(text)
+
+
 @pytest.mark.parametrize(
     ("inside", "devices", "manifest", "expected"),
     [
@@ -46,7 +86,11 @@ def run(tmp_path):
         pytest.param([alloc(1, 8, CPU)], [0], None, "", id="memory of a CPU alone"),
         pytest.param([alloc(1, 8, "Place(gpu_pinned)")], [], None, "", id="pinned is the host's"),
         pytest.param([], [0], "cpu", "", id="the manifest says CPU"),
-        pytest.param([], [0], None, "Imaginary GPU 0", id="properties"),
+        pytest.param([], [0], None, "a machine with Imaginary GPU 0", id="properties"),
+        pytest.param([CALL], [], None, "a device", id="a launch"),
+        pytest.param([CALL], [0], None, "Imaginary GPU 0", id="a launch and properties"),
+        pytest.param([CALL], [0], "cpu", "Imaginary GPU 0", id="a launch decides"),
+        pytest.param([QUERY], [], None, "", id="a call that launches nothing"),
         pytest.param([], [], None, "", id="nothing"),
     ],
 )
@@ -137,28 +181,75 @@ def test_the_nine_tables_show_no_time_of_the_device(run):
     ]
 
 
-def test_ranks_know_the_step_and_the_data_loading_alone(run):
+@pytest.mark.parametrize("device_timed", [True, False, None])
+def test_ranks_know_the_measured_step_alone(run, device_timed):
+    """The first step of the window, 5, includes a stall of the profiler."""
+    if device_timed is not None:
+        add_step_times(run, device_timed=device_timed)
     result = ppprof.open(run).cluster()
     steps = result.steps
     known = [name for name in steps.columns if name.endswith("_ns") and steps[name].count()]
-    assert known == ["step_ns", "data_loading_ns"]
+    assert known == (["step_ns"] if device_timed else [])
+    if device_timed:
+        assert steps.filter(rank=1)["step_ns"].to_list() == [None, *[TRUE_NS + 1] * 5]
     assert result.arrivals.is_empty()
     assert result.slow_ranks.is_empty()
     assert result.what_if.is_empty()
 
 
-def test_a_comparison_knows_no_own_time_of_ranks(run):
-    table = ppprof.diff(ppprof.open(run), ppprof.open(run)).ranks
-    known = {name for name in table.columns if name.startswith("delta_") and table[name].count()}
-    times = {"delta_step_ns", "delta_ratio_step", "delta_data_loading_ns"}
-    assert known == times | {"delta_ratio_data_loading"}
+def test_a_comparison_knows_the_measured_step_alone(run):
+    assert ppprof.diff(ppprof.open(run), ppprof.open(run)).ranks.is_empty()
+    add_step_times(run)
+    diff = ppprof.diff(ppprof.open(run), ppprof.open(run))
+    known = {
+        name
+        for name in diff.ranks.columns
+        if name.startswith("delta_") and diff.ranks[name].count()
+    }
+    assert known == {"delta_step_ns", "delta_ratio_step"}
+    assert diff.ranks["baseline_step_ns"].to_list() == [TRUE_NS, TRUE_NS + 1]
+    assert {times["step_ns"].mean() for times, _ in diff.step_times} == {TRUE_NS + 0.5}
+    part = ppprof.diff(ppprof.open(run), ppprof.open(run), windows=0)
+    assert [(set(times["step_ns"]), basis) for times, basis in part.step_times] == [
+        ({TRUE_NS, TRUE_NS + 1}, "recorded")
+    ] * 2
+
+
+def test_the_report_shows_the_measured_step(run):
+    add_step_times(run)
+    report = collect_report_data(ppprof.open(run))
+    assert (report.step_ns, report.costs.metrics["step_time"]) == (TRUE_NS + 0.5, TRUE_NS + 0.5)
+    assert ">70 ms<" in render(report)
+    (run / "steps/rank_00000.jsonl").unlink()
+    (run / "steps/rank_00001.jsonl").unlink()
+    assert "step_time" not in collect_report_data(ppprof.open(run)).costs.metrics
+    assert "The device was not recorded" in render(collect_report_data(ppprof.open(run)))
+
+
+def test_steps_are_listed_though_no_slowest_rank_is_known(run, capfd):
+    add_step_times(run)
+    rows = ppprof.open(run).breakdown("step").select("step", "step_ns", "slowest_rank").rows()
+    assert rows == [
+        (5, None, None),
+        *((step, TRUE_NS + 0.5, None) for step in range(6, 11)),
+    ]
+    assert main(["ranks", str(run), "--by", "step"]) == 0
+    assert re.search(r"\n6 +70.00 +- +- +- *\n", capfd.readouterr().out)
 
 
 def test_advice_says_it_first_and_blames_no_host(run):
     findings = ppprof.advise(ppprof.open(run))
     assert findings[0].rule == "no-device-events"
     assert findings[0].evidence["rank"].to_list() == [0, 1]
-    assert {finding.rule for finding in findings} <= {"no-device-events", "input-bound"}
+    assert {finding.rule for finding in findings} == {"no-device-events"}
+    assert findings[0].evidence["mean_step_ns"].to_list() == [None, None]
+
+
+def test_advice_gives_the_measured_step_and_blames_no_host(run):
+    add_step_times(run)
+    findings = ppprof.advise(ppprof.open(run))
+    assert {finding.rule for finding in findings} == {"no-device-events"}
+    assert findings[0].evidence["mean_step_ns"].to_list() == [TRUE_NS, TRUE_NS + 1]
 
 
 def test_a_rank_without_device_events_beside_one_with_them(tmp_path):

@@ -22,6 +22,10 @@ STEP_TIMES = {
     "reader_cost_ns": pl.Int64,
     "excluded": pl.Boolean,
     "window": pl.Int64,
+    "device_timed": pl.Boolean,
+    "device_peak_bytes": pl.Int64,
+    "device_peak_reserved_bytes": pl.Int64,
+    "device_total_bytes": pl.Int64,
 }
 """The columns of a run's step times that the rules read."""
 
@@ -102,6 +106,11 @@ class Evidence:
         return unrecorded_steps(self.step_times)
 
     @property
+    def is_on_device(self) -> bool:
+        """Whether the run's step times are of a device; False if they do not say it."""
+        return bool(self.step_times["device_timed"].count())
+
+    @property
     def basis(self) -> str:
         """`RECORDED`, or `NOT_RECORDED` without traces: the steps that `step_ns` is of."""
         return NOT_RECORDED if self.steps.is_empty() else RECORDED
@@ -109,6 +118,8 @@ class Evidence:
     @cached_property
     def step_lengths(self) -> pl.DataFrame:
         """One row per window and step, ascending: window, step, step_ns (the longest of all ranks).
+
+        step_ns is null if it is unknown for all ranks.
 
         Without traces: the steps of `sound_times`, with window 0.
         """
@@ -120,8 +131,8 @@ class Evidence:
 
     @cached_property
     def step_ns(self) -> float:
-        """The run's typical step time: the median of `step_lengths`; 0 if there are no steps."""
-        lengths = self.step_lengths["step_ns"].to_numpy()
+        """The run's typical step time: the median of `step_lengths`; 0 if none is known."""
+        lengths = self.step_lengths["step_ns"].drop_nulls().to_numpy()
         return float(pl.Series(lengths).median() or 0.0)  # type: ignore[arg-type]
 
     @cached_property

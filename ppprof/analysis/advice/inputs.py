@@ -23,7 +23,9 @@ _KEY = "Data.Train.loader.num_workers"
 def loading(evidence: Evidence) -> pl.DataFrame:
     """Return the time of data loading: rank, window, step, loading_ns and step_ns.
 
-    Without traces, the values are those of the run's step times, with window 0.
+    Without traces, the values are those of the run's step times, with window 0. Steps whose data
+    loading is unknown, since the trace lacks the events of a device that may have worked meanwhile,
+    have no row.
     """
     if evidence.steps.is_empty():
         return evidence.sound_times.drop_nulls("reader_cost_ns").select(
@@ -34,11 +36,48 @@ def loading(evidence: Evidence) -> pl.DataFrame:
             step_ns="batch_cost_ns",
         )
     return evidence.steps.select(
+        "rank", "window", "step", "step_ns", loading_ns="data_loading_ns"
+    ).drop_nulls("loading_ns")
+
+
+def exposed_reading(evidence: Evidence) -> pl.DataFrame:
+    """Return the data loading that a device did not hide, of steps that were not recorded.
+
+    A host that runs ahead reads its next batch while the device works::
+
+        host     L|launch L|launch L|launch
+        device            #########_#########       1 of 3 L is exposed: data_loading of a trace
+
+    Outside windows, only the reader cost L is known. It counts by the exposed share of the recorded
+    steps of its rank.
+
+    Returns:
+        rank, window (0), step, step_ns and loading_ns. No rows if the share is unknown for any rank
+        whose trace has device events. A rank whose data loading is unknown in its trace has no rows.
+    """
+    read = evidence.step_times.drop_nulls("window").select(
+        "rank", "window", "step", "reader_cost_ns"
+    )
+    waits, reads = pl.col("data_loading_ns").sum(), pl.col("reader_cost_ns").sum()
+    recorded = evidence.steps.drop_nulls("data_loading_ns")
+    shares = (
+        recorded.join(read, ["rank", "window", "step"], "left")
+        .group_by("rank")
+        .agg(
+            on_device=pl.col("host_launch_ns").count() > 0,
+            share=pl.when(reads > 0).then((waits / reads).clip(0, 1)),
+        )
+        .select("rank", share=pl.when("on_device").then("share").otherwise(1.0))
+    )
+    known = evidence.unrecorded.drop_nulls("reader_cost_ns").join(shares, on="rank")
+    if known["share"].has_nulls():
+        known = known.clear()
+    return known.select(
         "rank",
-        "window",
         "step",
-        pl.col("data_loading_ns").fill_null(0).alias("loading_ns"),
         "step_ns",
+        window=pl.lit(0, pl.Int64),
+        loading_ns=(pl.col("reader_cost_ns") * pl.col("share")).round().cast(pl.Int64),
     )
 
 
@@ -52,14 +91,15 @@ def input_bound(evidence: Evidence) -> list[Finding]:
 
     Recording can make data slower, as a loader's process shares the cores with it. So the waits are
     those of steps that were not recorded, if their reader cost is known for enough of them. If they
-    differ from the recorded ones by more than `DIFFERENT`, the finding is ``likely``.
+    differ from the recorded ones by more than `DIFFERENT`, the finding is ``likely``. Of a run on a
+    device without traces, nothing says how much the device hides: the finding is ``possible``.
     """
     recorded = loading(evidence)
     table, basis = recorded, evidence.basis
-    known = evidence.unrecorded.drop_nulls("reader_cost_ns")
-    if is_enough(known) and not evidence.steps.is_empty():
-        table = known.select("rank", "step", "step_ns", window=0, loading_ns="reader_cost_ns")
-        basis = NOT_RECORDED
+    if not evidence.steps.is_empty():
+        known = exposed_reading(evidence)
+        if is_enough(known):
+            table, basis = known, NOT_RECORDED
     if table.is_empty():
         return []
     cost_ns, step_ns = _longest(table, "loading_ns"), _longest(table, "step_ns")
@@ -83,13 +123,15 @@ def input_bound(evidence: Evidence) -> list[Finding]:
         "proposed_workers": proposed_workers(present or 0, step_ns, cost_ns),
     }
     confidence = "likely" if differs else "sure"
+    if evidence.steps.is_empty() and evidence.is_on_device:
+        confidence = "possible"
     step = (step_ns, basis)
     return evidence.time_finding("input-bound", cost_ns, confidence, facts, ranks, step)
 
 
 def _longest(table: pl.DataFrame, column: str) -> float:
     """Return the largest value of any rank, mean over steps; 0 for no steps."""
-    longest = table.group_by("window", "step").agg(pl.col(column).max())[column]
+    longest = table.group_by("window", "step").agg(pl.col(column).max())[column].drop_nulls()
     return float(longest.to_numpy().mean()) if len(longest) else 0.0
 
 

@@ -9,6 +9,7 @@ import polars as pl
 
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.advice.indicators import MEMORY
 
 NEAR_RATIO = 0.90
 """Share of a device's memory. A device that holds more is nearly full: a longer sequence may end
@@ -36,19 +37,41 @@ def held(evidence: Evidence) -> pl.DataFrame:
         One row per rank and device: rank; the columns of
         `ppprof.analysis.advice.indicators.MEMORY`, with peak_reserved_bytes at least
         peak_allocated_bytes; held_ratio, peak_reserved_bytes over total_bytes; and unused_bytes,
-        peak_reserved_bytes - peak_allocated_bytes. No rows and no columns without indicators.
+        peak_reserved_bytes - peak_allocated_bytes.
+
+        The sizes and peaks are those of the trace. For ranks without them, they are those of the
+        step times, and place is ``device``.
     """
-    parts = [
-        own.memory.select(pl.lit(rank, pl.Int64).alias("rank"), pl.all())
-        for rank, own in sorted(evidence.indicators.items())
-    ]
-    if not parts:
-        return pl.DataFrame()
-    known = pl.concat(parts).drop_nulls().filter(pl.col("total_bytes") > 0)
+    logged = _logged(evidence)
+    recorded = pl.concat(
+        [
+            logged.clear(),
+            *(
+                own.memory.select(pl.lit(rank, pl.Int64).alias("rank"), pl.all())
+                for rank, own in sorted(evidence.indicators.items())
+            ),
+        ]
+    )
+    known = recorded.drop_nulls().filter(pl.col("total_bytes") > 0)
+    others = logged.drop_nulls().filter(pl.col("total_bytes") > 0).join(known, "rank", how="anti")
+    known = pl.concat([known, others])
     reserved = pl.max_horizontal("peak_reserved_bytes", "peak_allocated_bytes")
     return known.with_columns(peak_reserved_bytes=reserved).with_columns(
         held_ratio=pl.col("peak_reserved_bytes") / pl.col("total_bytes"),
         unused_bytes=pl.col("peak_reserved_bytes") - pl.col("peak_allocated_bytes"),
+    )
+
+
+def _logged(evidence: Evidence) -> pl.DataFrame:
+    """Return the highest peaks in the step times: rank and the columns of ``MEMORY``."""
+    return (
+        evidence.step_times.group_by("rank", maintain_order=True)
+        .agg(
+            peak_allocated_bytes=pl.col("device_peak_bytes").max(),
+            peak_reserved_bytes=pl.col("device_peak_reserved_bytes").max(),
+            total_bytes=pl.col("device_total_bytes").max(),
+        )
+        .select("rank", pl.lit("device").alias("place"), *list(MEMORY)[1:])
     )
 
 

@@ -153,13 +153,16 @@ def runs_ahead(evidence: Evidence) -> list[Finding]:
 
 
 def no_device_events(evidence: Evidence) -> list[Finding]:
-    """Report ranks whose traces lack the events of their device, so that only the host is known."""
+    """Report ranks whose traces lack the events of their device, so that no part of a step is known.
+
+    The mean step is the one that was measured beside the trace; null without such a measurement.
+    """
     if evidence.steps.is_empty():
         return []
     rows = (
         evidence.steps.filter(pl.col("rest_ns").is_null())
         .group_by("rank")
-        .agg(num_steps=pl.len().cast(pl.Int64), mean_host_step_ns=pl.col("step_ns").mean())
+        .agg(num_steps=pl.len().cast(pl.Int64), mean_step_ns=pl.col("step_ns").mean())
         .sort("rank")
     )
     if rows.is_empty():

@@ -104,7 +104,7 @@ def slow_rank(evidence: Evidence) -> list[Finding]:
     if evidence.cluster is None:
         return []
     waits = loading(evidence).group_by("rank").agg(pl.col("loading_ns").median())
-    usual = pl.col("loading_ns").sort().get((pl.len() - 1) // 2)
+    usual = pl.col("loading_ns").quantile(0.5, "lower")
     waits = waits.with_columns(loading_ns=pl.col("loading_ns") - usual)
     slow = evidence.cluster.slow_ranks.filter("is_slow").join(waits, on="rank", how="left")
     slow = slow.filter(pl.col("loading_ns").fill_null(0) < ALL_OF_IT * pl.col("excess_ns"))

@@ -221,7 +221,7 @@ class Diff:
               baseline), ``delta_ratio_own`` (delta over baseline, null if the baseline is 0) and
               ``noise_own_ns``, the standard error of the delta (null with one step). If a run lacks
               the rank, its values are 0. If a trace lacks the events of its device, all but those of
-              step_ns and data_loading_ns are null;
+              step_ns and data_loading_ns are null; these, too, if they were not measured;
             - is_clear: whether the absolute delta_own_ns is at least 5 standard errors; null if
               these are unknown.
 
@@ -369,21 +369,37 @@ def _labels(runs: Sequence[RunCosts]) -> list[dict[int, str]]:
 def _without_unknown_parts(
     table: pl.DataFrame, one: pl.DataFrame, other: pl.DataFrame
 ) -> pl.DataFrame:
-    """Return ``table`` with null for all but the step of ranks whose traces lack their device's events.
+    """Return ``table`` with null for unknown times of ranks whose traces lack their device's events.
+
+    Known are the step and the data loading if both runs have a value of them.
 
     Args:
         table: the changes from ``one`` to ``other``.
         one: the result of `_by_rank` for the baseline.
         other: the same for the experiment.
     """
-    unknown = pl.concat(
-        side.filter(pl.col("step_ns").is_not_null() & pl.col("own_ns").is_null())["label"]
-        for side in (one, other)
-    )
-    known = ("label", "status", *(name for name in table.columns if "_step" in name))
-    parts = [name for name in table.columns if name not in known and "data_loading" not in name]
-    is_unknown = pl.col("label").is_in(unknown.implode())
-    return table.with_columns(pl.when(~is_unknown).then(pl.col(parts)))
+
+    def is_unknown(value: str) -> pl.Expr:
+        labels = pl.concat(
+            side.filter(pl.col(f"{value}_ns").is_null())["label"] for side in (one, other)
+        )
+        return pl.col("label").is_in(labels.implode())
+
+    values = {
+        "own": [
+            name
+            for name in table.columns
+            if name not in ("label", "status")
+            and "_step" not in name
+            and "_data_loading" not in name
+        ],
+        "step": [name for name in table.columns if "_step" in name],
+        "data_loading": [name for name in table.columns if "_data_loading" in name],
+    }
+    for value, columns in values.items():
+        table = table.with_columns(pl.when(~is_unknown(value)).then(pl.col(columns)))
+    has_time = pl.any_horizontal(pl.col("^(baseline|experiment)_.*_ns$").is_not_null())
+    return table.filter(has_time)
 
 
 def _by_rank(run: RunCosts, labels: Mapping[int, str]) -> pl.DataFrame:
@@ -393,10 +409,10 @@ def _by_rank(run: RunCosts, labels: Mapping[int, str]) -> pl.DataFrame:
     """
     waits = pl.col("exposed_ns").fill_null(0) + pl.col("bubble_ns").fill_null(0)
     own_ns = pl.when(pl.col("rest_ns").is_not_null()).then(pl.col("step_ns") - waits)
-    steps = run.steps.drop_nulls("step_ns").with_columns(own_ns=own_ns)
+    steps = run.steps.with_columns(own_ns=own_ns)
     label = pl.col("rank").replace_strict(dict(labels), default=None, return_dtype=pl.String)
     means = []
     for value in ("step_ns", "own_ns", *PARTS):
         column = pl.col(value).cast(pl.Float64)
-        means += [column.mean(), (column.var() / pl.len()).alias(f"{value}_var")]
+        means += [column.mean(), (column.var() / column.count()).alias(f"{value}_var")]
     return steps.with_columns(label=label).group_by("label", "rank").agg(means).drop_nulls("label")

@@ -42,6 +42,7 @@ METRICS = {
     "cpu_utilization": "ratio",
     "mean_memory": "bytes",
     "peak_memory": "bytes",
+    "peak_reserved_memory": "bytes",
     "step_time": "ns",
     "step_time_median": "ns",
     "step_time_p95": "ns",
@@ -72,7 +73,8 @@ class RunCosts:
     add up to step_ns."""
     times: pl.DataFrame
     """The run's step times: rank, step, window, excluded, batch_cost_ns, reader_cost_ns,
-    num_samples, num_tokens and device_peak_bytes; no rows if the run has no step times."""
+    num_samples, num_tokens, device_peak_bytes, device_peak_reserved_bytes and device_total_bytes; no
+    rows if the run has no step times."""
     operators: pl.DataFrame
     """Columns of `ppprof.analysis.diff.costs.OPERATORS`: sums over ranks."""
     kernels: pl.DataFrame
@@ -181,6 +183,8 @@ class RunCosts:
         memory_bytes = [device.memory_bytes for device in self.devices]
         peaks = [device.peak_bytes for device in self.devices if device.peak_bytes is not None]
         peaks += self.times["device_peak_bytes"].drop_nulls().to_list()
+        memory_bytes += self.times["device_total_bytes"].drop_nulls().head(1).to_list()
+        reserved = self.times["device_peak_reserved_bytes"].drop_nulls().to_list()
         return {
             "device": ", ".join(names) or None,
             "device_memory": next((size for size in memory_bytes if size is not None), None),
@@ -188,6 +192,7 @@ class RunCosts:
             "cpu_utilization": _mean_of([device.cpu_utilization for device in self.devices]),
             "mean_memory": _mean_of([device.mean_bytes for device in self.devices]),
             "peak_memory": max(peaks, default=None),
+            "peak_reserved_memory": max(reserved, default=None),
         }
 
     def means(self, kind: str) -> pl.DataFrame:

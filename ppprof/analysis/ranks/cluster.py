@@ -71,8 +71,8 @@ class Cluster:
     """Small tables of all ranks, and the results that need the tables of several ranks."""
 
     steps_per_trace: pl.DataFrame
-    """One row per rank and step, computed from that rank's trace alone: the result of
-    `ppprof.analysis.ranks.step_table.join_ranks`."""
+    """One row per rank and step: the result of `ppprof.analysis.ranks.step_table.join_ranks`, in a
+    run with the times of `ppprof.analysis.profile.step_basis.with_measured_times`."""
     bubbles: Sequence[pl.DataFrame]
     """One table per rank, on the rank's own clock: rank, window, then the columns of
     `ppprof.analysis.ranks.step_breakdown.STRETCHES`."""

@@ -315,7 +315,9 @@ def communication_events(profile: Profile, step: pl.Series) -> pl.DataFrame:
         span = nullable(enclosing_span[launcher.fill_null(-1).to_numpy()])
     axis = events["axis"].gather(span).cast(pl.String)
     if not tree.devices.is_empty():
-        axis = _axes_of_kernels(profile, table, axis)
+        # A group that is known and not of an axis has none, whatever else runs on its stream.
+        has_group = events["group"].gather(span).is_not_null()
+        axis = _axes_of_kernels(profile, table, axis.set(axis.is_null() & has_group, UNKNOWN_AXIS))
     span_name = pl.lit(events["name"].gather(span)).cast(pl.String)
     table = table.select(
         # A group of calls has no operation of its own: the kernel has.

@@ -99,7 +99,8 @@ def group_steps(steps: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         - if ``by`` contains rank, the rank's host and positions (`PLACES`); else num_ranks;
         - num_steps: the number of distinct steps;
         - the mean of each time over the group's rows, float64;
-        - if ``by`` is step alone, the slowest rank of the step: the columns of `slowest`.
+        - if ``by`` is step alone, the slowest rank of the step: the columns of `slowest`, null if no
+          rank's own work is known.
 
     Raises:
         UsageError: ``by`` names a column that is not in `GROUPS`, or that is null in every row of
@@ -121,7 +122,7 @@ def group_steps(steps: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
         pl.col("^.*_ns$").mean(),
     )
     if list(by) == ["step"]:
-        grouped = grouped.join(slowest(steps), on="step")
+        grouped = grouped.join(slowest(steps), on="step", how="left")
     return grouped.sort(*by)
 
 

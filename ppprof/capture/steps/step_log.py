@@ -2,7 +2,8 @@
 
 ``{"step":4,"batch_cost_ns":31245000,"reader_cost_ns":120400,"num_samples":8,"num_tokens":1024,
 "num_micro_batches":2,"num_flops":1400000000,"device_peak_bytes":null,"host_peak_bytes":412516352,
-"stall_ns":0,"excluded":false,"window":0,"device_timed":null}``
+"stall_ns":0,"excluded":false,"window":0,"device_timed":null,
+"device_peak_reserved_bytes":null,"device_total_bytes":null}``
 """
 
 from __future__ import annotations
@@ -59,6 +60,11 @@ class StepRecord(NamedTuple):
     device_timed: bool | None = None
     """Whether the step ended when the device had done its work. False if it ended when the host ended
     it, because the device's time is not known; null on a CPU."""
+    device_peak_reserved_bytes: int | None = None
+    """Peak memory that Paddle has taken from the device so far (``paddle.device.max_memory_reserved``);
+    null as ``device_peak_bytes``."""
+    device_total_bytes: int | None = None
+    """Size of the device's memory; null on a CPU and for a device that does not report it."""
 
 
 class StepLog:

@@ -28,7 +28,7 @@ class Scalars:
         train/loss                                    only for steps with a loss
         speed/ips, speed/tokens_per_s                 in samples/s and tokens/s
         time/batch_cost_ms, time/reader_cost_ms
-        memory/device_peak_mib, memory/host_peak_mib
+        memory/device_peak_mib, memory/device_peak_reserved_mib, memory/host_peak_mib
 
     Excluded steps, which include a stall of the profiler, have no speed and no time. Step numbers
     and values are those of ``steps/*.jsonl``.
@@ -168,6 +168,8 @@ def _values(record: StepRecord) -> Iterator[tuple[str, float]]:
             yield "speed/tokens_per_s", record.num_tokens / seconds
     if record.device_peak_bytes is not None:
         yield "memory/device_peak_mib", record.device_peak_bytes / 2**20
+    if record.device_peak_reserved_bytes is not None:
+        yield "memory/device_peak_reserved_mib", record.device_peak_reserved_bytes / 2**20
     yield "memory/host_peak_mib", record.host_peak_bytes / 2**20
 
 

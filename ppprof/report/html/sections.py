@@ -40,7 +40,8 @@ _PARTS = (
 _HEADLINE = (
     *("step_time", "step_time_median", "step_time_p95", "tokens_per_s", "ips"),
     *_PARTS,
-    *("gpu_utilization", "cpu_utilization", "peak_memory", "device"),
+    *("gpu_utilization", "cpu_utilization", "peak_memory"),
+    *("peak_reserved_memory", "device_memory", "device"),
 )
 
 Content = tuple[str, Sequence[Block]]
@@ -150,6 +151,8 @@ def _ranks(report: ReportData, words: Words) -> Content:
         )
         .join(report.cluster.slow_ranks, on="rank", how="left", maintain_order="left")
         .join(pl.DataFrame(devices, schema, orient="row"), on="rank", how="left")
+        .join(_logged_memory(report), on="rank", how="left")
+        .with_columns(peak_bytes=pl.max_horizontal("peak_bytes", "device_peak_bytes"))
         .sort("rank")
     )
 
@@ -167,6 +170,8 @@ def _ranks(report: ReportData, words: Words) -> Content:
         ("gpu_utilization", "ratio", "gpu"),
         ("cpu_utilization", "ratio", "cpu"),
         ("peak_memory", "bytes", "peak_bytes"),
+        ("peak_reserved_memory", "bytes", "device_peak_reserved_bytes"),
+        ("device_memory", "bytes", "device_total_bytes"),
     ]
     known = [column for column in spec if table[column[2]].count()]
     height = min(640, 130 + 18 * table.height)
@@ -175,6 +180,12 @@ def _ranks(report: ReportData, words: Words) -> Content:
         table_of(words("sections.ranks"), table, [("rank", "text", rank_of), *known]),
         *_queue(report, words),
     ]
+
+
+def _logged_memory(report: ReportData) -> pl.DataFrame:
+    """Return the highest peaks of each rank's device in the step times, and the device's size."""
+    sizes = pl.col("device_peak_bytes", "device_peak_reserved_bytes", "device_total_bytes")
+    return report.step_times.group_by("rank").agg(sizes.max())
 
 
 def _queue(report: ReportData, words: Words) -> Sequence[Block]:

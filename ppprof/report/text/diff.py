@@ -196,9 +196,9 @@ def _ranks(table: pl.DataFrame, selection: RowSelection, options: TableOptions) 
             [
                 " -> ".join("-" if rank is None else str(rank) for rank in numbers),
                 row["coordinate"] or "-",
-                options.time(row["baseline_step_ns"]),
-                options.time(row["experiment_step_ns"]),
-                _signed(row["delta_step_ns"], "ns", options),
+                _time(row["baseline_step_ns"], options),
+                _time(row["experiment_step_ns"], options),
+                _signed_or_dash(row["delta_step_ns"], options),
                 _percent(row["delta_ratio_step"]),
                 _signed_or_dash(row["delta_own_ns"], options),
                 _time(row["noise_own_ns"], options),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import polars as pl
 
@@ -61,8 +62,7 @@ def render_ranks(table: pl.DataFrame, by: Sequence[str], options: TableOptions) 
             mark = " *" if name in maxima and row[name] == maxima[name] else ""
             cells.append(_cell(row[name], row["step_ns"], options) + mark)
         if "slowest_rank" in table.columns:
-            ratio = row["slowest_own_ns"] / row["median_own_ns"] if row["median_own_ns"] else 1.0
-            cells.append(f"{row['slowest_rank']} ({ratio:.2f} x)")
+            cells.append(_slowest(row))
         lines.append(cells)
     if table.height > 1:
         lines.append("of the rows above")
@@ -92,7 +92,15 @@ def _statistic(
     return [name, *[""] * (num_labels - 1), *cells]
 
 
-def _cell(time_ns: float | None, step_ns: float, options: TableOptions) -> str:
+def _slowest(row: Mapping[str, Any]) -> str:
+    """Return the cell of the slowest rank; "-" if no rank's own time is known."""
+    if row["slowest_rank"] is None:
+        return "-"
+    ratio = row["slowest_own_ns"] / row["median_own_ns"] if row["median_own_ns"] else 1.0
+    return f"{row['slowest_rank']} ({ratio:.2f} x)"
+
+
+def _cell(time_ns: float | None, step_ns: float | None, options: TableOptions) -> str:
     if time_ns is None:
         return "-"
     percent = f" / {100 * time_ns / step_ns:.1f}" if step_ns else ""

@@ -108,7 +108,7 @@ def render_tables(tables: Mapping[str, pl.DataFrame], options: TableOptions) -> 
 
 
 _WHY_EMPTY = {
-    "model": "neither steps nor phases in this trace",
+    "model": "at most one of steps, Dataloader, Forward, Backward and Optimization in this trace",
     "dist": "no communication in this trace",
     "op": "no operators in this trace",
     "kernel": "no kernels of a device in this trace",

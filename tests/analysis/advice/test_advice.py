@@ -589,3 +589,64 @@ def test_on_a_device_the_place_is_part_of_host_bound(tmp_path):
     assert [finding.rule for finding in found] == ["host-bound"]
     assert found[0].facts["gap"] == "Net"
     assert found[0].facts["gap_ns"] == 780 * US
+
+
+def hidden_loading(lines, *, recorded_ns):
+    """The device works for 1000 us a step, also while the host waits for data, for 480 us.
+
+    ::
+
+        host     LLLL|launch        480 of loading, then a launch
+        device   ###################
+    """
+
+    def make(at):
+        yield op(at, 0, 480, "DataLoader", category="Dataloader")
+        yield op(at, 480, 990, "matmul dygraph", *on_device(at, (480, 1480)))
+
+    inside = [
+        {**lines[0][0], "step": step, "window": 0, "reader_cost_ns": recorded_ns}
+        for step in range(6)
+    ]
+    return {"threads": [thread(make)], "step_lines": [[*inside, *lines[0]]]}
+
+
+def test_data_that_a_device_hides_cost_nothing(tmp_path):
+    """Of 480 us of waiting, 80 are exposed: those of the first step, before the first kernel."""
+    lines = waited(480 * US, 1000 * US)
+    found = findings(tmp_path, **hidden_loading(lines, recorded_ns=480 * US))
+    (reading,) = [finding for finding in found if finding.rule == "input-bound"]
+    assert (reading.cost_ns, reading.facts["basis"]) == (80 * US, "not recorded")
+
+
+def test_data_of_a_device_without_a_recorded_reader_cost(tmp_path):
+    found = findings(tmp_path, **hidden_loading(waited(480 * US, 1000 * US), recorded_ns=None))
+    (reading,) = [finding for finding in found if finding.rule == "input-bound"]
+    assert (reading.cost_ns, reading.facts["basis"]) == (80 * US, "recorded")
+
+
+def test_step_times_of_a_device_alone_leave_open_what_it_hides(tmp_path):
+    (lines,) = waited(480 * US, 1000 * US)
+    timed = [[{**line, "device_timed": True} for line in lines]]
+    (found,) = findings(tmp_path, [], topology=Topology.of(dp=1), step_lines=timed)
+    assert (found.rule, found.confidence, found.cost_ns) == ("input-bound", "possible", 480 * US)
+
+
+@pytest.mark.parametrize(("reserved_gib", "rules"), [(71, []), (73, ["memory-limit"])])
+def test_memory_of_a_device_without_memory_events(tmp_path, reserved_gib, rules):
+    """The step log says that a device of 80 GiB held 70 in tensors, and so much altogether."""
+    sizes = {
+        "device_peak_bytes": 70 * GIB,
+        "device_peak_reserved_bytes": reserved_gib * GIB,
+        "device_total_bytes": 80 * GIB,
+    }
+    lines = [[{**line, **sizes} for line in step_lines(1000 * US, noise=0)]]
+    path = run(tmp_path / "log", [], topology=Topology.of(dp=1), step_lines=lines)
+    found = ppprof.advise(ppprof.open(path))
+    assert [finding.rule for finding in found] == rules
+    for finding in found:
+        assert finding.evidence.rows() == [(0, "device", 73 * GIB, 80 * GIB, 73 / 80)]
+    metrics = ppprof.diff(ppprof.open(path), ppprof.open(path)).overview
+    shown = dict(metrics.select("metric", "experiment").iter_rows())
+    memory = [shown[name] for name in ("peak_memory", "peak_reserved_memory", "device_memory")]
+    assert memory == [70 * GIB, reserved_gib * GIB, 80 * GIB]

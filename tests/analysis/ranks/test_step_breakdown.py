@@ -296,6 +296,25 @@ def test_the_reducers_kernels_have_the_axis_of_their_stream_or_of_the_job(
     assert events["axis"].to_list() == [expected, "dp"]
 
 
+@pytest.mark.parametrize("only_axis", [None, "dp"])
+def test_a_group_of_no_axis_has_none(only_axis, tmp_path):
+    """Ranks 0 and 3 of dp2 x mp2 are on no axis; neither the stream nor the job says otherwise."""
+    calls = [
+        span("Communication", name, start, start + 2).around(
+            launch(start, start, kernel("ncclDevKernel_AllReduce", start, start + 2, stream=20))
+        )
+        for start, name in (
+            (10, "all_reduce[axis=dp group=3 peers=0,2]"),
+            (20, "all_reduce[group=4 peers=0,3]"),
+        )
+    ]
+    step = span("ProfileStep", "ProfileStep#0", 0, 40, *calls)
+    trace = read(write(tmp_path / "a.pb", Thread(1, "main", (step,))))
+    profile = Profile(dataclasses.replace(trace, only_axis=only_axis))
+    events = communication_events(profile, profile.trace.events["step"]).sort("start_ns")
+    assert events["axis"].to_list() == ["dp", "?"]
+
+
 def test_a_group_of_calls_gives_its_kernel_the_axis(tmp_path):
     """The group's span has an axis and no operation; the kernel's own name says that it sends."""
     grouped = span("Communication", "coalesced[axis=pp group=2]", 6, 9).around(

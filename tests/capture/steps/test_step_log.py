@@ -45,7 +45,8 @@ def test_lines_reach_the_disk_on_flush_and_after_ten_seconds(tmp_path: Path) -> 
         '{"step":0,"batch_cost_ns":31245000,"reader_cost_ns":null,"num_samples":8,'
         '"num_tokens":1024,"num_micro_batches":2,"num_flops":1400000000,'
         '"device_peak_bytes":null,"host_peak_bytes":412516352,'
-        '"stall_ns":0,"excluded":false,"window":0,"device_timed":null}'
+        '"stall_ns":0,"excluded":false,"window":0,"device_timed":null,'
+        '"device_peak_reserved_bytes":null,"device_total_bytes":null}'
     )
 
 

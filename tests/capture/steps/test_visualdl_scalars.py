@@ -72,6 +72,8 @@ def expected(lines: list[dict[str, Any]]) -> dict[str, list[tuple[int, Any]]]:
             add("speed/tokens_per_s", step, line["num_tokens"] and line["num_tokens"] / took * 1e9)
         device = line["device_peak_bytes"]
         add("memory/device_peak_mib", step, None if device is None else device / 2**20)
+        reserved = line["device_peak_reserved_bytes"]
+        add("memory/device_peak_reserved_mib", step, None if reserved is None else reserved / 2**20)
         add("memory/host_peak_mib", step, line["host_peak_bytes"] / 2**20)
     return values
 
@@ -81,7 +83,13 @@ def test_visualdls_reader_has_the_values_of_each_step(tmp_path: Path, visualdl: 
     records = [
         record(0),
         record(1, excluded=True),
-        record(2, device_peak_bytes=3 << 20, reader_cost_ns=None, num_tokens=None),
+        record(
+            2,
+            device_peak_bytes=3 << 20,
+            device_peak_reserved_bytes=4 << 20,
+            reader_cost_ns=None,
+            num_tokens=None,
+        ),
     ]
     for step, loss in zip(records, (5.5, None, 4)):
         scalars.add(step, loss)
@@ -93,6 +101,7 @@ def test_visualdls_reader_has_the_values_of_each_step(tmp_path: Path, visualdl: 
         "speed/ips": [(0, 250.0), (2, 250.0)],
         "speed/tokens_per_s": [(0, 32000.0)],
         "memory/device_peak_mib": [(2, 3.0)],
+        "memory/device_peak_reserved_mib": [(2, 4.0)],
         "memory/host_peak_mib": [(0, 400.0), (1, 400.0), (2, 400.0)],
     }
 
