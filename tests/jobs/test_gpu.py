@@ -231,7 +231,7 @@ def test_every_communication_kernel_has_an_axis_and_spans_have_peers_and_bytes(
 COMM_MS, COMPUTE_MS = 200, 50
 
 
-@covering
+@devices
 def test_communication_beside_computation_is_hidden_as_long_as_both_run(
     machine: Machine,
 ) -> None:
