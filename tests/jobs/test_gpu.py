@@ -55,6 +55,7 @@ def kernels_of(run: ppprof.Run) -> pl.DataFrame:
 def check_kernels(run: ppprof.Run) -> pl.DataFrame:
     """Check that each kernel starts after its launch, and that Paddle prints our tables."""
     kernels = kernels_of(run)
+    assert not kernels.is_empty()
     assert kernels["launch"].null_count() == 0
     assert kernels["correlation_id"].to_list() == kernels["launch_id"].to_list()
     assert (kernels["start_ns"] - kernels["launch_ns"]).min() >= 0  # type: ignore[operator]
