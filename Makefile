@@ -4,6 +4,7 @@
 # make test      tests without training, except one shared capture: run it after each change
 # make test-jobs real launches, a browser, a server, an install: one case for each feature
 # make test-all  both, all other launches, and many more random examples: before a release
+# make test-gpu  tests on GPUs; PPPROF_KEEP_CAPTURES=FOLDER keeps what they recorded
 # make test-paddle26   capture and data parallel training with Paddle 2.6.2, in .venv-26
 # make lock      pin the development packages again; LOCK=requirements/dev.lock installs them
 # make integrations   tests with the Trainers of PaddleNLP and PaddleFormers, in .venv-paddle*
@@ -21,7 +22,7 @@ LAUNCH := $(BIN)/python -m paddle.distributed.launch --nproc_per_node
 
 TRAINERS := .venv-paddlenlp/.installed .venv-paddleformers/.installed
 
-.PHONY: profile profile-hybrid test test-jobs test-all test-paddle26 check lock integrations trainers bench install clean
+.PHONY: profile profile-hybrid test test-jobs test-all test-gpu test-paddle26 check lock integrations trainers bench install clean
 
 install: $(VENV)/.installed
 
@@ -53,6 +54,10 @@ test-all: install
 	HYPOTHESIS_PROFILE=full $(PYTEST) --timeout 1800 -n auto --dist worksteal -m "not jobs and not all" $(ARGS)
 	HYPOTHESIS_PROFILE=full PPPROF_PADDLE26_PYTHON=$$(ls $(VENV)-26/bin/python 2>/dev/null) \
 		PPPROF_RPC_PYTHON=$$(ls $(VENV)-rpc/bin/python 2>/dev/null) $(PYTEST) -m "jobs or all" $(ARGS)
+
+# The environment needs Paddle's GPU wheel: the extra `gpu` instead of `train`.
+test-gpu:
+	$(PYTEST) -m gpu $(ARGS)
 
 check: install
 	$(BIN)/ruff check .

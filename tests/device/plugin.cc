@@ -111,6 +111,7 @@ void sleep_ms(double milliseconds) {
 // The events since the profiler was started. Paddle collects them after it has stopped.
 struct Trace {
   std::atomic<bool> is_open{false};
+  std::atomic<int> number{0};  // of the times that the profiler was started
   std::mutex mutex;
   std::vector<phi::RuntimeTraceEvent> calls;
   std::vector<phi::DeviceTraceEvent> work;
@@ -279,14 +280,16 @@ void wait_for_device(int device) {
   for (C_Stream stream : of_device) stream->wait();
 }
 
-// Launches are counted in a thread, so that GRAPH of them in a row become one replay.
-thread_local int launches = 0;
+// Launches are counted in a thread, so that GRAPH of them in a row become one replay. A replay that
+// began before the profiler was started ends there: Paddle drops kernels without a recorded launch.
+thread_local int launches = 0, launches_in_trace = 0;
 thread_local uint32_t graph_correlation = 0;
 
 void launch(C_Stream stream, std::string name, std::function<void()> run) {
   Work work;
   work.run = std::move(run);
   work.name = std::move(name);
+  if (launches_in_trace != trace.number) launches = 0, launches_in_trace = trace.number;
   bool starts_graph = switches.graph && launches++ % switches.graph == 0;
   if (starts_graph) graph_correlation = next_correlation++;
   if (switches.graph) {
@@ -873,6 +876,7 @@ C_Status profiler_start(C_Profiler, void*) {
   std::lock_guard<std::mutex> lock(trace.mutex);
   trace.calls.clear();
   trace.work.clear();
+  ++trace.number;
   trace.is_open = true;
   return C_SUCCESS;
 }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import ppprof
 from tests.jobs import planted
+from tests.jobs.devices import Machine, num_gpus
 
 
 @pytest.fixture(scope="session", params=["committed", pytest.param("anew", marks=pytest.mark.all)])
@@ -27,3 +28,15 @@ def planted_run(
         return ppprof.open(folder / "profiler_log")
 
     return opened
+
+
+@pytest.fixture
+def machine(
+    request: pytest.FixtureRequest, tmp_path: Path, test_device: Callable[..., dict[str, str]]
+) -> Iterator[Machine]:
+    """The device that a test is parametrized with, by one of the lists of `tests.jobs.devices`."""
+    if request.param == "gpu" and not num_gpus():
+        pytest.skip("needs a GPU that Paddle sees")
+    machine = Machine(request.param, tmp_path, test_device)
+    yield machine
+    machine.keep(request.node.originalname)

@@ -68,7 +68,7 @@ from ppprof.analysis.profile.intervals import (
     union,
 )
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.runtime_calls import WAIT, is_of_kind
+from ppprof.analysis.profile.runtime_calls import BLOCKING, COPY, WAIT, is_of_kind
 from ppprof.analysis.ranks.device_queue import CAUSES, QUEUE, idle_causes, queue_of_steps
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.arrays import Int64
@@ -82,7 +82,12 @@ module defines the parts."""
 BESIDE = ("communication", "hidden", "host_launch")
 """Times outside the sum of the parts. ``communication``: all communication over an axis.
 ``hidden``: the part of it during computation. ``host_launch``: the time in which some thread is in
-a runtime call that does not wait for the device."""
+a runtime call and does not wait for the device."""
+
+LONG_CALL_NS = 100_000
+"""Least length of a call that copies, allocates or frees for its time beside work of a device to
+count as waiting: a copy from memory that is not pinned, for example, waits for its stream. A call
+that puts a copy into a queue takes some 10 us."""
 
 GROUP_SPAN = "coalesced"
 """Name of the span around a group of communication calls that are launched together at its end."""
@@ -176,9 +181,7 @@ def breakdown(profile: Profile) -> Breakdown:
         times.append(("communication", axis, covered_within(all_of_axis, start, end)))
         times.append(("hidden", axis, covered_within(hidden, start, end)))
     if on_device:
-        calls = tree.launches
-        launches = union(*intervals_of(calls.filter(~is_of_kind(calls["name"], WAIT))))
-        times.append(("host_launch", None, covered_within(launches, start, end)))
+        times.append(("host_launch", None, covered_within(_launching(profile), start, end)))
     return Breakdown(_sum_by_step(steps["step"], times), _clip_to_steps(steps, bubble), queue)
 
 
@@ -265,6 +268,29 @@ def waiting_intervals(profile: Profile, threads: pl.Series) -> Intervals:
         & ~only_queues
     )
     return together(intervals_of(spans), intervals_of(calls))
+
+
+def _launching(profile: Profile) -> Intervals:
+    """Return the instants in which a thread is in a runtime call and does not wait for a device.
+
+        calls    launch  copy##########        #: a copy longer than `LONG_CALL_NS`
+        devices      kkkkkkkkkkk
+        out      ======         =======
+
+    Args:
+        profile: one rank's window, with device events.
+
+    Returns:
+        A union of intervals.
+    """
+    calls, devices = profile.tree.launches, profile.tree.devices
+    is_long = pl.Series(calls["end_ns"] - calls["start_ns"] >= LONG_CALL_NS)
+    may_wait = is_of_kind(calls["name"], COPY, BLOCKING) & is_long
+    only_launch = calls.filter(~is_of_kind(calls["name"], WAIT) & ~may_wait)
+    return together(
+        intervals_of(only_launch),
+        difference(intervals_of(calls.filter(may_wait)), intervals_of(devices)),
+    )
 
 
 def _computation(profile: Profile) -> Intervals:

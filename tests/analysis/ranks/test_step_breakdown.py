@@ -12,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.ranks.step_breakdown import PARTS, breakdown, communication_events
+from ppprof.analysis.ranks.step_breakdown import (
+    LONG_CALL_NS,
+    PARTS,
+    breakdown,
+    communication_events,
+)
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.pipelines import OPTIMIZER_NS, one_f_one_b
@@ -410,6 +415,32 @@ def test_a_step_lasts_until_its_kernels_are_over_and_launches_stand_apart(tmp_pa
         "hidden dp": [1, 0],
         "host_launch": [2 + 2 + 2 + 2, 0],
     }
+
+
+def test_a_long_copy_beside_work_of_a_device_waits_for_it(tmp_path):
+    """A copy from memory that is not pinned returns when its stream has reached it.
+
+    ::
+
+        tick      0         1
+        calls     lCCCCCCC__cc________
+        gemm      _ggggg______________
+        copies    ______c____cc_______
+        launches  #______#__##________    a short copy does not wait, whatever the devices do
+    """
+    tick = LONG_CALL_NS // 5
+
+    def between(make, name, start, end, *devices):
+        return make(start * tick, end * tick, *devices, name=name)
+
+    thread = Thread(1, "main").around(
+        span("ProfileStep", "ProfileStep#0", 0, 20 * tick).around(
+            between(launch, "cudaLaunchKernel", 0, 1, kernel("gemm", 1 * tick, 6 * tick)),
+            between(launch, "cudaMemcpyAsync", 1, 8, memcpy(6 * tick, 7 * tick, 64)),
+            between(launch, "cudaMemcpyAsync", 10, 12, memcpy(11 * tick, 13 * tick, 64)),
+        )
+    )
+    assert table(tmp_path / "a.pb", thread)["host_launch"] == [(1 + 1 + 2) * tick]
 
 
 def test_a_device_waits_for_other_stages_in_its_receives(tmp_path):

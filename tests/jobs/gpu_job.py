@@ -1,0 +1,286 @@
+"""Trainings for the tests of `test_gpu`, on a GPU or on the test device; one function a training.
+
+    python -m tests.jobs.gpu_job TRAINING DEVICE [KEY=VALUE...]
+
+KEYs are those of the ``Profiler`` block; the run directory is ``log``. The last line of stdout is a
+JSON object with what the training measured itself, without ppprof.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import paddle
+import paddle.distributed as dist
+import yaml
+from paddle import nn
+
+import ppprof
+
+FLOATS = 1 << 14
+"""Elements of a transfer and of a collective: 64 KiB."""
+
+
+def on_gpu() -> bool:
+    """Return whether Paddle computes on a GPU, which needs larger matrices to be busy."""
+    return str(paddle.device.get_device()).startswith("gpu")
+
+
+def net(size: int, layers: int = 2) -> nn.Layer:
+    """Return a stack of linear layers."""
+    paddle.seed(0)
+    return nn.Sequential(*[nn.Linear(size, size) for _ in range(layers)])
+
+
+def train(session: Any, step: Callable[[], Any], steps: int = 8) -> None:
+    """Run the steps."""
+    for number in range(steps):
+        step()
+        session.step(num_samples=1)
+        print(f"step {number}", flush=True)
+
+
+def seconds(work: Callable[[], Any], times: int = 3) -> float:
+    """Return the shortest time of work on the device, by the host's clock."""
+    measured = []
+    for _ in range(times):
+        paddle.device.synchronize()
+        start = time.perf_counter()
+        work()
+        paddle.device.synchronize()
+        measured.append(time.perf_counter() - start)
+    return min(measured)
+
+
+def kernels(session: Any, steps: int = 8) -> dict[str, Any]:
+    """Forward, backward and optimizer of a small net; the loss is read."""
+    model = net(64)
+    optimizer = paddle.optimizer.AdamW(parameters=model.parameters())
+
+    def step() -> None:
+        loss = model(paddle.ones([8, 64])).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.clear_grad()
+        loss.item()
+
+    train(session, step, steps)
+    return {}
+
+
+def long(session: Any) -> dict[str, Any]:
+    """The same for 60 steps."""
+    return kernels(session, 60)
+
+
+def static(session: Any) -> dict[str, Any]:
+    """A compiled forward pass."""
+    model = paddle.jit.to_static(net(64), full_graph=True)
+    data = paddle.ones([8, 64])
+    with paddle.no_grad():
+        train(session, lambda: model(data).numpy())
+    return {}
+
+
+def mixed_precision(session: Any) -> dict[str, Any]:
+    """Matmuls in bfloat16."""
+    matrix = paddle.ones([256, 256])
+
+    def step() -> None:
+        with paddle.amp.auto_cast(dtype="bfloat16"):
+            product = paddle.matmul(matrix, matrix)
+        assert product.dtype == paddle.bfloat16
+
+    train(session, step)
+    return {}
+
+
+def flash_attention(session: Any) -> dict[str, Any]:
+    """Flash attention with its gradient."""
+    query = paddle.randn([2, 128, 4, 64]).astype("bfloat16")
+    query.stop_gradient = False
+
+    def step() -> None:
+        out, _ = nn.functional.flash_attention.flash_attention(query, query, query, causal=True)
+        out.sum().backward()
+        query.clear_gradient()
+
+    train(session, step)
+    return {}
+
+
+def graph(session: Any) -> dict[str, Any]:
+    """Three matmuls a step, in one replay of a CUDA graph."""
+    matrix = paddle.ones([256, 256])
+
+    def work() -> None:
+        for _ in range(3):
+            paddle.matmul(matrix, matrix)
+
+    if on_gpu():
+        from paddle.device.cuda.graphs import CUDAGraph
+
+        work()
+        paddle.device.synchronize()
+        recorded = CUDAGraph()
+        recorded.capture_begin()
+        work()
+        recorded.capture_end()
+        train(session, recorded.replay)
+        paddle.device.synchronize()
+        recorded.reset()
+    else:
+        train(session, work)
+    return {}
+
+
+def memory(session: Any) -> dict[str, Any]:
+    """Step N holds N + 1 tensors of 4 MiB at once; step 3 and later hold as many as step 3."""
+    peaks = []
+
+    def step() -> None:
+        held = [paddle.zeros([1 << 20]) for _ in range(min(len(peaks), 3) + 1)]
+        paddle.device.synchronize()
+        peaks.append(int(paddle.device.max_memory_allocated()))
+        del held
+
+    train(session, step)
+    return {"peaks": peaks}
+
+
+def asynchronous(session: Any) -> dict[str, Any]:
+    """Five matmuls a step, whose results are not read: the host runs ahead of the device."""
+    matrix = paddle.ones([8192, 8192] if on_gpu() else [32, 32])
+
+    def step() -> None:
+        for _ in range(5):
+            paddle.matmul(matrix, matrix)
+
+    step()
+    train(session, step)
+    return {"step": seconds(step)}
+
+
+def copies(session: Any) -> dict[str, Any]:
+    """Two matmuls, then a copy to the device from memory that is not pinned."""
+    matrix = paddle.ones([4096, 4096] if on_gpu() else [32, 32])
+    data = paddle.ones([1 << 18]).cpu()
+    device = paddle.device.get_device()
+
+    def step() -> None:
+        for _ in range(2):
+            paddle.matmul(matrix, matrix)
+        data.to(device, blocking=False)
+
+    train(session, step)
+    paddle.device.synchronize()
+    return {}
+
+
+def communicate(session: Any) -> dict[str, Any]:
+    """Collectives, transfers alone and in groups, and the reducer of DataParallel, on two ranks."""
+    rank, ones = dist.get_rank(), paddle.ones([FLOATS])
+    other = 1 - rank
+    model = paddle.DataParallel(net(64))
+
+    def step() -> None:
+        dist.all_reduce(ones)
+        dist.broadcast(ones, src=0)
+        dist.all_gather([], ones)
+        dist.reduce_scatter(paddle.zeros([FLOATS // 2]), [ones[: FLOATS // 2]] * 2)
+        if rank == 0:
+            dist.send(ones, dst=other)
+        else:
+            dist.recv(ones, src=other)
+        ways = [dist.P2POp(dist.isend, ones, other), dist.P2POp(dist.irecv, ones.clone(), other)]
+        for task in dist.batch_isend_irecv(ways):
+            task.wait()
+        model(paddle.ones([8, 64])).mean().backward()
+        for parameter in model.parameters():
+            parameter.clear_gradient()
+
+    train(session, step)
+    paddle.device.synchronize()
+    return {}
+
+
+def overlap(session: Any) -> dict[str, Any]:
+    """An all-reduce beside matmuls that do not need it; measures each alone, and both."""
+    data = paddle.ones([1 << 26 if on_gpu() else 1024])
+    matrix = paddle.ones([4096, 4096] if on_gpu() else [32, 32])
+
+    def compute() -> None:
+        for _ in range(2):
+            paddle.matmul(matrix, matrix)
+
+    def both() -> None:
+        task = dist.all_reduce(data, sync_op=False)
+        compute()
+        task.wait()
+
+    def step() -> None:
+        both()
+        paddle.device.synchronize()
+
+    both()
+    train(session, step)
+    communication = seconds(lambda: dist.all_reduce(data, sync_op=False).wait())
+    return {"compute": seconds(compute), "communicate": communication, "both": seconds(both)}
+
+
+def stuck(session: Any) -> dict[str, Any]:
+    """Rank 1 leaves the fifth all-reduce to rank 0, which waits for it for ever."""
+    ones = paddle.ones([1024])
+
+    def step() -> None:
+        dist.all_reduce(ones)
+        ones.numpy()
+
+    train(session, step, 4)
+    if dist.get_rank() == 1 and "PPPROF_TEST_DEVICE_STUCK_COMM" not in os.environ:
+        print("rank 1 does not communicate", flush=True)
+        time.sleep(600)
+    print("the next one is stuck", flush=True)
+    step()
+    return {}
+
+
+TRAININGS: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    training.__name__: training
+    for training in (
+        *(
+            kernels,
+            long,
+            static,
+            mixed_precision,
+            flash_attention,
+            graph,
+            memory,
+            asynchronous,
+            copies,
+        ),
+        *(communicate, overlap, stuck),
+    )
+}
+
+
+def main(training: str, device: str, *settings: str) -> None:
+    """Train, and print what the training measured."""
+    values = {key: yaml.safe_load(value) for key, _, value in (s.partition("=") for s in settings)}
+    rank = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
+    paddle.set_device(f"{device}:{rank}")
+    if "PADDLE_TRAINER_ID" in os.environ:
+        dist.init_parallel_env()
+    block = {"enable": True, "scheduler": [2, 5], "formats": ["pb"], "profiler_log": "log"}
+    with ppprof.attach({**block, **values}) as session:
+        measured = TRAININGS[training](session)
+    print(json.dumps(measured))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
