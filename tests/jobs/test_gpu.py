@@ -85,14 +85,13 @@ def test_a_compiled_program_is_recorded(machine: Machine) -> None:
     assert operators["calls"].max() == 2 * 3
 
 
-# The test device has no kernel for either: auto_cast has no effect on it.
-@only_gpu
+@only_gpu  # auto_cast has no effect on the test device
 def test_mixed_precision_is_recorded(machine: Machine) -> None:
     run, _, _ = machine.train("mixed_precision")
     assert check_kernels(run).filter(pl.col("name").str.contains("(?i)bf16|bfloat16")).height >= 3
 
 
-@only_gpu
+@devices
 def test_flash_attention_is_recorded(machine: Machine) -> None:
     run, _, _ = machine.train("flash_attention")
     names = check_kernels(run)["name"]
