@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ppprof.config.validation import not_a_bool
-from ppprof.config.yaml_source import ConfigTree, Key, literal, yaml_value
+from ppprof.config.yaml_source import MOST_DEPTH, ConfigTree, Key, literal, yaml_value
 from ppprof.errors import Problem
 
 _PATH = re.compile(r"[^.\[\]=\s]+(\.[^.\[\]=\s]+|\[\d+\])*")
@@ -48,6 +48,8 @@ def apply_overrides(source: ConfigTree, overrides: Iterable[str]) -> list[Proble
         key = tuple(part for part in re.split(r"[.\[\]]", path) if part)
         value = read_value(value_text)
         reason = _why_not(tree, key, value)
+        if len(key) > MOST_DEPTH:
+            reason = f"{len(key)} parts: expected at most {MOST_DEPTH}"
         if reason:
             problems.append(Problem(f"-o {text}", ".".join(key), reason))
             continue

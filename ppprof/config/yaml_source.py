@@ -36,6 +36,8 @@ _MOST_BYTES = 1 << 20
 """Largest file to read. FleetX's largest config has 5 KB."""
 _MOST_FILES = 100
 """Most files of a chain in which each file names the next one as ``_base_``."""
+MOST_DEPTH = 32
+"""Most levels of nested lists and mappings. FleetX's configs have 6, and OmegaConf holds some 70."""
 _INHERIT_KEY = "_inherited_"
 _PLAIN_TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 _NOT_PLAIN = object()
@@ -113,7 +115,8 @@ def merge(base: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
 def literal(text: str) -> Any:
     """Return the value of ``text`` as a Python literal; ``text`` itself if it is no literal.
 
-    Literals with values that YAML cannot hold, such as sets and bytes, stay text.
+    Literals with values that YAML cannot hold, such as sets and bytes, stay text, and so do literals
+    nested more than `MOST_DEPTH` levels deep.
 
     >>> literal("1e-5"), literal("True,"), literal("gpu")
     (1e-05, (True,), 'gpu')
@@ -122,9 +125,9 @@ def literal(text: str) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Python warns of "\\d", which is fine in plain text
             value = ast.literal_eval(text.lstrip(" \t"))  # Python 3.9 does not strip it
+        return value if _is_plain(value) else text
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return text
-    return value if _is_plain(value) else text
 
 
 def yaml_value(text: str) -> Any:
@@ -172,6 +175,9 @@ def _read_chain(path: Path, chain: tuple[Path, ...], base_mark: str = "") -> Con
     Raises:
         ConfigError: a file is invalid; see `read_tree`.
     """
+    if "\0" in str(path):
+        message = f"{str(path)!r}: no file name has a zero character"
+        raise ConfigError([Problem(base_mark or "config", "_base_" if base_mark else "", message)])
     resolved = path.resolve()
     if resolved in chain:
         names = " -> ".join(str(link) for link in (*chain, resolved))
@@ -222,7 +228,9 @@ def _read_file(path: Path, base_mark: str) -> ConfigTree:
     except RecursionError:
         raise ConfigError([Problem(str(path), "", "nested too deeply")]) from None
     if not isinstance(tree.values, dict):
-        message = f"{tree.values!r}: expected blocks such as Global and Model"
+        # The text itself is not shown: `_base_` may name any file of the machine.
+        kind = "a list" if isinstance(tree.values, list) else "a single value"
+        message = f"{kind}: expected blocks such as Global and Model"
         raise ConfigError([Problem(f"{path}:1", "", message)])
     return tree
 
@@ -247,6 +255,8 @@ def _plain_value(
     """
     if node in parents:
         raise _node_error(node, "an alias inside its own anchor")
+    if len(parents) > MOST_DEPTH:
+        raise _node_error(node, f"nested too deeply: expected at most {MOST_DEPTH} levels")
     if isinstance(node, yaml.ScalarNode):
         try:
             value = loader.construct_object(node)
@@ -300,11 +310,15 @@ def _parse_literals(value: Any) -> Any:
     return literal(value) if isinstance(value, str) else value
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if depth > MOST_DEPTH:
+        return False
     if isinstance(value, (list, tuple)):
-        return all(_is_plain(item) for item in value)
+        return all(_is_plain(item, depth + 1) for item in value)
     if isinstance(value, dict):
-        return all(isinstance(name, str) and _is_plain(item) for name, item in value.items())
+        return all(
+            isinstance(name, str) and _is_plain(item, depth + 1) for name, item in value.items()
+        )
     if isinstance(value, int):
         return -(1 << 63) <= value < 1 << 64  # what JSON readers take
     return value is None or isinstance(value, (float, str))

@@ -237,8 +237,8 @@ class TestUnreadable:
                 "cfg.yaml:2: not YAML: expected a single document in the stream but found another "
                 "document",
             ),
-            ("3", "cfg.yaml:1: 3: expected blocks such as Global and Model"),
-            ("[1]", "cfg.yaml:1: [1]: expected blocks such as Global and Model"),
+            ("3", "cfg.yaml:1: a single value: expected blocks such as Global and Model"),
+            ("[1]", "cfg.yaml:1: a list: expected blocks such as Global and Model"),
             (
                 "Model:\n  - &a [*a]",
                 "cfg.yaml:2: an alias inside its own anchor",
@@ -268,6 +268,17 @@ class TestUnreadable:
                 "cfg.yaml:1: '0x10000000000000000': not a plain value",
                 id="more than 64 bits",
             ),
+            pytest.param(
+                "Model: " + "[" * 80 + "]" * 80,
+                "cfg.yaml:1: nested too deeply: expected at most 32 levels",
+                id="lists",
+            ),
+            pytest.param(
+                "Model: " + "{a: " * 80 + "}" * 80,
+                "cfg.yaml:1: nested too deeply: expected at most 32 levels",
+                id="mappings",
+            ),
+            ('_base_: "a\\0b"', "cfg.yaml:1: _base_: 'a\\x00b': no file name has a zero character"),
             pytest.param("Model: " + "[" * 5000, "cfg.yaml: nested too deeply", id="brackets"),
             (
                 "Model: \0",

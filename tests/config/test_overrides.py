@@ -71,6 +71,8 @@ from ppprof.config.yaml_source import ConfigTree
         ('"a', '"a'),
         ("{a", "{a"),
         ("[" * 2000, "[" * 2000),
+        ("[" * 100 + "]" * 100, "[" * 100 + "]" * 100),
+        ("{a: " * 100 + "}" * 100, "{a: " * 100 + "}" * 100),
     ],
     ids=lambda value: repr(value)[:20],
 )
@@ -223,3 +225,10 @@ def test_false_in_any_spelling_does_not_enable(load):
         assert (
             load("Profiler: {enable: True}", f"Profiler.enable={spelling}").Profiler.enable is False
         )
+
+
+def test_a_path_has_an_end():
+    source = ConfigTree({"Model": {"x": 1}})
+    (problem,) = apply_overrides(source, [".".join(["a"] * 500) + "=1"])
+    assert problem.message == "500 parts: expected at most 32"
+    assert source.values == {"Model": {"x": 1}}
