@@ -203,10 +203,13 @@ def both(request, tmp_path):
 
 
 def length(event):
-    """Nanoseconds, as far as Paddle's float32 microseconds hold them: 24 bits; on a slow machine
-    even a small capture has longer events."""
+    """Nanoseconds, as far as Paddle's float32 microseconds hold them.
+
+    From 2**14 us on, neighbours are 2 ns apart; on a slow machine even a small capture has such
+    events.
+    """
     dur = ns(str(event.get("dur", 0)))
-    return dur if dur < 2**24 else "long"
+    return dur if dur < 2**14 * 1000 else "long"
 
 
 def track(event):
