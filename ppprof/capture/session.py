@@ -176,6 +176,8 @@ class RecordingSession(ProfilerSession):
         """Number of steps that the parts got without a cost."""
         self._closed = self._training_failed = False
         self._failures: set[str] = set()
+        self._left_out: set[str] = set()
+        """Names of counts that were no numbers."""
         self._pid = os.getpid()
         self._lock = threading.RLock()  # between the training and a SIGTERM
         self._guard = SigtermGuard.install(self._save_on_sigterm) if saves else None
@@ -224,7 +226,11 @@ class RecordingSession(ProfilerSession):
                 return
             try:
                 step = self._finished_step(
-                    loss, num_samples, num_tokens, num_micro_batches, num_flops
+                    loss,
+                    num_samples=num_samples,
+                    num_tokens=num_tokens,
+                    num_micro_batches=num_micro_batches,
+                    num_flops=num_flops,
                 )
             except Exception as error:
                 self._report("timing a step", error)
@@ -252,13 +258,13 @@ class RecordingSession(ProfilerSession):
     ) -> None:
         self._close(error)
 
-    def _finished_step(self, loss: Loss, *counts: int | None) -> FinishedStep:
+    def _finished_step(self, loss: Loss, **counts: int | None) -> FinishedStep:
         """End the step on the timer, and return its times and ``counts``.
 
         Args:
             loss: as given to `step`.
-            counts: samples, tokens, micro-batches and FLOPs, in this order; a count that is not a
-                number is reported and becomes None.
+            counts: samples, tokens, micro-batches and FLOPs, in this order and named as in `step`; a
+                count that is no whole number is logged and becomes None.
         """
         measured, cost = self._timer.step(), None
         clock = self._clock
@@ -267,7 +273,9 @@ class RecordingSession(ProfilerSession):
                 self._timer.finish()
             cost = self._pass_costs_on()
             self._num_working += cost is None
-        samples, tokens, micro_batches, flops = map(self._whole_number, counts)
+        samples, tokens, micro_batches, flops = (
+            self._whole_number(name, count) for name, count in counts.items()
+        )
         step = FinishedStep(
             self._step,
             measured.batch_cost_ns,
@@ -302,12 +310,23 @@ class RecordingSession(ProfilerSession):
                     self._report(part.task, error)
         return None
 
-    def _whole_number(self, count: int | None) -> int | None:
-        try:
-            return None if count is None else int(count)  # a numpy or Paddle scalar is a number too
-        except (TypeError, ValueError) as error:
-            self._report("timing a step", error)
+    def _whole_number(self, name: str, count: int | None) -> int | None:
+        if count is None:
             return None
+        try:
+            number = int(count)  # a numpy or Paddle scalar is a number too
+        except Exception:  # a tensor of several elements, NaN, infinity, text
+            number = -1
+        if 0 <= number < 1 << 63:
+            return number
+        if name not in self._left_out:
+            self._left_out.add(name)
+            log_to_stderr()
+            log.warning(
+                f"rank {self._rank}: step({name}={str(count)[:40]}): expected a whole number from 0; "
+                "it is left out"
+            )
+        return None
 
     def _advance(self) -> None:
         """Begin step number ``self._step``: call `on_transition` of every part.
