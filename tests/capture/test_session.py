@@ -8,8 +8,8 @@ import sys
 import time
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
