@@ -31,6 +31,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", default="")
     parser.add_argument("targets", nargs="*")
     args = parser.parse_args(argv)
+    # The thread that started this process blocks all signals.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     # The parent may be gone by then. SIGALRM's default action needs no Python.
     signal.setitimer(signal.ITIMER_REAL, args.seconds + 1)
     report = _Report()

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from ppprof.capture import threads
+
 _PATIENCE = 20.0
 """Seconds after which the process ends even if saving has not finished, since a disk may hang."""
 
@@ -37,7 +39,7 @@ class SigtermGuard:
 
     def __init__(self, save: Callable[[], None]) -> None:
         self._save = save
-        self._thread = threading.Thread(target=self._watch, name="ppprof SIGTERM", daemon=True)
+        self._thread: threading.Thread | None = None
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
 
@@ -67,7 +69,7 @@ class SigtermGuard:
         signal.signal(signal.SIGTERM, guard._handle)
         signal.siginterrupt(signal.SIGTERM, False)
         _active = guard
-        guard._thread.start()
+        guard._thread = threads.start(guard._watch, "SIGTERM")
         return guard
 
     def uninstall(self) -> None:
@@ -142,6 +144,8 @@ def default_sigterm() -> Iterator[None]:
 
 def _die() -> None:
     _restore_default_action()
+    # The main thread may block it meanwhile; a thread of ours blocks all signals.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
     os.kill(os.getpid(), signal.SIGTERM)
 
 

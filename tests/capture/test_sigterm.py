@@ -145,6 +145,35 @@ print(child.wait())
     assert run(body) == (0, f"{-signal.SIGTERM}\n")
 
 
+def test_a_program_that_blocks_sigterm_does_not_end_by_it() -> None:
+    """No thread of ours receives it instead. Unblocked, it saves and ends the program."""
+    body = """
+guard = sigterm.SigtermGuard.install(save)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+terminate()
+time.sleep(0.5)
+print("goes on", flush=True)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+time.sleep(60)
+"""
+    assert run(body) == (-signal.SIGTERM, "goes on\nsaved\n")
+
+
+def test_it_ends_a_program_that_blocks_sigterm_while_it_saves() -> None:
+    body = """
+def slowly():
+    save()
+    time.sleep(0.5)
+
+guard = sigterm.SigtermGuard.install(slowly)
+terminate()
+time.sleep(0.2)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+time.sleep(60)
+"""
+    assert run(body) == (-signal.SIGTERM, "saved\n")
+
+
 def test_outside_the_main_thread_there_is_no_guard() -> None:
     body = """
 thread = threading.Thread(target=lambda: print(sigterm.SigtermGuard.install(save)))

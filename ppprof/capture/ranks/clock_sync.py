@@ -27,6 +27,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ppprof.capture import threads
 from ppprof.capture.ranks import udp
 from ppprof.capture.schedule import State
 from ppprof.rundir.clocks import Clock, Reading, clocks_path, line_of
@@ -121,10 +122,9 @@ class ClockServer(ClockSync):
     def __init__(self, run: Path, host: str, store: Any, key: str) -> None:
         super().__init__(run, rank=0)
         self._clients: set[int] = set()
-        self._thread = threading.Thread(target=self._serve, name="ppprof clock", daemon=True)
         self._socket, token = udp.bind(host, store, key)
         self._token = bytes.fromhex(token)
-        self._thread.start()
+        self._thread = threads.start(self._serve, "clock")
 
     def close(self, compare: bool, failed: bool) -> None:
         """Stop answering queries; first wait up to 5 s until all ranks that sent queries have left.
@@ -234,10 +234,7 @@ class ClockClient(ClockSync):
 
     def _start_reading(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(
-                target=self._take_reading, name="ppprof clock", daemon=True
-            )
-            self._thread.start()
+            self._thread = threads.start(self._take_reading, "clock")
 
     def _take_reading(self) -> None:
         with self._suppress_and_report():

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any
 
+from ppprof.capture import threads
 from ppprof.capture.output import reason
 from ppprof.capture.steps.device_events import Events
 from ppprof.capture.steps.timer import StepCost, StepTime, StepTimer
@@ -214,10 +215,7 @@ class DeviceStepTimer(StepTimer):
             self._give_up(problem, logging.WARNING)
         elif self._watches and not self._wake.is_set():
             if self._watcher is None:
-                self._watcher = threading.Thread(
-                    target=self._watch, name="ppprof steps", daemon=True
-                )
-                self._watcher.start()
+                self._watcher = threads.start(self._watch, "steps")
             self._wake.set()
 
     def _watch(self) -> None:
