@@ -14,6 +14,7 @@ from ppprof.capture.device import compute_device_name
 from ppprof.capture.output import log_to_stderr, reason
 from ppprof.capture.parts import (
     ClockSyncPart,
+    DevicePart,
     LivenessPart,
     Part,
     RecordingPart,
@@ -195,7 +196,7 @@ def _attach(
         viewed=next((fmt for fmt in profiler.formats if fmt != "pb"), None),
         clocks_of=run if clock_sync is not None else None,
     )
-    parts: list[Part] = []
+    parts: list[Part] = [DevicePart(_device)]
     if run is not None:
         results.liveness = _liveness(job, run)
         parts += [results.liveness] if results.liveness is not None else []

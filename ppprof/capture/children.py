@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,8 @@ def run(
     """Run a command and return its result; after ``timeout`` seconds, kill it and its children.
 
     Never raises for a command that fails, hangs or does not exist. The output goes to files, so
-    that a killed child's own children cannot hold a pipe open.
+    that a killed child's own children cannot hold a pipe open. If a daemon thread calls this, the
+    end of Python kills the child too.
 
     Args:
         command: the program and its arguments.
@@ -79,12 +81,8 @@ def run(
                 start_new_session=True,
             )
             exit_code: int | None = None
-            try:
+            with _at_the_end(lambda: _kill(process)), suppress(subprocess.TimeoutExpired):
                 exit_code = process.wait(timeout)
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                _kill(process)
             return Ended(exit_code, _end_of(out), _end_of(err))
     except (OSError, ValueError) as error:
         return Ended(None, "", str(error), is_started=False)
@@ -100,10 +98,28 @@ def temporary_folder() -> Iterator[str]:
         OSError: the folder cannot be made.
     """
     folder = tempfile.mkdtemp(prefix="ppprof-")
-    try:
+    with _at_the_end(lambda: shutil.rmtree(folder, ignore_errors=True)):
         yield folder
+
+
+@contextmanager
+def _at_the_end(clean: Callable[[], None]) -> Iterator[None]:
+    """Return a context manager that cleans up at its end, and when Python ends before.
+
+    Python ends a daemon thread without its ``finally``.
+    """
+    pid = os.getpid()
+
+    def clean_at_exit() -> None:
+        if os.getpid() == pid:  # a forked child must not clean up for its parent
+            clean()
+
+    atexit.register(clean_at_exit)
+    try:
+        yield
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        atexit.unregister(clean_at_exit)
+        clean()
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

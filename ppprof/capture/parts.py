@@ -6,6 +6,7 @@ when it closes.
 
 from __future__ import annotations
 
+import logging
 import resource
 import sys
 import time
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from ppprof.capture.steps.visualdl_scalars import Loss, Scalars
     from ppprof.capture.window_clock import Transition, WindowClock
     from ppprof.rundir.liveness import LivenessRegistry
+
+log = logging.getLogger("ppprof")
 
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
@@ -254,6 +257,32 @@ class RecordingPart(Part):
         if windows is not None:
             for window, is_kept in decisions.items():
                 (windows.release if is_kept else windows.drop)(window)
+
+
+class DevicePart(Part):
+    """Warns once if the training computes on another device than that of `attach`.
+
+    Args:
+        ask: returns the device that Paddle computes on, such as ``gpu:0``.
+    """
+
+    task = "naming the device"
+
+    def __init__(self, ask: Callable[[], str]) -> None:
+        self._ask = ask
+        self._device = ask()
+
+    def on_step(self, step: FinishedStep) -> None:
+        """Compare the devices after the first step."""
+        if step.step:
+            return
+        device = self._ask()
+        if device != self._device:
+            log.warning(
+                f"the training computes on {device}, but attach() was called on {self._device}: "
+                f"step times, memory and windows are those of {self._device}; call attach() after "
+                "paddle.set_device()"
+            )
 
 
 class ClockSyncPart(Part):

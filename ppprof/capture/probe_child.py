@@ -9,17 +9,21 @@ Lines on stdout: ``{"stage": "prepare"}`` before each stage, then ``{"result": {
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 _SIZE = 256
 """Rows and columns of the matrices."""
+_SET_PARENT_DEATH_SIGNAL = 1
+"""PR_SET_PDEATHSIG of sys/prctl.h."""
 TRACE_SWITCH = {"cpu": 1, "gpu": 2, "xpu": 4, "custom_device": 8}
 """Numbers of the targets in ``ProfilerOptions.trace_switch``."""
 
@@ -33,7 +37,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     # The thread that started this process blocks all signals.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    # The parent may be gone by then. SIGALRM's default action needs no Python.
+    _end_with_parent()
+    # SIGALRM's default action needs no Python.
     signal.setitimer(signal.ITIMER_REAL, args.seconds + 1)
     report = _Report()
     try:
@@ -42,6 +47,15 @@ def main(argv: list[str] | None = None) -> None:
         # Paddle's error messages begin with the C++ stack; the cause is at the end.
         report.write(error=f"{type(error).__name__}: {error}"[-4000:])
     os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends, even by SIGKILL; only on Linux.
+
+    Otherwise it would use the device for a minute after a training that has ended.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 class _Report:

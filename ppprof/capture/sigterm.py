@@ -39,6 +39,7 @@ class SigtermGuard:
 
     def __init__(self, save: Callable[[], None]) -> None:
         self._save = save
+        self._ends = threading.Event()
         self._thread: threading.Thread | None = None
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
@@ -92,6 +93,7 @@ class SigtermGuard:
                 return
             if signal.getsignal(signal.SIGTERM) not in (self._handle, signal.SIG_DFL):
                 signals = b""  # the program has installed a handler of its own since
+        self._ends.set()
         deadline = threading.Timer(_PATIENCE, _die)
         deadline.daemon = True
         deadline.start()
@@ -115,6 +117,14 @@ class SigtermGuard:
     def _close_pipe(self) -> None:
         os.close(self._reader)
         os.close(self._writer)
+
+
+def is_ending() -> bool:
+    """Return whether SIGTERM has arrived, so that a guard saves data and ends the process.
+
+    A long wait in the training has to end then: the guard may need a lock that the training holds.
+    """
+    return _active is not None and _active._ends.is_set()
 
 
 @contextmanager

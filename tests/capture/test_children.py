@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -62,3 +63,38 @@ def test_a_child_is_not_one_of_the_jobs_ranks(monkeypatch: pytest.MonkeyPatch) -
     assert not set(names) & with_flags.keys()
     package = str(Path(children.__file__).parents[2])
     assert package in with_flags["PYTHONPATH"].split(os.pathsep)
+
+
+@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)"])
+def test_the_probes_child_ends_with_the_training(tmp_path: Path, end: str) -> None:
+    (tmp_path / "paddle.py").write_text(
+        "import time; print('imported', flush=True); time.sleep(40)"
+    )
+    program = (
+        "import os, threading, time\n"
+        "from ppprof.capture.probe import probe\n"
+        "threading.Thread(target=probe, daemon=True).start()\n"
+        "time.sleep(3)\n"
+        f"{end}\n"
+    )
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    paths = os.pathsep.join([str(tmp_path), str(Path(children.__file__).parents[2])])
+    env = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": paths}
+    training = [sys.executable, "-c", program]
+    subprocess.run(training, env=env, timeout=60, check=False)
+    for _ in range(100):
+        left = [path for path in Path("/proc").glob("[0-9]*/cwd") if _is_below(path, folder)]
+        if not left:
+            break
+        time.sleep(0.05)
+    assert not left
+    if end == "pass":
+        assert not list(folder.iterdir())
+
+
+def _is_below(link: Path, folder: Path) -> bool:
+    try:
+        return str(link.readlink()).startswith(str(folder))
+    except OSError:
+        return False

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppprof.capture.parts import FinishedStep, Part
+from ppprof.capture.parts import DevicePart, FinishedStep, Part
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.session import RecordingSession
@@ -393,3 +393,18 @@ def test_a_count_that_is_no_number_costs_itself_only(count: Any) -> None:
         (0, None, 7),
         (1, 8, None),
     ]
+
+
+@pytest.mark.parametrize("later", ["npu:0", "cpu"])
+def test_a_device_that_is_set_after_attach_is_one_warning(messages: list[str], later: str) -> None:
+    devices = iter(["cpu", later])
+    with RecordingSession(
+        WindowClock(Schedule.of(None)), [DevicePart(lambda: next(devices))]
+    ) as prof:
+        for _ in range(3):
+            prof.step()
+    expected = (
+        "the training computes on npu:0, but attach() was called on cpu: step times, memory and "
+        "windows are those of cpu; call attach() after paddle.set_device()"
+    )
+    assert messages == ([] if later == "cpu" else [expected])

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,6 +115,17 @@ def test_sigterm_ends_a_training_whose_window_waits_for_a_stuck_device(
     # After step 4 the window is saved. Paddle waits for the device, and holds Python's lock.
     wait_for(lambda: "step 3" in output(tmp_path) and not catches_sigterm(job), job)
     ends_by_sigterm(job, tmp_path, 10)
+
+
+def test_sigterm_ends_a_training_whose_first_window_waits_for_the_probe(
+    tmp_path: Path, test_device: Variables
+) -> None:
+    # The probe's child is stuck in its first matmul; the training multiplies nothing.
+    job = start(tmp_path, *JOB, "scheduler=[5, 8]", "matmuls=0", **test_device(STUCK=1))
+    wait_for(lambda: "step 2" in output(tmp_path), job)
+    time.sleep(1)
+    ends_by_sigterm(job, tmp_path, 10)
+    assert "is not recorded" not in output(tmp_path)
 
 
 def test_sigterm_ends_a_training_that_waits_for_a_stuck_device_in_a_window(

@@ -26,6 +26,7 @@ from paddle.base import core
 from ppprof.capture import probe as probing
 from ppprof.capture import threads
 from ppprof.capture.output import reason
+from ppprof.capture.sigterm import is_ending
 from ppprof.rundir import device_probes
 from ppprof.rundir.device_probes import DeviceProbe
 
@@ -83,7 +84,8 @@ class Targets:
     def decide(self, patience_s: float = probing.TIMEOUT_SECONDS + 10) -> list[str]:
         """Return the targets to record; wait for the probe if it has not ended.
 
-        If the device is not recorded, log why, once on each node.
+        If the device is not recorded, log why, once on each node. Do not wait after a SIGTERM, which
+        is about to end the process.
 
         Args:
             patience_s: longest time to wait.
@@ -92,6 +94,7 @@ class Targets:
             return self._names
         found = self._await(patience_s) if self._run is not None else _known.get(self._device)
         if found is None:
+            self._warns = self._warns and not is_ending()
             self._give_up("the probe of its profiler has not ended")
         elif self._is_safe(found):
             _known[self._device] = found
@@ -141,7 +144,8 @@ class Targets:
         while True:
             has_ended = self._thread is not None and not self._thread.is_alive()
             found = device_probes.read(self._run)
-            if found is not None or has_ended or time.monotonic() >= deadline:
+            is_late = time.monotonic() >= deadline or is_ending()
+            if found is not None or has_ended or is_late:
                 return found
             time.sleep(_POLL_SECONDS)
 

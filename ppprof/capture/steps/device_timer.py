@@ -206,13 +206,13 @@ class DeviceStepTimer(StepTimer):
             self._pending.append(_Mark(kind, now, event, stalls=self._stalls))
         except Exception as error:
             self._pending.append(_Mark(kind, now, None, stalls=False))
-            self._give_up(reason(error), logging.DEBUG)
+            self._give_up(f"an event failed: {reason(error)}")
             return
         if event is None:
             self.poll()
         elif len(self._pending) > MOST_PENDING:
             problem = f"the device has not finished {MOST_PENDING} steps"
-            self._give_up(problem, logging.WARNING)
+            self._give_up(problem)
         elif self._watches and not self._wake.is_set():
             if self._watcher is None:
                 self._watcher = threads.start(self._watch, "steps")
@@ -230,7 +230,7 @@ class DeviceStepTimer(StepTimer):
                 self._closed.wait(self._pause_s())
                 self.poll()
         except Exception as error:
-            self._give_up(reason(error), logging.DEBUG)
+            self._give_up(f"an event failed: {reason(error)}")
 
     def _pause_s(self) -> float:
         """Return the time until the next query: half of the time until the oldest event is expected.
@@ -262,7 +262,7 @@ class DeviceStepTimer(StepTimer):
                         mark.event = None
                     found.append(mark)
             except Exception as error:
-                self._give_up(reason(error), logging.DEBUG)
+                self._give_up(f"an event failed: {reason(error)}")
                 return
             if found:
                 self._set_times(found, self._clock())
@@ -313,11 +313,13 @@ class DeviceStepTimer(StepTimer):
                 self._last = max(self._last, mark.host_ns)
                 self._add(mark.kind, self._last, _ON_HOST)
 
-    def _give_up(self, why: str, level: int) -> None:
+    def _give_up(self, why: str) -> None:
         """Use the host's clock from now on."""
         with self._lock:
             if not self._fails:
-                log.log(level, f"steps end when the host ends them from now on: {why}")
+                log.warning(
+                    f"{why}; from now on, step times are those of the host, which only launches work"
+                )
                 self._drop_pending()
                 self._fails = True
 

@@ -240,7 +240,11 @@ def test_after_an_error_steps_are_the_hosts(
     device.now += 7
     assert timer.step() == StepTime(7, None, device_timed=False)
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("DEBUG", "steps end when the host ends them from now on: CUDA error 700")
+        (
+            "WARNING",
+            "an event failed: CUDA error 700; from now on, step times are those of the host, which "
+            "only launches work",
+        )
     ]
 
 
@@ -258,7 +262,8 @@ def test_a_device_that_falls_too_far_behind_is_one_warning(
     assert costs == [5, 5, 5, 5]
     assert step == StepTime(5, None, device_timed=False)
     assert messages == [
-        "steps end when the host ends them from now on: the device has not finished 3 steps"
+        "the device has not finished 3 steps; from now on, step times are those of the host, which "
+        "only launches work"
     ]
 
 
