@@ -149,7 +149,7 @@ def test_steps_are_synchronized_on_request(tmp_path: Path, test_device: Switches
 def test_scalars_of_steps_whose_costs_come_late(tmp_path: Path, test_device: Switches) -> None:
     """VisualDL's reader has every step once, with the cost that the step log has."""
     pytest.importorskip("visualdl", reason="needs the visualdl wheel")
-    env = test_device(KERNEL_MS=KERNEL_MS)
+    env = test_device(MEMORY_MB=MEMORY_MB, KERNEL_MS=KERNEL_MS)
     job(tmp_path, env, "async", scheduler=[12, 18], formats=["pb"], visualdl_scalars=True)
     times = logged(tmp_path)
     (path,) = (tmp_path / "profiler_log").rglob("*vdlrecords*")
