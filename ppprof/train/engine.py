@@ -172,9 +172,10 @@ class Engine:
     def _reduces_in_backward(self) -> bool:
         """Whether Paddle's reducer reduces gradients while backward computes others.
 
-        It starts a collective in C++ as soon as the gradients of a group of parameters are there. Not
-        on a CPU, where its work does not appear in traces, and not with recompute, a PyLayer, which
-        `paddle.DataParallel` does not support: there FleetX reduces all gradients after backward.
+        The reducer runs in C++, and starts a collective as soon as a group of parameters has its
+        gradients. False on a CPU, where its work does not appear in traces. False with recompute,
+        since `paddle.DataParallel` does not support a PyLayer. All gradients are then reduced after
+        backward, as FleetX does.
         """
         return self._config.Global.device != "cpu" and not self._config.Model.use_recompute
 
