@@ -18,6 +18,8 @@ PYTHON26 ?= $(PYTHON)
 # End a test that hangs, and print the stacks of all threads.
 PYTEST := $(BIN)/python -m pytest --timeout 600
 ARGS ?=
+# Tests start hundreds of processes: compile each module once.
+unexport PYTHONDONTWRITEBYTECODE
 LAUNCH := $(BIN)/python -m paddle.distributed.launch --nproc_per_node
 
 TRAINERS := .venv-paddlenlp/.installed .venv-paddleformers/.installed

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Union, cast
+from typing import IO, BinaryIO, Union, cast
 
 from ppprof.errors import InputError, PpprofError
 
@@ -67,6 +67,26 @@ def reject_special_files(path: Path) -> None:
             raise OSError(errno.EINVAL, "neither a file nor a directory", str(path))
 
 
+def open_regular(path: PathLike) -> BinaryIO:
+    """Open a regular file on this machine for reading, without following a link or waiting.
+
+    A name can be replaced at any time. So the file that is open is checked, not its name before it
+    is opened. Opening a pipe does not wait for a writer.
+
+    Raises:
+        OSError: the path does not exist, is unreadable, or is a link, directory, pipe, socket or
+            device.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def read_bounded(path: Path, most_bytes: int) -> bytes:
     """Read a whole file into memory.
 
@@ -75,9 +95,23 @@ def read_bounded(path: Path, most_bytes: int) -> bytes:
     """
     reject_special_files(path)
     with path.open("rb") as file:
-        content = file.read(most_bytes + 1)
+        return read_all(file, path, most_bytes)
+
+
+def read_all(file: IO[bytes], path: Path, most_bytes: int) -> bytes:
+    """Read an open file from its position to its end.
+
+    Args:
+        file: the file.
+        path: the file's path, for the message.
+        most_bytes: how many bytes are allowed.
+
+    Raises:
+        OSError: the file is unreadable or has more bytes.
+    """
+    content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        message = f"larger than the {most_bytes >> 20} MiB allowed for such a file"
+        message = f"larger than the {most_bytes / 2**20:g} MiB allowed for such a file"
         raise OSError(errno.EFBIG, message, str(path))
     return content
 

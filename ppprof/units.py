@@ -10,7 +10,9 @@ MEGABYTE = 1_000_000
 
 _UNPRINTABLE = re.compile(
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f"  # terminals execute them
-    "\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069]"  # they reorder the text around them
+    "\\u061c\\u200e\\u200f\\u2028-\\u202e\\u2066-\\u2069"  # they reorder the text around them
+    "\\xad\\u115f\\u1160\\u180e\\u200b-\\u200d\\u2060-\\u2064\\u206a-\\u206f\\u3164"  # they show nothing
+    "\\ufeff\\uffa0\\ufff9-\\ufffb\\U000e0000-\\U000e007f]"
 )
 _PLURAL = re.compile(r"s(?=$| (?:from|not|of|that|without)\b)")
 _TIMES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1.0, "ns"))
@@ -68,12 +70,13 @@ def format_value(name: str, value: str | float | None) -> str:
 
 
 def escape_control_chars(text: str) -> str:
-    r"""Escape the characters that a terminal would execute, and those that reorder the text.
+    r"""Escape characters that a terminal would execute, that reorder the text or that show nothing.
 
-    Newlines and tabs stay. Names in traces and names of files and hosts are untrusted.
+    Newlines and tabs stay. Names in traces and names of files and hosts are untrusted: with such
+    characters, one name could look like another.
 
-    >>> escape_control_chars("evil\x1b[2Jkernel\n")
-    'evil\\x1b[2Jkernel\n'
+    >>> escape_control_chars("evil\x1b[2Jkernel\n"), escape_control_chars("mat\u200bmul")
+    ('evil\\x1b[2Jkernel\n', 'mat\\u200bmul')
     """
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -46,6 +48,15 @@ Make = Callable[[Path], None]
 
 _LOGGER = logging.getLogger("ppprof")
 _HANDLERS = _LOGGER.handlers[:]
+
+
+def pytest_configure() -> None:
+    """Let programs that tests start end by signals, also if the tests run under ``nohup`` or ``&``."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGXCPU):
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        if is_main_thread and signal.getsignal(number) is signal.SIG_IGN:
+            is_interrupt = number is signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,7 @@ pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
 
 from tests import remote_functions  # noqa: E402
+from tests.fixtures.run_files import run_file  # noqa: E402
 
 OFFSET_NS, DRIFT_PPB = 800_000_000, 50_000
 CALLS = 20
@@ -57,7 +58,7 @@ def test_events_are_where_they_happened_within_the_stated_error(
                 assert theirs - seen[-1] > OFFSET_NS / 2
             prof.step()
     (folder,) = log.glob("raw/*.calls")
-    calls, _ = read_calls(folder)
+    calls, _ = read_calls(run_file(folder))
     error_ns = [reading.error_ns for reading in aligned(calls).values()]
     ran = (
         ppprof.open(log)

@@ -77,8 +77,8 @@ def printed(capsys, *arguments):
     one_in(
         3,
         [
-            ["ranks", "--workers", "2"],
             ["ranks", "--what-if"],
+            ["ranks", "--workers", "2"],
             ["summary", "--by", "rank"],
             ["summary", "--views", "all"],
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping
@@ -46,6 +47,7 @@ from ppprof.capture.window_clock import WindowClock
 from ppprof.errors import PpprofError, UsageError
 from ppprof.hardware import known_peak_flops
 from ppprof.rundir.liveness import LivenessRegistry
+from ppprof.rundir.run_file import RunFile
 
 if TYPE_CHECKING:
     from ppprof.capture.recording.windows import Windows
@@ -69,7 +71,7 @@ class OpenWindow:
     """The window that this process records now."""
 
     rank: int
-    calls: Path
+    calls: RunFile
     """The folder for the remote calls that are made in the window."""
     settings: Mapping[str, Any]
     """The ``Profiler`` block."""
@@ -135,7 +137,7 @@ def attach(
     if not profiler.enable:
         return NoopSession()
     log_to_stderr()
-    if _attached is not None and not _attached.session.closed:
+    if _attached is not None and _attached.session.is_active:
         log.warning(
             "attach() was called while an earlier session is open: the new session does nothing"
         )
@@ -251,7 +253,7 @@ def _steps(
 ) -> StepsPart:
     return StepsPart(
         summary,
-        log=StepLog(run / rundir.steps_path(job.rank)) if run is not None else None,
+        log=StepLog(RunFile(run, rundir.steps_path(job.rank))) if run is not None else None,
         scalars=_scalars(job, run, printing) if profiler.visualdl_scalars else None,
         device_memory=_device_memory(),
     )
@@ -259,6 +261,8 @@ def _steps(
 
 def _run_directory(job: Job, log_dir: Path, manifest: Mapping[str, Any], key: str) -> Path | None:
     try:
+        if not _is_utf8(log_dir.absolute()):
+            raise OSError(errno.EILSEQ, "the path is not UTF-8, as Paddle needs it", str(log_dir))
         return job.run_directory(log_dir, manifest, key)
     except (OSError, RuntimeError) as error:
         log.warning(
@@ -344,7 +348,15 @@ def _scalars(job: Job, run: Path | None, printing: Collection[int]) -> Scalars |
     if run is None or job.rank not in printing:
         return None
     is_first = job.rank == min(printing)
-    return Scalars(run / rundir.scalars_path(job.rank, is_first=is_first))
+    return Scalars(RunFile(run, rundir.scalars_path(job.rank, is_first=is_first)))
+
+
+def _is_utf8(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:  # Python has put surrogates in place of its bytes
+        return False
+    return True
 
 
 def _is_positive(number: object) -> bool:

@@ -9,10 +9,11 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+
+from ppprof.capture.descriptors import ScratchFile
 
 _LAUNCHER = ("PADDLE_", "FLAGS_", "MASTER_", "POD_", "TRAINING_ROLE")
 """Prefixes of the launcher's environment variables. A child must not see these variables, since it
@@ -70,12 +71,12 @@ def run(
         folder: the working directory; None means this process's.
     """
     try:
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        with closing(ScratchFile()) as out, closing(ScratchFile()) as err:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
+                stdout=out.fd,
+                stderr=err.fd,
                 env=env,
                 cwd=folder,
                 start_new_session=True,
@@ -133,7 +134,5 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.returncode = -signal.SIGKILL  # Popen warns about a child that is still running
 
 
-def _end_of(file: IO[bytes]) -> str:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _MOST_BYTES))
-    return file.read().decode(errors="replace")
+def _end_of(file: ScratchFile) -> str:
+    return file.read(_MOST_BYTES).decode(errors="replace")

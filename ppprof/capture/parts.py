@@ -15,6 +15,7 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from ppprof.capture.signals import ending_signal
 from ppprof.capture.steps.device_memory import DeviceMemory
 from ppprof.capture.steps.step_log import StepRecord
 
@@ -96,6 +97,9 @@ class Part:
 
     task = "profiling"
     """The activity that has failed if a method raises, for the log: "recording failed: ..."."""
+    has_data = False
+    """Whether the part holds recorded data. If an exception or a signal ends the training, these
+    parts are closed or rescued ahead of the others."""
 
     def on_step(self, step: FinishedStep) -> None:
         """Handle a step that has ended on the host."""
@@ -111,18 +115,18 @@ class Part:
         """End the recording, since this part or another part has failed; step times go on."""
 
     def close(self, ending: Ending) -> None:
-        """Save all data of the part. A SIGTERM that arrives meanwhile is handled afterwards."""
+        """Save all data of the part. A signal that arrives meanwhile is handled afterwards."""
 
     def wait(self, ending: Ending) -> None:
         """Wait for other processes and print results; called after `close` of all parts.
 
-        A SIGTERM that arrives meanwhile ends the process, which is safe: all data are saved.
+        A signal that arrives meanwhile ends the process, which is safe: all data are saved.
         """
 
     def rescue(self) -> None:
-        """Save the data recorded so far: a SIGTERM is about to end the process.
+        """Save the data recorded so far: a signal is about to end the process.
 
-        Called in the thread of the `SigtermGuard`, while the training's threads may still run.
+        Called in the thread of the `SignalGuard`, while the training's threads may still run.
         """
 
 
@@ -149,8 +153,8 @@ class LivenessPart(Part):
             self.lost_ranks = self._registry.mark_failed(error)
 
     def rescue(self) -> None:
-        """Mark this rank as ended by SIGTERM."""
-        self.lost_ranks = self._registry.mark_failed(None)
+        """Mark this rank as ended by the signal that has arrived."""
+        self.lost_ranks = self._registry.mark_failed(None, ending_signal() or "SIGTERM")
 
 
 class TriggersPart(Part):
@@ -193,6 +197,7 @@ class RecordingPart(Part):
     """Records windows on this rank and prints the tables of its windows."""
 
     task = "recording"
+    has_data = True
 
     def __init__(
         self,
@@ -210,7 +215,7 @@ class RecordingPart(Part):
         """Print finished tables; then open, save, keep or delete windows."""
         start = time.perf_counter_ns()
         holds_up = transition.excluded
-        if self._post_processor.has_finished_child:
+        if self._post_processor.has_finished_window:
             holds_up = True
             self._post_processor.poll()
         windows = self._windows
@@ -218,9 +223,10 @@ class RecordingPart(Part):
             if not windows.fits(transition.own_before, transition.own_after, transition.window):
                 transition = self._clock.cut(transition)
                 holds_up = True
-            windows.advance(
+            if not windows.advance(
                 transition.own_before, transition.own_after, transition.step, transition.window
-            )
+            ):
+                self._clock.cut(transition)
             windows.holds = transition.is_provisional
         self._apply_keep_decisions()
         return time.perf_counter_ns() - start if holds_up else 0
@@ -314,6 +320,7 @@ class StepsPart(Part):
     """
 
     task = "timing a step"
+    has_data = True
 
     def __init__(
         self,

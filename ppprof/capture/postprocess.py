@@ -1,70 +1,59 @@
-"""Make tables and traces of saved windows, in a child process beside the training."""
+"""Make tables and traces of saved windows, in a process beside the training."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shlex
-import signal
-import subprocess
 import sys
-import tempfile
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from ppprof.capture.children import environment
 from ppprof.capture.free_memory import available_bytes
+from ppprof.capture.helper import Finished, Helper
 from ppprof.capture.output import forward_stderr, print_result, reason
+from ppprof.capture.signals import is_ending
+from ppprof.units import escape_control_chars
 
 log = logging.getLogger("ppprof")
 
 _COMMAND = (sys.executable, "-m", "ppprof", "finish")
 
-_LIMIT_SECONDS = 600
-"""CPU time after which a child ends; it is enough for 30 GB of JSON. The child may still run for
-hours: beside a training that uses all cores, the lowest priority gets a hundredth of a core."""
-
 _REDRAW_SECONDS = 0.2
+_POLL_SECONDS = 0.02
 
 _BASE_BYTES, _BYTES_A_RAW_BYTE = 200 << 20, 10
-"""Upper bound of a child's memory. Children took 180, 280 and 660 MiB for raw captures of 3, 16 and
-65 MiB. The bound is compared with the free memory before a child starts, but it is not enforced:
-polars reserves far more than it uses, so a limit would make good captures fail."""
+"""Upper bound of a helper's memory. Helpers took 180, 280 and 660 MiB for raw captures of 3, 16 and
+65 MiB. The bound is compared with the free memory ahead of a window, but it is not enforced: polars
+reserves far more than it uses, so a limit would make good captures fail."""
 
 
 class PostProcessor:
-    """Runs ``ppprof finish`` for one window after another, one child at a time.
+    """Has a `Helper` make tables and traces of one window after another.
 
-    ::
-
-        training   | window 0 | steps ...                        | window 1 | ... | wait
-        child 0               | at lowest priority ... tables |
-        child 1                                                             | ... | usual priority
-
-    A child starts as soon as its window is saved:
+    The helper gets a window as soon as it is saved. The helper runs
 
     - at the lowest priority, so that it only uses CPU time that the training leaves;
     - as the first process that the kernel kills when memory runs out;
-    - in a session of its own, so that a signal that ends the training does not end the child;
-    - with a limit on its CPU time.
+    - in a session of its own, so that a signal that ends the training does not end the helper;
+    - with a limit on its CPU time for each window.
 
-    The child's output is printed when the child has ended. If the child fails, or if there is too
-    little memory to start it, the raw capture stays and a warning is logged.
+    It ends after a minute without a window, or once it takes much memory; the next window starts
+    another one. Its output for a window is printed when the window is finished. If the helper
+    fails, or if there is too little memory, the raw capture stays and a warning is logged.
 
     Args:
         run: the run directory.
         rank: this process's rank.
         prints: whether to print the tables.
-        command: the child's command instead of ``ppprof finish``.
-        background: whether children run beside the training, as above. If False, `add` waits for
-            the child, which has the usual priority.
-        then: a command that the child runs afterwards (``Profiler.on_window_end``); empty for no
-            command.
+        command: the helper's command instead of ``ppprof finish``.
+        background: whether the helper runs beside the training, as above. If False, `add` waits for
+            the helper, which has the usual priority.
+        then: a command that the helper runs after each window (``Profiler.on_window_end``); empty
+            for no command.
     """
 
     def __init__(
@@ -76,17 +65,19 @@ class PostProcessor:
         background: bool = True,
         then: Sequence[str] = (),
     ) -> None:
-        self._run = run
         self._rank = rank
+        self._run = run
         self._prints = prints
-        self._command = _COMMAND if command is None else command
+        where = [str(run), "--rank", str(rank)]
+        self._command = [*(_COMMAND if command is None else command), *where]
         self._background = background
         self._then = ["--then", shlex.join(then)] if then else []
-        self._waiting: deque[tuple[int, Path]] = deque()
-        self._child: _Child | None = None
+        self._raws: dict[int, Path] = {}
+        """Raw captures of the windows that the helper is not done with."""
+        self._helper: Helper | None = None
 
     def add(self, window: int, raw: Path, brief: bool = False) -> None:
-        """Start a child for a window, as soon as the children of earlier windows have ended.
+        """Send a window to the helper; start a helper if none runs.
 
         Args:
             window: number of the window.
@@ -94,30 +85,42 @@ class PostProcessor:
             brief: whether to return at once even if ``background`` is False, since the process is
                 about to end.
         """
-        self._waiting.append((window, raw))
+        shortage = _memory_shortage(raw)
+        if shortage:
+            self._log_failure(window, raw, shortage)
+            return
+        helper = self._helper
+        if helper is not None and not helper.has_ended and not helper.add(window):
+            self._log_failure(window, raw, f"{len(self._raws)} windows wait for the helper")
+        else:
+            self._raws[window] = raw
         self.poll()
-        if not self._background and not brief and self._child is not None:
-            self._child.process.wait()
-            self.poll()
+        while not self._background and not brief and not is_ending() and self.poll():
+            time.sleep(_POLL_SECONDS)
 
     @property
-    def has_finished_child(self) -> bool:
-        """Whether the current child has ended, so that `poll` will print its output."""
-        return self._child is not None and self._child.process.poll() is not None
+    def has_finished_window(self) -> bool:
+        """Whether a window is finished, so that `poll` will print its tables."""
+        return bool(self._raws) and self._helper is not None and self._helper.has_output
 
     def poll(self) -> bool:
-        """Print the output of a finished child and start the next child; never wait for a child.
+        """Print the output for finished windows; start another helper if one is needed. Never wait.
 
         Returns:
-            Whether a child is running now. False means that no window is left.
+            Whether windows are left.
         """
-        if self._child is not None and self.has_finished_child:
-            child, self._child = self._child, None
-            child.report(self._prints)
-        while self._child is None and self._waiting:
-            window, raw = self._waiting.popleft()
-            self._child = _start(self._command_for(window), raw, 19 if self._background else 0)
-        return self._child is not None
+        while self._raws:
+            if self._helper is None and not self._start():
+                break
+            assert self._helper is not None
+            has_ended = self._helper.has_ended
+            for finished in self._helper.poll():
+                self._report(finished)
+            if not has_ended:
+                break
+            self._helper.close()
+            self._helper = None
+        return bool(self._raws)
 
     def wait(self, seconds: float, patience: float = 3.0) -> None:
         """Wait until all windows have tables and traces; then, or after ``seconds``, call `leave`.
@@ -128,110 +131,81 @@ class PostProcessor:
                 elsewhere.
 
         Raises:
-            KeyboardInterrupt: the user stopped waiting; the child goes on.
+            KeyboardInterrupt: the user stopped waiting; the helper goes on.
         """
         start = time.monotonic()
         has_logged = False
-        bar = _Bar(len(self._waiting) + (self._child is not None), patience)
+        bar = _Bar(len(self._raws), patience)
         try:
             while True:
-                if self.has_finished_child:
+                if self.has_finished_window:
                     bar.clear()
                 if not self.poll() or time.monotonic() - start > seconds:
                     break
-                if self._child is not None:
-                    self._child.raise_priority()
-                if not bar.draw(left=len(self._waiting) + 1) and not has_logged:
+                if self._helper is not None:
+                    self._helper.raise_priority()
+                if not bar.draw(left=len(self._raws)) and not has_logged:
                     has_logged = time.monotonic() - start > patience
                     if has_logged:
                         log.info(
                             f"rank {self._rank}: making tables and traces of the recorded steps..."
                         )
-                time.sleep(0.02)
+                time.sleep(_POLL_SECONDS)
         finally:
             bar.close()
             self.leave()
 
     def leave(self) -> None:
-        """Leave a running child to itself, and drop the windows that wait for it.
+        """Leave the helper to itself: it finishes the windows that are left, and ends.
 
-        If a child is running, a log message gives the command that makes missing tables.
+        If windows are left, a log message gives the command that makes missing tables.
         """
-        if self._child is not None:
-            self._child.close()
-            log.info(
-                f"rank {self._rank}: exiting before the tables in {self._run} are written; "
-                f"if they do not appear, run: ppprof finish {shlex.quote(str(self._run))}"
-            )
-        self._child = None
-        self._waiting.clear()
+        if self._helper is not None:
+            self._helper.close()
+            if self._raws:
+                log.info(
+                    f"rank {self._rank}: exiting before the tables in {self._run} are written; "
+                    f"if they do not appear, run: ppprof finish {shlex.quote(str(self._run))}"
+                )
+        self._helper = None
+        self._raws.clear()
 
-    def _command_for(self, window: int) -> list[str]:
-        rank = str(self._rank)
-        where = [str(self._run), "--rank", rank, "--window", str(window)]
-        return [*self._command, *where, *self._then]
+    def _start(self) -> bool:
+        """Start a helper for all windows that are left; return whether there is one."""
+        try:
+            nice = 19 if self._background else 0
+            self._helper = Helper([*self._command, *self._then], nice)
+        except OSError as error:
+            for window, raw in self._raws.items():
+                self._log_failure(window, raw, str(error))
+            self._raws.clear()
+            return False
+        waiting = len(self._raws)
+        for window in list(self._raws):
+            if not self._helper.add(window):
+                why = f"{waiting} windows wait for the helper"
+                self._log_failure(window, self._raws.pop(window), why)
+        return True
 
+    def _report(self, finished: Finished) -> None:
+        raw = self._raws.pop(finished.window)
+        if self._prints and finished.unprinted:
+            _log_unprinted(finished.unprinted, raw)
+        elif self._prints:
+            _print_tables(finished.out, raw)
+        lines = (line.removeprefix("ppprof: ") for line in finished.err.splitlines())
+        visible = (escape_control_chars(line) for line in lines if line.strip())
+        forward_stderr("".join(f"ppprof: {line}\n" for line in visible))
+        if finished.failure:
+            self._log_failure(finished.window, raw, finished.failure)
 
-def _start(command: list[str], raw: Path, nice: int) -> _Child | None:
-    shortage = _memory_shortage(raw)
-    if shortage:
-        _log_failure(raw, command, shortage)
-        return None
-    out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (the child's)
-    try:
-        process = subprocess.Popen(
-            [*command, "--seconds", str(_LIMIT_SECONDS)],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            env=environment(),
-            start_new_session=True,
-        )
-    except OSError as error:
-        out.close()
-        err.close()
-        _log_failure(raw, command, str(error))
-        return None
-    if nice:
-        _set_priority(process.pid, nice)
-    with suppress(OSError):
-        Path(f"/proc/{process.pid}/oom_score_adj").write_text("1000")
-    return _Child(command, raw, process, out, err)
-
-
-@dataclass
-class _Child:
-    command: list[str]
-    raw: Path
-    process: subprocess.Popen[bytes]
-    out: IO[bytes]
-    err: IO[bytes]
-    _is_raised: bool = False
-
-    def raise_priority(self) -> None:
-        """Give the child the usual priority, since the training now only waits for the child."""
-        if not self._is_raised:
-            self._is_raised = True
-            _set_priority(self.process.pid, 0)
-
-    def report(self, prints: bool) -> None:
-        out, err = _text(self.out), _text(self.err)
-        if prints:
-            _print_tables(out, self.raw)
-        forward_stderr(err)
-        if self.process.returncode:
-            _log_failure(self.raw, self.command, _cause(self.process.returncode))
-        self.close()
-
-    def close(self) -> None:
-        self.out.close()
-        self.err.close()
-        # Popen warns about a child that is still running; this one is meant to live on.
-        self.process.returncode = self.process.returncode or 0
+    def _log_failure(self, window: int, raw: Path, why: str) -> None:
+        again = shlex.join([*self._command, "--window", str(window), *self._then])
+        log.warning(f"{raw}: no tables and traces were made ({why}); to try again, run: {again}")
 
 
 def helper_bytes(raw_bytes: int, ranks: int) -> int:
-    """Return an upper bound of the memory that one child of each of ``ranks`` ranks takes.
+    """Return an upper bound of the memory that one helper of each of ``ranks`` ranks takes.
 
     Args:
         raw_bytes: size of each rank's raw capture.
@@ -241,7 +215,7 @@ def helper_bytes(raw_bytes: int, ranks: int) -> int:
 
 
 def _memory_shortage(raw: Path) -> str:
-    """Return why memory is too short for one child of each local rank.
+    """Return why memory is too short for one helper of each local rank.
 
     "" if there is enough memory, or if the free memory is unknown.
     """
@@ -254,43 +228,16 @@ def _memory_shortage(raw: Path) -> str:
     return ""
 
 
-def _cause(returncode: int) -> str:
-    """Return why a child failed, from its return code; a negative return code is a signal."""
-    if returncode in (-signal.SIGALRM, -signal.SIGPROF):
-        return f"it took more than {_LIMIT_SECONDS} s of CPU time, or hours of waiting"
-    if returncode == -signal.SIGKILL:
-        return "it was killed, perhaps because memory ran out"
-    return f"exit code {returncode}"
-
-
 def _print_tables(text: str, raw: Path) -> None:
     try:
         print_result(text)
     except (OSError, ValueError) as error:  # a closed pipe must not end the recording
-        again = shlex.join(["ppprof", "summary", str(raw.parents[1])])
-        log.warning(f"tables were not printed: {reason(error)}; to see them, run: {again}")
+        _log_unprinted(reason(error), raw)
 
 
-def _log_failure(raw: Path, command: list[str], why: str) -> None:
-    again = shlex.join(command)
-    log.warning(f"{raw}: no tables and traces were made ({why}); to try again, run: {again}")
-
-
-def _text(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read().decode(errors="replace")
-
-
-def _set_priority(pid: int, nice: int) -> None:
-    """Set the nice value of a process and of its session; errors are ignored.
-
-    The session counts because a desktop kernel schedules a session's processes as one group
-    (autogroup). Raising a priority needs a privilege. Without it, the priority stays low, and the
-    child still gets idle time.
-    """
-    with suppress(OSError):  # also if the process has ended
-        os.setpriority(os.PRIO_PROCESS, pid, nice)
-        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+def _log_unprinted(why: str, raw: Path) -> None:
+    again = shlex.join(["ppprof", "summary", str(raw.parents[1])])
+    log.warning(f"tables were not printed: {why}; to see them, run: {again}")
 
 
 class _Bar:
@@ -307,7 +254,10 @@ class _Bar:
         Args:
             left: number of unfinished windows.
         """
-        if sys.stderr is None or not sys.stderr.isatty():
+        try:
+            if not sys.stderr.isatty():
+                return False
+        except (AttributeError, ValueError):  # no stderr, a stand-in without isatty(), or closed
             return False
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _REDRAW_SECONDS

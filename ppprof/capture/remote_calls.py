@@ -44,6 +44,7 @@ from typing import Any
 from ppprof.capture.attach import open_window
 from ppprof.capture.output import log_to_stderr
 from ppprof.rundir.remote_calls import RemoteCall, has_call, write_call
+from ppprof.rundir.run_file import RunFile
 
 log = logging.getLogger("ppprof")
 
@@ -281,9 +282,9 @@ class _Recording:
         if self._recorder is not None:
             try:
                 with tempfile.TemporaryDirectory(prefix="ppprof_") as folder:
-                    path = Path(folder, "call.pb")
-                    self._recorder.stop(path, brief=True)
-                    raw = path.read_bytes()
+                    file = RunFile(Path(folder), "call.pb")
+                    self._recorder.stop(file, brief=True)
+                    raw = file.path.read_bytes()
             except Exception as error:
                 self._note = str(error) or repr(error)
             with suppress(Exception):

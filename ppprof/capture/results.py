@@ -19,6 +19,8 @@ _FINISH_SECONDS = 60.0
 """How long a session that ends waits for tables and traces. A gigabyte takes a few seconds. The wait
 has a limit because a cluster should not be held for a child process, which outlives the session."""
 
+_MOST_PATHS = 8
+
 log = logging.getLogger("ppprof")
 
 
@@ -93,7 +95,8 @@ class Results(Part):
         """
         schedule, window = self.clock.schedule, self.clock.window
         num_recorded = schedule.num_recorded(ending.num_steps)
-        saved = [name.window for name in self.windows.saved] if self.windows is not None else []
+        windows = self.windows
+        saved = {name.window for name in windows.saved} - windows.cut if windows is not None else ()
         if not ending.num_steps and not ending.failed:
             log.warning("step() was never called: no step times are known")
         elif schedule.record is not None and num_recorded and window in saved:
@@ -113,7 +116,8 @@ class Results(Part):
 
     def _print_traces(self, windows: Windows, run: Path, ending: Ending) -> None:
         if not windows.saved:
-            if not ending.failures:  # else a failure was logged, which explains it
+            # A failure and a skipped window were logged, which explains it.
+            if not ending.failures and not windows.num_skipped:
                 log.warning(f"no window was recorded: {self._why_no_window(windows, ending)}")
             return
         if self.viewed is None:
@@ -121,8 +125,10 @@ class Results(Part):
             return
         if self.viewed == "json":  # VisualDL does not open gzip files
             print_result(f"VisualDL: visualdl --logdir {run}\n")
-        traces = " ".join(str(run / name.trace(self.viewed)) for name in windows.saved)
-        print_result(f"chrome://tracing or https://ui.perfetto.dev: {traces}\n")
+        paths = [str(run / name.trace(self.viewed)) for name in windows.saved]
+        traces = " ".join(paths[:_MOST_PATHS])
+        more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
+        print_result(f"chrome://tracing or https://ui.perfetto.dev: {traces}{more}\n")
 
     def _why_no_window(self, windows: Windows, ending: Ending) -> str:
         why = f"the schedule is {self.clock.schedule}, and {ending.num_steps} steps were seen"

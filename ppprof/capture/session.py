@@ -17,7 +17,7 @@ from typing import TypeVar
 from ppprof.capture.output import log_to_stderr
 from ppprof.capture.parts import Ending, FinishedStep, Part
 from ppprof.capture.schedule import State
-from ppprof.capture.sigterm import SigtermGuard
+from ppprof.capture.signals import SignalGuard
 from ppprof.capture.steps.timer import StepCost, StepTimer
 from ppprof.capture.steps.visualdl_scalars import Loss
 from ppprof.capture.window_clock import WindowClock
@@ -25,7 +25,7 @@ from ppprof.capture.window_clock import WindowClock
 log = logging.getLogger("ppprof")
 
 _END_SECONDS = 3.0
-"""How long a SIGTERM is delayed if it arrives after an exception has closed the session. Without the
+"""How long a signal is delayed if it arrives after an exception has closed the session. Without the
 delay the process would end by the signal; a launcher should pass on the failure's exit code."""
 
 Self = TypeVar("Self", bound="ProfilerSession")
@@ -151,7 +151,7 @@ class RecordingSession(ProfilerSession):
         timer: measures the steps.
         rank: this process's rank.
         stop_training: whether `should_stop` becomes true after the last window.
-        saves: whether the parts have something to save when SIGTERM ends the process.
+        saves: whether the parts have something to save when a signal ends the process.
     """
 
     def __init__(
@@ -179,14 +179,15 @@ class RecordingSession(ProfilerSession):
         self._left_out: set[str] = set()
         """Names of counts that were no numbers."""
         self._pid = os.getpid()
-        self._lock = threading.RLock()  # between the training and a SIGTERM
-        self._guard = SigtermGuard.install(self._save_on_sigterm) if saves else None
+        self._steps_in_child = 0
+        self._lock = threading.RLock()  # between the training and a signal
+        self._guard = SignalGuard.install(self._save_on_signal) if saves else None
         atexit.register(self._at_exit)
         self._advance()
 
     @property
     def closed(self) -> bool:
-        """Whether the session was closed: by `close`, by its ``with`` block, at exit or by SIGTERM."""
+        """Whether the session was closed: by `close`, by its ``with`` block, at exit or by a signal."""
         return self._closed
 
     @property
@@ -205,7 +206,9 @@ class RecordingSession(ProfilerSession):
     @property
     def should_stop(self) -> bool:
         """Whether the training should end; see `ProfilerSession.should_stop`."""
-        return self._stop_training and self._clock.schedule.is_over(self._step)
+        return self._stop_training and self._clock.schedule.is_over(
+            self._step + self._steps_in_child
+        )
 
     def step(
         self,
@@ -217,13 +220,16 @@ class RecordingSession(ProfilerSession):
     ) -> None:
         """End the current step and begin the next one; see `ProfilerSession.step`.
 
-        In a forked child, do nothing.
+        In a forked child, only count the step, for `should_stop`, and log a warning once.
         """
         if os.getpid() != self._pid:
+            self._step_in_child()
             return
         with self._lock:
             if self._closed:
                 return
+            if self._guard is not None:
+                self._guard.check()
             try:
                 step = self._finished_step(
                     loss,
@@ -238,6 +244,17 @@ class RecordingSession(ProfilerSession):
                 self._call_parts(lambda part: part.on_step(step))
             self._step += 1
             self._advance()
+
+    def _step_in_child(self) -> None:
+        self._steps_in_child += 1
+        if self._steps_in_child > 1 or self._closed:
+            return
+        log_to_stderr()
+        log.warning(
+            f"rank {self._rank}: process {os.getpid()} was forked from process {self._pid}, which "
+            "called ppprof.attach(): nothing is recorded here, the training goes on; to record it, "
+            "call attach() in this process, after os.fork() or daemonising"
+        )
 
     def paused(self) -> AbstractContextManager[None]:
         """Return a context manager whose time counts in no step; see `ProfilerSession.paused`."""
@@ -333,7 +350,11 @@ class RecordingSession(ProfilerSession):
 
         The `WindowClock` decides whether the step is recorded.
         """
-        transition = self._clock.advance(self._step)
+        try:
+            transition = self._clock.advance(self._step)
+        except Exception as error:
+            self._report("choosing steps", error)
+            return
         stall_ns = 0
         if transition.excluded:
             self._timer.stall(begins=True)
@@ -360,7 +381,7 @@ class RecordingSession(ProfilerSession):
             is_in_window = self._clock.state.records
             ending = Ending(error, self._step, is_in_window, self._failures)
             self._end_timing(waits=error is None)
-            self._call_parts(lambda part: part.close(ending))
+            self._call_parts(lambda part: part.close(ending), data_first=ending.failed)
             if self._guard is not None:
                 self._guard.uninstall()
         self._call_parts(lambda part: part.wait(ending))
@@ -374,8 +395,8 @@ class RecordingSession(ProfilerSession):
         except Exception as error:
             self._report("timing a step", error)
 
-    def _save_on_sigterm(self) -> None:
-        """Save the data recorded so far: SIGTERM is about to end the process.
+    def _save_on_signal(self) -> None:
+        """Save the data recorded so far: a signal is about to end the process.
 
         Runs in the guard's thread. If the session is closed, all data are saved already; after an
         exception, this only delays the signal (`_END_SECONDS`).
@@ -388,12 +409,13 @@ class RecordingSession(ProfilerSession):
                 time.sleep(_END_SECONDS)
             return
         self._closed = True
-        self._timer.finish(waits=False)
-        for cost in self._timer.take():
-            for part in self._parts:
-                with suppress(Exception):
-                    part.on_cost(cost)
-        for part in self._parts:
+        with suppress(Exception):
+            self._timer.finish(waits=False)
+            for cost in self._timer.take():
+                for part in self._parts:
+                    with suppress(Exception):
+                        part.on_cost(cost)
+        for part in self._ordered(data_first=True):
             try:
                 part.rescue()
             except Exception as error:  # `_report` would close Paddle's profiler, which is busy
@@ -402,8 +424,14 @@ class RecordingSession(ProfilerSession):
     def _at_exit(self) -> None:
         self._close(getattr(sys, "last_value", None))  # set when an exception ends the program
 
-    def _call_parts(self, call: Callable[[Part], None]) -> None:
-        for part in self._parts:
+    def _ordered(self, *, data_first: bool) -> Sequence[Part]:
+        """Return the parts, in the order of the session, or those with recorded data first."""
+        if not data_first:
+            return self._parts
+        return sorted(self._parts, key=lambda part: not part.has_data)
+
+    def _call_parts(self, call: Callable[[Part], None], *, data_first: bool = False) -> None:
+        for part in self._ordered(data_first=data_first):
             try:
                 call(part)
             except Exception as error:

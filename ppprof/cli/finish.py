@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import os
+import resource
+import select
 import shlex
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ppprof.cli.options import Checks, whole_number
+from ppprof.cli.terminal import log
 from ppprof.config import ProfilerConfig
-from ppprof.errors import UsageError
+from ppprof.errors import PpprofError, UsageError
 from ppprof.paths import is_remote
 from ppprof.report.text.summary import TableOptions, explain_empty, render_tables, title
 from ppprof.run.finish import finish as finish_run
 from ppprof.run.summary import WindowTables
 
+_IDLE_SECONDS = 60.0
+_MOST_MEMORY_BYTES, _MOST_OUTPUT_BYTES = 1 << 30, 16 << 20
+"""Peak memory, and output so far, after which a helper lets another one go on."""
 _WALL_TIME_FACTOR = 24
 """Wall time that ``--seconds`` allows, as a multiple of the processor time."""
 
@@ -50,6 +59,7 @@ def register(subparsers: Any) -> None:
             "Profiler.on_window_end, and the manifest's is never run"
         ),
     )
+    add("--serve", metavar="FD", help=argparse.SUPPRESS)  # the helper of a capture
     parser.set_defaults(run_command=finish)
 
 
@@ -67,20 +77,76 @@ def finish(args: argparse.Namespace) -> int:
         command=checks.parsed("then", _command, ()),
     )
     seconds = checks.parsed("seconds", partial(whole_number, least=1), None)
+    status = checks.parsed("serve", whole_number, None)
     checks.done()
+    if status is not None:
+        _serve(finish_captures, seconds, status)
+    else:
+        with _limited(seconds):
+            finish_captures()
+    return 0
+
+
+@contextmanager
+def _limited(seconds: int | None) -> Iterator[None]:
+    """End the process if the block computes for longer; None is no limit.
+
+    Either signal ends the process, whatever it does. A training may leave it few cores, so waiting
+    counts less than computing.
+    """
     if seconds is None:
-        finish_captures()
-        return 0
-    # Either signal ends the process, whatever it does. A training may leave it few cores, so waiting
-    # counts less than computing.
+        yield
+        return
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.alarm(_WALL_TIME_FACTOR * seconds)
     try:
-        finish_captures()
+        yield
     finally:
         signal.alarm(0)
         signal.setitimer(signal.ITIMER_PROF, 0)
-    return 0
+
+
+def _serve(finish_captures: Callable[..., None], seconds: int | None, status: int) -> None:
+    """Finish the windows whose numbers come on stdin, a line each, as `ppprof.capture.helper` asks.
+
+    Ends at the end of stdin, after a minute without a number, and once this process has taken or
+    written much: the capture then starts another one.
+
+    Args:
+        finish_captures: called with ``window``.
+        seconds: limit of computing for each window.
+        status: file descriptor to which a line is written for each finished window.
+    """
+    # A thread of the training that blocks all signals may have started this process.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, signal.SIG_DFL)
+    for window in _numbers_on_stdin():
+        code = 0
+        with _limited(seconds):
+            try:
+                finish_captures(window=window)
+            except PpprofError as error:
+                log.error("%s", error)
+                code = error.exit_code
+        sys.stdout.flush()
+        out, err = (os.lseek(stream, 0, os.SEEK_CUR) for stream in (1, 2))
+        with suppress(BrokenPipeError):  # the training has ended
+            os.write(status, f"{window} {code} {out} {err}\n".encode())
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        if peak_bytes > _MOST_MEMORY_BYTES or out > _MOST_OUTPUT_BYTES:
+            return
+
+
+def _numbers_on_stdin() -> Iterator[int]:
+    """Yield the numbers on stdin, until its end or a minute without one."""
+    text = b""
+    while select.select([0], [], [], _IDLE_SECONDS)[0]:
+        more = os.read(0, 1 << 16)
+        if not more:
+            return
+        *lines, text = (text + more).split(b"\n")
+        yield from map(int, lines)
 
 
 def _command(text: str) -> Sequence[str]:

@@ -150,8 +150,9 @@ def _check_alive(run: Path, manifest: Mapping[str, Any]) -> None:
         return
     if not ranks or 0 in nodes(run):
         raise InputError(f"{run}: the job has ended, or has not attached yet: rank 0 is not in it")
-    entries = manifest.get("ranks") or [{}]
-    host = entries[0].get("host", "another machine")
+    entries = manifest.get("ranks")
+    first = entries[0] if isinstance(entries, list) and entries else None
+    host = first.get("host", "?") if isinstance(first, Mapping) else "another machine"
     raise InputError(f"{run}: rank 0 writes on a disk of {host}: run ppprof trigger there")
 
 

@@ -138,8 +138,9 @@ class ProfilerConfig:
     detailed: bool = False
     """Print all nine tables."""
     record_shapes: bool = True
-    """Record the input shapes of operators, inside windows only. Paddle leaves them empty in
-    dygraph."""
+    """No effect. Paddle's recorder of input shapes adds none to traces of dynamic graphs, but keeps
+    memory in each recorded step and never frees it (measured with Paddle 2.6.2 and 3.3.1). Accepted
+    because ``paddle.profiler`` has this key."""
     profile_memory: bool = True
     """Record allocations and frees, inside windows only."""
     summary: SummaryToggles = field(default_factory=SummaryToggles)
@@ -166,8 +167,8 @@ class ProfilerConfig:
     formats: tuple[TraceFormat, ...] = ("json",)
     """Formats of the traces. ``pb`` is Paddle's own format, which is smaller than ``json``."""
     with_flops: bool = False
-    """Print Paddle's FLOPs by layer at the end of a window, on the ranks that print tables. True
-    also records the input shapes of operators, whatever ``record_shapes`` says."""
+    """No effect; True logs a warning. Paddle computes FLOPs from input shapes, which it does not
+    record, and prints 0 for each layer. For MFU, pass ``num_flops`` to ``step()``."""
     emit_nvtx: bool = False
     """Emit NVTX ranges, for Nsight Systems."""
     targets: Union[Literal["auto"], tuple[Target, ...]] = "auto"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shlex
@@ -10,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import polars as pl
@@ -20,7 +19,7 @@ from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError
-from ppprof.paths import remove_quietly, write_atomically
+from ppprof.paths import remove_quietly
 from ppprof.run.summary import WindowTables, tables_of_profile
 from ppprof.run.traces import launch_times_message, notes_on, with_job_facts
 from ppprof.rundir import (
@@ -31,7 +30,9 @@ from ppprof.rundir import (
     read_manifest,
     trace_bytes,
 )
+from ppprof.rundir.liveness import live_ranks
 from ppprof.rundir.recordings import Recording
+from ppprof.rundir.run_file import RunFile
 from ppprof.rundir.summaries import document, dumps
 from ppprof.rundir.triggers import write_completion
 from ppprof.trace import Trace, read_window, write_paddle_json
@@ -78,6 +79,7 @@ def finish(
         if rank in (None, name.rank) and window in (None, name.window)
     ]
     rundir.reject_symlinks(run)
+    _remove_cut_captures(run, rank, window)
     if not captures:
         _log.info("%s: nothing left to finish; tables as data: %s/summary", run, run)
     num_failed = 0
@@ -88,11 +90,32 @@ def finish(
                     files = _finish_window(run, name, path, profiler, show)
                     if command:
                         _run_command(command, run, name, files)
-        except (TraceError, OSError) as error:
+        except TraceError as error:
             num_failed += 1
             _log.error("%s", error)
+        except OSError as error:
+            num_failed += 1
+            _log.error("%s: %s", error.filename or path, error.strerror or error)
     if num_failed and num_failed == len(captures):
         raise InputError(f"{run}: no raw capture could be finished")
+
+
+def _remove_cut_captures(run: Path, rank: int | None, window: int | None) -> None:
+    """Remove raw captures whose process ended while it wrote them, and log each as a lost window."""
+    cut = [
+        (name, file)
+        for name, file in rundir.cut_captures(run)
+        if rank in (None, name.rank) and window in (None, name.window)
+    ]
+    alive = live_ranks(run) if cut else set()
+    for name, file in cut:
+        what = f"rank {name.rank}, window {name.window}"
+        if name.rank in alive:
+            _log.warning("%s: %s is being saved, or its process was killed elsewhere", file, what)
+            continue
+        with suppress(OSError):
+            file.remove()
+        _log.warning("%s: removed: %s is lost: its process ended while it was saved", file, what)
 
 
 @contextmanager
@@ -101,26 +124,19 @@ def _locked(run: Path, name: TraceName, raw: Path) -> Iterator[bool]:
 
     Partial files of a process that was killed are removed.
     """
-    try:
-        # Network file systems grant a write lock only on a file that is open for writing.
-        file = raw.open("rb+" if os.access(raw, os.W_OK) else "rb")
-    except FileNotFoundError:
-        _log.info("%s: another process has just finished it", raw)
-        yield False
-        return
-    with file:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _log.info("%s: skipped: another process is finishing it", raw)
-            yield False
-            return
-        except OSError:  # a file system without locks
-            yield True
-            return
-        for partial_file in partial_files(run, name):
-            remove_quietly(partial_file)
-        yield True
+            is_ours = stack.enter_context(RunFile(run, name.raw).locked())
+        except FileNotFoundError:
+            _log.info("%s: another process has just finished it", raw)
+            is_ours = False
+        else:
+            if not is_ours:
+                _log.info("%s: skipped: another process is finishing it", raw)
+        if is_ours:
+            for partial_file in partial_files(run, name):
+                remove_quietly(partial_file)
+        yield is_ours
 
 
 def _finish_window(
@@ -144,7 +160,7 @@ def _finish_window(
         view: tables.tables[view] if view in tables.tables else summarize(profile, view)
         for view in VIEWS
     }
-    write_atomically(run / name.summary, dumps(document(every, **tables.identity())).encode())
+    RunFile(run, name.summary).write(dumps(document(every, **tables.identity())).encode())
     max_bytes = None if profiler.max_trace_mb is None else int(profiler.max_trace_mb * MEGABYTE)
     traces, skipped = _write_traces(trace, run, name, profiler, max_bytes)
     if name.rank == 0:  # once for a job

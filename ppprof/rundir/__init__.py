@@ -17,6 +17,9 @@
       alive/, failed/                 ranks with an open session, and failed ranks (liveness.py)
       run_002/                        a later run, with the same layout
 
+Every module of this package reads and writes through `ppprof.rundir.run_file`, the gate that opens
+regular files only.
+
 ``scalars/`` has a folder for each rank because VisualDL shows one log per folder.
 
 Nodes without a shared disk write one run directory each. All run directories of one run have the
@@ -33,6 +36,7 @@ from ppprof.rundir.layout import (
     TraceName,
     check_writable,
     claim,
+    cut_captures,
     find,
     find_runs_below,
     jsonl_files,
@@ -66,6 +70,7 @@ __all__ = [
     "TraceName",
     "check_writable",
     "claim",
+    "cut_captures",
     "find",
     "find_runs_below",
     "has_manifest",

@@ -22,7 +22,7 @@ import numpy as np
 
 from ppprof.arrays import Int64
 from ppprof.errors import InputError
-from ppprof.paths import PathLike, read_bounded, store_errors_as_oserror
+from ppprof.paths import PathLike
 from ppprof.rundir import jsonl_files
 
 _MOST_BYTES = 16 << 20  # limit for a rank's file; a reading per window takes about 100 bytes
@@ -134,12 +134,11 @@ def read_clocks(run: PathLike) -> dict[int, Clock]:
         InputError: a file exists but is unreadable or too large.
     """
     clocks = {}
-    for rank, path in jsonl_files(run, "clocks"):
+    for rank, file in jsonl_files(run, "clocks"):
         try:
-            with store_errors_as_oserror(path):
-                text = read_bounded(path, _MOST_BYTES).decode("utf-8", "replace")
+            text = file.read(_MOST_BYTES).decode("utf-8", "replace")
         except OSError as error:
-            raise InputError(f"{path}: {error.strerror or error}") from error
+            raise InputError(f"{file}: {error.strerror or error}") from error
         readings = sorted(_readings(text.splitlines()), key=lambda reading: reading.at_ns)
         if readings:
             clocks[rank] = Clock(rank, tuple(readings))

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from ppprof import paths
+from ppprof.rundir.run_file import RunFile
 
 _MOST_BYTES = 1 << 16
 
@@ -36,10 +36,8 @@ def claim(run: Path) -> bool:
     Raises:
         OSError: the run directory cannot be written.
     """
-    path = _path(run, "asked")
-    path.parent.mkdir(exist_ok=True)
     try:
-        path.touch(exist_ok=False)
+        _file(run, "asked").create()
     except FileExistsError:
         return False
     return True
@@ -51,19 +49,18 @@ def write(run: Path, probe: DeviceProbe) -> None:
     Raises:
         OSError: the run directory cannot be written.
     """
-    paths.write_atomically(_path(run, "json"), json.dumps(probe._asdict()).encode())
+    _file(run, "json").write(json.dumps(probe._asdict()).encode())
 
 
 def read(run: Path) -> DeviceProbe | None:
     """Return the result for this node; None before it is written, or if it is unreadable."""
     with suppress(OSError, ValueError, TypeError):
-        values = json.loads(paths.read_bounded(_path(run, "json"), _MOST_BYTES))
-        probe = DeviceProbe(**values)
+        probe = DeviceProbe(**_file(run, "json").read_json(_MOST_BYTES))
         texts = (probe.kind, probe.reason, probe.action)
         if all(isinstance(text, str) for text in texts):
             return probe
     return None
 
 
-def _path(run: Path, suffix: str) -> Path:
-    return run / "devices" / f"{platform.node()}.{suffix}"
+def _file(run: Path, suffix: str) -> RunFile:
+    return RunFile(run, f"devices/{platform.node()}.{suffix}")

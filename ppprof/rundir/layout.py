@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import re
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 
 from ppprof.errors import InputError, Problem
-from ppprof.paths import PathLike, store_errors_as_oserror, to_path
+from ppprof.paths import PathLike, is_remote, store_errors_as_oserror, to_path
 from ppprof.rundir.manifest import MANIFEST, has_manifest, read_run_id
+from ppprof.rundir.run_file import RunFile, names
 
 TRACE_SUFFIXES = {"json": ".json", "json.gz": ".json.gz", "pb": ".pb"}
 """File suffix of a trace, keyed by format as in ``Profiler.formats``."""
@@ -30,8 +36,10 @@ wall clock was set; nanoseconds follow, below 0 if it was set back: ``clock set 
 _STEM = re.compile(r"rank_([0-9]{5,6})_(\w+)_time_([0-9]{8}T[0-9]{6})_([0-9]{3,6})")
 _SUMMARY = re.compile(r"rank_([0-9]{5,6})_w([0-9]{1,6})\.json")
 _LINES = re.compile(r"rank_([0-9]{5,6})\.jsonl")
+_CUT = re.compile(r"\.writing_(rank_.+\.pb)\.[0-9a-f]{32}")
 _RUN = re.compile(r"run_([0-9]{3,6})")
 _log = logging.getLogger("ppprof")
+_MOST_RUNS = 999_999
 _CLAIM_SECONDS = 10.0
 """How long to wait for the manifest of a run directory that another process has claimed."""
 
@@ -45,6 +53,7 @@ class Listing:
 
     def __init__(self) -> None:
         self._entries: dict[Path, list[Path]] = {}
+        self._links: dict[Path, list[str]] = {}
 
     def look_up(self, given: PathLike) -> tuple[Path, bool]:
         """Return an existing path, and whether it is a directory.
@@ -75,7 +84,7 @@ class Listing:
         if path not in self._entries:
             try:
                 with store_errors_as_oserror(path):
-                    self._entries[path] = sorted(path.iterdir())
+                    self._entries[path] = self._listed(path)
             except (FileNotFoundError, NotADirectoryError):
                 self._entries[path] = []
             except OSError as error:
@@ -85,6 +94,18 @@ class Listing:
                 _log.warning("%s: cannot be listed (%s); its files are left out", path, reason)
                 self._entries[path] = []
         return self._entries[path]
+
+    def links(self, folder: PathLike) -> list[str]:
+        """Return the sorted names of the symbolic links in ``folder``, which `entries` has listed."""
+        return self._links.get(to_path(folder), [])
+
+    def _listed(self, folder: Path) -> list[Path]:
+        if is_remote(folder):
+            return sorted(folder.iterdir())
+        with os.scandir(folder) as entries:
+            listed = list(entries)
+        self._links[folder] = sorted(entry.name for entry in listed if entry.is_symlink())
+        return sorted(folder / entry.name for entry in listed)
 
 
 @dataclass(frozen=True)
@@ -186,21 +207,24 @@ def scalars_path(rank: int, *, is_first: bool) -> str:
     return name if is_first else f"scalars/rank_{rank:05d}/{name}"
 
 
-def jsonl_files(run: PathLike, folder: str) -> list[tuple[int, Path]]:
-    """Return (rank, path) of each ``rank_*.jsonl`` in a folder of a run directory, sorted by rank.
+def jsonl_files(run: PathLike, folder: str) -> list[tuple[int, RunFile]]:
+    """Return (rank, file) of each ``rank_*.jsonl`` in a folder of a run directory, sorted by rank.
 
     Args:
         run: the run directory.
         folder: ``steps`` or ``clocks``.
     """
-    paths = to_path(run).glob(f"{folder}/*.jsonl")
-    matches = ((_LINES.fullmatch(path.name), path) for path in paths)
-    return sorted((int(match[1]), path) for match, path in matches if match)
+    directory = to_path(run)
+    matches = filter(None, map(_LINES.fullmatch, names(directory, folder)))
+    files = [(int(match[1]), RunFile(directory, f"{folder}/{match[0]}")) for match in matches]
+    return sorted(files, key=itemgetter(0))
 
 
 def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:
     """Return (name, path) of each raw capture, sorted by rank, window, start time."""
-    parsed = ((TraceName.parse(path), path) for path in to_path(run).glob("raw/*.pb"))
+    directory = to_path(run)
+    paths = [directory / "raw" / name for name in names(directory, "raw") if name.endswith(".pb")]
+    parsed = ((TraceName.parse(path), path) for path in paths)
     files = [(name, path) for name, path in parsed if name is not None]
     return sorted(files, key=lambda file: (file[0].rank, file[0].window, file[0].started))
 
@@ -211,20 +235,27 @@ def trace_bytes(run: PathLike, rank: int) -> int:
     Remote calls (`TraceName.calls`) do not count.
     """
     patterns = (f"rank_{rank:05d}_*.paddle_trace.*", f"raw/rank_{rank:05d}_*.pb")
-    return sum(path.stat().st_size for pattern in patterns for path in to_path(run).glob(pattern))
+    total = 0
+    for path in (path for pattern in patterns for path in to_path(run).glob(pattern)):
+        with suppress(FileNotFoundError):  # deleted meanwhile
+            total += path.lstat().st_size
+    return total
 
 
-def summary_files(run: PathLike, listing: Listing | None = None) -> list[tuple[int, int, Path]]:
+def summary_files(
+    run: PathLike, entries: Sequence[Path] | None = None
+) -> list[tuple[int, int, Path]]:
     """Return (rank, window, path) of each JSON file with tables, sorted by rank, then window.
 
     `TraceName.summary` is the path of such a file.
 
     Args:
         run: the run directory.
-        listing: a listing to look directories up in; None lists them anew.
+        entries: the paths in its folder ``summary/``; None lists them.
     """
-    paths = (listing or Listing()).entries(to_path(run) / "summary", optional=True)
-    matches = ((_SUMMARY.fullmatch(path.name), path) for path in paths)
+    if entries is None:
+        entries = Listing().entries(to_path(run) / "summary", optional=True)
+    matches = ((_SUMMARY.fullmatch(path.name), path) for path in entries)
     return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
 
 
@@ -271,6 +302,11 @@ def claim(log: PathLike, name: str = "", run_id: str | None = None) -> Path:
     number = max([_run_number(name), *taken])
     while True:
         run = Path(log) if number == 1 else Path(log) / f"run_{number:03d}"
+        if number > _MOST_RUNS:
+            raise OSError(errno.ENOSPC, f"more than {_MOST_RUNS} runs", str(log))
+        if number > 1 and os.path.lexists(run) and (run.is_symlink() or not run.is_dir()):
+            number += 1  # what lies there is not ours
+            continue
         run.mkdir(parents=True, exist_ok=True)
         try:
             (run / "steps").mkdir()
@@ -301,8 +337,10 @@ def _runs(log: PathLike, listing: Listing | None = None) -> list[tuple[int, Path
 
     ``log`` itself is number 1, whether or not it holds a run; ``log/run_NNN`` is number NNN.
     """
-    children = (listing or Listing()).entries(log)
-    later = [(_run_number(child.name), child) for child in children if _RUN.fullmatch(child.name)]
+    listing = listing or Listing()
+    children = [child for child in listing.entries(log) if _RUN.fullmatch(child.name)]
+    links = listing.links(log)
+    later = [(_run_number(child.name), child) for child in children if child.name not in links]
     return [(1, to_path(log)), *sorted(later)]
 
 
@@ -370,6 +408,16 @@ def find_runs_below(path: PathLike, levels: int = 2, listing: Listing | None = N
     return runs
 
 
+def cut_captures(run: Path) -> list[tuple[TraceName, RunFile]]:
+    """Return (name, file) of each raw capture that is not complete, sorted by file name.
+
+    Either a rank is still writing it, or the rank was killed meanwhile.
+    """
+    matches = filter(None, map(_CUT.fullmatch, names(run, "raw")))
+    parsed = ((TraceName.parse(match[1]), match[0]) for match in matches)
+    return [(name, RunFile(run, f"raw/{file}")) for name, file in parsed if name is not None]
+
+
 def partial_files(run: Path, name: TraceName) -> list[Path]:
     """Return the temporary files of a window's unfinished traces and tables.
 
@@ -382,5 +430,5 @@ def partial_files(run: Path, name: TraceName) -> list[Path]:
     summary = Path(name.summary)
     return [
         *run.glob(f".writing_{name.stem}.*"),
-        *run.glob(f"{summary.parent}/.{summary.name}.*.tmp"),
+        *run.glob(f"{summary.parent}/.writing_{summary.name}.*"),
     ]

@@ -5,7 +5,7 @@
     profiler_log/
       alive/00003.4711.node7-4026531836     rank 3 has an open session in process 4711 on node7
       failed/00003.txt                      rank 3 ended by an exception: "RuntimeError: boom"
-      failed/00003.sigterm                  rank 3 ended by SIGTERM
+      failed/00003.sigterm                  rank 3 ended by SIGTERM; so .sighup, .sigquit, .sigxcpu
 
 A rank in ``alive/`` whose process is gone was killed or has crashed. A rank that fails after
 another rank failed writes nothing, so ``failed/`` lists root causes.
@@ -19,14 +19,16 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from ppprof.rundir.run_file import RunFile, names
 from ppprof.topology import Topology
 
 _MAX_NAMED = 4
 """Most ranks that one message names. When a node dies, many ranks die."""
 
 # Other names are ignored: desktops and file systems write files of their own.
-_ENTRY = re.compile(r"(?P<rank>\d{5,})\.(?P<pid>\d+)\.(?P<node>.+)")
-_FAILURE = re.compile(r"(?P<rank>\d{5,})\.(?P<kind>txt|sigterm)")
+_ENTRY = re.compile(r"(?P<rank>[0-9]{5,6})\.(?P<pid>[0-9]{1,10})\.(?P<node>.+)")
+_FAILURE = re.compile(r"(?P<rank>[0-9]{5,6})\.(?P<kind>txt|sigterm|sighup|sigquit|sigxcpu)")
+_MOST_BYTES = 1 << 14
 
 _EXITING = 0x4  # PF_EXITING of the Linux kernel: sockets close before a process is a zombie
 
@@ -48,78 +50,79 @@ class LivenessRegistry:
     def __init__(self, run: Path, topology: Topology, rank: int) -> None:
         self._topology = topology
         self._rank = rank
-        self._alive = run / "alive"
-        self._failed = run / "failed"
+        self._run = run
         self._node = _node()
-        self._alive.mkdir(exist_ok=True)
-        self._entry = self._alive / f"{rank:05d}.{os.getpid()}.{self._node}"
-        self._entry.touch()
+        self._entry = RunFile(run, f"alive/{rank:05d}.{os.getpid()}.{self._node}")
+        with suppress(FileExistsError):
+            self._entry.create()
 
     def mark_finished(self) -> None:
         """Record that the session ends without an error: delete this rank's file in ``alive/``."""
         with suppress(OSError):
-            self._entry.unlink()
+            self._entry.remove()
 
-    def mark_failed(self, error: BaseException | None) -> str:
+    def mark_failed(self, error: BaseException | None, signal: str = "SIGTERM") -> str:
         """Record that the session ends by an error, and return which ranks ended before this rank.
 
         Deletes this rank's entry in ``alive/``. Writes a file in ``failed/`` only if no rank that
         ended before is known. Errors while writing are ignored.
 
         Args:
-            error: the exception that ends the session; None for SIGTERM.
+            error: the exception that ends the session; None for a signal.
+            signal: the signal that ends a session without an ``error``.
 
         Returns:
             Ranks and causes, as in "rank 3 (dp1_pp0_sharding0_mp1) failed: RuntimeError: boom"; ""
             if no rank that ended before is known. Ranks of this machine whose process is gone come
             first: if there are any, only they are named. Otherwise the ranks in ``failed/`` are
-            named. If SIGTERM ends this rank, ranks that SIGTERM ended are left out.
+            named. If a signal ends this rank, ranks that a signal ended are left out.
         """
-        others = self._dead_ranks() or self._failures(sigterm=error is not None)
+        others = self._dead_ranks() or self._failures(signals=error is not None)
         with suppress(OSError):
-            if not others:
-                self._failed.mkdir(exist_ok=True)
-                note = self._failed / f"{self._rank:05d}"
-                if error is None:
-                    note.with_suffix(".sigterm").touch()
-                else:
-                    note.with_suffix(".txt").write_text(
-                        f"{_one_line(error)}\n", "utf-8", "backslashreplace"
-                    )
-            self._entry.unlink()
+            if not others and error is None:
+                RunFile(self._run, f"failed/{self._rank:05d}.{signal.lower()}").create()
+            elif not others and error is not None:
+                text = f"{_one_line(error)}\n".encode("utf-8", "backslashreplace")
+                RunFile(self._run, f"failed/{self._rank:05d}.txt").create(text)
+        self.mark_finished()
         more = len(others) - _MAX_NAMED
         return ", ".join(others[:_MAX_NAMED]) + (f" and {more} more ranks" if more > 0 else "")
 
     def _dead_ranks(self) -> list[str]:
         """Return texts on this machine's ranks that are in ``alive/`` but have no process."""
         dead = []
-        for name in _names(self._alive):
+        for name in names(self._run, "alive"):
             entry = _ENTRY.fullmatch(name)
             if entry and entry["node"] == self._node and not _is_alive(int(entry["pid"])):
                 rank = self._name(int(entry["rank"]), f", pid {entry['pid']}")
                 dead.append(f"{rank} is gone: killed, or it crashed")
         return dead
 
-    def _failures(self, sigterm: bool) -> list[str]:
+    def _failures(self, signals: bool) -> list[str]:
         """Return texts on the ranks in ``failed/``, each with its cause.
 
         Args:
-            sigterm: whether to include ranks that SIGTERM ended.
+            signals: whether to include ranks that a signal ended.
         """
         failures = []
-        for name in _names(self._failed):
+        for name in names(self._run, "failed"):
             entry = _FAILURE.fullmatch(name)
             if entry and entry["kind"] == "txt":
                 text = ""
                 with suppress(OSError):
-                    text = (self._failed / name).read_text("utf-8", "replace").strip()
+                    content = RunFile(self._run, f"failed/{name}").read(_MOST_BYTES)
+                    text = content.decode("utf-8", "replace").strip()
                 failures.append(f"{self._name(int(entry['rank']))} failed: {text}")
-            elif entry and sigterm:
-                failures.append(f"{self._name(int(entry['rank']))} was ended by SIGTERM")
+            elif entry and signals:
+                kind = entry["kind"].upper()
+                failures.append(f"{self._name(int(entry['rank']))} was ended by {kind}")
         return failures
 
     def _name(self, rank: int, more: str = "") -> str:
-        return f"rank {rank} ({self._topology.label(rank)}{more})"
+        # An entry may be planted, or the remains of a larger job.
+        is_known = rank < self._topology.world_size
+        label = self._topology.label(rank) if is_known else "not a rank of this job"
+        return f"rank {rank} ({label}{more})"
 
 
 def live_ranks(run: Path) -> set[int]:
@@ -128,19 +131,13 @@ def live_ranks(run: Path) -> set[int]:
     A killed rank of another machine or container is included, since its process cannot be checked
     from here.
     """
-    entries = (_ENTRY.fullmatch(name) for name in _names(run / "alive"))
+    entries = (_ENTRY.fullmatch(name) for name in names(run, "alive"))
     node = _node()
     return {
         int(entry["rank"])
         for entry in entries
         if entry and (entry["node"] != node or _is_alive(int(entry["pid"])))
     }
-
-
-def _names(folder: Path) -> list[str]:
-    with suppress(OSError):
-        return sorted(path.name for path in folder.iterdir())
-    return []
 
 
 def _node() -> str:
@@ -162,7 +159,7 @@ def _is_alive(pid: int) -> bool:
     """
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except OSError:
         return True

@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import math
 import platform
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ppprof.errors import InputError, UsageError
-from ppprof.paths import PathLike, read_bounded, store_errors_as_oserror, to_path, write_atomically
+from ppprof.paths import PathLike, store_errors_as_oserror, to_path
+from ppprof.rundir.run_file import RunFile, names
 from ppprof.topology import Topology
 
 SCHEMA_VERSION = 1
 """Version of manifest and layout. Increases when older readers would misread a run directory."""
 
 MANIFEST = "manifest.json"
+_RANK = re.compile("[0-9]{1,6}")
 _MOST_BYTES = 64 << 20
 """Largest manifest to read. 10,000 ranks and their groups take about 3 MB."""
 
@@ -29,15 +33,14 @@ def write_node_marker(run: PathLike, rank: int) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    folder = Path(run, "nodes")
-    folder.mkdir(exist_ok=True)
-    (folder / f"{rank:05d}.{platform.node()}").touch()
+    with suppress(FileExistsError):
+        RunFile(Path(run), f"nodes/{rank:05d}.{platform.node()}").create()
 
 
 def nodes(run: PathLike) -> dict[int, str]:
     """Return the host names that `write_node_marker` recorded, keyed by rank."""
-    names = sorted(path.name.partition(".") for path in to_path(run).glob("nodes/*.*"))
-    return {int(rank): node for rank, _, node in names if rank.isdecimal()}
+    parts = (name.partition(".") for name in names(to_path(run), "nodes"))
+    return {int(rank): node for rank, _, node in parts if node and _RANK.fullmatch(rank)}
 
 
 def has_manifest(run: PathLike) -> bool:
@@ -69,7 +72,8 @@ def write_manifest(run: PathLike, manifest: Mapping[str, Any]) -> None:
         OSError: the file cannot be written.
     """
     plain = _plain({"schema_version": SCHEMA_VERSION, **manifest})
-    write_atomically(Path(run, MANIFEST), json.dumps(plain, indent=1, allow_nan=False).encode())
+    content = json.dumps(plain, indent=1, allow_nan=False).encode()
+    RunFile(Path(run), MANIFEST).write(content)
 
 
 def topology_of(manifest: Mapping[str, Any]) -> Topology | None:
@@ -125,13 +129,12 @@ def read_manifest(run: PathLike) -> dict[str, Any]:
         InputError: the manifest is missing, unreadable, too large or not JSON, or it has no schema
             version or a newer one than `SCHEMA_VERSION`.
     """
-    path = to_path(run) / MANIFEST
+    path = RunFile(to_path(run), MANIFEST)
     try:
-        with store_errors_as_oserror(path):
-            manifest = json.loads(read_bounded(path, _MOST_BYTES))
+        manifest = path.read_json(_MOST_BYTES)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: not a manifest: {error}") from error
     version = manifest.get("schema_version") if isinstance(manifest, dict) else None
     if not isinstance(version, int):

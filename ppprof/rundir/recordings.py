@@ -21,6 +21,9 @@ _BEST_FIRST = (".pb", ".json", ".json.gz")
 """Suffixes of traces in order of preference. A ``.pb`` is exact and fastest; a ``.gz`` must be
 inflated."""
 
+_FOLDERS = ("raw", "summary")
+"""Folders of a run directory with recordings."""
+
 _FOREIGN = re.compile(
     r"(?P<worker>[^.].*?)"
     r"(?:_time_(?P<time>[^.]+)|\.(?P<ns>\d+))?"
@@ -319,7 +322,7 @@ def _files(directories: Sequence[Path], listing: Listing) -> _Files:
     files = [
         path
         for run in directories
-        for path in (*listing.entries(run), *listing.entries(run / "raw", optional=True))
+        for path in (*_entries(run, "", listing), *_entries(run, "raw", listing))
         if path.parent in directories or path.name.endswith(".pb")
     ]
     for path in sorted(files, key=_best_first):
@@ -332,11 +335,38 @@ def _files(directories: Sequence[Path], listing: Listing) -> _Files:
     saved = {
         (rank, window): path
         for run in directories
-        for rank, window, path in rundir.summary_files(run, listing)
+        for rank, window, path in rundir.summary_files(run, _entries(run, "summary", listing))
     }
     if not own and not foreign and not saved and not any(map(rundir.has_manifest, directories)):
         foreign = {path.name: {"": [path]} for path in files if looks_like_trace(path)}
     return _Files(own, foreign, saved)
+
+
+def _entries(run: Path, folder: str, listing: Listing) -> list[Path]:
+    """Return the paths in a folder of a directory; in a run directory, leave links out and log them.
+
+    Args:
+        run: the directory.
+        folder: ``raw``, ``summary``, or "" for the directory itself.
+        listing: a listing to look directories up in.
+    """
+    path = run / folder
+    listing.entries(run)
+    if folder in listing.links(run) and rundir.has_manifest(run):
+        _log_links(run, [folder])
+        return []
+    entries = listing.entries(path, optional=bool(folder))
+    links = [name for name in listing.links(path) if name not in _FOLDERS]
+    if not links or not rundir.has_manifest(run):
+        return entries
+    _log_links(path, links)
+    return [entry for entry in entries if entry.name not in links]
+
+
+def _log_links(folder: Path, links: Sequence[str]) -> None:
+    names = " and ".join([links[0], *([f"{len(links) - 1} more"] if len(links) > 1 else [])])
+    expected = "expected the run's own files; to read files elsewhere, name them"
+    _log.warning("%s: skipped symbolic links: %s; %s", folder, names, expected)
 
 
 def _best_first(path: Path) -> tuple[int, str]:

@@ -18,10 +18,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 
-from ppprof.paths import read_bounded, write_atomically
 from ppprof.rundir.clocks import Reading
+from ppprof.rundir.run_file import RunFile, names
 
 _MOST_BYTES = 1 << 20  # limit for a call's file; a call takes about 400 bytes
 
@@ -110,7 +109,7 @@ def aligned(calls: Iterable[RemoteCall]) -> dict[str, Reading]:
     return readings
 
 
-def write_call(folder: Path, call: RemoteCall, raw: bytes) -> None:
+def write_call(folder: RunFile, call: RemoteCall, raw: bytes) -> None:
     """Write a call to ``<id>.json`` in a folder, and its recording to ``<id>.pb``.
 
     Args:
@@ -121,27 +120,27 @@ def write_call(folder: Path, call: RemoteCall, raw: bytes) -> None:
     Raises:
         OSError: a file cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     if raw:
-        write_atomically(folder / f"{call.id}.pb", raw)
-    write_atomically(folder / f"{call.id}.json", json.dumps(asdict(call)).encode())
+        (folder / f"{call.id}.pb").write(raw)
+    (folder / f"{call.id}.json").write(json.dumps(asdict(call)).encode())
 
 
-def has_call(folder: Path, call: RemoteCall) -> bool:
+def has_call(folder: RunFile, call: RemoteCall) -> bool:
     """Whether `write_call` has written ``call`` completely in ``folder``."""
     return (folder / f"{call.id}.json").exists()
 
 
-def read_calls(folder: Path) -> tuple[list[RemoteCall], int]:
+def read_calls(folder: RunFile) -> tuple[list[RemoteCall], int]:
     """Return the calls in a folder, sorted by sent time, and the number of unreadable call files.
 
     No calls if there is no such folder.
     """
     calls, num_unreadable = [], 0
-    for path in folder.glob("*.json"):
+    ids = (name[:-5] for name in names(folder.run, folder.name) if name.endswith(".json"))
+    for id in ids:
         try:
-            call = _checked(RemoteCall(**json.loads(read_bounded(path, _MOST_BYTES))), path.stem)
-        except (OSError, ValueError, TypeError, RecursionError):
+            call = _checked(RemoteCall(**(folder / f"{id}.json").read_json(_MOST_BYTES)), id)
+        except (OSError, ValueError, TypeError):
             num_unreadable += 1
         else:
             calls.append(call)

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from ppprof.errors import InputError
-from ppprof.paths import PathLike, reject_special_files, store_errors_as_oserror
+from ppprof.paths import PathLike
 from ppprof.rundir import jsonl_files
 
 STEP_TIMES = {
@@ -49,18 +49,12 @@ def read_step_times(run: PathLike) -> pl.DataFrame:
         InputError: a file exists but is unreadable.
     """
     parts = [pl.DataFrame(schema=STEP_TIMES)]
-    for rank, path in jsonl_files(run, "steps"):
+    for rank, file in jsonl_files(run, "steps"):
         try:
-            with store_errors_as_oserror(path):
-                reject_special_files(path)
-                file = path.open("rb")
-            with file:
-                size = file.seek(0, 2)
-                file.seek(max(0, size - _MOST_BYTES))
-                text = file.read()
+            text, is_whole = file.read_end(_MOST_BYTES)
         except OSError as error:
-            raise InputError(f"{path}: {error.strerror or error}") from error
-        parts.append(_table(text, is_whole=size <= _MOST_BYTES).with_columns(rank=rank))
+            raise InputError(f"{file}: {error.strerror or error}") from error
+        parts.append(_table(text, is_whole=is_whole).with_columns(rank=rank))
     columns = [pl.col(name).cast(dtype) for name, dtype in STEP_TIMES.items()]
     return pl.concat([part.select(columns) for part in parts]).sort("rank", "step")
 

@@ -13,22 +13,25 @@ Rank 0 creates ``trigger/`` when it attaches the profiler, and deletes a request
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ppprof.errors import UsageError
-from ppprof.paths import write_atomically
+from ppprof.rundir.run_file import RunFile, make_folder
 from ppprof.topology import RankSelector
 
 MOST_STEPS = 10_000
 """Most steps of a window that can be requested."""
 
 _FOLDER = "trigger"
-_MOST_BYTES = 65536
+_REQUEST = f"{_FOLDER}/request"
+_RESPONSES = f"{_FOLDER}/answers.jsonl"
+_MOST_BYTES = 1 << 16
+_MOST_RESPONSE_BYTES = 1 << 22
+"""Most bytes to read, from the end of the file: some 10,000 decisions."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +68,18 @@ class TriggerResponse:
     """Ranks that record the window, ascending."""
 
 
+def accept_requests(run: Path) -> None:
+    """Create the folder into which `write_request` writes.
+
+    Raises:
+        OSError: it cannot be created, or is a link.
+    """
+    make_folder(run, _FOLDER)
+
+
 def request_path(run: Path) -> Path:
     """Return the path where rank 0 looks for a request."""
-    return run / _FOLDER / "request"
+    return run / _REQUEST
 
 
 def write_request(run: Path, steps: int | None, ranks: RankSelector | None) -> str:
@@ -87,18 +99,11 @@ def write_request(run: Path, steps: int | None, ranks: RankSelector | None) -> s
         UsageError: another request is pending.
         OSError: the file cannot be written.
     """
-    path, request_id = request_path(run), uuid.uuid4().hex
-    text = json.dumps({"id": request_id, "steps": steps, "ranks": ranks})
-    hidden = path.with_name(f".request.{request_id}")
-    hidden.write_text(text, "utf-8")
+    file, request_id = RunFile(run, _REQUEST), uuid.uuid4().hex
     try:
-        os.link(hidden, path)  # fails if a request exists, which a rename would replace
+        file.write_new(json.dumps({"id": request_id, "steps": steps, "ranks": ranks}).encode())
     except FileExistsError as error:
-        raise UsageError(f"{path}: another request waits for rank 0's next step") from error
-    except OSError:  # a file system without hard links
-        hidden.replace(path)
-    finally:
-        hidden.unlink(missing_ok=True)
+        raise UsageError(f"{file}: another request waits for rank 0's next step") from error
     return request_id
 
 
@@ -108,16 +113,27 @@ def consume_request(run: Path) -> TriggerRequest | None:
     An invalid request is returned with ``problem`` set. An empty file is a valid request.
 
     Raises:
-        OSError: the request cannot be read or deleted.
+        OSError: the request cannot be deleted, such as a directory.
     """
-    path = request_path(run)
+    file = RunFile(run, _REQUEST)
     try:
-        with path.open("rb") as file:
-            text = file.read(_MOST_BYTES)
+        request = _parse_request(file.read(_MOST_BYTES))
     except FileNotFoundError:
         return None
-    path.unlink()
-    return _parse_request(text)
+    except OSError as error:
+        request = TriggerRequest(problem=error.strerror or str(error))
+    file.remove()
+    return request
+
+
+def remove_request(run: Path) -> None:
+    """Delete the pending request, if there is one.
+
+    Raises:
+        OSError: it cannot be deleted.
+    """
+    with suppress(FileNotFoundError):
+        RunFile(run, _REQUEST).remove()
 
 
 def _parse_request(text: bytes) -> TriggerRequest:
@@ -142,20 +158,39 @@ def append_response(run: Path, response: TriggerResponse) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    with (run / _FOLDER / "answers.jsonl").open("a", encoding="utf-8") as file:
-        file.write(f"{json.dumps(asdict(response))}\n")
+    RunFile(run, _RESPONSES).append(f"{json.dumps(asdict(response))}\n".encode())
 
 
 def read_response(run: Path, request_id: str) -> TriggerResponse | None:
     """Return rank 0's decision on a request; None if it is not written yet or is unreadable."""
     with suppress(OSError):
-        text = (run / _FOLDER / "answers.jsonl").read_text("utf-8", "replace")
-        for line in text.splitlines():
-            with suppress(ValueError, TypeError):  # a line that is still being written
-                response = TriggerResponse(**json.loads(line))
+        text, _ = RunFile(run, _RESPONSES).read_end(_MOST_RESPONSE_BYTES)
+        for line in text.decode("utf-8", "replace").splitlines():
+            # A line that is still being written, or foreign.
+            with suppress(ValueError, TypeError, RecursionError):
+                response = _checked(TriggerResponse(**json.loads(line)))
                 if response.request == request_id:
                     return response
     return None
+
+
+def _checked(response: TriggerResponse) -> TriggerResponse:
+    """Return ``response`` unchanged if its values are valid.
+
+    Raises:
+        ValueError: a field has a value of another type or is out of range.
+    """
+    numbers = [response.window, response.start, response.steps, *(response.ranks or [])]
+    is_valid = (
+        all(isinstance(text, str) for text in (response.why, response.request))
+        and (response.refused is None or isinstance(response.refused, str))
+        and isinstance(response.ranks, (list, type(None)))
+        and all(type(n) is int and 0 <= n < 2**62 for n in numbers if n is not None)
+        and None not in (response.ranks or [])
+    )
+    if not is_valid:
+        raise ValueError(f"not a response: {response!r}")
+    return response
 
 
 def write_completion(
@@ -175,10 +210,10 @@ def write_completion(
     Raises:
         OSError: the file cannot be written.
     """
-    path = _files_path(run, rank, window)
-    if path.parent.is_dir():
-        names = [str(file.relative_to(run)) for file in files]
-        write_atomically(path, json.dumps({"files": names, "lost": lost}).encode())
+    file = _completion(run, rank, window)
+    if (run / _FOLDER).is_dir():
+        names = [str(path.relative_to(run)) for path in files]
+        file.write(json.dumps({"files": names, "lost": lost}).encode())
 
 
 def read_completion(run: Path, rank: int, window: int) -> tuple[list[Path], str | None] | None:
@@ -191,11 +226,14 @@ def read_completion(run: Path, rank: int, window: int) -> tuple[list[Path], str 
         yet, or if its file is unreadable.
     """
     try:
-        fields = json.loads(_files_path(run, rank, window).read_text("utf-8"))
-        return [run / name for name in fields["files"]], fields["lost"]
+        fields = _completion(run, rank, window).read_json(_MOST_BYTES)
+        names = [PurePosixPath(name) for name in fields["files"]]
+        if any(name.is_absolute() or ".." in name.parts for name in names):
+            return None
+        return [run / name for name in names], fields["lost"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _files_path(run: Path, rank: int, window: int) -> Path:
-    return run / _FOLDER / f"rank_{rank:05d}_w{window}.json"
+def _completion(run: Path, rank: int, window: int) -> RunFile:
+    return RunFile(run, f"{_FOLDER}/rank_{rank:05d}_w{window}.json")

@@ -250,9 +250,10 @@ def _devices(value: object) -> tuple[Mapping[str, object], ...]:
 
 def _integer(value: object) -> int:
     try:
-        return int(str(value))
+        number = int(str(value))
     except ValueError:
         return 0
+    return number if abs(number) < 1 << 63 else 0
 
 
 def _trim_heap() -> None:

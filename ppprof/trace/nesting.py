@@ -149,8 +149,11 @@ def nest_by_depth(depth: Int64) -> Int64 | None:
     if len(depth) and (depth[0] != 0 or (np.diff(depth) > 1).any() or depth.min() < 0):
         return None
     parent = np.full(len(depth), -1, np.int64)
-    by_depth = np.argsort(depth, kind="stable")
-    bounds = np.searchsorted(depth[by_depth], np.arange(depth.max(initial=-1) + 2))
+    deepest = depth.max(initial=-1)
+    # NumPy sorts integers of 16 bits in linear time.
+    sortable = depth.astype(np.int16) if deepest < 2**15 else depth
+    by_depth = np.argsort(sortable, kind="stable")
+    bounds = np.searchsorted(depth[by_depth], np.arange(deepest + 2))
     for above, here, after in zip(bounds, bounds[1:], bounds[2:]):
         rows, candidates = by_depth[here:after], by_depth[above:here]
         parent[rows] = candidates[np.searchsorted(candidates, rows) - 1]

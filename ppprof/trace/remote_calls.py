@@ -28,6 +28,7 @@ import polars as pl
 from ppprof.errors import TraceError
 from ppprof.paths import to_path
 from ppprof.rundir.remote_calls import REMOTE, RemoteCall, aligned, read_calls
+from ppprof.rundir.run_file import RunFile
 from ppprof.trace.annotations import ANNOTATION_KEYS
 from ppprof.trace.paddle.pb_reader import read_paddle_pb
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, conform, empty, nullable
@@ -81,8 +82,8 @@ def read_window(raw: str | Path) -> Trace:
         TraceError: the raw capture cannot be read.
     """
     trace = read_paddle_pb(raw)
-    folder = to_path(raw).with_suffix(".calls")
-    return _with_calls(trace, folder) if folder.is_dir() else trace
+    path = to_path(raw)
+    return _with_calls(trace, RunFile(path.parent, path.with_suffix(".calls").name))
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,10 @@ class _AlignedCall:
     """Offset to add to all times on the worker's clock."""
 
 
-def _with_calls(trace: Trace, folder: Path) -> Trace:
+def _with_calls(trace: Trace, folder: RunFile) -> Trace:
     calls, num_broken = read_calls(folder)
+    if not calls and not num_broken:
+        return trace
     aligned_calls = _aligned_calls(calls)
     skipped = {
         "remote calls": num_broken + len(calls) - len(aligned_calls),
@@ -111,7 +114,9 @@ def _with_calls(trace: Trace, folder: Path) -> Trace:
         recorded = None
         if not aligned_call.call.note:
             try:
-                recorded = read_paddle_pb(folder / f"{aligned_call.call.id}.pb")
+                recording = folder / f"{aligned_call.call.id}.pb"
+                recording.open().close()
+                recorded = read_paddle_pb(recording.path)
             except (TraceError, OSError):
                 skipped["recordings of remote calls"] += 1
         parts.append(_call_trace(aligned_call, recorded, free_ids))

@@ -1,118 +1,40 @@
 """``python -m tests.capture.fault_program on|off FAULT``: a loop to which one fault happens.
 
 As tests/jobs/fault_job.py, but without Paddle: `SmallRecorder` stands in for the recorder, so that a
-fault costs a fraction of a second. Everything around the recorder is the real thing. Works in the
+fault costs a fraction of a second. Everything around the recorder is the real thing; off, nothing of
+ppprof is imported. Works in the
 current folder, which then holds ``log/``, ``steps``, a line a step, and ``heard``, the signals that
 the program's own handlers got.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import shutil
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
-from ppprof import paths, rundir
-from ppprof.capture.output import log_to_stderr
-from ppprof.capture.parts import LivenessPart, RecordingPart, StepsPart
-from ppprof.capture.postprocess import PostProcessor
-from ppprof.capture.recording.windows import Windows
-from ppprof.capture.results import Results, TablesPart
-from ppprof.capture.schedule import Schedule
-from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
-from ppprof.capture.steps.perf_summary import PerfSummary
-from ppprof.capture.steps.step_log import StepLog
-from ppprof.capture.window_clock import WindowClock
-from ppprof.rundir.liveness import LivenessRegistry
-from ppprof.topology import Topology
+if TYPE_CHECKING:
+    from ppprof.capture.session import ProfilerSession
 
 STEPS = 8
-WINDOW = (1, 6)
+LOG = Path("log")
+LEFT: list[IO[bytes]] = []
+"""Files that the training opens after it has closed all descriptors."""
 HAPPENS_AT = 4
 """In the window of steps 1 to 5, which has then missed step 0 and holds steps 1 to 3."""
-LOG = Path("log")
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-SCHEDULES = {
-    "never_reached": (50, 60),
-    "cut_short": (5, 60),
-    "never_closed": (5, 60),
-    "no_step": None,
-}
 
 
-class SmallRecorder:
-    """Leaves a small ``.pb`` with the steps of a window, and fails as a fault asks."""
-
-    def __init__(self, fault: str) -> None:
-        self._fault = fault
-        self._steps: list[tuple[int, int, int, bool]] = []
-        self._step: tuple[int, int] | None = None
-
-    def prepare(self) -> None:
-        """Do nothing."""
-
-    def start(self) -> None:
-        """Open a window."""
-        self._steps.clear()
-
-    def begin_step(self, step: int) -> None:
-        """Open the span of a step."""
-        self._step = step, time.monotonic_ns()
-
-    def end_step(self, *, is_complete: bool = True) -> None:
-        """Close it, if there is one."""
-        if self._step is not None:
-            self._steps.append((*self._step, time.monotonic_ns(), is_complete))
-            self._step = None
-
-    def stop(self, raw: Path, brief: bool = False) -> None:
-        """Write what was recorded."""
-        from tests.fixtures.timeline import Span, Thread, span, write
-
-        if self._fault == "sigterm_while_saving":
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.5)
-        if self._fault == "disk_full":
-            raise OSError(28, "No space left on device")
-
-        def recorded(step: int, start: int, end: int, is_complete: bool) -> Span:
-            marker = span("UserDefined", rundir.INCOMPLETE_MARKER, end, end)
-            inside = () if is_complete else (marker,)
-            return span("ProfileStep", f"ProfileStep#{step}", start, end, *inside)
-
-        steps = tuple(recorded(*step) for step in self._steps)
-        with paths.atomic_writer(raw) as file:
-            file.write(write(Path("small.pb"), Thread(31, "main", steps)).read_bytes())
-
-    on_device = False
-
-    def device_answers(self) -> bool:
-        """Return True: there is no device."""
-        return True
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-def attach(fault: str) -> ProfilerSession:
-    """Return a session as `ppprof.attach` makes it, on a disk, alone, without tables."""
-    log_to_stderr()
-    run = rundir.claim(LOG).absolute()
-    topology = Topology.of(dp=1)
-    post_processor = PostProcessor(run, 0, prints=True, command=[sys.executable, "-c", ""])
-    recorder = SmallRecorder(fault)
-    windows = Windows(recorder, post_processor, run, 0, topology)  # type: ignore[arg-type]
-    clock, summary = WindowClock(Schedule.of(SCHEDULES.get(fault, WINDOW))), PerfSummary()
-    liveness = LivenessPart(LivenessRegistry(run, topology, 0))
-    results = Results(0, LOG, clock, summary, liveness=liveness, windows=windows)
-    results.post_processor = post_processor
-    recording = RecordingPart(clock, windows, post_processor)
-    steps = StepsPart(summary, StepLog(run / rundir.steps_path(0)))
-    parts = [liveness, recording, steps, TablesPart(post_processor), results]
-    return RecordingSession(clock, parts, saves=True)
+ENDING_SIGNALS = (
+    *("sigterm", "sigterm_handled", "sigint", "sigkill", "sighup", "sigquit", "sigxcpu"),
+    "sigusr1",
+)
 
 
 def heard(number: int, _: object) -> None:
@@ -133,15 +55,34 @@ def minds_its_signals() -> None:
         signal.signal(number, heard)
 
 
+def plant(fault: str) -> None:
+    """Put files where another user of the run directory might."""
+    if not LOG.exists():  # off
+        return
+    (LOG / "failed").mkdir()
+    if fault == "planted_ranks":
+        node = next((LOG / "alive").iterdir()).name.partition(".")[2].partition(".")[2]
+        (LOG / f"alive/00001.{10**30}.{node}").touch()
+        (LOG / f"alive/00099.{2**31 - 1}.{node}").touch()
+    else:
+        (LOG / "steps/rank_00000.jsonl").unlink(missing_ok=True)
+        for name in ("steps/rank_00000.jsonl", "failed/00000.txt", "failed/00001.txt"):
+            os.mkfifo(LOG / name)
+
+
 def happen(fault: str) -> None:
     """Let it happen."""
     if fault in ("exception", "sigterm_while_saving"):
         raise ValueError("loss is nan")
-    if fault == "exit":
+    if fault.startswith("planted"):
+        plant(fault)
+    if fault in ("exit", "planted_ranks", "planted_pipes"):
         sys.exit(7)
     if fault == "quit":
         os._exit(7)
-    if fault in ("sigterm", "sigterm_handled", "sigint", "sigkill"):
+    if fault == "sighup_ignored":
+        os.kill(os.getpid(), signal.SIGHUP)
+    if fault in ENDING_SIGNALS:
         os.kill(os.getpid(), getattr(signal, fault.partition("_")[0].upper()))
         time.sleep(5)
     if fault == "directory_removed":
@@ -151,37 +92,63 @@ def happen(fault: str) -> None:
         if not child:
             sys.exit(3)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+    if fault == "daemonised" and os.fork():
+        os._exit(0)
+    if fault == "descriptors_closed":
+        os.closerange(3, 1000)
     if fault.startswith("handlers"):
         for number in HANDLED:
             os.kill(os.getpid(), number)
 
 
-def train(prof: ProfilerSession, fault: str) -> None:
+def reopened(steps: IO[str]) -> IO[str]:
+    """Open the file again, and more files, so that every closed number is in use."""
+    with contextlib.suppress(OSError):
+        steps.close()
+    for _ in range(420):
+        LEFT.append(Path("theirs").open("ab", buffering=0))  # noqa: SIM115
+    return Path("steps").open("a")
+
+
+def train(prof: ProfilerSession | None, fault: str) -> None:
     """Run the loop."""
-    with Path("steps").open("w") as steps:
-        for number in range(STEPS):
-            if number == HAPPENS_AT:
-                happen(fault)
-            steps.write(f"{number}\n")
-            steps.flush()
-            if fault != "no_step":
-                prof.step()
+    steps = Path("steps").open("w")  # noqa: SIM115 (a fault closes its descriptor)
+    for number in range(STEPS):
+        if number == HAPPENS_AT:
+            happen(fault)
+            if fault == "descriptors_closed":
+                steps = reopened(steps)
+        steps.write(f"{number}\n")
+        steps.flush()
+        if prof is not None and fault != "no_step":
+            prof.step()
+    steps.close()
 
 
 def main(way: str, fault: str) -> None:
     """Attach, train, and, unless the fault is to forget it, close."""
     if fault == "handlers_before":
         minds_its_signals()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if fault == "sighup_ignored":
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if fault == "sigterm_handled":
         signal.signal(signal.SIGTERM, ends_on_sigterm)
-    prof = attach(fault) if way == "on" else NoopSession()
+    prof = None
+    if way == "on":
+        from tests.capture.small_session import attach
+
+        prof = attach(fault)
     if fault == "handlers_after":
         minds_its_signals()
     if fault == "never_closed":
         train(prof, fault)
         return
-    with prof:
+    with prof or contextlib.nullcontext():
         train(prof, fault)
+    for file in LEFT:
+        file.write(b"whole ")  # fails if another has closed it
+        file.close()
     if fault.startswith("handlers"):
         assert {signal.getsignal(number) for number in HANDLED} == {heard}
     else:

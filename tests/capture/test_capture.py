@@ -25,13 +25,14 @@ paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 pytestmark = pytest.mark.paddle
 
 from ppprof.capture import postprocess  # noqa: E402
+from tests.capture.fake_helper import NO_TRACES  # noqa: E402
 from tests.jobs import toy  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves the raw files in place: no child turns them into traces."""
-    monkeypatch.setattr(postprocess, "_COMMAND", (sys.executable, "-c", ""))
+    monkeypatch.setattr(postprocess, "_COMMAND", NO_TRACES)
 
 
 @pytest.fixture
@@ -47,9 +48,11 @@ def raw(run: Path) -> list[Path]:
 def test_work_after_the_last_step_is_in_no_table(tmp_path: Path, block: dict[str, Any]) -> None:
     step = toy.training()
     with ppprof.attach({**block, "scheduler": None}) as prof:
+        begin_ns = time.perf_counter_ns()
         for _ in range(5):
             step()
             prof.step()
+        wall_ns = time.perf_counter_ns() - begin_ns
         step()  # such as an evaluation
         time.sleep(0.3)
     (path,) = raw(tmp_path / "log")
@@ -61,7 +64,7 @@ def test_work_after_the_last_step_is_in_no_table(tmp_path: Path, block: dict[str
     assert operators["calls"].to_list() == [recorded[kind, name] // 6 * 5]
     steps = run.summary("model").row(0, named=True)
     assert (steps["name"], steps["calls"]) == ("ProfileStep", 5)
-    assert steps["cpu_max_ns"] < 300e6
+    assert steps["cpu_total_ns"] < wall_ns + 100e6
     spans = run.events().filter(name="incomplete step")
     assert spans["dur_ns"].item() > 300e6
 
@@ -99,7 +102,7 @@ import sys
 from pathlib import Path
 import ppprof
 from ppprof.capture import postprocess
-postprocess._COMMAND = (sys.executable, "-c", "")
+postprocess._COMMAND = (sys.executable, "-m", "tests.capture.fake_helper", "")
 from tests.jobs import toy
 step = toy.training()
 block = {{"enable": True, "scheduler": [1, 5], "profiler_log": {str(tmp_path / "log")!r}}}
@@ -357,18 +360,6 @@ def test_attaching_twice_at_once_logs_and_does_nothing(
     assert not (tmp_path / "log" / "run_002").exists()
 
 
-def test_a_profiler_of_the_training_itself_is_left_alone(
-    tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    theirs = paddle.profiler.Profiler(scheduler=(1, 2))
-    with ppprof.attach(block) as prof:
-        for _ in range(4):
-            prof.step()
-    del theirs
-    assert "cannot record: another profiler is open in this process" in capsys.readouterr().err
-    assert len((tmp_path / "log" / rundir.steps_path(0)).read_text().splitlines()) == 4
-
-
 def test_a_window_may_open_while_another_thread_reads_data(block: dict[str, Any]) -> None:
     reading, go_on = threading.Event(), threading.Event()
 
@@ -395,7 +386,7 @@ def test_a_window_may_open_while_another_thread_reads_data(block: dict[str, Any]
     assert len(batches) == 1
 
 
-def test_unknown_flops_are_a_warning(
+def test_flops_that_paddle_does_not_know_are_a_warning(
     block: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     step = toy.training()
@@ -405,7 +396,7 @@ def test_unknown_flops_are_a_warning(
             prof.step()
     out, err = capsys.readouterr()
     assert "Flops Profiler" not in out
-    assert "no FLOPs are printed: Paddle recorded no operator shapes" in err
+    assert err.count("Profiler.with_flops has no effect: Paddle records no operator shapes") == 1
 
 
 @pytest.fixture
@@ -428,6 +419,24 @@ def test_a_directory_that_cannot_be_made_ends_the_recording_only(
             stops.append(prof.should_stop)
     assert stops == [False] * 3 + [True] * 2
     assert "File exists" in capsys.readouterr().err
+
+
+def test_a_path_that_is_not_utf8_is_reported_at_once(
+    tmp_path: Path,
+    block: dict[str, Any],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with ppprof.attach({**block, "profiler_log": "log"}) as prof:
+        for _ in range(6):
+            prof.step()
+    err = capsys.readouterr().err
+    assert "the path is not UTF-8, as Paddle needs it" in err
+    assert err.count("ppprof: ") == 1
+    assert list(folder.iterdir()) == []
 
 
 def test_a_directory_that_goes_away_ends_the_recording_only(
@@ -462,7 +471,7 @@ def test_a_session_that_is_never_closed_closes_itself(tmp_path: Path) -> None:
 import ppprof
 from ppprof.capture import postprocess
 import sys
-postprocess._COMMAND = (sys.executable, "-c", "")
+postprocess._COMMAND = (sys.executable, "-m", "tests.capture.fake_helper", "")
 from tests.jobs import toy
 step = toy.training()
 prof = ppprof.attach({{"enable": True, "profiler_log": {str(tmp_path / "log")!r}}})
@@ -485,7 +494,7 @@ def test_shapes_and_memory_cost_no_memory_outside_a_window(tmp_path: Path) -> No
 
     assert growth_mib("window") < 4
     assert growth_mib("trigger") < 4
-    assert growth_mib("always") > 30
+    assert growth_mib("always") > 10
 
 
 def test_a_trigger_opens_windows_in_one_process(
@@ -537,7 +546,7 @@ def test_sigterm_keeps_a_triggered_window(tmp_path: Path) -> None:
 import os, signal, sys, time
 import ppprof
 from ppprof.capture import postprocess
-postprocess._COMMAND = (sys.executable, "-c", "")
+postprocess._COMMAND = (sys.executable, "-m", "tests.capture.fake_helper", "")
 from tests.jobs import toy
 step = toy.training()
 trigger = {{"slow_step": {{"times": 3}}, "steps": 500}}

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ppprof.capture import children
+from ppprof.capture import children, threads
+from ppprof.capture.output import log_to_stderr
+from tests.fixtures.tiers import one_in
 
 
 def _python(code: str, timeout: float = 20) -> children.Ended:
@@ -65,7 +67,7 @@ def test_a_child_is_not_one_of_the_jobs_ranks(monkeypatch: pytest.MonkeyPatch) -
     assert package in with_flags["PYTHONPATH"].split(os.pathsep)
 
 
-@pytest.mark.parametrize("end", ["pass", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize("end", one_in(2, ["os.kill(os.getpid(), 9)", "pass"]))
 def test_the_probes_child_ends_with_the_training(tmp_path: Path, end: str) -> None:
     (tmp_path / "paddle.py").write_text(
         "import time; print('imported', flush=True); time.sleep(40)"
@@ -98,3 +100,11 @@ def _is_below(link: Path, folder: Path) -> bool:
         return str(link.readlink()).startswith(str(folder))
     except OSError:
         return False
+
+
+def test_a_thread_of_ours_that_fails_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr()
+    threads.start(lambda: [][0], "clock").join()
+    err = capsys.readouterr().err
+    expected = "IndexError('list index out of range'); the training goes on without it\n"
+    assert err == f"ppprof: the thread of clock failed: {expected}"

@@ -26,6 +26,11 @@ CUT = r"window 0 was cut short by the end of the training: it has 3 of 5 steps, 
 NO_STEP_TIMES = r".*/steps/rank_00000\.jsonl: {}; step times are no longer written"
 LOST = r"rank 0: recording failed: .*\.pb: {}; window 0 is lost, steps recorded: 5; the training .*"
 
+FORKED = (
+    r"rank 0: process \d+ was forked from process \d+, which called ppprof\.attach\(\): nothing is "
+    r"recorded here, .*; to record it, call attach\(\) in this process, after os\.fork\(\) or .*"
+)
+
 
 class Expected(NamedTuple):
     """What a fault leaves."""
@@ -44,8 +49,29 @@ FAULTS = {
     "sigterm": Expected(MISSED),
     "sigterm_while_saving": Expected(MISSED, [CUT]),
     "sigterm_handled": Expected(MISSED, [CUT]),
+    "sighup": Expected(MISSED),
+    "sigquit": Expected(MISSED),
+    "sigxcpu": Expected(MISSED),
+    "sighup_ignored": Expected(ALL),
+    "sigusr1": Expected(None),
     "sigkill": Expected(None),
     "exit": Expected(MISSED, [CUT]),
+    "planted_ranks": Expected(
+        MISSED,
+        [
+            rf"rank 0: rank 99 \(not a rank of this job, pid {2**31 - 1}\) is gone: .*; 1 window and "
+            "the step times of this rank are saved in log",
+            CUT,
+        ],
+    ),
+    "planted_pipes": Expected(
+        MISSED,
+        [
+            NO_STEP_TIMES.format("not a regular file"),
+            r"rank 0: rank 0 \(.*\) failed: , rank 1 \(not a rank of this job\) failed: ; 1 window .*",
+            CUT,
+        ],
+    ),
     "quit": Expected(None),
     "never_closed": Expected(
         range(5, 8), [r"window 0 was cut short .* 3 of 55 steps, the last of them 7"]
@@ -62,9 +88,15 @@ FAULTS = {
     ),
     "no_step": Expected([], ["step\\(\\) was never called: .*"]),
     "forked_child": Expected(ALL),
+    "daemonised": Expected(None, [FORKED]),
+    "descriptors_closed": Expected(ALL, ["the training has closed file descriptors of ppprof, .*"]),
     "handlers_before": Expected(ALL),
     "handlers_after": Expected(ALL),
 }
+
+
+LONG = {"nothing", "cut_short", "never_reached", "no_step", "handlers_before", "handlers_after"}
+"""Faults of `make test-all`. In the quick tiers, other tests end a session in these ways."""
 
 
 def ended(folder: Path, way: str, fault: str) -> tuple[int, str, str, list[str]]:
@@ -79,14 +111,17 @@ def ended(folder: Path, way: str, fault: str) -> tuple[int, str, str, list[str]]
         timeout=60,
         check=False,
     )
-    steps, heard = (
-        file.read_text() if file.exists() else "" for file in (folder / "steps", folder / "heard")
-    )
+    files = (folder / name for name in ("steps", "heard", "theirs"))
+    steps, heard, theirs = (file.read_text() if file.exists() else "" for file in files)
     said = re.findall("^ppprof: (.*)", done.stderr, re.M)
+    heard += theirs
     return done.returncode, steps, heard, [line for line in said if "exiting before" not in line]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(fault, marks=pytest.mark.all if fault in LONG else ()) for fault in FAULTS],
+)
 def test_a_fault_ends_as_without_ppprof_and_what_can_be_saved_is(
     tmp_path: Path, fault: str
 ) -> None:

@@ -1,10 +1,13 @@
-"""The child process that makes tables and traces, with programs that replace ``ppprof finish``."""
+"""The helper that makes tables and traces, with programs that replace ``ppprof finish``."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
+import resource
+import signal
 import sys
 import time
 from datetime import datetime
@@ -14,14 +17,17 @@ import pytest
 
 from ppprof import rundir
 from ppprof.capture import postprocess as finisher_module
+from ppprof.capture import threads
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.config import ProfilerConfig
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
 
+HELPER = [sys.executable, "-m", "tests.capture.fake_helper"]
+
 
 def finisher(run: Path, program: str, prints: bool = True) -> PostProcessor:
-    return PostProcessor(run, rank=3, prints=prints, command=[sys.executable, "-c", program])
+    return PostProcessor(run, rank=3, prints=prints, command=[*HELPER, program])
 
 
 def test_windows_are_finished_in_order_and_their_tables_printed(
@@ -43,11 +49,13 @@ def test_a_rank_that_does_not_print_keeps_its_tables_to_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = finisher(
-        tmp_path, "import sys; print('table'); print('warning', file=sys.stderr)", False
+        tmp_path,
+        "import sys; print('table'); print('warning\\x1b\\n\\nppprof: own', file=sys.stderr)",
+        False,
     )
     made.add(0, tmp_path / "0.pb")
     made.wait(30)
-    assert capsys.readouterr() == ("", "warning\n")
+    assert capsys.readouterr() == ("", "ppprof: warning\\x1b\nppprof: own\n")
 
 
 def test_a_failing_child_is_a_warning_that_says_what_to_run(
@@ -58,7 +66,7 @@ def test_a_failing_child_is_a_warning_that_says_what_to_run(
     made.wait(30)
     assert capsys.readouterr().err == (
         f"ppprof: {tmp_path}/5.pb: no tables and traces were made (exit code 3); "
-        f"to try again, run: {sys.executable} -c 'raise SystemExit(3)' {tmp_path} --rank 3 --window 5\n"
+        f"to try again, run: {' '.join(HELPER)} 'raise SystemExit(3)' {tmp_path} --rank 3 --window 5\n"
     )
 
 
@@ -89,10 +97,11 @@ while open("/proc/self/oom_score_adj").read() != "1000\\n":
     made = finisher(tmp_path, program)
     made.add(0, tmp_path / "0.pb")
     deadline = time.monotonic() + 30
-    while not made.has_finished_child and time.monotonic() < deadline:
+    while not made.has_finished_window and time.monotonic() < deadline:
         time.sleep(0.01)
     made.poll()
     assert capsys.readouterr().out == "True []\n"
+    made.leave()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may raise a priority")
@@ -177,8 +186,11 @@ def test_in_the_foreground_it_is_done_at_once(
 
     (run / name.raw).write_bytes(b"not a trace")
     made.add(0, run / name.raw)
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("ppprof")]
+    *lines, line = capsys.readouterr().err.splitlines()
+    assert lines  # the helper's own, which say why
+    assert all(each.startswith("ppprof: ") for each in [*lines, line])
     assert f"{name.raw}: no tables and traces were made (" in line
+    made.wait(0)
     assert line.endswith(f"-m ppprof finish {run} --rank 3 --window 0")
 
 
@@ -271,7 +283,7 @@ def test_in_the_foreground_a_process_that_ends_does_not_wait(
 ) -> None:
     done = tmp_path / "done"
     program = f"import pathlib, time; time.sleep(0.3); pathlib.Path({str(done)!r}).touch()"
-    command = [sys.executable, "-c", program]
+    command = [*HELPER, program]
     made = PostProcessor(tmp_path, 3, prints=True, command=command, background=False)
     made.add(0, tmp_path / "0.pb", brief=True)
     assert not done.exists()
@@ -284,3 +296,165 @@ def test_in_the_foreground_a_process_that_ends_does_not_wait(
     while not done.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert done.exists()
+
+
+def pids(tmp_path: Path) -> list[str]:
+    return (tmp_path / "pids").read_text().split()
+
+
+NOTES_ITS_PID = "import os; print(os.getpid(), file=open('{}/pids', 'a'));"
+
+
+def until_finished(made: PostProcessor) -> None:
+    deadline = time.monotonic() + 30
+    while made.poll() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not made.poll()
+
+
+def until_ended(made: PostProcessor) -> int | None:
+    """Return the exit code of the helper."""
+    helper = made._helper
+    assert helper is not None
+    deadline = time.monotonic() + 30
+    while not helper.has_ended and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return helper.process.returncode
+
+
+def test_one_helper_makes_all_windows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = finisher(tmp_path, NOTES_ITS_PID.format(tmp_path) + "import sys; print(sys.argv[-1])")
+    for window in range(100):
+        made.add(window, tmp_path / f"{window}.pb")
+    until_finished(made)
+    made.add(100, tmp_path / "100.pb")
+    until_finished(made)
+    made.wait(30)
+    assert capsys.readouterr() == ("".join(f"{window}\n" for window in range(101)), "")
+    assert len(pids(tmp_path)) == 101
+    assert len(set(pids(tmp_path))) == 1
+
+
+def test_a_helper_that_crashes_loses_the_window_it_works_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = "import sys; print('begun', sys.argv[-1]); sys.argv[-1] in '1 4' and os.kill(os.getpid(), 9)"
+    made = finisher(tmp_path, NOTES_ITS_PID.format(tmp_path) + program)
+    for window in range(6):
+        made.add(window, tmp_path / f"{window}.pb")
+    made.wait(30)
+    out, err = capsys.readouterr()
+    assert [line for line in out.splitlines() if line[-1] not in "14"] == [
+        f"begun {window}" for window in (0, 2, 3, 5)
+    ]
+    assert re.findall(r"(\d)\.pb: no tables and traces were made \(it was killed", err) == [
+        "1",
+        "4",
+    ]
+    assert len(set(pids(tmp_path))) == 3
+
+
+def test_a_helper_that_has_ended_is_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It ends after a minute without a window; a window may come just then."""
+    program = "import sys, threading, time; threading.Timer(0.05, lambda: os._exit(0)).start()"
+    made = finisher(tmp_path, NOTES_ITS_PID.format(tmp_path) + program)
+    for window in range(3):
+        made.add(window, tmp_path / f"{window}.pb")
+        until_finished(made)
+        until_ended(made)
+    made.wait(30)
+    assert capsys.readouterr() == ("", "")
+    assert len(set(pids(tmp_path))) == 3
+
+
+def test_a_helper_that_does_nothing_is_started_once_a_window(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = PostProcessor(tmp_path, 0, prints=True, command=[sys.executable, "-c", ""])
+    for window in range(2):
+        made.add(window, tmp_path / f"{window}.pb")
+    made.wait(30)
+    err = capsys.readouterr().err
+    assert err.count("no tables and traces were made (its process ended before it began)") == 2
+
+
+def test_the_helper_ends_when_it_has_nothing_to_do(tmp_path: Path) -> None:
+    run = rundir.claim(tmp_path / "log")
+    config = ProfilerConfig.from_mapping({"enable": True})
+    rundir.write_manifest(run, {"profiler": config.to_mapping()})
+    code = "from ppprof.cli import finish, main; finish._IDLE_SECONDS = 0.2; main()"
+    made = PostProcessor(run, 0, prints=True, command=[sys.executable, "-c", code, "finish"])
+    made.add(0, run / "raw/0.pb")  # there is no such capture
+    until_finished(made)
+    assert until_ended(made) == 0
+    made.wait(0)
+
+
+@pytest.mark.all
+def test_many_open_files_and_windows_do_not_stop_the_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Descriptors above 1023, and more windows than the pipe to the helper takes."""
+    go = tmp_path / "go"
+    program = (
+        f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
+    )
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limit[1]), limit[1]))
+    files = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+    try:
+        made = finisher(tmp_path, program)
+        for window in range(100_000, 110_000):  # 70,000 bytes
+            made.add(window, tmp_path / f"{window}.pb")
+        assert not made.has_finished_window
+        assert "windows wait for the helper); to try again" in capsys.readouterr().err
+        go.touch()
+        until_finished(made)
+        made.wait(0)
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+@pytest.mark.all
+def test_a_helper_that_cannot_start_leaves_no_descriptor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    made, files = finisher(tmp_path, ""), []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                files.append(os.open("/dev/null", os.O_RDONLY))
+        for num_free in range(8):
+            made.add(num_free, tmp_path / f"{num_free}.pb")
+            if made._helper is not None:
+                break
+            free = [os.open("/dev/null", os.O_RDONLY) for _ in range(num_free)]
+            for file in [*free, files.pop()]:
+                os.close(file)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for file in files:
+            os.close(file)
+    made.wait(30)
+    assert "Too many open files" in capsys.readouterr().err
+
+
+def test_a_helper_receives_signals_though_its_starter_blocks_them(tmp_path: Path) -> None:
+    """The thread that saves because of a SIGTERM blocks all signals, and starts the helper."""
+    run = rundir.claim(tmp_path / "log")
+    rundir.write_manifest(run, {"profiler": ProfilerConfig(enable=True).to_mapping()})
+    made = PostProcessor(run, 0, prints=True)
+    threads.start(lambda: made.add(0, run / "raw/0.pb"), "test").join()
+    until_finished(made)
+    assert made._helper is not None
+    status = Path(f"/proc/{made._helper.process.pid}/status").read_text()
+    masks = dict(re.findall(r"^(Sig(?:Blk|Ign)):\t(\w+)", status, re.M))
+    assert not int(masks["SigBlk"], 16)
+    assert not int(masks["SigIgn"], 16) & (1 << (signal.SIGPROF - 1) | 1 << (signal.SIGALRM - 1))
+    made.wait(0)

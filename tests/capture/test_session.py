@@ -23,6 +23,7 @@ from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.window_clock import WindowClock
 from ppprof.rundir import TraceName
 from tests.capture.sessions import session
+from tests.fixtures.run_files import run_file
 
 
 class Windows:
@@ -33,15 +34,17 @@ class Windows:
         self.saved: list[object] = []
         self.fail_at = fail_at
         self.holds = False
-        self.num_dropped = 0
+        self.num_dropped = self.num_skipped = 0
+        self.cut: set[int] = set()
 
     def fits(self, before: State, after: State, window: int) -> bool:
         return True
 
-    def advance(self, before: State, after: State, step: int, window: int) -> None:
+    def advance(self, before: State, after: State, step: int, window: int) -> bool:
         self.calls.append((f"{before.value}->{after.value}", step, window))
         if step == self.fail_at:
             raise OSError(28, "No space left on device")
+        return True
 
     def close(self, keep_empty: bool, failed: bool = False) -> None:
         self.calls.append(f"close(keep_empty={keep_empty})")
@@ -74,7 +77,9 @@ def test_steps_next_to_a_window_are_marked_on_every_rank(
 ) -> None:
     path = tmp_path / "steps.jsonl"
     made = PostProcessor(tmp_path, 0, prints=True, command=[]) if windows else None
-    with session(windows, Schedule.of((2, 4)), steps=StepLog(path), post_processor=made) as prof:
+    with session(
+        windows, Schedule.of((2, 4)), steps=StepLog(run_file(path)), post_processor=made
+    ) as prof:
         for _ in range(6):
             prof.step(num_samples=4, num_tokens=64, num_micro_batches=2, num_flops=10**12)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -135,7 +140,7 @@ def test_an_exception_of_the_training_passes_and_the_window_is_kept() -> None:
 
 def test_a_pause_is_in_no_step_and_lets_exceptions_through(tmp_path: Path) -> None:
     now, path = [0], tmp_path / "steps.jsonl"
-    prof = session(None, TWICE, timer=StepTimer(lambda: now[0]), steps=StepLog(path))
+    prof = session(None, TWICE, timer=StepTimer(lambda: now[0]), steps=StepLog(run_file(path)))
     error = ValueError("no text to evaluate on")
 
     def evaluate() -> None:
@@ -195,7 +200,7 @@ def test_timer_only_prints_the_perf_summary_and_marks_no_step(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "steps.jsonl"
-    with session(None, TWICE, timer_only=True, steps=StepLog(path)) as prof:
+    with session(None, TWICE, timer_only=True, steps=StepLog(run_file(path))) as prof:
         for _ in range(12):
             prof.step()
     out = capsys.readouterr().out
@@ -219,13 +224,20 @@ def test_a_step_in_which_tables_are_printed_is_marked(
         f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n"
         "print('table')"
     )
-    made = PostProcessor(tmp_path, 0, prints=True, command=[sys.executable, "-c", program])
+    made = PostProcessor(
+        tmp_path,
+        0,
+        prints=True,
+        command=[sys.executable, "-m", "tests.capture.fake_helper", program],
+    )
     made.add(0, tmp_path / "0.pb")
-    with session(None, TWICE, timer_only=True, steps=StepLog(path), post_processor=made) as prof:
+    with session(
+        None, TWICE, timer_only=True, steps=StepLog(run_file(path)), post_processor=made
+    ) as prof:
         prof.step()
         go.touch()  # not before: this step would print the table
         deadline = time.monotonic() + 60
-        while not made.has_finished_child:
+        while not made.has_finished_window:
             assert time.monotonic() < deadline
             time.sleep(0.01)
         prof.step()
@@ -260,7 +272,7 @@ def test_visualdl_is_named_where_it_can_open_something(
 
 
 def test_scalars_of_other_libraries_are_numbers(tmp_path: Path) -> None:
-    log = StepLog(tmp_path / "steps.jsonl")
+    log = StepLog(run_file(tmp_path / "steps.jsonl"))
     with session(None, TWICE, steps=log) as prof:
         for _ in range(5):
             prof.step(num_samples=np.int64(8), num_tokens=np.int64(64))  # type: ignore[arg-type]
@@ -274,12 +286,14 @@ def test_a_forked_child_has_no_part_in_its_parents_window(
     windows = SimpleNamespace(
         calls=tmp_path,
         saved=[],
-        advance=lambda *_: None,
+        cut=set(),
+        num_skipped=0,
+        advance=lambda *_: True,
         fits=lambda *_: True,
         close=lambda keep_empty, failed=False: None,
     )
     path = tmp_path / "steps.jsonl"
-    with session(windows, TWICE, steps=StepLog(path)) as prof:  # type: ignore[arg-type]
+    with session(windows, TWICE, steps=StepLog(run_file(path))) as prof:  # type: ignore[arg-type]
         assert prof.is_active
         with monkeypatch.context() as child:
             child.setattr(os, "getpid", lambda: 1)
@@ -299,7 +313,13 @@ def test_a_window_that_cannot_be_saved_at_the_end_is_one_warning(
         raise MemoryError
 
     windows = SimpleNamespace(
-        calls=tmp_path, saved=[], advance=lambda *_: None, fits=lambda *_: True, close=close
+        calls=tmp_path,
+        saved=[],
+        cut=set(),
+        num_skipped=0,
+        advance=lambda *_: True,
+        fits=lambda *_: True,
+        close=close,
     )
     with session(windows, Schedule.of((1, 5)), run=tmp_path) as prof:  # type: ignore[arg-type]
         for _ in range(3):
@@ -313,10 +333,11 @@ def test_an_interrupt_while_a_window_is_saved_is_the_trainings() -> None:
     windows = Windows()
     advance = windows.advance
 
-    def interrupted(before: State, after: State, step: int, window: int) -> None:
+    def interrupted(before: State, after: State, step: int, window: int) -> bool:
         advance(before, after, step, window)
         if before is State.LAST:
             raise KeyboardInterrupt
+        return True
 
     windows.advance = interrupted  # type: ignore[method-assign]
     prof = session(windows, Schedule.of((1, 3)))

@@ -20,8 +20,11 @@ from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.run import finish as run_finish
 from ppprof.rundir import TraceName, claim, write_manifest
+from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.rundir.remote_calls import RemoteCall, write_call
+from ppprof.topology import Topology
 from tests.fixtures import gpu_traces
+from tests.fixtures.run_files import run_file
 from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
 
 
@@ -124,7 +127,7 @@ def test_what_cannot_be_written_is_said(tmp_path: Path, capsys: pytest.CaptureFi
     (run / "summary").write_text("in the way")
     assert main(["finish", str(run)]) == 3
     seen = capsys.readouterr()
-    assert "summary/.rank_00000_w0.json." in seen.err
+    assert "summary/rank_00000_w0.json" in seen.err
     assert "rank 0 (dp0" in seen.out
     assert (run / name(0).raw).exists()
 
@@ -163,7 +166,7 @@ def test_remote_calls_are_finished_with_their_window(
     raw = (run / name(0).raw).read_bytes()
     at_ns = [EPOCH_NS + ns for ns in (100, 200, 300, 900, 1_000, 1_100)]
     call = RemoteCall("a", None, "f", "w0", "w1", "host:7", gpu_traces.MAIN, *at_ns)
-    write_call(run / name(0).calls, call, raw)
+    write_call(run_file(run / name(0).calls), call, raw)
     (run / name(0).calls / "b.json").write_text("{")
     assert main(["finish", str(run)]) == 0
     seen = capsys.readouterr()
@@ -183,12 +186,31 @@ def test_what_a_killed_one_left_half_written_is_removed(tmp_path: Path) -> None:
     run = killed_run(tmp_path, ranks=1)
     halves = [
         run / f".writing_{name(0).stem}..json.4711",
-        run / f"summary/.{Path(name(0).summary).name}.0123.tmp",
+        run / f"summary/.writing_{Path(name(0).summary).name}.0123",
     ]
     for half in halves:
         half.write_text("{")
     assert main(["finish", str(run)]) == 0
     assert not [half for half in halves if half.exists()]
+
+
+def test_a_save_that_was_cut_is_named_and_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The training was killed meanwhile; of another rank, it may still be going on."""
+    run = killed_run(tmp_path, ranks=1)
+    raw = run / name(0).raw
+    halves = [raw.with_name(f".writing_{raw.name}.{'0' * 32}") for raw in (raw, run / name(1).raw)]
+    for half in halves:
+        half.write_bytes(b"half")
+    raw.unlink()
+    LivenessRegistry(run, Topology.of(dp=2), 1)  # this process is rank 1
+    assert main(["finish", str(run)]) == 0
+    err = capsys.readouterr().err
+    lost = "removed: rank 0, window 0 is lost: its process ended while it was saved"
+    assert f"{halves[0]}: {lost}\n" in err
+    assert f"{halves[1]}: rank 1, window 0 is being saved, or its process was killed" in err
+    assert [half.exists() for half in halves] == [False, True]
 
 
 def test_a_capture_that_another_process_is_at_is_left_to_it(

@@ -20,6 +20,7 @@ from ppprof.rundir.triggers import (
     TriggerResponse,
     append_response,
     consume_request,
+    read_response,
     request_path,
     write_completion,
 )
@@ -118,6 +119,37 @@ def test_a_job_whose_rank_0_was_killed_has_ended(
 def test_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trigger", str(tmp_path)]) == 3
     assert "no run here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "odd"])
+def test_waiting_for_an_answer_ends_in_time(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    run = job(tmp_path)
+    path = run / "trigger/answers.jsonl"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        values = [None, [], {}, -1, "x", [[]], [None], 1 << 90]
+        lines = [{"why": "x", "ranks": value, "start": value, "steps": 2} for value in values]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, [], 3, "[" * 9999]))
+    assert main(["trigger", str(run), "--wait", "--timeout", "0.1"]) == 1
+    assert "no answer yet; the request stays" in capsys.readouterr().err
+
+
+def test_an_answer_of_odd_values_is_none(tmp_path: Path) -> None:
+    run = job(tmp_path)
+    whole = {"why": "x", "request": "r", "window": 1, "start": 2, "steps": 3, "ranks": [0]}
+    path = run / "trigger/answers.jsonl"
+    for key in whole:
+        for value in ([], {}, -1, 1.5, [[]], [None], [-1], True):
+            path.write_text(f"{json.dumps({**whole, key: value})}\n")
+            is_list = key == "ranks" and value == []
+            assert (read_response(run, "r") is None) != is_list, (key, value)
+    path.write_text(f"{json.dumps(whole)}\n")
+    assert read_response(run, "r") == TriggerResponse(**whole)  # type: ignore[arg-type]
 
 
 def answering(run: Path, answers: bool = True, files: bool = True, **answer: Any) -> None:

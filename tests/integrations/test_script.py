@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.tiers import one_in
+
 ROOT = Path(__file__).parents[2]
 ATTACH = str(ROOT / "tools/attach.py")
 BLOCK = "Profiler:\n  enable: True\n  scheduler: [2, 5]\n"
@@ -48,18 +50,21 @@ print(sorted(name for name in os.environ if "PPPROF" in name), os.getcwd(), sys.
 """
 
 
-def test_a_script_sees_what_it_sees_by_itself(folder: Path) -> None:
+@pytest.mark.parametrize(
+    "script", one_in(3, ["sub/train.py", "{folder}/sub/train.py", "linked.py"])
+)
+def test_a_script_sees_what_it_sees_by_itself(folder: Path, script: str) -> None:
     (folder / "sub").mkdir()
     (folder / "sub/train.py").write_text(SAYS_ALL)
     (folder / "sub/sibling.py").write_text("")
     (folder / "linked.py").symlink_to("sub/train.py")
-    for script in ("sub/train.py", str(folder / "sub/train.py"), "linked.py"):
-        for arguments in ([], ["-c", "x", "--", "-o=1", "--help"]):
-            alone = python(folder, script, *arguments)
-            for dashes in (["--"], []):
-                attached = python(folder, ATTACH, "-c", "on.yaml", *dashes, script, *arguments)
-                assert attached.stdout == alone.stdout != ""
-                assert (alone.returncode, attached.returncode) == (0, 0)
+    script = script.format(folder=folder)
+    for arguments in ([], ["-c", "x", "--", "-o=1", "--help"]):
+        alone = python(folder, script, *arguments)
+        for dashes in (["--"], []):
+            attached = python(folder, ATTACH, "-c", "on.yaml", *dashes, script, *arguments)
+            assert attached.stdout == alone.stdout != ""
+            assert (alone.returncode, attached.returncode) == (0, 0)
 
 
 def test_a_module_too(folder: Path) -> None:
@@ -77,20 +82,23 @@ def test_a_module_too(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [
-        "import sys; sys.exit()",
-        "import sys; sys.exit(7)",
-        "import sys; sys.exit('a message')",
-        "def inner():\n    raise ValueError('x')\ninner()",
-        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError('x') from error",
-        "import json; json.loads('{')",
-        "def broken(:\n    pass",
-        "import sys; sys.excepthook = lambda *seen: print(seen[0], seen[2].tb_next)\n1 / 0",
-        "import os; os._exit(5)",
-        "import atexit; atexit.register(print, 'bye'); print('hello')",
-        "raise KeyboardInterrupt",
-        "import threading\nthreading.Thread(target=lambda: 1 / 0).start()",
-    ],
+    one_in(
+        2,
+        [
+            "import sys; sys.exit()",
+            "import sys; sys.exit(7)",
+            "import sys; sys.exit('a message')",
+            "def inner():\n    raise ValueError('x')\ninner()",
+            "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise ValueError('x') from error",
+            "import json; json.loads('{')",
+            "def broken(:\n    pass",
+            "import sys; sys.excepthook = lambda *seen: print(seen[0], seen[2].tb_next)\n1 / 0",
+            "import os; os._exit(5)",
+            "import atexit; atexit.register(print, 'bye'); print('hello')",
+            "raise KeyboardInterrupt",
+            "import threading\nthreading.Thread(target=lambda: 1 / 0).start()",
+        ],
+    ),
 )
 def test_it_ends_as_by_itself(folder: Path, program: str) -> None:
     (folder / "train.py").write_text(program)
@@ -122,43 +130,49 @@ def test_a_signal_ends_it_as_by_itself(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [
-        (["-c", "on.yaml"], "no script to run; expected -- SCRIPT ARGUMENTS after the options"),
-        (["-c", "on.yaml", "no.py"], "no.py: No such file or directory; expected a Python script"),
-        (
-            ["-c", "on.yaml", "--", "-m", "no"],
-            "-m no: expected a module, or a package with a __main__",
-        ),
-        (["-c", "on.yaml", "--optimizer", "0", "x.py"], "--optimizer: 0: expected 1 or more"),
-        (["-c", "no.yaml", "x.py"], "no.yaml: No such file or directory"),
-        (
-            ["-c", "other.yaml", "x.py"],
-            "other.yaml: expected a Profiler block, or its keys at the top level",
-        ),
-        (
-            ["-c", "on.yaml", "-o", "Profiler.formats=[xml]", "-o", "Profiler.ranks=3", "x.py"],
-            "-o Profiler.formats=[xml]: Profiler.formats: ['xml']: expected a list, each item json, "
-            "json.gz or pb",
-        ),
-        (
-            ["-c", "on.yaml", "-o", "Profiler.ranks=3", "x.py"],
-            "-o Profiler.ranks=3: Profiler.ranks: ranks [3]: expected 0 to 0",
-        ),
-        (
-            ["-c", "on.yaml", "-o", "Global.seed=1", "-o", "Profilr.enable=True", "x.py"],
-            "-o Global.seed=1: Global.seed: only the Profiler block is read; expected "
-            "Profiler.KEY=VALUE\n"
-            "-o Profilr.enable=True: Profilr.enable: only the Profiler block is read; expected "
-            "Profiler.KEY=VALUE",
-        ),
-        (
-            ["--profiler-options", "batch_range=[60, 50]; stat=GPU", "x.py"],
-            "-o Profiler.profiler_options=batch_range=[60, 50]; stat=GPU: Profiler.profiler_options: "
-            "batch_range: '[60, 50]': expected [START, STOP], to record batches START to STOP-1\n"
-            "-o Profiler.profiler_options=batch_range=[60, 50]; stat=GPU: Profiler.profiler_options: "
-            'stat: unknown option; did you mean "state"?',
-        ),
-    ],
+    one_in(
+        3,
+        [
+            (["-c", "on.yaml"], "no script to run; expected -- SCRIPT ARGUMENTS after the options"),
+            (
+                ["-c", "on.yaml", "no.py"],
+                "no.py: No such file or directory; expected a Python script",
+            ),
+            (
+                ["-c", "on.yaml", "--", "-m", "no"],
+                "-m no: expected a module, or a package with a __main__",
+            ),
+            (["-c", "on.yaml", "--optimizer", "0", "x.py"], "--optimizer: 0: expected 1 or more"),
+            (["-c", "no.yaml", "x.py"], "no.yaml: No such file or directory"),
+            (
+                ["-c", "other.yaml", "x.py"],
+                "other.yaml: expected a Profiler block, or its keys at the top level",
+            ),
+            (
+                ["-c", "on.yaml", "-o", "Profiler.formats=[xml]", "-o", "Profiler.ranks=3", "x.py"],
+                "-o Profiler.formats=[xml]: Profiler.formats: ['xml']: expected a list, each item json, "
+                "json.gz or pb",
+            ),
+            (
+                ["-c", "on.yaml", "-o", "Profiler.ranks=3", "x.py"],
+                "-o Profiler.ranks=3: Profiler.ranks: ranks [3]: expected 0 to 0",
+            ),
+            (
+                ["-c", "on.yaml", "-o", "Global.seed=1", "-o", "Profilr.enable=True", "x.py"],
+                "-o Global.seed=1: Global.seed: only the Profiler block is read; expected "
+                "Profiler.KEY=VALUE\n"
+                "-o Profilr.enable=True: Profilr.enable: only the Profiler block is read; expected "
+                "Profiler.KEY=VALUE",
+            ),
+            (
+                ["--profiler-options", "batch_range=[60, 50]; stat=GPU", "x.py"],
+                "-o Profiler.profiler_options=batch_range=[60, 50]; stat=GPU: Profiler.profiler_options: "
+                "batch_range: '[60, 50]': expected [START, STOP], to record batches START to STOP-1\n"
+                "-o Profiler.profiler_options=batch_range=[60, 50]; stat=GPU: Profiler.profiler_options: "
+                'stat: unknown option; did you mean "state"?',
+            ),
+        ],
+    ),
 )
 def test_what_cannot_be_used_ends_it_before_the_script(
     folder: Path, arguments: Sequence[str], said: str

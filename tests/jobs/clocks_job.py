@@ -27,6 +27,7 @@ import paddle.distributed as dist  # noqa: E402
 
 import ppprof  # noqa: E402
 from ppprof.capture import postprocess  # noqa: E402
+from tests.capture.fake_helper import NO_TRACES  # noqa: E402
 from tests.jobs import toy  # noqa: E402
 
 STEPS, REDUCES = 80, 5
@@ -59,7 +60,7 @@ def train(log: Path, steps: int, **more: object) -> None:
 
 def main(folder: Path) -> None:
     """Both ranks are recorded; then rank 1 alone, up to its end; then rank 1 is alone."""
-    postprocess._COMMAND = (sys.executable, "-c", "")
+    postprocess._COMMAND = NO_TRACES
     dist.init_parallel_env()
     marks = folder / f"marks_{RANK}.jsonl"
     mark(marks)

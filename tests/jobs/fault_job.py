@@ -27,13 +27,12 @@ from tests.capture.fault_program import (
     HANDLED,
     HAPPENS_AT,
     LOG,
-    SCHEDULES,
     STEPS,
-    WINDOW,
     ends_on_sigterm,
     heard,
     minds_its_signals,
 )
+from tests.capture.small_session import SCHEDULES, WINDOW
 from tests.jobs import toy
 
 

@@ -15,6 +15,7 @@ import ppprof
 from ppprof.capture import postprocess
 from ppprof.rundir import raw_files
 from ppprof.rundir.triggers import request_path
+from tests.capture.fake_helper import NO_TRACES
 from tests.jobs import toy
 
 STEPS = 200
@@ -54,7 +55,7 @@ def resident_bytes() -> int:
 
 
 if __name__ == "__main__":
-    postprocess._COMMAND = (sys.executable, "-c", "")
+    postprocess._COMMAND = NO_TRACES
     with contextlib.redirect_stdout(sys.stderr):
         grown = growth_mib(sys.argv[1], sys.argv[2])
     print(f"{grown:.1f}")

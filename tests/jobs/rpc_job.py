@@ -28,7 +28,7 @@ def worker_name():
 def train(workers):
     import ppprof
     from ppprof.capture.recording import recorder
-    from tests.capture.fault_program import SmallRecorder
+    from tests.capture.small_session import SmallRecorder
 
     recorder.Recorder = lambda config, prints, targets: SmallRecorder("")
     results = []

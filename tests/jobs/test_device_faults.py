@@ -47,6 +47,17 @@ def test_a_device_is_recorded(tmp_path: Path, test_device: Variables) -> None:
     assert kernels.select("name", "calls").rows() == [("ampere_sgemm_128x64_nn", 9)]
 
 
+@pytest.mark.jobs
+def test_each_window_of_a_device_has_its_kernels(tmp_path: Path, test_device: Variables) -> None:
+    """Paddle's profiler is created and released for each of them."""
+    settings = "scheduler={closed: 1, ready: 1, record: 2, repeat: 2}"
+    printed, recorded = trained(tmp_path, settings, **test_device())
+    assert "is not recorded" not in printed
+    assert recorded.windows() == [0, 1]
+    kernels = recorded.events().filter(category="Kernel")
+    assert [kernels.filter(window=window).height for window in (0, 1)] == [6, 6]
+
+
 @pytest.mark.parametrize(
     ("switch", "why"),
     [

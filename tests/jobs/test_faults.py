@@ -33,6 +33,7 @@ NOT_WAITING = r"rank 0: exiting before the tables in .* are written; if they do 
 CUT = r"window 0 was cut short by the end of the training: it has 3 of 5 steps, the last of them 3"
 LOST = r"rank 0: recording failed: .*\.pb: {}; window 0 is lost, steps recorded: 5; the training .*"
 NO_STEP_TIMES = r".*/steps/rank_00000\.jsonl: {}; step times are no longer written"
+UNCOUNTED = "making tables and traces|VisualDL's chart of steps|were not ended by step\\(\\)"
 FULL, READ_ONLY = "No space left on device", "Read-only file system"
 
 
@@ -84,7 +85,11 @@ FAULTS = {
     "disk_too_small_for_the_trace": Fault(
         "cut",
         ALL,
-        [r".*\.pb: no tables and traces were made \(.*\); to try again, run: .* finish .*"],
+        [
+            r".*: No space left on device.*",
+            r".*: no raw capture could be finished",
+            r".*\.pb: no tables and traces were made \(.*\); to try again, run: .* finish .*",
+        ],
         "size=400k",
     ),
     "output_full": Fault("whole", ALL, output="/dev/full"),
@@ -112,7 +117,7 @@ class Outcome(NamedTuple):
     losses: str
     heard: str
     said: list[str]
-    """Lines of ours on stderr, but for the one that asks for patience, which a slow machine gets."""
+    """Lines of ours on stderr without those that depend on the machine's speed (`UNCOUNTED`)."""
     log: Path
 
 
@@ -149,7 +154,7 @@ def end(folder: Path, job: subprocess.Popen[bytes]) -> Outcome:
         [
             line[len("ppprof: ") :]
             for line in _text(folder / "err").splitlines()
-            if line.startswith("ppprof: ") and "making tables and traces" not in line
+            if line.startswith("ppprof: ") and not re.search(UNCOUNTED, line)
         ],
         log if log.exists() else folder / "log",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -211,3 +212,23 @@ def test_a_stage_of_a_pipeline_is_asked_for_while_fleet_trains(tmp_path: Path) -
     assert found[0] == found[1]
     assert len(found[0]) == 4
     assert all(Path(line).is_file() for line in asked.stdout.splitlines())
+
+
+def test_pipes_and_links_in_the_run_directory_do_not_stop_a_job(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("not of the run")
+    with running(tmp_path, 2, {"trigger": True, "scheduler": [4, 6]}) as job:
+        job.wait_for("ready")
+        (job.run / "failed").mkdir()
+        for name in ("trigger/request", "steps/rank_00001.jsonl", "failed/00001.txt"):
+            (job.run / name).unlink(missing_ok=True)
+            os.mkfifo(job.run / name)
+        (job.run / "trigger/answers.jsonl").symlink_to(outside)
+        job.wait_until_taken()
+        assert job.ask("--steps", "3", "--wait", "--timeout", "2").returncode != 0  # no answer
+        job.stop()
+        logs = job.logs()
+    assert "no window, asked for by request: not a regular file" in logs
+    assert "steps/rank_00001.jsonl: not a regular file; step times are no longer written" in logs
+    assert outside.read_text() == "not of the run"
+    assert job.windows()[1].keys() == {0, 1}

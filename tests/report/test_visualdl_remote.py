@@ -9,6 +9,7 @@ import pytest
 from ppprof.rundir.remote_calls import RemoteCall, write_call
 from ppprof.trace import read_window, write_paddle_json
 from tests.fixtures import gpu_traces
+from tests.fixtures.run_files import run_file
 from tests.fixtures.timeline import EPOCH_NS, write
 
 pytestmark = [pytest.mark.all, pytest.mark.visualdl, pytest.mark.paddle]
@@ -27,7 +28,7 @@ def test_remote_calls_are_shown_beside_the_rank(tmp_path: Path) -> None:
     own = read_window(raw)
     at_ns = [EPOCH_NS + ns for ns in (100, 200, 300, 900, 1_000, 1_100)]
     call = RemoteCall("a", None, "f", "w0", "w1", "host:7", gpu_traces.MAIN, *at_ns)
-    write_call(tmp_path / "window.calls", call, raw.read_bytes())
+    write_call(run_file(tmp_path / "window.calls"), call, raw.read_bytes())
     name = f"{worker}_time_20261120T201530_000.paddle_trace.json"
     write_paddle_json(read_window(raw), directory / name)
     assert own.events.height > 0

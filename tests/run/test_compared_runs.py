@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ def run_path(tmp_path: Path) -> Path:
     path = make_run(tmp_path / "run", {0: 1, 1: 1, 2: 1})
     raw = path / trace_name(0).raw
     raw.unlink()
-    raw.symlink_to("nowhere")
+    os.mkfifo(raw)
     return path
 
 

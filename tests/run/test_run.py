@@ -452,14 +452,14 @@ def test_importing_ppprof_loads_neither_polars_nor_paddle():
 
 def test_a_folder_without_permission_costs_its_files_only(tmp_path, messages, monkeypatch):
     run_path = make_run(tmp_path, {0: 1})
-    list_directory = os.listdir
+    list_directory = os.scandir
 
     def refuse(path="."):
-        if Path(path).name == "summary":
+        if not isinstance(path, int) and Path(path).name == "summary":
             raise PermissionError(13, "Permission denied", str(path))
         return list_directory(path)
 
-    monkeypatch.setattr(os, "listdir", refuse)
+    monkeypatch.setattr(os, "scandir", refuse)
     assert ppprof.open(run_path).ranks == [0]
     assert messages == [
         f"{run_path / 'summary'}: cannot be listed (Permission denied); its files are left out"
@@ -467,14 +467,26 @@ def test_a_folder_without_permission_costs_its_files_only(tmp_path, messages, mo
 
 
 @pytest.mark.parametrize("name", ["raw", "summary"])
-def test_a_folder_that_links_to_itself_costs_its_files_only(tmp_path, messages, name):
-    run_path = make_run(tmp_path, {0: 1})
+def test_a_folder_that_is_a_link_is_skipped(tmp_path, messages, name):
+    run_path = make_run(tmp_path / "run", {0: 1})
     write(run_path / trace_name(1).trace("pb"), *gpu_traces.training())
-    shutil.rmtree(run_path / name)
-    (run_path / name).symlink_to(name)
-    assert 1 in ppprof.open(run_path).ranks
-    (message,) = messages
-    assert message.startswith(f"{run_path / name}: cannot be listed")
+    (run_path / name).rename(tmp_path / "elsewhere")
+    (run_path / name).symlink_to(tmp_path / "elsewhere")
+    assert ppprof.open(run_path).ranks == ([1] if name == "raw" else [0, 1])
+    expected = "expected the run's own files; to read files elsewhere, name them"
+    assert messages == [f"{run_path}: skipped symbolic links: {name}; {expected}"]
+
+
+def test_a_trace_that_is_a_link_is_skipped_in_a_run_and_read_elsewhere(tmp_path, messages):
+    run_path = make_run(tmp_path / "run", {0: 1, 1: 1})
+    raw = run_path / trace_name(1).raw
+    raw.rename(tmp_path / raw.name)
+    raw.symlink_to(tmp_path / raw.name)
+    assert ppprof.open(run_path).ranks == [0]
+    expected = "expected the run's own files; to read files elsewhere, name them"
+    assert messages == [f"{run_path}/raw: skipped symbolic links: {raw.name}; {expected}"]
+    (run_path / "manifest.json").unlink()  # a folder of traces of any origin
+    assert ppprof.open(run_path).ranks == [0, 1]
 
 
 def test_what_saved_tables_skipped_is_reported_once(tmp_path, messages):

@@ -82,6 +82,15 @@ def test_a_sigterm_is_reported_only_by_ranks_that_got_none(tmp_path: Path) -> No
     )
 
 
+@pytest.mark.parametrize("signal", ["SIGHUP", "SIGQUIT", "SIGXCPU"])
+def test_other_signals_are_reported_by_name(tmp_path: Path, signal: str) -> None:
+    everybody = rosters(tmp_path)
+    assert everybody[4].mark_failed(None, signal) == ""
+    assert everybody[5].mark_failed(None) == ""
+    named = f"rank 4 (dp1_pp0_sharding0_mp0) was ended by {signal}"
+    assert everybody[0].mark_failed(BOOM).startswith(named)
+
+
 def test_a_line_names_four_and_counts_the_rest(tmp_path: Path) -> None:
     everybody = rosters(tmp_path)
     for rank in range(1, 7):

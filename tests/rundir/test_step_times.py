@@ -8,6 +8,7 @@ import pytest
 from ppprof.capture.steps.step_log import StepLog, StepRecord
 from ppprof.rundir import step_times
 from ppprof.rundir.step_times import STEP_TIMES, read_step_times
+from tests.fixtures.run_files import run_file
 
 
 def record(step, **other):
@@ -31,7 +32,7 @@ def left(folder: Path, rank: int, *records: StepRecord) -> Path:
     """As a capture leaves them."""
     path = folder / f"steps/rank_{rank:05}.jsonl"
     path.parent.mkdir(exist_ok=True)
-    log = StepLog(path)
+    log = StepLog(run_file(path))
     for each in records:
         log.add(each)
     log.flush()

@@ -147,7 +147,7 @@ def test_an_unwritable_directory_is_not_an_error(path, monkeypatch):
     def refuse(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cached.zipfile, "ZipFile", refuse)
+    monkeypatch.setattr(Path, "replace", refuse)
     assert read(path).events.height
     assert kept_in(path.parent) == []
 

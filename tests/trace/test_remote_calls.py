@@ -11,6 +11,7 @@ import pytest
 
 from ppprof.rundir.remote_calls import RemoteCall, aligned, write_call
 from ppprof.trace import Trace, read, read_window, write_paddle_json
+from tests.fixtures.run_files import run_file
 from tests.fixtures.timeline import (
     EPOCH_NS,
     PROCESS_ID,
@@ -66,7 +67,7 @@ def window(tmp_path: Path, *calls: tuple[RemoteCall, tuple[Thread, ...]]) -> Pat
     folder = tmp_path / "window.calls"
     for one, threads in calls:
         there = write(tmp_path / "there.pb", *threads, devices=[0]).read_bytes() if threads else b""
-        write_call(folder, one, there)
+        write_call(run_file(folder), one, there)
     return raw
 
 
@@ -207,8 +208,8 @@ def test_a_broken_call_costs_only_itself(tmp_path: Path) -> None:
     raw = window(tmp_path, (call("good", 100, 130, 190, 230), (far(),)))
     folder = tmp_path / "window.calls"
     good = json.loads((folder / "good.json").read_text())
-    write_call(folder, call("no-events", 300, 330, 340, 400), b"\x0f" * 64)
-    write_call(folder, call("orphan", 300, 330, 340, 400, parent="gone"), b"")
+    write_call(run_file(folder), call("no-events", 300, 330, 340, 400), b"\x0f" * 64)
+    write_call(run_file(folder), call("orphan", 300, 330, 340, 400, parent="gone"), b"")
     (folder / "cut.json").write_text('{"id": "cut"')
     (folder / "elsewhere.json").write_text(json.dumps({**good, "id": "../window"}))
     (folder / "huge.json").write_text(json.dumps({**good, "id": "huge", "sent_ns": 2**80}))

@@ -113,7 +113,6 @@ def profiler_overhead(evidence: Evidence) -> list[Finding]:
         "inside_ns": means["inside"],
         "outside_ns": means["outside"],
         "profile_memory": evidence.text("Profiler.profile_memory"),
-        "record_shapes": evidence.text("Profiler.record_shapes"),
     }
     rows = pl.DataFrame(
         {

@@ -234,8 +234,9 @@ def _draw_means(times: Float64, length: int, random: np.random.Generator) -> Flo
         ranks = random.multinomial(num_ranks, np.full(num_ranks, 1 / num_ranks), _AT_ONCE)
         starts = random.integers(0, num_steps - length + 1, (_AT_ONCE, -(-num_steps // length), 1))
         drawn = (starts + np.arange(length)).reshape(_AT_ONCE, -1)[:, :num_steps]
-        steps = np.zeros((_AT_ONCE, num_steps))  # how many times each step was drawn
-        np.add.at(steps, (np.arange(_AT_ONCE)[:, None], drawn), 1)
+        cells = (drawn + num_steps * np.arange(_AT_ONCE)[:, None]).ravel()
+        # How many times each step was drawn.
+        steps = np.bincount(cells, minlength=_AT_ONCE * num_steps).reshape(_AT_ONCE, num_steps)
         num = ((ranks @ is_known) * steps).sum(1)  # 0 if no drawn rank has a drawn step
         means.append(((ranks @ known) * steps).sum(1)[num > 0] / num[num > 0])
     return random.choice(np.concatenate(means), _REPLICATES)

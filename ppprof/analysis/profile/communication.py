@@ -9,7 +9,7 @@ import polars as pl
 
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import intervals_of, matching
-from ppprof.analysis.profile.intervals import Intervals, difference, union
+from ppprof.analysis.profile.intervals import Intervals, difference_by_group
 from ppprof.arrays import Int64
 from ppprof.trace.communication_names import PADDLE_PATTERN, communicates
 from ppprof.trace.schema import is_kernel
@@ -117,14 +117,9 @@ def _operator_intervals(hosts: pl.DataFrame, communication: pl.DataFrame) -> Int
         communication: the host events that communicate.
     """
     operators = hosts.filter(pl.col("category").is_in(OPERATOR_CATEGORIES))
-    parts = [
-        difference(
-            union(*intervals_of(operators.filter(pl.col("thread") == thread))),
-            intervals_of(communication.filter(pl.col("thread") == thread)),
-        )
-        for thread in operators["thread"].unique()
-    ]
-    return (
-        np.concatenate([start for start, _ in parts] or [np.empty(0, np.int64)]),
-        np.concatenate([end for _, end in parts] or [np.empty(0, np.int64)]),
+    return difference_by_group(
+        intervals_of(operators),
+        operators["thread"].to_numpy(),
+        intervals_of(communication),
+        communication["thread"].to_numpy(),
     )

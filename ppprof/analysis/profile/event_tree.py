@@ -99,12 +99,14 @@ class Tree:
             Shape (hosts,); -1 if no chosen event is above.
         """
         parent = self.hosts["parent"].fill_null(-1).to_numpy()
-        above: Int64 = parent.copy()
-        climbing = np.flatnonzero((above >= 0) & ~chosen[above])
-        while len(climbing):
-            higher = parent[above[climbing]]
-            above[climbing] = higher
-            climbing = climbing[(higher >= 0) & ~chosen[higher]]
+        # A chosen event leads to itself, any other one upwards; the last element is "none".
+        leads_to = np.append(np.where(chosen, np.arange(len(parent)), parent), -1)
+        while True:  # each turn doubles the number of levels climbed
+            further = leads_to[leads_to]
+            if np.array_equal(further, leads_to):
+                break
+            leads_to = further
+        above: Int64 = leads_to[parent]
         return above
 
     def innermost(self, rows: Int64) -> Int64:

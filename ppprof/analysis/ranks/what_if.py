@@ -68,7 +68,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of
-from ppprof.analysis.profile.intervals import difference, overlap
+from ppprof.analysis.profile.intervals import covered_within, difference, union
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.collectives import to_reference_clock, with_kernel_times
 from ppprof.analysis.ranks.device_steps import steps_of_rank
@@ -185,13 +185,9 @@ def _own_work(profile: Profile, events: pl.DataFrame, steps: pl.DataFrame) -> pl
         kernels = communication_events(profile, events["step"])
         kernels = kernels.filter(between | (pl.col("axis") == UNKNOWN_AXIS))
         exposed = difference(intervals_of(kernels), profile.communication.computation)
-    waited = [
-        overlap((np.array([start]), np.array([end])), exposed)
-        for start, end in steps.select("start_ns", "end_ns").rows()
-    ]
-    return steps.with_columns(
-        kind=pl.lit("own"), end_ns=pl.col("end_ns") - pl.Series(waited, dtype=pl.Int64)
-    )
+    start, end = (steps[side].to_numpy() for side in ("start_ns", "end_ns"))
+    waited = covered_within(union(*exposed), start, end)
+    return steps.with_columns(kind=pl.lit("own"), end_ns=pl.col("end_ns") - pl.Series(waited))
 
 
 def what_if(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import polars as pl
@@ -21,18 +21,25 @@ LANES = {
     "busy_ns": pl.Int64,
 }
 """Columns of `lanes`. ``lane``: *steps*, *phases*, *operators*, *communication* (on the host), or
-*GPU 0 stream 7*. ``category`` and ``name``: those of the longest event in the span. ``num``: the
-number of events in the span. ``busy_ns``: the sum of their durations."""
+*GPU 0 stream 7*, or *other streams*. ``category`` and ``name``: those of the longest event in the
+span. ``num``: the number of events in the span. ``busy_ns``: the sum of their durations."""
+
+
+MOST_STREAMS = 200
+"""Streams with a lane of their own. A job has a few per device; a page cannot show thousands."""
 
 
 def lanes(profile: Profile, budget: int) -> pl.DataFrame:
-    """Return the lanes of the stepping thread and of every stream, thinned out for drawing.
+    """Return the lanes of the stepping thread and of the streams, thinned out for drawing.
 
     Neighbouring short events are merged into one span, about as wide as a pixel. Longer events
     stay::
 
         events   a=======  b c d   e==========     a lane with room for three
         drawn    a=======  bcd===  e==========     num 1, 3, 1
+
+    Of more than `MOST_STREAMS` streams, those with the most work have a lane. The lane *other
+    streams* then holds one span, whose name says how many streams it stands for.
 
     Args:
         profile: one rank's window.
@@ -84,10 +91,41 @@ def _spans(profile: Profile) -> Iterable[tuple[str, pl.DataFrame]]:
         .otherwise(pl.col("category").cast(pl.String)),
     )
     keys = ["device", "stream"]
+    devices, others = _busiest_streams(devices, keys)
     for (device, stream), table in sorted(
         devices.group_by(keys), key=lambda group: tuple(number or 0 for number in group[0])
     ):
         yield f"GPU {device} stream {stream}", table.select(columns).sort("start_ns")
+    if others.height:
+        num_others = others.n_unique(keys)
+        yield (
+            "other streams",
+            others.select(
+                category=pl.lit("Kernel"),
+                name=pl.lit(f"{num_others} streams with less work are not drawn"),
+                start_ns=pl.col("start_ns").min(),
+                end_ns=pl.col("end_ns").max(),
+            ),
+        )
+
+
+def _busiest_streams(
+    devices: pl.DataFrame, keys: Sequence[str]
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the events of the `MOST_STREAMS` streams with the most work, and all other events.
+
+    Args:
+        devices: device events; reads start_ns, end_ns and ``keys``.
+        keys: the columns that identify a stream.
+    """
+    work = pl.col("end_ns") - pl.col("start_ns")
+    streams = devices.group_by(keys, maintain_order=True).agg(work.sum().alias("work_ns"))
+    if streams.height <= MOST_STREAMS:
+        return devices, devices.clear()
+    busiest = streams.sort("work_ns", descending=True, maintain_order=True).head(MOST_STREAMS)
+    drawn = devices.join(busiest, on=keys, how="semi", nulls_equal=True, maintain_order="left")
+    others = devices.join(busiest, on=keys, how="anti", nulls_equal=True, maintain_order="left")
+    return drawn, others
 
 
 def _outermost(tree: Tree, events: pl.DataFrame) -> pl.DataFrame:

@@ -6,8 +6,8 @@ import math
 
 import polars as pl
 
-from ppprof.analysis.profile.grouping import STATS, intervals_of, num_distinct, ratio, ratio_of
-from ppprof.analysis.profile.intervals import covered, overlap
+from ppprof.analysis.profile.grouping import STATS, num_distinct, ratio, ratio_of
+from ppprof.analysis.profile.intervals import covered, covered_by_group, overlap
 from ppprof.analysis.profile.profile import PHASES, Profile
 from ppprof.trace.schema import is_kernel
 
@@ -44,10 +44,11 @@ def device(profile: Profile) -> pl.DataFrame:
         text = profile.trace.extra_info.get(f"{name} Cpu Utilization")
         rows.append((f"CPU({name})", _finite(text)))
     launched = profile.tree.devices.drop_nulls("host")
+    kernels = covered_by_group(launched.filter(is_kernel()), "device")
+    busy_ns = dict(kernels.select("device", "time_ns").iter_rows())
     for device in launched["device"].unique(maintain_order=True):
-        kernels = launched.filter((pl.col("device") == device) & is_kernel())
-        busy_ns = covered(*intervals_of(kernels))
-        rows.append((f"GPU{device}", busy_ns / profile.total_ns if profile.total_ns else None))
+        busy = busy_ns.get(device, 0)
+        rows.append((f"GPU{device}", busy / profile.total_ns if profile.total_ns else None))
     return pl.DataFrame(rows, DEVICE, orient="row")
 
 
@@ -74,20 +75,17 @@ def overview(profile: Profile) -> pl.DataFrame:
         Paddle's order.
     """
     tree, comm = profile.tree, profile.paddle_communication
-    by_category: dict[str, list[pl.DataFrame]] = {}
-    for table in (tree.hosts, tree.launches.drop_nulls("host")):
-        times = table.select("category", "start_ns", "end_ns", "visit")
-        for category in times["category"].unique(maintain_order=True):
-            events = times.filter(pl.col("category") == category)
-            by_category.setdefault(category, []).append(events)
-    first_visit = {
-        category: min(part["visit"].to_numpy().min() for part in parts)
-        for category, parts in by_category.items()
-    }
-    rows: dict[str, tuple[int, int]] = {}
-    for category in sorted(by_category, key=first_visit.__getitem__):
-        events = pl.concat(by_category.pop(category))
-        rows[category] = (events.height, covered(*intervals_of(events)))
+    times = pl.concat(
+        table.select("category", "start_ns", "end_ns", "visit")
+        for table in (tree.hosts, tree.launches.drop_nulls("host"))
+    )
+    first_visits = times.group_by("category").agg(pl.col("visit").min())
+    categories = (
+        covered_by_group(times, "category")
+        .join(first_visits, on="category", maintain_order="left")
+        .sort("visit", maintain_order=True)
+    )
+    rows = _calls_and_time(categories)
     rows.pop("Communication", None)
     if len(comm.host[0]):
         rows["Communication"] = (num_distinct(comm.host), covered(*comm.host))
@@ -97,12 +95,14 @@ def overview(profile: Profile) -> pl.DataFrame:
             rows[name] = (phase["calls"], phase["cpu_total_ns"])
     cpu = sorted(rows.items(), key=lambda row: row[1][1], reverse=True)
 
-    gpu: dict[str, tuple[int, int]] = {}
     devices = tree.devices.drop_nulls("host")
-    for _, device_events in devices.group_by("device", maintain_order=True):
-        for category in device_events["category"].unique(maintain_order=True):
-            events = devices.filter(pl.col("category") == category)
-            gpu[category] = (events.height, covered(*intervals_of(events)))
+    by_device = devices.group_by("device", maintain_order=True)
+    in_order = by_device.agg(pl.col("category").unique(maintain_order=True)).explode("category")
+    gpu = _calls_and_time(
+        in_order.select(pl.col("category").unique(maintain_order=True)).join(
+            covered_by_group(devices, "category"), on="category", maintain_order="left"
+        )
+    )
     if len(comm.device[0]):
         gpu["Communication"] = (num_distinct(comm.device), covered(*comm.device))
     return pl.DataFrame(
@@ -114,6 +114,12 @@ def overview(profile: Profile) -> pl.DataFrame:
         OVERVIEW,
         orient="row",
     )
+
+
+def _calls_and_time(table: pl.DataFrame) -> dict[str, tuple[int, int]]:
+    """Return the calls and the time of each category, in the order of the rows."""
+    columns = table.select("category", "calls", "time_ns")
+    return {category: (calls, time_ns) for category, calls, time_ns in columns.iter_rows()}
 
 
 def model(profile: Profile) -> pl.DataFrame:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import socket
 import struct
 import threading
 import time
@@ -28,9 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from ppprof.capture import threads
+from ppprof.capture.descriptors import Socket
 from ppprof.capture.ranks import udp
 from ppprof.capture.schedule import State
 from ppprof.rundir.clocks import Clock, Reading, clocks_path, line_of
+from ppprof.rundir.run_file import RunFile
 
 log = logging.getLogger("ppprof")
 
@@ -43,6 +44,8 @@ _TRIPS = 64
 _BURST_SECONDS = 1.5
 """Limit for all queries of a reading. 64 queries take 5 ms, but 10 ms each while both ranks run
 Python."""
+_STRANGER_SECONDS = 0.001
+"""Pause after a packet that is no query, so that a flood of packets takes no time from the training."""
 _TRIP_SECONDS = 0.1
 _SILENCE_SECONDS = 0.3
 """How long to send queries if no answer arrives."""
@@ -61,7 +64,7 @@ class ClockSync(ABC):
 
     def __init__(self, run: Path, rank: int) -> None:
         self._rank = rank
-        self._path = run / clocks_path(rank)
+        self._file = RunFile(run, clocks_path(rank))
         self._has_warned = False
 
     def advance(self, before: State, step: int) -> None:
@@ -88,9 +91,7 @@ class ClockSync(ABC):
         """Start a reading in a thread; on rank 0, write one at once, since no query is needed."""
 
     def _write(self, reading: Reading) -> None:
-        self._path.parent.mkdir(exist_ok=True)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(line_of(reading))
+        self._file.append(line_of(reading).encode())
 
     @contextmanager
     def _suppress_and_report(self) -> Iterator[None]:
@@ -155,18 +156,17 @@ class ClockServer(ClockSync):
             try:
                 packet, sender = self._socket.recvfrom(64)
                 now = time.time_ns()
-                if len(packet) != _QUERY.size:
+                if len(packet) != _QUERY.size or not packet.startswith(self._token):
+                    time.sleep(_STRANGER_SECONDS)
                     continue
-                token, kind, number, rank = _QUERY.unpack(packet)
-                if token != self._token:
-                    continue
+                _, kind, number, rank = _QUERY.unpack(packet)
                 if kind == _STOP:
                     return
                 # Before the answer: a rank that has the answer may leave at once.
                 (self._clients.discard if kind == _LEAVE else self._clients.add)(rank)
-                self._socket.sendto(_ANSWER.pack(token, number, now), sender)
+                self._socket.sendto(_ANSWER.pack(self._token, number, now), sender)
             except OSError:
-                if self._socket.fileno() < 0:
+                if not self._socket.is_ours:
                     return
 
 
@@ -184,7 +184,7 @@ class ClockClient(ClockSync):
         super().__init__(run, rank)
         self._store = store
         self._key = key
-        self._socket: socket.socket | None = None
+        self._socket: Socket | None = None
         self._token = b""
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
@@ -245,6 +245,8 @@ class ClockClient(ClockSync):
                 try:
                     reading = self._round_trip(_ASK)
                 except OSError:  # a packet was lost, or rank 0 is gone
+                    if self._socket is not None and not self._socket.is_ours:
+                        raise
                     reading = None
                 if reading is not None and (best is None or reading.error_ns < best.error_ns):
                     best = reading
@@ -266,7 +268,10 @@ class ClockClient(ClockSync):
         query = _QUERY.pack(self._token, kind, number, self._rank)
         sent = time.time_ns()
         self._socket.send(query)
+        deadline = time.monotonic() + _TRIP_SECONDS
         while True:
+            if time.monotonic() > deadline:  # only other packets arrive
+                raise TimeoutError("no answer")
             answer = self._socket.recv(64)
             received = time.time_ns()
             if len(answer) == _ANSWER.size:

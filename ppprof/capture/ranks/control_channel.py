@@ -14,19 +14,22 @@ and may be lost.
 from __future__ import annotations
 
 import json
-import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from ppprof.capture.descriptors import Socket
 from ppprof.capture.ranks import udp
 
 Message = dict[str, Any]
 
 _MAX_BYTES = 16384
+_READ_SECONDS = 0.002
+"""How long one call reads packets. The messages of 1,000 ranks that arrive together take that long;
+what is left waits for the next step."""
 _RESEND_SECONDS = 0.05
 """How long rank 0 waits for a confirmation before it sends a message again."""
 _HELLO_SECONDS = 0.25
@@ -126,7 +129,7 @@ class CoordinatorChannel(ControlChannel):
     def read(self) -> list[Message]:
         """Return the messages since the last call; send unconfirmed messages of rank 0 again."""
         messages = []
-        while True:
+        for _ in _limited_by_time():
             try:
                 packet, sender = self._socket.recvfrom(_MAX_BYTES)
             except BlockingIOError:
@@ -219,7 +222,7 @@ class WorkerChannel(ControlChannel):
         self._rank = rank
         self._store = store
         self._key = key
-        self._socket: socket.socket | None = None
+        self._socket: Socket | None = None
         self._token = ""
         self._last_hello = 0.0
         self._num_lookups = 0
@@ -237,7 +240,7 @@ class WorkerChannel(ControlChannel):
             if self._socket is None:
                 return []
         messages = []
-        while True:
+        for _ in _limited_by_time():
             try:
                 packet = self._socket.recv(_MAX_BYTES)
             except BlockingIOError:
@@ -285,18 +288,27 @@ class WorkerChannel(ControlChannel):
             self._socket.send(_encode(self._token, {**message, "rank": self._rank}))
 
 
+def _limited_by_time() -> Iterator[None]:
+    """Yield until `_READ_SECONDS` have passed: packets of strangers may arrive without end."""
+    deadline = time.monotonic() + _READ_SECONDS
+    while True:
+        yield
+        if time.monotonic() > deadline:
+            return
+
+
 def _encode(token: str, message: Mapping[str, Any]) -> bytes:
-    return json.dumps({"token": token, **message}).encode()
+    return token.encode() + json.dumps(message).encode()
 
 
 def _decode(packet: bytes, token: str) -> Message:
-    """Return the message of a packet; empty if the packet does not belong to this session."""
-    with suppress(ValueError):
-        message = json.loads(packet)
-        if (
-            isinstance(message, dict)
-            and message.get("token") == token
-            and isinstance(message.get("kind"), str)
-        ):
-            return message
+    """Return the message of a packet; empty if the packet does not belong to this session.
+
+    Nothing of a packet is parsed unless it begins with the session's token.
+    """
+    if packet.startswith(token.encode()):
+        with suppress(ValueError, RecursionError):
+            message = json.loads(packet[len(token) :])
+            if isinstance(message, dict) and isinstance(message.get("kind"), str):
+                return message
     return {}

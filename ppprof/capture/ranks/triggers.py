@@ -134,6 +134,7 @@ class Triggers:
         """Numbers of the windows whose keep decision this rank waits for."""
         self._num_kept = 0
         self._has_warned_of_limit = False
+        self._has_warned_of_request = False
         self._announced: Plan | None = None
         self.first_free = 0
         """The lowest number that the next window may have, as far as this rank knows."""
@@ -142,7 +143,7 @@ class Triggers:
         removes the decisions that it applies."""
         if rank == 0 and config.file:
             with self._suppress_and_report():
-                triggers.request_path(run).parent.mkdir(exist_ok=True)
+                triggers.accept_requests(run)
 
     def state(self, step: int) -> State:
         """Return the job's state at a step in the agreed window; CLOSED without an agreed window."""
@@ -212,7 +213,7 @@ class Triggers:
                 self._decide(math.inf)
                 self._channel.close(0 if failed else _DECISION_SECONDS)
                 if self._config.file:
-                    triggers.request_path(self._run).unlink(missing_ok=True)
+                    triggers.remove_request(self._run)
                 return
             deadline = self._clock() + (0 if failed else _DECISION_SECONDS)
             while self._awaited and self._clock() < deadline:
@@ -295,12 +296,26 @@ class Triggers:
             return
         if self._config.file and self._clock() - self._last_poll >= _POLL_SECONDS:
             self._last_poll = self._clock()
-            request = triggers.consume_request(self._run)
+            request = self._consume_request()
             if request is not None:
                 self._answer(request, step, window)
         if self._pending_reason:
             why, self._pending_reason = self._pending_reason, ""
             self._open_for_slow_step(why, step, window)
+
+    def _consume_request(self) -> TriggerRequest | None:
+        """Return the pending request; None without one, or if it cannot be deleted (logged once)."""
+        try:
+            return triggers.consume_request(self._run)
+        except OSError as error:
+            if not self._has_warned_of_request:
+                self._has_warned_of_request = True
+                path = triggers.request_path(self._run)
+                log.warning(
+                    f"rank 0: {path}: {error.strerror or error}; expected a file that this process "
+                    "may delete; no request is accepted until it is removed"
+                )
+        return None
 
     def _answer(self, request: TriggerRequest, step: int, window: int) -> None:
         """Open a window for a request, or refuse it with a warning; write the response to a file."""

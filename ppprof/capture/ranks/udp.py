@@ -7,11 +7,13 @@ import secrets
 import socket
 from typing import Any, NamedTuple
 
+from ppprof.capture.descriptors import Socket
+
 
 class Endpoint(NamedTuple):
     """One end of the connection between rank 0 and another rank."""
 
-    socket: socket.socket
+    socket: Socket
     token: str
     """16 hexadecimal digits that packets of this session carry; other packets are ignored."""
 
@@ -29,7 +31,7 @@ def bind(host: str, store: Any, key: str) -> Endpoint:
         RuntimeError: the store fails.
     """
     family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
-    endpoint = Endpoint(socket.socket(family, socket.SOCK_DGRAM), secrets.token_hex(8))
+    endpoint = Endpoint(Socket(family, socket.SOCK_DGRAM), secrets.token_hex(8))
     try:
         endpoint.socket.bind(address)
         port = endpoint.socket.getsockname()[1]
@@ -60,7 +62,7 @@ def connect(store: Any, key: str) -> Endpoint | None:
         return None
     host, port, token = json.loads(store.get(f"{key}/address"))
     family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    endpoint = Endpoint(socket.socket(family, kind), token)
+    endpoint = Endpoint(Socket(family, kind), token)
     try:
         endpoint.socket.connect(address)
     except BaseException:

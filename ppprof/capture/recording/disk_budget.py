@@ -10,10 +10,10 @@ from pathlib import Path
 from ppprof import rundir
 from ppprof.units import MEGABYTE
 
-_PB_PER_RESIDENT = 2 / 5
+_PB_PER_RESIDENT = 2.0
 """Size of a ``.pb`` divided by the growth of resident memory in a first window, rounded up to be
-safe. Measured: 1/5.9 to 1/8.4 with Paddle 3.3 on a CPU; more if memory was free before, 1/3 with
-2.6.2. In later windows memory does not grow, since they reuse the memory of earlier windows."""
+safe. Measured on a CPU: 0.85 to 1.44 with Paddle 3.3, 1.1 to 1.33 with 2.6.2; more if memory was free
+before. In later windows memory does not grow, since they reuse the memory of earlier windows."""
 _SIZE_PER_PB = {"json": 4.5, "json.gz": 0.5, "pb": 0.0}
 """Size of a trace divided by the size of the ``.pb``, rounded up; the same measurement gave 4.1 and
 0.42. ``pb`` adds nothing: the ``.pb`` itself always counts once, because it is on the disk while the

@@ -1,19 +1,31 @@
 """Drive Paddle's C++ profiler by the same calls as ``paddle.profiler.Profiler``.
 
-``paddle.profiler.Profiler`` itself is not used, for three reasons. Its ``start()`` turns the
+``paddle.profiler.Profiler`` itself is not used, for four reasons. Its ``start()`` turns the
 recorders of ``record_shapes`` and ``profile_memory`` on, even outside windows: 13 MB a step that are
-never freed. Its ``stop()`` prints a Perf Summary of its own. And it slows every ``Layer`` down
-between windows. Within a window it makes a dozen calls that have not changed from Paddle 2.5 to
-3.3. This module makes these calls, and holds every private name of Paddle's profiler that they
-need. A test compares the resulting trace with a trace of ``paddle.profiler.Profiler``.
+never freed. Its ``stop()`` prints a Perf Summary of its own. It slows every ``Layer`` down between
+windows. And it keeps Paddle's only C++ profiler as long as it exists (`instance`). Within a window it
+makes a dozen calls that have not changed from Paddle 2.5 to 3.3. This module makes these calls, and
+with `instance` it holds every private name of Paddle's profiler that they need. A test compares the
+resulting trace with a trace of ``paddle.profiler.Profiler``.
+
+Paddle's recorder of operator inputs (``record_shapes``, ``with_flops``) is never turned on. Measured
+with Paddle 2.6.2 and 3.3.1 on a CPU, it adds no shape to a trace of a dynamic graph, and all FLOPs
+are 0, also under ``to_static`` and an ``Executor``. It adds shapes in one case: with 2.6.2 and a
+``to_static`` of a whole graph, to the ``infer_shape`` of backward operators. But it takes 42 KiB in
+each step of two small layers, 240 KiB in that one case, which are never freed. And without PIR (always
+with 2.6.2), an ``Executor`` that is fed raises InvalidArgumentError.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import resource
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +34,14 @@ from paddle.base import core
 from paddle.base.dygraph import tensor_patch_methods
 from paddle.io.dataloader import dataloader_iter
 from paddle.profiler import utils as paddle_profiler
-from paddle.profiler.profiler_statistic import gen_layer_flops
 
-from ppprof import paths
-from ppprof.capture.output import print_result
 from ppprof.capture.probe_child import TRACE_SWITCH
+from ppprof.capture.recording import instance
 from ppprof.capture.recording.targets import Targets
-from ppprof.capture.sigterm import default_sigterm
+from ppprof.capture.recording.windows import ProfilerInUseError
+from ppprof.capture.signals import default_actions
 from ppprof.rundir import CLOCK_MARKER, INCOMPLETE_MARKER
+from ppprof.rundir.run_file import RunFile
 
 if TYPE_CHECKING:
     from ppprof.config import ProfilerConfig
@@ -43,6 +55,7 @@ _PATIENCE_SECONDS, _POLL_SECONDS = 10.0, 0.005
 _abandoned: list[Any] = []
 """Profilers and events of devices that do not answer: destroying one waits for the device."""
 _CLOCK_ATTEMPTS, _EXACT_NS = 4, 20_000
+_TAKEN = "the process has opened a paddle.profiler.Profiler meanwhile"
 _GUEST_SECONDS, _GUEST_WAIT_SECONDS = 5.0, 0.01
 """Longest time to wait for guests to close, and the time between two attempts."""
 
@@ -53,23 +66,21 @@ class Recorder:
     For each window, call `prepare` and `start`, then `begin_step` and `end_step` for each step, then
     `stop`. After the last window, call `close`.
 
-    Paddle's profiler is created at once on a CPU. On another device it is created by the first
-    `prepare`, after the probe of the device's profiler.
+    Paddle's C++ profiler exists from `prepare` to `stop`. On a CPU, a cycle of creating, preparing,
+    starting, stopping and releasing an empty one takes 50 us and leaves no memory behind. On another
+    device, the first `prepare` waits for the probe of the device's profiler.
 
     Args:
         config: the ``Profiler`` block.
-        prints: whether `stop` prints Paddle's table of FLOPs if ``with_flops`` is set.
+        prints: whether this rank prints tables; if so, ``with_flops`` is reported to have no effect.
         targets: what to record; None for ``config.targets`` in a window that cannot wait for a probe.
         is_guest: whether the recorder works beside a training of this process that did not ask for
             it, for a remote call. It then changes no function of Paddle, so that the events of
-            layers, backward and optimizers are missing, and another recorder waits until it closes.
-
-    Raises:
-        RuntimeError: another profiler is open in this process; Paddle allows only one.
+            layers, backward and optimizers are missing, and another recorder waits 5 s until it closes.
     """
 
-    _num_guests = 0
-    """Number of recorders of this process that are guests and not closed."""
+    _guest: Recorder | None = None
+    """The guest that holds Paddle's profiler now."""
 
     def __init__(
         self,
@@ -80,48 +91,59 @@ class Recorder:
         is_guest: bool = False,
     ) -> None:
         self._is_guest = is_guest
-        self._shapes = config.record_shapes or config.with_flops
         self._memory = config.profile_memory
-        self._flops = config.with_flops and prints
-        self._nvtx = config.emit_nvtx
         self._synchronizes = config.sync_steps and not is_guest
         if self._synchronizes and paddle.device.get_device().startswith("cpu"):
             log.warning("Profiler.sync_steps has no effect: Paddle computes on the CPU")
             self._synchronizes = False
+        if config.with_flops and prints:
+            log.warning(
+                "Profiler.with_flops has no effect: Paddle records no operator shapes, so that it "
+                "knows no FLOPs; for MFU, call step(num_flops=...)"
+            )
         self._step: Any = None
         self._clock_offset_ns = 0
         self._prepared = self._recording = False
+        self._events = _Events(config.emit_nvtx) if not is_guest else None
+        if not is_guest:
+            # At once: a function that calls step() from within an optimizer wraps this wrapper, so
+            # that the optimizer's event ends ahead of the step's. Paddle cannot save them crossed.
+            paddle_profiler.wrap_optimizers()
         self._targets = targets or Targets(config.targets)
+        self._trace_switch = 0
         self._profiler: Any = None
-        if not self._targets.on_device:
-            self._create()
-        if is_guest:
-            Recorder._num_guests += 1
-            return
-        paddle_profiler.wrap_optimizers()
-        _pair_events(True)
-        self._switch(False)
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # between a guest's thread and `discard`
+        self._thread = threading.get_ident()
+        self.give_way: Callable[[], None] = self._discard_after_a_while
+        """Called when the training creates a profiler of its own, in the thread that does so. It must
+        release Paddle's profiler, by `stop` or `discard`."""
 
     def _create(self) -> None:
-        """Create Paddle's profiler for the targets that can be recorded."""
-        options = core.ProfilerOptions()
-        for target in self._targets.decide():
-            options.trace_switch |= TRACE_SWITCH[target]
-        self._profiler = self._create_profiler(options)
-        if self._profiler is None:
-            raise RuntimeError("another profiler is open in this process")
+        """Create Paddle's profiler for the targets that can be recorded.
 
-    def _create_profiler(self, options: Any) -> Any:
-        """Return Paddle's profiler; None if another one stays open. Waits for guests to close."""
-        has_custom = options.trace_switch & TRACE_SWITCH["custom_device"]
+        First wait for a guest to close; a guest that does not close in time loses its window.
+        """
+        if not self._trace_switch:
+            for target in self._targets.decide():
+                self._trace_switch |= TRACE_SWITCH[target]
+        has_custom = self._trace_switch & TRACE_SWITCH["custom_device"]
         devices = paddle.device.get_all_custom_device_type() if has_custom else []
-        latest = time.monotonic() + _GUEST_SECONDS
-        while True:
-            profiler = core._Profiler.create(options, devices)
-            is_late = time.monotonic() >= latest
-            if profiler is not None or self._is_guest or not Recorder._num_guests or is_late:
-                return profiler
-            time.sleep(_GUEST_WAIT_SECONDS)
+        self._profiler = instance.acquire(self._trace_switch, devices, self._give_way)
+        guest = Recorder._guest
+        if self._profiler is None and guest is not None and not self._is_guest:
+            guest._discard_after_a_while()
+            self._profiler = instance.acquire(self._trace_switch, devices, self._give_way)
+        if self._profiler is None:
+            raise ProfilerInUseError("another profiler is open in this process")
+        if self._is_guest:
+            Recorder._guest = self
+
+    def _give_way(self) -> None:
+        if os.getpid() == self._pid:
+            self.give_way()
+        else:  # a forked child: the window is the parent's, which saves it
+            self.discard()
 
     @property
     def on_device(self) -> bool:
@@ -134,22 +156,28 @@ class Recorder:
         On a device, the first call waits for the probe of the device's profiler.
 
         Raises:
-            RuntimeError: another profiler is open in this process.
+            ProfilerInUseError: another profiler is open in this process; Paddle allows only one.
         """
-        if self._profiler is None:
+        with self._lock:
             self._create()
-        self._profiler.prepare()
-        self._prepared = True
+            self._profiler.prepare()
+            self._prepared = True
 
     def start(self) -> None:
-        """Open a window: events are recorded from now on. Call `prepare` first."""
-        if self._shapes:
-            core.enable_op_info_recorder()
-        if self._memory:
-            core.enable_memory_recorder()
-        self._switch(True)
-        self._profiler.start()
-        self._prepared, self._recording = False, True
+        """Open a window: events are recorded from now on. Call `prepare` first.
+
+        Raises:
+            ProfilerInUseError: the training has taken Paddle's profiler since.
+        """
+        with self._lock:
+            if self._profiler is None:
+                raise ProfilerInUseError(_TAKEN)
+            if self._memory:
+                core.enable_memory_recorder()
+            if self._events is not None:
+                self._events.start()
+            self._profiler.start()
+            self._prepared, self._recording = False, True
 
     def begin_step(self, step: int) -> None:
         """Open the span of a step, such as ``ProfileStep#5``, in an open window."""
@@ -179,46 +207,72 @@ class Recorder:
         if abs(jump_ns) >= _LEAST_JUMP_NS:
             span(f"{CLOCK_MARKER}{jump_ns} ns", "UserDefined").end()
 
-    def stop(self, raw: Path, brief: bool = False) -> None:
+    def stop(self, raw: RunFile, brief: bool = False) -> None:
         """Close the window and write its raw capture. The file is written whole or not at all.
 
         Args:
-            raw: path of the raw capture.
-            brief: whether to skip what takes long: Paddle's table of FLOPs, the check for a full
-                disk.
+            raw: the raw capture.
+            brief: whether the process or the caller cannot wait: skip the check for a full disk, and
+                keep Paddle's profiler until `close`.
 
         Raises:
             OSError: the directory is gone, read-only or full; the window is lost.
         """
-        self._silence()
-        self._recording = False
-        result = self._stop()
-        hidden = raw.with_name(f".{raw.stem}.tmp")
-        try:
-            result.save(str(hidden), "pb")
-            # Paddle does not report a full disk, which truncates the file.
+        with self._lock:
+            if self._profiler is None:
+                raise ProfilerInUseError(_TAKEN)
+            self._silence()
+            self._recording = False
+            result = self._stop()
+            # When the process ends by a signal, the training may be in an operator meanwhile.
             if not brief:
-                _check_space(hidden.parent)
-            paths.publish(hidden, raw)
-        finally:
-            paths.remove_quietly(hidden)
-        if self._flops and not brief:
-            _print_flops(result)
+                self._release()
+        with raw.writing() as hidden:
+            result.save(str(hidden), "pb")
+            # Paddle does not report a full disk or a limit, which truncate the file.
+            limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+            if limit != resource.RLIM_INFINITY and hidden.path.stat().st_size >= limit:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(raw))
+            if not brief:
+                _check_space(hidden.path.parent)
+
+    def discard(self) -> None:
+        """Drop an open or prepared window, and release Paddle's profiler; do nothing without one."""
+        with self._lock:
+            if self._profiler is None:
+                return
+            self.end_step(is_complete=False)
+            self._silence()
+            if os.getpid() != self._pid and self._targets.on_device:
+                _abandoned.append(self._profiler)  # a forked child cannot use the device
+            else:
+                if self._prepared:  # only a window tears prepared tracers down, here an empty one
+                    self._profiler.start()
+                if self._prepared or self._recording:
+                    self._stop()
+            self._prepared = self._recording = False
+            self._release()
+
+    def _discard_after_a_while(self) -> None:
+        """Drop the window; first wait for its own thread, which may be in an operator, to close it."""
+        deadline = time.monotonic() + _GUEST_SECONDS
+        while threading.get_ident() != self._thread and time.monotonic() < deadline:
+            if self._profiler is None:
+                return
+            time.sleep(_GUEST_WAIT_SECONDS)
+        self.discard()
 
     def close(self) -> None:
-        """Release Paddle's profiler, so that another one can be created; drop an open window."""
-        self.end_step(is_complete=False)
-        self._silence()
-        if self._prepared:  # prepared tracers are torn down only by a window, here an empty one
-            self._profiler.start()
-        if self._prepared or self._recording:
-            self._stop()
+        """Drop an open window, and restore the functions of Paddle."""
+        self.discard()
+        if self._events is not None:
+            self._events.close()
+
+    def _release(self) -> None:
+        if Recorder._guest is self:
+            Recorder._guest = None
         self._profiler = None
-        if self._is_guest:
-            Recorder._num_guests -= 1
-            return
-        paddle_profiler._is_profiler_used = False
-        _pair_events(False)
+        instance.release()
 
     def device_answers(self, patience_s: float = _PATIENCE_SECONDS) -> bool:
         """Return whether the device finishes its work; True without a device in the window.
@@ -244,7 +298,8 @@ class Recorder:
         """Leave an open window as it is, since stopping it would wait for a device for ever."""
         self._silence()
         _abandoned.append(self._profiler)
-        self._profiler, self._prepared, self._recording, self._step = None, False, False, None
+        self._prepared, self._recording, self._step = False, False, None
+        self._release()
 
     def _stop(self) -> Any:
         """Stop Paddle's profiler and return its result.
@@ -254,23 +309,48 @@ class Recorder:
         """
         if not self._targets.on_device:
             return self._profiler.stop()
-        with default_sigterm():
+        with default_actions():
             return self._profiler.stop()
 
     def _silence(self) -> None:
-        if self._shapes:
-            core.disable_op_info_recorder()
-        if self._memory:
+        if self._memory and self._recording:
             core.disable_memory_recorder()
-        self._switch(False)
+        if self._events is not None:
+            self._events.stop()
 
-    def _switch(self, on: bool) -> None:
-        """Switch the events of Paddle's ``RecordEvent`` on or off: layers, backward, optimizers.
 
-        With ``emit_nvtx`` they stay on between windows too.
-        """
-        if not self._is_guest:
-            paddle_profiler._is_profiler_used = on or self._nvtx
+class _Events:
+    """The events of Paddle's ``RecordEvent``: layers, backward, optimizers, DataLoaders.
+
+    They are on in windows; with ``emit_nvtx`` they are on until `close`. Afterwards the training's
+    own setting is restored: a profiler of the training may be open.
+    """
+
+    def __init__(self, nvtx: bool) -> None:
+        self._nvtx = nvtx and not paddle_profiler._is_profiler_used
+        self._previous: bool | None = None
+        _pair_events(True)
+        if self._nvtx:
+            paddle_profiler._is_profiler_used = True
+
+    def start(self) -> None:
+        """Switch the events on."""
+        if self._previous is None:
+            self._previous = paddle_profiler._is_profiler_used
+        paddle_profiler._is_profiler_used = True
+
+    def stop(self) -> None:
+        """Restore the setting before `start`; do nothing if it is restored."""
+        if self._previous is not None:
+            paddle_profiler._is_profiler_used = self._previous
+            self._previous = None
+
+    def close(self) -> None:
+        """Restore Paddle's functions, and its setting unless a profiler of the training is open."""
+        self.stop()
+        _pair_events(False)
+        if self._nvtx and instance.is_free():
+            paddle_profiler._is_profiler_used = False
 
 
 def _clock_offset_ns() -> int:
@@ -288,24 +368,6 @@ def _clock_offset_ns() -> int:
         if after - before < _EXACT_NS:
             break
     return min(readings)[1]
-
-
-def _print_flops(result: Any) -> None:
-    """Print Paddle's table of FLOPs of each layer; log a warning if Paddle has no operator shapes.
-
-    Paddle needs the window's events in memory for it, so ``ppprof finish`` cannot print it later.
-    """
-    table = gen_layer_flops(result.get_data(), 1)
-    if not table.strip():
-        log.warning(
-            "no FLOPs are printed: Paddle recorded no operator shapes, as is usual in dynamic graphs"
-        )
-        return
-    begin, end = (
-        " Flops Profiler Begin ".center(100, "-"),
-        "- Flops Profiler End -".center(100, "-"),
-    )
-    print_result(f"{begin}\n{table}\n{end}\n")
 
 
 def span(name: str, category: str) -> Any:

@@ -26,7 +26,7 @@ from paddle.base import core
 from ppprof.capture import probe as probing
 from ppprof.capture import threads
 from ppprof.capture.output import reason
-from ppprof.capture.sigterm import is_ending
+from ppprof.capture.signals import is_ending
 from ppprof.rundir import device_probes
 from ppprof.rundir.device_probes import DeviceProbe
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import shutil
+import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -14,6 +18,7 @@ from ppprof.capture.output import reason
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording.disk_budget import DiskBudget
 from ppprof.capture.schedule import State
+from ppprof.rundir.run_file import RunFile
 from ppprof.topology import Topology
 from ppprof.units import MEGABYTE
 
@@ -21,6 +26,22 @@ if TYPE_CHECKING:  # it imports Paddle, which this module does not need
     from ppprof.capture.recording.recorder import Recorder
 
 log = logging.getLogger("ppprof")
+
+
+_THEIRS = "the training has opened a profiler of its own"
+_ONE = (
+    "Paddle allows one profiler at a time; windows are recorded again once the training's "
+    "paddle.profiler.Profiler is deleted (its stop() is not enough)"
+)
+
+
+_STEP_SECONDS = 30.0
+"""How long a thread that creates a profiler of the training waits for the end of the step."""
+_POLL_SECONDS = 0.05
+
+
+class ProfilerInUseError(RuntimeError):
+    """Paddle's C++ profiler belongs to the training now, or to another recorder."""
 
 
 class Wrapper(Protocol):
@@ -57,6 +78,12 @@ class Windows:
         wrappers: Sequence[Wrapper] = (),
     ) -> None:
         self._recorder = recorder
+        recorder.give_way = self.give_way
+        self._lock = threading.RLock()  # between the training and `give_way`
+        self._thread = threading.get_ident()
+        self._is_set_up = self._gave_way = False
+        self._asked: threading.Event | None = None
+        """Set when Paddle's profiler is released; None if no other thread waits for that."""
         self._wrappers = wrappers
         self._post_processor = post_processor
         self._run = run
@@ -73,19 +100,24 @@ class Windows:
         is deleted by `drop`."""
         self.num_dropped = 0
         """Number of windows that `drop` has deleted."""
+        self.num_skipped = 0
+        """Number of windows that were not recorded, since another profiler was open."""
+        self.cut: set[int] = set()
+        """Numbers of the windows that ended early, since the training created a profiler."""
         self.saved: list[rundir.TraceName] = []
         """Names of the saved windows that are not held, in the order of saving or release."""
 
     @property
-    def calls(self) -> Path | None:
+    def calls(self) -> RunFile | None:
         """The folder for the remote calls of the open window; None without an open window."""
         name = self._open
-        return None if name is None else self._run / name.calls
+        return None if name is None else RunFile(self._run, name.calls)
 
     def fits(self, before: State, after: State, window: int) -> bool:
-        """Return whether there is disk space for the step that begins; log a warning if not.
+        """Return whether the step that begins can be recorded; log a warning if not.
 
-        True without a limit, and for a CLOSED step. Call it before `advance`.
+        False if the training has taken Paddle's profiler from the window, or if there is no disk
+        space for the step. True for a CLOSED step. Call it before `advance`.
 
         Args:
             before: state of the step that ends.
@@ -95,6 +127,11 @@ class Windows:
         Raises:
             OSError: the directory is gone.
         """
+        if self._asked is not None and before is not State.LAST:
+            self._cut_window(is_complete=True)
+        gave_way, self._gave_way = self._gave_way, False
+        if gave_way and before is not State.LAST:
+            return False
         if self._budget is None or after is State.CLOSED:
             return True
         if self._open is not None and before is not State.LAST:
@@ -112,7 +149,7 @@ class Windows:
         )
         return False
 
-    def advance(self, before: State, after: State, step: int, window: int) -> None:
+    def advance(self, before: State, after: State, step: int, window: int) -> bool:
         """Save a window that ends, open a window that begins, or continue the open window.
 
         Args:
@@ -121,27 +158,103 @@ class Windows:
             step: number of the step that begins.
             window: number of the window that the step is in, or of the next window.
 
+        Returns:
+            False if the window cannot be recorded, because the training's own profiler is open. The
+            first such window is logged.
+
         Raises:
             RuntimeError: the window could not be saved.
         """
-        self._recorder.end_step()
-        self._num_steps += before.records
-        if before is State.LAST:
-            self._save()
-        opens = after.records and self._open is None
-        # Do not prepare twice: CUPTI accepts only one call.
-        if before is not State.READY and (after is State.READY or opens):
-            self._recorder.prepare()
-        if opens:
-            self._open = rundir.TraceName(self._rank, self._label, datetime.now(), window)
-            self._num_steps = 0
-            for wrapper in self._wrappers:
-                wrapper.install()
-            self._recorder.start()
-            if self._budget is not None:
-                self._budget.open()
-        if after.records:
-            self._recorder.begin_step(step)
+        with self._lock:
+            self._thread = threading.get_ident()
+            self._recorder.end_step()
+            self._num_steps += before.records
+            if before is State.LAST:
+                self._save()
+                self._answer()
+            opens = after.records and self._open is None
+            # Do not prepare twice: CUPTI accepts only one call.
+            if before is not State.READY and (after is State.READY or opens):
+                try:
+                    self._recorder.prepare()
+                except ProfilerInUseError as error:
+                    if not self.num_skipped:
+                        log.warning(
+                            f"rank {self._rank}: window {window} is not recorded: {error}; {_ONE}"
+                        )
+                    self.num_skipped += 1
+                    return False
+                self._is_set_up = True
+            if opens:
+                self._open = rundir.TraceName(self._rank, self._label, datetime.now(), window)
+                self._num_steps = 0
+                for wrapper in self._wrappers:
+                    wrapper.install()
+                self._recorder.start()
+                if self._budget is not None:
+                    self._budget.open()
+            if after.records:
+                self._recorder.begin_step(step)
+            return True
+
+    def give_way(self) -> None:
+        """Save an open window and release Paddle's profiler: the training creates one of its own.
+
+        Called in the thread that creates it, at any time. Never raises: a window that cannot be saved
+        is logged. Another thread than that of the steps waits until the current step ends: Paddle's
+        profiler must not be stopped while the training is in an operator, which corrupts memory in
+        C++. It does not wait if the thread of the steps waits for another thread, such as this one,
+        and for 30 s at most.
+        """
+        if threading.get_ident() != self._thread:
+            with self._lock:
+                if not self._is_set_up:
+                    return
+                asked = self._asked = self._asked or threading.Event()
+            deadline = time.monotonic() + _STEP_SECONDS
+            while not asked.wait(_POLL_SECONDS):
+                if _waits_for_threads(self._thread) or time.monotonic() >= deadline:
+                    break
+            else:
+                return
+        self._cut_window(is_complete=False)
+
+    def _cut_window(self, *, is_complete: bool) -> None:
+        """Save an open window, cancel a prepared one, and release Paddle's profiler.
+
+        Args:
+            is_complete: whether the training has ended the current step by ``step()``.
+        """
+        with self._lock:
+            name = self._open
+            try:
+                if name is not None:
+                    self.cut.add(name.window)
+                    self._recorder.end_step(is_complete=is_complete)
+                    self._num_steps += is_complete
+                    self._save()
+                    log.warning(
+                        f"rank {self._rank}: window {name.window} was cut short: {_THEIRS}; "
+                        f"steps recorded: {self._num_steps}; {_ONE}"
+                    )
+                elif self._is_set_up:
+                    self.num_skipped += 1
+                    log.warning(
+                        f"rank {self._rank}: the next window is not recorded: {_THEIRS}; {_ONE}"
+                    )
+            except Exception as error:
+                log.warning(f"rank {self._rank}: {reason(error)}; {_ONE}")
+            finally:
+                self._gave_way = self._gave_way or self._is_set_up
+                self._recorder.discard()
+                self._answer()
+
+    def _answer(self) -> None:
+        """Notify the threads that wait for Paddle's profiler that it is released."""
+        self._is_set_up = False
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            asked.set()
 
     def close(self, keep_empty: bool, failed: bool = False) -> None:
         """Release all held windows, save an open window, and release Paddle's profiler.
@@ -155,21 +268,25 @@ class Windows:
             RuntimeError: the window could not be saved.
         """
         self.holds = False  # no keep decision will arrive
-        try:
-            for window in list(self._held):
-                self.release(window)
-            if failed and not self._recorder.device_answers():
-                self._recorder.abandon()
-                if self._open is not None:
-                    lost = f"window {self._open.window} is lost, steps recorded: {self._num_steps}"
-                    raise RuntimeError(f"the device does not answer; {lost}")
-            elif self._open is not None and (keep_empty or self._num_steps):
-                self._recorder.end_step(is_complete=False)
-                self._save()
-        finally:
-            self._open = None
-            self._uninstall()
-            self._recorder.close()
+        with self._lock:
+            try:
+                for window in list(self._held):
+                    self.release(window)
+                if failed and not self._recorder.device_answers():
+                    self._recorder.abandon()
+                    if self._open is not None:
+                        lost = f"steps recorded: {self._num_steps}"
+                        raise RuntimeError(
+                            f"the device does not answer; window {self._open.window} is lost, {lost}"
+                        )
+                elif self._open is not None and (keep_empty or self._num_steps):
+                    self._recorder.end_step(is_complete=False)
+                    self._save()
+            finally:
+                self._open = None
+                self._uninstall()
+                self._recorder.close()
+                self._answer()
 
     def release(self, window: int, brief: bool = False) -> None:
         """Start to make tables and traces of a held window; do nothing if it is not held.
@@ -194,7 +311,8 @@ class Windows:
             if self._budget is not None:
                 self._budget.dropped(name)
             shutil.rmtree(self._run / name.calls, ignore_errors=True)
-            (self._run / name.raw).unlink()
+            with suppress(FileNotFoundError):  # `ppprof finish` was faster
+                RunFile(self._run, name.raw).remove()
 
     def rescue(self) -> None:
         """Save an open window and release all held windows, since the process is about to end.
@@ -207,16 +325,17 @@ class Windows:
             RuntimeError: the window could not be saved.
         """
         self.holds = False
-        self._recorder.end_step(is_complete=False)
-        self._save(brief=True)
-        for window in list(self._held):
-            self.release(window, brief=True)
+        with self._lock:
+            self._recorder.end_step(is_complete=False)
+            self._save(brief=True)
+            for window in list(self._held):
+                self.release(window, brief=True)
 
     def _save(self, brief: bool = False) -> None:
         name, self._open = self._open, None
         if name is not None:
             self._uninstall()
-            raw = self._run / name.raw
+            raw = RunFile(self._run, name.raw)
             try:
                 if self._recorder.on_device:
                     self.before_stop()
@@ -238,3 +357,9 @@ class Windows:
     def _uninstall(self) -> None:
         for wrapper in self._wrappers:
             wrapper.uninstall()
+
+
+def _waits_for_threads(thread: int) -> bool:
+    """Return whether a thread waits in Python's `threading`, and so is in no operator of Paddle."""
+    frame = sys._current_frames().get(thread)
+    return frame is None or frame.f_code.co_filename == threading.__file__

@@ -12,8 +12,9 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
+
+from ppprof.rundir.run_file import RunFile
 
 log = logging.getLogger("ppprof")
 
@@ -73,12 +74,12 @@ class StepLog:
     Records are not written at once, since the disk must not slow steps down.
 
     Args:
-        path: the file.
+        file: the file of this rank's step times.
         clock: returns monotonic nanoseconds.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._path = path
+    def __init__(self, file: RunFile, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._file = file
         self._clock = clock
         self._lines: list[StepRecord] = []
         self._flushed = clock()
@@ -100,10 +101,9 @@ class StepLog:
             return
         text = "".join(f"{json.dumps(line._asdict(), separators=(',', ':'))}\n" for line in lines)
         try:
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(text)
+            self._file.append(text.encode())
         except OSError as error:
             self._failed = True
             log.warning(
-                f"{self._path}: {error.strerror or error}; step times are no longer written"
+                f"{self._file}: {error.strerror or error}; step times are no longer written"
             )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 from ppprof.capture.steps.step_log import StepRecord
+from ppprof.rundir.run_file import RunFile
 
 log = logging.getLogger("ppprof")
 
@@ -47,8 +48,8 @@ class Scalars:
         clock: returns monotonic nanoseconds.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], int] = time.monotonic_ns) -> None:
-        self._path = path
+    def __init__(self, file: RunFile, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._file = file
         self._clock = clock
         self._flushed = clock()
         self._buffer = BytesIO()
@@ -67,11 +68,10 @@ class Scalars:
         self._scalar = scalar
         self._writer = RecordWriter(self._buffer)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             # Without a name: VisualDL merges runs of the same name.
             self._append(meta_data(walltime=_now_ms()))
         except Exception as error:
-            self._fail(f"{path}: {error}")
+            self._fail(f"{file}: {error}")
             return
         self.flush()  # a disk error appears now
 
@@ -95,7 +95,7 @@ class Scalars:
             for tag, value in _values(record):
                 self._append(self._scalar(tag, value, record.step, now))
         except Exception as error:
-            self._fail(f"{self._path}: {error!r}")
+            self._fail(f"{self._file}: {error!r}")
             return
         if self._clock() - self._flushed >= _FLUSH_NS:
             self.flush()
@@ -110,7 +110,7 @@ class Scalars:
         try:
             return self._read(loss)
         except Exception as error:
-            self._fail(f"{self._path}: {error!r}")
+            self._fail(f"{self._file}: {error!r}")
             return None
 
     def flush(self) -> None:
@@ -122,13 +122,13 @@ class Scalars:
         self._buffer.seek(0)
         self._buffer.truncate()
         try:
-            with self._path.open("ab", buffering=0) as file:
-                end = file.tell()
+            with self._file.appending() as file:
+                end = file.seek(0, os.SEEK_END)
                 if file.write(data) < len(data):  # VisualDL never reads past half a record
                     file.truncate(end)
                     raise OSError(None, "the disk is full")
         except OSError as error:
-            self._fail(f"{self._path}: {error.strerror or error}")
+            self._fail(f"{self._file}: {error.strerror or error}")
 
     def _read(self, loss: Loss) -> float | None:
         if callable(loss):

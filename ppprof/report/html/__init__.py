@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from importlib.metadata import version
 from importlib.resources import files
@@ -29,7 +30,7 @@ from ppprof.report.html.words import Words
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import Run
 from ppprof.topology import RankSelector
-from ppprof.units import format_ranges
+from ppprof.units import escape_control_chars, format_ranges
 
 LANGUAGES = ("en", "zh")
 """Languages in which a page can be written."""
@@ -52,14 +53,18 @@ def render(report: ReportData, language: str = "en") -> str:
     words = Words(language, yaml.safe_load(_file(f"{language}.yaml")))
     scripts = [_file(name) for name in _SCRIPTS]
     environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_visible,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
     return environment.from_string(_file("template.html")).render(
         words=words,
         head=_head(report, words),
         sections=sections(report, words),
-        data={**chart_data(report, words), "words": words.for_scripts},
+        data=_visible({**chart_data(report, words), "words": words.for_scripts}),
         style=Markup(_file("page.css")),
         scripts=[Markup(script) for script in scripts],
         policy=_policy(scripts),
@@ -104,6 +109,17 @@ def write_report(
         run, baseline=baseline, ranks=ranks, window=window, steps=steps, executor=executor
     )
     write_atomically(to_path(path), render(report, language).encode())
+
+
+def _visible(value: Any) -> Any:
+    """Return a value with the invisible characters of its texts written out, as on a terminal."""
+    if isinstance(value, str):
+        return value if isinstance(value, Markup) else escape_control_chars(value)
+    if isinstance(value, Mapping):
+        return {_visible(key): _visible(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_visible(item) for item in value]
+    return value
 
 
 def _check_language(language: str) -> None:

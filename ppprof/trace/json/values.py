@@ -49,15 +49,17 @@ def texts(values: Iterable[msgspec.Raw]) -> list[str]:
 def drop_nonportable_numbers(values: Mapping[str, object]) -> dict[str, object]:
     """Return the values without the numbers that other formats cannot hold.
 
-    These are infinities, NaN, and numbers outside the range of an int64.
+    These are infinities, NaN, and numbers outside the range of an int64. Lists and objects, which may
+    hold such numbers, are left out too.
 
-    >>> drop_nonportable_numbers({"name": "GPU", "a": float("inf"), "b": 2**64, "c": 1.5})
+    >>> drop_nonportable_numbers({"name": "GPU", "a": float("inf"), "b": 2**64, "c": 1.5, "d": []})
     {'name': 'GPU', 'c': 1.5}
     """
     return {
         key: value
         for key, value in values.items()
-        if not isinstance(value, (int, float)) or -(2.0**63) <= value < 2.0**63
+        if isinstance(value, (str, type(None)))
+        or (isinstance(value, (int, float)) and -(2.0**63) <= value < 2.0**63)
     }
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.analysis.profile.intervals import (
     covered,
+    covered_by_group,
     covered_within,
     difference,
+    difference_by_group,
     intersection,
     overlap,
     together,
@@ -54,6 +57,30 @@ def test_difference_covers_the_ticks_of_one_side_alone(left: Pairs, right: Pairs
     assert _ticks(kept) == _ticks(left) - _ticks(right)
     assert all(start < end for start, end in kept)
     assert all(one[1] < other[0] for one, other in zip(kept, kept[1:]))
+
+
+@given(st.lists(st.tuples(intervals, intervals), max_size=4))
+def test_difference_by_group_is_the_difference_of_each_group(groups: list[tuple[Pairs, Pairs]]):
+    left, right = ([pair for group in groups for pair in group[side]] for side in (0, 1))
+    left_group, right_group = (
+        np.repeat(np.arange(len(groups)), [len(group[side]) for group in groups]).astype(np.int64)
+        for side in (0, 1)
+    )
+    kept = _pairs(difference_by_group(_arrays(left), left_group, _arrays(right), right_group))
+    each = [_pairs(difference(*map(_arrays, group))) for group in groups]
+    assert kept == [pair for pairs in each for pair in pairs]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), intervals), max_size=4))
+def test_covered_by_group_counts_the_ticks_of_each_group(groups: list[tuple[str, Pairs]]) -> None:
+    rows = [(name, *pair) for name, pairs in groups for pair in pairs]
+    table = pl.DataFrame(rows, {"name": str, "start_ns": int, "end_ns": int}, orient="row")
+    expected = {}
+    for name, *pair in rows:
+        expected.setdefault(name, []).append(tuple(pair))
+    assert covered_by_group(table, "name").rows() == [
+        (name, len(pairs), len(_ticks(pairs))) for name, pairs in expected.items()
+    ]
 
 
 @given(intervals, intervals)

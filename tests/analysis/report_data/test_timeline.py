@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.report_data import timeline
 from ppprof.analysis.report_data.memory_timeline import memory_levels
 from ppprof.analysis.report_data.timeline import _thinned, lanes
 from ppprof.trace import read
@@ -119,6 +120,29 @@ def test_a_trace_without_steps_shows_its_busiest_thread(tmp_path):
     busy = Thread(1, "main", (span("Operator", "a", 0, 5), span("Operator", "b", 6, 9)))
     other = Thread(2, "other", (span("Operator", "c", 0, 50),))
     assert lanes(profile_of(tmp_path, busy, other), 10)["name"].to_list() == ["a", "b"]
+
+
+def test_of_too_many_streams_the_busiest_have_lanes(tmp_path, monkeypatch):
+    """The other streams share one span, which says so.
+
+    ::
+
+        stream 1   ##              2 ns
+        stream 2     ####          4 ns
+        stream 3          #####    5 ns
+        stream 4                #  1 ns
+    """
+    monkeypatch.setattr(timeline, "MOST_STREAMS", 2)
+    times = {1: (10, 12), 2: (12, 16), 3: (17, 22), 4: (23, 24)}
+    kernels = [kernel("k", *time, stream=stream) for stream, time in times.items()]
+    main = Thread(1, "main").around(span("Operator", "a", 1, 9, launch(2, 3, *kernels)))
+    drawn = lanes(profile_of(tmp_path, main), 100)
+    shown = drawn.select("lane", "name", pl.col("start_ns", "end_ns") - EPOCH_NS)
+    assert shown.rows()[1:] == [
+        ("GPU 0 stream 2", "k", 12, 16),
+        ("GPU 0 stream 3", "k", 17, 22),
+        ("other streams", "2 streams with less work are not drawn", 10, 24),
+    ]
 
 
 def test_nothing_recorded_is_no_lane(tmp_path):

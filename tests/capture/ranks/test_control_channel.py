@@ -18,6 +18,8 @@ from ppprof.capture.ranks.control_channel import (
 )
 from tests.capture.ranks.stores import Store
 
+DEEP = b"[" * 16000
+
 
 class Ends(list[Any]):
     """Channels of rank 0 and of two workers; ``now`` is their clock's time."""
@@ -118,10 +120,37 @@ def test_an_unconfirmed_message_is_given_up(ends: Ends) -> None:
 def test_packets_of_strangers_are_ignored(ends: Ends) -> None:
     coordinator, *_ = introduced(ends)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-        for packet in (b"", b"\xff", b"{}", b'{"token": "x", "kind": "ask", "rank": 1}'):
+        for packet in (b"", b"\xff", b"{}", b'{"token": "x", "kind": "ask", "rank": 1}', DEEP):
             stranger.sendto(packet, coordinator._socket.getsockname())
     time.sleep(0.05)
     assert coordinator.read() == []
+
+
+def test_a_deep_packet_of_a_rank_is_ignored(ends: Ends) -> None:
+    coordinator, first, _ = introduced(ends)
+    assert first._socket is not None
+    first._socket.send(coordinator._token.encode() + DEEP)
+    first.send({"kind": "ask"})
+    assert [message["kind"] for message in until(coordinator, bool)] == ["ask"]
+
+
+def test_reading_ends_while_packets_keep_arriving(ends: Ends) -> None:
+    coordinator, first, _ = introduced(ends)
+
+    class Flood:
+        """A socket on which a packet is always waiting."""
+
+        def recvfrom(self, _: int) -> tuple[bytes, None]:
+            return DEEP, None
+
+        def close(self) -> None:
+            pass
+
+    own, coordinator._socket = coordinator._socket, Flood()  # type: ignore[assignment]
+    assert coordinator.read() == []
+    coordinator._socket = own
+    first.send({"kind": "ask"})
+    assert [message["kind"] for message in until(coordinator, bool)] == ["ask"]
 
 
 def test_rank_0_may_be_gone(ends: Ends) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -317,15 +319,41 @@ def test_nothing_is_slow_before_there_is_a_median(tmp_path: Path) -> None:
     assert set(job.timeline[0]) == {"."}
 
 
-def test_a_failure_ends_windows_on_demand(
+def test_a_request_that_cannot_be_deleted_is_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = Job(tmp_path).go(6)
     request_path(tmp_path).mkdir()
     job.go(9)
     err = capsys.readouterr().err
-    assert err.count("rank 0: windows on demand failed: ") == 1
-    assert "none is opened from now on" in err
+    assert err.count(f"rank 0: {request_path(tmp_path)}: Is a directory; ") == 1
+    request_path(tmp_path).rmdir()
+    write_request(tmp_path, None, None)
+    job.go(9)
+    assert not request_path(tmp_path).exists()
+    assert "R" in job.timeline[0]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "socket"])
+def test_a_request_that_is_no_file_is_refused_and_removed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    job = Job(tmp_path).go(6)
+    request = request_path(tmp_path)
+    if kind == "pipe":
+        os.mkfifo(request)
+    elif kind == "link":
+        request.symlink_to("/dev/zero")
+    else:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(os.path.relpath(request))  # a path of a socket has at most 107 bytes
+    job.go(9)
+    what = "request: a symbolic link" if kind == "link" else "not a regular file"
+    assert f"rank 0: no window, asked for by request: {what}" in capsys.readouterr().err.replace(
+        "trigger/", ""
+    )
+    assert not os.path.lexists(request)
+    assert set(job.timeline[0]) == {"."}
 
 
 def test_closing_decides_and_takes_the_request_away(tmp_path: Path) -> None:

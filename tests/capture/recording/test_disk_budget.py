@@ -42,10 +42,10 @@ def num_steps(budget: DiskBudget, resident: Growing, step_mb: float) -> int:
 def test_a_first_window_is_judged_by_the_growth_of_memory(tmp_path: Path) -> None:
     resident = Growing()
     budget = DiskBudget(tmp_path, 0, 10, ["pb"], resident)
-    # 2.5 MB of memory are 1 MB of a .pb at the most: 10 steps fit, and one more might not.
+    # 0.5 MB of memory are 1 MB of a .pb at the most: 10 steps fit, and one more might not.
     assert not budget.is_spent
-    assert num_steps(budget, resident, 2.5) == 10
-    assert num_steps(DiskBudget(tmp_path, 0, 11, ["json", "json.gz"], resident), resident, 5) == 1
+    assert num_steps(budget, resident, 0.5) == 10
+    assert num_steps(DiskBudget(tmp_path, 0, 11, ["json", "json.gz"], resident), resident, 1) == 1
 
 
 def test_later_windows_by_what_a_step_took_and_what_is_there(tmp_path: Path) -> None:

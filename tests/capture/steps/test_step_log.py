@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ppprof.capture.steps.step_log import StepLog, StepRecord
+from tests.fixtures.run_files import run_file
 
 
 def record(step: int) -> StepRecord:
@@ -29,7 +30,7 @@ def record(step: int) -> StepRecord:
 
 def test_lines_reach_the_disk_on_flush_and_after_ten_seconds(tmp_path: Path) -> None:
     path, now = tmp_path / "rank_00000.jsonl", [0]
-    log = StepLog(path, clock=lambda: now[0])
+    log = StepLog(run_file(path), clock=lambda: now[0])
 
     log.add(record(0))
     assert not path.exists()
@@ -51,7 +52,7 @@ def test_lines_reach_the_disk_on_flush_and_after_ten_seconds(tmp_path: Path) -> 
 
 
 def test_a_disk_error_is_logged_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = StepLog(tmp_path / "gone" / "rank_00000.jsonl")
+    log = StepLog(run_file(tmp_path / "gone" / "rank_00000.jsonl"))
     for step in range(3):
         log.add(record(step))
         log.flush()

@@ -16,7 +16,9 @@ from ppprof.capture.schedule import Schedule
 from ppprof.capture.steps.step_log import StepLog, StepRecord
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
+from ppprof.rundir.run_file import RunFile
 from tests.capture.sessions import session
+from tests.fixtures.run_files import run_file
 
 MS = 1_000_000
 ROOT = Path(__file__).parents[3]
@@ -79,7 +81,7 @@ def expected(lines: list[dict[str, Any]]) -> dict[str, list[tuple[int, Any]]]:
 
 
 def test_visualdls_reader_has_the_values_of_each_step(tmp_path: Path, visualdl: Any) -> None:
-    scalars = Scalars(tmp_path / "vdlrecords.a.log")
+    scalars = Scalars(run_file(tmp_path / "vdlrecords.a.log"))
     records = [
         record(0),
         record(1, excluded=True),
@@ -110,7 +112,7 @@ def test_the_file_is_there_at_once_and_grows_every_ten_seconds(
     tmp_path: Path, visualdl: Any
 ) -> None:
     now, path = [0], tmp_path / "scalars/rank_00001/vdlrecords.a.log"
-    scalars = Scalars(path, clock=lambda: now[0])
+    scalars = Scalars(RunFile(tmp_path, str(path.relative_to(tmp_path))), clock=lambda: now[0])
     begun = path.stat().st_size
     assert begun > 0
     scalars.add(record(0))
@@ -123,7 +125,7 @@ def test_the_file_is_there_at_once_and_grows_every_ten_seconds(
 def test_a_session_writes_what_its_step_log_has(tmp_path: Path, visualdl: Any) -> None:
     now, lines = [0], tmp_path / "steps.jsonl"
     path = tmp_path / "vdlrecords.a.log"
-    scalars, steps = Scalars(path), StepLog(lines)
+    scalars, steps = Scalars(run_file(path)), StepLog(run_file(lines))
     timer = StepTimer(lambda: now[0])
     with session(None, Schedule.of((2, 4)), timer=timer, steps=steps, scalars=scalars) as prof:
         for step in range(6):
@@ -151,7 +153,7 @@ def test_a_loss_on_a_device_is_not_waited_for(
     tmp_path: Path, visualdl: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "vdlrecords.a.log"
-    scalars = Scalars(path)
+    scalars = Scalars(run_file(path))
     far, near = Tensor(1.5, on_cpu=False), Tensor(2.5, on_cpu=True)
     for step, loss in enumerate((far, near, lambda: 3.5, lambda: near, far)):
         scalars.add(record(step), loss)
@@ -175,7 +177,7 @@ class TestFailures:
     GOES_ON = "no scalars are written from now on, the training goes on\n"
 
     def log(self, path: Path) -> None:
-        scalars = Scalars(path)
+        scalars = Scalars(run_file(path))
         for step in range(3):
             scalars.add(record(step), 1.0)
             scalars.flush()
@@ -198,7 +200,7 @@ class TestFailures:
         (tmp_path / "home").write_text("a file")
         code = (
             "import pathlib, ppprof.capture.output, ppprof.capture.steps.visualdl_scalars as s;"
-            "ppprof.capture.output.log_to_stderr(); s.Scalars(pathlib.Path('a.log'))"
+            "ppprof.capture.output.log_to_stderr(); s.Scalars(s.RunFile(pathlib.Path(), 'a.log'))"
         )
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -226,7 +228,8 @@ class TestFailures:
         self, tmp_path: Path, visualdl: Any, capsys: pytest.CaptureFixture[str]
     ) -> None:
         path = tmp_path / "run/vdlrecords.a.log"
-        scalars = Scalars(path)
+        path.parent.mkdir()
+        scalars = Scalars(run_file(path))
         path.unlink()
         path.parent.rmdir()
         for step in range(3):
@@ -245,7 +248,7 @@ class TestFailures:
         code = (
             "import resource, signal, sys; from pathlib import Path; from ppprof.capture.output import log_to_stderr;"
             "from tests.capture.steps.test_visualdl_scalars import *;"
-            "log_to_stderr(); scalars = Scalars(Path(sys.argv[1])); scalars.add(record(0)); scalars.flush();"
+            "log_to_stderr(); scalars = Scalars(run_file(Path(sys.argv[1]))); scalars.add(record(0)); scalars.flush();"
             "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
             "room = Path(sys.argv[1]).stat().st_size + 50;"
             "resource.setrlimit(resource.RLIMIT_FSIZE, (room, room));"
@@ -273,8 +276,10 @@ class TestFailures:
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         path, lines = tmp_path / "vdlrecords.a.log", tmp_path / "steps.jsonl"
-        scalars = Scalars(path)
-        with session(None, Schedule.of((2, 4)), steps=StepLog(lines), scalars=scalars) as prof:
+        scalars = Scalars(run_file(path))
+        with session(
+            None, Schedule.of((2, 4)), steps=StepLog(run_file(lines)), scalars=scalars
+        ) as prof:
             prof.step(loss=1.0)
             prof.step(loss="no number")
             prof.step(loss="no number")

@@ -1,0 +1,109 @@
+"""A session on a recorder without Paddle, for programs that a fault happens to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from ppprof import rundir
+from ppprof.capture.output import log_to_stderr
+from ppprof.capture.parts import LivenessPart, RecordingPart, StepsPart
+from ppprof.capture.postprocess import PostProcessor
+from ppprof.capture.recording.windows import Windows
+from ppprof.capture.results import Results, TablesPart
+from ppprof.capture.schedule import Schedule
+from ppprof.capture.session import ProfilerSession, RecordingSession
+from ppprof.capture.steps.perf_summary import PerfSummary
+from ppprof.capture.steps.step_log import StepLog
+from ppprof.capture.window_clock import WindowClock
+from ppprof.rundir.liveness import LivenessRegistry
+from ppprof.rundir.run_file import RunFile
+from ppprof.topology import Topology
+from tests.capture.fault_program import LOG
+from tests.fixtures.timeline import Span, Thread, span, write
+
+WINDOW = (1, 6)
+SCHEDULES = {
+    "never_reached": (50, 60),
+    "cut_short": (5, 60),
+    "never_closed": (5, 60),
+    "no_step": None,
+}
+
+
+class SmallRecorder:
+    """Leaves a small ``.pb`` with the steps of a window, and fails as a fault asks."""
+
+    def __init__(self, fault: str) -> None:
+        self._fault = fault
+        self._steps: list[tuple[int, int, int, bool]] = []
+        self._step: tuple[int, int] | None = None
+
+    def prepare(self) -> None:
+        """Do nothing."""
+
+    def start(self) -> None:
+        """Open a window."""
+        self._steps.clear()
+
+    def begin_step(self, step: int) -> None:
+        """Open the span of a step."""
+        self._step = step, time.monotonic_ns()
+
+    def end_step(self, *, is_complete: bool = True) -> None:
+        """Close it, if there is one."""
+        if self._step is not None:
+            self._steps.append((*self._step, time.monotonic_ns(), is_complete))
+            self._step = None
+
+    def stop(self, raw: RunFile, brief: bool = False) -> None:
+        """Write what was recorded."""
+        if self._fault == "sigterm_while_saving":
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+        if self._fault == "disk_full":
+            raise OSError(28, "No space left on device")
+
+        def recorded(step: int, start: int, end: int, is_complete: bool) -> Span:
+            marker = span("UserDefined", rundir.INCOMPLETE_MARKER, end, end)
+            inside = () if is_complete else (marker,)
+            return span("ProfileStep", f"ProfileStep#{step}", start, end, *inside)
+
+        steps = tuple(recorded(*step) for step in self._steps)
+        raw.write(write(Path("small.pb"), Thread(31, "main", steps)).read_bytes())
+
+    on_device = False
+
+    def device_answers(self) -> bool:
+        """Return True: there is no device."""
+        return True
+
+    def discard(self) -> None:
+        """Drop an open window."""
+        self._steps.clear()
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def attach(fault: str) -> ProfilerSession:
+    """Return a session as `ppprof.attach` makes it, on a disk, alone, without tables."""
+    log_to_stderr()
+    run = rundir.claim(LOG).absolute()
+    topology = Topology.of(dp=1)
+    post_processor = PostProcessor(
+        run, 0, prints=True, command=[sys.executable, "-m", "tests.capture.fake_helper", ""]
+    )
+    recorder = SmallRecorder(fault)
+    windows = Windows(recorder, post_processor, run, 0, topology)  # type: ignore[arg-type]
+    clock, summary = WindowClock(Schedule.of(SCHEDULES.get(fault, WINDOW))), PerfSummary()
+    liveness = LivenessPart(LivenessRegistry(run, topology, 0))
+    results = Results(0, LOG, clock, summary, liveness=liveness, windows=windows)
+    results.post_processor = post_processor
+    recording = RecordingPart(clock, windows, post_processor)
+    steps = StepsPart(summary, StepLog(RunFile(run, rundir.steps_path(0))))
+    parts = [liveness, recording, steps, TablesPart(post_processor), results]
+    return RecordingSession(clock, parts, saves=True)

@@ -1,0 +1,126 @@
+"""Descriptors that the training closes and uses again."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+
+from ppprof.capture import descriptors
+from ppprof.capture.descriptors import CLOSED, Descriptor, ScratchFile, Socket
+from ppprof.capture.ranks.clock_sync import ClockServer
+from ppprof.capture.ranks.control_channel import CoordinatorChannel
+from tests.capture.ranks.stores import Store
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs POSIX descriptors")
+
+
+def take_over(fd: int, path: Path) -> int:
+    """Close a descriptor and open a file with its number, as a training may; return the number."""
+    with path.open("w+b") as file:
+        os.dup2(file.fileno(), fd)
+    return fd
+
+
+def assert_whole(fd: int, path: Path) -> None:
+    """The training can still write, at the beginning of its file, and it holds nothing else."""
+    os.write(fd, b"theirs")
+    assert path.read_bytes() == b"theirs"
+    os.close(fd)
+
+
+def test_a_descriptor_is_closed_while_it_is_ours(tmp_path: Path) -> None:
+    reader, writer = (Descriptor(fd) for fd in os.pipe())
+    number = reader.fd
+    assert reader.is_ours
+    reader.close()
+    assert not reader.is_ours
+    reader.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(number)
+    number = take_over(writer.fd, tmp_path / "theirs")
+    assert not writer.is_ours
+    writer.close()
+    assert_whole(number, tmp_path / "theirs")
+
+
+def test_a_descriptor_that_is_closed_and_not_used_again() -> None:
+    reader, writer = (Descriptor(fd) for fd in os.pipe())
+    os.close(writer.fd)
+    assert not writer.is_ours
+    writer.close()
+    reader.close()
+
+
+def test_a_scratch_file_is_read_while_a_child_writes_and_not_once_it_is_taken(
+    tmp_path: Path,
+) -> None:
+    file = ScratchFile()
+    os.write(file.fd, b"first, ")
+    assert file.read() == b"first, "
+    os.write(file.fd, b"second")
+    assert file.read() == b"first, second"
+    assert file.read(6) == b"second"
+    number = take_over(file.fd, tmp_path / "theirs")
+    assert file.read() == b""
+    file.close()
+    assert_whole(number, tmp_path / "theirs")
+
+
+def test_a_file_with_the_inode_of_a_deleted_one_is_another_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(descriptors.tempfile, "tempdir", str(tmp_path))
+    for _ in range(20):  # a file system gives a freed inode to a new file, sooner or later
+        file = ScratchFile()
+        number = file.fd
+        os.close(number)
+        take_over(number, tmp_path / "theirs")
+        assert not file.is_ours
+        file.close()
+        assert_whole(number, tmp_path / "theirs")
+        (tmp_path / "theirs").unlink()
+
+
+def test_a_socket_sends_and_receives_only_as_itself(tmp_path: Path) -> None:
+    here, there = (Socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+    for end in (here, there):
+        end.bind(("127.0.0.1", 0))
+    here.sendto(b"question", there.getsockname())
+    data, sender = there.recvfrom(64)
+    assert (data, sender) == (b"question", here.getsockname())
+    address = there.getsockname()
+    number = take_over(here.fileno(), tmp_path / "theirs")
+    for call in (lambda: here.sendto(b"x", address), lambda: here.send(b"x"), lambda: here.recv(1)):
+        with pytest.raises(OSError, match=re.escape(CLOSED)):
+            call()
+    here.close()
+    here.close()
+    there.close()
+    assert_whole(number, tmp_path / "theirs")
+
+
+def test_a_channel_whose_socket_is_taken_reports_it_and_closes_nothing(tmp_path: Path) -> None:
+    channel = CoordinatorChannel("127.0.0.1", 2, Store(), "key")
+    number = take_over(channel._socket.fileno(), tmp_path / "theirs")
+    with pytest.raises(OSError, match=re.escape(CLOSED)):
+        channel.read()
+    channel.close(1)
+    assert_whole(number, tmp_path / "theirs")
+
+
+def test_the_thread_of_a_clock_server_ends_when_its_socket_is_taken(tmp_path: Path) -> None:
+    """It would turn for ever otherwise: each call fails at once."""
+    (tmp_path / "run").mkdir()
+    server = ClockServer(tmp_path / "run", "127.0.0.1", Store(), "key")
+    address = server._socket.getsockname()
+    number = take_over(server._socket.fileno(), tmp_path / "theirs")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+        client.sendto(b"x", address)  # the thread waits in the kernel, with the file of before
+    server._thread.join(5)
+    assert not server._thread.is_alive()
+    server.close(compare=False, failed=True)
+    assert_whole(number, tmp_path / "theirs")
