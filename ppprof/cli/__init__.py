@@ -25,14 +25,17 @@ COMMANDS = (
 )
 """Modules of this package, in the order of the help."""
 
+_NOT_WRITTEN = 2
 _INTERRUPTED = 130  # a shell's exit code for a program that Ctrl-C ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0 done, 1 a check failed, 2 bad usage or config, 3 no usable input.
 
-    130 when it was interrupted. A closed pipe on stdout is not a failure.
+    130 when it was interrupted. A stdout that is closed, or a pipe whose reader has gone, is not a
+    failure; a full disk behind it is one.
     """
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # names may hold what a locale cannot
     with logging_to_stderr():
@@ -45,9 +48,36 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             return _INTERRUPTED
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # flushed at exit
+            _discard_stdout()
             return 0
+        except OSError as error:
+            if error.filename is not None or error.errno is None:
+                raise  # not an error of writing
+            _discard_stdout()
+            log.error("stdout: cannot write the output: %s", error.strerror or error)
+            return _NOT_WRITTEN
         return code
+
+
+def _open_closed_streams() -> None:
+    """Open the null device in place of a closed stdout or stderr.
+
+    Otherwise the next file that is opened gets the descriptor, and what is printed there.
+    """
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+            setattr(sys, name, open(descriptor, "w", closefd=False))  # noqa: SIM115
+
+
+def _discard_stdout() -> None:
+    """Let what is still buffered for stdout, which Python flushes when it ends, go nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
 class _Version(argparse.Action):

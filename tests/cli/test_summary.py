@@ -441,6 +441,31 @@ def test_a_closed_pipe_ends_it_quietly(trace):
         assert running.wait(timeout=60) == 0
 
 
+def ended(redirections: str) -> tuple[int, str, str]:
+    """Return the exit code, stdout and stderr of a command that a shell started so."""
+    command = f'"$0" -m ppprof summary a.pb {redirections}'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_closed_stdout_or_stderr_changes_nothing_else(trace, capsys):
+    assert ended(">&-") == (0, "", "")
+    assert ended("<&- >&- 2>&-") == (0, "", "")
+    assert ended("2>&-") == (0, printed(capsys, "a.pb"), "")
+
+
+def test_a_full_disk_behind_stdout_is_a_message(trace):
+    reason = "stdout: cannot write the output: No space left on device\n"
+    assert ended(">/dev/full") == (2, "", reason)
+    assert ended(">/dev/full 2>/dev/full") == (2, "", "")
+
+
 def test_control_c_ends_it_quietly(trace, monkeypatch, capsys):
     def interrupted(*_, **__):
         raise KeyboardInterrupt  # as Python's handler of SIGINT does
