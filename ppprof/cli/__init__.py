@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import gc
 import io
 import os
@@ -25,6 +26,7 @@ COMMANDS = (
 )
 """Modules of this package, in the order of the help."""
 
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_WRITTEN = 2
 _INTERRUPTED = 130  # a shell's exit code for a program that Ctrl-C ended
 
@@ -51,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             _discard_stdout()
             return 0
         except OSError as error:
-            if error.filename is not None or error.errno is None:
-                raise  # not an error of writing
+            if error.filename is not None or error.errno not in _DISK_FULL:
+                raise
             _discard_stdout()
             log.error("stdout: cannot write the output: %s", error.strerror or error)
             return _NOT_WRITTEN

@@ -72,14 +72,19 @@ def operators(path: Path) -> Counter[Any]:
     return Counter({key: n for key, n in events.items() if key[0] in kinds and "marker" not in key})
 
 
-def alone(folder: Path, step: Any, num_steps: int) -> Counter[Any]:
-    """Return what a profiler of the training records without ppprof."""
-    step()  # the first step also fills the optimizer's state
-    with theirs(folder / "alone.pb") as profiler:
+def profile_itself(path: Path, step: Any, num_steps: int = 2) -> None:
+    """Run steps under a profiler of the training, which has been deleted on return."""
+    with theirs(path) as profiler:
         for _ in range(num_steps):
             with paddle.profiler.RecordEvent("their span"):
                 step()
             profiler.step()
+
+
+def alone(folder: Path, step: Any, num_steps: int) -> Counter[Any]:
+    """Return what a profiler of the training records without ppprof."""
+    step()  # the first step also fills the optimizer's state
+    profile_itself(folder / "alone.pb", step, num_steps)
     return operators(folder / "alone.pb")
 
 
@@ -91,12 +96,7 @@ def test_a_training_may_profile_itself_between_and_after_windows(
     with ppprof.attach({**block, "scheduler": [1, 3]}) as prof:
         for number in range(8):
             if number == 5:
-                with theirs(tmp_path / "theirs.pb") as own:
-                    for _ in range(2):
-                        with paddle.profiler.RecordEvent("their span"):
-                            step()
-                        own.step()
-                del own
+                profile_itself(tmp_path / "theirs.pb", step)
             step()
             prof.step()
     assert operators(tmp_path / "theirs.pb") == expected
@@ -150,12 +150,7 @@ def test_a_profiler_that_the_training_opens_in_a_warm_up_step_ends_that_window(
     with ppprof.attach(block) as prof:
         for number in range(9):
             if number == 1:
-                with theirs(tmp_path / "theirs.pb") as own:
-                    for _ in range(2):
-                        with paddle.profiler.RecordEvent("their span"):
-                            step()
-                        own.step()
-                del own
+                profile_itself(tmp_path / "theirs.pb", step)
             step()
             prof.step()
     assert operators(tmp_path / "theirs.pb") == expected
