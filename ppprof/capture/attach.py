@@ -36,6 +36,7 @@ from ppprof.capture.recording.disk_budget import DiskBudget
 from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
+from ppprof.capture.signals import raised_by_handler
 from ppprof.capture.steps.device_events import DeviceEvents
 from ppprof.capture.steps.device_memory import DeviceMemory, memory_reader
 from ppprof.capture.steps.device_timer import DeviceStepTimer
@@ -127,6 +128,8 @@ def attach(
         ConfigError: the mapping is not a valid ``Profiler`` block.
         UsageError: ``ranks``, ``print_ranks`` or ``trigger.ranks`` name ranks that the job does not
             have, or ``device_peak_flops`` is not a positive, finite number.
+
+        Any exception that a signal handler of the training raises meanwhile is raised, too.
     """
     if profiler is None:
         return NoopSession()
@@ -154,6 +157,9 @@ def attach(
     except PpprofError:
         raise
     except Exception as error:  # an unknown environment or version of Paddle
+        interruption = raised_by_handler(error)
+        if interruption is not None:
+            raise interruption from None
         log.warning(f"cannot attach: {reason(error)}; nothing is recorded, the training goes on")
         # Not `NoopSession`: all ranks have to stop at the step that ``stop_training`` asks for.
         return RecordingSession(

@@ -17,7 +17,7 @@ from typing import TypeVar
 from ppprof.capture.output import log_to_stderr
 from ppprof.capture.parts import Ending, FinishedStep, Part
 from ppprof.capture.schedule import State
-from ppprof.capture.signals import SignalGuard
+from ppprof.capture.signals import SignalGuard, raised_by_handler
 from ppprof.capture.steps.timer import StepCost, StepTimer
 from ppprof.capture.steps.visualdl_scalars import Loss
 from ppprof.capture.window_clock import WindowClock
@@ -32,7 +32,10 @@ Self = TypeVar("Self", bound="ProfilerSession")
 
 
 class ProfilerSession(ABC):
-    """The session that `ppprof.attach` returns, a context manager. No method raises."""
+    """The session that `ppprof.attach` returns, a context manager.
+
+    No method raises, except what a signal handler of the training raises meanwhile.
+    """
 
     @property
     @abstractmethod
@@ -143,7 +146,8 @@ class RecordingSession(ProfilerSession):
 
         step n ends | parts: on_step(n) | clock: advance(n + 1) | parts: on_transition | step n + 1
 
-    A failure of a part is logged and ends the recording; it is never raised in the training.
+    A failure of a part is logged and ends the recording; it is never raised in the training. But an
+    exception that a signal handler of the training raises meanwhile is: at the end of the method.
 
     Args:
         clock: decides which steps are recorded.
@@ -176,6 +180,8 @@ class RecordingSession(ProfilerSession):
         """Number of steps that the parts got without a cost."""
         self._closed = self._training_failed = False
         self._failures: set[str] = set()
+        self._interruption: BaseException | None = None
+        """What a signal handler of the training has raised in a method that is not over yet."""
         self._left_out: set[str] = set()
         """Names of counts that were no numbers."""
         self._pid = os.getpid()
@@ -244,6 +250,7 @@ class RecordingSession(ProfilerSession):
                 self._call_parts(lambda part: part.on_step(step))
             self._step += 1
             self._advance()
+        self._raise_interruption()
 
     def _step_in_child(self) -> None:
         self._steps_in_child += 1
@@ -385,6 +392,7 @@ class RecordingSession(ProfilerSession):
             if self._guard is not None:
                 self._guard.uninstall()
         self._call_parts(lambda part: part.wait(ending))
+        self._raise_interruption()
 
     def _end_timing(self, *, waits: bool) -> None:
         """Pass the costs of all steps on to the parts, and end the timer."""
@@ -439,6 +447,7 @@ class RecordingSession(ProfilerSession):
 
     def _report(self, task: str, error: Exception) -> None:
         """Log a failure, once for each task, and end the recording."""
+        self._interruption = self._interruption or raised_by_handler(error)
         log_to_stderr()  # the program may have disabled the logger since `attach`
         if task not in self._failures:  # what fails in a step fails in every step
             self._failures.add(task)
@@ -450,6 +459,11 @@ class RecordingSession(ProfilerSession):
             except Exception as another:
                 why = _describe(another)
                 log.warning(f"rank {self._rank}: ending the recording failed: {why}")
+
+    def _raise_interruption(self) -> None:
+        error, self._interruption = self._interruption, None
+        if error is not None:
+            raise error
 
 
 def _describe(error: Exception) -> str:

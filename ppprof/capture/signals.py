@@ -13,8 +13,10 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 
 from ppprof.capture import threads
 from ppprof.capture.descriptors import Descriptor
@@ -215,6 +217,36 @@ def ending_signal() -> str | None:
     """Return the name of the signal that ends the process, such as "SIGHUP"; None before one has."""
     number = _active._ending if _active is not None else None
     return None if number is None else signal.Signals(number).name
+
+
+def raised_by_handler(error: BaseException) -> BaseException | None:
+    """Return the exception that a signal handler of the training has raised in ppprof's code.
+
+    None if there is none: ppprof's own code has failed.
+
+    Args:
+        error: an exception that was caught in ppprof's code; those that it comes from count too.
+    """
+    codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    cause: BaseException | None = error
+    while cause is not None:
+        frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
+        # The training's `except` block that has called us may handle an earlier one.
+        is_caught_here = frames and frames[0].f_globals.get("__name__", "").startswith("ppprof.")
+        if is_caught_here and any(frame.f_code in codes for frame in frames):
+            return cause
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _code(handler: object) -> object:
+    """Return the code that a signal handler of the training runs; None for any other value."""
+    if isinstance(handler, partial):
+        handler = handler.func
+    if getattr(handler, "__func__", None) is SignalGuard._handle:
+        return None
+    code = getattr(handler, "__code__", None)
+    return code or getattr(getattr(type(handler), "__call__", None), "__code__", None)
 
 
 @contextmanager

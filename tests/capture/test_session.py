@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +20,17 @@ import pytest
 
 from ppprof.capture.parts import DevicePart, FinishedStep, Part
 from ppprof.capture.postprocess import PostProcessor
+from ppprof.capture.recording import windows as recording
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.session import RecordingSession
 from ppprof.capture.steps.step_log import StepLog
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.window_clock import WindowClock
 from ppprof.rundir import TraceName
+from ppprof.rundir.run_file import RunFile
+from ppprof.topology import Topology
 from tests.capture.sessions import session
+from tests.capture.small_session import SmallRecorder
 from tests.fixtures.run_files import run_file
 
 
@@ -354,6 +362,79 @@ def test_an_interrupt_while_a_window_is_saved_is_the_trainings() -> None:
     assert started == [0, 1, 2]
     assert windows.calls[-1] == "close(keep_empty=True)"
     assert prof.closed
+
+
+class Preempted(OSError):
+    """The machine is about to be taken away."""
+
+
+def _preempted(number: int, frame: object) -> None:
+    raise Preempted("preempted")
+
+
+class Interrupted(Part):
+    """Gets a signal, which the training handles, in one of its calls."""
+
+    def __init__(self, call: str) -> None:
+        setattr(self, call, self._interrupt)
+
+    def _interrupt(self, *args: object) -> int:
+        signal.raise_signal(signal.SIGUSR1)
+        return 0
+
+
+@pytest.mark.parametrize("handler", [_preempted, partial(_preempted)], ids=["function", "partial"])
+@pytest.mark.parametrize("call", ["on_step", "on_transition", "close", "wait"])
+def test_an_exception_of_the_trainings_signal_handler_reaches_the_training(
+    call: str, handler: Callable[[int, object], None]
+) -> None:
+    with handling(handler):
+        prof = RecordingSession(WindowClock(TWICE), [Interrupted(call)])
+        with pytest.raises(Preempted, match="^preempted$"):
+            prof.step()
+            prof.close()
+        assert prof.closed == (call in ("close", "wait"))
+        with suppress(Preempted):
+            prof.close()
+
+
+def test_so_does_one_that_costs_a_window(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Recorder(SmallRecorder):
+        def stop(self, raw: RunFile, brief: bool = False) -> None:
+            signal.raise_signal(signal.SIGUSR1)
+
+    made = PostProcessor(tmp_path, 0, prints=True, command=[])
+    windows = recording.Windows(Recorder(""), made, tmp_path, 0, Topology.of(dp=1))  # type: ignore[arg-type]
+    with handling(_preempted), session(windows, Schedule.of((0, 2)), post_processor=made) as prof:
+        prof.step()
+        with pytest.raises(Preempted, match="^preempted$"):
+            prof.step()
+        prof.step()
+    assert "window 0 is lost, steps recorded: 2" in capsys.readouterr().err
+
+
+@contextmanager
+def handling(handler: Callable[[int, object], None]) -> Iterator[None]:
+    """Handle SIGUSR1 in a block."""
+    previous = signal.signal(signal.SIGUSR1, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+
+
+def test_an_earlier_exception_of_a_handler_is_not_raised_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    windows = Windows(fail_at=1)
+    with handling(_preempted), session(windows, TWICE) as prof:
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        except Preempted:
+            prof.step()
+    assert "No space left on device" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

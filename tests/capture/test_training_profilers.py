@@ -104,6 +104,49 @@ def test_a_training_may_profile_itself_between_and_after_windows(
     assert "window" not in capsys.readouterr().err.replace("windows", "")
 
 
+def test_an_event_that_is_open_when_the_training_opens_a_profiler_is_in_neither_recording(
+    tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = toy.training()
+    expected = alone(tmp_path, step, 2)
+    with ppprof.attach({**block, "scheduler": [1, 5]}) as prof:
+        for number in range(4):
+            if number == 2:
+                with paddle.profiler.RecordEvent("evaluation"):
+                    profile_itself(tmp_path / "theirs.pb", step)
+            step()
+            prof.step()
+    assert operators(tmp_path / "theirs.pb") == expected
+    assert steps_of(tmp_path / "log") == [recorded_steps(1, 2)]
+    assert "is not recorded" not in capsys.readouterr().err
+
+
+def test_an_event_from_one_step_into_another_is_left_out_and_reported_once(
+    tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = toy.training()
+    events = {number: paddle.profiler.RecordEvent(f"from {number}") for number in (2, 3)}
+    reused = paddle.profiler.RecordEvent("within a step")
+    with ppprof.attach({**block, "scheduler": EVERY_4}) as prof:
+        for number in range(8):
+            if number in events:
+                events[number].begin()
+            if number - 1 in events:
+                events[number - 1].end()  # 2 to 3 within a window, 3 to 4 out of it
+            with reused:
+                step()
+            prof.step()
+    assert steps_of(tmp_path / "log") == [recorded_steps(2, 3), recorded_steps(6, 7)]
+    for _, path in rundir.raw_files(tmp_path / "log"):
+        found = toy.recorded(path)
+        assert found["PythonUserDefined", "within a step"] == 2
+        assert not any(name.startswith("from") for _, name in found)
+    reports = [line for line in capsys.readouterr().err.splitlines() if "is not recorded" in line]
+    assert reports == [
+        'ppprof: RecordEvent "from 2" is not recorded: it began in one step and ended in another'
+    ]
+
+
 def test_a_profiler_that_the_training_opens_in_a_window_ends_the_window(
     tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -25,7 +25,9 @@ import resource
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,7 @@ from paddle.profiler import utils as paddle_profiler
 
 from ppprof.capture.probe_child import TRACE_SWITCH
 from ppprof.capture.recording import instance
+from ppprof.capture.recording.patches import Patches
 from ppprof.capture.recording.targets import Targets
 from ppprof.capture.recording.windows import ProfilerInUseError
 from ppprof.capture.signals import default_actions
@@ -72,7 +75,8 @@ class Recorder:
 
     Args:
         config: the ``Profiler`` block.
-        prints: whether this rank prints tables; if so, ``with_flops`` is reported to have no effect.
+        prints: whether this rank prints tables; if so, it reports that ``with_flops`` has no effect,
+            and events that it leaves out.
         targets: what to record; None for ``config.targets`` in a window that cannot wait for a probe.
         is_guest: whether the recorder works beside a training of this process that did not ask for
             it, for a remote call. It then changes no function of Paddle, so that the events of
@@ -104,7 +108,7 @@ class Recorder:
         self._step: Any = None
         self._clock_offset_ns = 0
         self._prepared = self._recording = False
-        self._events = _Events(config.emit_nvtx) if not is_guest else None
+        self._events = _Events(config.emit_nvtx, prints) if not is_guest else None
         if not is_guest:
             # At once: a function that calls step() from within an optimizer wraps this wrapper, so
             # that the optimizer's event ends ahead of the step's. Paddle cannot save them crossed.
@@ -193,6 +197,8 @@ class Recorder:
                 ``Profiler.sync_steps``, a complete step first waits for the device.
         """
         if self._step is not None:
+            if self._events is not None:
+                self._events.leave_open_ones(reports=is_complete)
             if is_complete and self._synchronizes:
                 paddle.device.synchronize()
             self._mark_clock_jump()
@@ -272,6 +278,8 @@ class Recorder:
         if Recorder._guest is self:
             Recorder._guest = None
         self._profiler = None
+        if self._events is not None:
+            self._events.left.clear()
         instance.release()
 
     def device_answers(self, patience_s: float = _PATIENCE_SECONDS) -> bool:
@@ -319,6 +327,21 @@ class Recorder:
             self._events.stop()
 
 
+class _LeftOut:
+    """Replaces the C++ event of a ``RecordEvent`` that `_Events.leave_open_ones` has taken.
+
+    Args:
+        report: called if the ``RecordEvent`` ends, and so was open.
+    """
+
+    def __init__(self, report: Callable[[], None]) -> None:
+        self._report = report
+
+    def end(self) -> None:
+        """Report the event."""
+        self._report()
+
+
 class _Events:
     """The events of Paddle's ``RecordEvent``: layers, backward, optimizers, DataLoaders.
 
@@ -326,9 +349,16 @@ class _Events:
     own setting is restored: a profiler of the training may be open.
     """
 
-    def __init__(self, nvtx: bool) -> None:
+    def __init__(self, nvtx: bool, prints: bool) -> None:
+        self._reports = prints
         self._nvtx = nvtx and not paddle_profiler._is_profiler_used
         self._previous: bool | None = None
+        self._patches = Patches()
+        self._begun: list[tuple[int, weakref.ref[Any]]] = []
+        """Thread and ``RecordEvent`` of each event that has begun in the current step."""
+        self.left: list[Any] = []
+        """C++ events that `leave_open_ones` has taken, to be released when the window is stopped:
+        an event that is released is recorded."""
         _pair_events(True)
         if self._nvtx:
             paddle_profiler._is_profiler_used = True
@@ -337,13 +367,50 @@ class _Events:
         """Switch the events on."""
         if self._previous is None:
             self._previous = paddle_profiler._is_profiler_used
+            self._patches.install(paddle_profiler.RecordEvent, "begin", self._begin)
         paddle_profiler._is_profiler_used = True
 
     def stop(self) -> None:
         """Restore the setting before `start`; do nothing if it is restored."""
         if self._previous is not None:
+            self._patches.uninstall()
+            self._begun.clear()
             paddle_profiler._is_profiler_used = self._previous
             self._previous = None
+
+    def _begin(self, begin: Callable[[Any], None], event: Any) -> None:
+        begin(event)
+        self._begun.append((threading.get_ident(), weakref.ref(event)))
+
+    def leave_open_ones(self, *, reports: bool) -> None:
+        """Leave the events of this thread that the step does not end out of the recording.
+
+        ::
+
+            step              |--------------|       |-------
+            RecordEvent             |--------------------|      in one thread
+
+        Paddle refuses a recording in which two events of a thread overlap like this: its ``stop()``
+        raises. Here that would be ours, or that of a ``paddle.profiler.Profiler`` that the training
+        opens within the event.
+
+        Args:
+            reports: whether to log the first event that was left out, once in a session.
+        """
+        begun, self._begun = self._begun, []
+        thread = threading.get_ident()
+        for event in (reference() for of, reference in begun if of == thread):
+            if event is not None and event.event is not None:
+                self.left.append(event.event)
+                report = partial(self._report, event.name) if reports else _nothing
+                event.event = _LeftOut(report)
+
+    def _report(self, name: str) -> None:
+        if self._reports:
+            self._reports = False
+            log.warning(
+                f'RecordEvent "{name}" is not recorded: it began in one step and ended in another'
+            )
 
     def close(self) -> None:
         """Restore Paddle's functions, and its setting unless a profiler of the training is open."""
@@ -351,6 +418,10 @@ class _Events:
         _pair_events(False)
         if self._nvtx and instance.is_free():
             paddle_profiler._is_profiler_used = False
+
+
+def _nothing() -> None:
+    pass
 
 
 def _clock_offset_ns() -> int:
