@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppprof import rundir
+from ppprof.capture.descriptors import above_standard_streams
 from ppprof.capture.device import compute_device_name
 from ppprof.capture.output import log_to_stderr, reason
 from ppprof.capture.parts import (
@@ -153,7 +154,8 @@ def attach(
     try:
         if device_peak_flops is None:
             device_peak_flops = _device_peak_flops()
-        return _attach(profiler, topology, config, device_peak_flops)
+        with above_standard_streams():
+            return _attach(profiler, topology, config, device_peak_flops)
     except PpprofError:
         raise
     except Exception as error:  # an unknown environment or version of Paddle

@@ -14,6 +14,8 @@ import os
 import socket
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 CLOSED = "the training has closed this file descriptor of ppprof, as os.closerange() does"
@@ -72,6 +74,24 @@ class ScratchFile(Descriptor):
                 return b"".join(parts)
             parts.append(part)
             position += len(part)
+
+
+@contextmanager
+def above_standard_streams() -> Iterator[None]:
+    """Within it, files that are opened get descriptors from 3.
+
+    If the training has closed 0, 1 or 2, a file of ours would get that number otherwise, and with it
+    all that C++ code prints.
+    """
+    taken: list[int] = []
+    try:
+        while not taken or taken[-1] < 3:
+            taken.append(os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC))
+        os.close(taken.pop())
+        yield
+    finally:
+        for fd in taken:
+            os.close(fd)
 
 
 class Socket(socket.socket):

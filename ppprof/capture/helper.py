@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ppprof.capture.children import environment
-from ppprof.capture.descriptors import CLOSED, Descriptor, ScratchFile
+from ppprof.capture.descriptors import CLOSED, Descriptor, ScratchFile, above_standard_streams
+from ppprof.capture.signals import write_to_pipe
 
 LIMIT_SECONDS = 600
 """CPU time after which a helper ends; it is enough for 30 GB of JSON. The helper may still run for
@@ -63,7 +64,7 @@ class Helper:
         self._is_raised = self._is_lost = False
         self._lines = b""
         self._ends = [0, 0]
-        with ExitStack() as failed, ExitStack() as started:
+        with above_standard_streams(), ExitStack() as failed, ExitStack() as started:
 
             def kept(descriptor: Descriptor) -> Descriptor:
                 failed.callback(descriptor.close)
@@ -107,7 +108,7 @@ class Helper:
         """
         if self._stdin.is_ours:
             try:
-                os.write(self._stdin.fd, f"{window}\n".encode())
+                write_to_pipe(self._stdin.fd, f"{window}\n".encode())
             except BrokenPipeError:
                 pass
             except BlockingIOError:

@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,6 +25,7 @@ _COMMAND = (sys.executable, "-m", "ppprof", "finish")
 
 _REDRAW_SECONDS = 0.2
 _POLL_SECONDS = 0.02
+_BRIEF_SECONDS = 1.0
 
 _BASE_BYTES, _BYTES_A_RAW_BYTE = 200 << 20, 10
 """Upper bound of a helper's memory. Helpers took 180, 280 and 660 MiB for raw captures of 3, 16 and
@@ -75,6 +77,8 @@ class PostProcessor:
         self._raws: dict[int, Path] = {}
         """Raw captures of the windows that the helper is not done with."""
         self._helper: Helper | None = None
+        self._lock = threading.RLock()
+        """Between the training and a thread of it that opens a profiler, which saves the window."""
 
     def add(self, window: int, raw: Path, brief: bool = False) -> None:
         """Send a window to the helper; start a helper if none runs.
@@ -89,19 +93,29 @@ class PostProcessor:
         if shortage:
             self._log_failure(window, raw, shortage)
             return
-        helper = self._helper
-        if helper is not None and not helper.has_ended and not helper.add(window):
-            self._log_failure(window, raw, f"{len(self._raws)} windows wait for the helper")
-        else:
-            self._raws[window] = raw
-        self.poll()
+        # The training may hold the lock for ever: its stdout, on which it prints tables, may hang.
+        if not self._lock.acquire(timeout=_BRIEF_SECONDS if brief else -1):
+            self._log_failure(window, raw, "the process is about to end")
+            return
+        try:
+            helper = self._helper
+            if helper is not None and not helper.has_ended and not helper.add(window):
+                self._log_failure(window, raw, f"{len(self._raws)} windows wait for the helper")
+            else:
+                self._raws[window] = raw
+            self.poll()
+        finally:
+            self._lock.release()
         while not self._background and not brief and not is_ending() and self.poll():
             time.sleep(_POLL_SECONDS)
 
     @property
     def has_finished_window(self) -> bool:
         """Whether a window is finished, so that `poll` will print its tables."""
-        return bool(self._raws) and self._helper is not None and self._helper.has_output
+        if not self._raws:
+            return False
+        with self._lock:
+            return self._helper is not None and self._helper.has_output
 
     def poll(self) -> bool:
         """Print the output for finished windows; start another helper if one is needed. Never wait.
@@ -109,18 +123,19 @@ class PostProcessor:
         Returns:
             Whether windows are left.
         """
-        while self._raws:
-            if self._helper is None and not self._start():
-                break
-            assert self._helper is not None
-            has_ended = self._helper.has_ended
-            for finished in self._helper.poll():
-                self._report(finished)
-            if not has_ended:
-                break
-            self._helper.close()
-            self._helper = None
-        return bool(self._raws)
+        with self._lock:
+            while self._raws:
+                if self._helper is None and not self._start():
+                    break
+                assert self._helper is not None
+                has_ended = self._helper.has_ended
+                for finished in self._helper.poll():
+                    self._report(finished)
+                if not has_ended:
+                    break
+                self._helper.close()
+                self._helper = None
+            return bool(self._raws)
 
     def wait(self, seconds: float, patience: float = 3.0) -> None:
         """Wait until all windows have tables and traces; then, or after ``seconds``, call `leave`.
@@ -160,15 +175,16 @@ class PostProcessor:
 
         If windows are left, a log message gives the command that makes missing tables.
         """
-        if self._helper is not None:
-            self._helper.close()
-            if self._raws:
-                log.info(
-                    f"rank {self._rank}: exiting before the tables in {self._run} are written; "
-                    f"if they do not appear, run: ppprof finish {shlex.quote(str(self._run))}"
-                )
-        self._helper = None
-        self._raws.clear()
+        with self._lock:
+            if self._helper is not None:
+                self._helper.close()
+                if self._raws:
+                    log.info(
+                        f"rank {self._rank}: exiting before the tables in {self._run} are written; "
+                        f"if they do not appear, run: ppprof finish {shlex.quote(str(self._run))}"
+                    )
+            self._helper = None
+            self._raws.clear()
 
     def _start(self) -> bool:
         """Start a helper for all windows that are left; return whether there is one."""

@@ -219,10 +219,33 @@ def ending_signal() -> str | None:
     return None if number is None else signal.Signals(number).name
 
 
+def write_to_pipe(fd: int, data: bytes) -> None:
+    """Write to a pipe; SIGPIPE does not end the process, even if that is its action.
+
+    A training that restores the default action, as programs that print into ``head`` do, would end
+    when a process that reads from the pipe has ended.
+
+    Raises:
+        BrokenPipeError: no process reads from the pipe any more.
+        BlockingIOError: the pipe is full, and non-blocking.
+    """
+    if not hasattr(signal, "sigtimedwait"):  # not on macOS
+        os.write(fd, data)
+        return
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
+    try:
+        os.write(fd, data)
+    except BrokenPipeError:
+        signal.sigtimedwait([signal.SIGPIPE], 0)
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+
 def raised_by_handler(error: BaseException) -> BaseException | None:
     """Return the exception that a signal handler of the training has raised in ppprof's code.
 
-    None if there is none: ppprof's own code has failed.
+    None if no handler has raised one: ppprof's own code has failed.
 
     Args:
         error: an exception that was caught in ppprof's code; those that it comes from count too.
@@ -245,8 +268,10 @@ def _code(handler: object) -> object:
         handler = handler.func
     if getattr(handler, "__func__", None) is SignalGuard._handle:
         return None
-    code = getattr(handler, "__code__", None)
-    return code or getattr(getattr(type(handler), "__call__", None), "__code__", None)
+    for function in (handler, vars(type(handler)).get("__call__")):
+        if hasattr(function, "__code__"):
+            return function.__code__
+    return None
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Any, TextIO, cast
 
 from ppprof.cli.terminal import Terminal, is_data, log, logging_to_stderr
-from ppprof.errors import PpprofError
+from ppprof.errors import InputError, PpprofError
 
 COMMANDS = (
     *("config", "summary", "ranks", "merge", "diff", "advise", "report", "convert"),
@@ -53,7 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             _discard_stdout()
             return 0
         except OSError as error:
-            if error.filename is not None or error.errno not in _DISK_FULL:
+            if error.filename is not None:  # a path that cannot be reached, such as a loop of links
+                log.error("%s: %s", error.filename, error.strerror or error)
+                return InputError.exit_code
+            if error.errno not in _DISK_FULL:
                 raise
             _discard_stdout()
             log.error("stdout: cannot write the output: %s", error.strerror or error)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,6 @@ from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, TraceError
-from ppprof.paths import remove_quietly
 from ppprof.run.summary import WindowTables, tables_of_profile
 from ppprof.run.traces import launch_times_message, notes_on, with_job_facts
 from ppprof.rundir import (
@@ -135,7 +133,8 @@ def _locked(run: Path, name: TraceName, raw: Path) -> Iterator[bool]:
                 _log.info("%s: skipped: another process is finishing it", raw)
         if is_ours:
             for partial_file in partial_files(run, name):
-                remove_quietly(partial_file)
+                with suppress(OSError):
+                    partial_file.remove()
         yield is_ours
 
 
@@ -174,8 +173,10 @@ def _finish_window(
     if trace.skipped or trace.events.is_empty() or skipped or "pb" in profiler.formats:
         traces.append(raw)
     else:
-        raw.unlink(missing_ok=True)
-        shutil.rmtree(run / name.calls, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            RunFile(run, name.raw).remove()
+        with suppress(OSError):
+            RunFile(run, name.calls).remove_folder()
     files = [*traces, run / name.summary]
     write_completion(run, name.rank, name.window, files, skipped)
     return files

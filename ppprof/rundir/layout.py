@@ -18,7 +18,7 @@ from pathlib import Path
 from ppprof.errors import InputError, Problem
 from ppprof.paths import PathLike, is_remote, store_errors_as_oserror, to_path
 from ppprof.rundir.manifest import MANIFEST, has_manifest, read_run_id
-from ppprof.rundir.run_file import RunFile, names
+from ppprof.rundir.run_file import RunFile, matches
 
 TRACE_SUFFIXES = {"json": ".json", "json.gz": ".json.gz", "pb": ".pb"}
 """File suffix of a trace, keyed by format as in ``Profiler.formats``."""
@@ -36,6 +36,7 @@ wall clock was set; nanoseconds follow, below 0 if it was set back: ``clock set 
 _STEM = re.compile(r"rank_([0-9]{5,6})_(\w+)_time_([0-9]{8}T[0-9]{6})_([0-9]{3,6})")
 _SUMMARY = re.compile(r"rank_([0-9]{5,6})_w([0-9]{1,6})\.json")
 _LINES = re.compile(r"rank_([0-9]{5,6})\.jsonl")
+_RAW = re.compile(r"rank_.+\.pb")
 _CUT = re.compile(r"\.writing_(rank_.+\.pb)\.[0-9a-f]{32}")
 _RUN = re.compile(r"run_([0-9]{3,6})")
 _log = logging.getLogger("ppprof")
@@ -215,15 +216,15 @@ def jsonl_files(run: PathLike, folder: str) -> list[tuple[int, RunFile]]:
         folder: ``steps`` or ``clocks``.
     """
     directory = to_path(run)
-    matches = filter(None, map(_LINES.fullmatch, names(directory, folder)))
-    files = [(int(match[1]), RunFile(directory, f"{folder}/{match[0]}")) for match in matches]
+    found = matches(directory, folder, _LINES)
+    files = [(int(match[1]), RunFile(directory, f"{folder}/{match[0]}")) for match in found]
     return sorted(files, key=itemgetter(0))
 
 
 def raw_files(run: PathLike) -> list[tuple[TraceName, Path]]:
     """Return (name, path) of each raw capture, sorted by rank, window, start time."""
     directory = to_path(run)
-    paths = [directory / "raw" / name for name in names(directory, "raw") if name.endswith(".pb")]
+    paths = [directory / "raw" / match[0] for match in matches(directory, "raw", _RAW)]
     parsed = ((TraceName.parse(path), path) for path in paths)
     files = [(name, path) for name, path in parsed if name is not None]
     return sorted(files, key=lambda file: (file[0].rank, file[0].window, file[0].started))
@@ -255,8 +256,8 @@ def summary_files(
     """
     if entries is None:
         entries = Listing().entries(to_path(run) / "summary", optional=True)
-    matches = ((_SUMMARY.fullmatch(path.name), path) for path in entries)
-    return sorted((int(match[1]), int(match[2]), path) for match, path in matches if match)
+    found = ((_SUMMARY.fullmatch(path.name), path) for path in entries)
+    return sorted((int(match[1]), int(match[2]), path) for match, path in found if match)
 
 
 def check_writable(path: PathLike) -> Problem | None:
@@ -298,7 +299,7 @@ def claim(log: PathLike, name: str = "", run_id: str | None = None) -> Path:
     Raises:
         OSError: ``log`` is not a directory, permission is missing, or the disk is full.
     """
-    taken = [number for number, run in _runs(log) if (run / "steps").is_dir()]
+    taken = [number for number, run in _runs(log) if _is_folder(run / "steps")]
     number = max([_run_number(name), *taken])
     while True:
         run = Path(log) if number == 1 else Path(log) / f"run_{number:03d}"
@@ -314,10 +315,21 @@ def claim(log: PathLike, name: str = "", run_id: str | None = None) -> Path:
             if run_id is not None and _belongs_to(run, run_id):
                 return run
             number += 1
+        except PermissionError:
+            if number == 1:
+                raise
+            number += 1  # another user's
         else:
             for folder in ("raw", "summary"):
                 (run / folder).mkdir(exist_ok=True)
             return run
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # in a folder of another user
+        return False
 
 
 def _belongs_to(run: Path, run_id: str) -> bool:
@@ -413,13 +425,12 @@ def cut_captures(run: Path) -> list[tuple[TraceName, RunFile]]:
 
     Either a rank is still writing it, or the rank was killed meanwhile.
     """
-    matches = filter(None, map(_CUT.fullmatch, names(run, "raw")))
-    parsed = ((TraceName.parse(match[1]), match[0]) for match in matches)
+    parsed = ((TraceName.parse(match[1]), match[0]) for match in matches(run, "raw", _CUT))
     return [(name, RunFile(run, f"raw/{file}")) for name, file in parsed if name is not None]
 
 
-def partial_files(run: Path, name: TraceName) -> list[Path]:
-    """Return the temporary files of a window's unfinished traces and tables.
+def partial_files(run: Path, name: TraceName) -> list[RunFile]:
+    """Return the temporary files of a window's unfinished traces, tables and note for ``--wait``.
 
     Either a process is still writing these files, or a killed process has left them behind.
 
@@ -427,8 +438,8 @@ def partial_files(run: Path, name: TraceName) -> list[Path]:
         run: the run directory.
         name: the name of the window's trace.
     """
-    summary = Path(name.summary)
-    return [
-        *run.glob(f".writing_{name.stem}.*"),
-        *run.glob(f"{summary.parent}/.writing_{summary.name}.*"),
-    ]
+    traces = matches(run, "", re.compile(rf"\.writing_{name.stem}\..*"))
+    pattern = re.compile(rf"\.writing_rank_{name.rank:05d}_w{name.window}\.json\..*")
+    others = {folder: matches(run, folder, pattern) for folder in ("summary", "trigger")}
+    paths = [f"{folder}/{match[0]}" for folder, partial in others.items() for match in partial]
+    return [RunFile(run, path) for path in [*(match[0] for match in traces), *paths]]

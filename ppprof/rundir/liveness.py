@@ -19,7 +19,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from ppprof.rundir.run_file import RunFile, names
+from ppprof.rundir.run_file import RunFile, matches
 from ppprof.topology import Topology
 
 _MAX_NAMED = 4
@@ -91,9 +91,8 @@ class LivenessRegistry:
     def _dead_ranks(self) -> list[str]:
         """Return texts on this machine's ranks that are in ``alive/`` but have no process."""
         dead = []
-        for name in names(self._run, "alive"):
-            entry = _ENTRY.fullmatch(name)
-            if entry and entry["node"] == self._node and not _is_alive(int(entry["pid"])):
+        for entry in matches(self._run, "alive", _ENTRY):
+            if entry["node"] == self._node and not _is_alive(int(entry["pid"])):
                 rank = self._name(int(entry["rank"]), f", pid {entry['pid']}")
                 dead.append(f"{rank} is gone: killed, or it crashed")
         return dead
@@ -105,15 +104,14 @@ class LivenessRegistry:
             signals: whether to include ranks that a signal ended.
         """
         failures = []
-        for name in names(self._run, "failed"):
-            entry = _FAILURE.fullmatch(name)
-            if entry and entry["kind"] == "txt":
+        for entry in matches(self._run, "failed", _FAILURE):
+            if entry["kind"] == "txt":
                 text = ""
                 with suppress(OSError):
-                    content = RunFile(self._run, f"failed/{name}").read(_MOST_BYTES)
+                    content = RunFile(self._run, f"failed/{entry[0]}").read(_MOST_BYTES)
                     text = content.decode("utf-8", "replace").strip()
                 failures.append(f"{self._name(int(entry['rank']))} failed: {text}")
-            elif entry and signals:
+            elif signals:
                 kind = entry["kind"].upper()
                 failures.append(f"{self._name(int(entry['rank']))} was ended by {kind}")
         return failures
@@ -131,12 +129,11 @@ def live_ranks(run: Path) -> set[int]:
     A killed rank of another machine or container is included, since its process cannot be checked
     from here.
     """
-    entries = (_ENTRY.fullmatch(name) for name in names(run, "alive"))
     node = _node()
     return {
         int(entry["rank"])
-        for entry in entries
-        if entry and (entry["node"] != node or _is_alive(int(entry["pid"])))
+        for entry in matches(run, "alive", _ENTRY)
+        if entry["node"] != node or _is_alive(int(entry["pid"]))
     }
 
 

@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 from ppprof.errors import InputError, UsageError
 from ppprof.paths import PathLike, store_errors_as_oserror, to_path
-from ppprof.rundir.run_file import RunFile, names
+from ppprof.rundir.run_file import RunFile, matches
 from ppprof.topology import Topology
 
 SCHEMA_VERSION = 1
 """Version of manifest and layout. Increases when older readers would misread a run directory."""
 
 MANIFEST = "manifest.json"
-_RANK = re.compile("[0-9]{1,6}")
+_NODE = re.compile(r"([0-9]{1,6})\.(.+)")
 _MOST_BYTES = 64 << 20
 """Largest manifest to read. 10,000 ranks and their groups take about 3 MB."""
 
@@ -39,8 +39,7 @@ def write_node_marker(run: PathLike, rank: int) -> None:
 
 def nodes(run: PathLike) -> dict[int, str]:
     """Return the host names that `write_node_marker` recorded, keyed by rank."""
-    parts = (name.partition(".") for name in names(to_path(run), "nodes"))
-    return {int(rank): node for rank, _, node in parts if node and _RANK.fullmatch(rank)}
+    return {int(match[1]): match[2] for match in matches(to_path(run), "nodes", _NODE)}
 
 
 def has_manifest(run: PathLike) -> bool:

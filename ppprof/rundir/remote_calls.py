@@ -16,12 +16,14 @@ received.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
 from ppprof.rundir.clocks import Reading
-from ppprof.rundir.run_file import RunFile, names
+from ppprof.rundir.run_file import RunFile, matches
 
+_CALL = re.compile(r"(.*)\.json")
 _MOST_BYTES = 1 << 20  # limit for a call's file; a call takes about 400 bytes
 
 REMOTE = "#remote_op: "
@@ -136,8 +138,7 @@ def read_calls(folder: RunFile) -> tuple[list[RemoteCall], int]:
     No calls if there is no such folder.
     """
     calls, num_unreadable = [], 0
-    ids = (name[:-5] for name in names(folder.run, folder.name) if name.endswith(".json"))
-    for id in ids:
+    for id in (match[1] for match in matches(folder.run, folder.name, _CALL)):
         try:
             call = _checked(RemoteCall(**(folder / f"{id}.json").read_json(_MOST_BYTES)), id)
         except (OSError, ValueError, TypeError):

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import itertools
 import json
 import os
+import re
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -29,7 +31,7 @@ _HIDDEN = ".writing_"
 """Beginning of the name of a file that is not complete. VisualDL takes any file with "paddle_trace"
 in its name for a trace, so that text is left out."""
 _MOST_NAMES = 100_000
-"""Most names that `names` returns: as many ranks as a job can have."""
+"""Most names that `matches` returns: as many ranks as a job can have."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +243,18 @@ class RunFile:
         with self._folder() as (folder, name):
             os.unlink(name, dir_fd=folder)
 
+    def remove_folder(self) -> None:
+        """Remove the folder of this name and its files; a link is left alone.
+
+        Raises:
+            OSError: it does not exist, holds another folder, or cannot be removed.
+        """
+        with (self / "x")._folder() as (folder, _):
+            for name in _listed(folder):
+                os.unlink(name, dir_fd=folder)
+        with self._folder() as (folder, name):
+            os.rmdir(name, dir_fd=folder)
+
     def _create_hidden(self, data: bytes = b"") -> RunFile:
         """Create a file of a random name in the same folder, for content that is not complete yet."""
         folder, slash, name = self.name.rpartition("/")
@@ -320,25 +334,43 @@ def make_folder(run: Path, folder: str) -> None:
         pass
 
 
-def names(run: Path, folder: str) -> list[str]:
-    """Return the sorted names in a folder of a run directory, at most 100,000.
+def has_folder(run: Path, folder: str) -> bool:
+    """Return whether a run directory has such a folder; False for a link."""
+    with suppress(OSError), RunFile(run, f"{folder}/x")._folder():
+        return True
+    return False
 
-    Empty if the folder is missing, unreadable or a link.
+
+def matches(run: Path, folder: str, pattern: re.Pattern[str]) -> list[re.Match[str]]:
+    """Return the matches of the names in a folder of a run directory, sorted by name.
+
+    At most 100,000; names that do not match as a whole do not count. Empty if the folder is missing,
+    unreadable or a link.
 
     Args:
         run: the run directory.
-        folder: path relative to the run directory.
+        folder: path relative to the run directory; "" for the run directory itself.
+        pattern: what a name must match.
     """
     if is_remote(run):
         with suppress(OSError), store_errors_as_oserror(run / folder):
-            return sorted(path.name for path in (run / folder).iterdir())
+            return _sorted(pattern.fullmatch(path.name) for path in (run / folder).iterdir())
         return []
-    with suppress(OSError), RunFile(run, f"{folder}/x")._folder() as (descriptor, _):
-        # A descriptor of O_PATH cannot be listed.
-        readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=descriptor)
-        try:
-            with os.scandir(readable) as entries:
-                return sorted(entry.name for entry in itertools.islice(entries, _MOST_NAMES))
-        finally:
-            os.close(readable)
+    with suppress(OSError), RunFile(run, f"{folder}/x" if folder else "x")._folder() as (fd, _):
+        return _sorted(map(pattern.fullmatch, _listed(fd)))
     return []
+
+
+def _sorted(found: Iterable[re.Match[str] | None]) -> list[re.Match[str]]:
+    return sorted(islice(filter(None, found), _MOST_NAMES), key=itemgetter(0))
+
+
+def _listed(folder: int) -> Iterator[str]:
+    """Yield the names in a folder that is open as a descriptor."""
+    # A descriptor of O_PATH cannot be listed.
+    readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        with os.scandir(readable) as entries:
+            yield from (entry.name for entry in entries)
+    finally:
+        os.close(readable)

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
 from ppprof.errors import UsageError
-from ppprof.rundir.run_file import RunFile, make_folder
+from ppprof.rundir.run_file import RunFile, has_folder, make_folder
 from ppprof.topology import RankSelector
 
 MOST_STEPS = 10_000
@@ -198,7 +198,7 @@ def write_completion(
 ) -> None:
     """Record that all files of a rank's window are complete.
 
-    Does nothing if ``trigger/`` does not exist: the job accepts no requests.
+    Does nothing if there is no folder ``trigger/``: the job accepts no requests.
 
     Args:
         run: the run directory.
@@ -211,7 +211,7 @@ def write_completion(
         OSError: the file cannot be written.
     """
     file = _completion(run, rank, window)
-    if (run / _FOLDER).is_dir():
+    if has_folder(run, _FOLDER):
         names = [str(path.relative_to(run)) for path in files]
         file.write(json.dumps({"files": names, "lost": lost}).encode())
 

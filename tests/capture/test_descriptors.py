@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,35 @@ def test_the_thread_of_a_clock_server_ends_when_its_socket_is_taken(tmp_path: Pa
     assert not server._thread.is_alive()
     server.close(compare=False, failed=True)
     assert_whole(number, tmp_path / "theirs")
+
+
+NO_STANDARD_STREAMS = """
+import os, sys, time
+from pathlib import Path
+from ppprof.capture.postprocess import PostProcessor
+
+def is_open(fd):
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+folder = Path(sys.argv[1])
+os.dup2(os.open(folder / "printed", os.O_WRONLY | os.O_CREAT), 40)
+sys.stdout = sys.stderr = open(40, "w")
+os.closerange(0, 3)
+helper = [sys.executable, "-m", "tests.capture.fake_helper", "print('tables')"]
+made = PostProcessor(folder, 0, prints=True, command=helper)
+made.add(0, folder / "0.pb")
+in_use = [fd for fd in range(3) if is_open(fd)]
+made.wait(30)
+print("in use:", in_use, [fd for fd in range(3) if is_open(fd)], flush=True)
+"""
+
+
+def test_no_file_of_ours_becomes_a_standard_stream_that_the_training_has_closed(
+    tmp_path: Path,
+) -> None:
+    subprocess.run([sys.executable, "-c", NO_STANDARD_STREAMS, str(tmp_path)], check=True)
+    assert (tmp_path / "printed").read_text() == "tables\nin use: [] []\n"

@@ -9,6 +9,7 @@ import re
 import resource
 import signal
 import sys
+import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -406,7 +407,7 @@ def test_many_open_files_and_windows_do_not_stop_the_training(
     files = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
     try:
         made = finisher(tmp_path, program)
-        for window in range(100_000, 110_000):  # 70,000 bytes
+        for window in range(100_000, 112_000):  # 84,000 bytes
             made.add(window, tmp_path / f"{window}.pb")
         assert not made.has_finished_window
         assert "windows wait for the helper); to try again" in capsys.readouterr().err
@@ -458,3 +459,55 @@ def test_a_helper_receives_signals_though_its_starter_blocks_them(tmp_path: Path
     assert not int(masks["SigBlk"], 16)
     assert not int(masks["SigIgn"], 16) & (1 << (signal.SIGPROF - 1) | 1 << (signal.SIGALRM - 1))
     made.wait(0)
+
+
+def test_a_thread_may_add_a_window_while_tables_are_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printing, added = threading.Event(), threading.Event()
+
+    def slowly(text: str) -> None:
+        printing.set()
+        assert not added.wait(0.2)  # the other thread waits
+        print(text, end="")
+
+    def add_one() -> None:
+        printing.wait()
+        made.add(1, tmp_path / "1.pb")
+        added.set()
+
+    monkeypatch.setattr(finisher_module, "print_result", slowly)
+    made = finisher(tmp_path, "import sys; print(sys.argv[-1])")
+    made.add(0, tmp_path / "0.pb")
+    thread = threading.Thread(target=add_one)
+    thread.start()
+    while not made.has_finished_window:
+        time.sleep(0.01)
+    made.poll()
+    thread.join()
+    monkeypatch.setattr(finisher_module, "print_result", print)
+    made.wait(30)
+    assert capsys.readouterr().out.split() == ["0", "1"]
+
+
+def test_a_window_that_is_rescued_does_not_wait_for_tables_that_cannot_be_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printing, over = threading.Event(), threading.Event()
+
+    def never(text: str) -> None:
+        printing.set()
+        over.wait()
+
+    monkeypatch.setattr(finisher_module, "print_result", never)
+    monkeypatch.setattr(finisher_module, "_BRIEF_SECONDS", 0.1)
+    made = finisher(tmp_path, "print('tables')")
+    made.add(0, tmp_path / "0.pb")
+    training = threading.Thread(target=made.wait, args=(30,))
+    training.start()
+    printing.wait()
+    made.add(1, tmp_path / "1.pb", brief=True)
+    over.set()
+    training.join()
+    err = capsys.readouterr().err
+    assert "1.pb: no tables and traces were made (the process is about to end)" in err

@@ -353,3 +353,27 @@ terminate()
 time.sleep(30)
 """
     assert run(body) == (-signal.SIGTERM, "saved\n")
+
+
+WITHOUT_A_READER = """
+import os, signal
+from ppprof.capture.signals import write_to_pipe
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+reader, writer = os.pipe()
+write_to_pipe(writer, b"read")
+assert os.read(reader, 10) == b"read"
+os.close(reader)
+for _ in range(2):
+    try:
+        write_to_pipe(writer, b"lost")
+    except BrokenPipeError:
+        print("broken", flush=True)
+os.write(writer, b"lost")
+"""
+
+
+def test_a_pipe_without_a_reader_does_not_end_the_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_READER], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("broken\nbroken\n", -signal.SIGPIPE), done.stderr

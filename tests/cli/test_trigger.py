@@ -227,3 +227,15 @@ def test_answers_that_are_cut_off_are_none(tmp_path: Path) -> None:
         file.write(json.dumps({"why": "asked"})[:-4])
     assert triggers.read_response(run, "b") is None
     assert triggers.read_response(run, "a") == TriggerResponse("asked", "a", window=1)
+
+
+@pytest.mark.parametrize("kind", ["loop", "long"])
+def test_a_path_that_cannot_be_reached_is_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    path = tmp_path / ("loop" if kind == "loop" else "x" * 300)
+    if kind == "loop":
+        path.symlink_to(path)
+    assert main(["trigger", str(path)]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{path}: ")

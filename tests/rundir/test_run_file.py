@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from ppprof import rundir
 from ppprof.rundir.liveness import LivenessRegistry
-from ppprof.rundir.run_file import RunFile, make_folder, names
+from ppprof.rundir.run_file import RunFile, make_folder, matches
+from ppprof.rundir.triggers import write_completion
 from ppprof.topology import Topology
 
 OUTSIDE = b"not of the run"
+
+
+def names(run: Path, folder: str, pattern: str = ".*") -> list[str]:
+    """Return the names in a folder that match."""
+    return [match[0] for match in matches(run, folder, re.compile(pattern))]
 
 
 @pytest.fixture
@@ -208,3 +217,63 @@ def test_a_run_goes_beside_what_is_no_run(run: Path, kind: str) -> None:
         os.mkfifo(planted)
     assert rundir.claim(run) == run / "run_003"
     assert sorted(path.name for path in (run.parent / "outside").iterdir()) == ["file"]
+
+
+def test_other_names_do_not_count(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppprof.rundir.run_file._MOST_NAMES", 3)
+    for number in range(20):
+        RunFile(run, f"folder/stray_{number}").create()
+    for name in ("2", "10", "1"):
+        RunFile(run, f"folder/{name}").create()
+    assert names(run, "folder", "[0-9]+") == ["1", "10", "2"]
+    assert len(names(run, "folder")) == 3
+    assert names(run, "", "f.*") == ["folder"]
+
+
+def test_a_folder_is_removed_with_its_files_and_nothing_else(run: Path) -> None:
+    outside = run.parent / "outside"
+    (run / "link").symlink_to(outside)
+    (run / "folder").mkdir()
+    (run / "folder/a").touch()
+    (run / "folder/b").symlink_to(outside / "file")
+    RunFile(run, "folder").remove_folder()
+    assert not (run / "folder").exists()
+    (run / "raw").symlink_to(outside)
+    (outside / "calls").mkdir()
+    for name in ("link", "raw/calls", "missing"):
+        with pytest.raises(OSError, match=name):
+            RunFile(run, name).remove_folder()
+    (run / "nested/inner").mkdir(parents=True)
+    with pytest.raises(OSError, match="directory"):
+        RunFile(run, "nested").remove_folder()
+    assert sorted(path.name for path in outside.iterdir()) == ["calls", "file"]
+    assert (outside / "file").read_bytes() == OUTSIDE
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A log directory that all users may write; pytest's own folders are one user's alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+
+
+def test_a_run_goes_beside_a_folder_of_another_user(shared: Path) -> None:
+    (shared / "steps").mkdir()
+    (shared / "run_002").mkdir(mode=0)
+    child = os.fork()
+    if not child:
+        with suppress(PermissionError):  # not root, who may read everything
+            os.seteuid(65534)
+        is_beside = False
+        try:
+            is_beside = rundir.claim(shared) == shared / "run_003"
+        finally:
+            os._exit(0 if is_beside else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_nothing_is_noted_through_a_link_for_a_waiting_request(run: Path) -> None:
+    (run / "trigger").symlink_to(run.parent / "outside")
+    write_completion(run, 0, 0, [run / "a.json"], None)
+    assert [path.name for path in (run.parent / "outside").iterdir()] == ["file"]

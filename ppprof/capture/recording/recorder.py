@@ -37,6 +37,7 @@ from paddle.base.dygraph import tensor_patch_methods
 from paddle.io.dataloader import dataloader_iter
 from paddle.profiler import utils as paddle_profiler
 
+from ppprof.capture.descriptors import above_standard_streams
 from ppprof.capture.probe_child import TRACE_SWITCH
 from ppprof.capture.recording import instance
 from ppprof.capture.recording.patches import Patches
@@ -147,6 +148,7 @@ class Recorder:
         if os.getpid() == self._pid:
             self.give_way()
         else:  # a forked child: the window is the parent's, which saves it
+            self._lock = threading.RLock()  # another thread of the parent may hold the other one
             self.discard()
 
     @property
@@ -233,7 +235,7 @@ class Recorder:
             # When the process ends by a signal, the training may be in an operator meanwhile.
             if not brief:
                 self._release()
-        with raw.writing() as hidden:
+        with above_standard_streams(), raw.writing() as hidden:
             result.save(str(hidden), "pb")
             # Paddle does not report a full disk or a limit, which truncate the file.
             limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
@@ -399,7 +401,7 @@ class _Events:
         """
         begun, self._begun = self._begun, []
         thread = threading.get_ident()
-        for event in (reference() for of, reference in begun if of == thread):
+        for event in (reference() for its_thread, reference in begun if its_thread == thread):
             if event is not None and event.event is not None:
                 self.left.append(event.event)
                 report = partial(self._report, event.name) if reports else _nothing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import sys
 import threading
 import time
@@ -310,7 +309,8 @@ class Windows:
             self.num_dropped += 1
             if self._budget is not None:
                 self._budget.dropped(name)
-            shutil.rmtree(self._run / name.calls, ignore_errors=True)
+            with suppress(OSError):
+                RunFile(self._run, name.calls).remove_folder()
             with suppress(FileNotFoundError):  # `ppprof finish` was faster
                 RunFile(self._run, name.raw).remove()
 
