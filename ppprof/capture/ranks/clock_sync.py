@@ -188,6 +188,8 @@ class ClockClient(ClockSync):
         self._token = b""
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._is_reading = self._is_wanted = False
 
     def advance(self, before: State, step: int) -> None:
         """Start a reading if rank 0 was just found, or if a window has ended.
@@ -214,7 +216,7 @@ class ClockClient(ClockSync):
         arguments see `ClockSync.close`.
         """
         if self._thread is not None:
-            self._thread.join(_BURST_SECONDS + 2)
+            self._thread.join(2 * _BURST_SECONDS + 2)
         if self._socket is None:
             return
         with self._suppress_and_report():
@@ -233,8 +235,21 @@ class ClockClient(ClockSync):
             self._socket.settimeout(_TRIP_SECONDS)
 
     def _start_reading(self) -> None:
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threads.start(self._take_reading, "clock")
+        with self._lock:
+            self._is_wanted = True
+            if self._is_reading:  # with busy ranks, a reading may last longer than a window
+                return
+            self._is_reading = True
+        self._thread = threads.start(self._take_readings, "clock")
+
+    def _take_readings(self) -> None:
+        while True:
+            with self._lock:
+                if not self._is_wanted:
+                    self._is_reading = False
+                    return
+                self._is_wanted = False
+            self._take_reading()
 
     def _take_reading(self) -> None:
         with self._suppress_and_report():

@@ -63,6 +63,28 @@ def test_readings_of_one_clock_at_attach_and_after_each_window_do_not_differ(
     assert capsys.readouterr().err == ""
 
 
+def test_a_window_that_ends_during_a_reading_gets_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    go = threading.Event()
+
+    def slowly() -> None:
+        go.wait()
+        taken.append(len(taken))
+
+    store = Store()
+    server = ClockServer(tmp_path, HOST, store, KEY)
+    client = ClockClient(tmp_path, 1, store, KEY)
+    monkeypatch.setattr(client, "_take_reading", slowly)
+    for step in range(4):  # attach, and three windows while the first reading goes on
+        client.advance(State.LAST, step)
+    go.set()
+    client.close(compare=False, failed=True)
+    server.close(compare=False, failed=True)
+    assert taken == [0, 1]
+
+
 def test_a_late_rank_0_is_found_after_the_first_step_or_not_at_all(
     tmp_path: Path,
 ) -> None:
