@@ -37,7 +37,7 @@ from ppprof.capture.recording.disk_budget import DiskBudget
 from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
-from ppprof.capture.signals import raised_by_handler
+from ppprof.capture.signals import pass_interruption
 from ppprof.capture.steps.device_events import DeviceEvents
 from ppprof.capture.steps.device_memory import DeviceMemory, memory_reader
 from ppprof.capture.steps.device_timer import DeviceStepTimer
@@ -159,9 +159,7 @@ def attach(
     except PpprofError:
         raise
     except Exception as error:  # an unknown environment or version of Paddle
-        interruption = raised_by_handler(error)
-        if interruption is not None:
-            raise interruption from None
+        pass_interruption(error)
         log.warning(f"cannot attach: {reason(error)}; nothing is recorded, the training goes on")
         # Not `NoopSession`: all ranks have to stop at the step that ``stop_training`` asks for.
         return RecordingSession(
@@ -347,6 +345,7 @@ def _windows(
         wrappers = (Collectives(job.topology), FleetSpans(), RpcCalls())
         return Windows(recorder, post_processor, run, job.rank, job.topology, budget, wrappers)
     except Exception as error:
+        pass_interruption(error)
         log.warning(f"rank {job.rank}: cannot record: {error}; the training goes on without")
         return None
 

@@ -20,6 +20,7 @@ from typing import Any
 from ppprof.capture import nvml
 from ppprof.capture.children import run
 from ppprof.capture.output import reason
+from ppprof.capture.signals import pass_interruption
 
 log = logging.getLogger("ppprof")
 
@@ -56,6 +57,7 @@ def machine() -> dict[str, Any]:
         try:
             found.update(read())
         except Exception as error:  # an unknown version of Paddle or of a driver
+            pass_interruption(error)
             log.debug(f"{read.__name__}: {reason(error)}")
     if "driver" not in found:
         found["driver"] = _ascend_driver()

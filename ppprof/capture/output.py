@@ -95,8 +95,16 @@ def reason(error: BaseException) -> str:
     """
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\t")]
+    lines = [line.strip() for line in text_of(error).splitlines() if line.strip(" -\t")]
     return lines[0][:300] if lines else type(error).__name__
+
+
+def text_of(value: object) -> str:
+    """Return ``str(value)``; "" if that fails, as it may for an object of the training."""
+    try:
+        return str(value)
+    except Exception:
+        return ""
 
 
 def _write(text: str, stream: TextIO | None) -> None:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from types import TracebackType
 from typing import TypeVar
 
-from ppprof.capture.output import log_to_stderr
+from ppprof.capture.output import log_to_stderr, text_of
 from ppprof.capture.parts import Ending, FinishedStep, Part
 from ppprof.capture.schedule import State
 from ppprof.capture.signals import SignalGuard, raised_by_handler
@@ -347,7 +347,7 @@ class RecordingSession(ProfilerSession):
             self._left_out.add(name)
             log_to_stderr()
             log.warning(
-                f"rank {self._rank}: step({name}={str(count)[:40]}): expected a whole number from 0; "
+                f"rank {self._rank}: step({name}={text_of(count)[:40]}): expected a whole number from 0; "
                 "it is left out"
             )
         return None
@@ -467,4 +467,4 @@ class RecordingSession(ProfilerSession):
 
 
 def _describe(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return text_of(error) or type(error).__name__

@@ -8,12 +8,14 @@ processor time is reached.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import logging
 import os
 import signal
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -250,28 +252,49 @@ def raised_by_handler(error: BaseException) -> BaseException | None:
     Args:
         error: an exception that was caught in ppprof's code; those that it comes from count too.
     """
-    codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    cause: BaseException | None = error
-    while cause is not None:
+    codes = [_code(signal.getsignal(number)) for number in signal.valid_signals()]
+    waiting, seen = [error], set[int]()
+    while waiting:
+        cause = waiting.pop()
+        if id(cause) in seen:
+            continue
+        seen.add(id(cause))
         frames = [frame for frame, _ in traceback.walk_tb(cause.__traceback__)]
         # The training's `except` block that has called us may handle an earlier one.
-        is_caught_here = frames and frames[0].f_globals.get("__name__", "").startswith("ppprof.")
-        if is_caught_here and any(frame.f_code in codes for frame in frames):
+        is_caught_here = frames and str(frames[0].f_globals.get("__name__")).startswith("ppprof.")
+        if is_caught_here and any(frame.f_code is code for frame in frames for code in codes):
             return cause
-        cause = cause.__cause__ or cause.__context__
+        waiting += [each for each in (cause.__context__, cause.__cause__) if each is not None]
     return None
 
 
-def _code(handler: object) -> object:
-    """Return the code that a signal handler of the training runs; None for any other value."""
-    if isinstance(handler, partial):
+def pass_interruption(error: BaseException) -> None:
+    """Raise what a signal handler of the training has raised; return if it has raised nothing.
+
+    Call it first where any exception is caught: a watchdog's exception is the training's.
+
+    Args:
+        error: as for `raised_by_handler`.
+    """
+    interruption = raised_by_handler(error)
+    if interruption is not None:
+        raise interruption
+
+
+def _code(handler: object) -> types.CodeType | None:
+    """Return the code that a signal handler of the training runs; None for any other value.
+
+    Attributes are not looked up on the handler itself, which may be a proxy for something else.
+    """
+    while type(handler) is partial:
         handler = handler.func
-    if getattr(handler, "__func__", None) is SignalGuard._handle:
+    if type(handler) is types.MethodType:
+        handler = handler.__func__
+    if type(handler) is not types.FunctionType:
+        handler = inspect.getattr_static(type(handler), "__call__", None)
+    if type(handler) is not types.FunctionType or handler is SignalGuard._handle:
         return None
-    for function in (handler, vars(type(handler)).get("__call__")):
-        if hasattr(function, "__code__"):
-            return function.__code__
-    return None
+    return handler.__code__
 
 
 @contextmanager

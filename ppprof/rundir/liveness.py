@@ -29,6 +29,7 @@ _MAX_NAMED = 4
 _ENTRY = re.compile(r"(?P<rank>[0-9]{5,6})\.(?P<pid>[0-9]{1,10})\.(?P<node>.+)")
 _FAILURE = re.compile(r"(?P<rank>[0-9]{5,6})\.(?P<kind>txt|sigterm|sighup|sigquit|sigxcpu)")
 _MOST_BYTES = 1 << 14
+_MOST_CHARACTERS = 400
 
 _EXITING = 0x4  # PF_EXITING of the Linux kernel: sockets close before a process is a zombie
 
@@ -103,13 +104,14 @@ class LivenessRegistry:
         Args:
             signals: whether to include ranks that a signal ended.
         """
-        failures = []
+        failures: list[str] = []
         for entry in matches(self._run, "failed", _FAILURE):
             if entry["kind"] == "txt":
                 text = ""
                 with suppress(OSError):
-                    content = RunFile(self._run, f"failed/{entry[0]}").read(_MOST_BYTES)
-                    text = content.decode("utf-8", "replace").strip()
+                    if len(failures) < _MAX_NAMED:  # others are only counted
+                        content = RunFile(self._run, f"failed/{entry[0]}").read(_MOST_BYTES)
+                        text = content.decode("utf-8", "replace").strip()[:_MOST_CHARACTERS]
                 failures.append(f"{self._name(int(entry['rank']))} failed: {text}")
             elif signals:
                 kind = entry["kind"].upper()

@@ -25,6 +25,7 @@ from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.session import RecordingSession
 from ppprof.capture.steps.step_log import StepLog
 from ppprof.capture.steps.timer import StepTimer
+from ppprof.capture.steps.visualdl_scalars import Scalars
 from ppprof.capture.window_clock import WindowClock
 from ppprof.rundir import TraceName
 from ppprof.rundir.run_file import RunFile
@@ -364,6 +365,22 @@ def test_an_interrupt_while_a_window_is_saved_is_the_trainings() -> None:
     assert prof.closed
 
 
+class Unprintable(Exception):
+    """Cannot even be shown."""
+
+    def __str__(self) -> str:
+        raise self
+
+
+class Uncountable:
+    """Is no number, and cannot be shown."""
+
+    def __int__(self) -> int:
+        raise Unprintable
+
+    __str__ = __repr__ = __int__  # type: ignore[assignment]
+
+
 class Preempted(OSError):
     """The machine is about to be taken away."""
 
@@ -425,6 +442,52 @@ def handling(handler: Callable[[int, object], None]) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, previous)
 
 
+class Proxy:
+    """A handler that has any attribute."""
+
+    def __getattr__(self, name: str) -> list[str]:
+        return []
+
+    def __call__(self, number: int, frame: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("handler", [Proxy(), signal.SIG_IGN, print])
+def test_any_handler_may_be_installed_while_a_part_fails(
+    capsys: pytest.CaptureFixture[str], handler: Any
+) -> None:
+    with handling(handler), session(Windows(fail_at=1), TWICE) as prof:
+        prof.step()
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_an_exception_may_be_its_own_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    with session(Windows(fail_at=1), TWICE) as prof:
+        try:
+            raise ValueError("loss is nan")
+        except ValueError as error:
+            error.__cause__ = error
+            prof.step()
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_so_does_one_that_is_raised_while_the_loss_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("visualdl")
+
+    def loss() -> float:
+        signal.raise_signal(signal.SIGUSR1)
+        return 1.0
+
+    steps, scalars = StepLog(run_file(tmp_path / "steps")), Scalars(run_file(tmp_path / "log"))
+    with handling(_preempted), session(None, TWICE, steps=steps, scalars=scalars) as prof:
+        with pytest.raises(Preempted, match=r"^preempted$"):
+            prof.step(loss=loss)
+        prof.step(loss=0.5)
+    assert len((tmp_path / "steps").read_text().splitlines()) == 2
+
+
 def test_an_earlier_exception_of_a_handler_is_not_raised_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -476,7 +539,9 @@ def test_a_loop_that_never_steps_is_a_warning(
     assert "step() was never called: no step times are known" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("count", ["x", float("nan"), float("inf"), -1, 1 << 63, [1, 2]])
+@pytest.mark.parametrize(
+    "count", ["x", float("nan"), float("inf"), -1, 1 << 63, [1, 2], Uncountable()]
+)
 def test_a_count_that_is_no_number_costs_itself_only(count: Any) -> None:
     steps: list[FinishedStep] = []
 

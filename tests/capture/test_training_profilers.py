@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
 import re
 import threading
 import time
@@ -143,7 +145,7 @@ def test_an_event_from_one_step_into_another_is_left_out_and_reported_once(
         assert not any(name.startswith("from") for _, name in found)
     reports = [line for line in capsys.readouterr().err.splitlines() if "is not recorded" in line]
     assert reports == [
-        'ppprof: RecordEvent "from 2" is not recorded: it began in one step and ended in another'
+        "ppprof: RecordEvent 'from 2' is not recorded: it began in one step and ended in another"
     ]
 
 
@@ -386,3 +388,87 @@ def test_a_child_forked_in_a_window_may_profile_itself_and_attach(
     assert (tmp_path / "theirs.pb").exists()
     assert steps_of(tmp_path / "log") == [recorded_steps(1, 2, 3, 4)]
     assert steps_of(tmp_path / "log/run_002") == [recorded_steps(0, 1)]
+
+
+class Marked(paddle.nn.Layer):  # type: ignore[misc]
+    """Keeps an event of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.event = paddle.profiler.RecordEvent("fwd")
+
+    def forward(self, x: Any) -> Any:
+        with self.event:
+            return x + 1
+
+
+def test_events_that_the_training_keeps_can_be_copied_and_saved(
+    block: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    net, x = Marked(), paddle.ones([2])
+    left = paddle.profiler.RecordEvent("left open")
+    before = pickle.dumps(net.event)
+    with ppprof.attach({**block, "scheduler": [1, 3]}) as prof:
+        for number in range(6):
+            net(x)
+            copy.deepcopy(net)(x)
+            assert pickle.dumps(net.event) == before
+            if number == 2:
+                left.begin()
+            prof.step()
+        assert pickle.loads(pickle.dumps(left)).event is None  # noqa: S301 (our own)
+        left.end()
+        assert left.event is None
+    assert "fwd" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [7, "bad\udcff", None])
+def test_a_name_that_paddle_refuses_costs_its_event(
+    tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str], name: Any
+) -> None:
+    step = toy.training()
+    with ppprof.attach({**block, "scheduler": [1, 3]}) as prof:
+        for _ in range(4):
+            with paddle.profiler.RecordEvent(name), paddle.profiler.RecordEvent("mine"):
+                step()
+            prof.step()
+    ((_, path),) = rundir.raw_files(tmp_path / "log")
+    assert toy.recorded(path)["PythonUserDefined", "mine"] == 2
+    assert capsys.readouterr().err.count(" is not recorded: ") == 1
+
+
+def test_a_forked_child_records_no_events_and_may_open_a_profiler(block: dict[str, Any]) -> None:
+    outer, inner = (paddle.profiler.RecordEvent(name) for name in ("outer", "inner"))
+    with ppprof.attach({**block, "scheduler": [0, 5]}) as prof:
+        prof.step()
+        for event in (outer, inner):
+            event.begin()
+        for event in (outer, inner):  # they overlap: Paddle cannot save them
+            event.end()
+        child = os.fork()
+        if not child:
+            try:
+                is_off = not paddle.profiler.utils.in_profiler_mode()
+                paddle.profiler.Profiler(timer_only=False)
+                os._exit(0 if is_off else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_window_that_cannot_begin_leaves_paddles_profiler_to_the_training(
+    block: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start = Recorder.start
+
+    def started_in_vain(recorder: Recorder) -> None:
+        start(recorder)
+        raise RuntimeError("interrupted")
+
+    monkeypatch.setattr(Recorder, "start", started_in_vain)
+    with ppprof.attach({**block, "scheduler": [1, 3]}) as prof:
+        for _ in range(4):
+            prof.step()
+        with paddle.profiler.Profiler(on_trace_ready=lambda _: None):
+            pass
+    assert "recording failed: interrupted" in capsys.readouterr().err

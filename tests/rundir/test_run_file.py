@@ -277,3 +277,18 @@ def test_nothing_is_noted_through_a_link_for_a_waiting_request(run: Path) -> Non
     (run / "trigger").symlink_to(run.parent / "outside")
     write_completion(run, 0, 0, [run / "a.json"], None)
     assert [path.name for path in (run.parent / "outside").iterdir()] == ["file"]
+
+
+def test_of_many_planted_failures_few_are_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(1, 100):
+        RunFile(run, f"failed/{rank:05d}.txt").create(b"x" * 10_000)
+    registry = LivenessRegistry(run, Topology.of(dp=2), 0)
+    read: list[RunFile] = []
+    whole = RunFile.read
+    monkeypatch.setattr(
+        RunFile, "read", lambda file, most: (read.append(file), whole(file, most))[1]
+    )
+    text = registry.mark_failed(ValueError("x"))
+    assert len(read) < 10
+    assert len(text) < 5000
+    assert text.endswith("more ranks")

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppprof.capture.schedule import Schedule, State
+from ppprof.capture.signals import pass_interruption
 from ppprof.capture.steps.slow_steps import RunningSteps
 from ppprof.errors import UsageError
 from ppprof.rundir import triggers
@@ -427,6 +428,7 @@ class Triggers:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
+        pass_interruption(error)
         if not self._has_failed:
             self._has_failed = True
             log.warning(

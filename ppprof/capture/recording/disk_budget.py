@@ -32,6 +32,9 @@ class DiskBudget:
             function.
     """
 
+    _last_step_bytes: float | None = None
+    """Size of a step in the window that this process saved last."""
+
     def __init__(
         self,
         run: Path,
@@ -48,7 +51,7 @@ class DiskBudget:
         self._unfinished: dict[rundir.TraceName, int] = {}
         self._resident_at_open = 0
         self._spent = 0
-        self._step_bytes: float | None = None
+        self._step_bytes = DiskBudget._last_step_bytes
 
     def open(self) -> None:
         """Note the memory in use and the disk space taken; call it when a window opens."""
@@ -67,7 +70,8 @@ class DiskBudget:
         """Return whether the open window has to end, since one more step might not fit.
 
         The size of a step is that of the last saved window; in the first window it is estimated
-        from the growth of resident memory.
+        from the growth of resident memory. That growth is too small once Paddle has recorded in this
+        process, since it reuses the memory; so the size is kept from session to session.
 
         Args:
             num_steps: steps recorded in the window so far.
@@ -91,7 +95,7 @@ class DiskBudget:
         size = (self._run / name.raw).stat().st_size
         self._unfinished[name] = size
         if num_steps:
-            self._step_bytes = size / num_steps
+            self._step_bytes = DiskBudget._last_step_bytes = size / num_steps
 
     def dropped(self, name: rundir.TraceName) -> None:
         """Stop counting the traces that a saved window was to get: the window was deleted.

@@ -15,6 +15,7 @@ Windows are skipped while the training holds it.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import threading
 from collections.abc import Callable
@@ -23,7 +24,11 @@ from typing import Any
 import paddle
 from paddle.base import core
 
+from ppprof.capture.output import reason
 from ppprof.capture.recording.patches import Patches
+from ppprof.capture.signals import pass_interruption
+
+log = logging.getLogger("ppprof")
 
 Holder = Callable[[], None]
 """Saves what it has recorded, and calls `release`; called in the thread that needs the profiler."""
@@ -52,7 +57,7 @@ def acquire(trace_switch: int, custom_devices: list[str], holder: Holder) -> Any
     options = core.ProfilerOptions()
     options.trace_switch = trace_switch
     if _holder is not None and _holder_pid != os.getpid():
-        _holder()  # this process was forked in a window of its parent
+        _call(_holder)  # this process was forked in a window of its parent
     with _mutex:
         if _num_arriving or _holder is not None:
             return None
@@ -73,12 +78,17 @@ def acquire(trace_switch: int, custom_devices: list[str], holder: Holder) -> Any
         return profiler
 
 
-def release() -> None:
-    """End the hold of `acquire`: the caller has dropped Paddle's C++ profiler."""
+def release(holder: Holder) -> None:
+    """End the hold of `acquire`: the caller has dropped Paddle's C++ profiler.
+
+    Args:
+        holder: as given to `acquire`; nothing happens if another one holds the profiler.
+    """
     global _holder
     with _mutex:
-        _holder = None
-        _patches.uninstall()
+        if _holder == holder:
+            _holder = None
+            _patches.uninstall()
 
 
 def is_free() -> bool:
@@ -107,11 +117,20 @@ def _create_theirs(create: Callable[..., Any], *args: Any) -> Any:
         holder = _holder
     try:
         if holder is not None:
-            holder()
+            _call(holder)
         return create(*args)
     finally:
         with _mutex:
             _num_arriving -= 1
+
+
+def _call(holder: Holder) -> None:
+    """Call a holder; a failure is logged, since it is not the training's."""
+    try:
+        holder()
+    except Exception as error:
+        pass_interruption(error)
+        log.warning(f"the open window is lost: {reason(error)}")
 
 
 def _release_timers() -> bool:

@@ -25,22 +25,18 @@ import resource
 import tempfile
 import threading
 import time
-import weakref
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import paddle
 from paddle.base import core
-from paddle.base.dygraph import tensor_patch_methods
-from paddle.io.dataloader import dataloader_iter
 from paddle.profiler import utils as paddle_profiler
 
 from ppprof.capture.descriptors import above_standard_streams
 from ppprof.capture.probe_child import TRACE_SWITCH
 from ppprof.capture.recording import instance
-from ppprof.capture.recording.patches import Patches
+from ppprof.capture.recording.record_events import RecordEvents
 from ppprof.capture.recording.targets import Targets
 from ppprof.capture.recording.windows import ProfilerInUseError
 from ppprof.capture.signals import default_actions
@@ -109,7 +105,7 @@ class Recorder:
         self._step: Any = None
         self._clock_offset_ns = 0
         self._prepared = self._recording = False
-        self._events = _Events(config.emit_nvtx, prints) if not is_guest else None
+        self._events = RecordEvents(config.emit_nvtx, prints) if not is_guest else None
         if not is_guest:
             # At once: a function that calls step() from within an optimizer wraps this wrapper, so
             # that the optimizer's event ends ahead of the step's. Paddle cannot save them crossed.
@@ -182,8 +178,8 @@ class Recorder:
                 core.enable_memory_recorder()
             if self._events is not None:
                 self._events.start()
-            self._profiler.start()
             self._prepared, self._recording = False, True
+            self._profiler.start()
 
     def begin_step(self, step: int) -> None:
         """Open the span of a step, such as ``ProfileStep#5``, in an open window."""
@@ -247,19 +243,23 @@ class Recorder:
     def discard(self) -> None:
         """Drop an open or prepared window, and release Paddle's profiler; do nothing without one."""
         with self._lock:
-            if self._profiler is None:
-                return
-            self.end_step(is_complete=False)
-            self._silence()
-            if os.getpid() != self._pid and self._targets.on_device:
-                _abandoned.append(self._profiler)  # a forked child cannot use the device
-            else:
-                if self._prepared:  # only a window tears prepared tracers down, here an empty one
-                    self._profiler.start()
-                if self._prepared or self._recording:
-                    self._stop()
-            self._prepared = self._recording = False
-            self._release()
+            try:
+                if self._profiler is not None:
+                    self.end_step(is_complete=False)
+                    self._silence()
+                    self._tear_down()
+            finally:
+                self._prepared = self._recording = False
+                self._release()
+
+    def _tear_down(self) -> None:
+        if os.getpid() != self._pid and self._targets.on_device:
+            _abandoned.append(self._profiler)  # a forked child cannot use the device
+            return
+        if self._prepared:  # only a window tears prepared tracers down, here an empty one
+            self._profiler.start()
+        if self._prepared or self._recording:
+            self._stop()
 
     def _discard_after_a_while(self) -> None:
         """Drop the window; first wait for its own thread, which may be in an operator, to close it."""
@@ -282,7 +282,7 @@ class Recorder:
         self._profiler = None
         if self._events is not None:
             self._events.left.clear()
-        instance.release()
+        instance.release(self._give_way)
 
     def device_answers(self, patience_s: float = _PATIENCE_SECONDS) -> bool:
         """Return whether the device finishes its work; True without a device in the window.
@@ -329,103 +329,6 @@ class Recorder:
             self._events.stop()
 
 
-class _LeftOut:
-    """Replaces the C++ event of a ``RecordEvent`` that `_Events.leave_open_ones` has taken.
-
-    Args:
-        report: called if the ``RecordEvent`` ends, and so was open.
-    """
-
-    def __init__(self, report: Callable[[], None]) -> None:
-        self._report = report
-
-    def end(self) -> None:
-        """Report the event."""
-        self._report()
-
-
-class _Events:
-    """The events of Paddle's ``RecordEvent``: layers, backward, optimizers, DataLoaders.
-
-    They are on in windows; with ``emit_nvtx`` they are on until `close`. Afterwards the training's
-    own setting is restored: a profiler of the training may be open.
-    """
-
-    def __init__(self, nvtx: bool, prints: bool) -> None:
-        self._reports = prints
-        self._nvtx = nvtx and not paddle_profiler._is_profiler_used
-        self._previous: bool | None = None
-        self._patches = Patches()
-        self._begun: list[tuple[int, weakref.ref[Any]]] = []
-        """Thread and ``RecordEvent`` of each event that has begun in the current step."""
-        self.left: list[Any] = []
-        """C++ events that `leave_open_ones` has taken, to be released when the window is stopped:
-        an event that is released is recorded."""
-        _pair_events(True)
-        if self._nvtx:
-            paddle_profiler._is_profiler_used = True
-
-    def start(self) -> None:
-        """Switch the events on."""
-        if self._previous is None:
-            self._previous = paddle_profiler._is_profiler_used
-            self._patches.install(paddle_profiler.RecordEvent, "begin", self._begin)
-        paddle_profiler._is_profiler_used = True
-
-    def stop(self) -> None:
-        """Restore the setting before `start`; do nothing if it is restored."""
-        if self._previous is not None:
-            self._patches.uninstall()
-            self._begun.clear()
-            paddle_profiler._is_profiler_used = self._previous
-            self._previous = None
-
-    def _begin(self, begin: Callable[[Any], None], event: Any) -> None:
-        begin(event)
-        self._begun.append((threading.get_ident(), weakref.ref(event)))
-
-    def leave_open_ones(self, *, reports: bool) -> None:
-        """Leave the events of this thread that the step does not end out of the recording.
-
-        ::
-
-            step              |--------------|       |-------
-            RecordEvent             |--------------------|      in one thread
-
-        Paddle refuses a recording in which two events of a thread overlap like this: its ``stop()``
-        raises. Here that would be ours, or that of a ``paddle.profiler.Profiler`` that the training
-        opens within the event.
-
-        Args:
-            reports: whether to log the first event that was left out, once in a session.
-        """
-        begun, self._begun = self._begun, []
-        thread = threading.get_ident()
-        for event in (reference() for its_thread, reference in begun if its_thread == thread):
-            if event is not None and event.event is not None:
-                self.left.append(event.event)
-                report = partial(self._report, event.name) if reports else _nothing
-                event.event = _LeftOut(report)
-
-    def _report(self, name: str) -> None:
-        if self._reports:
-            self._reports = False
-            log.warning(
-                f'RecordEvent "{name}" is not recorded: it began in one step and ended in another'
-            )
-
-    def close(self) -> None:
-        """Restore Paddle's functions, and its setting unless a profiler of the training is open."""
-        self.stop()
-        _pair_events(False)
-        if self._nvtx and instance.is_free():
-            paddle_profiler._is_profiler_used = False
-
-
-def _nothing() -> None:
-    pass
-
-
 def _clock_offset_ns() -> int:
     """Return the wall clock minus the monotonic clock: it changes if the wall clock is set.
 
@@ -454,21 +357,6 @@ def span(name: str, category: str) -> Any:
             Paddle, such as "Communication".
     """
     return core._RecordEvent(name, getattr(core.TracerEventType, category))
-
-
-def _pair_events(always: bool) -> None:
-    """Make Paddle's DataLoader iterators and ``Tensor.backward`` always begin and end their event.
-
-    Both check whether a profiler is in use before their work, and again after it. If another thread
-    opens a window in between, they end an event that was never begun, which raises UnboundLocalError
-    in the training. The additional events record nothing outside a window.
-
-    Args:
-        always: whether to make them always begin and end the event; False restores Paddle's check.
-    """
-    for module in (dataloader_iter, tensor_patch_methods):
-        if hasattr(module, "in_profiler_mode"):
-            module.in_profiler_mode = (lambda: True) if always else paddle_profiler.in_profiler_mode
 
 
 def _check_space(folder: Path) -> None:

@@ -17,6 +17,7 @@ from ppprof.capture.output import reason
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording.disk_budget import DiskBudget
 from ppprof.capture.schedule import State
+from ppprof.capture.signals import pass_interruption
 from ppprof.rundir.run_file import RunFile
 from ppprof.topology import Topology
 from ppprof.units import MEGABYTE
@@ -199,8 +200,8 @@ class Windows:
     def give_way(self) -> None:
         """Save an open window and release Paddle's profiler: the training creates one of its own.
 
-        Called in the thread that creates it, at any time. Never raises: a window that cannot be saved
-        is logged. Another thread than that of the steps waits until the current step ends: Paddle's
+        Called in the thread that creates it, at any time. A window that cannot be saved is logged.
+        Another thread than that of the steps waits until the current step ends: Paddle's
         profiler must not be stopped while the training is in an operator, which corrupts memory in
         C++. It does not wait if the thread of the steps waits for another thread, such as this one,
         and for 30 s at most.
@@ -242,11 +243,14 @@ class Windows:
                         f"rank {self._rank}: the next window is not recorded: {_THEIRS}; {_ONE}"
                     )
             except Exception as error:
+                pass_interruption(error)
                 log.warning(f"rank {self._rank}: {reason(error)}; {_ONE}")
             finally:
                 self._gave_way = self._gave_way or self._is_set_up
-                self._recorder.discard()
-                self._answer()
+                try:
+                    self._recorder.discard()
+                finally:
+                    self._answer()
 
     def _answer(self) -> None:
         """Notify the threads that wait for Paddle's profiler that it is released."""

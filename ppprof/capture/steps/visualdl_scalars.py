@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any
 
+from ppprof.capture.signals import pass_interruption
 from ppprof.capture.steps.step_log import StepRecord
 from ppprof.rundir.run_file import RunFile
 
@@ -71,6 +72,7 @@ class Scalars:
             # Without a name: VisualDL merges runs of the same name.
             self._append(meta_data(walltime=_now_ms()))
         except Exception as error:
+            pass_interruption(error)
             self._fail(f"{file}: {error}")
             return
         self.flush()  # a disk error appears now
@@ -95,6 +97,7 @@ class Scalars:
             for tag, value in _values(record):
                 self._append(self._scalar(tag, value, record.step, now))
         except Exception as error:
+            pass_interruption(error)
             self._fail(f"{self._file}: {error!r}")
             return
         if self._clock() - self._flushed >= _FLUSH_NS:
@@ -110,6 +113,7 @@ class Scalars:
         try:
             return self._read(loss)
         except Exception as error:
+            pass_interruption(error)
             self._fail(f"{self._file}: {error!r}")
             return None
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
+import pytest
+
 from ppprof.capture.recording.disk_budget import DiskBudget
 from ppprof.rundir import TraceName
 
@@ -19,6 +21,11 @@ class Growing:
 
     def __call__(self) -> int:
         return self.size
+
+
+@pytest.fixture(autouse=True)
+def _no_earlier_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DiskBudget, "_last_step_bytes", None)
 
 
 def window(run: Path, number: int, size_mb: float) -> TraceName:
