@@ -138,9 +138,10 @@ class ProfilerConfig:
     detailed: bool = False
     """Print all nine tables."""
     record_shapes: bool = True
-    """No effect. Paddle's recorder of input shapes adds none to traces of dynamic graphs, but keeps
-    memory in each recorded step and never frees it (measured with Paddle 2.6.2 and 3.3.1). Accepted
-    because ``paddle.profiler`` has this key."""
+    """Record shapes and dtypes of the inputs of operators, inside windows only: those of all operators
+    that Python calls. Operators of ``to_static`` programs and of backward passes have none. Paddle's
+    own recorder is not used: it adds none to traces of dynamic graphs, but keeps memory in each
+    recorded step and never frees it (measured with Paddle 2.6.2 and 3.3.1)."""
     profile_memory: bool = True
     """Record allocations and frees, inside windows only."""
     summary: SummaryToggles = field(default_factory=SummaryToggles)
