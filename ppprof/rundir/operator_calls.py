@@ -83,5 +83,15 @@ def read_operator_calls(file: RunFile) -> OperatorCalls:
     for column, rows in ((3, header.signatures), (4, header.dtypes)):
         if len(calls) and not -1 <= calls[:, column].min() <= calls[:, column].max() < len(rows):
             raise ValueError("a row that does not exist")
+    if not all(map(_is_consistent, header.signatures)):
+        raise ValueError("shapes without dtypes")
     order = np.lexsort((calls[:, 1], calls[:, 0]))
     return OperatorCalls(header.signatures, header.dtypes, calls[order])
+
+
+def _is_consistent(signature: Signature) -> bool:
+    """Return whether each argument has a shape and a dtype for each of its tensors, at least one."""
+    shapes, dtypes = signature.shapes, signature.dtypes
+    return shapes.keys() == dtypes.keys() and all(
+        0 < len(shapes[argument]) == len(dtypes[argument]) for argument in shapes
+    )

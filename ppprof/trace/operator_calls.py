@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -41,13 +41,13 @@ _MOST_NESTED = 8
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
-class _Inputs(NamedTuple):
-    shapes: str | None
-    dtypes: str | None
+_INPUTS = dict.fromkeys(("shapes", "dtypes", "attributes"), pl.String())
+"""The columns of events that the calls fill."""
+_NONE = (None, None, None)
 
 
 def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.DataFrame:
-    """Return the events with the ``shapes`` and ``dtypes`` of operators that Python called.
+    """Return the events with shapes, dtypes and attributes of the operators that Python called.
 
     Args:
         events: reads category, name, thread, start_ns, dur_ns; see `ppprof.trace.schema.EVENTS`.
@@ -56,50 +56,37 @@ def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.Da
     Returns:
         The same rows. An operator without a call keeps its values, usually null.
     """
-    operators = events.with_row_index("row").filter(
+    operators = events.select("category", "name", "thread", "start_ns", "dur_ns").with_row_index(
+        "row"
+    )
+    operators = operators.filter(
         (pl.col("category") == "Operator") & pl.col("name").cast(pl.String).str.ends_with(_SUFFIX)
     )
-    if operators.is_empty() or not len(recorded.calls):
-        return events
     call = _calls_around(operators, recorded.calls)
+    signature, result = (np.append(recorded.calls[:, column], -1)[call] for column in (3, 4))
     operators = operators.select(
         "row",
         operator=pl.col("name").cast(pl.String).str.strip_suffix(_SUFFIX),
         call=pl.Series(call),
-    ).filter(pl.col("call") >= 0)
-    rows = pl.DataFrame(
-        {
-            "call": np.arange(len(recorded.calls)),
-            "signature": recorded.calls[:, 3],
-            "result": recorded.calls[:, 4],
-        }
-    )
-    operators = operators.join(rows, on="call").filter(pl.col("signature") >= 0).sort("row")
+        signature=pl.Series(signature),
+        result=pl.Series(result),
+    ).filter(pl.col("signature") >= 0)
     if operators.is_empty():
         return events
-    # The n-th operator of its call; calls of one signature repeat the same operators.
-    alone = pl.col("operator") != "cast"
+    is_cast = pl.col("operator") == "cast"
     operators = operators.with_columns(
-        among=pl.len().over("call"),
-        place=pl.int_range(pl.len()).over("call"),
-        num_others=alone.sum().over("call"),
+        num_casts=is_cast.sum().over("call"), num_others=(~is_cast).sum().over("call")
     )
-    kinds = operators.select(
-        "operator", "signature", "result", "among", "place", "num_others"
-    ).unique()
-    inputs = [_inputs(recorded, **kind) for kind in kinds.iter_rows(named=True)]
-    kinds = kinds.with_columns(
-        shapes=pl.Series([item.shapes for item in inputs], dtype=pl.String),
-        dtypes=pl.Series([item.dtypes for item in inputs], dtype=pl.String),
+    # Calls of one signature repeat the same operators.
+    key = ["operator", "signature", "result", "num_casts", "num_others"]
+    kinds = operators.select(key).unique()
+    texts = [_inputs(recorded, **kind) for kind in kinds.iter_rows(named=True)]
+    kinds = kinds.hstack(pl.DataFrame(texts, _INPUTS, orient="row"))
+    known = operators.join(kinds, on=key).filter(pl.col("shapes").is_not_null())
+    return events.with_columns(
+        events[name].cast(pl.String).scatter(known["row"], known[name]).cast(pl.Categorical)
+        for name in _INPUTS
     )
-    joined = operators.join(kinds, on=[c for c in kinds.columns if c not in ("shapes", "dtypes")])
-    joined = joined.filter(pl.col("shapes").is_not_null()).sort("row")
-    rows_of = joined["row"].to_numpy()
-    columns = {}
-    for name in ("shapes", "dtypes"):
-        values = events[name].cast(pl.String)
-        columns[name] = values.scatter(rows_of, joined[name]).cast(pl.Categorical)
-    return events.with_columns(**columns)
 
 
 def _calls_around(operators: pl.DataFrame, calls: Int64) -> Int64:
@@ -132,27 +119,25 @@ def _inputs(
     operator: str,
     signature: int,
     result: int,
-    among: int,
-    place: int,
+    num_casts: int,
     num_others: int,
-) -> _Inputs:
-    """Return the inputs of an operator of a call.
+) -> tuple[str | None, str | None, str | None]:
+    """Return the inputs of an operator of a call, as texts of the columns `_INPUTS`.
 
     Args:
         recorded: the calls.
         operator: its name.
         signature: row of the call's signature.
         result: row of the dtype of the call's result; -1 if it is unknown.
-        among: number of operators of the call.
-        place: which of them it is, from 0.
-        num_others: number of the call's operators that are no casts.
+        num_casts: number of casts in the call.
+        num_others: number of the call's other operators.
     """
     call = recorded.signatures[signature]
-    shapes, dtypes = dict(call.shapes), dict(call.dtypes)
-    if among > num_others and num_others:  # `auto_cast` converts arguments ahead of the operator
+    shapes, dtypes, attributes = dict(call.shapes), dict(call.dtypes), call.attributes
+    if num_casts and num_others:  # `auto_cast` converts arguments ahead of the operator
         computed = recorded.dtypes[result] if result >= 0 else None
         if operator == "cast" or computed not in _FLOATS:
-            return _Inputs(None, None)
+            return _NONE
         dtypes = {
             name: [computed if dtype in _FLOATS else dtype for dtype in each]
             for name, each in dtypes.items()
@@ -167,8 +152,8 @@ def _inputs(
         shapes = {"X0": [product], "X1": shapes["X2"]}
         dtypes = {"X0": dtypes["X0"], "X1": dtypes["X2"]}
     elif operator not in (name, name.rstrip("_")) and num_others != 1:
-        return _Inputs(None, None)
-    return _Inputs(_text(shapes), _text(dtypes))
+        return _NONE
+    return _text(shapes), _text(dtypes), _text(attributes)
 
 
 def _operator_name(call: Signature) -> str:

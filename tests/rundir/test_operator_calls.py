@@ -48,6 +48,8 @@ def test_a_window_without_calls(tmp_path: Path) -> None:
         (b'"matmul"', b"1"),
         (b"[[2,3]]", b"[2,3]"),
         (b'"dtypes":["float32"]', b'"dtypes":[]'),
+        (b'{"X0":["float32"],', b'{"X3":["float32"],'),
+        (b'{"X0":["float32"],', b'{"X0":[],'),
         (b'"signatures":[[', b'"signatures":[[],['),
         (b"\n", b"\n0"),
         (b"\n", b""),
