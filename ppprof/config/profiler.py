@@ -168,8 +168,8 @@ class ProfilerConfig:
     formats: tuple[TraceFormat, ...] = ("json",)
     """Formats of the traces. ``pb`` is Paddle's own format, which is smaller than ``json``."""
     with_flops: bool = False
-    """No effect; True logs a warning. Paddle computes FLOPs from input shapes, which it does not
-    record, and prints 0 for each layer. For MFU, pass ``num_flops`` to ``step()``."""
+    """No effect; True logs a warning: no table of FLOPs by layer is printed. With ``record_shapes``,
+    the Operator Summary has the FLOPs of each operator. For MFU, pass ``num_flops`` to ``step()``."""
     emit_nvtx: bool = False
     """Emit NVTX ranges, for Nsight Systems."""
     targets: Union[Literal["auto"], tuple[Target, ...]] = "auto"
