@@ -333,6 +333,7 @@ def _windows(
     try:
         from ppprof.capture.recording.collectives import Collectives
         from ppprof.capture.recording.fleet import FleetSpans
+        from ppprof.capture.recording.operator_calls import OperatorCallRecorder
         from ppprof.capture.recording.recorder import Recorder
         from ppprof.capture.recording.rpc import RpcCalls
         from ppprof.capture.recording.targets import Targets
@@ -343,7 +344,10 @@ def _windows(
             budget = DiskBudget(run, job.rank, max_trace_mb, profiler.formats)
         recorder = Recorder(profiler, prints, Targets(profiler.targets, run))
         wrappers = (Collectives(job.topology), FleetSpans(), RpcCalls())
-        return Windows(recorder, post_processor, run, job.rank, job.topology, budget, wrappers)
+        operators = OperatorCallRecorder() if profiler.record_shapes else None
+        return Windows(
+            recorder, post_processor, run, job.rank, job.topology, budget, wrappers, operators
+        )
     except Exception as error:
         pass_interruption(error)
         log.warning(f"rank {job.rank}: cannot record: {error}; the training goes on without")

@@ -138,9 +138,10 @@ class ProfilerConfig:
     detailed: bool = False
     """Print all nine tables."""
     record_shapes: bool = True
-    """No effect. Paddle's recorder of input shapes adds none to traces of dynamic graphs, but keeps
-    memory in each recorded step and never frees it (measured with Paddle 2.6.2 and 3.3.1). Accepted
-    because ``paddle.profiler`` has this key."""
+    """Record shapes and dtypes of the inputs of operators, inside windows only: those of all operators
+    that Python calls. Operators of ``to_static`` programs and of backward passes have none. Paddle's
+    own recorder is not used: it adds none to traces of dynamic graphs, but keeps memory in each
+    recorded step and never frees it (measured with Paddle 2.6.2 and 3.3.1)."""
     profile_memory: bool = True
     """Record allocations and frees, inside windows only."""
     summary: SummaryToggles = field(default_factory=SummaryToggles)
@@ -167,8 +168,8 @@ class ProfilerConfig:
     formats: tuple[TraceFormat, ...] = ("json",)
     """Formats of the traces. ``pb`` is Paddle's own format, which is smaller than ``json``."""
     with_flops: bool = False
-    """No effect; True logs a warning. Paddle computes FLOPs from input shapes, which it does not
-    record, and prints 0 for each layer. For MFU, pass ``num_flops`` to ``step()``."""
+    """No effect; True logs a warning: no table of FLOPs by layer is printed. With ``record_shapes``,
+    the Operator Summary has the FLOPs of each operator. For MFU, pass ``num_flops`` to ``step()``."""
     emit_nvtx: bool = False
     """Emit NVTX ranges, for Nsight Systems."""
     targets: Union[Literal["auto"], tuple[Target, ...]] = "auto"

@@ -177,6 +177,8 @@ def _finish_window(
             RunFile(run, name.raw).remove()
         with suppress(OSError):
             RunFile(run, name.calls).remove_folder()
+        with suppress(OSError):
+            RunFile(run, name.operator_calls).remove()
     files = [*traces, run / name.summary]
     write_completion(run, name.rank, name.window, files, skipped)
     return files

@@ -152,6 +152,14 @@ class TraceName:
         return f"raw/{self.stem}.calls"
 
     @property
+    def operator_calls(self) -> str:
+        """Path of the file with the arguments of operators, relative to the run directory.
+
+        `ppprof.rundir.operator_calls` reads and writes the file.
+        """
+        return f"raw/{self.stem}.ops"
+
+    @property
     def summary(self) -> str:
         """Path of the JSON file with the window's tables, relative to the run directory.
 
@@ -235,7 +243,8 @@ def trace_bytes(run: PathLike, rank: int) -> int:
 
     Remote calls (`TraceName.calls`) do not count.
     """
-    patterns = (f"rank_{rank:05d}_*.paddle_trace.*", f"raw/rank_{rank:05d}_*.pb")
+    raw = (f"raw/rank_{rank:05d}_*.{suffix}" for suffix in ("pb", "ops"))
+    patterns = (f"rank_{rank:05d}_*.paddle_trace.*", *raw)
     total = 0
     for path in (path for pattern in patterns for path in to_path(run).glob(pattern)):
         with suppress(FileNotFoundError):  # deleted meanwhile

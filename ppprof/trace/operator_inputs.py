@@ -1,9 +1,12 @@
-"""The inputs of operators: shapes, dtypes and call stacks, in JSON and in Paddle's protobuf.
+"""The inputs of operators: shapes, dtypes, attributes, call stacks, in JSON and Paddle's protobuf.
 
-In the events table, shapes and dtypes are JSON texts without white space, their keys sorted::
+In the events table, all but call stacks are JSON texts without white space, their keys sorted::
 
     {"X":[[4,128,256]],"Y":[[256,1024]]}        name of the input -> shape of each of its tensors
     {"X":["bfloat16"],"Y":["bfloat16"]}         name of the input -> dtype of each of its tensors
+    {"transpose_y":true}                        other arguments; ppprof records them, Paddle does not
+
+ppprof names an argument by its keyword, or X0, X1... by its place. The protobuf has no attributes.
 
 Sources: OperatorSupplementEventProto of paddle/fluid/platform/profiler/dump/nodetree.proto, and
 ``input_shapes``, ``input_dtypes`` and ``callstack`` in chrometracing_logger.cc.
@@ -20,7 +23,10 @@ import polars as pl
 from ppprof.trace.fastpath.protobuf_decode import LEN, VARINT
 from ppprof.trace.fastpath.protobuf_encode import header, varint
 
-INPUT_KEYS = {"shapes": "input_shapes", "dtypes": "input_dtypes", "callstack": "callstack"}
+INPUT_KEYS = {
+    **{"shapes": "input_shapes", "dtypes": "input_dtypes", "attributes": "attributes"},
+    "callstack": "callstack",
+}
 """Column of `ppprof.trace.schema.EVENTS` -> key in the ``args`` of Paddle's JSON."""
 
 

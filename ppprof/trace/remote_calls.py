@@ -27,9 +27,11 @@ import polars as pl
 
 from ppprof.errors import TraceError
 from ppprof.paths import to_path
+from ppprof.rundir.operator_calls import read_operator_calls
 from ppprof.rundir.remote_calls import REMOTE, RemoteCall, aligned, read_calls
 from ppprof.rundir.run_file import RunFile
 from ppprof.trace.annotations import ANNOTATION_KEYS
+from ppprof.trace.operator_calls import with_operator_inputs
 from ppprof.trace.paddle.pb_reader import read_paddle_pb
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace, conform, empty, nullable
 from ppprof.trace.step_numbers import steps_of
@@ -73,7 +75,10 @@ def ends_of(call: str) -> tuple[str, str]:
 
 
 def read_window(raw: str | Path) -> Trace:
-    """Return the trace of a raw capture, with the remote calls recorded beside it.
+    """Return the trace of a raw capture, with all that was recorded beside it.
+
+    The arguments of the operators in ``window.pb`` are in ``window.ops``; see
+    `ppprof.trace.operator_calls`.
 
     The calls of ``window.pb`` are in the folder ``window.calls``; without this folder there are no
     calls. ``skipped`` counts unreadable calls, and calls whose recording is unreadable.
@@ -83,7 +88,18 @@ def read_window(raw: str | Path) -> Trace:
     """
     trace = read_paddle_pb(raw)
     path = to_path(raw)
+    trace = _with_operator_inputs(trace, RunFile(path.parent, path.with_suffix(".ops").name))
     return _with_calls(trace, RunFile(path.parent, path.with_suffix(".calls").name))
+
+
+def _with_operator_inputs(trace: Trace, file: RunFile) -> Trace:
+    try:
+        recorded = read_operator_calls(file)
+    except FileNotFoundError:
+        return trace
+    except (OSError, ValueError):
+        return dataclasses.replace(trace, skipped={**trace.skipped, "files of operator shapes": 1})
+    return dataclasses.replace(trace, events=with_operator_inputs(trace.events, recorded))
 
 
 @dataclass(frozen=True)

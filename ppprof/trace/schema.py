@@ -115,6 +115,7 @@ EVENTS: Mapping[str, tuple[pl.DataType, str]] = {
         "shapes of an operator's inputs, see `ppprof.trace.operator_inputs`; null if not recorded",
     ),
     "dtypes": (pl.Categorical(), "their element types, likewise"),
+    "attributes": (pl.Categorical(), "an operator's arguments that are no tensors, likewise"),
     "callstack": (pl.Categorical(), "lines of source that called an operator; null likewise"),
 }
 """Column -> dtype and meaning.

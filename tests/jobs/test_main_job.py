@@ -11,7 +11,9 @@ import polars as pl
 import pytest
 
 import ppprof
+from ppprof.analysis.efficiency.work import work_of_operators
 from ppprof.rundir.clocks import read_clocks
+from ppprof.trace import read
 from tests.jobs.launching import CONFIGS, train
 
 CONFIG = CONFIGS / "pretrain_gpt_tiny_cpu_dp2.yaml"
@@ -84,6 +86,36 @@ def test_clocks_are_compared_at_attach_and_after_each_window(
     assert len(reference.readings) == len(other.readings) == 3
     for reading in other.readings:  # of one and the same clock
         assert abs(reading.offset_ns) <= reading.error_ns < 200_000
+
+
+def test_matrix_products_of_a_forward_pass_are_a_third_of_the_models_flops(
+    two_rank_job: tuple[Path, str],
+) -> None:
+    run, _ = two_rank_job
+    trace = read(next(run.glob("rank_00000_*_000.paddle_trace.json")), cache=False)
+    work = work_of_operators(trace.events)
+    steps = trace.events["step"].gather(work["row"])
+    names = trace.events["name"].cast(pl.String).gather(work["row"])
+    products = work.with_columns(step=steps).filter(names == "matmul dygraph")
+    of_steps = products.group_by("step").agg(pl.col("flops").sum()).sort("step")
+    lines = (run / "steps/rank_00000.jsonl").read_text().splitlines()
+    num_flops = {record["step"]: record["num_flops"] for record in map(json.loads, lines)}
+    for step, flops in of_steps.rows():
+        assert 3 * flops == pytest.approx(num_flops[step], rel=0.01)
+    assert of_steps["step"].to_list() == [2, 3, 4]
+
+
+def test_almost_all_operators_of_forward_passes_have_shapes(
+    two_rank_job: tuple[Path, str],
+) -> None:
+    run, _ = two_rank_job
+    events = read(next(run.glob("rank_00000_*_000.paddle_trace.json")), cache=False).events
+    name = pl.col("name").cast(pl.String)
+    operators = events.filter((pl.col("category") == "Operator") & name.str.ends_with(" dygraph"))
+    no_inputs = name.str.contains("^(full|gaussian|uniform|randint|assign_value|arange)")
+    operators = operators.filter(~no_inputs)
+    missing = operators.filter(pl.col("shapes").is_null())["name"].value_counts()
+    assert operators["shapes"].count() >= 0.995 * len(operators) > 100, missing.rows()
 
 
 def test_traces_are_strict_json_and_windows_are_spans(two_rank_job: tuple[Path, str]) -> None:

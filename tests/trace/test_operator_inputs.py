@@ -7,6 +7,7 @@ records them, of a static graph: ``mean(concat([y, relu(y)]))`` of ``y = matmul(
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import Counter
 from pathlib import Path
@@ -113,7 +114,7 @@ def test_paddles_json_is_read_with_its_inputs(tmp_path):
     path = tmp_path / "a.json"
     path.write_text(head + event * 2 + tail)
     expected = (
-        *('{"X":[[-1,2],[]],"Y":[[2,3]]}', '{"X":["float"]}'),
+        *('{"X":[[-1,2],[]],"Y":[[2,3]]}', '{"X":["float"]}', None),
         "  File 'a.py', line 3\n    y = f(x)",
     )
     assert inputs(read(path)).drop("name").rows() == [expected] * 2
@@ -133,7 +134,9 @@ def test_what_has_no_form_is_counted_or_left_out(tmp_path):
     operator["args"] |= {"input_shapes": odd, "input_dtypes": ["float"], "callstack": ""}
     (tmp_path / "b.json").write_text(json.dumps(content))
     found = read(tmp_path / "b.json")
-    assert inputs(found).rows() == [("relu", json.dumps(odd, separators=(",", ":")), None, None)]
+    assert inputs(found).rows() == [
+        ("relu", json.dumps(odd, separators=(",", ":")), None, None, None)
+    ]
     assert formats.write(found, tmp_path / "b.pb") == {"inputs of operators": 1}
     assert inputs(read(tmp_path / "b.pb")).is_empty()
 
@@ -182,6 +185,21 @@ def test_inputs_of_a_trace_that_we_wrote_ourselves(tmp_path):
                 "matmul dygraph",
                 '{"X":[[4,128]],"Y":[]}',
                 '{"X":["bfloat16"],"Y":[]}',
+                None,
                 'a\n"b"\\n',
             )
         ]
+
+
+def test_attributes_are_kept_in_json(tmp_path):
+    shapes = Shapes({"X0": [[4, 128]]}, {"X0": ["bfloat16"]})
+    spans = [span("Operator", name, 1, 3).around(shapes) for name in ("matmul dygraph", "relu")]
+    threads = [Thread(number, "main", (each,)) for number, each in enumerate(spans)]
+    trace = read(write(tmp_path / "a.pb", *threads))
+    attributes = pl.Series(['{"X2":[1,"a"],"transpose_y":true}', None], dtype=pl.Categorical)
+    trace = dataclasses.replace(trace, events=trace.events.with_columns(attributes=attributes))
+    formats.write(trace, tmp_path / "a.json")
+    text = (tmp_path / "a.json").read_text()
+    (tmp_path / "b.json").write_text(json.dumps(json.loads(text), indent=1))
+    for path in (tmp_path / "a.json", tmp_path / "b.json"):  # as we print it, and decoded
+        assert inputs(read(path)).equals(inputs(trace))

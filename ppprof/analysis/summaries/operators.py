@@ -8,6 +8,7 @@ from typing import Any
 
 import polars as pl
 
+from ppprof.analysis.efficiency.work import work_of_operators
 from ppprof.analysis.profile.grouping import STATS, grouped, ratio_of, sort_by
 from ppprof.analysis.profile.profile import Profile
 from ppprof.trace import REMOTE
@@ -55,8 +56,9 @@ def operators(profile: Profile) -> pl.DataFrame:
           gradient accumulation (Paddle's pull request 62722); relative to the Global node;
         - ``device``: device events that the operator itself launched; relative to the operator.
 
-        CPU columns are null in rows of device events. flops is null, which means unknown: a trace
-        has no shapes to compute it from (Paddle's own table then has 0).
+        CPU columns are null in rows of device events. flops is the sum over the calls of an
+        ``operator`` (`ppprof.analysis.efficiency.work`); null if it is unknown of one of them, as
+        in a trace without shapes (Paddle's own table then has 0), and in all other rows.
     """
     ends = {call: ends_of(call) for call in profile.remote}
     own = next((caller for caller, _ in ends.values()), None)
@@ -78,6 +80,8 @@ def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
     calls = profile.tree.of_category("Operator").select(
         "row", "visit", "cpu_ns", "device_ns", thread.alias("thread"), operator="name"
     )
+    work = work_of_operators(profile.trace.events).select("row", "flops")
+    calls = calls.join(work, on="row", how="left", maintain_order="left")
     children = (
         profile.tree.hosts.filter(pl.col("category") != "Operator")
         .select("row", "parent", "cpu_ns", "device_ns", inner="name")
@@ -86,9 +90,13 @@ def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
     )
     by_operator = ["thread", "operator"]
     by_inner = [*by_operator, "inner"]
-    items = sort_by(
-        grouped(calls, by_operator, gpu="device_ns"), profile.sorted_by, within=["thread"]
+    flops = calls.group_by(by_operator).agg(
+        flops=pl.when(pl.col("flops").null_count() == 0).then(pl.col("flops").sum())
     )
+    stats = grouped(calls, by_operator, gpu="device_ns").join(
+        flops, on=by_operator, nulls_equal=True, maintain_order="left"
+    )
+    items = sort_by(stats, profile.sorted_by, within=["thread"])
     whole = {row["thread"]: row for row in _rows(items.group_by("thread").agg(_TOTALS))}
     inner = _blocks(grouped(children, by_inner, gpu="device_ns"), by_operator)
     left = _blocks(

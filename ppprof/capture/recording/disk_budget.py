@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ppprof import rundir
@@ -93,6 +94,8 @@ class DiskBudget:
             OSError: the raw capture is gone.
         """
         size = (self._run / name.raw).stat().st_size
+        with suppress(FileNotFoundError):
+            size += (self._run / name.operator_calls).stat().st_size
         self._unfinished[name] = size
         if num_steps:
             self._step_bytes = DiskBudget._last_step_bytes = size / num_steps

@@ -8,7 +8,7 @@ makes a dozen calls that have not changed from Paddle 2.5 to 3.3. This module ma
 with `instance` it holds every private name of Paddle's profiler that they need. A test compares the
 resulting trace with a trace of ``paddle.profiler.Profiler``.
 
-Paddle's recorder of operator inputs (``record_shapes``, ``with_flops``) is never turned on. Measured
+Paddle's recorder of operator inputs is never turned on; see `operator_calls` instead. Measured
 with Paddle 2.6.2 and 3.3.1 on a CPU, it adds no shape to a trace of a dynamic graph, and all FLOPs
 are 0, also under ``to_static`` and an ``Executor``. It adds shapes in one case: with 2.6.2 and a
 ``to_static`` of a whole graph, to the ``infer_shape`` of backward operators. But it takes 42 KiB in
@@ -99,8 +99,8 @@ class Recorder:
             self._synchronizes = False
         if config.with_flops and prints:
             log.warning(
-                "Profiler.with_flops has no effect: Paddle records no operator shapes, so that it "
-                "knows no FLOPs; for MFU, call step(num_flops=...)"
+                "Profiler.with_flops has no effect: no table of FLOPs by layer is printed; the Operator "
+                "Summary has the FLOPs of each operator; for MFU, call step(num_flops=...)"
             )
         self._step: Any = None
         self._clock_offset_ns = 0

@@ -18,11 +18,13 @@ from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording.disk_budget import DiskBudget
 from ppprof.capture.schedule import State
 from ppprof.capture.signals import pass_interruption
+from ppprof.rundir.operator_calls import write_operator_calls
 from ppprof.rundir.run_file import RunFile
 from ppprof.topology import Topology
 from ppprof.units import MEGABYTE
 
 if TYPE_CHECKING:  # it imports Paddle, which this module does not need
+    from ppprof.capture.recording.operator_calls import OperatorCallRecorder
     from ppprof.capture.recording.recorder import Recorder
 
 log = logging.getLogger("ppprof")
@@ -65,6 +67,7 @@ class Windows:
         topology: the job's topology.
         budget: limit of disk space; None for no limit.
         wrappers: record additional spans in windows.
+        operators: records the arguments of operators in windows; None to record none.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Windows:
         topology: Topology,
         budget: DiskBudget | None = None,
         wrappers: Sequence[Wrapper] = (),
+        operators: OperatorCallRecorder | None = None,
     ) -> None:
         self._recorder = recorder
         recorder.give_way = self.give_way
@@ -84,7 +88,8 @@ class Windows:
         self._is_set_up = self._gave_way = False
         self._asked: threading.Event | None = None
         """Set when Paddle's profiler is released; None if no other thread waits for that."""
-        self._wrappers = wrappers
+        self._wrappers = [*wrappers, *([operators] if operators is not None else [])]
+        self._operators = operators
         self._post_processor = post_processor
         self._run = run
         self._rank = rank
@@ -315,8 +320,9 @@ class Windows:
                 self._budget.dropped(name)
             with suppress(OSError):
                 RunFile(self._run, name.calls).remove_folder()
-            with suppress(FileNotFoundError):  # `ppprof finish` was faster
-                RunFile(self._run, name.raw).remove()
+            for path in (name.operator_calls, name.raw):
+                with suppress(FileNotFoundError):  # `ppprof finish` was faster
+                    RunFile(self._run, path).remove()
 
     def rescue(self) -> None:
         """Save an open window and release all held windows, since the process is about to end.
@@ -344,6 +350,7 @@ class Windows:
                 if self._recorder.on_device:
                     self.before_stop()
                 self._recorder.stop(raw, brief)
+                self._save_operators(name)
             except Exception as error:
                 lost = f"window {name.window} is lost, steps recorded: {self._num_steps}"
                 raise RuntimeError(f"{raw}: {reason(error)}; {lost}") from error
@@ -353,6 +360,15 @@ class Windows:
                 self._held[name.window] = name
             else:
                 self._finish(name, brief)
+
+    def _save_operators(self, name: rundir.TraceName) -> None:
+        if self._operators is None:
+            return
+        file = RunFile(self._run, name.operator_calls)
+        try:
+            write_operator_calls(file, self._operators.take())
+        except OSError as error:
+            log.warning(f"{file}: {reason(error)}; window {name.window} has no shapes")
 
     def _finish(self, name: rundir.TraceName, brief: bool) -> None:
         self.saved.append(name)

@@ -238,7 +238,7 @@ def _operators(table: pl.DataFrame, options: TableOptions) -> list[Table]:
             for operator, *details in shown:
                 name = _local(operator["name"])
                 node = operator["node"]
-                flops = "-" if operator["flops"] is None else operator["flops"]
+                flops = _flops(operator["flops"])
                 lines.append((name, *_stats(operator, options), flops, node))
                 for row in details if options.op_detail else ():
                     name = _indented(_local(row["name"]), _OPERATOR_INDENT[row["kind"]])
@@ -250,6 +250,13 @@ def _operators(table: pl.DataFrame, options: TableOptions) -> list[Table]:
     else:
         lines = [line if isinstance(line, str) else line[:-1] for line in lines]
     return [Table("Operator Summary", columns, lines, options.time_unit)] if lines else []
+
+
+def _flops(flops: int | None) -> str:
+    """Return a number of FLOPs as Paddle prints it, or with an exponent if that is too long."""
+    if flops is None:
+        return "-"
+    return f"{flops:.3e}" if flops >= 10**10 else str(flops)
 
 
 def _local(name: str) -> str:

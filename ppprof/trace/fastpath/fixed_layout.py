@@ -15,7 +15,7 @@ from ppprof.trace.source import MARGIN, Block, TraceStream
 
 Ranges = list[tuple[int, int]]
 
-INPUTS = ("shapes", "dtypes", "callstack")
+INPUTS = ("shapes", "dtypes", "attributes", "callstack")
 """Text columns of operators, see `ppprof.trace.operator_inputs`; most files have no such text."""
 TEXTS = ("name", "cat", "place", "axis", "dtype", "peers", "phase", *INPUTS)
 """Text columns. They hold indices into a list of strings (`Scanned.texts`), -1 for no text."""

@@ -141,6 +141,10 @@ def _ours() -> tuple[EventPattern, ...]:
 
     cpp, python, stream = '"%d{tid}(C++)"', '"%d{tid}(Python)"', "%d{tid}"
     depth = ',"depth":%d{depth}'
+    inputs = [
+        f'{depth},"input_shapes":%l{{shapes}},"input_dtypes":%l{{dtypes}}{attributes}'
+        for attributes in ("", ',"attributes":%l{attributes}')
+    ]
     # The annotations that capture writes; other combinations are decoded as JSON.
     collectives = [
         f'{axis},"group":%d{{group}}{tensor},"peers":"%w{{peers}}"'
@@ -157,6 +161,7 @@ def _ours() -> tuple[EventPattern, ...]:
     )
     return (
         *(EventPattern("host", complete(track, depth)) for track in (cpp, python)),
+        *(EventPattern("host", complete(cpp, args)) for args in inputs),
         EventPattern("launch", complete(cpp, ',"correlation id":%d{correlation_id}')),
         *(
             EventPattern(

@@ -106,6 +106,7 @@ class PaddleArgs(msgspec.Struct, gc=False, frozen=True):
     peak_reserved: Scalar = None
     input_shapes: msgspec.Raw = NO_TEXT
     input_dtypes: msgspec.Raw = NO_TEXT
+    attributes: msgspec.Raw = NO_TEXT
     callstack: Scalar = None
 
 
@@ -337,7 +338,7 @@ def _strings_of(column: str, events: Sequence[PaddleEvent]) -> list[str | None]:
         return [_DURATION.sub("", event.name) for event in events]
     if column == "cat":
         return [event.cat for event in events]
-    if column in ("shapes", "dtypes"):
+    if column in ("shapes", "dtypes", "attributes"):
         raws = [getattr(event.args or _NO_ARGS, INPUT_KEYS[column]) for event in events]
         known = {raw: compact(raw) for raw in {bytes(raw) for raw in raws}}
         return [known[bytes(raw)] for raw in raws]

@@ -1,0 +1,313 @@
+"""The floating point operations (FLOPs) and bytes of an operator, from its inputs.
+
+A multiplication and an addition are two FLOPs. Bytes are those of the inputs and of the result, each
+read or written once: the least that an operator can move. Sources: `paddle.utils.flops` for the
+formulas marked P; for the others the definition of the operator, counted by hand.
+
+    ========================= ======================================== ======
+    operator                  FLOPs
+    ========================= ======================================== ======
+    matmul, bmm, mv           2 b m n k                                P
+    conv                      2 b (out channels) (out positions) (in channels / groups) (kernel)
+    attention                 4 b h s s' d; half of it if causal       FlashAttention 2, section 3
+    add, multiply, relu...    one per element of the result            P
+    gelu                      5 per element                            P
+    softmax                   3 per element                            P
+    layer_norm                8 per element                            P
+    rms_norm                  5 per element
+    sum, mean, max            one per element of the input
+    adamw                     14 per parameter
+    embedding, reshape...     0
+    ========================= ======================================== ======
+
+Paddle's formula of a convolution with groups counts all input channels in each group; here they are
+divided by the number of groups, as they are computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+import polars as pl
+
+Shape = Sequence[int]
+
+_ITEM_BYTES = {
+    **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2"), 1),
+    **dict.fromkeys(("int16", "float16", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "float32", "float"), 4),
+    **dict.fromkeys(("int64", "float64", "double", "complex64"), 8),
+    "complex128": 16,
+}
+
+
+class Work(NamedTuple):
+    """What an operator computes and moves."""
+
+    flops: int
+    bytes: int | None
+    """None if a dtype is unknown."""
+
+
+class _UnknownError(Exception):
+    """The inputs do not say how much work it is."""
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The inputs of an operator."""
+
+    shapes: Mapping[str, Sequence[Shape]]
+    dtypes: Mapping[str, Sequence[str]]
+    attributes: Mapping[str, Any]
+
+    def shape(self, place: int, *names: str) -> Shape:
+        """Return the shape of an argument, by its place or one of its names."""
+        for name in (f"X{place}", *names):
+            if self.shapes.get(name):
+                return self.shapes[name][0]
+        raise _UnknownError
+
+    def attribute(self, place: int, *names: str, default: Any = None) -> Any:
+        """Return an argument that is no tensor."""
+        for name in (f"X{place}", *names):
+            if name in self.attributes:
+                return self.attributes[name]
+        return default
+
+    def all_shapes(self) -> list[Shape]:
+        """Return the shapes of all tensors."""
+        return [shape for each in self.shapes.values() for shape in each]
+
+    def num_bytes(self, result: Shape) -> int | None:
+        """Return the bytes of all tensors and of the result, whose dtype is that of the first one."""
+        total = 0
+        for name, shapes in self.shapes.items():
+            for shape, dtype in zip(shapes, self.dtypes.get(name, ())):
+                if dtype not in _ITEM_BYTES:
+                    return None
+                total += math.prod(shape) * _ITEM_BYTES[dtype]
+        first = next((dtypes[0] for dtypes in self.dtypes.values() if dtypes), "")
+        return total + math.prod(result) * _ITEM_BYTES[first] if first in _ITEM_BYTES else None
+
+
+_Formula = Callable[[_Inputs], tuple[int, Shape]]
+"""Returns the FLOPs and the shape of the result."""
+
+
+def _matmul(inputs: _Inputs) -> tuple[int, Shape]:
+    x, y = list(inputs.shape(0, "X", "x")), list(inputs.shape(1, "Y", "y"))
+    if len(x) == 1:
+        x = [1, *x]
+    if len(y) == 1:
+        y = [*y, 1]
+    if not x or not y:
+        raise _UnknownError
+    if inputs.attribute(2, "transpose_x", "transpose_X", "trans_x", default=False) is True:
+        x[-1], x[-2] = x[-2], x[-1]
+    if inputs.attribute(3, "transpose_y", "transpose_Y", "trans_y", default=False) is True:
+        y[-1], y[-2] = y[-2], y[-1]
+    if x[-1] != y[-2]:
+        raise _UnknownError
+    result = [*_broadcast([x[:-2], y[:-2]]), x[-2], y[-1]]
+    return 2 * math.prod(result) * x[-1], result
+
+
+def _conv(inputs: _Inputs) -> tuple[int, Shape]:
+    x, kernel = inputs.shape(0, "Input", "input"), inputs.shape(1, "Filter", "filter")
+    num_dims = len(x) - 2
+    strides, paddings, dilations = (
+        _each(inputs.attribute(place, *names, default=default), num_dims)
+        for place, names, default in (
+            (2, ("strides", "stride"), 1),
+            (3, ("paddings", "padding"), 0),
+            (5, ("dilations", "dilation"), 1),
+        )
+    )
+    algorithm = inputs.attribute(4, "padding_algorithm", default="EXPLICIT")
+    groups = inputs.attribute(6, "groups", default=1)
+    is_last = inputs.attribute(7, "data_format", default="NCHW") in ("NHWC", "NDHWC")
+    dims = x[1:-1] if is_last else x[2:]
+    channels = x[-1] if is_last else x[1]
+    if len(kernel) != len(x) or num_dims < 1 or groups < 1 or kernel[1] * groups != channels:
+        raise _UnknownError
+    positions = []
+    for place, size in enumerate(dims):
+        span = dilations[place] * (kernel[2 + place] - 1) + 1
+        pads = (
+            paddings[2 * place : 2 * place + 2]
+            if len(paddings) > num_dims
+            else 2 * [paddings[place]]
+        )
+        if algorithm == "SAME":
+            positions.append(-(-size // strides[place]))
+        else:
+            padded = size + (0 if algorithm == "VALID" else sum(pads))
+            positions.append((padded - span) // strides[place] + 1)
+    result = [x[0], *positions, kernel[0]] if is_last else [x[0], kernel[0], *positions]
+    return 2 * math.prod(result) * math.prod(kernel[1:]), result
+
+
+def _attention(inputs: _Inputs) -> tuple[int, Shape]:
+    query, key = inputs.shape(0, "q"), inputs.shape(1, "k")
+    if len(query) != 4 or len(key) != 4:
+        raise _UnknownError
+    batch, length, heads, width = query
+    flops = 4 * batch * heads * length * key[1] * width
+    return (flops // 2 if inputs.attribute(6, "causal") is True else flops), query
+
+
+def _per_element(num_flops: int) -> _Formula:
+    """Return the formula of an operator that computes each element of its result by itself."""
+
+    def formula(inputs: _Inputs) -> tuple[int, Shape]:
+        result = inputs.shape(0, "X", "x", "Input")
+        return num_flops * math.prod(result), result
+
+    return formula
+
+
+def _elementwise(inputs: _Inputs) -> tuple[int, Shape]:
+    shapes = inputs.all_shapes()[:2]
+    if not shapes:
+        raise _UnknownError
+    result = _broadcast(shapes)
+    return math.prod(result), result
+
+
+def _reduction(inputs: _Inputs) -> tuple[int, Shape]:
+    return math.prod(inputs.shape(0, "X", "x")), []
+
+
+def _optimizer(num_flops: int) -> _Formula:
+    def formula(inputs: _Inputs) -> tuple[int, Shape]:
+        parameters = inputs.shapes.get("X0") or inputs.shapes.get("Param") or ()
+        size = sum(math.prod(shape) for shape in parameters)
+        # The parameter and both moments are written.
+        return num_flops * size, [3 * size]
+
+    return formula
+
+
+def _embedding(inputs: _Inputs) -> tuple[int, Shape]:
+    tokens, weight = inputs.shape(0, "Ids"), inputs.shape(1, "W")
+    return 0, [*tokens, weight[-1]]
+
+
+def _movement(inputs: _Inputs) -> tuple[int, Shape]:
+    return 0, [sum(math.prod(shape) for shape in inputs.all_shapes())]
+
+
+_FORMULAS: dict[str, _Formula] = {
+    **dict.fromkeys(("matmul", "matmul_v2", "bmm", "mv", "matmul_with_flatten"), _matmul),
+    **dict.fromkeys(("conv2d", "conv3d", "depthwise_conv2d"), _conv),
+    **dict.fromkeys(("flash_attn", "flash_attn_v3"), _attention),
+    **dict.fromkeys(("add", "subtract", "multiply", "divide", "maximum", "minimum"), _elementwise),
+    **dict.fromkeys(("elementwise_add", "elementwise_mul", "elementwise_div"), _elementwise),
+    **dict.fromkeys(("equal", "not_equal", "greater_than", "less_than", "where"), _elementwise),
+    **dict.fromkeys(("greater_equal", "less_equal", "logical_and", "logical_or"), _elementwise),
+    **dict.fromkeys(("relu", "leaky_relu", "relu6", "silu", "abs", "square"), _per_element(1)),
+    **dict.fromkeys(("scale", "pow", "clip", "sqrt", "rsqrt", "exp", "log"), _per_element(1)),
+    **dict.fromkeys(("tanh", "sigmoid"), _per_element(1)),
+    "gelu": _per_element(5),
+    **dict.fromkeys(("softmax", "log_softmax"), _per_element(3)),
+    "cross_entropy_with_softmax": _per_element(3),
+    **dict.fromkeys(("layer_norm", "batch_norm", "batch_norm_"), _per_element(8)),
+    **dict.fromkeys(("rms_norm", "fused_rms_norm"), _per_element(5)),
+    "swiglu": _elementwise,
+    **dict.fromkeys(
+        ("sum", "mean", "mean_all", "max", "min", "argmax", "squared_l2_norm"), _reduction
+    ),
+    **dict.fromkeys(("adamw", "adam", "fused_adam"), _optimizer(14)),
+    "sgd": _optimizer(2),
+    "momentum": _optimizer(4),
+    "embedding": _embedding,
+    **dict.fromkeys(
+        ("reshape", "transpose", "cast", "concat", "slice", "split", "stack"), _movement
+    ),
+    **dict.fromkeys(("unsqueeze", "squeeze", "expand", "tile", "gather", "assign"), _movement),
+    **dict.fromkeys(
+        ("strided_slice", "set_value", "scatter", "pad", "pad3d", "flatten"), _movement
+    ),
+    **dict.fromkeys(("dropout", "split_with_num", "one_hot", "tril", "triu", "roll"), _movement),
+}
+
+
+def work_of(operator: str, shapes: str, dtypes: str | None, attributes: str | None) -> Work | None:
+    """Return the work of an operator; None for an unknown operator, or if its inputs do not say.
+
+    Args:
+        operator: its name, such as ``matmul`` or ``adamw_``.
+        shapes: as in the column ``shapes`` of the events; dtypes and attributes likewise.
+        dtypes: None if unknown.
+        attributes: None if it has none.
+
+    >>> work_of("matmul", '{"X0":[[4,128]],"X1":[[128,64]]}', '{"X0":["float32"],"X1":["float32"]}', None)
+    Work(flops=65536, bytes=35840)
+    >>> work_of("relu", "{}", None, None)
+    """
+    formula = _FORMULAS.get(operator) or _FORMULAS.get(operator.rstrip("_"))
+    if formula is None:
+        return None
+    try:
+        inputs = _Inputs(
+            msgspec.json.decode(shapes, type=dict[str, list[list[int]]]),
+            msgspec.json.decode(dtypes or "{}", type=dict[str, list[str]]),
+            msgspec.json.decode(attributes or "{}", type=dict[str, Any]),
+        )
+        if any(size < 0 for shape in inputs.all_shapes() for size in shape):
+            return None  # unknown while a program was compiled
+        flops, result = formula(inputs)
+    except (_UnknownError, msgspec.DecodeError, TypeError, IndexError, ZeroDivisionError):
+        return None
+    return Work(flops, inputs.num_bytes(result))
+
+
+def work_of_operators(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the work of each event that has shapes.
+
+    Args:
+        events: reads name, shapes, dtypes, attributes; see `ppprof.trace.schema.EVENTS`.
+
+    Returns:
+        row (of ``events``), flops int64, bytes int64; null where unknown. FLOPs or bytes above
+        2**63 - 1, which no operator reaches, are null.
+    """
+    texts = pl.col("name", "shapes", "dtypes", "attributes").cast(pl.String)
+    with_shapes = events.select("name", "shapes", "dtypes", "attributes").with_row_index("row")
+    with_shapes = with_shapes.filter(pl.col("shapes").is_not_null())
+    with_shapes = with_shapes.with_columns(texts, pl.col("row").cast(pl.Int64))
+    key = ["name", "shapes", "dtypes", "attributes"]
+    kinds = with_shapes.select(key).unique(maintain_order=True)
+    works = [
+        work_of(name.partition(" ")[0], *inputs) or (None, None) for name, *inputs in kinds.rows()
+    ]
+    bounded = [[None if n is None or n >= 1 << 63 else n for n in work] for work in works]
+    schema = {"flops": pl.Int64(), "bytes": pl.Int64()}
+    kinds = kinds.hstack(pl.DataFrame(bounded, schema, orient="row"))
+    return with_shapes.join(kinds, on=key, nulls_equal=True, maintain_order="left").drop(key)
+
+
+def _broadcast(shapes: Sequence[Shape]) -> list[int]:
+    """Return the shape that shapes have together, dimension by dimension from the last.
+
+    >>> _broadcast([[4, 1, 3], [2, 3]])
+    [4, 2, 3]
+    """
+    result: list[int] = []
+    for place in range(1, max(map(len, shapes)) + 1):
+        sizes = [shape[-place] for shape in shapes if len(shape) >= place]
+        result.insert(0, 0 if 0 in sizes else max(sizes))
+    return result
+
+
+def _each(value: Any, count: int) -> list[int]:
+    """Return one number for each dimension."""
+    numbers = [value] * count if isinstance(value, int) else list(value)
+    if len(numbers) not in (count, 2 * count):
+        raise _UnknownError
+    return numbers

@@ -1,0 +1,291 @@
+"""Record what operators are called with, while a window is open.
+
+Paddle records no shapes of dynamic graphs. So the functions through which Python calls operators are
+wrapped: those of ``paddle._C_ops``, also under the names by which other modules have imported them,
+and the methods of tensors in C++, such as ``x @ y``. A wrapper notes when the call began and ended, and
+the shapes, dtypes and whole numbers among its arguments. `ppprof.trace.operator_calls` joins the calls
+to the events that Paddle records within them.
+
+Calls of one step repeat in the next one. So each combination of function and arguments is kept once,
+and a call takes 40 bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import sys
+import threading
+import time
+import types
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import paddle
+from paddle import _C_ops
+from paddle.base import core
+from paddle.base.framework import EagerParamBase
+
+from ppprof.rundir.operator_calls import OperatorCalls, Signature
+
+log = logging.getLogger("ppprof")
+
+_Call = Callable[..., Any]
+_Key = tuple[Any, ...]
+_KEYWORD, _LIST = object(), object()
+"""Marks in a key, ahead of the name of a keyword argument, and of the items of a list."""
+
+_METHODS = ("_getitem_dygraph", "_setitem_dygraph", "clone", "contiguous")
+_OPERATORS = (
+    *("add", "radd", "sub", "rsub", "mul", "rmul", "div", "truediv", "rdiv", "rtruediv"),
+    *("floordiv", "rfloordiv", "pow", "rpow", "mod", "rmod", "matmul", "rmatmul"),
+    *("gt", "ge", "lt", "le", "eq", "ne"),
+)
+_DTYPES = (
+    *("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32"),
+    *("float64", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"),
+)
+_MOST_SIGNATURES = 100_000
+"""Limit of memory, some 50 MB, if each call has other arguments. Later ones are not kept."""
+_MOST_ITEMS = 1000
+"""Longest list of tensors or numbers to keep."""
+_UPDATES = frozenset(("adamw_", "adam_", "momentum_", "sgd_", "lamb_", "adagrad_", "rmsprop_"))
+"""Operators whose first argument is a parameter, and gives the shapes of all others."""
+_CAST_BY_AMP = frozenset(
+    (
+        *("matmul", "linear", "conv2d", "conv3d", "einsum", "bmm", "flash_attn", "__matmul__"),
+        *("fused_gemm_epilogue", "softmax", "log_softmax", "layer_norm", "rms_norm", "group_norm"),
+        *("cross_entropy_with_softmax", "mean", "sum", "mean_all", "pow", "exp", "log", "square"),
+    )
+)
+"""Functions to note the result's dtype of, in which `auto_cast` makes them compute."""
+_ARGUMENTS = {"x": "X0", "y": "X1"}
+
+_active: OperatorCallRecorder | None = None
+
+
+class OperatorCallRecorder:
+    """Wrappers of the functions that call operators: `install` at the start of a window."""
+
+    def __init__(self) -> None:
+        self._tensor: type = core.eager.Tensor
+        self._functions = {
+            id(function): (name, function)
+            for name, function in vars(_C_ops).items()
+            if isinstance(function, types.BuiltinFunctionType)
+        }
+        self._wrappers: dict[int, _Call] = {}
+        self._replaced: list[tuple[Any, str, _Call, _Call]] = []
+        self._parameter: type = EagerParamBase
+        self._window: _Window | None = None
+        self._recorded = _Window()
+        """The calls until `take`, also those of a window that is over."""
+        self._local = threading.local()
+        self._dtypes = {id(getattr(paddle, name, None)): row for row, name in enumerate(_DTYPES)}
+        """Row in `_DTYPES` by the dtype's identity: there is one object of each, and hashing it takes
+        half a microsecond."""
+
+    def install(self) -> None:
+        """Wrap all functions, in all modules that are loaded now."""
+        global _active
+        _active, self._window = self, self._recorded
+        for module in list(sys.modules.values()):
+            names = getattr(module, "__dict__", None)
+            if isinstance(names, dict) and module is not core.eager.ops:
+                self._replace(names)
+        for name in (*(f"__{operator}__" for operator in _OPERATORS), *_METHODS):
+            method = vars(self._tensor).get(name)
+            if method is not None:
+                self._put(self._tensor, name, method, self._wrapper(name, method))
+
+    def _replace(self, names: dict[str, Any]) -> None:
+        for name, value in list(names.items()):
+            known = self._functions.get(id(value))
+            if known is not None:
+                self._put(names, name, value, self._wrapper(*known))
+
+    def _put(self, owner: Any, name: str, original: _Call, wrapper: _Call) -> None:
+        _set(owner, name, wrapper)
+        self._replaced.append((owner, name, original, wrapper))
+
+    def uninstall(self) -> None:
+        """Restore all functions, also in modules that have imported a wrapper meanwhile."""
+        if self._window is None:
+            return
+        self._window = None
+        for owner, name, original, wrapper in self._replaced:
+            if (owner if isinstance(owner, dict) else vars(owner)).get(name) is wrapper:
+                _set(owner, name, original)
+        self._replaced.clear()
+        originals = {
+            id(wrapper): self._functions[key][1]
+            for key, wrapper in self._wrappers.items()
+            if key in self._functions
+        }
+        for module in list(sys.modules.values()):
+            names = getattr(module, "__dict__", None)
+            if isinstance(names, dict):
+                for name, value in list(names.items()):
+                    if id(value) in originals:
+                        names[name] = originals[id(value)]
+
+    def take(self) -> OperatorCalls:
+        """Return the calls since the last `take`, and forget them."""
+        window, self._recorded = self._recorded, _Window()
+        signatures = dict(window.signatures)
+        rows = np.frombuffer(window.calls.tobytes(), np.int64).reshape(-1, 5).copy()
+        position = {row: index for index, row in enumerate(signatures.values())}
+        rows[:, 3] = [position.get(row, -1) for row in rows[:, 3].tolist()]
+        rows[:, 4] = [self._dtypes.get(dtype, -1) for dtype in rows[:, 4].tolist()]
+        return OperatorCalls([self._signature(key) for key in signatures], list(_DTYPES), rows)
+
+    def _wrapper(self, name: str, function: _Call) -> _Call:
+        key = id(function)
+        if key not in self._wrappers:
+            self._wrappers[key] = self._wrapped(name, function)
+        return self._wrappers[key]
+
+    def _wrapped(self, name: str, function: _Call) -> _Call:  # noqa: C901 (a call costs 0.1 us)
+        now, local, tensor, parameter = time.time_ns, self._local, self._tensor, self._parameter
+        described = self._described
+        is_update = name in _UPDATES
+        is_cast_by_amp = name in _CAST_BY_AMP
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            window = self._window
+            if window is None:
+                return function(*args, **kwargs)
+            try:
+                row = window.rows_of_updates.get(id(args[0])) if is_update else None
+                if row is None:
+                    key: list[Any] = [name]
+                    known = window.parameters
+                    for arg in args:
+                        kind = type(arg)
+                        if kind is tensor:
+                            key.append((id(arg.dtype), *arg.shape))
+                        elif kind is parameter:
+                            key.append(known.get(id(arg)) or window.keep(arg))
+                        elif kind is bool:
+                            key.append(arg)
+                        else:
+                            key.append(described(arg))
+                    for keyword, arg in kwargs.items():
+                        key += (_KEYWORD, keyword, described(arg))
+                    row = window.row(tuple(key))
+                    if is_update:
+                        window.keep(args[0])
+                        window.rows_of_updates[id(args[0])] = row
+            except Exception:  # an argument that is no usual one must not fail here
+                log.debug("%s: its arguments are not recorded", name, exc_info=True)
+                row = -1
+            start = now()
+            result = function(*args, **kwargs)
+            end = now()
+            try:
+                thread = local.id
+            except AttributeError:
+                thread = local.id = threading.get_native_id()
+            if is_cast_by_amp and type(result) is tensor:
+                window.add((thread, start, end, row, id(result.dtype)))
+            else:
+                window.add((thread, start, end, row, 0))
+            return result
+
+        return wrapper
+
+    def _described(self, arg: Any) -> Any:
+        """Return what to keep of an argument, as a part of a key."""
+        if isinstance(arg, self._tensor):
+            return (id(arg.dtype), *arg.shape)
+        if isinstance(arg, (bool, int, str)):
+            return arg
+        if isinstance(arg, (list, tuple)):
+            return (_LIST, *map(self._described, itertools.islice(arg, _MOST_ITEMS)))
+        return None
+
+    def _signature(self, key: _Key) -> Signature:
+        name, *parts = key
+        arguments: list[tuple[str, Any]] = []
+        items = iter(parts)
+        for part in items:
+            if part is _KEYWORD:
+                keyword = next(items)
+                arguments.append((_ARGUMENTS.get(keyword, keyword), next(items)))
+            else:
+                arguments.append((f"X{len(arguments)}", part))
+        shapes, dtypes, attributes = {}, {}, {}
+        for argument, value in arguments:
+            tensors = _tensors(value)
+            if tensors:
+                shapes[argument] = [list(shape) for _, *shape in tensors]
+                dtypes[argument] = [
+                    _DTYPES[self._dtypes[dtype]] if dtype in self._dtypes else "unknown"
+                    for dtype, *_ in tensors
+                ]
+            elif isinstance(value, tuple):
+                attributes[argument] = [
+                    item for item in value[1:] if isinstance(item, (bool, int, str))
+                ]
+            elif value is not None:
+                attributes[argument] = value
+        return Signature(name, shapes, dtypes, attributes)
+
+
+class _Window:
+    """The calls of a window."""
+
+    def __init__(self) -> None:
+        self.signatures: dict[_Key, int] = {}
+        self.calls = array("q")
+        self.add = self.calls.extend
+        self.parameters: dict[int, tuple[int, ...]] = {}
+        """Dtype and shape of each parameter, by its identity: reading them takes half a microsecond."""
+        self.rows_of_updates: dict[int, int] = {}
+        """Row of the signature of the operator that updates a parameter, by its identity."""
+        self._kept: list[Any] = []
+        self._rows = itertools.count()
+
+    def keep(self, tensor: Any) -> tuple[int, ...]:
+        """Note dtype and shape of a parameter, and keep it, so that its identity stays its own."""
+        self._kept.append(tensor)
+        self.parameters[id(tensor)] = part = (id(tensor.dtype), *tensor.shape)
+        return part
+
+    def row(self, key: _Key) -> int:
+        """Return the number of a signature; -1 if there are too many."""
+        row = self.signatures.get(key)
+        if row is None:
+            if len(self.signatures) >= _MOST_SIGNATURES:
+                return -1
+            row = self.signatures.setdefault(key, next(self._rows))
+        return row
+
+
+def _tensors(part: Any) -> list[tuple[int, ...]]:
+    """Return the tensors in a part of a key, which is a tensor or a list; empty for another list."""
+    if not isinstance(part, tuple):
+        return []
+    items = part[1:] if part[0] is _LIST else (part,)
+    are_tensors = all(isinstance(item, tuple) and item[0] is not _LIST for item in items)
+    return list(items) if are_tensors else []
+
+
+def _set(owner: Any, name: str, value: _Call) -> None:
+    if isinstance(owner, dict):
+        owner[name] = value
+    else:
+        setattr(owner, name, value)
+
+
+def _after_fork_in_child() -> None:
+    """Record nothing in a worker that is forked within a window: nobody would take its calls."""
+    if _active is not None:
+        _active._window = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

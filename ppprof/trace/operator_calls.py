@@ -1,0 +1,174 @@
+"""Join what operators were called with to the events that Paddle recorded within the calls.
+
+::
+
+    call         [matmul ...............]    [linear .............................]    from Python
+    event          matmul dygraph              matmul dygraph   add dygraph            from Paddle
+    shapes         those of the call           X0 and X1        the product, and X2
+
+A call and an event belong together if the event lies within the call, on the same thread: both are
+timed by the wall clock. An event gets the arguments of the innermost call around it, if that call
+has the event's name, or no other event.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from ppprof.arrays import Int64
+from ppprof.rundir.operator_calls import OperatorCalls, Signature
+
+_SUFFIX = " dygraph"
+_METHODS = {
+    **{"sub": "subtract", "mul": "multiply", "div": "divide", "truediv": "divide"},
+    **{"floordiv": "floor_divide", "mod": "remainder", "gt": "greater_than"},
+    **{
+        "ge": "greater_equal",
+        "lt": "less_than",
+        "le": "less_equal",
+        "eq": "equal",
+        "ne": "not_equal",
+    },
+}
+"""Operator of a method of tensors, such as ``__rmul__``, if it is named otherwise."""
+_MOST_NESTED = 8
+_FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+_INPUTS = dict.fromkeys(("shapes", "dtypes", "attributes"), pl.String())
+"""The columns of events that the calls fill."""
+_NONE = (None, None, None)
+
+
+def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.DataFrame:
+    """Return the events with shapes, dtypes and attributes of the operators that Python called.
+
+    Args:
+        events: reads category, name, thread, start_ns, dur_ns; see `ppprof.trace.schema.EVENTS`.
+        recorded: the calls.
+
+    Returns:
+        The same rows. An operator without a call keeps its values, usually null.
+    """
+    operators = events.select("category", "name", "thread", "start_ns", "dur_ns").with_row_index(
+        "row"
+    )
+    operators = operators.filter(
+        (pl.col("category") == "Operator") & pl.col("name").cast(pl.String).str.ends_with(_SUFFIX)
+    )
+    call = _calls_around(operators, recorded.calls)
+    signature, result = (np.append(recorded.calls[:, column], -1)[call] for column in (3, 4))
+    operators = operators.select(
+        "row",
+        operator=pl.col("name").cast(pl.String).str.strip_suffix(_SUFFIX),
+        call=pl.Series(call),
+        signature=pl.Series(signature),
+        result=pl.Series(result),
+    ).filter(pl.col("signature") >= 0)
+    if operators.is_empty():
+        return events
+    is_cast = pl.col("operator") == "cast"
+    operators = operators.with_columns(
+        num_casts=is_cast.sum().over("call"), num_others=(~is_cast).sum().over("call")
+    )
+    # Calls of one signature repeat the same operators.
+    key = ["operator", "signature", "result", "num_casts", "num_others"]
+    kinds = operators.select(key).unique()
+    texts = [_inputs(recorded, **kind) for kind in kinds.iter_rows(named=True)]
+    kinds = kinds.hstack(pl.DataFrame(texts, _INPUTS, orient="row"))
+    known = operators.join(kinds, on=key).filter(pl.col("shapes").is_not_null())
+    return events.with_columns(
+        events[name].cast(pl.String).scatter(known["row"], known[name]).cast(pl.Categorical)
+        for name in _INPUTS
+    )
+
+
+def _calls_around(operators: pl.DataFrame, calls: Int64) -> Int64:
+    """Return the row of the innermost call around each operator; -1 without one.
+
+    Args:
+        operators: reads thread, start_ns, dur_ns.
+        calls: sorted by thread, then start.
+    """
+    thread = operators["thread"].fill_null(-1).to_numpy()
+    start = operators["start_ns"].to_numpy()
+    end = start + operators["dur_ns"].to_numpy()
+    found = np.full(len(operators), -1, np.int64)
+    for number in np.unique(calls[:, 0]):
+        here = np.flatnonzero(thread == number)
+        rows = np.flatnonzero(calls[:, 0] == number)
+        candidate = np.searchsorted(calls[rows, 1], start[here], side="right") - 1
+        for _ in range(_MOST_NESTED):
+            is_known = candidate >= 0
+            is_around = is_known & (calls[rows[np.maximum(candidate, 0)], 2] >= end[here])
+            found[here[is_around]] = rows[candidate[is_around]]
+            here, candidate = here[is_known & ~is_around], candidate[is_known & ~is_around] - 1
+            if not len(here):
+                break
+    return found
+
+
+def _inputs(
+    recorded: OperatorCalls,
+    operator: str,
+    signature: int,
+    result: int,
+    num_casts: int,
+    num_others: int,
+) -> tuple[str | None, str | None, str | None]:
+    """Return the inputs of an operator of a call, as texts of the columns `_INPUTS`.
+
+    Args:
+        recorded: the calls.
+        operator: its name.
+        signature: row of the call's signature.
+        result: row of the dtype of the call's result; -1 if it is unknown.
+        num_casts: number of casts in the call.
+        num_others: number of the call's other operators.
+    """
+    call = recorded.signatures[signature]
+    shapes, dtypes, attributes = dict(call.shapes), dict(call.dtypes), call.attributes
+    if num_casts and num_others:  # `auto_cast` converts arguments ahead of the operator
+        computed = recorded.dtypes[result] if result >= 0 else None
+        if operator == "cast" or computed not in _FLOATS:
+            return _NONE
+        dtypes = {
+            name: [computed if dtype in _FLOATS else dtype for dtype in each]
+            for name, each in dtypes.items()
+        }
+    name = _operator_name(call)
+    if call.name.startswith("__r") and len(shapes) == 2:  # x.__rmatmul__(y) is y @ x
+        shapes, dtypes = ({"X0": each["X1"], "X1": each["X0"]} for each in (shapes, dtypes))
+    if name == "linear" and operator == "matmul":
+        shapes, dtypes = _only(shapes, "X0", "X1"), _only(dtypes, "X0", "X1")
+    elif name == "linear" and operator == "add" and {"X0", "X1", "X2"} <= shapes.keys():
+        product = [*shapes["X0"][0][:-1], *shapes["X1"][0][-1:]]
+        shapes = {"X0": [product], "X1": shapes["X2"]}
+        dtypes = {"X0": dtypes["X0"], "X1": dtypes["X2"]}
+    elif operator not in (name, name.rstrip("_")) and num_others != 1:
+        return _NONE
+    return _text(shapes), _text(dtypes), _text(attributes)
+
+
+def _operator_name(call: Signature) -> str:
+    """Return the operator that a function calls, unless its arguments make it call another one.
+
+    >>> _operator_name(Signature("__rmul__", {}, {}, {}))
+    'multiply'
+    """
+    match = re.fullmatch(r"__r?(\w+)__", call.name)
+    return _METHODS.get(match[1], match[1]) if match else call.name
+
+
+def _only(inputs: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: inputs[name] for name in names if name in inputs}
+
+
+def _text(inputs: Mapping[str, Any]) -> str | None:
+    return msgspec.json.encode(inputs, order="sorted").decode() if inputs else None

@@ -1,0 +1,164 @@
+"""FLOPs and bytes of operators, against Paddle's own formulas and counts by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppprof.analysis.efficiency.work import Work, work_of, work_of_operators
+
+
+def work(
+    operator: str, *shapes: list[int], dtype: str = "float32", **attributes: Any
+) -> Work | None:
+    """Return the work of an operator whose arguments are tensors of these shapes."""
+    inputs = {f"X{place}": [shape] for place, shape in enumerate(shapes)}
+    dtypes = {name: [dtype] for name in inputs}
+    return work_of(operator, json.dumps(inputs), json.dumps(dtypes), json.dumps(attributes))
+
+
+def flops(operator: str, *shapes: list[int], **attributes: Any) -> int | None:
+    found = work(operator, *shapes, **attributes)
+    return None if found is None else found.flops
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize(
+    ("operator", "theirs", "shapes", "attributes"),
+    [
+        ("matmul", "matmul", [[4, 16, 8], [8, 32]], {}),
+        ("matmul", "matmul", [[2, 3, 16, 8], [2, 3, 16, 8]], {"transpose_y": True}),
+        ("matmul", "matmul", [[2, 1, 8, 16], [3, 8, 4]], {"transpose_x": True}),
+        ("add", "elementwise_add", [[4, 1, 8], [3, 8]], {}),
+        ("multiply", "elementwise_mul", [[4, 8], [4, 8]], {}),
+        ("gelu", "gelu", [[4, 16]], {}),
+        ("relu", "relu", [[4, 16]], {}),
+        ("silu", "silu", [[4, 16]], {}),
+        ("softmax", "softmax", [[4, 16]], {}),
+        ("layer_norm", "layer_norm", [[4, 16]], {"epsilon": 1e-5}),
+        ("transpose", "transpose2", [[4, 16]], {}),
+        ("reshape", "reshape2", [[4, 16]], {}),
+        ("dropout", "dropout", [[4, 16]], {}),
+    ],
+)
+def test_flops_are_paddles(
+    operator: str, theirs: str, shapes: list[list[int]], attributes: dict[str, Any]
+) -> None:
+    oracle = pytest.importorskip("paddle.utils.flops").flops
+    named = {name: [list(shape)] for name, shape in zip("XY", shapes)}
+    assert flops(operator, *shapes, **attributes) == oracle(theirs, named, attributes)
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_convolutions_are_paddles(stride: int, padding: int) -> None:
+    oracle = pytest.importorskip("paddle.utils.flops").flops
+    image, kernel = [2, 3, 32, 30], [8, 3, 5, 3]
+    expected = oracle(
+        "conv2d",
+        {"Input": [image], "Filter": [kernel], "Bias": []},
+        {"strides": stride, "paddings": padding, "dilations": 1, "groups": 1},
+    )
+    attributes = {"X2": 2 * [stride], "X3": 2 * [padding], "X4": "EXPLICIT", "X5": [1, 1], "X6": 1}
+    assert flops("conv2d", image, kernel, **attributes) == expected
+
+
+def test_counts_by_hand() -> None:
+    assert flops("matmul", [128], [128]) == 2 * 128
+    assert flops("matmul", [4, 128], [128]) == 2 * 4 * 128
+    assert flops("matmul", [0, 128], [128, 4]) == 0
+    # Each of 8 x 14 x 14 results of 2 images sums 3 x 3 products in one channel.
+    depthwise = {"X2": [2, 2], "X3": [1, 1], "X4": "EXPLICIT", "X5": [1, 1], "X6": 8}
+    assert flops("depthwise_conv2d", [2, 8, 28, 28], [8, 1, 3, 3], **depthwise) == (
+        2 * 2 * 8 * 14 * 14 * 9
+    )
+    last = {"X2": [1, 1], "X3": [0, 0], "X4": "SAME", "X5": [1, 1], "X6": 1, "X7": "NHWC"}
+    assert flops("conv2d", [1, 7, 7, 4], [6, 4, 3, 3], **last) == 2 * 7 * 7 * 6 * 4 * 9
+    # Two products of 16 x 32 by 64, for each of 2 x 4 heads.
+    query, key = [2, 16, 4, 64], [2, 32, 4, 64]
+    assert flops("flash_attn", query, key, key) == 2 * 2 * (2 * 4) * 16 * 32 * 64
+    assert flops("flash_attn", query, key, key, X6=True) == 2 * (2 * 4) * 16 * 32 * 64
+    assert flops("embedding", [4, 16], [1000, 64]) == 0
+    assert flops("mean", [4, 16]) == 64
+    assert flops("adamw_", [64, 8], [64, 8], [1], [64, 8], [64, 8]) == 14 * 64 * 8
+
+
+def test_bytes_are_those_of_inputs_and_result() -> None:
+    product = work("matmul", [4, 128], [128, 64], dtype="bfloat16")
+    assert product == Work(2 * 4 * 128 * 64, 2 * (4 * 128 + 128 * 64 + 4 * 64))
+    assert work("add", [4, 8], [8]) == Work(32, 4 * (32 + 8 + 32))
+    assert work("add", [4, 8], [8], dtype="quaternion") == Work(32, None)
+    # Parameter, gradient and two moments are read, all but the gradient written.
+    update = work("adamw_", [64], [64], [], [64], [64])
+    assert update is not None
+    assert update.bytes == 4 * (7 * 64 + 1)
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes"),
+    [
+        ("unheard_of", [[4]]),
+        ("matmul", [[4, 8]]),
+        ("matmul", [[4, 8], [4, 8]]),
+        ("matmul", [[], []]),
+        ("matmul", [[-1, 8], [8, 4]]),
+        ("conv2d", [[4], [4]]),
+        ("conv2d", [[1, 3, 8, 8], [4, 2, 3, 3]]),
+        ("flash_attn", [[4, 8], [4, 8]]),
+    ],
+)
+def test_unknown_work_is_none(operator: str, shapes: list[list[int]]) -> None:
+    assert work(operator, *shapes) is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+NAMES = st.sampled_from(["X0", "X1", "X", "Y", "q", "k"])
+SHAPES = st.dictionaries(
+    NAMES, st.lists(st.lists(st.integers(-1, 1 << 62), max_size=5), max_size=2), max_size=3
+)
+
+
+@given(
+    st.sampled_from(["matmul", "conv2d", "flash_attn", "add", "adamw_", "embedding", "concat"]),
+    SHAPES,
+    st.dictionaries(st.sampled_from(["X2", "X3", "X4", "X5", "X6", "X7"]), JSON),
+)
+def test_any_inputs_have_some_work_or_none(
+    operator: str, shapes: dict[str, Any], attributes: dict[str, Any]
+) -> None:
+    found = work_of(operator, json.dumps(shapes), None, json.dumps(attributes))
+    assert found is None or found.flops >= 0
+
+
+def test_a_table_of_events() -> None:
+    names = ["ProfileStep#0", "matmul dygraph", "mystery dygraph", "matmul dygraph"]
+    product = '{"X0":[[4,8]],"X1":[[8,2]]}'
+    huge = '{"X0":[[4611686018427387904,8]],"X1":[[8,2]]}'
+    dtypes = '{"X0":["float32"],"X1":["float32"]}'
+    events = pl.DataFrame(
+        {
+            "name": names,
+            "shapes": [None, product, product, huge],
+            "dtypes": [None, dtypes, dtypes, dtypes],
+            "attributes": [None] * 4,
+        },
+        schema=dict.fromkeys(("name", "shapes", "dtypes", "attributes"), pl.Categorical()),
+    )
+    assert work_of_operators(events).rows() == [
+        (1, 128, 4 * (32 + 16 + 8)),
+        (2, None, None),
+        (3, None, None),
+    ]
+    assert work_of_operators(events[:1]).is_empty()

@@ -1,0 +1,204 @@
+"""What operators are called with, recorded with Paddle, and joined to Paddle's own events."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import ppprof
+from ppprof import rundir
+from ppprof.trace import read_window
+
+paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+pytestmark = pytest.mark.paddle
+
+from paddle import nn  # noqa: E402
+
+from ppprof.capture import postprocess  # noqa: E402
+from ppprof.capture.recording.operator_calls import OperatorCallRecorder  # noqa: E402
+from tests.capture.fake_helper import NO_TRACES  # noqa: E402
+from tests.jobs import toy  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the raw files in place."""
+    monkeypatch.setattr(postprocess, "_COMMAND", NO_TRACES)
+
+
+def operators(log: Path, step: Callable[[], Any], **block: Any) -> pl.DataFrame:
+    """Return the operators of a window of two steps: name, shapes and dtypes."""
+    profiler = {"enable": True, "scheduler": [1, 3], "profiler_log": str(log), **block}
+    with ppprof.attach(profiler) as prof:
+        for _ in range(4):
+            step()
+            prof.step()
+    ((_, raw),) = rundir.raw_files(rundir.newest(log))
+    events = read_window(raw).events
+    return events.select(pl.col("name", "category", "shapes", "dtypes").cast(pl.String)).filter(
+        (pl.col("category") == "Operator") & pl.col("name").str.ends_with(" dygraph")
+    )
+
+
+@contextmanager
+def recording() -> Iterator[OperatorCallRecorder]:
+    """A recorder in a window."""
+    recorder = OperatorCallRecorder()
+    recorder.install()
+    try:
+        yield recorder
+    finally:
+        recorder.uninstall()
+
+
+def names(recorder: OperatorCallRecorder) -> list[str]:
+    recorded = recorder.take()
+    return [recorded.signatures[row].name for row in recorded.calls[:, 3] if row >= 0]
+
+
+def test_operators_that_python_calls_have_shapes(tmp_path: Path) -> None:
+    found = operators(tmp_path / "log", toy.training())
+    without = found.filter(pl.col("shapes").is_null())["name"].unique().to_list()
+    assert without == ["full dygraph"]  # it has no inputs
+    products = found.filter(pl.col("name") == "matmul dygraph").group_by("shapes").len()
+    expected = {  # batch 4, length 16, width 16, 2 heads, 50 words; per step
+        '{"X0":[[4,16,16]],"X1":[[16,16]]}': 4,  # query, key, value, output
+        '{"X0":[[4,2,16,8]],"X1":[[4,2,16,8]]}': 1,
+        '{"X0":[[4,2,16,16]],"X1":[[4,2,16,8]]}': 1,
+        '{"X0":[[4,16,16]],"X1":[[16,32]]}': 1,
+        '{"X0":[[4,16,32]],"X1":[[32,16]]}': 1,
+        '{"X0":[[4,16,16]],"X1":[[16,50]]}': 1,
+    }
+    assert dict(products.rows()) == {shapes: 2 * count for shapes, count in expected.items()}
+
+
+def test_shapes_are_off_on_request(tmp_path: Path) -> None:
+    found = operators(tmp_path / "log", toy.training(), record_shapes=False)
+    assert found["shapes"].null_count() == len(found) > 0
+    assert not list((tmp_path / "log/raw").glob("*.ops"))
+
+
+def test_methods_of_tensors_and_lists_of_tensors(tmp_path: Path) -> None:
+    x, y = paddle.ones([4, 8]), paddle.ones([8, 2], "float64")
+    image, kernel = paddle.ones([1, 3, 8, 8]), paddle.ones([5, 3, 3, 3])
+
+    def step() -> None:
+        _ = x @ y.astype("float32")
+        _ = 2.0 * x
+        _ = x[1:, :]
+        paddle.concat([x, x], axis=0)
+        nn.functional.conv2d(image, kernel, stride=2)
+
+    found = operators(tmp_path / "log", step)
+    assert {name: json.loads(shapes) for name, _, shapes, _ in found.drop_nulls().rows()} == {
+        "cast dygraph": {"X0": [[8, 2]]},
+        "matmul dygraph": {"X0": [[4, 8]], "X1": [[8, 2]]},
+        "scale dygraph": {"X0": [[4, 8]]},
+        "slice dygraph": {"X0": [[4, 8]]},
+        "concat dygraph": {"X0": [[4, 8], [4, 8]]},
+        "conv2d dygraph": {"X0": [[1, 3, 8, 8]], "X1": [[5, 3, 3, 3]]},
+    }
+
+
+def test_attributes_are_kept() -> None:
+    x = paddle.ones([4, 8])
+    with recording() as recorder:
+        paddle.matmul(x, x, transpose_y=True)
+        paddle.concat([x, x], axis=1)
+        nn.functional.conv2d(
+            paddle.ones([1, 4, 8, 8]), paddle.ones([6, 2, 3, 3]), stride=2, groups=2
+        )
+    signatures = {signature.name: signature for signature in recorder.take().signatures}
+    assert signatures["matmul"].attributes == {"transpose_y": True}
+    assert signatures["concat"].attributes["X1"] == 1
+    assert [2, 2] in signatures["conv2d"].attributes.values()
+    assert 2 in signatures["conv2d"].attributes.values()
+
+
+def test_functions_are_restored_everywhere() -> None:
+    before = {name: getattr(paddle._C_ops, name) for name in ("matmul", "relu", "linear")}
+    method, late = paddle.Tensor.__add__, types.ModuleType("imported_in_a_window")
+    sys.modules[late.__name__] = late
+    try:
+        with recording() as recorder:
+            assert paddle._C_ops.matmul is not before["matmul"]
+            late.matmul = paddle._C_ops.matmul  # type: ignore[attr-defined]
+            wrapper = paddle._C_ops.relu
+        assert late.matmul is before["matmul"]  # type: ignore[attr-defined]
+    finally:
+        del sys.modules[late.__name__]
+    assert {name: getattr(paddle._C_ops, name) for name in before} == before
+    assert paddle.Tensor.__add__ is method
+    recorder.take()
+    wrapper(paddle.ones([2]))  # one that somebody has kept
+    assert len(recorder.take().calls) == 0
+
+
+def test_each_thread_has_its_own_calls() -> None:
+    ids: list[int] = []
+
+    def train() -> None:
+        ids.append(threading.get_native_id())
+        nn.functional.relu(paddle.ones([3]))
+
+    with recording() as recorder:
+        for _ in range(2):
+            thread = threading.Thread(target=train)
+            thread.start()
+            thread.join()
+    recorded = recorder.take()
+    (relu,) = [row for row, each in enumerate(recorded.signatures) if each.name == "relu"]
+    assert recorded.calls[recorded.calls[:, 3] == relu, 0].tolist() == ids
+
+
+def test_a_forked_worker_records_nothing() -> None:
+    with recording() as recorder:
+        child = os.fork()
+        if not child:
+            os._exit(int(recorder._window is not None))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        nn.functional.relu(paddle.ones([3]))
+    assert "relu" in names(recorder)
+
+
+def test_an_operator_that_raises_raises_as_before() -> None:
+    def fail() -> None:
+        paddle._C_ops.matmul(paddle.ones([2, 3]), paddle.ones([4, 5]), False, False)
+
+    with pytest.raises(ValueError, match=r"matmul|Input") as expected:
+        fail()
+    with recording() as recorder, pytest.raises(ValueError, match=r"matmul|Input") as caught:
+        fail()
+    assert str(caught.value).splitlines()[-1] == str(expected.value).splitlines()[-1]
+    assert "matmul" not in names(recorder)
+
+
+def test_a_compiled_function_computes_the_same(tmp_path: Path) -> None:
+    net = nn.Linear(4, 4)
+    x = paddle.ones([2, 4])
+    expected = net(x).numpy()
+    compiled = paddle.jit.to_static(net)
+    results: list[Any] = []
+    operators(tmp_path / "log", lambda: results.append(compiled(x).numpy()))
+    assert all((result == expected).all() for result in results)
+
+
+def test_signatures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ppprof.capture.recording.operator_calls._MOST_SIGNATURES", 3)
+    with recording() as recorder:
+        for size in range(1, 9):
+            nn.functional.relu(paddle.ones([size]))
+    recorded = recorder.take()
+    assert len(recorded.signatures) == 3
+    assert len(recorded.calls) >= 8
+    assert -1 in recorded.calls[:, 3]

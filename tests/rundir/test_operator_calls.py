@@ -1,0 +1,73 @@
+"""The file of operators' arguments: what is written is read, and damaged files are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ppprof.rundir.operator_calls import (
+    OperatorCalls,
+    Signature,
+    read_operator_calls,
+    write_operator_calls,
+)
+from ppprof.rundir.run_file import RunFile
+
+MATMUL = Signature(
+    "matmul", {"X0": [[2, 3]], "X1": [[3, 4]]}, {"X0": ["float32"], "X1": ["float32"]}, {"X2": True}
+)
+CONCAT = Signature("concat", {"X0": [[2], [3]]}, {"X0": ["int64", "int64"]}, {"X1": 0})
+CALLS = np.array([[7, 50, 60, 0, 0], [7, 10, 20, 1, -1], [5, 30, 40, -1, 0]], np.int64)
+
+
+def written(tmp_path: Path) -> RunFile:
+    file = RunFile(tmp_path, "raw/a.ops")
+    write_operator_calls(file, OperatorCalls([MATMUL, CONCAT], ["float32"], CALLS))
+    return file
+
+
+def test_calls_are_read_as_they_were_written_sorted_by_thread_and_start(tmp_path: Path) -> None:
+    recorded = read_operator_calls(written(tmp_path))
+    assert (recorded.signatures, recorded.dtypes) == ([MATMUL, CONCAT], ["float32"])
+    assert recorded.calls.tolist() == CALLS[[2, 1, 0]].tolist()
+
+
+def test_a_window_without_calls(tmp_path: Path) -> None:
+    file = RunFile(tmp_path, "a.ops")
+    write_operator_calls(file, OperatorCalls([], [], np.zeros((0, 5), np.int64)))
+    assert read_operator_calls(file).calls.shape == (0, 5)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"{", b"["),
+        (b'"matmul"', b'"mat\\u0000mul"'),
+        (b'"matmul"', b"1"),
+        (b"[[2,3]]", b"[2,3]"),
+        (b'"dtypes":["float32"]', b'"dtypes":[]'),
+        (b'{"X0":["float32"],', b'{"X3":["float32"],'),
+        (b'{"X0":["float32"],', b'{"X0":[],'),
+        (b'"signatures":[[', b'"signatures":[[],['),
+        (b"\n", b"\n0"),
+        (b"\n", b""),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, old: bytes, new: bytes) -> None:
+    file = written(tmp_path)
+    content = file.read(1 << 20)
+    assert old in content
+    file.write(content.replace(old, new, 1))
+    with pytest.raises(ValueError, match=r"."):
+        read_operator_calls(file)
+
+
+@pytest.mark.parametrize("row", [[7, 1, 2, 2, 0], [7, 1, 2, -2, 0], [7, 1, 2, 0, 1]])
+def test_a_row_that_does_not_exist_is_refused(tmp_path: Path, row: list[int]) -> None:
+    file = RunFile(tmp_path, "a.ops")
+    calls = OperatorCalls([MATMUL, CONCAT], ["float32"], np.array([row], np.int64))
+    write_operator_calls(file, calls)
+    with pytest.raises(ValueError, match="a row that does not exist"):
+        read_operator_calls(file)

@@ -1,0 +1,156 @@
+"""Arguments of operators, joined to the events that lie within the calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from ppprof.rundir.operator_calls import OperatorCalls, Signature, write_operator_calls
+from ppprof.rundir.run_file import RunFile
+from ppprof.trace import read_window
+from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
+
+DTYPES = ["float32", "bfloat16", "int64"]
+
+
+def call(name: str, *shapes: list[int], dtype: str = "float32") -> Signature:
+    """Return a signature of tensors of these shapes."""
+    inputs = {f"X{number}": [shape] for number, shape in enumerate(shapes)}
+    return Signature(name, inputs, {argument: [dtype] for argument in inputs}, {})
+
+
+def joined(
+    tmp_path: Path,
+    events: list[tuple[str, int, int]],
+    calls: list[tuple[Signature, int, int]],
+    result: int = 0,
+    thread: int = 31,
+) -> list[tuple[str, str | None, str | None]]:
+    """Return name, shapes and dtypes of the operators of a window.
+
+    Args:
+        tmp_path: where the window is written.
+        events: names, starts and ends of operators on thread 31.
+        calls: what was called on ``thread``, from when to when.
+        result: row in ``DTYPES`` of what each call returns.
+        thread: the thread of the calls.
+    """
+    spans = [span("Operator", f"{name} dygraph", start, end) for name, start, end in events]
+    raw = write(tmp_path / "window.pb", Thread(31, "main", tuple(spans)))
+    rows = [
+        [thread, EPOCH_NS + start, EPOCH_NS + end, row, result]
+        for row, (_, start, end) in enumerate(calls)
+    ]
+    recorded = OperatorCalls(
+        [signature for signature, *_ in calls], DTYPES, np.array(rows, np.int64).reshape(-1, 5)
+    )
+    write_operator_calls(RunFile(tmp_path, "window.ops"), recorded)
+    table = read_window(raw).events.select(pl.col("name", "shapes", "dtypes").cast(pl.String))
+    return [(name.removesuffix(" dygraph"), *inputs) for name, *inputs in table.rows()]
+
+
+def test_an_event_has_the_arguments_of_the_call_around_it(tmp_path: Path) -> None:
+    """
+    ::
+
+        calls    [relu] [matmul  ]      [relu]
+        events    relu    matmul   gelu  relu
+    """
+    assert joined(
+        tmp_path,
+        [("relu", 1, 4), ("matmul", 7, 9), ("gelu", 13, 15), ("relu", 21, 24)],
+        [
+            (call("relu", [4, 8]), 0, 5),
+            (call("matmul", [4, 8], [8, 2], dtype="bfloat16"), 6, 10),
+            (call("relu", [4, 2]), 20, 25),
+        ],
+    ) == [
+        ("relu", '{"X0":[[4,8]]}', '{"X0":["float32"]}'),
+        ("matmul", '{"X0":[[4,8]],"X1":[[8,2]]}', '{"X0":["bfloat16"],"X1":["bfloat16"]}'),
+        ("gelu", None, None),
+        ("relu", '{"X0":[[4,2]]}', '{"X0":["float32"]}'),
+    ]
+
+
+def test_a_linear_is_a_product_and_a_sum(tmp_path: Path) -> None:
+    assert joined(
+        tmp_path,
+        [("matmul", 1, 4), ("add", 5, 9)],
+        [(call("linear", [2, 16, 8], [8, 32], [32]), 0, 10)],
+    ) == [
+        ("matmul", '{"X0":[[2,16,8]],"X1":[[8,32]]}', '{"X0":["float32"],"X1":["float32"]}'),
+        ("add", '{"X0":[[2,16,32]],"X1":[[32]]}', '{"X0":["float32"],"X1":["float32"]}'),
+    ]
+
+
+def test_a_dtype_is_the_one_computed_in(tmp_path: Path) -> None:
+    """``auto_cast`` casts the arguments within the call."""
+    assert joined(
+        tmp_path,
+        [("cast", 1, 2), ("cast", 3, 4), ("matmul", 5, 9)],
+        [(call("matmul", [4, 8], [8, 2]), 0, 10)],
+        result=1,
+    ) == [
+        ("cast", None, None),
+        ("cast", None, None),
+        ("matmul", '{"X0":[[4,8]],"X1":[[8,2]]}', '{"X0":["bfloat16"],"X1":["bfloat16"]}'),
+    ]
+    assert joined(tmp_path, [("cast", 1, 2)], [(call("cast", [4, 8]), 0, 10)], result=1) == [
+        ("cast", '{"X0":[[4,8]]}', '{"X0":["float32"]}')
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "operators", "named"),
+    [
+        ("__add__", ["add"], "add"),
+        ("__truediv__", ["divide"], "divide"),
+        ("__mul__", ["scale"], "scale"),  # by a number
+        ("__ne__", ["full", "not_equal"], "not_equal"),  # the number becomes a tensor
+        ("relu_", ["relu_"], "relu_"),
+    ],
+)
+def test_methods_of_tensors(tmp_path: Path, method: str, operators: list[str], named: str) -> None:
+    events = [(name, 10 * place + 1, 10 * place + 4) for place, name in enumerate(operators)]
+    rows = joined(tmp_path, events, [(call(method, [4, 8]), 0, 100)])
+    assert [name for name, shapes, _ in rows if shapes == '{"X0":[[4,8]]}'] == [named]
+    assert [name for name, shapes, _ in rows if shapes is None] == operators[:-1]
+
+
+def test_a_reversed_method_has_its_arguments_in_the_order_of_the_operator(tmp_path: Path) -> None:
+    ((_, shapes, _),) = joined(
+        tmp_path, [("matmul", 1, 4)], [(call("__rmatmul__", [8, 2], [4, 8]), 0, 5)]
+    )
+    assert shapes == '{"X0":[[4,8]],"X1":[[8,2]]}'
+
+
+def test_a_call_within_a_call_is_the_one_that_counts(tmp_path: Path) -> None:
+    rows = joined(
+        tmp_path,
+        [("relu", 11, 14), ("outer", 50, 60)],
+        [(call("outer", [1]), 0, 100), (call("relu", [2]), 10, 20), (call("gelu", [3]), 30, 40)],
+    )
+    assert [shapes for _, shapes, _ in rows] == ['{"X0":[[2]]}', '{"X0":[[1]]}']
+
+
+def test_what_belongs_to_no_call_has_no_shapes(tmp_path: Path) -> None:
+    relu = call("relu", [4])
+    for start, end in ((2, 5), (0, 3), (5, 9)):  # the event ends later, or begins earlier
+        assert joined(tmp_path, [("relu", 1, 4)], [(relu, start, end)]) == [("relu", None, None)]
+    assert joined(tmp_path, [("relu", 1, 4)], [(relu, 0, 5)], thread=32) == [("relu", None, None)]
+    assert joined(tmp_path, [("a", 1, 2), ("b", 3, 4)], [(call("c", [4]), 0, 5)]) == [
+        ("a", None, None),
+        ("b", None, None),
+    ]
+    assert joined(tmp_path, [("relu", 1, 4)], []) == [("relu", None, None)]
+
+
+def test_a_damaged_file_costs_the_shapes_and_is_counted(tmp_path: Path) -> None:
+    joined(tmp_path, [("relu", 1, 4)], [(call("relu", [4]), 0, 5)])
+    (tmp_path / "window.ops").write_bytes(b"{}")
+    trace = read_window(tmp_path / "window.pb")
+    assert trace.skipped == {"files of operator shapes": 1}
+    assert trace.events["shapes"].null_count() == len(trace.events)
