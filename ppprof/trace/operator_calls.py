@@ -133,7 +133,8 @@ def _inputs(
         num_others: number of the call's other operators.
     """
     call = recorded.signatures[signature]
-    shapes, dtypes, attributes = dict(call.shapes), dict(call.dtypes), call.attributes
+    shapes: dict[str, Any] = dict(call.shapes)
+    dtypes: dict[str, Any] = dict(call.dtypes)
     if num_casts and num_others:  # `auto_cast` converts arguments ahead of the operator
         computed = recorded.dtypes[result] if result >= 0 else None
         if operator == "cast" or computed not in _FLOATS:
@@ -153,7 +154,7 @@ def _inputs(
         dtypes = {"X0": dtypes["X0"], "X1": dtypes["X2"]}
     elif operator not in (name, name.rstrip("_")) and num_others != 1:
         return _NONE
-    return _text(shapes), _text(dtypes), _text(attributes)
+    return _text(shapes), _text(dtypes), _text(call.attributes)
 
 
 def _operator_name(call: Signature) -> str:

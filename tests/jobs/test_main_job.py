@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 import ppprof
-from ppprof.analysis.efficiency.work import work_of_operators
+from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.rundir.clocks import read_clocks
 from ppprof.trace import read
 from tests.jobs.launching import CONFIGS, train

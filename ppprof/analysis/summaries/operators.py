@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.efficiency.work import work_of_operators
+from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.analysis.profile.grouping import STATS, grouped, ratio_of, sort_by
 from ppprof.analysis.profile.profile import Profile
 from ppprof.trace import REMOTE
@@ -57,7 +57,7 @@ def operators(profile: Profile) -> pl.DataFrame:
         - ``device``: device events that the operator itself launched; relative to the operator.
 
         CPU columns are null in rows of device events. flops is the sum over the calls of an
-        ``operator`` (`ppprof.analysis.efficiency.work`); null if it is unknown of one of them, as
+        ``operator`` (`ppprof.analysis.efficiency.operator_work`); null if it is unknown of one of them, as
         in a trace without shapes (Paddle's own table then has 0), and in all other rows.
     """
     ends = {call: ends_of(call) for call in profile.remote}

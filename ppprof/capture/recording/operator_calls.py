@@ -71,7 +71,7 @@ class OperatorCallRecorder:
     """Wrappers of the functions that call operators: `install` at the start of a window."""
 
     def __init__(self) -> None:
-        self._tensor: type = core.eager.Tensor
+        self._tensor: Any = core.eager.Tensor
         self._functions = {
             id(function): (name, function)
             for name, function in vars(_C_ops).items()
@@ -79,7 +79,7 @@ class OperatorCallRecorder:
         }
         self._wrappers: dict[int, _Call] = {}
         self._replaced: list[tuple[Any, str, _Call, _Call]] = []
-        self._parameter: type = EagerParamBase
+        self._parameter: Any = EagerParamBase
         self._window: _Window | None = None
         self._recorded = _Window()
         """The calls until `take`, also those of a window that is over."""
@@ -189,7 +189,7 @@ class OperatorCallRecorder:
                 thread = local.id
             except AttributeError:
                 thread = local.id = threading.get_native_id()
-            if is_cast_by_amp and type(result) is tensor:
+            if is_cast_by_amp and isinstance(result, tensor):
                 window.add((thread, start, end, row, id(result.dtype)))
             else:
                 window.add((thread, start, end, row, 0))
@@ -282,7 +282,7 @@ def _set(owner: Any, name: str, value: _Call) -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Record nothing in a worker that is forked within a window: nobody would take its calls."""
+    """Record nothing in a worker that is forked within a window: its calls would never be taken."""
     if _active is not None:
         _active._window = None
 

@@ -12,7 +12,7 @@ from ppprof.report.text.summary import TableOptions, render
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.saved_tables import to_json
-from tests.fixtures.timeline import Thread, kernel, launch, span, write
+from tests.fixtures.timeline import Shapes, Thread, kernel, launch, span, write
 
 
 def profile_of(tmp_path, *threads, **written):
@@ -139,3 +139,22 @@ def test_a_utilisation_that_is_no_number_is_unknown(text, tmp_path):
         ["CPU(System)", "50.00"],
     ]
     assert json.loads(to_json(profile))["tables"]["device"][0]["utilization"] is None
+
+
+def test_operators_with_shapes_have_flops(tmp_path):
+    lines = text_of(profile_of(tmp_path, *gpu_traces.training()), "op")
+    (row,) = (line for line in lines if line.startswith("matmul dygraph"))
+    # Six times [4, 128, 256] by [256, 1024].
+    assert int(row.split()[-1]) == 6 * 2 * (4 * 128) * 256 * 1024
+
+
+def test_flops_are_unknown_if_those_of_one_call_are(tmp_path):
+    known, unknown = (
+        Shapes({"X0": [shape], "X1": [[8, 2]]}, {"X0": ["float32"], "X1": ["float32"]})
+        for shape in ([4, 8], [4, 9])
+    )
+    calls = [span("Operator", "matmul dygraph", 10, 15).around(known)] * 2
+    for inputs, flops in ((known, 3 * 128), (unknown, None)):
+        last = span("Operator", "matmul dygraph", 20, 25).around(inputs)
+        thread = Thread(31, "main", (span("ProfileStep", "ProfileStep#0", 0, 90, *calls, last),))
+        assert summarize(profile_of(tmp_path, thread), "op")["flops"].to_list() == [flops]

@@ -140,7 +140,7 @@ def test_functions_are_restored_everywhere() -> None:
     assert {name: getattr(paddle._C_ops, name) for name in before} == before
     assert paddle.Tensor.__add__ is method
     recorder.take()
-    wrapper(paddle.ones([2]))  # one that somebody has kept
+    wrapper(paddle.ones([2]))  # one that other code has kept
     assert len(recorder.take().calls) == 0
 
 

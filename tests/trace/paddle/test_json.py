@@ -142,7 +142,8 @@ def test_the_tables_from_paddles_json(both):
     """Times within 1 us an event in them and 1 in 10**6; ratios within one hundredth."""
     exact, found = (Profile(read(path)) for path in both)
     for view in VIEWS:
-        tables = [summarize(profile, view) for profile in (found, exact)]
+        # Paddle drops shapes, and with them FLOPs, when it reads a file.
+        tables = [summarize(each, view).drop("flops", strict=False) for each in (found, exact)]
         texts = [table.select(_until_nul(cs.string() | cs.categorical())) for table in tables]
         numbers = [table.select(cs.numeric().cast(pl.Float64)) for table in tables]
         assert_frame_equal(*texts)

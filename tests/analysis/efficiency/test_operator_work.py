@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.analysis.efficiency.work import Work, work_of, work_of_operators
+from ppprof.analysis.efficiency.operator_work import Work, work_of, work_of_operators
 
 
 def work(
