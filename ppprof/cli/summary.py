@@ -13,7 +13,7 @@ import polars as pl
 from ppprof.analysis.profile.profile import SummaryOptions
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.summaries.across_ranks import ACROSS, WAYS, check_across
-from ppprof.analysis.summaries.views import VIEWS
+from ppprof.analysis.summaries.views import ALL_VIEWS, VIEWS
 from ppprof.cli.options import (
     Checks,
     add_format,
@@ -49,8 +49,8 @@ _VIEWS_CHANGED_BY = {
     "sorted_by": {"op", "kernel", "udf"},
     "thread_sep": {"op", "udf"},
     "op_detail": {"op"},
-    "row_limit": {"op", "kernel", "memcpy", "udf", "mem"},
-    "time_unit": set(VIEWS) - {"device", "mem"},
+    "row_limit": {"op", "kernel", "memcpy", "udf", "mem", "efficiency"},
+    "time_unit": set(ALL_VIEWS) - {"device", "mem"},
 }
 """The views that an option changes, keyed by its name, which is also its ``Profiler`` key."""
 
@@ -76,7 +76,7 @@ def register(subparsers: Any) -> None:
     add = parser.add_argument
     switch = argparse.BooleanOptionalAction
     add("paths", nargs="+", metavar="PATH", help="run directory or trace file")
-    add("--views", metavar="V,...", help=f"all, or some of {','.join(VIEWS)}")
+    add("--views", metavar="V,...", help=f"all (Paddle's nine), or some of {','.join(ALL_VIEWS)}")
     add(
         "--by",
         choices=WAYS,
@@ -173,13 +173,13 @@ def _views(text: str, by: str | None) -> tuple[str, ...]:
     if text == "all":
         return ACROSS if by else tuple(VIEWS)
     names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in VIEWS]
+    unknown = [name for name in names if name not in ALL_VIEWS]
     if unknown:
-        expected = f"all, or some of {', '.join(VIEWS)}"
+        expected = f"all, or some of {', '.join(ALL_VIEWS)}"
         raise UsageError(f"{', '.join(map(repr, unknown))}: expected {expected}")
     if by:
         check_across(names, by)
-    return tuple(view for view in VIEWS if view in names)
+    return tuple(view for view in ALL_VIEWS if view in names)
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ def _warn_of_no_effect(request: _Request, views: Sequence[str]) -> None:
                 "--%s: has no effect on %s; it changes %s",
                 name.replace("_", "-"),
                 ", ".join(views),
-                ", ".join(view for view in VIEWS if view in changes),
+                ", ".join(view for view in ALL_VIEWS if view in changes),
             )
 
 

@@ -20,7 +20,7 @@ from ppprof.analysis.summaries.across_ranks import (
     comparable,
     rank_view,
 )
-from ppprof.analysis.summaries.views import VIEWS, schema_of, summarize
+from ppprof.analysis.summaries.views import ALL_VIEWS, VIEWS, schema_of, summarize
 from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.run.selection import select_one
 from ppprof.rundir.recordings import Recording
@@ -126,9 +126,9 @@ def window_tables(
     `ppprof.run.run.Run.summary` describes the arguments and errors.
     """
     chosen = list(views)
-    unknown = [view for view in chosen if view not in VIEWS]
+    unknown = [view for view in chosen if view not in ALL_VIEWS]
     if unknown:
-        raise UsageError(f"view {unknown[0]!r}: expected one of {', '.join(VIEWS)}")
+        raise UsageError(f"view {unknown[0]!r}: expected one of {', '.join(ALL_VIEWS)}")
     return _tables(run, select_one(run, rank, window), chosen, steps, options)
 
 
@@ -308,7 +308,7 @@ def tables_of_profile(
     views: Collection[str],
     summarize_view: Callable[[Profile, str], pl.DataFrame] = summarize,
 ) -> WindowTables:
-    """Return the tables of a profile, in the order of `ppprof.analysis.summaries.views.VIEWS`.
+    """Return the tables of a profile, in the order of `ppprof.analysis.summaries.views.ALL_VIEWS`.
 
     Args:
         profile: the profile of a window.
@@ -323,7 +323,7 @@ def tables_of_profile(
         profile.steps,
         profile.sorted_by,
         profile.whole.skipped,
-        {view: summarize_view(profile, view) for view in VIEWS if view in views},
+        {view: summarize_view(profile, view) for view in ALL_VIEWS if view in views},
     )
 
 
@@ -364,8 +364,12 @@ def saved_tables(
         options: must agree with the saved tables; the sort key may be ``auto``.
 
     Raises:
-        InputError: the file is unreadable, or its tables have other steps or options.
+        InputError: the file is unreadable, its tables have other steps or options, or a view is not
+            among them.
     """
+    if not set(views) <= set(VIEWS):
+        missing = ", ".join(view for view in views if view not in VIEWS)
+        raise InputError(f"{path}: only tables are left of this window, no trace: no {missing}")
     identity, tables = read_tables(path)
     sorted_by = str(identity.get("sorted_by"))
     threads = [tables[view]["thread"] for view in ("op", "udf") if "thread" in tables[view].columns]

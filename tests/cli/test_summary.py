@@ -15,7 +15,7 @@ import pytest
 import tqdm
 
 from ppprof.analysis.profile.profile import Profile, SummaryOptions
-from ppprof.analysis.summaries.views import VIEWS, summarize
+from ppprof.analysis.summaries.views import ALL_VIEWS, summarize
 from ppprof.cli import main, summary
 from ppprof.config import ProfilerConfig
 from ppprof.report.text.summary import TableOptions, render
@@ -319,6 +319,22 @@ def test_only_tables_left_are_printed(tmp_path, capsys):
     ]
     assert main(["summary", str(run), "--steps", "1"]) == 3
     assert "only tables are left of this window, no trace" in capsys.readouterr().err
+    assert main(["summary", str(run), "--views", "op,efficiency"]) == 3
+    assert "no trace: no efficiency" in capsys.readouterr().err
+
+
+def test_efficiency_in_all_formats(trace, capsys):
+    text = printed(capsys, "a.pb", "--views", "efficiency")
+    assert titles(text) == ["Efficiency Summary"]
+    assert re.search(r"^matmul +\[4,128,256\] \[256,1024\] +bfloat16 +6 ", text, re.MULTILINE)
+    (window,) = json.loads(printed(capsys, "a.pb", "--views", "efficiency", "--format", "json"))
+    matmul, unknown = window["tables"]["efficiency"]
+    assert matmul["flops"] == 2 * (4 * 128) * 256 * 1024
+    assert unknown["name"] is None
+    header, *lines = printed(capsys, "a.pb", "--views", "efficiency", "--format", "csv").split()
+    assert header.startswith("path,rank,window,name,shapes,dtype,calls,time_ns,flops,bytes")
+    assert len(lines) >= 2
+    assert "| matmul " in printed(capsys, "a.pb", "--views", "efficiency", "--format", "md")
 
 
 def test_an_option_without_effect_is_reported(trace, capsys):
@@ -339,7 +355,7 @@ def test_every_problem_of_the_command_line_at_once(trace, capsys):
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "--views: 'ops': expected all, or some of " + ", ".join(VIEWS),
+        "--views: 'ops': expected all, or some of " + ", ".join(ALL_VIEWS),
         "--window: '-1': expected a whole number from 0",
         "--steps: steps '5:5': 5 is not after 5; no step is in it",
         "--sorted-by: sorted_by 'gpu': expected auto or one of cpu_total, cpu_avg, cpu_max, "

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 import polars as pl
 
+from ppprof.analysis.efficiency.efficiency import EFFICIENCY, efficiency
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.memory import MEMORY, memory
 from ppprof.analysis.summaries.operators import (
@@ -45,8 +46,11 @@ VIEWS: Mapping[str, Callable[[Profile], pl.DataFrame]] = {
     "udf": user_defined,
     "mem": memory,
 }
-"""The function that computes each view, keyed by the view's name in the config's ``summary`` block,
-in Paddle's order."""
+"""The function that computes each of Paddle's nine views, keyed by the view's name in the config's
+``summary`` block, in Paddle's order."""
+
+ALL_VIEWS: Mapping[str, Callable[[Profile], pl.DataFrame]] = {**VIEWS, "efficiency": efficiency}
+"""`VIEWS`, and the views that Paddle does not have."""
 
 SCHEMAS: Mapping[str, Mapping[str, pl.DataType]] = {
     "device": DEVICE,
@@ -58,8 +62,9 @@ SCHEMAS: Mapping[str, Mapping[str, pl.DataType]] = {
     "memcpy": SPANS,
     "udf": SPANS,
     "mem": MEMORY,
+    "efficiency": EFFICIENCY,
 }
-"""Columns and dtypes of each view; the functions in `VIEWS` document what each column holds."""
+"""Columns and dtypes of each view; the functions in `ALL_VIEWS` document what each column holds."""
 
 
 def schema_of(view: str, *, thread_sep: bool = False) -> Mapping[str, pl.DataType]:
@@ -69,7 +74,7 @@ def schema_of(view: str, *, thread_sep: bool = False) -> Mapping[str, pl.DataTyp
     ['thread', 'name', 'calls']
 
     Args:
-        view: one of `VIEWS`.
+        view: one of `ALL_VIEWS`.
         thread_sep: whether user-defined spans are listed thread by thread: ``udf`` then has thread
             as its first column. ``op`` has the column thread in any case.
     """
@@ -84,11 +89,11 @@ def summarize(profile: Profile, view: str) -> pl.DataFrame:
     (`ppprof.trace.unrecorded_device`); 0, as in Paddle, if the training ran on a CPU.
 
     Raises:
-        UsageError: ``view`` is not one of `VIEWS`.
+        UsageError: ``view`` is not one of `ALL_VIEWS`.
     """
-    if view not in VIEWS:
-        raise UsageError(f"view {view!r}: expected one of {', '.join(VIEWS)}")
-    table = VIEWS[view](profile)
+    if view not in ALL_VIEWS:
+        raise UsageError(f"view {view!r}: expected one of {', '.join(ALL_VIEWS)}")
+    table = ALL_VIEWS[view](profile)
     if profile.unrecorded_device:
         table = table.with_columns(
             pl.lit(None, dtype).alias(name)

@@ -20,7 +20,7 @@ import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.remote_calls import REMOTE, call_of
-from ppprof.analysis.summaries.views import VIEWS, summarize
+from ppprof.analysis.summaries.views import ALL_VIEWS, summarize
 from ppprof.errors import UsageError
 from ppprof.report.text.summary_notes import (
     DEVICE_NOTE,
@@ -101,7 +101,7 @@ def render_tables(tables: Mapping[str, pl.DataFrame], options: TableOptions) -> 
     """
     return "".join(
         str(table)
-        for view in VIEWS
+        for view in ALL_VIEWS
         if view in tables
         for table in _RENDERERS[view](tables[view], options)
     )
@@ -115,6 +115,7 @@ _WHY_EMPTY = {
     "memcpy": "no copies in this trace",
     "udf": "no spans of the training's own in this trace",
     "mem": "no memory events in this trace; Profiler.profile_memory: True records them",
+    "efficiency": "no operator times of the device in this trace",
 }
 
 
@@ -322,6 +323,64 @@ def _memory(table: pl.DataFrame, options: TableOptions) -> list[Table]:
     return tables
 
 
+def _efficiency(table: pl.DataFrame, options: TableOptions) -> list[Table]:
+    known = table.filter(pl.col("name").is_not_null())
+    shown, cut = options.limited(known.rows(named=True), "operators")
+    lines: list[Line] = [
+        (
+            row["name"],
+            _cut(row["shapes"], 48),
+            row["dtype"] or "-",
+            row["calls"],
+            options.time(row["time_ns"]),
+            _scaled(row["flops_per_s"], 1e12),
+            _scaled(row["bytes_per_s"], 1e9),
+            _scaled(row["flops_per_byte"], 1),
+            percent(row["roof_ratio"]),
+            row["bound"] or "-",
+            "-" if row["above_roof_ns"] is None else options.time(row["above_roof_ns"]),
+        )
+        for row in shown
+    ]
+    if table.is_empty():
+        return []
+    total_ns = int(table["time_ns"].sum())
+    unknown_ns = total_ns - int(known["time_ns"].sum())
+    preamble = [f"Work is unknown of {percent(unknown_ns / total_ns)}% of the operators' time"]
+    columns = [
+        *(Column("Operator", 20, grows=True), Column("Inputs", 24, grows=True)),
+        *(Column("Dtype", 8, grows=True), Column("Calls", 6), Column("Time", 10)),
+        *(Column("TFLOP/s", 8), Column("GB/s", 8), Column("FLOP/B", 8), Column("Roof(%)", 8)),
+        *(Column("Bound", 8), Column("Above roof", 10)),
+    ]
+    return [
+        Table(
+            "Efficiency Summary", columns, [*lines, *cut], options.time_unit, preamble, note=_ROOF
+        )
+    ]
+
+
+_ROOF = (
+    "Time: of the device, or of the CPU in a trace without a device; all calls.\n"
+    "Roof: the least time in which the device could compute or move it, divided by Time; - for an\n"
+    "unknown device. Above roof: the rest of Time, which the roof would save.\n"
+    "Gradients have no inputs recorded, so that their work is unknown."
+)
+
+
+def _scaled(value: float | None, unit: float) -> str:
+    """Format a number in a unit, with three digits; ``-`` for None.
+
+    >>> _scaled(312e12, 1e12), _scaled(1.5e9, 1e12), _scaled(None, 1)
+    ('312', '0.0015', '-')
+    """
+    return "-" if value is None else f"{value / unit:.3g}"
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 3]}..."
+
+
 _RENDERERS: Mapping[str, Callable[[pl.DataFrame, TableOptions], list[Table]]] = {
     "device": _device,
     "overview": _overview,
@@ -332,6 +391,7 @@ _RENDERERS: Mapping[str, Callable[[pl.DataFrame, TableOptions], list[Table]]] = 
     "memcpy": _memory_manipulation,
     "udf": _user_defined,
     "mem": _memory,
+    "efficiency": _efficiency,
 }
 
 

@@ -1,0 +1,144 @@
+"""How close operators come to what their device can do, by operator and shapes of its inputs.
+
+::
+
+    FLOP/s |        _________ peak of the dtype
+           |      / *           compute: at best FLOPs / peak
+           |    /
+           |  / *               memory: at best bytes / bandwidth
+           |/_______________
+             FLOPs per byte
+
+The least time of a call is the larger of both. Its share of the measured time is the share of the roof.
+
+Source: Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model".
+"""
+
+from __future__ import annotations
+
+import msgspec
+import polars as pl
+
+from ppprof.analysis.efficiency.operator_work import work_of_operators
+from ppprof.analysis.profile.profile import Profile
+from ppprof.hardware import Device, known_device
+
+EFFICIENCY: dict[str, pl.DataType] = {
+    "name": pl.String(),
+    "shapes": pl.String(),
+    "dtype": pl.String(),
+    "calls": pl.Int64(),
+    "time_ns": pl.Int64(),
+    "flops": pl.Int64(),
+    "bytes": pl.Int64(),
+    "flops_per_s": pl.Float64(),
+    "bytes_per_s": pl.Float64(),
+    "flops_per_byte": pl.Float64(),
+    "roof_ratio": pl.Float64(),
+    "bound": pl.String(),
+    "above_roof_ns": pl.Int64(),
+}
+
+
+def efficiency(profile: Profile) -> pl.DataFrame:
+    """Return operators by name and shapes of their inputs, the largest possible saving first.
+
+    An operator has a row for each combination of shapes, dtype and attributes that differ in work.
+    Its time is that of the device work that it launched, or its CPU time in a trace without device
+    events; in both cases without that of operators that it calls. The table is empty if the trace
+    lacks the events of its device.
+
+    Returns:
+        name (without " dygraph"); shapes (``[4,128] [128,64]``); dtype (of the first input); calls;
+        time_ns of all calls; flops and bytes of one call (`operator_work`); flops_per_s;
+        bytes_per_s; flops_per_byte; roof_ratio (0 to 1 and, where the peak is not exact, above);
+        bound ("compute" or "memory"); above_roof_ns (time of all calls that the roof would save).
+
+        The last three are null for an unknown device, and for dtypes without a published peak.
+        The last row has the operators whose work is unknown: name, shapes and all after time_ns are
+        null. Operators without a call on the device are left out there.
+    """
+    tree = profile.tree
+    if profile.unrecorded_device:
+        return pl.DataFrame(schema=EFFICIENCY)
+    clock = "cpu_ns" if tree.devices.is_empty() else "device_ns"
+    is_operator = (tree.hosts["category"] == "Operator").to_numpy()
+    own_ns = tree.own(clock, is_operator, tree.enclosing(is_operator))
+    work = work_of_operators(profile.trace.events)
+    inputs = profile.trace.events.select(
+        pl.int_range(pl.len()).alias("row"), pl.col("shapes", "dtypes").cast(pl.String)
+    )
+    calls = (
+        tree.hosts.select("row", pl.col("name").cast(pl.String), time_ns=pl.Series(own_ns))
+        .filter(pl.Series(is_operator) & (pl.col("time_ns") > 0))
+        .join(work, on="row", how="left")
+        .join(inputs, on="row", how="left")
+    )
+    known = calls.filter(pl.col("flops").is_not_null()).with_columns(
+        pl.col("name").str.split(" ").list.first()
+    )
+    key = ["name", "shapes", "dtypes", "flops", "bytes"]
+    totals = [pl.len().cast(pl.Int64).alias("calls"), pl.col("time_ns").sum()]
+    rows = known.group_by(key, maintain_order=True).agg(totals)
+    texts = [_compact(*row) for row in rows.select("shapes", "dtypes").rows()]
+    rows = rows.with_columns(
+        shapes=pl.Series([shapes for shapes, _ in texts], dtype=pl.String),
+        dtype=pl.Series([dtype for _, dtype in texts], dtype=pl.String),
+    )
+    total_ns = pl.col("time_ns").cast(pl.Float64)
+    rows = rows.with_columns(
+        flops_per_s=pl.col("flops") * pl.col("calls") * 1e9 / total_ns,
+        bytes_per_s=pl.col("bytes") * pl.col("calls") * 1e9 / total_ns,
+        flops_per_byte=pl.when(pl.col("bytes") > 0).then(pl.col("flops") / pl.col("bytes")),
+    )
+    rows = _with_roof(rows, _device(profile)).sort(
+        "above_roof_ns", "time_ns", descending=True, nulls_last=True, maintain_order=True
+    )
+    unknown = calls.filter(pl.col("flops").is_null()).select(totals)
+    unknown = unknown.filter(pl.col("calls") > 0)
+    return pl.concat([rows, unknown], how="diagonal").select(
+        (pl.col(name) if name in rows.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in EFFICIENCY.items()
+    )
+
+
+def _with_roof(rows: pl.DataFrame, device: Device | None) -> pl.DataFrame:
+    """Add roof_ratio, bound and above_roof_ns."""
+    dtypes = rows["dtype"].unique().drop_nulls().to_list()
+    peaks = {dtype: device.peak_flops(dtype) for dtype in dtypes} if device is not None else {}
+    bandwidth = device.memory_bandwidth if device is not None else None
+    peak = pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64)
+    compute_ns = pl.col("flops") * 1e9 / peak
+    memory_ns = pl.col("bytes") * 1e9 / pl.lit(bandwidth, pl.Float64)
+    least_ns = pl.when(compute_ns >= memory_ns).then(compute_ns).otherwise(memory_ns)
+    rows = rows.with_columns(
+        least_ns=pl.when(compute_ns.is_not_null()).then(least_ns) * pl.col("calls"),
+        bound=pl.when(compute_ns >= memory_ns)
+        .then(pl.lit("compute"))
+        .when(compute_ns < memory_ns)
+        .then(pl.lit("memory")),
+    )
+    return rows.with_columns(
+        roof_ratio=pl.col("least_ns") / pl.col("time_ns"),
+        above_roof_ns=(pl.col("time_ns") - pl.col("least_ns")).clip(0).round().cast(pl.Int64),
+    )
+
+
+def _device(profile: Profile) -> Device | None:
+    """Return the device of the trace, if it is known and the only kind."""
+    if profile.tree.devices.is_empty():
+        return None
+    names = {str(device.get("name", "")) for device in profile.trace.devices}
+    return known_device(names.pop()) if len(names) == 1 else None
+
+
+def _compact(shapes: str, dtypes: str | None) -> tuple[str, str | None]:
+    """Return shapes as they are shown, and the dtype of the first input.
+
+    >>> _compact('{"X0":[[4,128]],"X1":[[128,64]]}', '{"X0":["float32"],"X1":["float32"]}')
+    ('[4,128] [128,64]', 'float32')
+    """
+    each = [shape for tensors in msgspec.json.decode(shapes).values() for shape in tensors]
+    text = " ".join(f"[{','.join(map(str, shape))}]" for shape in each)
+    first = [dtype for names in msgspec.json.decode(dtypes or "{}").values() for dtype in names]
+    return text, first[0] if first else None

@@ -1,0 +1,138 @@
+"""Operators against the roof of their device."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from ppprof.analysis.efficiency.efficiency import EFFICIENCY, efficiency
+from ppprof.analysis.profile.profile import Profile
+from ppprof.report.text.summary import TableOptions, render
+from ppprof.trace import read
+from tests.fixtures.timeline import Shapes, Span, Thread, kernel, launch, span, write
+
+A100 = "NVIDIA A100-SXM4-80GB"  # 312 TFLOP/s in bf16, 2039 GB/s
+
+
+def operator(
+    name: str, start: int, end: int, *shapes: list[int], device_ns: int = 0, dtype: str = "bfloat16"
+) -> Span:
+    """Return an operator that takes ``end - start`` on the host, and launches a kernel."""
+    inputs = {f"X{place}": [shape] for place, shape in enumerate(shapes)}
+    around: list[Any] = [Shapes(inputs, {name: [dtype] for name in inputs})] if shapes else []
+    if device_ns:
+        work = kernel("k", end, end + device_ns)
+        around.append(launch(start + 1, start + 2).around(work))
+    return span("Operator", name, start, end).around(*around)
+
+
+def profile_of(tmp_path: Path, *operators: Span, device: str = A100) -> Profile:
+    step = span("ProfileStep", "ProfileStep#0", 0, 10**9, *operators)
+    trace = read(write(tmp_path / "a.pb", Thread(31, "main", (step,))))
+    devices = ({"name": device}, {"name": device}) if trace.devices else ()
+    return Profile(dataclasses.replace(trace, devices=devices))
+
+
+def rows(table: pl.DataFrame, *columns: str) -> list[tuple[Any, ...]]:
+    return table.select(columns).rows()
+
+
+def test_a_matrix_product_is_bound_by_computing_and_a_sum_by_memory(tmp_path: Path) -> None:
+    n = 4096
+    table = efficiency(
+        profile_of(
+            tmp_path,
+            operator("matmul dygraph", 10, 20, [n, n], [n, n], device_ns=1_000_000),
+            operator("matmul dygraph", 30, 40, [n, n], [n, n], device_ns=3_000_000),
+            operator("add dygraph", 50, 60, [n, n], [n, n], device_ns=100_000),
+        )
+    )
+    assert rows(table, "name", "shapes", "dtype", "calls", "time_ns", "bound") == [
+        ("matmul", "[4096,4096] [4096,4096]", "bfloat16", 2, 4_000_000, "compute"),
+        ("add", "[4096,4096] [4096,4096]", "bfloat16", 1, 100_000, "memory"),
+    ]
+    product, total = table.rows(named=True)
+    assert product["flops"] == 2 * n**3
+    assert product["flops_per_s"] == pytest.approx(2 * 2 * n**3 / 4e-3)
+    assert product["roof_ratio"] == pytest.approx(2 * (2 * n**3 / 312e12) / 4e-3)
+    assert product["above_roof_ns"] == pytest.approx(4e6 - 2 * 2 * n**3 / 312e12 * 1e9, abs=1)
+    assert total["bytes"] == 3 * 2 * n * n
+    assert total["bytes_per_s"] == pytest.approx(3 * 2 * n * n / 1e-4)
+    assert total["roof_ratio"] == pytest.approx(3 * 2 * n * n / 2039e9 / 1e-4)
+    assert total["flops_per_byte"] == pytest.approx(1 / 6)
+
+
+def test_shapes_and_dtypes_have_rows_of_their_own_the_largest_saving_first(tmp_path: Path) -> None:
+    table = efficiency(
+        profile_of(
+            tmp_path,
+            operator("relu dygraph", 10, 20, [64], device_ns=1_000),
+            operator("relu dygraph", 30, 40, [128], device_ns=6_000),
+            operator("relu dygraph", 50, 60, [64], device_ns=2_000, dtype="float32"),
+            operator("relu dygraph", 70, 80, [64], device_ns=4_000),
+        )
+    )
+    assert rows(table, "shapes", "dtype", "calls", "time_ns") == [
+        ("[128]", "bfloat16", 1, 6_000),
+        ("[64]", "bfloat16", 2, 5_000),
+        ("[64]", "float32", 1, 2_000),
+    ]
+
+
+def test_unknown_work_is_the_last_row(tmp_path: Path) -> None:
+    table = efficiency(
+        profile_of(
+            tmp_path,
+            operator("mystery dygraph", 10, 20, [64], device_ns=7_000),
+            operator("Global_ReluGradNode", 30, 40, device_ns=2_000),
+            operator("full dygraph", 50, 60),
+            operator("relu dygraph", 70, 80, [64], device_ns=1_000),
+        )
+    )
+    assert rows(table, "name", "calls", "time_ns", "flops") == [
+        ("relu", 1, 1_000, 64),
+        (None, 2, 9_000, None),
+    ]
+
+
+def test_a_device_without_published_numbers_has_no_roof(tmp_path: Path) -> None:
+    relu = operator("relu dygraph", 10, 20, [64], device_ns=1_000)
+    (row,) = efficiency(profile_of(tmp_path, relu, device="Imaginary GPU")).rows(named=True)
+    assert (row["roof_ratio"], row["bound"], row["above_roof_ns"]) == (None, None, None)
+    assert row["flops_per_s"] == pytest.approx(64 / 1e-6)
+
+
+def test_on_a_cpu_the_time_is_the_operators_own(tmp_path: Path) -> None:
+    inner = operator("relu dygraph", 12, 18, [64])
+    outer = span("Operator", "recompute", 10, 20, inner)
+    table = efficiency(profile_of(tmp_path, outer))
+    assert rows(table, "name", "calls", "time_ns") == [("relu", 1, 6), (None, 1, 4)]
+    assert table["roof_ratio"].null_count() == 2
+
+
+def test_a_trace_without_operators_or_without_its_device_has_no_rows(tmp_path: Path) -> None:
+    assert efficiency(profile_of(tmp_path)).is_empty()
+    relu = operator("relu dygraph", 10, 20, [64])
+    trace = dataclasses.replace(profile_of(tmp_path, relu).whole, unrecorded_device="gpu:0")
+    table = efficiency(Profile(trace))
+    assert table.is_empty()
+    assert dict(table.schema) == EFFICIENCY
+
+
+def test_as_printed(tmp_path: Path) -> None:
+    profile = profile_of(
+        tmp_path,
+        operator("matmul dygraph", 10, 20, [4096, 4096], [4096, 4096], device_ns=1_000_000),
+        operator("mystery dygraph", 30, 40, [64], device_ns=250_000),
+    )
+    lines = render(profile, ["efficiency"], TableOptions()).splitlines()
+    assert "Work is unknown of 20.00% of the operators' time" in lines
+    (row,) = (line.split() for line in lines if line.startswith("matmul"))
+    assert row == [
+        *("matmul", "[4096,4096]", "[4096,4096]", "bfloat16", "1", "1.00", "137", "101"),
+        *("1.37e+03", "44.05", "compute", "0.56"),
+    ]
