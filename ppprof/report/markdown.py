@@ -38,7 +38,10 @@ def markdown(table: pl.DataFrame) -> str:
     from tabulate import tabulate
 
     cells = [
-        [code(cell) if column == "name" else cell for column, cell in zip(table.columns, row)]
+        [
+            code(cell) if column == "name" and cell is not None else cell
+            for column, cell in zip(table.columns, row)
+        ]
         for row in table.rows()
     ]
     formats = [f".{_DECIMALS.get(column.rpartition('_')[2], 0)}f" for column in table.columns]

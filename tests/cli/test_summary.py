@@ -334,7 +334,9 @@ def test_efficiency_in_all_formats(trace, capsys):
     header, *lines = printed(capsys, "a.pb", "--views", "efficiency", "--format", "csv").split()
     assert header.startswith("path,rank,window,name,shapes,dtype,calls,time_ns,flops,bytes")
     assert len(lines) >= 2
-    assert "| matmul " in printed(capsys, "a.pb", "--views", "efficiency", "--format", "md")
+    text = printed(capsys, "a.pb", "--views", "efficiency", "--format", "md")
+    assert "\n| `matmul` | [4,128,256] [256,1024] | bfloat16 |" in text
+    assert "\n|          |     " in text
 
 
 def test_an_option_without_effect_is_reported(trace, capsys):
