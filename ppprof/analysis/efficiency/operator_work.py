@@ -101,17 +101,23 @@ _Formula = Callable[[_Inputs], tuple[int, Shape]]
 
 def _matmul(inputs: _Inputs) -> tuple[int, Shape]:
     x, y = list(inputs.shape(0, "X", "x")), list(inputs.shape(1, "Y", "y"))
+    if inputs.attribute(2, "transpose_x", "transpose_X", "trans_x", default=False) is True:
+        x[-1:], x[-2:-1] = x[-2:-1], x[-1:]
+    if inputs.attribute(3, "transpose_y", "transpose_Y", "trans_y", default=False) is True:
+        y[-1:], y[-2:-1] = y[-2:-1], y[-1:]
+    return _product(x, y)
+
+
+def _addmm(inputs: _Inputs) -> tuple[int, Shape]:
+    return _product(list(inputs.shape(1)), list(inputs.shape(2)))
+
+
+def _product(x: list[int], y: list[int]) -> tuple[int, Shape]:
     if len(x) == 1:
         x = [1, *x]
     if len(y) == 1:
         y = [*y, 1]
-    if not x or not y:
-        raise _UnknownError
-    if inputs.attribute(2, "transpose_x", "transpose_X", "trans_x", default=False) is True:
-        x[-1], x[-2] = x[-2], x[-1]
-    if inputs.attribute(3, "transpose_y", "transpose_Y", "trans_y", default=False) is True:
-        y[-1], y[-2] = y[-2], y[-1]
-    if x[-1] != y[-2]:
+    if not x or not y or x[-1] != y[-2]:
         raise _UnknownError
     result = [*_broadcast([x[:-2], y[:-2]]), x[-2], y[-1]]
     return 2 * math.prod(result) * x[-1], result
@@ -237,11 +243,26 @@ _FORMULAS: dict[str, _Formula] = {
 }
 
 
+_TORCH: dict[str, _Formula] = {
+    **dict.fromkeys(("mm", "bmm", "mv", "dot"), _matmul),
+    **dict.fromkeys(("addmm", "baddbmm"), _addmm),
+    **dict.fromkeys(("add", "sub", "mul", "div", "maximum", "minimum", "where"), _elementwise),
+    **dict.fromkeys(("relu", "silu", "abs", "pow", "sqrt", "rsqrt", "exp", "log"), _per_element(1)),
+    **dict.fromkeys(("tanh", "sigmoid", "neg", "clamp_min"), _per_element(1)),
+    "gelu": _per_element(5),
+    **dict.fromkeys(("_softmax", "_log_softmax"), _per_element(3)),
+    "native_layer_norm": _per_element(8),
+    **dict.fromkeys(("sum", "mean", "max", "min", "argmax"), _reduction),
+    **dict.fromkeys(("copy_", "cat", "fill_", "zero_", "index_select"), _movement),
+}
+"""By the name after ``aten::``, only operators that call no other ones: those would count twice."""
+
+
 def work_of(operator: str, shapes: str, dtypes: str | None, attributes: str | None) -> Work | None:
     """Return the work of an operator; None for an unknown operator, or if its inputs do not say.
 
     Args:
-        operator: its name, such as ``matmul`` or ``adamw_``.
+        operator: its name, such as ``matmul`` or ``adamw_``; torch's ``aten::mm``.
         shapes: as in the column ``shapes`` of the events; dtypes and attributes likewise.
         dtypes: None if unknown.
         attributes: None if it has none.
@@ -250,7 +271,10 @@ def work_of(operator: str, shapes: str, dtypes: str | None, attributes: str | No
     Work(flops=65536, bytes=35840)
     >>> work_of("relu", "{}", None, None)
     """
-    formula = _FORMULAS.get(operator) or _FORMULAS.get(operator.rstrip("_"))
+    formulas, name = _FORMULAS, operator
+    if operator.startswith("aten::"):
+        formulas, name = _TORCH, operator[len("aten::") :]
+    formula = formulas.get(name) or formulas.get(name.rstrip("_"))
     if formula is None:
         return None
     try:

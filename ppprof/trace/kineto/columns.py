@@ -22,6 +22,7 @@ from ppprof.trace.json.values import (
     nanoseconds,
     texts,
 )
+from ppprof.trace.kineto.inputs import Inputs, inputs_of
 from ppprof.trace.schema import FRAMES, LEAST_FRAME_NS, conform
 
 
@@ -58,6 +59,9 @@ class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
     reserved: Scalar = msgspec.field(default=None, name="Total Reserved")
     device_type: Scalar = msgspec.field(default=None, name="Device Type")
     device_id: Scalar = msgspec.field(default=None, name="Device Id")
+    dims: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input type")
+    concrete: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Concrete Inputs")
 
 
 _NO_ARGS = KinetoArgs()
@@ -123,6 +127,10 @@ _COLLECTIVE_ARGS: Mapping[str, Any] = {
     **{"source": pl.String, "destination": pl.String, "ranks": pl.String, "dtype": pl.String},
 }
 _SEQUENCE_ARGS: Mapping[str, Any] = {"sequence": pl.Int64, "forward_thread": pl.Int64}
+_INPUTS = {
+    "index": pl.Int64(),
+    **dict.fromkeys(("shapes", "dtypes", "attributes"), pl.String()),
+}
 _DEVICE_ARGS: Mapping[str, Any] = {
     **{"correlation": pl.Int64, "device": pl.Int64, "context": pl.Int64, "stream": pl.Int64},
     **{"bytes": pl.Int64, "grid": pl.String, "block": pl.String},
@@ -157,6 +165,8 @@ class KinetoColumns:
         self._parts: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._collectives: defaultdict[str, list[pl.DataFrame]] = defaultdict(list)
         self._sequences: list[pl.DataFrame] = []
+        self._inputs: list[pl.DataFrame] = []
+        self._known_inputs: dict[tuple[bytes, bytes, bytes], Inputs] = {}
         self._frames: list[pl.DataFrame] = []
         self._num: Counter[str] = Counter()
 
@@ -192,6 +202,7 @@ class KinetoColumns:
         self._sequences.append(
             _rows_with(hosts, self._num["hosts"], attrgetter("sequence"), _SEQUENCE_ARGS)
         )
+        self._inputs.append(self._inputs_of(hosts, self._num["hosts"]))
         self._append("hosts", hosts, {})
         self._append("launches", by_kind["launches"], {"correlation": pl.Int64})
         self._append("devices", devices, _DEVICE_ARGS)
@@ -202,6 +213,22 @@ class KinetoColumns:
             (str(event.tid), str(event.args.name))
             for event in batch
             if event.name == "thread_name" and event.args
+        )
+
+    def _inputs_of(self, events: list[KinetoEvent], first: int) -> pl.DataFrame:
+        """Return the inputs of the operators among events, as `inputs` does."""
+        rows = []
+        known = self._known_inputs
+        for index, event in enumerate(events, first):
+            args = event.args
+            if args is None or not len(args.dims) or event.cat not in OPERATORS:
+                continue
+            key = (bytes(args.dims), bytes(args.types), bytes(args.concrete))
+            if key not in known:
+                known[key] = inputs_of(*(part.decode("utf-8", "replace") for part in key))
+            rows.append((index, *known[key]))
+        return pl.DataFrame(rows, _INPUTS, orient="row").with_columns(
+            pl.col(pl.String).cast(pl.Categorical)
         )
 
     def _unusual_kind(self, event: KinetoEvent) -> str | None:
@@ -282,6 +309,13 @@ class KinetoColumns:
         """
         table = pl.concat(self._frames).with_columns(pl.col("start_ns") + base_ns)
         return conform(table, FRAMES).drop_nulls()
+
+    def inputs(self) -> pl.DataFrame:
+        """Return the inputs of the operators that have any.
+
+        The columns are ``index``, as in `tables`, shapes, dtypes and attributes.
+        """
+        return pl.concat(self._inputs)
 
     def sequences(self) -> pl.DataFrame:
         """Return the args of the host events that have a sequence number.

@@ -127,6 +127,7 @@ def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) 
     columns.ignored["operators inside one of the same name"] += num_hosts - hosts.height
     forward = _forwards(hosts, numbered)
     hosts = _with_annotations(hosts, host_annotations, slack_ns)
+    hosts = hosts.join(columns.inputs(), on="index", how="left", maintain_order="left")
     launches, memory = _with_parent(hosts, launches), _with_parent(hosts, memory)
     launches = (
         launches.sort("parent", "index")

@@ -1,0 +1,84 @@
+"""The inputs of torch's operators, as the columns shapes, dtypes and attributes hold them.
+
+torch writes lists with an item for each argument::
+
+    "Input Dims":      [[16, 8], [], [[2], [3]]]
+    "Input type":      ["c10::BFloat16", "Scalar", "TensorList"]
+    "Concrete Inputs": ["", "True", ""]
+
+Source: ``saveExtraArgs`` and ``inputTypes`` in torch/csrc/profiler of pytorch/pytorch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+_DTYPES = {
+    **{"float": "float32", "double": "float64", "c10::Half": "float16"},
+    **{"c10::BFloat16": "bfloat16", "bool": "bool", "unsigned char": "uint8"},
+    **{"signed char": "int8", "short int": "int16", "short": "int16", "int": "int32"},
+    **{"long int": "int64", "long": "int64", "long long": "int64"},
+    **{"c10::Float8_e4m3fn": "float8_e4m3fn", "c10::Float8_e5m2": "float8_e5m2"},
+    **{"c10::complex<float>": "complex64", "c10::complex<double>": "complex128"},
+}
+"""Name of the C++ type of a tensor's elements -> dtype."""
+_TENSORS = "TensorList"
+_LONGEST = 200
+"""Longest text of a concrete input to keep: lists may have thousands of numbers."""
+
+Inputs = tuple["str | None", "str | None", "str | None"]
+"""Texts of the columns shapes, dtypes and attributes; see `ppprof.trace.operator_inputs`."""
+
+
+def inputs_of(dims: str, types: str, concrete: str) -> Inputs:
+    """Return the inputs of an operator; None for those that it lacks, or that are not of the form above.
+
+    >>> inputs_of('[[16, 8], []]', '["c10::Half", "Scalar"]', '["", "4"]')
+    ('{"X0":[[16,8]]}', '{"X0":["float16"]}', '{"X1":4}')
+    """
+    try:
+        shapes_of = msgspec.json.decode(dims, type=list[Any])
+        names = msgspec.json.decode(types, type=list[str])
+        values = msgspec.json.decode(concrete or "[]", type=list[Any])
+    except msgspec.DecodeError:
+        return None, None, None
+    shapes: dict[str, list[list[int]]] = {}
+    dtypes: dict[str, list[str]] = {}
+    attributes: dict[str, Any] = {}
+    for place, (shape, name) in enumerate(zip(shapes_of, names)):
+        argument = f"X{place}"
+        tensors = shape if name == _TENSORS else [shape]
+        if (name in _DTYPES or name == _TENSORS) and tensors and all(map(_is_shape, tensors)):
+            shapes[argument] = tensors
+            dtypes[argument] = [_DTYPES.get(name, "unknown")] * len(tensors)
+        elif place < len(values) and values[place] not in ("", None):
+            attributes[argument] = _value(values[place])
+    return _text(shapes), _text(dtypes), _text(attributes)
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int for size in value)
+
+
+def _value(text: Any) -> Any:
+    """Return a number, a list of numbers, True or False for its text; else the text.
+
+    >>> _value("[1, 2]"), _value("True"), _value("sum"), _value("1e-05")
+    ([1, 2], True, 'sum', 1e-05)
+    """
+    if not isinstance(text, str) or len(text) > _LONGEST:
+        return str(text)[:_LONGEST]
+    if text in ("True", "False"):
+        return text == "True"
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+    is_plain = isinstance(value, (int, float)) or _is_shape(value)
+    return value if is_plain else text
+
+
+def _text(inputs: dict[str, Any]) -> str | None:
+    return msgspec.json.encode(inputs, order="sorted").decode() if inputs else None
