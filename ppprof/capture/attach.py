@@ -52,6 +52,7 @@ from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.rundir.run_file import RunFile
 
 if TYPE_CHECKING:
+    from ppprof.capture.recording.operator_calls import OperatorCallRecorder
     from ppprof.capture.recording.windows import Windows
     from ppprof.config import ProfilerConfig
     from ppprof.topology import Topology
@@ -333,7 +334,6 @@ def _windows(
     try:
         from ppprof.capture.recording.collectives import Collectives
         from ppprof.capture.recording.fleet import FleetSpans
-        from ppprof.capture.recording.operator_calls import OperatorCallRecorder
         from ppprof.capture.recording.recorder import Recorder
         from ppprof.capture.recording.rpc import RpcCalls
         from ppprof.capture.recording.targets import Targets
@@ -344,13 +344,24 @@ def _windows(
             budget = DiskBudget(run, job.rank, max_trace_mb, profiler.formats)
         recorder = Recorder(profiler, prints, Targets(profiler.targets, run))
         wrappers = (Collectives(job.topology), FleetSpans(), RpcCalls())
-        operators = OperatorCallRecorder() if profiler.record_shapes else None
+        operators = _operators(job) if profiler.record_shapes else None
         return Windows(
             recorder, post_processor, run, job.rank, job.topology, budget, wrappers, operators
         )
     except Exception as error:
         pass_interruption(error)
         log.warning(f"rank {job.rank}: cannot record: {error}; the training goes on without")
+        return None
+
+
+def _operators(job: Job) -> OperatorCallRecorder | None:
+    try:
+        from ppprof.capture.recording.operator_calls import OperatorCallRecorder
+
+        return OperatorCallRecorder()
+    except Exception as error:  # another version of Paddle
+        pass_interruption(error)
+        log.warning(f"rank {job.rank}: cannot record shapes: {reason(error)}")
         return None
 
 

@@ -12,6 +12,7 @@ and a call takes 40 bytes.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -20,7 +21,8 @@ import threading
 import time
 import types
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -91,10 +93,10 @@ class OperatorCallRecorder:
     def install(self) -> None:
         """Wrap all functions, in all modules that are loaded now."""
         global _active
-        _active, self._window = self, self._recorded
-        for module in list(sys.modules.values()):
-            names = getattr(module, "__dict__", None)
-            if isinstance(names, dict) and module is not core.eager.ops:
+        _active = self
+        self._window = self._recorded = _Window()
+        for names in _namespaces():
+            if names is not vars(core.eager.ops):
                 self._replace(names)
         for name in (*(f"__{operator}__" for operator in _OPERATORS), *_METHODS):
             method = vars(self._tensor).get(name)
@@ -125,12 +127,10 @@ class OperatorCallRecorder:
             for key, wrapper in self._wrappers.items()
             if key in self._functions
         }
-        for module in list(sys.modules.values()):
-            names = getattr(module, "__dict__", None)
-            if isinstance(names, dict):
-                for name, value in list(names.items()):
-                    if id(value) in originals:
-                        names[name] = originals[id(value)]
+        for names in _namespaces():
+            for name, value in list(names.items()):
+                if id(value) in originals:
+                    names[name] = originals[id(value)]
 
     def take(self) -> OperatorCalls:
         """Return the calls since the last `take`, and forget them."""
@@ -154,6 +154,7 @@ class OperatorCallRecorder:
         is_update = name in _UPDATES
         is_cast_by_amp = name in _CAST_BY_AMP
 
+        @functools.wraps(function)  # so that it can be pickled, by its name
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             window = self._window
             if window is None:
@@ -272,6 +273,16 @@ def _tensors(part: Any) -> list[tuple[int, ...]]:
     items = part[1:] if part[0] is _LIST else (part,)
     are_tensors = all(isinstance(item, tuple) and item[0] is not _LIST for item in items)
     return list(items) if are_tensors else []
+
+
+def _namespaces() -> Iterator[dict[str, Any]]:
+    """Yield the namespace of each loaded module."""
+    for module in list(sys.modules.values()):
+        # `getattr` would load a module that waits for its first use.
+        with suppress(AttributeError):
+            names = object.__getattribute__(module, "__dict__")
+            if isinstance(names, dict):
+                yield names
 
 
 def _set(owner: Any, name: str, value: _Call) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import pickle
 import sys
 import threading
 import types
@@ -82,6 +84,18 @@ def test_operators_that_python_calls_have_shapes(tmp_path: Path) -> None:
     assert dict(products.rows()) == {shapes: 2 * count for shapes, count in expected.items()}
 
 
+def test_a_paddle_whose_functions_are_elsewhere_costs_the_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(recorder: OperatorCallRecorder) -> None:
+        raise AttributeError("no attribute 'eager'")
+
+    monkeypatch.setattr(OperatorCallRecorder, "__init__", missing)
+    found = operators(tmp_path / "log", toy.training())
+    assert found["shapes"].null_count() == len(found) > 0
+    assert "rank 0: cannot record shapes: no attribute 'eager'" in capsys.readouterr().err
+
+
 def test_shapes_are_off_on_request(tmp_path: Path) -> None:
     found = operators(tmp_path / "log", toy.training(), record_shapes=False)
     assert found["shapes"].null_count() == len(found) > 0
@@ -142,6 +156,39 @@ def test_functions_are_restored_everywhere() -> None:
     recorder.take()
     wrapper(paddle.ones([2]))  # one that other code has kept
     assert len(recorder.take().calls) == 0
+
+
+def test_a_module_that_waits_for_its_first_use_goes_on_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = importlib.util.find_spec("colorsys")
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "colorsys", module)
+    spec.loader.exec_module(module)
+    with recording():
+        pass
+    assert "rgb_to_hsv" not in object.__getattribute__(module, "__dict__")
+
+
+def test_functions_can_be_pickled_in_a_window() -> None:
+    functions = [paddle._C_ops.matmul, paddle._C_ops.relu, paddle.nn.functional.relu]
+    before = [pickle.dumps(function) for function in functions]
+    with recording():
+        wrappers = [paddle._C_ops.matmul, paddle._C_ops.relu, paddle.nn.functional.relu]
+        assert [pickle.dumps(function) for function in wrappers] == before
+    assert [pickle.loads(data) for data in before] == functions  # noqa: S301 (our own)
+
+
+def test_calls_of_a_window_that_is_dropped_are_not_in_the_next_one() -> None:
+    with recording() as recorder:
+        nn.functional.relu(paddle.ones([3]))
+    recorder.install()
+    nn.functional.gelu(paddle.ones([3]))
+    recorder.uninstall()
+    assert {"relu", "gelu"} & set(names(recorder)) == {"gelu"}
 
 
 def test_each_thread_has_its_own_calls() -> None:
