@@ -81,14 +81,18 @@ def test_what_torch_wrote_becomes_paddles(name, num_untold, suffix, tmp_path, ca
     )
     num_gradients = exact.events["forward"].count()
     assert num_gradients > 0
+    num_attributes = exact.events["attributes"].count()
     if suffix == ".pb":  # nor has a pb a place for what a gradient is the gradient of
-        messages = messages.with_columns(forward=pl.lit(None, pl.Int64))
+        nothing = pl.lit(None, pl.Categorical())
+        messages = messages.with_columns(forward=pl.lit(None, pl.Int64), attributes=nothing)
     assert_frame_equal(found.events, messages, categorical_as_str=True)
     assert exact.events.filter(on_device)["group"].count() == num_untold
     said = capsys.readouterr().err
     omitted = f"{num_untold} event annotations"
     assert (omitted in said) == (num_untold > 0)
     assert (f"{num_gradients} links from gradients to forward events" in said) == (suffix == ".pb")
+    is_lost = suffix == ".pb" and num_attributes > 0
+    assert (f"{num_attributes} operators' attributes" in said) == is_lost
 
 
 def test_device_events_without_a_launch_are_reported(tmp_path, capsys):

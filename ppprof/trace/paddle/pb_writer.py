@@ -37,7 +37,7 @@ def write_paddle_pb(trace: Trace, path: str | Path) -> Mapping[str, int]:
         Kind -> number of values that the format cannot hold, empty if nothing was omitted. The
         kinds are device events without a known launch, since the format stores a device event
         inside its launch; annotations that a name cannot hold; links from gradients to their
-        forward events; and shapes or dtypes in another form than Paddle's.
+        forward events; attributes of operators; and shapes or dtypes in another form than Paddle's.
 
     Raises:
         OSError: the file cannot be written.
@@ -51,6 +51,7 @@ def write_paddle_pb(trace: Trace, path: str | Path) -> Mapping[str, int]:
         (is_device & pl.col("parent").is_null()).sum().alias("device events without a launch"),
         (has_annotations().sum() - annotated.height).alias("event annotations"),
         pl.col("forward").count().alias("links from gradients to forward events"),
+        pl.col("attributes").count().alias("operators' attributes"),
     ).row(0, named=True)
     counts["inputs of operators"] = _num_without_message(trace.events)
     return {kind: count for kind, count in counts.items() if count}
