@@ -20,7 +20,8 @@ import numpy as np
 from ppprof.arrays import Int64
 from ppprof.rundir.run_file import RunFile
 
-_MOST_BYTES = 1 << 30
+_MOST_BYTES, _MOST_TEXT_BYTES = 256 << 20, 32 << 20
+"""Limits of the whole file, some 6 million calls, and of its line of JSON."""
 _COLUMNS = 5
 _NAME = re.compile(r"[A-Za-z_0-9]{1,100}")
 
@@ -75,6 +76,8 @@ def read_operator_calls(file: RunFile) -> OperatorCalls:
         ValueError: it is damaged.
     """
     text, _, numbers = file.read(_MOST_BYTES).partition(b"\n")
+    if len(text) > _MOST_TEXT_BYTES:
+        raise ValueError(f"a line of {len(text)} bytes")
     header = msgspec.json.decode(text, type=_Header)
     calls: Int64 = np.frombuffer(numbers, "<i8").astype(np.int64).reshape(-1, _COLUMNS)
     names = [signature.name for signature in header.signatures]

@@ -99,18 +99,22 @@ def _calls_around(operators: pl.DataFrame, calls: Int64) -> Int64:
     thread = operators["thread"].fill_null(-1).to_numpy()
     start = operators["start_ns"].to_numpy()
     end = start + operators["dur_ns"].to_numpy()
+    # Sort both together: ahead of each operator stands the last call that began until then.
+    is_operator = np.arange(len(calls) + len(operators)) >= len(calls)
+    starts, threads = np.append(calls[:, 1], start), np.append(calls[:, 0], thread)
+    order = np.lexsort((is_operator, starts, threads))
+    last = np.maximum.accumulate(np.where(is_operator[order], -1, order))
+    candidate = np.empty(len(operators), np.int64)
+    candidate[order[is_operator[order]] - len(calls)] = last[is_operator[order]]
     found = np.full(len(operators), -1, np.int64)
-    for number in np.unique(calls[:, 0]):
-        here = np.flatnonzero(thread == number)
-        rows = np.flatnonzero(calls[:, 0] == number)
-        candidate = np.searchsorted(calls[rows, 1], start[here], side="right") - 1
-        for _ in range(_MOST_NESTED):
-            is_known = candidate >= 0
-            is_around = is_known & (calls[rows[np.maximum(candidate, 0)], 2] >= end[here])
-            found[here[is_around]] = rows[candidate[is_around]]
-            here, candidate = here[is_known & ~is_around], candidate[is_known & ~is_around] - 1
-            if not len(here):
-                break
+    here = np.arange(len(operators))
+    for _ in range(_MOST_NESTED):
+        here = here[candidate[here] >= 0]
+        here = here[calls[candidate[here], 0] == thread[here]]
+        is_around = calls[candidate[here], 2] >= end[here]
+        found[here[is_around]] = candidate[here[is_around]]
+        here = here[~is_around]
+        candidate[here] -= 1
     return found
 
 

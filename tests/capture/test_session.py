@@ -289,18 +289,23 @@ def test_scalars_of_other_libraries_are_numbers(tmp_path: Path) -> None:
     assert [(r["num_samples"], r["num_tokens"]) for r in records] == [(8, 64)] * 5
 
 
-def test_a_forked_child_has_no_part_in_its_parents_window(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    windows = SimpleNamespace(
-        calls=tmp_path,
+def idle_windows(calls: Path, close: Callable[..., None]) -> Any:
+    """Return windows that record nothing."""
+    return SimpleNamespace(
+        calls=calls,
         saved=[],
         cut=set(),
         num_skipped=0,
         advance=lambda *_: True,
         fits=lambda *_: True,
-        close=lambda keep_empty, failed=False: None,
+        close=close,
     )
+
+
+def test_a_forked_child_has_no_part_in_its_parents_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = idle_windows(tmp_path, close=lambda keep_empty, failed=False: None)
     path = tmp_path / "steps.jsonl"
     with session(windows, TWICE, steps=StepLog(run_file(path))) as prof:  # type: ignore[arg-type]
         assert prof.is_active
@@ -321,15 +326,7 @@ def test_a_window_that_cannot_be_saved_at_the_end_is_one_warning(
     def close(keep_empty: bool, failed: bool = False) -> None:
         raise MemoryError
 
-    windows = SimpleNamespace(
-        calls=tmp_path,
-        saved=[],
-        cut=set(),
-        num_skipped=0,
-        advance=lambda *_: True,
-        fits=lambda *_: True,
-        close=close,
-    )
+    windows = idle_windows(tmp_path, close=close)
     with session(windows, Schedule.of((1, 5)), run=tmp_path) as prof:  # type: ignore[arg-type]
         for _ in range(3):
             prof.step()

@@ -11,6 +11,7 @@ import pytest
 from ppprof.rundir.operator_calls import OperatorCalls, Signature, write_operator_calls
 from ppprof.rundir.run_file import RunFile
 from ppprof.trace import read_window
+from ppprof.trace.operator_calls import with_operator_inputs
 from tests.fixtures.timeline import EPOCH_NS, Thread, span, write
 
 DTYPES = ["float32", "bfloat16", "int64"]
@@ -154,3 +155,25 @@ def test_a_damaged_file_costs_the_shapes_and_is_counted(tmp_path: Path) -> None:
     trace = read_window(tmp_path / "window.pb")
     assert trace.skipped == {"files of operator shapes": 1}
     assert trace.events["shapes"].null_count() == len(trace.events)
+
+
+def test_many_threads_take_no_longer_than_many_calls() -> None:
+    num = 200_000
+    names = pl.Series(["relu dygraph"] * num, dtype=pl.Categorical)
+    threads = np.arange(num)
+    events = pl.DataFrame(
+        {
+            "name": names,
+            "category": pl.Series(["Operator"] * num, dtype=pl.Categorical),
+            "thread": threads,
+            "start_ns": np.full(num, 10),
+            "dur_ns": np.full(num, 5),
+        }
+    ).with_columns(
+        pl.lit(None, pl.Categorical()).alias(c) for c in ("shapes", "dtypes", "attributes")
+    )
+    zeros = np.zeros(num, np.int64)
+    rows = np.stack([threads, zeros + 9, zeros + 16, zeros, zeros - 1], axis=1)
+    recorded = OperatorCalls([call("relu", [4])], DTYPES, rows)
+    found = with_operator_inputs(events, recorded)["shapes"].cast(pl.String)
+    assert found.unique().to_list() == ['{"X0":[[4]]}']

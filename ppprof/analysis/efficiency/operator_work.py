@@ -36,6 +36,9 @@ import polars as pl
 
 Shape = Sequence[int]
 
+_MOST_DIMS = 16
+"""Paddle's tensors have 9 dims at most, torch's 64 in theory."""
+
 _ITEM_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2"), 1),
     **dict.fromkeys(("int16", "float16", "bfloat16"), 2),
@@ -283,7 +286,10 @@ def work_of(operator: str, shapes: str, dtypes: str | None, attributes: str | No
             msgspec.json.decode(dtypes or "{}", type=dict[str, list[str]]),
             msgspec.json.decode(attributes or "{}", type=dict[str, Any]),
         )
-        if any(size < 0 for shape in inputs.all_shapes() for size in shape):
+        shapes_of_all = inputs.all_shapes()
+        if any(len(shape) > _MOST_DIMS for shape in shapes_of_all):
+            return None  # a product of thousands of sizes takes minutes
+        if any(size < 0 for shape in shapes_of_all for size in shape):
             return None  # unknown while a program was compiled
         flops, result = formula(inputs)
     except (_UnknownError, msgspec.DecodeError, TypeError, IndexError, ZeroDivisionError):

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import pickle
+import signal
 import sys
 import threading
 import types
@@ -249,3 +250,21 @@ def test_signatures_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(recorded.signatures) == 3
     assert len(recorded.calls) >= 8
     assert -1 in recorded.calls[:, 3]
+
+
+def test_an_exception_of_a_signal_handler_reaches_the_training() -> None:
+    class Interrupting(paddle.Tensor):  # type: ignore[misc]
+        @property
+        def shape(self) -> list[int]:
+            signal.raise_signal(signal.SIGUSR1)
+            return [2]
+
+    def preempted(number: int, frame: object) -> None:
+        raise TimeoutError("preempted")
+
+    previous = signal.signal(signal.SIGUSR1, preempted)
+    try:
+        with recording(), pytest.raises(TimeoutError, match=r"^preempted$"):
+            paddle._C_ops.relu(Interrupting(paddle.ones([2])))
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
