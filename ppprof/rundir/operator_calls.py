@@ -3,14 +3,18 @@
 The file is one line of JSON, then 5 little-endian int64 for each call of an operator from Python::
 
     {"signatures": [["matmul", {"X0": [[4,128]], "X1": [[128,64]]}, {"X0": ["float32"], ...}, {}]],
-     "dtypes": ["float32", "bfloat16"]}
+     "dtypes": ["float32", "bfloat16"],
+     "backwards": [[7, [["MatmulGradNode", 3, 2], ["GradNodeAccumulation", -1, 0]]]]}
     thread id | start_ns | end_ns | row of the signature or -1 | row of the result's dtype or -1
+
+A call of `RUN_BACKWARD` computes gradients. Of the first step's ones, the nodes are known in the order
+in which Paddle runs them, each with the call that created it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Union
 
@@ -23,6 +27,8 @@ from ppprof.rundir.run_file import RunFile
 _MOST_BYTES, _MOST_TEXT_BYTES = 256 << 20, 32 << 20
 """Limits of the whole file, some 6 million calls, and of its line of JSON."""
 _COLUMNS = 5
+RUN_BACKWARD = "run_backward"
+"""Name of the function that computes gradients."""
 _NAME = re.compile(r"[A-Za-z_0-9]{1,100}")
 
 Attribute = Union[bool, int, str, list[Union[bool, int, str]]]
@@ -41,9 +47,30 @@ class Signature(msgspec.Struct, array_like=True, frozen=True):
     """Arguments that are neither tensors nor real numbers."""
 
 
+class Node(msgspec.Struct, array_like=True, frozen=True):
+    """A node of the graph of gradients."""
+
+    name: str
+    """Its class, such as ``MatmulGradNode``."""
+    call: int
+    """Row of the call that created it; -1 if unknown."""
+    num_gradients: int
+    """How many gradients it computes: one for each input that needs one."""
+
+
+class Backward(msgspec.Struct, array_like=True, frozen=True):
+    """A call that computed gradients."""
+
+    call: int
+    """Its row."""
+    nodes: list[Node]
+    """In the order in which they ran."""
+
+
 class _Header(msgspec.Struct):
     signatures: list[Signature]
     dtypes: list[str]
+    backwards: list[Backward] = []
 
 
 @dataclass(frozen=True)
@@ -55,6 +82,8 @@ class OperatorCalls:
     """Names of element types."""
     calls: Int64
     """One row per call, columns as in the file; sorted by thread, then start."""
+    backwards: Sequence[Backward] = ()
+    """The calls of the window's first step that computed gradients, where that is known."""
 
 
 def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
@@ -63,7 +92,7 @@ def write_operator_calls(file: RunFile, calls: OperatorCalls) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    header = msgspec.json.encode(_Header(calls.signatures, calls.dtypes))
+    header = msgspec.json.encode(_Header(calls.signatures, calls.dtypes, list(calls.backwards)))
     file.write(b"\n".join([header, calls.calls.astype("<i8").tobytes()]))
 
 
@@ -89,7 +118,26 @@ def read_operator_calls(file: RunFile) -> OperatorCalls:
     if not all(map(_is_consistent, header.signatures)):
         raise ValueError("shapes without dtypes")
     order = np.lexsort((calls[:, 1], calls[:, 0]))
-    return OperatorCalls(header.signatures, header.dtypes, calls[order])
+    position = np.empty_like(order)
+    position[order] = np.arange(len(order))
+    backwards = [_moved(backward, position) for backward in header.backwards]
+    return OperatorCalls(header.signatures, header.dtypes, calls[order], backwards)
+
+
+def _moved(backward: Backward, position: Int64) -> Backward:
+    """Return the same with the rows to which the calls have moved.
+
+    Raises:
+        ValueError: a call does not exist.
+    """
+    rows = [backward.call, *(node.call for node in backward.nodes)]
+    if not all(-1 <= row < len(position) for row in rows) or backward.call < 0:
+        raise ValueError("a call that does not exist")
+    moved = [int(position[row]) if row >= 0 else -1 for row in rows]
+    nodes = [
+        Node(node.name, row, node.num_gradients) for node, row in zip(backward.nodes, moved[1:])
+    ]
+    return Backward(moved[0], nodes)
 
 
 def _is_consistent(signature: Signature) -> bool:

@@ -23,6 +23,8 @@ import polars as pl
 
 from ppprof.arrays import Int64
 from ppprof.rundir.operator_calls import OperatorCalls, Signature
+from ppprof.trace.gradient_calls import links_of_gradients
+from ppprof.trace.operator_inputs import NUM_GRADIENTS
 
 _SUFFIX = " dygraph"
 _METHODS = {
@@ -82,11 +84,36 @@ def with_operator_inputs(events: pl.DataFrame, recorded: OperatorCalls) -> pl.Da
     kinds = operators.select(key).unique()
     texts = [_inputs(recorded, **kind) for kind in kinds.iter_rows(named=True)]
     kinds = kinds.hstack(pl.DataFrame(texts, _INPUTS, orient="row"))
-    known = operators.join(kinds, on=key).filter(pl.col("shapes").is_not_null())
-    return events.with_columns(
-        events[name].cast(pl.String).scatter(known["row"], known[name]).cast(pl.Categorical)
-        for name in _INPUTS
+    operators = operators.join(kinds, on=key)
+    known = operators.filter(pl.col("shapes").is_not_null()).select("row", *_INPUTS)
+    links = links_of_gradients(events, operators, recorded)
+    gradients = links.join(
+        known.with_columns(pl.col("row").cast(pl.Int64)), left_on="forward", right_on="row"
     )
+    gradients = gradients.with_columns(attributes=_with_gradients(gradients))
+    known = pl.concat([known, gradients.select(known.columns)], how="vertical_relaxed")
+    forward = events["forward"].scatter(links["row"], links["forward"])
+    return events.with_columns(
+        forward,
+        *(
+            events[name].cast(pl.String).scatter(known["row"], known[name]).cast(pl.Categorical)
+            for name in _INPUTS
+        ),
+    )
+
+
+def _with_gradients(gradients: pl.DataFrame) -> pl.Series:
+    """Return the attributes of gradients: those of their operators, and how many are computed."""
+    kinds = gradients.select("attributes", "gradients").unique()
+    texts = [
+        _text({**msgspec.json.decode(text or "{}"), NUM_GRADIENTS: num})
+        for text, num in kinds.rows()
+    ]
+    kinds = kinds.with_columns(text=pl.Series(texts, dtype=pl.String))
+    key = ["attributes", "gradients"]
+    return gradients.join(kinds, on=key, how="left", nulls_equal=True, maintain_order="left")[
+        "text"
+    ]
 
 
 def _calls_around(operators: pl.DataFrame, calls: Int64) -> Int64:

@@ -6,7 +6,8 @@ In the events table, all but call stacks are JSON texts without white space, the
     {"X":["bfloat16"],"Y":["bfloat16"]}         name of the input -> dtype of each of its tensors
     {"transpose_y":true}                        other arguments; ppprof records them, Paddle does not
 
-ppprof names an argument by its keyword, or X0, X1... by its place. The protobuf has no attributes.
+ppprof names an argument by its keyword, or X0, X1... by its place. A gradient has the inputs of its
+operator, and the attribute `NUM_GRADIENTS`. The protobuf has no attributes.
 
 Sources: OperatorSupplementEventProto of paddle/fluid/platform/profiler/dump/nodetree.proto, and
 ``input_shapes``, ``input_dtypes`` and ``callstack`` in chrometracing_logger.cc.
@@ -28,6 +29,10 @@ INPUT_KEYS = {
     "callstack": "callstack",
 }
 """Column of `ppprof.trace.schema.EVENTS` -> key in the ``args`` of Paddle's JSON."""
+
+
+NUM_GRADIENTS = "gradients"
+"""The attribute of a gradient that says for how many inputs of its operator it is computed."""
 
 
 def compact(text: bytes) -> str | None:

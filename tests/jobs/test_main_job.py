@@ -88,21 +88,21 @@ def test_clocks_are_compared_at_attach_and_after_each_window(
         assert abs(reading.offset_ns) <= reading.error_ns < 200_000
 
 
-def test_matrix_products_of_a_forward_pass_are_a_third_of_the_models_flops(
-    two_rank_job: tuple[Path, str],
-) -> None:
+def test_matrix_products_are_the_models_flops(two_rank_job: tuple[Path, str]) -> None:
+    """Those of forward passes are a third, gradients are the rest."""
     run, _ = two_rank_job
     trace = read(next(run.glob("rank_00000_*_000.paddle_trace.json")), cache=False)
     work = work_of_operators(trace.events)
     steps = trace.events["step"].gather(work["row"])
     names = trace.events["name"].cast(pl.String).gather(work["row"])
-    products = work.with_columns(step=steps).filter(names == "matmul dygraph")
-    of_steps = products.group_by("step").agg(pl.col("flops").sum()).sort("step")
     lines = (run / "steps/rank_00000.jsonl").read_text().splitlines()
     num_flops = {record["step"]: record["num_flops"] for record in map(json.loads, lines)}
-    for step, flops in of_steps.rows():
-        assert 3 * flops == pytest.approx(num_flops[step], rel=0.01)
-    assert of_steps["step"].to_list() == [2, 3, 4]
+    for share, name in ((1 / 3, "matmul dygraph"), (2 / 3, "Global_MatmulGradNode")):
+        products = work.with_columns(step=steps).filter(names == name)
+        of_steps = products.group_by("step").agg(pl.col("flops").sum()).sort("step")
+        assert of_steps["step"].to_list() == [2, 3, 4]
+        for step, flops in of_steps.rows():
+            assert flops == pytest.approx(share * num_flops[step], rel=0.01)
 
 
 def test_almost_all_operators_of_forward_passes_have_shapes(
@@ -116,6 +116,16 @@ def test_almost_all_operators_of_forward_passes_have_shapes(
     operators = operators.filter(~no_inputs)
     missing = operators.filter(pl.col("shapes").is_null())["name"].value_counts()
     assert operators["shapes"].count() >= 0.995 * len(operators) > 100, missing.rows()
+
+
+def test_gradients_have_the_shapes_of_their_operators(two_rank_job: tuple[Path, str]) -> None:
+    run, _ = two_rank_job
+    events = read(next(run.glob("rank_00000_*_000.paddle_trace.json")), cache=False).events
+    gradients = events.filter(pl.col("name").cast(pl.String).str.starts_with("Global_"))
+    gradients = gradients.filter(pl.col("name") != "Global_GradNodeAccumulation")
+    missing = gradients.filter(pl.col("shapes").is_null())["name"].value_counts()
+    assert gradients["shapes"].count() >= 0.99 * len(gradients) > 100, missing.rows()
+    assert gradients["forward"].count() == gradients["shapes"].count()
 
 
 def test_traces_are_strict_json_and_windows_are_spans(two_rank_job: tuple[Path, str]) -> None:

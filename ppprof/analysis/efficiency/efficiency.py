@@ -19,7 +19,7 @@ from __future__ import annotations
 import msgspec
 import polars as pl
 
-from ppprof.analysis.efficiency.operator_work import work_of_operators
+from ppprof.analysis.efficiency.operator_work import operator_of_gradient, work_of_operators
 from ppprof.analysis.profile.profile import Profile
 from ppprof.hardware import Device, known_device
 
@@ -49,7 +49,8 @@ def efficiency(profile: Profile) -> pl.DataFrame:
     lacks the events of its device.
 
     Returns:
-        name (without " dygraph"); shapes (``[4,128] [128,64]``); dtype (of the first input); calls;
+        name (without " dygraph"; that of a gradient is ``matmul_grad``); shapes (for a gradient, of
+        its operator's inputs; ``[4,128] [128,64]``); dtype (of the first input); calls;
         time_ns of all calls; flops and bytes of one call (`operator_work`); flops_per_s;
         bytes_per_s; flops_per_byte; roof_ratio (0 to 1 and, where the peak is not exact, above);
         bound ("compute" or "memory"); above_roof_ns (time of all calls that the roof would save).
@@ -74,9 +75,10 @@ def efficiency(profile: Profile) -> pl.DataFrame:
         .join(work, on="row", how="left")
         .join(inputs, on="row", how="left")
     )
-    known = calls.filter(pl.col("flops").is_not_null()).with_columns(
-        pl.col("name").str.split(" ").list.first()
-    )
+    known = calls.filter(pl.col("flops").is_not_null())
+    names = known["name"].unique().to_list()
+    shown = {name: _shown(name) for name in names}
+    known = known.with_columns(pl.col("name").replace_strict(shown, return_dtype=pl.String))
     key = ["name", "shapes", "dtypes", "flops", "bytes"]
     totals = [pl.len().cast(pl.Int64).alias("calls"), pl.col("time_ns").sum()]
     rows = known.group_by(key, maintain_order=True).agg(totals)
@@ -130,6 +132,16 @@ def _device(profile: Profile) -> Device | None:
         return None
     names = {str(device.get("name", "")) for device in profile.trace.devices}
     return known_device(names.pop()) if len(names) == 1 else None
+
+
+def _shown(name: str) -> str:
+    """Return an operator's name as it is shown.
+
+    >>> _shown("matmul dygraph"), _shown("Global_LayerNormGradNode")
+    ('matmul', 'layer_norm_grad')
+    """
+    operator = operator_of_gradient(name)
+    return f"{operator}_grad" if operator is not None else name.partition(" ")[0]
 
 
 def _compact(shapes: str, dtypes: str | None) -> tuple[str, str | None]:

@@ -1,7 +1,8 @@
 """The floating point operations (FLOPs) and bytes of an operator, from its inputs.
 
 A multiplication and an addition are two FLOPs. Bytes are those of the inputs and of the result, each
-read or written once: the least that an operator can move. Sources: `paddle.utils.flops` for the
+read or written once: the least that an operator can move. A gradient reads the gradient of the result,
+writes one for each input that needs it, and reads the inputs, unless it does not depend on them. Sources: `paddle.utils.flops` for the
 formulas marked P; for the others the definition of the operator, counted by hand.
 
     ========================= ======================================== ======
@@ -18,6 +19,10 @@ formulas marked P; for the others the definition of the operator, counted by han
     sum, mean, max            one per element of the input
     adamw                     14 per parameter
     embedding, reshape...     0
+    ------------------------- ---------------------------------------- ------
+    gradient of matmul, conv  those of the operator for each gradient  P
+    gradient of attention     2.5 times those of the operator          FlashAttention 2, section 3
+    other gradients           those of the operator for each gradient, twice at most
     ========================= ======================================== ======
 
 Paddle's formula of a convolution with groups counts all input channels in each group; here they are
@@ -27,12 +32,15 @@ divided by the number of groups, as they are computed.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
 import polars as pl
+
+from ppprof.trace.operator_inputs import NUM_GRADIENTS
 
 Shape = Sequence[int]
 
@@ -46,6 +54,9 @@ _ITEM_BYTES = {
     **dict.fromkeys(("int64", "float64", "double", "complex64"), 8),
     "complex128": 16,
 }
+
+
+_WITHOUT_GRADIENT = ("int", "uint", "bool")
 
 
 class Work(NamedTuple):
@@ -86,16 +97,32 @@ class _Inputs:
         """Return the shapes of all tensors."""
         return [shape for each in self.shapes.values() for shape in each]
 
-    def num_bytes(self, result: Shape) -> int | None:
-        """Return the bytes of all tensors and of the result, whose dtype is that of the first one."""
-        total = 0
-        for name, shapes in self.shapes.items():
-            for shape, dtype in zip(shapes, self.dtypes.get(name, ())):
-                if dtype not in _ITEM_BYTES:
-                    return None
-                total += math.prod(shape) * _ITEM_BYTES[dtype]
-        first = next((dtypes[0] for dtypes in self.dtypes.values() if dtypes), "")
-        return total + math.prod(result) * _ITEM_BYTES[first] if first in _ITEM_BYTES else None
+    def num_bytes(self, result: Shape, is_read: bool, num_gradients: int) -> int | None:
+        """Return the bytes that are read and written; None if a dtype is unknown.
+
+        Args:
+            result: the shape of the result, whose dtype is that of the first tensor of real numbers.
+            is_read: whether the tensors are read.
+            num_gradients: number of tensors whose gradients are written.
+        """
+        tensors = [
+            (math.prod(shape), dtype)
+            for name, shapes in self.shapes.items()
+            for shape, dtype in zip(shapes, self.dtypes.get(name, ()))
+        ]
+        if not tensors or any(dtype not in _ITEM_BYTES for _, dtype in tensors):
+            return None
+        sizes = [size * _ITEM_BYTES[dtype] for size, dtype in tensors]
+        reals = [
+            size
+            for size, (_, dtype) in zip(sizes, tensors)
+            if not dtype.startswith(_WITHOUT_GRADIENT)
+        ]
+        first = next(
+            (dtype for _, dtype in tensors if not dtype.startswith(_WITHOUT_GRADIENT)), None
+        )
+        total = math.prod(result) * _ITEM_BYTES[first or tensors[0][1]]
+        return total + (sum(sizes) if is_read else 0) + sum(reals[:num_gradients])
 
 
 _Formula = Callable[[_Inputs], tuple[int, Shape]]
@@ -261,11 +288,36 @@ _TORCH: dict[str, _Formula] = {
 """By the name after ``aten::``, only operators that call no other ones: those would count twice."""
 
 
+_SUMS = frozenset(("add", "subtract", "scale", "sum", "mean", "mean_all", "elementwise_add"))
+"""Operators whose gradient does not depend on their inputs, beside those that only move data."""
+
+_GRADIENT = re.compile(r"Global_(\w+?)GradNode(Final)?")
+
+
+def operator_of_gradient(name: str) -> str | None:
+    """Return the operator of a gradient; None for other events.
+
+    >>> operator_of_gradient("Global_CrossEntropyWithSoftmaxGradNode")
+    'cross_entropy_with_softmax'
+    >>> operator_of_gradient("matmul dygraph"), operator_of_gradient("Global_GradNodeAccumulation")
+    (None, None)
+    """
+    match = _GRADIENT.fullmatch(name)
+    return re.sub(r"(?<!^)(?<![_A-Z])(?=[A-Z])", "_", match[1]).lower() if match else None
+
+
+def _gradient_flops(operator: str, flops: int, num_gradients: int) -> int:
+    if _FORMULAS[operator] is _attention:
+        return flops * 5 // 2
+    return flops * min(num_gradients, 2)
+
+
 def work_of(operator: str, shapes: str, dtypes: str | None, attributes: str | None) -> Work | None:
     """Return the work of an operator; None for an unknown operator, or if its inputs do not say.
 
     Args:
-        operator: its name, such as ``matmul`` or ``adamw_``; torch's ``aten::mm``.
+        operator: its name, such as ``matmul`` or ``adamw_``; torch's ``aten::mm``; for a gradient,
+            ``Global_MatmulGradNode``, with the arguments of its operator.
         shapes: as in the column ``shapes`` of the events; dtypes and attributes likewise.
         dtypes: None if unknown.
         attributes: None if it has none.
@@ -274,10 +326,12 @@ def work_of(operator: str, shapes: str, dtypes: str | None, attributes: str | No
     Work(flops=65536, bytes=35840)
     >>> work_of("relu", "{}", None, None)
     """
-    formulas, name = _FORMULAS, operator
+    of_gradient = operator_of_gradient(operator)
+    formulas, name = _FORMULAS, of_gradient or operator
     if operator.startswith("aten::"):
         formulas, name = _TORCH, operator[len("aten::") :]
-    formula = formulas.get(name) or formulas.get(name.rstrip("_"))
+    name = name if name in formulas else name.rstrip("_")
+    formula = formulas.get(name)
     if formula is None:
         return None
     try:
@@ -294,7 +348,16 @@ def work_of(operator: str, shapes: str, dtypes: str | None, attributes: str | No
         flops, result = formula(inputs)
     except (_UnknownError, msgspec.DecodeError, TypeError, IndexError, ZeroDivisionError):
         return None
-    return Work(flops, inputs.num_bytes(result))
+    if of_gradient is None:
+        return Work(flops, inputs.num_bytes(result, True, 0))
+    num_gradients = inputs.attributes.get(NUM_GRADIENTS)
+    if not isinstance(num_gradients, int) or num_gradients < 0:
+        return None
+    is_read = formula not in (_movement, _embedding) and name not in _SUMS
+    return Work(
+        _gradient_flops(name, flops, num_gradients),
+        inputs.num_bytes(result, is_read, num_gradients),
+    )
 
 
 def work_of_operators(events: pl.DataFrame) -> pl.DataFrame:

@@ -7,7 +7,8 @@ the shapes, dtypes and whole numbers among its arguments. `ppprof.trace.operator
 to the events that Paddle records within them.
 
 Calls of one step repeat in the next one. So each combination of function and arguments is kept once,
-and a call takes 40 bytes.
+and a call takes 40 bytes. In the first step of a window, the order of gradients is kept as well
+(`gradient_order`); the later steps have the same one as long as they call the same functions.
 """
 
 from __future__ import annotations
@@ -31,13 +32,17 @@ from paddle import _C_ops
 from paddle.base import core
 from paddle.base.framework import EagerParamBase
 
+from ppprof.arrays import Int64
+from ppprof.capture.recording.gradient_order import TooLongError, gradient_order
 from ppprof.capture.signals import pass_interruption
-from ppprof.rundir.operator_calls import OperatorCalls, Signature
+from ppprof.rundir.operator_calls import RUN_BACKWARD, Backward, Node, OperatorCalls, Signature
 
 log = logging.getLogger("ppprof")
 
 _Call = Callable[..., Any]
 _Key = tuple[Any, ...]
+_CallId = tuple[int, int]
+"""Thread and start of a call."""
 _KEYWORD, _LIST = object(), object()
 """Marks in a key, ahead of the name of a keyword argument, and of the items of a list."""
 
@@ -66,6 +71,8 @@ _CAST_BY_AMP = frozenset(
 )
 """Functions to note the result's dtype of, in which `auto_cast` makes them compute."""
 _ARGUMENTS = {"x": "X0", "y": "X1"}
+_MOST_WALK_NS = 50_000_000
+"""How long a window may look at graphs of gradients, in all."""
 
 _active: OperatorCallRecorder | None = None
 
@@ -103,6 +110,13 @@ class OperatorCallRecorder:
             method = vars(self._tensor).get(name)
             if method is not None:
                 self._put(self._tensor, name, method, self._wrapper(name, method))
+        eager = vars(core.eager)
+        run_backward = eager[RUN_BACKWARD]
+        self._put(eager, RUN_BACKWARD, run_backward, self._backward_wrapper(run_backward))
+
+    def end_step(self) -> None:
+        """Look at graphs of gradients no longer: those of the window's first step are enough."""
+        self._recorded.calls_of_nodes = None
 
     def _replace(self, names: dict[str, Any]) -> None:
         for name, value in list(names.items()):
@@ -141,7 +155,8 @@ class OperatorCallRecorder:
         position = {row: index for index, row in enumerate(signatures.values())}
         rows[:, 3] = [position.get(row, -1) for row in rows[:, 3].tolist()]
         rows[:, 4] = [self._dtypes.get(dtype, -1) for dtype in rows[:, 4].tolist()]
-        return OperatorCalls([self._signature(key) for key in signatures], list(_DTYPES), rows)
+        signatures_of_calls = [self._signature(key) for key in signatures]
+        return OperatorCalls(signatures_of_calls, list(_DTYPES), rows, window.backwards_of(rows))
 
     def _wrapper(self, name: str, function: _Call) -> _Call:
         key = id(function)
@@ -149,7 +164,7 @@ class OperatorCallRecorder:
             self._wrappers[key] = self._wrapped(name, function)
         return self._wrappers[key]
 
-    def _wrapped(self, name: str, function: _Call) -> _Call:
+    def _wrapped(self, name: str, function: _Call) -> _Call:  # noqa: C901 (each call would cost)
         now, local, tensor, parameter = time.time_ns, self._local, self._tensor, self._parameter
         described = self._described
         is_update = name in _UPDATES
@@ -194,6 +209,28 @@ class OperatorCallRecorder:
                 thread = local.id = threading.get_native_id()
             dtype = id(result.dtype) if is_cast_by_amp and isinstance(result, tensor) else 0
             window.add((thread, start, end, row, dtype))
+            if window.calls_of_nodes is not None:
+                window.note_node(result, (thread, start))
+            return result
+
+        return wrapper
+
+    def _backward_wrapper(self, function: _Call) -> _Call:
+        now = time.time_ns
+
+        @functools.wraps(function)
+        def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            window = self._window
+            if window is None:
+                return function(tensors, *args, **kwargs)
+            nodes = window.nodes_of(tensors)
+            start = now()
+            result = function(tensors, *args, **kwargs)
+            end = now()
+            thread = threading.get_native_id()
+            window.add((thread, start, end, window.row((RUN_BACKWARD,)), 0))
+            if nodes:
+                window.backwards[thread, start] = nodes
             return result
 
         return wrapper
@@ -247,6 +284,12 @@ class _Window:
         """Dtype and shape of each parameter, by its identity: reading them takes half a microsecond."""
         self.rows_of_updates: dict[int, int] = {}
         """Row of the signature of the operator that updates a parameter, by its identity."""
+        self.calls_of_nodes: dict[int, _CallId] | None = {}
+        """The call that created a node of the graph of gradients, by the node's address; None once
+        graphs are no longer looked at."""
+        self.backwards: dict[_CallId, list[tuple[str, _CallId | None, int]]] = {}
+        """The nodes of each graph, with the call that created them: see `Node`."""
+        self._walked_ns = 0
         self._kept: list[Any] = []
         self._rows = itertools.count()
 
@@ -264,6 +307,50 @@ class _Window:
                 return -1
             row = self.signatures.setdefault(key, next(self._rows))
         return row
+
+    def note_node(self, result: Any, call: _CallId) -> None:
+        """Note the node that will compute the gradients of a call."""
+        try:
+            calls = self.calls_of_nodes
+            tensor = result[0] if isinstance(result, (list, tuple)) else result
+            node = tensor.grad_fn
+            if node is not None and calls is not None:
+                calls[node.node_ptr()] = call
+        except Exception as error:  # no tensor
+            pass_interruption(error)
+
+    def nodes_of(self, tensors: Any) -> list[tuple[str, _CallId | None, int]]:
+        """Return the nodes that compute the gradients of tensors; empty if that is unknown."""
+        calls = self.calls_of_nodes
+        if calls is None:
+            return []
+        begin = time.monotonic_ns()
+        try:
+            order = gradient_order(tensors, begin + _MOST_WALK_NS - self._walked_ns)
+        except Exception as error:
+            pass_interruption(error)
+            if not isinstance(error, (TooLongError, AttributeError)):
+                log.debug("the graph of gradients is not recorded", exc_info=True)
+            self.calls_of_nodes = None
+            return []
+        self._walked_ns += time.monotonic_ns() - begin
+        found: dict[int, _CallId | None] = {}
+        for node in order:
+            found[node.address] = calls.get(node.address) or found.get(node.created_with)
+        return [(node.name, found[node.address], node.num_gradients) for node in order]
+
+    def backwards_of(self, rows: Int64) -> list[Backward]:
+        """Return the calls that computed gradients, with rows of calls in place of their starts."""
+        if not self.backwards:
+            return []
+        row_of: dict[_CallId | None, int] = {
+            (thread, start): row for row, (thread, start) in enumerate(rows[:, :2].tolist())
+        }
+        return [
+            Backward(row_of[call], [Node(name, row_of.get(by, -1), n) for name, by, n in nodes])
+            for call, nodes in list(self.backwards.items())
+            if call in row_of
+        ]
 
 
 def _tensors(part: Any) -> list[tuple[int, ...]]:

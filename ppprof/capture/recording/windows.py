@@ -173,6 +173,8 @@ class Windows:
         with self._lock:
             self._thread = threading.get_ident()
             self._recorder.end_step()
+            if self._operators is not None:
+                self._operators.end_step()
             self._num_steps += before.records
             if before is State.LAST:
                 self._save()

@@ -1,0 +1,79 @@
+"""The order in which Paddle computes gradients.
+
+Events of gradients say nothing of the operators whose gradients they are, so an event is joined to its
+operator by its place in this order. Paddle runs a node of the graph once all nodes that lead to it have
+run, the longest waiting one first, but nodes that add to the gradient of a parameter at once (Paddle 3.3,
+paddle/fluid/eager/backward.cc). A trace shows whether that holds: its events must have the names of the
+nodes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+_ACCUMULATION = "GradNodeAccumulation"
+
+
+class GraphNode(NamedTuple):
+    """A node of the graph of gradients."""
+
+    name: str
+    """Its class, such as ``MatmulGradNode``."""
+    address: int
+    """Where it lies in memory as long as the graph exists."""
+    num_gradients: int
+    """How many gradients it passes on."""
+    created_with: int
+    """Address of a node that needs its result, and that may have been created by the same call."""
+
+
+class TooLongError(Exception):
+    """There was not enough time to look at the graph."""
+
+
+def gradient_order(tensors: Iterable[Any], deadline_ns: int) -> list[GraphNode]:
+    """Return the nodes that compute the gradients of tensors, in the order in which they will run.
+
+    Takes some 5 us a node. The graph is not changed, and not kept.
+
+    Args:
+        tensors: what ``run_backward`` is called with.
+        deadline_ns: when to give up, on the clock of ``time.monotonic_ns``.
+
+    Raises:
+        TooLongError: it is later than ``deadline_ns``.
+        AttributeError: this Paddle does not show the graph.
+    """
+    roots = [tensor.grad_fn for tensor in tensors]
+    found: dict[int, tuple[str, list[int], int]] = {}
+    num_waited_for: Counter[int] = Counter()
+    unseen = deque((node.node_ptr(), node, 0) for node in roots if node is not None)
+    starts = [address for address, _, _ in unseen]
+    while unseen:
+        address, node, above = unseen.popleft()
+        if address in found:
+            continue
+        if time.monotonic_ns() > deadline_ns:
+            raise TooLongError
+        below = [
+            (each.node_ptr(), each, address) for each in node.next_functions if each is not None
+        ]
+        found[address] = (node.name(), [each[0] for each in below], above)
+        num_waited_for.update(found[address][1])
+        unseen.extend(below)
+    order: list[GraphNode] = []
+    ready = deque(starts)
+    while ready:
+        address = ready.popleft()
+        if ready and num_waited_for[address]:
+            continue
+        name, below_it, above = found[address]
+        order.append(GraphNode(name, address, len(below_it), above))
+        for other in below_it:
+            num_waited_for[other] -= 1
+            if num_waited_for[other] == 0:
+                (ready.appendleft if found[other][0] == _ACCUMULATION else ready.append)(other)
+    return order

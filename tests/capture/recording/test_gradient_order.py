@@ -1,0 +1,168 @@
+"""Gradients, joined to the operators whose gradients they are.
+
+Hooks of tensors are the reference: Paddle calls them when a gradient of the tensor is computed, just
+ahead of the gradient of the operator that made the tensor.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+import ppprof
+from ppprof import rundir
+from ppprof.trace import read_window
+
+paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+pytestmark = pytest.mark.paddle
+
+from paddle import nn  # noqa: E402
+from paddle.distributed.fleet.utils import recompute  # noqa: E402
+
+from ppprof.capture import postprocess  # noqa: E402
+from ppprof.capture.recording import operator_calls  # noqa: E402
+from tests.capture.fake_helper import NO_TRACES  # noqa: E402
+
+NUM_STEPS = 3
+PRODUCTS = "Global_MatmulGradNode"
+
+
+@pytest.fixture(autouse=True)
+def unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the raw files in place."""
+    monkeypatch.setattr(postprocess, "_COMMAND", NO_TRACES)
+
+
+class GroupedAttention(nn.Layer):  # type: ignore[misc]
+    """Attention with fewer keys than queries, whose gradients are not computed in reverse order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.output = nn.Linear(24, 24), nn.Linear(24, 24)
+        self.key, self.value = nn.Linear(24, 6), nn.Linear(24, 8)
+
+    def forward(self, x: Any) -> Any:
+        query, key, value = self.query(x), self.key(x), self.value(x)
+        keys, values = paddle.concat([key] * 4, -1), paddle.concat([value] * 3, -1)
+        weights = nn.functional.softmax(paddle.matmul(query, keys, transpose_y=True))
+        return x + self.output(weights @ values)
+
+
+def gradients(log: Path, step: Callable[[int], Any]) -> pl.DataFrame:
+    """Return the gradients of a window of three steps: all columns of events, and step from 0."""
+    profiler = {"enable": True, "scheduler": [1, 1 + NUM_STEPS], "profiler_log": str(log)}
+    with ppprof.attach(profiler) as prof:
+        for number in range(1 + NUM_STEPS):
+            step(number - 1)
+            prof.step()
+    ((_, raw),) = rundir.raw_files(rundir.newest(log))
+    events = read_window(raw).events.with_columns(
+        pl.col("name", "shapes", "dtypes", "attributes").cast(pl.String), pl.col("step") - 1
+    )
+    names = events.select(forward_name="name").with_row_index("forward")
+    return events.filter(pl.col("name").str.starts_with("Global_")).join(
+        names.with_columns(pl.col("forward").cast(pl.Int64)), on="forward", how="left"
+    )
+
+
+def weights_of(table: pl.DataFrame, step: int) -> list[list[int]]:
+    """Return the shapes of the weights in the products' gradients of a step."""
+    products = table.filter((pl.col("name") == PRODUCTS) & (pl.col("step") == step))
+    shapes = [json.loads(text)["X1"][0] for text in products["shapes"]]
+    return [shape for shape in shapes if len(shape) == 2]
+
+
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_gradients_have_the_shapes_of_their_operators(tmp_path: Path, recomputes: bool) -> None:
+    blocks = [GroupedAttention() for _ in range(3)]
+    order: list[list[int]] = []
+    for block in blocks:
+        for linear in block.children():
+
+            def hooked(layer: Any, inputs: Any, result: Any) -> None:
+                shape = list(layer.weight.shape)
+                if not result.stop_gradient:
+                    result.register_hook(lambda gradient: order.append(shape))
+
+            linear.register_forward_post_hook(hooked)
+    orders: dict[int, list[list[int]]] = {}
+
+    def step(number: int) -> None:
+        x = paddle.randn([2, 5 + number, 24])  # each step has another length
+        x.stop_gradient = False
+        order.clear()
+        for block in blocks:
+            x = recompute(block, x) if recomputes else block(x)
+        x.mean().backward()
+        orders[number] = list(order)
+
+    table = gradients(tmp_path / "log", step)
+    for number in range(NUM_STEPS):
+        assert weights_of(table, number) == orders[number]
+        assert len(orders[number]) == 12
+        rows = table.filter((pl.col("name") == PRODUCTS) & (pl.col("step") == number))
+        lengths = {json.loads(text)["X0"][0][1] for text in rows["shapes"]}
+        assert lengths == {5 + number}
+    assert orders[0][:4] != [[24, 24], [24, 8], [24, 6], [24, 24]]  # reverse order is wrong
+    linked = table.filter(pl.col("name") == PRODUCTS)
+    assert set(linked["forward_name"]) == {"matmul dygraph"}
+
+
+def test_a_step_that_does_something_else_has_no_shapes_of_gradients(tmp_path: Path) -> None:
+    net = nn.Linear(4, 8)
+
+    def step(number: int) -> None:
+        y = net(paddle.ones([2, 4]))
+        (nn.functional.relu(y) if number == 1 else y).mean().backward()
+
+    table = gradients(tmp_path / "log", step).filter(pl.col("name") == PRODUCTS)
+    assert table["shapes"].is_null().to_list() == [False, True, False]
+
+
+def test_only_gradients_that_are_computed_count(tmp_path: Path) -> None:
+    """The first layer's input is data, which needs no gradient."""
+    net = nn.Sequential(nn.Linear(4, 8, bias_attr=False), nn.Linear(8, 2, bias_attr=False))
+    table = gradients(tmp_path / "log", lambda _: net(paddle.ones([3, 4])).mean().backward())
+    products = table.filter(pl.col("name") == PRODUCTS)
+    assert products["attributes"].to_list() == NUM_STEPS * ['{"gradients":2}', '{"gradients":1}']
+
+
+def test_micro_batches(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
+
+    def step(number: int) -> None:
+        losses = [net(paddle.ones([size, 4])).mean() for size in (3, 5)]
+        for loss in losses:
+            loss.backward()
+
+    products = gradients(tmp_path / "log", step).filter(pl.col("name") == PRODUCTS)
+    sizes = [json.loads(text)["X0"][0] for text in products["shapes"]]
+    assert sizes == NUM_STEPS * [[3, 8], [3, 4], [5, 8], [5, 4]]
+
+
+def test_a_large_graph_costs_the_shapes_not_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operator_calls, "_MOST_WALK_NS", 0)
+    net = nn.Linear(4, 8)
+    table = gradients(tmp_path / "log", lambda _: net(paddle.ones([3, 4])).mean().backward())
+    assert len(table) == table["shapes"].null_count() > 0
+
+
+def test_graphs_are_not_kept() -> None:
+    net = nn.Linear(4, 8)
+    recorder = operator_calls.OperatorCallRecorder()
+    recorder.install()
+    try:
+        before = paddle.base.core.host_memory_stat_current_value("Allocated", 0)
+        net(paddle.ones([4096, 4])).mean().backward()
+        assert paddle.base.core.host_memory_stat_current_value("Allocated", 0) - before < 4096
+    finally:
+        recorder.uninstall()
+    (backward,) = recorder.take().backwards
+    assert [node.name for node in backward.nodes[:2]] == ["MeanGradNode", "AddGradNode"]
