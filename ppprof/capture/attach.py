@@ -97,6 +97,7 @@ def attach(
     topology: Topology | None = None,
     config: Mapping[str, Any] | None = None,
     device_peak_flops: float | None = None,
+    device_peak_gbps: float | None = None,
 ) -> ProfilerSession:
     """Return the profiler session of a training loop.
 
@@ -118,6 +119,8 @@ def attach(
         device_peak_flops: dense FLOP/s of one device in the data type of the training, for MFU; it
             is written into the manifest. None means the peak for bf16 and fp16 if the device is
             known (`ppprof.hardware`), else no MFU.
+        device_peak_gbps: bandwidth of one device's memory in GB/s, for the efficiency of operators;
+            it is written into the manifest. None means the vendor's number if the device is known.
 
     Returns:
         A context manager with ``step(num_samples, num_tokens, num_micro_batches, num_flops,
@@ -129,7 +132,7 @@ def attach(
     Raises:
         ConfigError: the mapping is not a valid ``Profiler`` block.
         UsageError: ``ranks``, ``print_ranks`` or ``trigger.ranks`` name ranks that the job does not
-            have, or ``device_peak_flops`` is not a positive, finite number.
+            have, or ``device_peak_flops`` or ``device_peak_gbps`` is not a positive, finite number.
 
         Any exception that a signal handler of the training raises meanwhile is raised, too.
     """
@@ -147,16 +150,18 @@ def attach(
             "attach() was called while an earlier session is open: the new session does nothing"
         )
         return NoopSession()
-    if device_peak_flops is not None and not _is_positive(device_peak_flops):
-        raise UsageError(
-            f"device_peak_flops: {device_peak_flops!r}: expected FLOP/s, a number above 0 "
-            "such as 312e12"
-        )
+    peaks = {"device_peak_flops": device_peak_flops, "device_peak_gbps": device_peak_gbps}
+    for (name, peak), usual in zip(peaks.items(), ("FLOP/s, 312e12", "GB/s, 2039")):
+        if peak is not None and not _is_positive(peak):
+            unit, example = usual.split(", ")
+            raise UsageError(
+                f"{name}: {peak!r}: expected {unit}, a number above 0 such as {example}"
+            )
     try:
         if device_peak_flops is None:
-            device_peak_flops = _device_peak_flops()
+            peaks["device_peak_flops"] = _device_peak_flops()
         with above_standard_streams():
-            return _attach(profiler, topology, config, device_peak_flops)
+            return _attach(profiler, topology, config, peaks)
     except PpprofError:
         raise
     except Exception as error:  # an unknown environment or version of Paddle
@@ -172,7 +177,7 @@ def _attach(
     profiler: ProfilerConfig,
     topology: Topology | None,
     config: Mapping[str, Any] | None,
-    device_peak_flops: float | None,
+    peaks: Mapping[str, float | None],
 ) -> RecordingSession:
     global _attached
     job = Job.here(topology)
@@ -184,7 +189,7 @@ def _attach(
         "profiler": profiler.to_mapping(),
         "config": config,
         "device": _device(),
-        "device_peak_flops": device_peak_flops,
+        **peaks,
     }
     key = agreement()
     shown = _run_directory(job, Path(profiler.profiler_log), manifest, key)
@@ -195,7 +200,7 @@ def _attach(
         clock_sync = _clock_sync(job, run, key, recorded)
         triggers = _triggers(profiler, schedule, job, run, key, recorded)
     clock = WindowClock(schedule, triggers, profiler.timer_only)
-    summary = PerfSummary(device_peak_flops)
+    summary = PerfSummary(peaks["device_peak_flops"])
     results = Results(
         job.rank,
         shown,

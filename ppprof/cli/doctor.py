@@ -47,6 +47,11 @@ def register(subparsers: Any) -> None:
     )
     add("-c", "--config", metavar="CFG", help="take Profiler.profiler_log from this YAML file")
     add("--nproc", metavar="N", help="also launch N ranks that reduce 1 MiB")
+    add(
+        "--measure",
+        action="store_true",
+        help="also measure FLOP/s and GB/s of the device, in 15 seconds more on an idle one",
+    )
     add("--format", choices=("text", "json"), default="text", help="default: text")
     parser.set_defaults(run_command=doctor)
 
@@ -65,10 +70,12 @@ def doctor(args: argparse.Namespace) -> int:
         log_dir = load_config(args.config).Profiler.profiler_log
     if is_remote(log_dir):
         raise UsageError(f"{log_dir}: a training writes to a local directory; copy the run later")
-    from ppprof.capture.doctor import PROBLEM, examine
+    from ppprof.capture.doctor import PROBLEM, examine, peaks
 
     log.info("checking this machine; this takes up to 30 seconds")
     found = examine(Path(log_dir), nproc)
+    if args.measure:
+        found += peaks.checks(peaks.measure())
     print(_as_json(found) if args.format == "json" else _as_text(found))
     return int(any(check.status == PROBLEM for check in found))
 

@@ -168,8 +168,8 @@ class ProfilerConfig:
     formats: tuple[TraceFormat, ...] = ("json",)
     """Formats of the traces. ``pb`` is Paddle's own format, which is smaller than ``json``."""
     with_flops: bool = False
-    """No effect; True logs a warning: no table of FLOPs by layer is printed. With ``record_shapes``,
-    the Operator Summary has the FLOPs of each operator. For MFU, pass ``num_flops`` to ``step()``."""
+    """Print a table of FLOPs and times by layer, forward and backward. It needs ``record_shapes``, as
+    does the column FLOPs of the Operator Summary."""
     emit_nvtx: bool = False
     """Emit NVTX ranges, for Nsight Systems."""
     targets: Union[Literal["auto"], tuple[Target, ...]] = "auto"
@@ -247,11 +247,13 @@ class ProfilerConfig:
         return tuple(shlex.split(command)) if isinstance(command, str) else command or ()
 
     def views(self) -> tuple[str, ...]:
-        """Return the names of the tables to print, in the order of `VIEWS`.
+        """Return the names of the tables to print: some of `VIEWS`, in their order, and ``layer``.
 
-        All tables if ``detailed`` is True, else the tables that ``summary`` selects.
+        All of `VIEWS` if ``detailed`` is True, else those that ``summary`` selects; ``layer`` if
+        ``with_flops`` is True.
         """
-        return tuple(view for view in VIEWS if self.detailed or getattr(self.summary, view))
+        chosen = tuple(view for view in VIEWS if self.detailed or getattr(self.summary, view))
+        return (*chosen, "layer") if self.with_flops else chosen
 
 
 def read_profiler(values: Any, key: Key, problems: Problems) -> ProfilerConfig:

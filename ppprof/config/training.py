@@ -36,7 +36,11 @@ class GlobalConfig:
     local_batch_size."""
     device_peak_flops: Optional[float] = knob(None, above=0)
     """Peak dense FLOP/s of one device in the training's data type, for MFU. Blank uses the bf16
-    and fp16 peak if ppprof knows the device; otherwise no MFU is computed."""
+    and fp16 peak if ppprof knows the device; otherwise no MFU is computed. ``ppprof doctor
+    --measure`` measures it."""
+    device_peak_gbps: Optional[float] = knob(None, above=0)
+    """Bandwidth of one device's memory in GB/s, for the efficiency of operators. Blank uses the
+    vendor's number if ppprof knows the device."""
 
 
 @dataclass(frozen=True)

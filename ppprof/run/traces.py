@@ -204,7 +204,12 @@ class TraceReader:
 
 def with_job_facts(trace: Trace, job: JobFacts) -> Trace:
     """Return the trace of a whole window with what is known about its job."""
-    return dataclasses.replace(with_device(trace, job.device), only_axis=job.only_axis)
+    return dataclasses.replace(
+        with_device(trace, job.device),
+        only_axis=job.only_axis,
+        stated_flops=job.peak_flops,
+        stated_bytes_per_s=job.peak_bytes_per_s,
+    )
 
 
 def launch_times_message(device: str) -> str:

@@ -91,6 +91,10 @@ class JobFacts(NamedTuple):
     """The device that the job ran on: ``gpu:0``, ``cpu``; None if unknown."""
     only_axis: str | None = None
     """The only axis with a degree above 1; None if there are several or the topology is unknown."""
+    peak_flops: float | None = None
+    """Peak FLOP/s of one device, as the job states it; None if unknown."""
+    peak_bytes_per_s: float | None = None
+    """Bandwidth of one device's memory, likewise."""
 
 
 def read_job_facts(run: PathLike) -> JobFacts:
@@ -107,7 +111,18 @@ def read_job_facts(run: PathLike) -> JobFacts:
     blocks = [manifest, *(block for block in manifest.values() if isinstance(block, Mapping))]
     devices = [block.get("device") for block in blocks]
     device = next((device for device in devices if isinstance(device, str) and device), None)
-    return JobFacts(device, axes[0] if len(axes) == 1 else None)
+    flops, gbps = (_positive(manifest.get(f"device_peak_{unit}")) for unit in ("flops", "gbps"))
+    return JobFacts(
+        device,
+        axes[0] if len(axes) == 1 else None,
+        flops,
+        gbps * 1e9 if gbps is not None else None,
+    )
+
+
+def _positive(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and 0 < value < 1e30 else None
 
 
 def _plain(value: Any) -> Any:

@@ -252,6 +252,10 @@ class Trace:
     only_axis: str | None = None
     """The axis of every group in the job, if its topology has a single axis with a degree above 1;
     None if it has several or is unknown."""
+    stated_flops: float | None = None
+    """Peak FLOP/s of one device as the job states it; None if it does not."""
+    stated_bytes_per_s: float | None = None
+    """Bandwidth of one device's memory, likewise."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Kind -> number of unreadable parts of the file; empty for an intact file."""
     ignored: Mapping[str, int] = field(default_factory=dict)

@@ -41,6 +41,7 @@ def train(config: Config) -> None:
         topology=config.topology,
         config=config.resolved,
         device_peak_flops=config.Global.device_peak_flops,
+        device_peak_gbps=config.Global.device_peak_gbps,
     )
     with profiler as session:
         trainer.fit(session)

@@ -1,18 +1,4 @@
-"""How close operators come to what their device can do, by operator and shapes of its inputs.
-
-::
-
-    FLOP/s |        _________ peak of the dtype
-           |      / *           compute: at best FLOPs / peak
-           |    /
-           |  / *               memory: at best bytes / bandwidth
-           |/_______________
-             FLOPs per byte
-
-The least time of a call is the larger of both. Its share of the measured time is the share of the roof.
-
-Source: Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model".
-"""
+"""How close operators come to what their device can do, by operator and shapes of its inputs."""
 
 from __future__ import annotations
 
@@ -20,8 +6,8 @@ import msgspec
 import polars as pl
 
 from ppprof.analysis.efficiency.operator_work import operator_of_gradient, work_of_operators
+from ppprof.analysis.efficiency.roof import Roof, roof_of
 from ppprof.analysis.profile.profile import Profile
-from ppprof.hardware import Device, known_device
 
 EFFICIENCY: dict[str, pl.DataType] = {
     "name": pl.String(),
@@ -36,8 +22,11 @@ EFFICIENCY: dict[str, pl.DataType] = {
     "flops_per_byte": pl.Float64(),
     "roof_ratio": pl.Float64(),
     "bound": pl.String(),
-    "above_roof_ns": pl.Int64(),
+    "above_roof_ns": pl.Float64(),
 }
+
+LEAST_KERNEL_NS = 2_000
+"""A kernel of current devices takes about as long even if it does nothing."""
 
 
 def efficiency(profile: Profile) -> pl.DataFrame:
@@ -50,12 +39,13 @@ def efficiency(profile: Profile) -> pl.DataFrame:
 
     Returns:
         name (without " dygraph"; that of a gradient is ``matmul_grad``); shapes (for a gradient, of
-        its operator's inputs; ``[4,128] [128,64]``); dtype (of the first input); calls;
+        its operator's inputs; ``[4,128] [128,64]``); dtype (of the first input of real numbers, else of the first); calls;
         time_ns of all calls; flops and bytes of one call (`operator_work`); flops_per_s;
         bytes_per_s; flops_per_byte; roof_ratio (0 to 1 and, where the peak is not exact, above);
-        bound ("compute" or "memory"); above_roof_ns (time of all calls that the roof would save).
+        bound (``compute``, ``memory``, or ``launch`` if a kernel cannot be as short as the roof, see
+        `LEAST_KERNEL_NS`); above_roof_ns (time per step that the roof would save).
 
-        The last three are null for an unknown device, and for dtypes without a published peak.
+        The last three are null for an unknown device, and for dtypes without a known peak.
         The last row has the operators whose work is unknown: name, shapes and all after time_ns are
         null. Operators without a call on the device are left out there.
     """
@@ -93,7 +83,8 @@ def efficiency(profile: Profile) -> pl.DataFrame:
         bytes_per_s=pl.col("bytes") * pl.col("calls") * 1e9 / total_ns,
         flops_per_byte=pl.when(pl.col("bytes") > 0).then(pl.col("flops") / pl.col("bytes")),
     )
-    rows = _with_roof(rows, _device(profile)).sort(
+    has_device = not tree.devices.is_empty()
+    rows = _with_roof(rows, roof_of(profile.trace), has_device, max(1, len(profile.steps))).sort(
         "above_roof_ns", "time_ns", descending=True, nulls_last=True, maintain_order=True
     )
     unknown = calls.filter(pl.col("flops").is_null()).select(totals)
@@ -104,34 +95,35 @@ def efficiency(profile: Profile) -> pl.DataFrame:
     )
 
 
-def _with_roof(rows: pl.DataFrame, device: Device | None) -> pl.DataFrame:
-    """Add roof_ratio, bound and above_roof_ns."""
+def _with_roof(rows: pl.DataFrame, roof: Roof, has_device: bool, num_steps: int) -> pl.DataFrame:
+    """Add roof_ratio, bound and above_roof_ns.
+
+    Without a peak of the dtype, an operator that computes nothing is bound by memory.
+    """
     dtypes = rows["dtype"].unique().drop_nulls().to_list()
-    peaks = {dtype: device.peak_flops(dtype) for dtype in dtypes} if device is not None else {}
-    bandwidth = device.memory_bandwidth if device is not None else None
+    peaks = {dtype: roof.flops(dtype) for dtype in dtypes}
     peak = pl.col("dtype").replace_strict(peaks, default=None, return_dtype=pl.Float64)
-    compute_ns = pl.col("flops") * 1e9 / peak
-    memory_ns = pl.col("bytes") * 1e9 / pl.lit(bandwidth, pl.Float64)
-    least_ns = pl.when(compute_ns >= memory_ns).then(compute_ns).otherwise(memory_ns)
+    computes = pl.col("flops") > 0
+    compute_ns = pl.when(computes).then(pl.col("flops") * 1e9 / peak).otherwise(0.0)
+    memory_ns = pl.col("bytes") * 1e9 / pl.lit(roof.bytes_per_s, pl.Float64)
+    is_launch = pl.lit(has_device) & (pl.max_horizontal(compute_ns, memory_ns) < LEAST_KERNEL_NS)
     rows = rows.with_columns(
-        least_ns=pl.when(compute_ns.is_not_null()).then(least_ns) * pl.col("calls"),
-        bound=pl.when(compute_ns >= memory_ns)
+        least_ns=pl.when(compute_ns >= memory_ns)
+        .then(compute_ns)
+        .when(compute_ns < memory_ns)
+        .then(memory_ns)
+        * pl.col("calls"),
+        bound=pl.when((compute_ns + memory_ns).is_not_null() & is_launch)
+        .then(pl.lit("launch"))
+        .when(compute_ns >= memory_ns)
         .then(pl.lit("compute"))
         .when(compute_ns < memory_ns)
         .then(pl.lit("memory")),
     )
     return rows.with_columns(
         roof_ratio=pl.col("least_ns") / pl.col("time_ns"),
-        above_roof_ns=(pl.col("time_ns") - pl.col("least_ns")).clip(0).round().cast(pl.Int64),
+        above_roof_ns=(pl.col("time_ns") - pl.col("least_ns")).clip(0) / num_steps,
     )
-
-
-def _device(profile: Profile) -> Device | None:
-    """Return the device of the trace, if it is known and the only kind."""
-    if profile.tree.devices.is_empty():
-        return None
-    names = {str(device.get("name", "")) for device in profile.trace.devices}
-    return known_device(names.pop()) if len(names) == 1 else None
 
 
 def _shown(name: str) -> str:
@@ -152,5 +144,8 @@ def _compact(shapes: str, dtypes: str | None) -> tuple[str, str | None]:
     """
     each = [shape for tensors in msgspec.json.decode(shapes).values() for shape in tensors]
     text = " ".join(f"[{','.join(map(str, shape))}]" for shape in each)
-    first = [dtype for names in msgspec.json.decode(dtypes or "{}").values() for dtype in names]
-    return text, first[0] if first else None
+    each_dtype = [
+        dtype for names in msgspec.json.decode(dtypes or "{}").values() for dtype in names
+    ]
+    reals = [dtype for dtype in each_dtype if "float" in dtype]
+    return text, next(iter((*reals, *each_dtype)), None)

@@ -43,7 +43,13 @@ _MAX_DEPTH = 100
 """Maximum number of levels of modules; deeper modules are part of the last level."""
 
 
-def modules(profile: Profile, step: pl.Series, *, attribute_backward: bool = True) -> pl.DataFrame:
+def modules(
+    profile: Profile,
+    step: pl.Series,
+    *,
+    attribute_backward: bool = True,
+    flops: Int64 | None = None,
+) -> pl.DataFrame:
     r"""Return one rank's modules, step by step.
 
     ::
@@ -61,9 +67,10 @@ def modules(profile: Profile, step: pl.Series, *, attribute_backward: bool = Tru
         step: the step of each event of the trace; events without a step are left out.
         attribute_backward: whether gradients are attributed to the module of their forward, if the
             trace links gradients to it. If False, they belong to the Backward.
+        flops: a number for each host event, shape (hosts,), to be summed; None for none.
 
     Returns:
-        Columns of `MODULES`. The step itself is a row, unless the trace has no ProfileStep. All
+        Columns of `MODULES`, and flops if it is given: the sum over the module and all below it. The step itself is a row, unless the trace has no ProfileStep. All
         gradients of one module in one Backward are one row, with everything in them.
 
         - path: the names from the outermost module on, each with its number among the siblings with
@@ -89,10 +96,13 @@ def modules(profile: Profile, step: pl.Series, *, attribute_backward: bool = Tru
         gradient_of = modules_of_gradients(tree, profile.trace.events["forward"], is_node)
         gradient_of[step.slice(0, hosts.height).is_null().to_numpy()] = -1
         is_node |= gradient_of >= 0
+    columns = {**MODULES, "flops": pl.Int64} if flops is not None else MODULES
     above = tree.enclosing(is_node)
     rows = np.flatnonzero(is_node)
     if not len(rows):
-        return pl.DataFrame(schema=MODULES)
+        return pl.DataFrame(schema=columns)
+    each = flops if flops is not None else np.zeros(hosts.height, np.int64)
+    flops_within = subtree_sums(each, tree.size)
     nodes = pl.DataFrame(
         {
             "row": rows,
@@ -107,6 +117,7 @@ def modules(profile: Profile, step: pl.Series, *, attribute_backward: bool = Tru
             "gpu_ns": hosts["device_ns"].gather(rows),
             "own_cpu_ns": tree.own("cpu_ns", is_node, above)[rows],
             "own_gpu_ns": tree.own("device_ns", is_node, above)[rows],
+            "own_flops": tree.own(flops_within, is_node, above)[rows],
         }
     )
     is_inside = (gradient_of >= 0) | tree.below(np.flatnonzero(gradient_of >= 0))
@@ -121,9 +132,11 @@ def modules(profile: Profile, step: pl.Series, *, attribute_backward: bool = Tru
         _has_launches(nodes, gradients), nodes["own_gpu_ns"], nodes["own_cpu_ns"]
     )
     plain = nodes.with_columns(
-        self_ns=own_ns[rows], time_ns=pl.Series(subtree_sums(own_ns, tree.size)[rows])
+        self_ns=own_ns[rows],
+        time_ns=pl.Series(subtree_sums(own_ns, tree.size)[rows]),
+        flops=pl.Series(flops_within[rows]),
     ).filter(pl.col("backward").is_null())
-    return pl.concat([table.select(*MODULES) for table in (plain, gradients)])
+    return pl.concat([table.select(*columns) for table in (plain, gradients)])
 
 
 def module_mask(profile: Profile, step: pl.Series) -> Bool:
@@ -234,34 +247,35 @@ def _join_path(outer: str, own: str) -> str:
 def _gradients(inside: pl.DataFrame) -> pl.DataFrame:
     """Return one row per step and module with gradients, or with such modules below it.
 
-    Columns of `MODULES`. cpu_ns and gpu_ns are sums over the gradients of the module and of all
-    modules below it.
+    Columns of `MODULES`, and flops. cpu_ns, gpu_ns and flops are sums over the gradients of the
+    module and of all modules below it.
 
     Args:
         inside: the nodes that are or lie in gradients: see `_with_paths`.
     """
     own = inside.group_by("step", "path", "backward", maintain_order=True).agg(
-        pl.col("start_ns").min(), pl.col("own_cpu_ns", "own_gpu_ns").sum()
+        pl.col("start_ns").min(), pl.col("own_cpu_ns", "own_gpu_ns", "own_flops").sum()
     )
+    schema = {**MODULES, "flops": pl.Int64}
     modules: dict[tuple[int, str], dict[str, Any]] = {}
 
     def add(step: int, path: str, backward: str, start_ns: int, **values: int) -> None:
         """Add ``values`` to the row of the module and to the rows of the modules around it."""
         while len(path) > len(backward):
-            empty = {**dict.fromkeys(MODULES, 0), "start_ns": start_ns, "step": step, "path": path}
+            empty = {**dict.fromkeys(schema, 0), "start_ns": start_ns, "step": step, "path": path}
             row = modules.setdefault((step, path), empty)
             row["start_ns"] = min(row["start_ns"], start_ns)
             for name, value in values.items():
                 row[name] += value
             path = path.rpartition(SEPARATOR)[0]
 
-    for step, path, backward, start_ns, cpu_ns, gpu_ns in own.iter_rows():
-        add(step, path, backward, start_ns, cpu_ns=cpu_ns, gpu_ns=gpu_ns)
-    for step, path, backward, start_ns, cpu_ns, gpu_ns in own.iter_rows():
+    for step, path, backward, start_ns, cpu_ns, gpu_ns, flops in own.iter_rows():
+        add(step, path, backward, start_ns, cpu_ns=cpu_ns, gpu_ns=gpu_ns, flops=flops)
+    for step, path, backward, start_ns, cpu_ns, gpu_ns, _ in own.iter_rows():
         row = modules[step, path]
         row["self_ns"] = gpu_ns if row["gpu_ns"] > 0 else cpu_ns
         add(step, path, backward, start_ns, time_ns=row["self_ns"])
-    return pl.DataFrame(list(modules.values()), MODULES)
+    return pl.DataFrame(list(modules.values()), schema)
 
 
 def _has_launches(nodes: pl.DataFrame, gradients: pl.DataFrame) -> pl.Series:

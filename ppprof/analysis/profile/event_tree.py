@@ -122,18 +122,19 @@ class Tree:
         chosen[rows] = True
         return np.where(chosen, np.arange(len(chosen)), self.enclosing(chosen))
 
-    def own(self, column: str, chosen: npt.NDArray[np.bool_], above: Int64) -> Int64:
+    def own(self, column: str | Int64, chosen: npt.NDArray[np.bool_], above: Int64) -> Int64:
         """Return the time of each chosen host event without the nearest chosen events below it.
 
         Args:
-            column: ``cpu_ns``, ``gpu_ns`` or ``device_ns`` of ``hosts``.
+            column: ``cpu_ns``, ``gpu_ns`` or ``device_ns`` of ``hosts``, or another number of each
+                host event that includes the events below it, shape (hosts,).
             chosen: whether each host event is chosen, shape (hosts,).
             above: the result of ``enclosing(chosen)``.
 
         Returns:
             Nanoseconds, int64, shape (hosts,). Events that are not chosen keep their whole time.
         """
-        time_ns = self.hosts[column].to_numpy()
+        time_ns = self.hosts[column].to_numpy() if isinstance(column, str) else column
         own: Int64 = time_ns.copy()
         inner = np.flatnonzero(chosen & (above >= 0))
         np.subtract.at(own, above[inner], time_ns[inner])

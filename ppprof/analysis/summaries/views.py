@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import polars as pl
 
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY, efficiency
+from ppprof.analysis.efficiency.module_work import LAYERS, layers
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.memory import MEMORY, memory
 from ppprof.analysis.summaries.operators import (
@@ -49,7 +50,11 @@ VIEWS: Mapping[str, Callable[[Profile], pl.DataFrame]] = {
 """The function that computes each of Paddle's nine views, keyed by the view's name in the config's
 ``summary`` block, in Paddle's order."""
 
-ALL_VIEWS: Mapping[str, Callable[[Profile], pl.DataFrame]] = {**VIEWS, "efficiency": efficiency}
+ALL_VIEWS: Mapping[str, Callable[[Profile], pl.DataFrame]] = {
+    **VIEWS,
+    "layer": layers,
+    "efficiency": efficiency,
+}
 """`VIEWS`, and the views that Paddle does not have."""
 
 SCHEMAS: Mapping[str, Mapping[str, pl.DataType]] = {
@@ -62,6 +67,7 @@ SCHEMAS: Mapping[str, Mapping[str, pl.DataType]] = {
     "memcpy": SPANS,
     "udf": SPANS,
     "mem": MEMORY,
+    "layer": LAYERS,
     "efficiency": EFFICIENCY,
 }
 """Columns and dtypes of each view; the functions in `ALL_VIEWS` document what each column holds."""

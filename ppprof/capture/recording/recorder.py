@@ -72,8 +72,8 @@ class Recorder:
 
     Args:
         config: the ``Profiler`` block.
-        prints: whether this rank prints tables; if so, it reports that ``with_flops`` has no effect,
-            and events that it leaves out.
+        prints: whether this rank prints tables; if so, it reports what they lack, and events that it
+            leaves out.
         targets: what to record; None for ``config.targets`` in a window that cannot wait for a probe.
         is_guest: whether the recorder works beside a training of this process that did not ask for
             it, for a remote call. It then changes no function of Paddle, so that the events of
@@ -97,11 +97,8 @@ class Recorder:
         if self._synchronizes and paddle.device.get_device().startswith("cpu"):
             log.warning("Profiler.sync_steps has no effect: Paddle computes on the CPU")
             self._synchronizes = False
-        if config.with_flops and prints:
-            log.warning(
-                "Profiler.with_flops has no effect: no table of FLOPs by layer is printed; the Operator "
-                "Summary has the FLOPs of each operator; for MFU, call step(num_flops=...)"
-            )
+        if config.with_flops and prints and not config.record_shapes:
+            log.warning("Profiler.with_flops: the table has no FLOPs, since record_shapes is False")
         self._step: Any = None
         self._clock_offset_ns = 0
         self._prepared = self._recording = False

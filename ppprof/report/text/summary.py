@@ -115,6 +115,7 @@ _WHY_EMPTY = {
     "memcpy": "no copies in this trace",
     "udf": "no spans of the training's own in this trace",
     "mem": "no memory events in this trace; Profiler.profile_memory: True records them",
+    "layer": "no layers in this trace, or no times of their device",
     "efficiency": "no operator times of the device in this trace",
 }
 
@@ -338,7 +339,7 @@ def _efficiency(table: pl.DataFrame, options: TableOptions) -> list[Table]:
             _scaled(row["flops_per_byte"], 1),
             percent(row["roof_ratio"]),
             row["bound"] or "-",
-            "-" if row["above_roof_ns"] is None else options.time(row["above_roof_ns"]),
+            "-" if row["above_roof_ns"] is None else options.time(round(row["above_roof_ns"])),
         )
         for row in shown
     ]
@@ -360,11 +361,42 @@ def _efficiency(table: pl.DataFrame, options: TableOptions) -> list[Table]:
     ]
 
 
+def _layers(table: pl.DataFrame, options: TableOptions) -> list[Table]:
+    shown, cut = options.limited(table.rows(named=True), "layers")
+    lines: list[Line] = [
+        (
+            f"{'  ' * row['depth']}{row['name']}",
+            options.time(round(row["forward_ns"])),
+            "-" if row["backward_ns"] is None else options.time(round(row["backward_ns"])),
+            _scaled(row["flops"], 1e9),
+            _scaled(row["backward_flops"], 1e9),
+            _scaled(row["flops_per_s"], 1e12),
+            percent(row["mfu"]),
+        )
+        for row in shown
+    ]
+    columns = [
+        *(Column("Layer", 30, grows=True), Column("Forward", 10), Column("Backward", 10)),
+        *(Column("GFLOPs", 10), Column("Backward GFLOPs", 16), Column("TFLOP/s", 10)),
+        Column("MFU(%)", 8),
+    ]
+    table_of_layers = Table(
+        "Layer Summary", columns, [*lines, *cut], options.time_unit, note=_PER_STEP
+    )
+    return [table_of_layers] if lines else []
+
+
+_PER_STEP = (
+    "Of one step: times, and floating point operations (FLOPs) of operators whose work is known.\n"
+    "TFLOP/s and MFU count forward and backward; MFU is the share of the device's peak."
+)
+
 _ROOF = (
     "Time: of the device, or of the CPU in a trace without a device; all calls.\n"
     "Roof: the least time in which the device could compute or move it, divided by Time; - for an\n"
-    "unknown device. Above roof: the rest of Time, which the roof would save.\n"
-    "Gradients have no inputs recorded, so that their work is unknown."
+    "unknown device. Above roof: what that would save in one step. Bound by launch: no kernel is as\n"
+    "short as the roof; fewer, larger ones are.\n"
+    "Inputs of a gradient, such as matmul_grad: those of its operator."
 )
 
 
@@ -391,6 +423,7 @@ _RENDERERS: Mapping[str, Callable[[pl.DataFrame, TableOptions], list[Table]]] = 
     "memcpy": _memory_manipulation,
     "udf": _user_defined,
     "mem": _memory,
+    "layer": _layers,
     "efficiency": _efficiency,
 }
 

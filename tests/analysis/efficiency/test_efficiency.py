@@ -106,6 +106,51 @@ def test_a_device_without_published_numbers_has_no_roof(tmp_path: Path) -> None:
     assert row["flops_per_s"] == pytest.approx(64 / 1e-6)
 
 
+def test_the_job_can_state_the_roof_of_an_unknown_device(tmp_path: Path) -> None:
+    n = 4096
+    product = operator("matmul dygraph", 10, 20, [n, n], [n, n], device_ns=10**9)
+    total = operator("add dygraph", 30, 40, [n, n], [n, n], device_ns=10**6, dtype="float32")
+    profile = profile_of(tmp_path, product, total, device="Imaginary GPU")
+    stated = dataclasses.replace(profile.whole, stated_flops=1e12, stated_bytes_per_s=1e12)
+    table = efficiency(Profile(stated))
+    ratios = dict(table.select("name", "roof_ratio").rows())
+    assert ratios["matmul"] == pytest.approx(2 * n**3 / 1e12)
+    assert ratios["add"] == pytest.approx(3 * 4 * n * n / 1e12 / 1e-3)
+
+
+def test_what_no_kernel_can_reach_is_bound_by_its_launch(tmp_path: Path) -> None:
+    relu = operator("relu dygraph", 10, 20, [64], device_ns=3_000)
+    table = efficiency(profile_of(tmp_path, relu))
+    assert rows(table, "bound") == [("launch",)]
+
+
+def test_savings_are_those_of_one_step(tmp_path: Path) -> None:
+    n = 4096
+    steps = [
+        span(
+            "ProfileStep",
+            f"ProfileStep#{number}",
+            number * 10**7,
+            (number + 1) * 10**7,
+            operator(
+                "add dygraph",
+                number * 10**7 + 10,
+                number * 10**7 + 20,
+                [n, n],
+                [n, n],
+                device_ns=10**6,
+            ),
+        )
+        for number in range(4)
+    ]
+    trace = read(write(tmp_path / "a.pb", Thread(31, "main", tuple(steps))))
+    (row,) = efficiency(Profile(dataclasses.replace(trace, devices=({"name": A100},)))).rows(
+        named=True
+    )
+    assert row["calls"] == 4
+    assert row["above_roof_ns"] == pytest.approx(10**6 - 3 * 2 * n * n / 2039e9 * 1e9)
+
+
 def test_on_a_cpu_the_time_is_the_operators_own(tmp_path: Path) -> None:
     inner = operator("relu dygraph", 12, 18, [64])
     outer = span("Operator", "recompute", 10, 20, inner)

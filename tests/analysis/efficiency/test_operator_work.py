@@ -163,3 +163,46 @@ def test_a_table_of_events() -> None:
         (3, None, None),
     ]
     assert work_of_operators(events[:1]).is_empty()
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "gradients", "expected"),
+    [
+        # y = x @ w: dx = dy @ w.T and dw = x.T @ dy, each as large as the product
+        ("Matmul", [[8, 16], [16, 4]], 2, 2 * 2 * 8 * 16 * 4),
+        ("Matmul", [[8, 16], [16, 4]], 1, 2 * 8 * 16 * 4),
+        ("Add", [[8, 16], [8, 16]], 2, 2 * 8 * 16),
+        ("Relu", [[8, 16]], 1, 8 * 16),
+        ("LayerNorm", [[8, 16], [16], [16]], 3, 2 * 8 * 8 * 16),
+        ("Reshape", [[8, 16]], 1, 0),
+        # 5 products of (batch, heads, length, width): scores again, dv, dp, dq, dk
+        ("FlashAttn", 3 * [[2, 64, 4, 16]], 3, 5 * 2 * 2 * 4 * 64 * 64 * 16),
+    ],
+)
+def test_flops_of_gradients(
+    operator: str, shapes: list[list[int]], gradients: int, expected: int
+) -> None:
+    assert flops(f"Global_{operator}GradNode", *shapes, gradients=gradients) == expected
+
+
+def test_bytes_of_gradients() -> None:
+    product = work("Global_MatmulGradNode", [8, 16], [16, 4], gradients=2)
+    assert product is not None
+    # read dy, x and w; write dx and dw
+    assert product.bytes == 4 * (8 * 4 + 2 * (8 * 16 + 16 * 4))
+    moved = work("Global_TransposeGradNode", [8, 16], gradients=1)
+    assert moved is not None
+    assert moved.bytes == 4 * 2 * 8 * 16
+    inputs = {"Ids": [[2, 8]], "W": [[50, 16]]}
+    embedding = work_of(
+        "Global_EmbeddingGradNode",
+        json.dumps(inputs),
+        json.dumps({"Ids": ["int64"], "W": ["float32"]}),
+        json.dumps({"gradients": 1}),
+    )
+    assert embedding == Work(0, 4 * (2 * 8 * 16 + 50 * 16))
+
+
+@pytest.mark.parametrize("gradients", [None, -1, "two"])
+def test_gradients_of_an_unknown_number_have_no_work(gradients: Any) -> None:
+    assert work("Global_ReluGradNode", [8], gradients=gradients) is None

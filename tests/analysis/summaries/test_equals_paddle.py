@@ -19,11 +19,13 @@ import json
 import re
 from itertools import product
 
+import polars as pl
 import pytest
 from hypothesis import given
 
 from ppprof.analysis.profile.profile import Profile, SummaryOptions
-from ppprof.report.text.summary import TableOptions, render
+from ppprof.analysis.summaries.views import summarize
+from ppprof.report.text.summary import TableOptions, render_tables
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces
@@ -35,7 +37,7 @@ pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
 
 from tests.oracles import paddle_tables  # noqa: E402
 
-OURS_ALONE = ("  gradient accumulation", "  Exposed Communication", "Exposed Communication time")
+OURS_ALONE = ("  Exposed Communication", "Exposed Communication time")
 OURS_WITHOUT_DEVICES = re.compile(
     r"^  Computation .*?^Note:\n.*?^(?=---)", re.MULTILINE | re.DOTALL
 )
@@ -66,7 +68,10 @@ def ours(
     # Memory of a GPU without a kernel: Paddle prints 0 then, ours is unknown.
     trace = dataclasses.replace(trace, unrecorded_device="")
     profile = Profile(trace, SummaryOptions(sorted_by=sorted_by, thread_sep=thread_sep))
-    text = render(profile, views, TableOptions(time_unit, op_detail, row_limit=None))
+    tables = {view: summarize(profile, view) for view in views}
+    if "op" in tables:  # before it is printed: a long number in these rows widens the table
+        tables["op"] = tables["op"].filter(pl.col("kind") != "accumulation")
+    text = render_tables(tables, TableOptions(time_unit, op_detail, row_limit=None))
     text = FLOPS.sub(r"\1", text)
     return [line for line in text.split("\n") if not line.startswith(OURS_ALONE)]
 
