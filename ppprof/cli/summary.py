@@ -46,13 +46,16 @@ DEFAULT_VIEWS = ("overview", "model", "op", "kernel")
 """Views of a trace without a config: those that the ``Profiler`` block enables by default."""
 
 _VIEWS_CHANGED_BY = {
-    "sorted_by": {"op", "kernel", "udf"},
+    "sorted_by": {"op", "kernel", "udf", "shape"},
     "thread_sep": {"op", "udf"},
     "op_detail": {"op"},
-    "row_limit": {"op", "kernel", "memcpy", "udf", "mem", "efficiency"},
+    "row_limit": {"op", "kernel", "memcpy", "udf", "mem", "shape", "layer", "efficiency"},
     "time_unit": set(ALL_VIEWS) - {"device", "mem"},
 }
 """The views that an option changes, keyed by its name, which is also its ``Profiler`` key."""
+
+_SHAPE = "shape"
+"""The value of ``--by`` that is short for ``--views shape``."""
 
 _OF_ONE_RANK = ("thread_sep", "op_detail")
 """Options without effect if several ranks share a table."""
@@ -79,9 +82,10 @@ def register(subparsers: Any) -> None:
     add("--views", metavar="V,...", help=f"all (Paddle's nine), or some of {','.join(ALL_VIEWS)}")
     add(
         "--by",
-        choices=WAYS,
-        help="all ranks in one table: a row for each operator and rank, with Node ID; or a row for "
-        "each operator, with minimum, median, maximum and spread over the ranks",
+        choices=(*WAYS, _SHAPE),
+        help="rank, name: all ranks in one table, a row for each operator and rank, with Node ID; or "
+        "a row for each operator, with minimum, median, maximum and spread over the ranks. shape: a "
+        "row for each operator and shapes of its inputs",
     )
     add_selection(parser, "the run's print_ranks")
     add(
@@ -137,7 +141,12 @@ class _Request:
             UsageError: an option is invalid; the message has one line for each problem.
         """
         checks = Checks(args)
-        views = checks.parsed("views", partial(_views, by=args.by), None)
+        by = None if args.by == _SHAPE else args.by
+        views = checks.parsed("views", partial(_views, by=by), None)
+        if args.by == _SHAPE:
+            if args.views is not None:
+                checks.problems.append("--by shape: is --views shape; give one of them")
+            views = (_SHAPE,)
         ranks, window, steps = checks.ranks(None), checks.window(), checks.steps()
         settings = {
             "sorted_by": checks.parsed("sorted_by", _sort_key, None),
@@ -151,14 +160,14 @@ class _Request:
             checks.no_effect(
                 _TABLE_OPTIONS, f"on {args.format}, which holds every row, in nanoseconds"
             )
-        if args.by:
+        if by:
             views = views or ("op",)
             checks.no_effect(_OF_ONE_RANK, "with --by: each operator is one row of a rank")
         if args.format == "csv" and (views is None or len(views) != 1):
             checks.problems.append("--format csv: one table: name it with --views")
         checks.output(args.paths)
         checks.done()
-        return cls(views, ranks, args.by, window, steps, given)
+        return cls(views, ranks, by, window, steps, given)
 
 
 def _sort_key(text: str) -> str:

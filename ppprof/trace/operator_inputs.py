@@ -35,6 +35,26 @@ NUM_GRADIENTS = "gradients"
 """The attribute of a gradient that says for how many inputs of its operator it is computed."""
 
 
+def shapes_as_shown(shapes: str) -> str:
+    """Return the text of the column ``shapes`` as a person reads it.
+
+    >>> shapes_as_shown('{"X0":[[4,128]],"X1":[[128,64]]}')
+    '[4,128] [128,64]'
+    """
+    each = [shape for tensors in msgspec.json.decode(shapes).values() for shape in tensors]
+    return " ".join(f"[{','.join(map(str, shape))}]" for shape in each)
+
+
+def dtype_as_shown(dtypes: str | None) -> str | None:
+    """Return the first dtype of real numbers in the column ``dtypes``, else the first one.
+
+    >>> dtype_as_shown('{"Ids":["int64"],"W":["float32"]}')
+    'float32'
+    """
+    each = [dtype for names in msgspec.json.decode(dtypes or "{}").values() for dtype in names]
+    return next(iter((*(dtype for dtype in each if "float" in dtype), *each)), None)
+
+
 def compact(text: bytes) -> str | None:
     r"""Return a JSON object without white space, its keys sorted; None for any other text.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 import polars as pl
 
 from ppprof.analysis.efficiency.operator_work import operator_of_gradient, work_of_operators
 from ppprof.analysis.efficiency.roof import Roof, roof_of
 from ppprof.analysis.profile.profile import Profile
+from ppprof.trace.operator_inputs import dtype_as_shown, shapes_as_shown
 
 EFFICIENCY: dict[str, pl.DataType] = {
     "name": pl.String(),
@@ -72,10 +72,9 @@ def efficiency(profile: Profile) -> pl.DataFrame:
     key = ["name", "shapes", "dtypes", "flops", "bytes"]
     totals = [pl.len().cast(pl.Int64).alias("calls"), pl.col("time_ns").sum()]
     rows = known.group_by(key, maintain_order=True).agg(totals)
-    texts = [_compact(*row) for row in rows.select("shapes", "dtypes").rows()]
     rows = rows.with_columns(
-        shapes=pl.Series([shapes for shapes, _ in texts], dtype=pl.String),
-        dtype=pl.Series([dtype for _, dtype in texts], dtype=pl.String),
+        shapes=pl.Series([shapes_as_shown(text) for text in rows["shapes"]], dtype=pl.String),
+        dtype=pl.Series([dtype_as_shown(text) for text in rows["dtypes"]], dtype=pl.String),
     )
     total_ns = pl.col("time_ns").cast(pl.Float64)
     rows = rows.with_columns(
@@ -134,18 +133,3 @@ def _shown(name: str) -> str:
     """
     operator = operator_of_gradient(name)
     return f"{operator}_grad" if operator is not None else name.partition(" ")[0]
-
-
-def _compact(shapes: str, dtypes: str | None) -> tuple[str, str | None]:
-    """Return shapes as they are shown, and the dtype of the first input.
-
-    >>> _compact('{"X0":[[4,128]],"X1":[[128,64]]}', '{"X0":["float32"],"X1":["float32"]}')
-    ('[4,128] [128,64]', 'float32')
-    """
-    each = [shape for tensors in msgspec.json.decode(shapes).values() for shape in tensors]
-    text = " ".join(f"[{','.join(map(str, shape))}]" for shape in each)
-    each_dtype = [
-        dtype for names in msgspec.json.decode(dtypes or "{}").values() for dtype in names
-    ]
-    reals = [dtype for dtype in each_dtype if "float" in dtype]
-    return text, next(iter((*reals, *each_dtype)), None)

@@ -12,6 +12,7 @@ from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.analysis.profile.grouping import STATS, grouped, ratio_of, sort_by
 from ppprof.analysis.profile.profile import Profile
 from ppprof.trace import REMOTE
+from ppprof.trace.operator_inputs import shapes_as_shown
 from ppprof.trace.remote_calls import ends_of
 from ppprof.trace.schema import is_kernel
 
@@ -34,6 +35,15 @@ SPANS = {
     "gpu_ratio": pl.Float64(),
 }
 
+SHAPES = {
+    "name": pl.String(),
+    "shapes": pl.String(),
+    **{name: dtype for name, dtype in STATS.items() if name != "name"},
+    "cpu_ratio": pl.Float64(),
+    "gpu_ratio": pl.Float64(),
+    "flops": pl.Int64(),
+}
+
 KERNELS = {name: dtype for name, dtype in SPANS.items() if not name.startswith("cpu_")}
 
 
@@ -54,10 +64,12 @@ def operators(profile: Profile) -> pl.DataFrame:
         - ``inner_device``: device events that the inner child launched; relative to that child;
         - ``accumulation``: a ``Global_XGradNode`` without its ``Local_XGradNode``, which is
           gradient accumulation (Paddle's pull request 62722); relative to the Global node;
-        - ``device``: device events that the operator itself launched; relative to the operator.
+        - ``device``: device events that the operator itself launched; relative to the operator;
+        - ``shape``: the calls with inputs of one shape, ``[4,128] [128,64]``, if the operator has
+          calls with several; relative to the operator.
 
         CPU columns are null in rows of device events. flops is the sum over the calls of an
-        ``operator`` (`ppprof.analysis.efficiency.operator_work`); null if it is unknown of one of them, as
+        ``operator`` or ``shape`` (`ppprof.analysis.efficiency.operator_work`); null if it is unknown of one of them, as
         in a trace without shapes (Paddle's own table then has 0), and in all other rows.
     """
     ends = {call: ends_of(call) for call in profile.remote}
@@ -80,8 +92,7 @@ def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
     calls = profile.tree.of_category("Operator").select(
         "row", "visit", "cpu_ns", "device_ns", thread.alias("thread"), operator="name"
     )
-    work = work_of_operators(profile.trace.events).select("row", "flops")
-    calls = calls.join(work, on="row", how="left", maintain_order="left")
+    calls = _with_inputs(calls, profile)
     children = (
         profile.tree.hosts.filter(pl.col("category") != "Operator")
         .select("row", "parent", "cpu_ns", "device_ns", inner="name")
@@ -90,13 +101,10 @@ def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
     )
     by_operator = ["thread", "operator"]
     by_inner = [*by_operator, "inner"]
-    flops = calls.group_by(by_operator).agg(
-        flops=pl.when(pl.col("flops").null_count() == 0).then(pl.col("flops").sum())
-    )
-    stats = grouped(calls, by_operator, gpu="device_ns").join(
-        flops, on=by_operator, nulls_equal=True, maintain_order="left"
-    )
-    items = sort_by(stats, profile.sorted_by, within=["thread"])
+    items = sort_by(_with_flops(calls, by_operator), profile.sorted_by, within=["thread"])
+    is_one_of_several = pl.col("shapes").n_unique().over(by_operator) > 1
+    shapes = _with_flops(calls.filter(is_one_of_several), [*by_operator, "shapes"])
+    by_shape = _blocks(sort_by(shapes.drop_nulls("shapes"), profile.sorted_by), by_operator)
     whole = {row["thread"]: row for row in _rows(items.group_by("thread").agg(_TOTALS))}
     inner = _blocks(grouped(children, by_inner, gpu="device_ns"), by_operator)
     left = _blocks(
@@ -119,7 +127,49 @@ def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
                 rows.append(_row("inner_device", launched["device"], launched, child))
         rows += [_row("accumulation", "gradient accumulation", rest, item) for rest in left[key]]
         rows += [_row("device", launched["device"], launched, item) for launched in own[key]]
+        rows += [_row("shape", shape["shapes"], shape, item) for shape in by_shape[key]]
     return pl.DataFrame([{**row, "node": node} for row in rows], OPERATORS)
+
+
+def _with_inputs(calls: pl.DataFrame, profile: Profile) -> pl.DataFrame:
+    """Return calls of operators with shapes (as shown; null if unknown) and flops."""
+    events = profile.trace.events
+    texts = events["shapes"].gather(calls["row"]).cast(pl.String)
+    shown = {text: shapes_as_shown(text) for text in texts.drop_nulls().unique()}
+    work = work_of_operators(events).select("row", "flops")
+    return calls.with_columns(
+        shapes=texts.replace_strict(shown, default=None, return_dtype=pl.String)
+    ).join(work, on="row", how="left", maintain_order="left")
+
+
+def _with_flops(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Return the statistics of each group of calls, and flops; null if unknown of one call."""
+    flops = calls.group_by(keys).agg(
+        flops=pl.when(pl.col("flops").null_count() == 0).then(pl.col("flops").sum())
+    )
+    return grouped(calls, keys, gpu="device_ns").join(
+        flops, on=keys, nulls_equal=True, maintain_order="left"
+    )
+
+
+def operator_shapes(profile: Profile) -> pl.DataFrame:
+    """Return operators by the shapes of their inputs, sorted by the sort key.
+
+    Without the operators in remote calls.
+
+    Returns:
+        name; shapes (``[4,128] [128,64]``, null if unknown); calls; cpu_ and gpu_ total_ns, avg_ns,
+        max_ns, min_ns; cpu_ratio, gpu_ratio (of the time of all operators; 0 if that is 0); flops of
+        all calls (null if unknown).
+    """
+    calls = profile.tree.of_category("Operator").select("row", "cpu_ns", "device_ns", "name")
+    table = _with_flops(_with_inputs(calls, profile), ["name", "shapes"])
+    table = sort_by(table, profile.sorted_by).with_columns(
+        pl.col("name").cast(pl.String),
+        cpu_ratio=ratio_of("cpu_total_ns", int(table["cpu_total_ns"].sum())),
+        gpu_ratio=ratio_of("gpu_total_ns", int(table["gpu_total_ns"].sum())),
+    )
+    return table.select(pl.col(name).cast(dtype) for name, dtype in SHAPES.items())
 
 
 _TOTALS = pl.col("cpu_total_ns", "gpu_total_ns").sum()

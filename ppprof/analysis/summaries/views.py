@@ -18,9 +18,11 @@ from ppprof.analysis.summaries.memory import MEMORY, memory
 from ppprof.analysis.summaries.operators import (
     KERNELS,
     OPERATORS,
+    SHAPES,
     SPANS,
     kernels,
     memory_manipulation,
+    operator_shapes,
     operators,
     user_defined,
 )
@@ -52,6 +54,7 @@ VIEWS: Mapping[str, Callable[[Profile], pl.DataFrame]] = {
 
 ALL_VIEWS: Mapping[str, Callable[[Profile], pl.DataFrame]] = {
     **VIEWS,
+    "shape": operator_shapes,
     "layer": layers,
     "efficiency": efficiency,
 }
@@ -67,6 +70,7 @@ SCHEMAS: Mapping[str, Mapping[str, pl.DataType]] = {
     "memcpy": SPANS,
     "udf": SPANS,
     "mem": MEMORY,
+    "shape": SHAPES,
     "layer": LAYERS,
     "efficiency": EFFICIENCY,
 }

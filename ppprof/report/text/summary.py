@@ -115,6 +115,7 @@ _WHY_EMPTY = {
     "memcpy": "no copies in this trace",
     "udf": "no spans of the training's own in this trace",
     "mem": "no memory events in this trace; Profiler.profile_memory: True records them",
+    "shape": "no operators in this trace",
     "layer": "no layers in this trace, or no times of their device",
     "efficiency": "no operator times of the device in this trace",
 }
@@ -221,7 +222,7 @@ _DISTRIBUTED_NOTES = {
 }
 
 _OPERATOR_NAME = Column("Name", 52)
-_OPERATOR_INDENT = {"inner": 2, "inner_device": 4, "accumulation": 2, "device": 2}
+_OPERATOR_INDENT = {"inner": 2, "inner_device": 4, "accumulation": 2, "device": 2, "shape": 2}
 
 
 def _operators(table: pl.DataFrame, options: TableOptions) -> list[Table]:
@@ -244,7 +245,7 @@ def _operators(table: pl.DataFrame, options: TableOptions) -> list[Table]:
                 lines.append((name, *_stats(operator, options), flops, node))
                 for row in details if options.op_detail else ():
                     name = _indented(_local(row["name"]), _OPERATOR_INDENT[row["kind"]])
-                    lines.append((name, *_stats(row, options), "-", node))
+                    lines.append((name, *_stats(row, options), _flops(row["flops"]), node))
             lines += cut
     columns = [_OPERATOR_NAME, _CALLS, _CPU_STATS, _GPU_STATS, Column("FLOPs", 10)]
     if table["node"].count():
@@ -252,6 +253,18 @@ def _operators(table: pl.DataFrame, options: TableOptions) -> list[Table]:
     else:
         lines = [line if isinstance(line, str) else line[:-1] for line in lines]
     return [Table("Operator Summary", columns, lines, options.time_unit)] if lines else []
+
+
+def _shapes(table: pl.DataFrame, options: TableOptions) -> list[Table]:
+    shown, cut = options.limited(table.rows(named=True), "operators")
+    lines: list[Line] = [
+        (row["name"], _cut(row["shapes"] or "-", 48), *_stats(row, options), _flops(row["flops"]))
+        for row in shown
+    ]
+    columns = [Column("Name", 30, grows=True), Column("Inputs", 24, grows=True)]
+    columns += [_CALLS, _CPU_STATS, _GPU_STATS, Column("FLOPs", 10)]
+    title = "Operator Summary by Shape"
+    return [Table(title, columns, [*lines, *cut], options.time_unit)] if lines else []
 
 
 def _flops(flops: int | None) -> str:
@@ -423,6 +436,7 @@ _RENDERERS: Mapping[str, Callable[[pl.DataFrame, TableOptions], list[Table]]] = 
     "memcpy": _memory_manipulation,
     "udf": _user_defined,
     "mem": _memory,
+    "shape": _shapes,
     "layer": _layers,
     "efficiency": _efficiency,
 }

@@ -11,6 +11,7 @@ import pytest
 
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY, efficiency
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.summaries.views import summarize
 from ppprof.report.text.summary import TableOptions, render
 from ppprof.trace import read
 from tests.fixtures.timeline import Shapes, Span, Thread, kernel, launch, span, write
@@ -181,3 +182,29 @@ def test_as_printed(tmp_path: Path) -> None:
         *("matmul", "[4096,4096]", "[4096,4096]", "bfloat16", "1", "1.00", "137", "101"),
         *("1.37e+03", "44.05", "compute", "0.56"),
     ]
+
+
+def test_operators_by_shape(tmp_path: Path) -> None:
+    profile = profile_of(
+        tmp_path,
+        operator("matmul dygraph", 10, 20, [8, 16], [16, 4], device_ns=3_000),
+        operator("matmul dygraph", 30, 40, [8, 16], [16, 4], device_ns=1_000),
+        operator("matmul dygraph", 50, 60, [2, 2], [2, 2], device_ns=5_000),
+        operator("mystery dygraph", 70, 80, device_ns=500),
+    )
+    by_shape = summarize(profile, "shape")
+    assert rows(by_shape, "name", "shapes", "calls", "gpu_total_ns", "gpu_max_ns", "flops") == [
+        ("matmul dygraph", "[2,2] [2,2]", 1, 5_000, 5_000, 16),
+        ("matmul dygraph", "[8,16] [16,4]", 2, 4_000, 3_000, 2 * 2 * 8 * 16 * 4),
+        ("mystery dygraph", None, 1, 500, 500, None),
+    ]
+    assert by_shape["gpu_ratio"].to_list() == pytest.approx([5 / 9.5, 4 / 9.5, 0.5 / 9.5])
+    details = summarize(profile, "op").filter(kind="shape")
+    assert rows(details, "name", "calls", "flops") == [
+        ("[2,2] [2,2]", 1, 16),
+        ("[8,16] [16,4]", 2, 2048),
+    ]
+    assert details["gpu_ratio"].to_list() == pytest.approx([5 / 9, 4 / 9])
+    lines = render(profile, ["shape"], TableOptions()).splitlines()
+    (line,) = (line.split() for line in lines if "[8,16]" in line)
+    assert line[:5] == ["matmul", "dygraph", "[8,16]", "[16,4]", "2"]

@@ -70,7 +70,7 @@ def ours(
     profile = Profile(trace, SummaryOptions(sorted_by=sorted_by, thread_sep=thread_sep))
     tables = {view: summarize(profile, view) for view in views}
     if "op" in tables:  # before it is printed: a long number in these rows widens the table
-        tables["op"] = tables["op"].filter(pl.col("kind") != "accumulation")
+        tables["op"] = tables["op"].filter(~pl.col("kind").is_in(["accumulation", "shape"]))
     text = render_tables(tables, TableOptions(time_unit, op_detail, row_limit=None))
     text = FLOPS.sub(r"\1", text)
     return [line for line in text.split("\n") if not line.startswith(OURS_ALONE)]
