@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ppprof.analysis.advice import inputs, launches, memory_pressure, trust, waiting, work
+from ppprof.analysis.advice import (
+    inputs,
+    launches,
+    memory_pressure,
+    products,
+    trust,
+    waiting,
+    work,
+)
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding
 from ppprof.analysis.advice.indicators import TINY_NS
@@ -63,6 +71,18 @@ RULES: tuple[Rule, ...] = (
         work.unexplained,
         thresholds={"least_ratio": work.LEAST_UNEXPLAINED, "gap_ns": LEAST_GAP_NS},
     ),
+    Rule(
+        "slow-product",
+        products.slow_products,
+        thresholds={
+            **_TIME,
+            "reachable_ratio": products.REACHABLE,
+            "aligned": products.ALIGNED,
+            "thin": products.THIN,
+            "many": products.MANY,
+        },
+    ),
+    Rule("fusible", products.fusible, thresholds=_TIME),
     Rule("gradient-accumulation", work.gradient_accumulation, thresholds=_TIME),
     Rule("recompute", work.recompute, thresholds={**_TIME, "room_ratio": work.ROOM_RATIO}),
     Rule(

@@ -10,6 +10,8 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.advice.unexplained import unexplained_gaps
+from ppprof.analysis.efficiency.efficiency import EFFICIENCY_BY_STEP, efficiency_by_step
+from ppprof.analysis.efficiency.fusible import fusible_chains
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import (
     Intervals,
@@ -99,7 +101,9 @@ NAMES = {
 """Columns of a table with one row per step, kind and name. The values of ``what``: kernel (name of
 a tiny kernel), copy (name of the host event around a blocking copy), accumulation (name of a
 gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
-neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`)."""
+neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), chain
+(operators that one kernel could replace, with the time that it would save:
+`ppprof.analysis.efficiency.fusible`)."""
 
 MEMORY = {
     "place": pl.String,
@@ -120,12 +124,17 @@ class Indicators(NamedTuple):
     """Columns of `NAMES`."""
     memory: pl.DataFrame
     """Columns of `MEMORY`."""
+    products: pl.DataFrame
+    """The matrix products of `ppprof.analysis.efficiency.efficiency.efficiency_by_step`."""
 
     def select_steps(self, steps: Iterable[int]) -> Indicators:
         """Return the indicators of ``steps`` only. ``memory`` is unchanged: it is not per step."""
         is_selected = pl.col("step").is_in(list(steps))
         return Indicators(
-            self.steps.filter(is_selected), self.names.filter(is_selected), self.memory
+            self.steps.filter(is_selected),
+            self.names.filter(is_selected),
+            self.memory,
+            self.products.filter(is_selected),
         )
 
 
@@ -144,6 +153,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     builder = IndicatorBuilder(profile)
     if not profile.unrecorded_device:
         builder.add_names("gap", unexplained_gaps(profile, builder.steps, parts.bubbles))
+    builder.add_names("chain", _saved(fusible_chains(profile)))
     columns: dict[str, Int64 | None] = {
         "num_micro_batches": builder.count_by_step(builder.phase("Backward")["row"].to_numpy()),
         **builder.device_columns(),
@@ -154,9 +164,9 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         {"step": builder.steps["step"], **{name: columns[name] for name in list(STEPS)[1:]}}, STEPS
     )
     steps = steps.group_by("step").agg(_sum(name) for name in list(STEPS)[1:]).sort("step")
-    return Indicators(
-        steps, pl.concat([pl.DataFrame(schema=NAMES), *builder.names]), _memory(profile)
-    )
+    names = pl.concat([pl.DataFrame(schema=NAMES), *builder.names])
+    products = efficiency_by_step(profile).filter(pl.col("m").is_not_null())
+    return Indicators(steps, names, _memory(profile), products)
 
 
 def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
@@ -165,7 +175,15 @@ def concat_indicators(parts: Sequence[Indicators]) -> Indicators:
     names = pl.concat([pl.DataFrame(schema=NAMES), *(part.names for part in parts)])
     memory = pl.concat([pl.DataFrame(schema=MEMORY), *(part.memory for part in parts)])
     peaks = [pl.col(name).max() for name in list(MEMORY)[1:]]
-    return Indicators(steps, names, memory.group_by("place", maintain_order=True).agg(peaks))
+    products = pl.concat(
+        [pl.DataFrame(schema=EFFICIENCY_BY_STEP), *(part.products for part in parts)]
+    )
+    memory = memory.group_by("place", maintain_order=True).agg(peaks)
+    return Indicators(steps, names, memory, products)
+
+
+def _saved(chains: pl.DataFrame) -> pl.DataFrame:
+    return chains.select("step", "name", time_ns=pl.col("saved_ns").round().cast(pl.Int64))
 
 
 def _sum(name: str) -> pl.Expr:

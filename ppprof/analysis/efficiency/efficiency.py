@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from ppprof.analysis.efficiency.operator_work import operator_of_gradient, work_of_operators
+from ppprof.analysis.efficiency.operator_work import (
+    operator_of_gradient,
+    product_of,
+    work_of_operators,
+)
 from ppprof.analysis.efficiency.roof import Roof, roof_of
 from ppprof.analysis.profile.profile import Profile
 from ppprof.trace.operator_inputs import dtype_as_shown, shapes_as_shown
@@ -24,6 +28,16 @@ EFFICIENCY: dict[str, pl.DataType] = {
     "bound": pl.String(),
     "above_roof_ns": pl.Float64(),
 }
+"""Columns of `efficiency`."""
+
+EFFICIENCY_BY_STEP: dict[str, pl.DataType] = {
+    "step": pl.Int64(),
+    **EFFICIENCY,
+    "least_ns": pl.Float64(),
+    **dict.fromkeys(("batch", "m", "n", "k"), pl.Int64()),
+    "half_ns": pl.Float64(),
+}
+"""Columns of `efficiency_by_step`."""
 
 LEAST_KERNEL_NS = 2_000
 """A kernel of current devices takes about as long even if it does nothing."""
@@ -49,44 +63,16 @@ def efficiency(profile: Profile) -> pl.DataFrame:
         The last row has the operators whose work is unknown: name, shapes and all after time_ns are
         null. Operators without a call on the device are left out there.
     """
-    tree = profile.tree
     if profile.unrecorded_device:
         return pl.DataFrame(schema=EFFICIENCY)
-    clock = "cpu_ns" if tree.devices.is_empty() else "device_ns"
-    is_operator = (tree.hosts["category"] == "Operator").to_numpy()
-    own_ns = tree.own(clock, is_operator, tree.enclosing(is_operator))
-    work = work_of_operators(profile.trace.events)
-    inputs = profile.trace.events.select(
-        pl.int_range(pl.len()).alias("row"), pl.col("shapes", "dtypes").cast(pl.String)
-    )
-    calls = (
-        tree.hosts.select("row", pl.col("name").cast(pl.String), time_ns=pl.Series(own_ns))
-        .filter(pl.Series(is_operator) & (pl.col("time_ns") > 0))
-        .join(work, on="row", how="left")
-        .join(inputs, on="row", how="left")
-    )
-    known = calls.filter(pl.col("flops").is_not_null())
-    names = known["name"].unique().to_list()
-    shown = {name: _shown(name) for name in names}
-    known = known.with_columns(pl.col("name").replace_strict(shown, return_dtype=pl.String))
-    key = ["name", "shapes", "dtypes", "flops", "bytes"]
-    totals = [pl.len().cast(pl.Int64).alias("calls"), pl.col("time_ns").sum()]
-    rows = known.group_by(key, maintain_order=True).agg(totals)
-    rows = rows.with_columns(
-        shapes=pl.Series([shapes_as_shown(text) for text in rows["shapes"]], dtype=pl.String),
-        dtype=pl.Series([dtype_as_shown(text) for text in rows["dtypes"]], dtype=pl.String),
-    )
-    total_ns = pl.col("time_ns").cast(pl.Float64)
-    rows = rows.with_columns(
-        flops_per_s=pl.col("flops") * pl.col("calls") * 1e9 / total_ns,
-        bytes_per_s=pl.col("bytes") * pl.col("calls") * 1e9 / total_ns,
-        flops_per_byte=pl.when(pl.col("bytes") > 0).then(pl.col("flops") / pl.col("bytes")),
-    )
-    has_device = not tree.devices.is_empty()
-    rows = _with_roof(rows, roof_of(profile.trace), has_device, max(1, len(profile.steps))).sort(
+    calls = _calls(profile)
+    roof, has_device = roof_of(profile.trace), not profile.tree.devices.is_empty()
+    rows = _rates(calls.filter(pl.col("flops").is_not_null()), [])
+    rows = _with_roof(rows, roof, has_device)
+    rows = rows.with_columns(pl.col("above_roof_ns") / max(1, len(profile.steps))).sort(
         "above_roof_ns", "time_ns", descending=True, nulls_last=True, maintain_order=True
     )
-    unknown = calls.filter(pl.col("flops").is_null()).select(totals)
+    unknown = calls.filter(pl.col("flops").is_null()).select(_TOTALS)
     unknown = unknown.filter(pl.col("calls") > 0)
     return pl.concat([rows, unknown], how="diagonal").select(
         (pl.col(name) if name in rows.columns else pl.lit(None)).cast(dtype).alias(name)
@@ -94,8 +80,84 @@ def efficiency(profile: Profile) -> pl.DataFrame:
     )
 
 
-def _with_roof(rows: pl.DataFrame, roof: Roof, has_device: bool, num_steps: int) -> pl.DataFrame:
-    """Add roof_ratio, bound and above_roof_ns.
+def efficiency_by_step(profile: Profile) -> pl.DataFrame:
+    """Return the rows of `efficiency` for each step, without operators of unknown work.
+
+    Returns:
+        Columns of `EFFICIENCY_BY_STEP`: step; those of `efficiency`, above_roof_ns for all calls;
+        least_ns (the least time of all calls); of matrix products batch, m, n, k (see
+        `ppprof.analysis.efficiency.operator_work.Product`); and half_ns (least_ns if computed in
+        bf16 or fp16). No rows if the device's roof is unknown. Unordered.
+    """
+    roof, has_device = roof_of(profile.trace), not profile.tree.devices.is_empty()
+    schema = EFFICIENCY_BY_STEP
+    if profile.unrecorded_device or roof.bytes_per_s is None:
+        return pl.DataFrame(schema=schema)
+    calls = _calls(profile).filter(pl.col("flops").is_not_null())
+    calls = calls.with_columns(step=profile.trace.events["step"].gather(calls["row"]))
+    rows = _with_roof(_rates(calls.drop_nulls("step"), ["step"]), roof, has_device)
+    half = roof.flops("bfloat16") or roof.flops("float16")
+    half_ns = pl.col("flops") * pl.col("calls") * 1e9 / pl.lit(half, pl.Float64)
+    rows = rows.with_columns(half_ns=half_ns)
+    return rows.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
+
+
+_TOTALS = [pl.len().cast(pl.Int64).alias("calls"), pl.col("time_ns").sum()]
+
+
+def _calls(profile: Profile) -> pl.DataFrame:
+    """Return the operators that take time, with their inputs and their work."""
+    tree = profile.tree
+    clock = "cpu_ns" if tree.devices.is_empty() else "device_ns"
+    is_operator = (tree.hosts["category"] == "Operator").to_numpy()
+    own_ns = tree.own(clock, is_operator, tree.enclosing(is_operator))
+    work = work_of_operators(profile.trace.events)
+    inputs = profile.trace.events.select(
+        pl.int_range(pl.len()).alias("row"),
+        pl.col("shapes", "dtypes", "attributes").cast(pl.String),
+    )
+    return (
+        tree.hosts.select("row", pl.col("name").cast(pl.String), time_ns=pl.Series(own_ns))
+        .filter(pl.Series(is_operator) & (pl.col("time_ns") > 0))
+        .join(work, on="row", how="left")
+        .join(inputs, on="row", how="left")
+    )
+
+
+def _rates(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
+    """Return a row for each kind of call, with the columns of `EFFICIENCY` that need no roof.
+
+    Args:
+        calls: result of `_calls`, with ``keys``.
+        keys: further columns to group by.
+    """
+    kind = ["name", "shapes", "dtypes", "flops", "bytes"]
+    rows = calls.group_by([*keys, *kind], maintain_order=True).agg(
+        *_TOTALS, pl.col("attributes").first()
+    )
+    kinds = rows.select("name", "shapes", "attributes").unique(maintain_order=True)
+    products = [
+        product_of(name.partition(" ")[0], *rest) or (None,) * 4 for name, *rest in kinds.rows()
+    ]
+    schema = {name: pl.Int64() for name in ("batch", "m", "n", "k")}
+    kinds = kinds.hstack(pl.DataFrame(products, schema, orient="row"))
+    rows = rows.join(
+        kinds, on=["name", "shapes", "attributes"], nulls_equal=True, maintain_order="left"
+    )
+    shown = {name: _shown(name) for name in rows["name"].unique()}
+    total_ns = pl.col("time_ns").cast(pl.Float64)
+    return rows.with_columns(
+        name=pl.col("name").replace_strict(shown, return_dtype=pl.String),
+        shapes=pl.Series([shapes_as_shown(text) for text in rows["shapes"]], dtype=pl.String),
+        dtype=pl.Series([dtype_as_shown(text) for text in rows["dtypes"]], dtype=pl.String),
+        flops_per_s=pl.col("flops") * pl.col("calls") * 1e9 / total_ns,
+        bytes_per_s=pl.col("bytes") * pl.col("calls") * 1e9 / total_ns,
+        flops_per_byte=pl.when(pl.col("bytes") > 0).then(pl.col("flops") / pl.col("bytes")),
+    )
+
+
+def _with_roof(rows: pl.DataFrame, roof: Roof, has_device: bool) -> pl.DataFrame:
+    """Add least_ns, roof_ratio, bound and above_roof_ns, of all calls.
 
     Without a peak of the dtype, an operator that computes nothing is bound by memory.
     """
@@ -121,7 +183,7 @@ def _with_roof(rows: pl.DataFrame, roof: Roof, has_device: bool, num_steps: int)
     )
     return rows.with_columns(
         roof_ratio=pl.col("least_ns") / pl.col("time_ns"),
-        above_roof_ns=(pl.col("time_ns") - pl.col("least_ns")).clip(0) / num_steps,
+        above_roof_ns=(pl.col("time_ns") - pl.col("least_ns")).clip(0),
     )
 
 

@@ -59,6 +59,11 @@ _ITEM_BYTES = {
 _WITHOUT_GRADIENT = ("int", "uint", "bool")
 
 
+def item_bytes(dtype: str | None) -> int | None:
+    """Return the bytes of one element; None for an unknown dtype."""
+    return _ITEM_BYTES.get(dtype or "")
+
+
 class Work(NamedTuple):
     """What an operator computes and moves."""
 
@@ -130,16 +135,24 @@ _Formula = Callable[[_Inputs], tuple[int, Shape]]
 
 
 def _matmul(inputs: _Inputs) -> tuple[int, Shape]:
+    return _product(*_matmul_shapes(inputs))
+
+
+def _matmul_shapes(inputs: _Inputs) -> tuple[list[int], list[int]]:
     x, y = list(inputs.shape(0, "X", "x")), list(inputs.shape(1, "Y", "y"))
     if inputs.attribute(2, "transpose_x", "transpose_X", "trans_x", default=False) is True:
         x[-1:], x[-2:-1] = x[-2:-1], x[-1:]
     if inputs.attribute(3, "transpose_y", "transpose_Y", "trans_y", default=False) is True:
         y[-1:], y[-2:-1] = y[-2:-1], y[-1:]
-    return _product(x, y)
+    return x, y
 
 
 def _addmm(inputs: _Inputs) -> tuple[int, Shape]:
-    return _product(list(inputs.shape(1)), list(inputs.shape(2)))
+    return _product(*_addmm_shapes(inputs))
+
+
+def _addmm_shapes(inputs: _Inputs) -> tuple[list[int], list[int]]:
+    return list(inputs.shape(1)), list(inputs.shape(2))
 
 
 def _product(x: list[int], y: list[int]) -> tuple[int, Shape]:
@@ -273,6 +286,15 @@ _FORMULAS: dict[str, _Formula] = {
 }
 
 
+_POINTWISE = frozenset(
+    (
+        *("relu", "leaky_relu", "relu6", "silu", "abs", "square", "scale", "pow", "clip", "sqrt"),
+        *("rsqrt", "exp", "log", "tanh", "sigmoid", "gelu", "swiglu", "dropout", "cast"),
+        *("layer_norm", "rms_norm", "fused_rms_norm", "softmax"),
+        *("neg", "clamp_min", "native_layer_norm", "_softmax"),
+    )
+)
+
 _TORCH: dict[str, _Formula] = {
     **dict.fromkeys(("mm", "bmm", "mv", "dot"), _matmul),
     **dict.fromkeys(("addmm", "baddbmm"), _addmm),
@@ -312,6 +334,70 @@ def _gradient_flops(operator: str, flops: int, num_gradients: int) -> int:
     return flops * min(num_gradients, 2)
 
 
+class Product(NamedTuple):
+    """A matrix product: ``batch`` times (m, k) @ (k, n)."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+
+def product_of(operator: str, shapes: str, attributes: str | None) -> Product | None:
+    """Return the matrix product that an operator computes, or whose gradients it computes.
+
+    None for other operators. A batch that is multiplied with one matrix counts as one product.
+
+    Args:
+        operator: as for `work_of`.
+        shapes: likewise.
+        attributes: likewise.
+
+    >>> product_of("matmul", '{"X0":[[4,16,8]],"X1":[[8,32]]}', None)
+    Product(batch=1, m=64, n=32, k=8)
+    """
+    formula, _ = _formula_of(operator)
+    if formula not in (_matmul, _addmm):
+        return None
+    try:
+        inputs = _inputs_of(shapes, None, attributes)
+        x, y = _matmul_shapes(inputs) if formula is _matmul else _addmm_shapes(inputs)
+        if len(x) < 2 or len(y) < 2 or len(x) > _MOST_DIMS:
+            return None
+        if len(y) == 2:
+            return Product(1, math.prod(x[:-1]), y[-1], x[-1])
+        return Product(math.prod(_broadcast([x[:-2], y[:-2]])), x[-2], y[-1], x[-1])
+    except (_UnknownError, msgspec.DecodeError, TypeError, IndexError, ValueError):
+        return None
+
+
+def is_pointwise(operator: str) -> bool:
+    """Return whether an operator passes over its input once, so that it can be fused with another.
+
+    >>> is_pointwise("gelu"), is_pointwise("layer_norm"), is_pointwise("matmul")
+    (True, True, False)
+    """
+    formula, name = _formula_of(operator)
+    return formula is _elementwise or name in _POINTWISE
+
+
+def _formula_of(operator: str) -> tuple[_Formula | None, str]:
+    """Return an operator's formula, and the name that it is listed under."""
+    formulas, name = _FORMULAS, operator_of_gradient(operator) or operator
+    if operator.startswith("aten::"):
+        formulas, name = _TORCH, operator[len("aten::") :]
+    name = name if name in formulas else name.rstrip("_")
+    return formulas.get(name), name
+
+
+def _inputs_of(shapes: str, dtypes: str | None, attributes: str | None) -> _Inputs:
+    return _Inputs(
+        msgspec.json.decode(shapes, type=dict[str, list[list[int]]]),
+        msgspec.json.decode(dtypes or "{}", type=dict[str, list[str]]),
+        msgspec.json.decode(attributes or "{}", type=dict[str, Any]),
+    )
+
+
 def work_of(operator: str, shapes: str, dtypes: str | None, attributes: str | None) -> Work | None:
     """Return the work of an operator; None for an unknown operator, or if its inputs do not say.
 
@@ -326,20 +412,11 @@ def work_of(operator: str, shapes: str, dtypes: str | None, attributes: str | No
     Work(flops=65536, bytes=35840)
     >>> work_of("relu", "{}", None, None)
     """
-    of_gradient = operator_of_gradient(operator)
-    formulas, name = _FORMULAS, of_gradient or operator
-    if operator.startswith("aten::"):
-        formulas, name = _TORCH, operator[len("aten::") :]
-    name = name if name in formulas else name.rstrip("_")
-    formula = formulas.get(name)
+    formula, name = _formula_of(operator)
     if formula is None:
         return None
     try:
-        inputs = _Inputs(
-            msgspec.json.decode(shapes, type=dict[str, list[list[int]]]),
-            msgspec.json.decode(dtypes or "{}", type=dict[str, list[str]]),
-            msgspec.json.decode(attributes or "{}", type=dict[str, Any]),
-        )
+        inputs = _inputs_of(shapes, dtypes, attributes)
         shapes_of_all = inputs.all_shapes()
         if any(len(shape) > _MOST_DIMS for shape in shapes_of_all):
             return None  # a product of thousands of sizes takes minutes
@@ -348,7 +425,7 @@ def work_of(operator: str, shapes: str, dtypes: str | None, attributes: str | No
         flops, result = formula(inputs)
     except (_UnknownError, msgspec.DecodeError, TypeError, IndexError, ZeroDivisionError):
         return None
-    if of_gradient is None:
+    if operator_of_gradient(operator) is None:
         return Work(flops, inputs.num_bytes(result, True, 0))
     num_gradients = inputs.attributes.get(NUM_GRADIENTS)
     if not isinstance(num_gradients, int) or num_gradients < 0:

@@ -18,7 +18,17 @@ from ppprof.report.text.advice import render_findings
 from ppprof.topology import Topology
 from tests.analysis.diff.test_diff import run, step_lines
 from tests.fixtures.pipelines import one_f_one_b
-from tests.fixtures.timeline import Thread, alloc, kernel, launch, memcpy, reserve, span, write
+from tests.fixtures.timeline import (
+    Shapes,
+    Thread,
+    alloc,
+    kernel,
+    launch,
+    memcpy,
+    reserve,
+    span,
+    write,
+)
 from tests.fixtures.words import words
 
 US = 1000
@@ -140,6 +150,36 @@ def holding(reserved, allocated):
         if at == 0:
             yield reserve(1, reserved * GIB)
             yield alloc(2, allocated * GIB)
+
+    return thread(make)
+
+
+H100 = {"device_name": "NVIDIA H100 80GB HBM3"}
+
+
+def multiplying(width, *, dtype="bfloat16", sides=(1024, 768), calls=1, each=800):
+    """A layer of a language model: a product of (1024, 768) and (768, width) that takes 800."""
+    m, k = sides
+    inputs = Shapes({"X0": [[m, k]], "X1": [[k, width]]}, {"X0": [dtype], "X1": [dtype]})
+
+    def make(at):
+        for call in range(calls):
+            begin = call * each
+            work = kernel("k", at + begin * US, at + (begin + each) * US)
+            yield op(at, begin, begin + 1, "matmul dygraph", inputs, launch(at, at, work))
+
+    return thread(make)
+
+
+def pointwise(*names, each=100):
+    """Operators in a row over (4096, 4096) in bf16, a kernel of 100 each."""
+    inputs = Shapes({"X0": [[4096, 4096]]}, {"X0": ["bfloat16"]})
+
+    def make(at):
+        for number, name in enumerate(names):
+            begin = number * each
+            work = kernel("k", at + begin * US, at + (begin + each) * US)
+            yield op(at, begin, begin + 1, f"{name} dygraph", inputs, launch(at, at, work))
 
     return thread(make)
 
@@ -271,6 +311,29 @@ TRIGGERS = {
         ("major", 710 * US, 0.71, "possible"),
         {"gap": "Net/Linear", "gap_ns": 710 * US},
     ),
+    # 2 * 1024 * 50257 * 768 FLOPs take 80 at the H100's 989.5 TFLOP/s.
+    "slow-product": (
+        {"threads": [multiplying(50257)], "config": {"Model": {"vocab_size": 50257}}, **H100},
+        (
+            "major",
+            pytest.approx((800 - 2 * 1024 * 50257 * 768 / 989.5e6 / 0.7) * US),
+            pytest.approx(0.8 - 2 * 1024 * 50257 * 768 / 989.5e9 / 0.7),
+            "possible",
+        ),
+        {
+            "name": "matmul",
+            "shapes": "[1024,768] [768,50257]",
+            "dim": 50257,
+            "proposed_dim": 50304,
+            "remedy": "config-vocabulary",
+        },
+    ),
+    # Of 6 tensors that are read or written, 4 pass from one operator to the next.
+    "fusible": (
+        {"threads": [pointwise("scale", "gelu", "dropout")]},
+        ("major", pytest.approx(200 * US), pytest.approx(0.2), "possible"),
+        {"chain": "scale + gelu + dropout [4096,4096]"},
+    ),
     # 100 a micro-batch, half of that with half as many.
     "gradient-accumulation": (
         {"threads": [accumulating(2)], "config": {"Global": {"micro_batch_size": 4}}},
@@ -347,6 +410,8 @@ NEARLY = {
     "tiny-kernels": {"threads": [tiny(12)]},
     "host-bound": {"threads": [synchronising()]},
     "unexplained": {"threads": [sleeping(480)]},
+    "slow-product": {"threads": [multiplying(50304)], **H100},
+    "fusible": {"threads": [pointwise("gelu", "matmul", "gelu")]},
     "gradient-accumulation": {"threads": [accumulating(1)]},
     "recompute": {"threads": [recomputing(40)]},
     "memory-limit": {"threads": [holding(71, 70)]},
@@ -381,6 +446,25 @@ def test_a_rule_is_triggered(rule, tmp_path):
     assert 0 < finding.evidence.height <= MOST_ROWS
     assert finding.severity in SEVERITIES
     assert finding.confidence in CONFIDENCES
+
+
+@pytest.mark.parametrize(
+    ("made", "config", "remedy"),
+    [
+        (multiplying(50257), {}, "unaligned"),
+        (multiplying(50304, dtype="float32"), {}, "float32"),
+        (multiplying(50304, dtype="float32"), {"Model": {}}, "config-float32"),
+        (multiplying(4096, sides=(4096, 16)), {}, "thin"),
+        (multiplying(64, sides=(64, 64), calls=40, each=20), {}, "small"),
+        (multiplying(64, sides=(64, 64), calls=10, each=80), {}, None),
+        (multiplying(50304, each=100), {}, None),  # at 80% of the peak
+        (multiplying(50257, each=100), {}, None),
+    ],
+)
+def test_what_keeps_a_product_slow(made, config, remedy, tmp_path):
+    found = findings(tmp_path, threads=[made], config=config, **H100)
+    remedies = [finding.facts["remedy"] for finding in found if finding.rule == "slow-product"]
+    assert remedies == ([] if remedy is None else [remedy])
 
 
 @pytest.mark.parametrize("rule", NEARLY)

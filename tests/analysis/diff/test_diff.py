@@ -278,7 +278,7 @@ def test_traces_without_steps_are_one(tmp_path):
     assert diff.change.verdict == "inconclusive"
 
 
-def run(folder, threads, *, config=None, topology=None, step_lines=()):
+def run(folder, threads, *, config=None, topology=None, step_lines=(), device_name=""):
     """A run directory with a trace a rank, and step times."""
     topology = topology or Topology.of(dp=len(threads) or 1)
     path = claim(folder)
@@ -287,7 +287,7 @@ def run(folder, threads, *, config=None, topology=None, step_lines=()):
     for rank, thread in enumerate(threads):
         stem = f"rank_{rank:05}_{topology.label(rank)}_time_20261120T201530_000"
         assert TraceName.parse(f"{stem}.pb")
-        write(path / f"raw/{stem}.pb", thread)
+        write(path / f"raw/{stem}.pb", thread, device_name=device_name)
     for rank, lines in enumerate(step_lines):
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (path / f"steps/rank_{rank:05}.jsonl").write_text(text)

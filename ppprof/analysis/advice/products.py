@@ -1,0 +1,145 @@
+"""Rules about matrix products that stay far below what the device can do, and about fusible operators."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import polars as pl
+
+from ppprof.analysis.advice.evidence import Evidence
+from ppprof.analysis.advice.finding import Fact, Finding
+
+REACHABLE = 0.7
+"""Share of the vendor's peak that large, aligned products reach on current devices."""
+
+ALIGNED = 8
+"""Tensor cores read 16 bytes at once: 8 elements of bf16 or fp16.
+
+Source: NVIDIA, Matrix Multiplication Background User's Guide, section 4.1."""
+
+_BLOCKS = (128, 64, ALIGNED)
+"""Multiples to propose, the largest first that adds at most 1%: kernels compute such blocks."""
+
+THIN = 64
+"""A side of a product that is shorter leaves a part of each block empty."""
+
+MANY = 16
+"""Calls per step from which small products are worth a batch."""
+
+
+class _Problem(NamedTuple):
+    reason: str
+    dim: int | None = None
+    proposed: int | None = None
+
+
+def slow_products(evidence: Evidence) -> list[Finding]:
+    """Report matrix products whose shape or dtype keeps them below the device's peak.
+
+    One finding per reason: ``unaligned`` (a side is no multiple of `ALIGNED`), ``float32`` (on a
+    device that is twice as fast in bf16 or fp16), ``small`` (no kernel is as short as its least
+    time, and there are many), ``thin`` (a side is shorter than `THIN`). The cost is the time above
+    that at `REACHABLE` of the peak.
+    """
+    table = _products(evidence)
+    by_reason: dict[str, list[tuple[_Problem, Mapping[str, Any], float]]] = {}
+    for row in table.rows(named=True):
+        problem = _problem_of(row)
+        if problem is not None:
+            least_ns = row["half_ns"] if problem.reason == "float32" else row["least_ns"]
+            cost_ns = row["time_ns"] - least_ns / REACHABLE
+            by_reason.setdefault(problem.reason, []).append((problem, row, cost_ns))
+    findings = []
+    for rows in by_reason.values():
+        rows.sort(key=lambda each: -each[2])
+        problem, first, _ = rows[0]
+        facts: dict[str, Fact] = {
+            name: first[name] for name in ("name", "shapes", "dtype", "time_ns", "roof_ratio")
+        }
+        facts.update(
+            calls=first["calls"],
+            dim=problem.dim,
+            proposed_dim=problem.proposed,
+            remedy=_remedy(evidence, problem),
+        )
+        table = pl.DataFrame([row for _, row, _ in rows]).select(
+            *("name", "shapes", "dtype", "calls", "time_ns", "roof_ratio")
+        )
+        cost_ns = sum(cost for *_, cost in rows)
+        findings += evidence.time_finding("slow-product", cost_ns, "possible", facts, table)
+    return findings
+
+
+def _products(evidence: Evidence) -> pl.DataFrame:
+    """Return the products with a known roof, per step of an average rank."""
+    parts = [own.products for own in evidence.indicators.values()]
+    if not parts:
+        return pl.DataFrame()
+    key = ["name", "shapes", "dtype", "m", "n", "k", "bound"]
+    num = max(1, sum(own.steps.height for own in evidence.indicators.values()))
+    sums = pl.col("calls", "time_ns", "least_ns", "half_ns").sum() / num
+    table = pl.concat(parts).drop_nulls("least_ns").group_by(key).agg(sums)
+    table = table.with_columns(roof_ratio=pl.col("least_ns") / pl.col("time_ns"))
+    return table.sort("time_ns", *key, descending=[True, *[False] * len(key)], nulls_last=True)
+
+
+def _problem_of(row: Mapping[str, Any]) -> _Problem | None:
+    """Return what keeps a product below the peak; None if it is close, or if nothing shows."""
+    m, n, k = (row[side] for side in "mnk")
+    time_ns, least_ns, half_ns = (row[f"{name}_ns"] for name in ("time", "least", "half"))
+    is_far = least_ns < REACHABLE * time_ns
+    unaligned = [side for side in (n, k, m) if side % ALIGNED and side > ALIGNED]
+    if is_far and unaligned:
+        return _Problem("unaligned", unaligned[0], _aligned(unaligned[0]))
+    if row["dtype"] == "float32" and half_ns is not None and 0 < 2 * half_ns <= least_ns:
+        return _Problem("float32")
+    if is_far and row["bound"] == "launch":
+        return _Problem("small") if row["calls"] >= MANY else None
+    if is_far and min(m, n, k) < THIN:
+        return _Problem("thin", min(m, n, k))
+    return None
+
+
+def _aligned(side: int) -> int:
+    """Return a slightly longer side that is a multiple of one of `_BLOCKS`.
+
+    >>> _aligned(50257), _aligned(1001)
+    (50304, 1008)
+    """
+    longer = [-(-side // block) * block for block in _BLOCKS]
+    return next((size for size in longer if size <= 1.01 * side), longer[-1])
+
+
+def _remedy(evidence: Evidence, problem: _Problem) -> str:
+    """Return the key of the proposal."""
+    if problem.reason == "unaligned":
+        vocabulary = evidence.number("Model.vocab_size")
+        is_vocabulary = vocabulary is not None and problem.dim is not None
+        if is_vocabulary and problem.dim in (
+            vocabulary,
+            vocabulary // evidence.degree("mp"),  # type: ignore[operator]
+        ):
+            return "config-vocabulary"
+        return "unaligned"
+    if problem.reason == "thin" and evidence.degree("mp") > 1:
+        return "thin-mp"
+    if problem.reason == "float32" and evidence.config:
+        return "config-float32"
+    return problem.reason
+
+
+def fusible(evidence: Evidence) -> list[Finding]:
+    """Report operators in a row that pass over the same elements, each from memory and back.
+
+    The cost is the time of the bytes that one of them writes and the next reads.
+    """
+    chains = evidence.names("chain")
+    cost_ns = float(chains["time_ns"].sum())
+    facts: dict[str, Fact] = {
+        "chain": chains["name"][0] if chains.height else None,
+        "saved_ns": cost_ns,
+        "chain_saved_ns": chains["time_ns"][0] if chains.height else None,
+        "remedy": "code",
+    }
+    return evidence.time_finding("fusible", cost_ns, "possible", facts, chains)
