@@ -337,6 +337,8 @@ def _recordings(request: _Request, run: Run) -> Sequence[Recording]:
 def _warn_of_no_effect(request: _Request, views: Sequence[str]) -> None:
     for name in request.settings:
         changes = _VIEWS_CHANGED_BY[name]
+        if request.by:
+            changes = changes & set(ACROSS)
         if request.by == "name" and name == "sorted_by":
             changes = set(ACROSS) - {"dist"}  # the number that is compared
         if not changes.intersection(views):

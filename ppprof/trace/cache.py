@@ -83,6 +83,7 @@ def fingerprint(path: str | Path) -> Fingerprint | None:
     }
 
 
+_MaybeNumber = Optional[float]
 _MaybeText = Optional[str]  # msgspec evaluates annotations, also in Python 3.9
 
 
@@ -97,6 +98,8 @@ class _Header(msgspec.Struct, forbid_unknown_fields=True):
     devices: tuple[dict[str, object], ...]
     unrecorded_device: _MaybeText
     only_axis: _MaybeText
+    stated_flops: _MaybeNumber
+    stated_bytes_per_s: _MaybeNumber
     skipped: dict[str, Count]
     ignored: dict[str, Count]
 

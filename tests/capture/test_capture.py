@@ -386,18 +386,26 @@ def test_a_window_may_open_while_another_thread_reads_data(block: dict[str, Any]
     assert len(batches) == 1
 
 
-def test_flops_by_layer_are_printed(
-    block: dict[str, Any], capsys: pytest.CaptureFixture[str]
+def test_layers_have_flops_and_times_forward_and_backward(
+    tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     step = toy.training()
     with ppprof.attach({**block, "with_flops": True}) as prof:
         for _ in range(4):
             step()
             prof.step()
-    out, err = capsys.readouterr()
-    table = out[out.index("Layer Summary") :]
-    assert re.search(r"^ +Sequential +\S+ +\S+ +0\.00\d+ +0\.00\d+ +\S+ +-", table, re.M), table
-    assert "with_flops" not in err
+    (path,) = raw(tmp_path / "log")
+    layers = ppprof.open(path).summary("layer")
+    (net,) = layers.filter(name="Sequential", depth=0).rows(named=True)
+    # batch 4, length 16, width 16, 2 heads, 50 words: query, key, value, output; two products of
+    # attention; two of the feed-forward net; the words
+    products = 2 * 4 * 16 * (4 * 16 * 16 + 2 * 16 * 16 + 2 * 16 * 32 + 16 * 50)
+    assert products < net["flops"] < 1.2 * products
+    assert 2 * products < net["backward_flops"] < 2.4 * products
+    assert net["forward_ns"] > 0
+    assert net["backward_ns"] > 0
+    assert net["steps"] == 2
+    assert "with_flops" not in capsys.readouterr().err
 
 
 @pytest.fixture

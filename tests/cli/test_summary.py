@@ -343,7 +343,7 @@ def test_an_option_without_effect_is_reported(trace, capsys):
     arguments = ["--views", "overview", "--sorted-by", "cpu_max", "--no-op-detail"]
     assert main(["summary", "a.pb", *arguments]) == 0
     assert capsys.readouterr().err == (
-        "--sorted-by: has no effect on overview; it changes op, kernel, udf\n"
+        "--sorted-by: has no effect on overview; it changes op, kernel, udf, shape\n"
         "--op-detail: has no effect on overview; it changes op\n"
     )
 

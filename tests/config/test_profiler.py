@@ -314,6 +314,7 @@ class TestViews:
 
     def test_all_when_detailed(self, profiler):
         assert profiler("{detailed: True, summary: {op: False}}").views() == VIEWS
+        assert profiler("{with_flops: True}").views()[-2:] == ("kernel", "layer")
         assert set(VIEWS) == set(DEFAULTS["summary"])
 
 
