@@ -12,6 +12,7 @@ import polars as pl
 
 from ppprof.analysis.advice import advise
 from ppprof.analysis.diff.naming import Naming
+from ppprof.analysis.efficiency.efficiency import mean_efficiency
 from ppprof.analysis.profile.profile import PHASES
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.cluster import Cluster
@@ -88,6 +89,11 @@ def collect_report_data(
         step_times=run.step_times,
         devices={result.recording.rank: result.value.costs.device for result in results},
         phases=_phases(results),
+        efficiency=mean_efficiency(
+            [result.value.efficiency for result in results],
+            max(1, cluster.steps.height),
+        ),
+        roof=results[0].value.roof,
         details=_on_one_clock(results, cluster),
         findings=advise(
             collect_evidence(

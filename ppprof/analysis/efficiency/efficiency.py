@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from ppprof.analysis.efficiency.operator_work import (
@@ -195,3 +197,42 @@ def _shown(name: str) -> str:
     """
     operator = operator_of_gradient(name)
     return f"{operator}_grad" if operator is not None else name.partition(" ")[0]
+
+
+_KIND = ["name", "shapes", "dtype"]
+
+
+def mean_efficiency(tables: Sequence[pl.DataFrame], num_steps: int) -> pl.DataFrame:
+    """Return one table for several ranks or windows, per step of an average rank.
+
+    Args:
+        tables: results of `efficiency`.
+        num_steps: the number of their steps, of all ranks together.
+
+    Returns:
+        Columns of `EFFICIENCY`, sorted likewise; calls (float64), time_ns (float64), and above_roof_ns
+        per step. Without operators of unknown work.
+    """
+    table = pl.concat([pl.DataFrame(schema=EFFICIENCY), *tables]).drop_nulls("name")
+    calls, time_ns = pl.col("calls").sum(), pl.col("time_ns").sum()
+    sums = table.with_columns(least_ns=pl.col("roof_ratio") * pl.col("time_ns")).group_by(_KIND)
+    means = sums.agg(
+        calls=calls / num_steps,
+        time_ns=time_ns / num_steps,
+        flops=(pl.col("flops") * pl.col("calls")).sum() / calls,
+        bytes=(pl.col("bytes") * pl.col("calls")).sum() / calls,
+        flops_per_s=(pl.col("flops") * pl.col("calls")).sum() * 1e9 / time_ns,
+        bytes_per_s=(pl.col("bytes") * pl.col("calls")).sum() * 1e9 / time_ns,
+        roof_ratio=pl.when(pl.col("least_ns").count() > 0).then(pl.col("least_ns").sum() / time_ns),
+        bound=pl.col("bound").first(),
+    ).with_columns(
+        flops_per_byte=pl.when(pl.col("bytes") > 0).then(pl.col("flops") / pl.col("bytes")),
+        above_roof_ns=(pl.col("time_ns") * (1 - pl.col("roof_ratio"))).clip(0),
+    )
+    return means.select(*EFFICIENCY).sort(
+        "above_roof_ns",
+        "time_ns",
+        *_KIND,
+        descending=[True, True, False, False, False],
+        nulls_last=True,
+    )

@@ -286,6 +286,29 @@ _FORMULAS: dict[str, _Formula] = {
 }
 
 
+FAMILIES = ("product", "attention", "pointwise", "norm", "update", "other")
+"""Families of operators: products and convolutions; attention; operators on each element; norms,
+softmax and reductions; updates of parameters; the rest."""
+
+
+def family_of(name: str) -> str:
+    """Return the family of an operator, or of the operator of a gradient (``matmul_grad``).
+
+    >>> family_of("matmul_grad"), family_of("layer_norm"), family_of("aten::add")
+    ('product', 'norm', 'pointwise')
+    """
+    formula, listed = _formula_of(name.removesuffix("_grad"))
+    if formula in (_matmul, _addmm, _conv):
+        return "product"
+    if formula is _attention:
+        return "attention"
+    if listed in ("adamw", "adam", "fused_adam", "sgd", "momentum"):
+        return "update"
+    if formula is _reduction or "norm" in listed or "softmax" in listed:
+        return "norm"
+    return "pointwise" if is_pointwise(listed) or formula is _elementwise else "other"
+
+
 _POINTWISE = frozenset(
     (
         *("relu", "leaky_relu", "relu6", "silu", "abs", "square", "scale", "pow", "clip", "sqrt"),

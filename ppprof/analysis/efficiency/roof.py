@@ -16,6 +16,7 @@ Source: Williams, Waterman and Patterson 2009, "Roofline: an insightful visual p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ppprof.hardware import Device, known_device
@@ -46,6 +47,13 @@ class Roof:
         if self.stated_flops is not None and dtype in stated_for:
             return self.stated_flops
         return self.device.peak_flops(dtype) if self.device is not None else None
+
+    def lines(self, dtypes: Iterable[str]) -> dict[str, float]:
+        """Return the known peaks of some dtypes, keyed by dtype; empty without a bandwidth."""
+        if self.bytes_per_s is None:
+            return {}
+        peaks = {dtype: self.flops(dtype) for dtype in sorted(set(dtypes))}
+        return {dtype: peak for dtype, peak in peaks.items() if peak is not None}
 
 
 def roof_of(trace: Trace) -> Roof:

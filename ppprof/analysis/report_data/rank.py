@@ -9,6 +9,8 @@ import polars as pl
 from ppprof.analysis.advice.indicators import Indicators, collect_indicators
 from ppprof.analysis.diff.costs import Costs, costs_of
 from ppprof.analysis.diff.naming import Naming
+from ppprof.analysis.efficiency.efficiency import efficiency
+from ppprof.analysis.efficiency.roof import Roof, roof_of
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import StepRange, select_steps, with_step
 from ppprof.analysis.ranks.cluster import RankAnalysis, analyze_profile
@@ -35,6 +37,9 @@ class RankReportData(NamedTuple):
     analysis: RankAnalysis
     costs: Costs
     indicators: Indicators
+    efficiency: pl.DataFrame
+    """The result of `ppprof.analysis.efficiency.efficiency.efficiency`."""
+    roof: Roof
     phases: pl.DataFrame
     """The result of `ppprof.analysis.summaries.overview.model`."""
     details: Details | None
@@ -59,6 +64,8 @@ def collect_rank_report_data(
         analyze_profile(profile, costs.breakdown),
         costs,
         collect_indicators(profile, costs.breakdown),
+        efficiency(profile),
+        roof_of(profile.trace),
         model(profile),
         _details(profile, budget) if budget else None,
     )

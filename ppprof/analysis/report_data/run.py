@@ -13,6 +13,7 @@ from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.diff.costs import Device
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.run_costs import RunCosts
+from ppprof.analysis.efficiency.roof import Roof
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.report_data.rank import Details
 
@@ -40,6 +41,10 @@ class ReportData:
     """The device of each rank, with its utilization and memory, keyed by rank."""
     phases: pl.DataFrame
     """rank, name (Dataloader, Forward, Backward...), cpu_ns and gpu_ns (float64, per step)."""
+    efficiency: pl.DataFrame
+    """The result of `ppprof.analysis.efficiency.efficiency.mean_efficiency` for all ranks."""
+    roof: Roof
+    """The roof of the first rank's device."""
     details: Mapping[int, Details]
     """Timelines, on the reference clock, and memory, keyed by rank; only for ranks that are
     drawn."""

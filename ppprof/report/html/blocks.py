@@ -46,12 +46,13 @@ FORMATS: Mapping[str, Callable[[Any], str]] = {
     "number": number,
     "ms": milliseconds,
     "GB/s": lambda value: f"{value / 1e9:,.2f}",
+    "TFLOP/s": lambda value: number(value / 1e12),
     "time": format_time,
     "bytes": format_bytes,
     "ratio": format_ratio,
 }
 """Formatter of each kind of value, keyed by kind. ``ms`` takes nanoseconds, ``GB/s`` takes bytes
-per second. Neither prints a unit: the column's header shows it."""
+per second, ``TFLOP/s`` FLOP/s. None of them prints a unit: the column's header shows it."""
 
 
 def format_as(value: Any, kind: str) -> str:
@@ -112,7 +113,7 @@ class Column:
     @property
     def unit(self) -> str:
         """The unit to show beside the column's name; empty if the cells themselves have units."""
-        return self.kind if self.kind in ("ms", "GB/s") else ""
+        return self.kind if self.kind in ("ms", "GB/s", "TFLOP/s") else ""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,11 @@ const PART_COLOURS = {
 const AXIS_COLOURS = ["#d55e00", "#b5410b", "#f0804a", "#8c2d04", "#f7a77b", "#6b2100"];
 const SIDE_COLOURS = { baseline: "#999999", experiment: "#0072b2" };
 
+const tooltipBase = () => ({
+  trigger: "axis", confine: true, axisPointer: { type: "shadow" },
+  backgroundColor: colour("card"), borderColor: colour("line"), textStyle: { color: colour("text") },
+});
+
 function base(figure) {
   const text = colour("text");
   const soft = colour("soft");
@@ -16,10 +21,7 @@ function base(figure) {
     animation: false,
     textStyle: { color: text, fontFamily: "inherit" },
     aria: { enabled: true, decal: { show: true }, label: { description: figure.querySelector("figcaption").textContent } },
-    tooltip: {
-      trigger: "axis", confine: true, axisPointer: { type: "shadow" },
-      backgroundColor: colour("card"), borderColor: colour("line"), textStyle: { color: text },
-    },
+    tooltip: tooltipBase(),
     legend: { type: "scroll", top: 0, textStyle: { color: text }, pageTextStyle: { color: soft } },
     grid: { left: 70, right: 20, top: 40, bottom: 45 },
   };
@@ -31,6 +33,7 @@ const axis = (name, more = {}) => ({
   splitLine: { lineStyle: { color: colour("line") } },
   ...more,
 });
+const short = (value) => String(Number(value.toPrecision(2)));
 const inMs = { nameGap: 50, type: "value" };
 
 function show(figure, option, prepared = null) {
@@ -96,6 +99,42 @@ const OPTIONS = {
       xAxis: axis("ms", { type: "value" }),
       yAxis: axis("", { type: "category", data: found.axes, inverse: true }),
       series: [bar("hidden", found.hidden_ms), bar("exposed", found.exposed_ms)],
+    };
+  },
+  roofline(found) {
+    const all = found.families.flatMap(({ points }) => points);
+    const extent = (at) => [Math.min(...all.map((point) => point[at])), Math.max(...all.map((point) => point[at]))];
+    const [least, most] = extent(0);
+    const longest = extent(2)[1];
+    const limits = Object.entries(found.peaks).map(([dtype, peak]) => {
+      const ridge = peak / found.bytes_per_s;
+      const xs = [Math.min(least, ridge) / 2, ridge, Math.max(most, ridge) * 2];
+      return {
+        name: dtype, type: "line", symbol: "none", silent: true, lineStyle: { type: "dashed", width: 1.5 },
+        data: xs.map((x) => [x, Math.min(peak, x * found.bytes_per_s) / 1e12]),
+      };
+    });
+    const signs = { product: "circle", attention: "diamond", pointwise: "triangle", norm: "rect", update: "pin", other: "emptyCircle" };
+    const tones = { product: "computation", attention: "exposed", pointwise: "data_loading", norm: "hidden", update: "host_bound", other: "bubble" };
+    return {
+      tooltip: {
+        ...tooltipBase(), trigger: "item",
+        formatter: ({ value }) => echarts.format.encodeHTML(
+          `${value[3]} · ${value[1].toPrecision(3)} TFLOP/s · ${value[0].toPrecision(3)} FLOP/B · ${inTime(value[2])}`),
+      },
+      xAxis: axis("FLOP/B", { type: "log", min: "dataMin", max: "dataMax", axisLabel: { color: colour("soft"), formatter: short } }),
+      yAxis: axis("TFLOP/s", { type: "log", nameGap: 50, axisLabel: { color: colour("soft"), formatter: short } }),
+      series: [
+        ...found.families.map(({ term, points }) => {
+          const family = term.slice("family_".length);
+          return {
+            name: nameOf(term), type: "scatter", symbol: signs[family], itemStyle: { color: PART_COLOURS[tones[family]], opacity: 0.8 },
+            data: points.map(([x, y, ms, name]) => [x, y / 1e12, ms, name]),
+            symbolSize: (value) => 6 + 26 * Math.sqrt(value[2] / longest),
+          };
+        }),
+        ...limits,
+      ],
     };
   },
   trend(found) {

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 
+from ppprof.analysis.efficiency.operator_work import FAMILIES, family_of
 from ppprof.analysis.modules.gaps import UNKNOWN
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.step_table import own_time
@@ -24,6 +25,9 @@ _MAX_CELLS = 60_000
 """Most cells of each heat map; the last steps are kept."""
 
 _MAX_MODULES = 20_000
+
+_MAX_POINTS = 1000
+"""Most operators of the roofline: those with the most time above it."""
 
 _COLOURS = {
     "computation_ns": "computation",
@@ -47,6 +51,7 @@ def chart_data(report: ReportData, words: Words) -> dict[str, Any]:
         "heat": _heat(report, words),
         "communication": _communication(report),
         "pipeline": _pipeline(report, words) if has_pipeline(report) else None,
+        "roofline": _roofline(report),
         "modules": _modules(report.costs.module_means),
         "memory": _memory(report),
         "timeline": _timeline(report),
@@ -277,6 +282,33 @@ def _pipeline(report: ReportData, words: Words) -> dict[str, Any]:
         )
         rows.append({"label": label(report, rank), "group": ""})
     return _spans(pl.concat(parts), rows)
+
+
+def _roofline(report: ReportData) -> dict[str, Any] | None:
+    """Return the operators that compute, as points by family, and the roof of each dtype.
+
+    Rates are in FLOP/s and bytes/s.
+    """
+    table = report.efficiency.filter((pl.col("flops") > 0) & (pl.col("bytes") > 0))
+    table = table.head(_MAX_POINTS)
+    if table.is_empty():
+        return None
+    families: dict[str, list[list[Any]]] = {}
+    for row in table.rows(named=True):
+        point = [
+            *(row["flops_per_byte"], row["flops_per_s"], row["time_ns"] / 1e6),
+            f"{row['name']} {row['shapes']} {row['dtype'] or ''}",
+        ]
+        families.setdefault(family_of(row["name"]), []).append(point)
+    return {
+        "families": [
+            {"term": f"family_{family}", "points": families[family]}
+            for family in FAMILIES
+            if family in families
+        ],
+        "bytes_per_s": report.roof.bytes_per_s,
+        "peaks": report.roof.lines(table["dtype"].drop_nulls()),
+    }
 
 
 def _modules(table: pl.DataFrame) -> dict[str, Any]:

@@ -62,6 +62,7 @@ def sections(report: ReportData, words: Words) -> list[Section]:
         "communication": _communication,
         "pipeline": _pipeline,
         "operators": _operators,
+        "efficiency": _efficiency,
         "kernels": _kernels,
         "modules": _modules,
         "memory": _memory,
@@ -277,6 +278,28 @@ def _operators(report: ReportData, words: Words) -> Content:
         (f"{clock}_ratio", "ratio", "share"),
     ]
     return words("about.operators"), [table_of(words("sections.operators"), table, spec)]
+
+
+def _efficiency(report: ReportData, words: Words) -> Content:
+    table = report.efficiency
+    if table.is_empty():
+        return _nothing(words, "no_shapes")
+    spec: Spec = [
+        ("name", "text", "name"),
+        ("shapes", "text", "shapes"),
+        ("dtype", "text", "dtype"),
+        ("calls", "number", "calls"),
+        ("operator_time", "ms", "time_ns"),
+        ("flops_per_s", "TFLOP/s", "flops_per_s"),
+        ("bytes_per_s", "GB/s", "bytes_per_s"),
+        ("flops_per_byte", "number", "flops_per_byte"),
+        ("roof_ratio", "ratio", "roof_ratio"),
+        ("bound", "text", "bound"),
+        ("above_roof", "ms", "above_roof_ns"),
+    ]
+    known = [column for column in spec if table[str(column[2])].count()]
+    chart = Chart("roofline", words("about.roofline"), height=420)
+    return words("about.efficiency"), [chart, table_of(words("sections.efficiency"), table, known)]
 
 
 def _kernels(report: ReportData, words: Words) -> Content:
