@@ -22,7 +22,17 @@ from ppprof.run.report import collect_report_data
 from ppprof.run.run import open as open_run
 from tests.fixtures.gpu_traces import training
 from tests.fixtures.pipelines import pipeline_run
-from tests.fixtures.timeline import Thread, alloc, free, kernel, launch, reserve, span, write
+from tests.fixtures.timeline import (
+    Shapes,
+    Thread,
+    alloc,
+    free,
+    kernel,
+    launch,
+    reserve,
+    span,
+    write,
+)
 from tests.fixtures.words import words
 from tests.jobs.planted import COMMITTED
 from tests.oracles.chromium import EXECUTABLE, SKIPPED, Opened, browser
@@ -74,6 +84,10 @@ def gpu(folder):
             span("Forward", "GPT", at(n, 5), at(n, 40)).around(
                 span("Forward", "Block", at(n, 6), at(n, 30)).around(
                     span("Operator", "matmul", at(n, 8), at(n, 20)).around(
+                        Shapes(
+                            {"X0": [[512, 512]], "X1": [[512, 1024]]},
+                            {"X0": ["bfloat16"], "X1": ["bfloat16"]},
+                        ),
                         alloc(at(n, 9), 3 << 20),
                         launch(at(n, 10), at(n, 12), kernel(EVIL, at(n, 15), at(n, 45))),
                     )
@@ -88,7 +102,8 @@ def gpu(folder):
         )
         for n in range(3)
     ]
-    return write(folder / "rank_0.pb", Thread(1, "main", tuple(steps)))
+    thread = Thread(1, "main", tuple(steps))
+    return write(folder / "rank_0.pb", thread, device_name="NVIDIA H100 80GB HBM3")
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +223,27 @@ def test_tables_of_a_gpu_hold_the_numbers(pages):
     assert cells(pages["gpu"], "memory", "0") == [
         ["0", "Place(gpu:0)", "3 MiB", "ProfileStep#0 › Forward › matmul"]
     ]
+
+
+def test_the_roofline_has_the_numbers(runs, pages):
+    """A product of 2 x 512 x 512 x 1024 FLOPs and 2.5 MiB in 30 us, 989.5 TFLOP/s at best."""
+    flops, size = 2 * 512 * 512 * 1024, 2 * 512 * (512 + 1024 + 1024)
+    data = charts.chart_data(collect_report_data(open_run(runs["gpu"])), None)["roofline"]
+    (family,) = data["families"]
+    (point,) = family["points"]
+    assert family["term"] == "family_product"
+    assert point[:3] == pytest.approx([flops / size, flops / 30e-6, 0.03])
+    assert point[3] == "matmul [512,512] [512,1024] bfloat16"
+    assert (data["bytes_per_s"], data["peaks"]) == (3350e9, {"bfloat16": 989.5e12})
+    least_ms = max(flops / 989.5e12, size / 3350e9) * 1e3
+    assert cells(pages["gpu"], "efficiency", "matmul") == [
+        [
+            *("matmul", "[512,512] [512,1024]", "bfloat16", "1", "0.030"),
+            *("17.9", f"{size / 30e-6 / 1e9:.2f}", f"{flops / size:.0f}"),
+            *(f"{least_ms / 0.03:.1%}", "launch", f"{0.03 - least_ms:.3f}"),
+        ]
+    ]
+    assert "no operator with recorded shapes" in pages["run"].read_text("utf-8")
 
 
 @pytest.mark.parametrize(("reserved", "is_noted"), [(2 << 20, True), (4 << 20, False)])
@@ -380,7 +416,8 @@ class TestInChromium:
         titles = found.page.eval_on_selector_all("h2", "all => all.map(at => at.textContent)")
         assert titles == [
             *("What to do", "Change from the baseline"),
-            *words("Steps Ranks Communication Pipeline Operators Kernels Modules Memory Timeline"),
+            *words("Steps Ranks Communication Pipeline Operators Efficiency Kernels Modules"),
+            *words("Memory Timeline"),
             *("Skipped inputs", "Definitions"),
         ]
 

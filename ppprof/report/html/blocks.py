@@ -15,7 +15,7 @@ from ppprof.units import format_bytes, format_ratio, format_time
 MAX_ROWS = 300
 """Most rows of a table. More rows slow the browser down and are rarely read."""
 
-_MAX_ROWS_WITHOUT_SEARCH = 12
+_MAX_ROWS_WITHOUT_SEARCH = 10
 
 
 def milliseconds(time_ns: float) -> str:
