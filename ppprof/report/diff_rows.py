@@ -11,12 +11,14 @@ import polars as pl
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.run_costs import VALUES
+from ppprof.analysis.diff.work_change import work_change
 
 KINDS = {
     "op": "operators",
     "kernel": "kernels",
     "dist": "collectives",
     "runtime": "runtime_calls",
+    "shape": "operator_shapes",
 }
 """The tables with one row per name: properties of `ppprof.analysis.diff.diff.Diff`, keyed by
 view."""
@@ -170,6 +172,19 @@ def _changed_branches(modules: pl.DataFrame, selection: RowSelection) -> pl.Data
     return modules.filter(pl.Series(keep, dtype=pl.Boolean))
 
 
+def _work(diff: Diff) -> dict[str, Any]:
+    change = work_change(diff)
+    return {
+        "flops_ratio": change.flops_ratio,
+        "dims": None
+        if change.dims is None
+        else dict(zip(("from", "to", "operators"), change.dims)),
+        "slower": None
+        if change.slower is None
+        else dict(zip(("name", "delta_ratio"), change.slower)),
+    }
+
+
 def diff_document(
     diff: Diff, selection: RowSelection, outcomes: Sequence[Outcome] = ()
 ) -> dict[str, Any]:
@@ -201,6 +216,7 @@ def diff_document(
             "shares": dict(comparability.shares),
             "differences": list(comparability.differences),
         },
+        "work": _work(diff),
         "rules": [outcome._asdict() for outcome in outcomes],
         "tables": {
             view: table.rows(named=True) for view, table in select_rows(diff, selection).items()

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ppprof.analysis.diff.naming import Naming
+from ppprof.analysis.efficiency.efficiency import operator_work
 from ppprof.analysis.modules.gaps import gaps
 from ppprof.analysis.modules.module_tree import has_forward_links, modules
 from ppprof.analysis.profile.event_tree import Tree
@@ -37,11 +38,20 @@ KERNELS = {"name": pl.String, "step": pl.Int64, "calls": pl.Int64, "gpu_total_ns
 COLLECTIVES = {"name": pl.String, "step": pl.Int64, "calls": pl.Int64, "total_ns": pl.Int64}
 RUNTIME_CALLS = {"name": pl.String, "step": pl.Int64, "calls": pl.Int64, "cpu_total_ns": pl.Int64}
 
+SHAPES = {
+    "name": pl.String,
+    "step": pl.Int64,
+    "calls": pl.Int64,
+    "flops": pl.Int64,
+    "time_ns": pl.Int64,
+}
+
 BY_NAME = {
     "operators": OPERATORS,
     "kernels": KERNELS,
     "collectives": COLLECTIVES,
     "runtime_calls": RUNTIME_CALLS,
+    "operator_shapes": SHAPES,
 }
 """The schemas of the tables with one row per name and step, keyed by the field of `Costs`."""
 
@@ -79,6 +89,10 @@ class Costs(NamedTuple):
     collectives and transfers or, in a trace without device events, of their host events."""
     runtime_calls: pl.DataFrame
     """Columns of `RUNTIME_CALLS`: one row per name and step."""
+    operator_shapes: pl.DataFrame
+    """Columns of `SHAPES`: one row per operator, shapes of its inputs, and step. A name is an
+    operator with the shapes: ``matmul [4,128] [128,64]``. Operators of unknown shapes or FLOPs have
+    no row. Times are those of `ppprof.analysis.efficiency.efficiency`."""
     modules: pl.DataFrame
     """Columns of `ppprof.analysis.modules.module_tree.MODULES`. Gradients are attributed to the
     modules whose forward created them. The gaps between the outermost modules have rows, too, see
@@ -119,6 +133,7 @@ def costs_of(profile: Profile, naming: Naming) -> Costs:
         _kernel_costs(profile, step, naming),
         _collective_costs(profile, step),
         _runtime_costs(profile, step),
+        _shape_costs(profile, step),
         pl.concat([modules(profile, step), unknown]) if is_linked else unattributed,
         unattributed,
         _device(profile),
@@ -238,14 +253,23 @@ def _runtime_costs(profile: Profile, step: pl.Series) -> pl.DataFrame:
     ).pipe(_by_name_and_step)
 
 
+def _shape_costs(profile: Profile, step: pl.Series) -> pl.DataFrame:
+    calls = operator_work(profile).drop_nulls(["shapes", "flops"])
+    names = pl.concat_str("name", pl.lit(" "), "shapes")
+    rows = calls.select(
+        name=names, step=step.gather(calls["row"]), flops="flops", time_ns="time_ns"
+    )
+    return _by_name_and_step(rows).select(*SHAPES)
+
+
 def _by_name_and_step(calls: pl.DataFrame) -> pl.DataFrame:
     """Return the number of calls and the summed times of each name and step.
 
     Args:
-        calls: name, step and one column of times; calls with a null step do not count.
+        calls: name, step and columns to sum; calls with a null step do not count.
 
     Returns:
-        name, step, calls (int64) and the sum of the times, unordered.
+        name, step, calls (int64) and the sums, unordered.
     """
     sums = calls.drop_nulls("step").group_by("name", "step")
     return sums.agg(pl.len().cast(pl.Int64).alias("calls"), pl.all().exclude("name", "step").sum())

@@ -178,13 +178,22 @@ class Diff:
         """
         return self._by_name("runtime_calls", self.sort_value("runtime_calls"))
 
+    @cached_property
+    def operator_shapes(self) -> pl.DataFrame:
+        """The operators of both runs by the shapes of their inputs, sorted by the change of time.
+
+        Columns as in `operators`, with ``VALUES["operator_shapes"]``; a name is an operator with
+        its shapes. A row that both runs have does equal work in each call.
+        """
+        return self._by_name("operator_shapes", self.sort_value("operator_shapes"))
+
     def by_name(self, kind: str, value: str) -> pl.DataFrame:
         """Return `operators` or another table by name, sorted by the absolute delta of ``value``.
 
         is_clear is then about that delta.
 
         Args:
-            kind: ``operators``, ``kernels``, ``collectives`` or ``runtime_calls``.
+            kind: a key of `VALUES`, such as ``operators``.
             value: one of ``VALUES[kind]``.
         """
         if value == self.sort_value(kind):

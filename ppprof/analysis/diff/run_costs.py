@@ -83,6 +83,8 @@ class RunCosts:
     """Columns of `ppprof.analysis.diff.costs.COLLECTIVES`: sums over ranks."""
     runtime_calls: pl.DataFrame
     """Columns of `ppprof.analysis.diff.costs.RUNTIME_CALLS`: sums over ranks."""
+    operator_shapes: pl.DataFrame
+    """Columns of `ppprof.analysis.diff.costs.SHAPES`: sums over ranks."""
     modules: pl.DataFrame
     """stage, the columns of `ppprof.analysis.modules.module_tree.MODULES`, and calls: sums over the
     ranks of a stage."""

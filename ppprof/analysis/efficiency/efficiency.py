@@ -126,6 +126,27 @@ def _calls(profile: Profile) -> pl.DataFrame:
     )
 
 
+def operator_work(profile: Profile) -> pl.DataFrame:
+    """Return the calls of operators that take time, with what they compute.
+
+    Returns:
+        row (of the events), name and shapes as in `efficiency`, time_ns, flops, bytes; the last two
+        and shapes null where unknown. No rows if the trace lacks the events of its device.
+    """
+    calls = _calls(profile)
+    if profile.unrecorded_device:
+        calls = calls.clear()
+    texts = calls["shapes"].drop_nulls().unique()
+    shapes = {text: shapes_as_shown(text) for text in texts}
+    names = {name: _shown(name) for name in calls["name"].unique()}
+    return calls.select(
+        "row",
+        pl.col("name").replace_strict(names, default=None, return_dtype=pl.String),
+        pl.col("shapes").replace_strict(shapes, default=None, return_dtype=pl.String),
+        *("time_ns", "flops", "bytes"),
+    )
+
+
 def _rates(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
     """Return a row for each kind of call, with the columns of `EFFICIENCY` that need no roof.
 

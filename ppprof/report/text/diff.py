@@ -10,6 +10,7 @@ import polars as pl
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.run_costs import VALUES
+from ppprof.analysis.diff.work_change import LEAST_CHANGE, work_change
 from ppprof.analysis.modules.gaps import UNKNOWN
 from ppprof.report.diff_rows import KINDS, RowSelection, num_left_out, select_rows, sort_key
 from ppprof.report.text.summary import TableOptions
@@ -38,6 +39,7 @@ _NOTES = {
     "dist": """
 Total: time of the kernels; without device events, of the calls on the host. It includes waiting for other ranks.""",
     "runtime": "",
+    "shape": " Time: of the device, or of the CPU without one. Equal shapes are equal work in each call.",
 }
 """The end of a table's note, keyed by view."""
 
@@ -156,11 +158,29 @@ def headline(diff: Diff) -> str:
     if comparability.shares:
         shares = ", ".join(f"{kind} {share:.0%}" for kind, share in comparability.shares.items())
         lines.append(f"Alike: {comparability.score:.0%} ({shares})")
+    lines += work_sentences(diff)
     lines += [f"  {difference}" for difference in comparability.differences[:_MAX_DIFFERENCES]]
     hidden = len(comparability.differences) - _MAX_DIFFERENCES
     if hidden > 0:
         lines.append(f"  and {hidden} more")
     return "\n".join([*lines, "", ""])
+
+
+def work_sentences(diff: Diff) -> list[str]:
+    """Return what the comparison says about the work of the operators: none, one or two sentences."""
+    change = work_change(diff)
+    sentences = []
+    if change.flops_ratio is not None and abs(change.flops_ratio) >= LEAST_CHANGE:
+        more = "more" if change.flops_ratio > 0 else "fewer"
+        sentence = f"Work: {abs(change.flops_ratio):.1%} {more} FLOPs per step"
+        if change.dims is not None:
+            sentence += "; {} became {} in the inputs of {} operators".format(*change.dims)
+        sentences.append(sentence)
+    if change.slower is not None:
+        name, ratio = change.slower
+        how = "slower" if ratio > 0 else "faster"
+        sentences.append(f"Efficiency: {name} is {abs(ratio):.1%} {how} at equal work")
+    return sentences
 
 
 def _overview(diff: Diff, table: pl.DataFrame, options: TableOptions) -> Table:
@@ -253,7 +273,11 @@ def _by_name(
         name = _name(row["name"], row["status"])
         calls = _pair(row["baseline_calls"], row["experiment_calls"], lambda calls: f"{calls:g}")
         pairs = [
-            _pair(row[f"baseline_{value}"], row[f"experiment_{value}"], options.time)
+            _pair(
+                row[f"baseline_{value}"],
+                row[f"experiment_{value}"],
+                options.time if value.endswith("_ns") else _count,
+            )
             for value in others
         ]
         lines.append([name, *cells, calls, *pairs])
@@ -395,6 +419,15 @@ def _name(name: str, status: str) -> str:
 def _pair(baseline: float, experiment: float, to_text: Callable[[float], str]) -> str:
     before, after = to_text(baseline), to_text(experiment)
     return before if before == after else f"{before} -> {after}"
+
+
+def _count(value: float) -> str:
+    """Format a number of FLOPs.
+
+    >>> _count(412316860416.0)
+    '4.12e+11'
+    """
+    return f"{value:.3g}"
 
 
 def _title(value: str) -> str:

@@ -443,6 +443,7 @@ def side(**overview):
         "kernels": pl.DataFrame(),
         "collectives": pl.DataFrame(),
         "runtime_calls": pl.DataFrame(),
+        "operator_shapes": pl.DataFrame(),
         "modules": modules,
         "unattributed_modules": modules,
     }

@@ -1,0 +1,84 @@
+"""Runs whose operators do other work, or the same work at another rate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import ppprof
+from ppprof.analysis.diff.work_change import work_change
+from ppprof.cli import main
+from tests.analysis.diff.test_diff import run
+from tests.fixtures.timeline import Shapes, Span, Thread, span
+
+US = 1000
+
+
+def product(start: int, end: int, *shapes: list[int]) -> Span:
+    inputs = {f"X{place}": [shape] for place, shape in enumerate(shapes)}
+    dtypes = {name: ["float32"] for name in inputs}
+    name = "matmul dygraph" if len(shapes) == 2 else "gelu dygraph"
+    return span("Operator", name, start, end).around(Shapes(inputs, dtypes))
+
+
+def made(folder: Path, length: int, *, product_us: int = 100, steps: int = 8) -> Path:
+    """Return a run of steps of 1 ms: a product of (length, 64) and (64, 256), and two gelu."""
+    spans = []
+    for number in range(steps):
+        at = number * 1000 * US
+        jitter = number % 2 * US
+        inside = (
+            product(at, at + product_us * US + jitter, [length, 64], [64, 256]),
+            product(at + 500 * US, at + 520 * US, [length, 256]),
+            product(at + 600 * US, at + 620 * US, [length, 256]),
+        )
+        spans.append(span("ProfileStep", f"ProfileStep#{number}", at, at + 999 * US, *inside))
+    return run(folder, [Thread(1, "main", tuple(spans))])
+
+
+def test_another_length_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [made(tmp_path / "one", 1024), made(tmp_path / "other", 1152)]
+    change = work_change(ppprof.diff(*map(ppprof.open, paths)))
+    assert change.flops_ratio == pytest.approx(1152 / 1024 - 1)
+    assert change.dims == (1024, 1152, 2)
+    assert change.slower is None
+    assert main(["diff", *map(str, paths)]) == 0
+    out = capsys.readouterr().out
+    assert "Work: 12.5% more FLOPs per step; 1024 became 1152 in the inputs of 2 operators\n" in out
+
+
+def test_a_slower_operator_of_equal_work_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [made(tmp_path / "one", 1024), made(tmp_path / "other", 1024, product_us=131)]
+    diff = ppprof.diff(*map(ppprof.open, paths))
+    change = work_change(diff)
+    assert change.flops_ratio == 0
+    assert change.dims is None
+    name = "matmul [1024,64] [64,256]"
+    assert change.slower == (name, pytest.approx(31 / 100.5))
+    row = diff.operator_shapes.row(0, named=True)
+    assert (row["name"], row["status"]) == (name, "both")
+    assert row["baseline_flops"] == row["experiment_flops"] == 2 * 1024 * 64 * 256
+    assert row["delta_time_ns"] == pytest.approx(31 * US)
+    assert main(["diff", *map(str, paths), "--format", "json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["work"]["slower"]["name"] == name
+    assert main(["diff", *map(str, paths), "--views", "shape"]) == 0
+    out = capsys.readouterr().out
+    assert f"Efficiency: {name} is 30.8% slower at equal work\n" in out
+    assert "Operator shapes" in out
+
+
+def test_equal_runs_have_equal_work(tmp_path: Path) -> None:
+    paths = [made(tmp_path / "one", 1024), made(tmp_path / "other", 1024)]
+    assert work_change(ppprof.diff(*map(ppprof.open, paths))) == (0, None, None)
+
+
+def test_without_shapes_nothing_is_said(tmp_path: Path) -> None:
+    plain = span("Operator", "matmul dygraph", 0, 9)
+    thread = Thread(1, "main", (span("ProfileStep", "ProfileStep#0", 0, 10, plain),))
+    runs = [run(tmp_path / name, [thread]) for name in ("one", "other")]
+    assert work_change(ppprof.diff(*map(ppprof.open, runs))) == (None, None, None)
