@@ -29,6 +29,7 @@ from ppprof.errors import UsageError
 from ppprof.paths import to_path
 from ppprof.report.markdown import markdown
 from ppprof.report.text.ranks import (
+    render_bandwidths,
     render_groups,
     render_queue,
     render_ranks,
@@ -79,7 +80,7 @@ def register(subparsers: Any) -> None:
         help="also the step time if slow workers, stages and links were as fast as usual",
     )
     add("--time-unit", metavar="UNIT", help="s, ms, us or ns, of tables; default: ms")
-    add_rows(parser, "groups", "20")
+    add_rows(parser, "groups and sizes", "20")
     add_format(parser, "json, csv and md hold every column, in nanoseconds")
     add_output(parser)
     add_reading(parser)
@@ -190,6 +191,8 @@ def _text(result: _Result) -> str:
         parts.append(f"\n{queue}")
     if not result.cluster.arrivals.is_empty():
         parts.append(f"\n{render_groups(result.cluster, options, request.row_limit)}")
+        bandwidths = render_bandwidths(result.cluster, options, request.row_limit)
+        parts.append(f"\n{bandwidths}" if bandwidths else "")
         parts.append(render_stragglers(result.cluster, options))
     if request.what_if and (text := render_what_if(result.cluster.what_if, options)):
         parts.append(f"\n{text}")
@@ -220,6 +223,7 @@ def _json(result: _Result) -> str:
     tables = {
         "breakdown": result.table,
         "collectives": cluster.groups,
+        "bandwidths": cluster.bandwidths,
         "slow_ranks": cluster.slow_ranks,
         "slow_groups": cluster.slow_groups,
         "queue": cluster.queue,

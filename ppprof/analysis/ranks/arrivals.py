@@ -117,6 +117,59 @@ def arrivals(collectives: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataF
     )
 
 
+_ALGORITHM_FACTORS = {"all_gather": _SIZE.cast(pl.Float64)}
+"""Bytes of the operation's result in nccl-tests per byte that a rank contributes; 1 for others."""
+
+
+def _with_factor(factors: Mapping[str, pl.Expr]) -> pl.Expr:
+    """Return the factor of an operation, by the start of its name; 1 if it is not listed."""
+    factor = pl.lit(1.0)
+    for op, op_factor in factors.items():
+        factor = pl.when(pl.col("op").str.starts_with(op)).then(op_factor).otherwise(factor)
+    return factor
+
+
+def by_size(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
+    """Return one row per axis, operation, number of ranks and size, sorted by transfer time.
+
+    Args:
+        arrivals: the result of the function `arrivals`.
+        num_steps: the number of steps in the window.
+
+    Returns:
+        The columns, the longest transfer first:
+
+        - axis, op; ranks int64: how many ranks the groups have; bytes int64: what a rank contributes;
+        - calls float64: the number of collectives per step, over all groups;
+        - transfer_ns float64: of one collective, the median;
+        - algorithm_bytes_per_s, bus_bytes_per_s float64: algbw and busbw of nccl-tests, with the
+          median transfer time.
+
+        Collectives of unknown size, and those without a transfer time, have no row.
+    """
+    key = ["axis", "op", "ranks", "bytes"]
+    known = arrivals.filter((pl.col("bytes") > 0) & (pl.col("transfer_ns") > 0)).with_columns(
+        ranks=_SIZE.cast(pl.Int64),
+        algorithm=pl.col("bytes") * _with_factor(_ALGORITHM_FACTORS),
+        bus=pl.col("bytes") * _with_factor(_BUS_FACTORS),
+    )
+    seconds = pl.col("transfer_ns") / 1e9
+    table = known.group_by(key, maintain_order=True).agg(
+        calls=pl.len() / max(1, num_steps),
+        whole_ns=pl.col("transfer_ns").sum(),
+        transfer_ns=pl.col("transfer_ns").median(),
+        algorithm=pl.col("algorithm").first(),
+        bus=pl.col("bus").first(),
+    )
+    return table.sort("whole_ns", *key, descending=[True, *[False] * 4]).select(
+        *key,
+        "calls",
+        "transfer_ns",
+        algorithm_bytes_per_s=pl.col("algorithm") / seconds,
+        bus_bytes_per_s=pl.col("bus") / seconds,
+    )
+
+
 def by_group(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
     """Return one row per group of ranks, sorted by the wait per step, the longest first.
 
@@ -136,10 +189,7 @@ def by_group(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
         - bus_bytes_per_s float64: bytes over the slowest link of a ring, over the transfer time.
           Unknown bytes count as 0. Null if the transfer time is 0.
     """
-    factor = pl.lit(1.0)
-    for op, op_factor in _BUS_FACTORS.items():
-        factor = pl.when(pl.col("op").str.starts_with(op)).then(op_factor).otherwise(factor)
-    bus = pl.col("bytes") * factor
+    bus = pl.col("bytes") * _with_factor(_BUS_FACTORS)
     last = pl.col("last_rank").mode().min()
     per_step = 1 / max(1, num_steps)
     return (

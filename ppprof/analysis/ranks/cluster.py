@@ -11,7 +11,7 @@ import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import WHOLE_TRACE, with_step
-from ppprof.analysis.ranks.arrivals import arrivals, by_group
+from ppprof.analysis.ranks.arrivals import arrivals, by_group, by_size
 from ppprof.analysis.ranks.clock_alignment import align_clocks
 from ppprof.analysis.ranks.collectives import collectives, match_collectives
 from ppprof.analysis.ranks.device_queue import QUEUE
@@ -130,6 +130,11 @@ class Cluster:
     def groups(self) -> pl.DataFrame:
         """One row per group of ranks: the result of `ppprof.analysis.ranks.arrivals.by_group`."""
         return by_group(self.arrivals, self.steps["step"].n_unique())
+
+    @cached_property
+    def bandwidths(self) -> pl.DataFrame:
+        """One row per axis, operation and size: `ppprof.analysis.ranks.arrivals.by_size`."""
+        return by_size(self.arrivals, self.steps["step"].n_unique())
 
     @cached_property
     def slow_ranks(self) -> pl.DataFrame:

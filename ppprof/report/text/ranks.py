@@ -13,6 +13,7 @@ from ppprof.analysis.ranks.step_breakdown import UNKNOWN_AXIS
 from ppprof.analysis.ranks.step_table import PLACES
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Line, Table, columns_for
+from ppprof.units import format_bytes
 
 _ALWAYS_SHOWN = ("step_ns", "computation_ns", "rest_ns")
 """Columns that are shown even if they are 0 in all rows. Columns ``communication_...`` are never
@@ -202,6 +203,39 @@ def render_groups(cluster: Cluster, options: TableOptions, limit: int | None = 2
     ]
     columns = columns_for(headers)
     return str(Table("Collectives", columns, lines, options.time_unit, note=_GROUPS_NOTE))
+
+
+_BANDWIDTHS_NOTE = """\
+Size: what a rank contributes. Transfer: of one call, from the last arrival to the last end; the median.
+Algorithm, Bus: algbw and busbw of nccl-tests; Bus is the rate of the slowest link of a ring."""
+
+
+def render_bandwidths(cluster: Cluster, options: TableOptions, limit: int | None = 20) -> str:
+    """Return the table of `ppprof.analysis.ranks.arrivals.by_size` as text; "" without rows.
+
+    Args:
+        cluster: its ``bandwidths`` are shown.
+        options: the time unit. The row limit is ignored.
+        limit: most rows to show; None for all. A last line counts those that are not shown.
+    """
+    table = cluster.bandwidths
+    if table.is_empty():
+        return ""
+    shown = table if limit is None else table.head(limit)
+    lines: list[Line] = [
+        [
+            *(row["op"], row["axis"] or "-", row["ranks"], format_bytes(row["bytes"])),
+            *(f"{row['calls']:g}", options.time(row["transfer_ns"])),
+            *(f"{row[f'{rate}_bytes_per_s'] / 1e9:.3g}" for rate in ("algorithm", "bus")),
+        ]
+        for row in shown.iter_rows(named=True)
+    ]
+    if num_hidden := table.height - shown.height:
+        lines.append(f"{num_hidden} more sizes")
+    headers = ["Collective", "Axis", "Ranks", "Size", "Calls/step", "Transfer"]
+    columns = columns_for([*headers, "Algorithm (GB/s)", "Bus (GB/s)"])
+    title = "Bandwidth of collectives"
+    return str(Table(title, columns, lines, options.time_unit, note=_BANDWIDTHS_NOTE))
 
 
 _VERDICTS = ("transfer", "skew", "mixed", "inconclusive")

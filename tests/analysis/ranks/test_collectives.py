@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from ppprof.analysis.ranks.arrivals import arrivals, by_group
+from ppprof.analysis.ranks.arrivals import arrivals, by_group, by_size
 from ppprof.analysis.ranks.collectives import COLLECTIVES, collectives, match_collectives
 from ppprof.rundir.clocks import Clock, Reading
 from ppprof.trace import read
@@ -186,3 +186,25 @@ def test_groups_name_the_late_rank_and_the_bandwidth():
     assert row["transfer_ns"] == (10 + 20 + 40 + 60) / 4
     # 4 x 100 bytes in 130 ns; a ring of 3 moves each 2 x 2/3 times.
     assert row["bus_bytes_per_s"] == pytest.approx(400 * 4 / 3 / 130e-9)
+
+
+def test_sizes_have_their_bandwidths():
+    calls = [
+        ("0,1,2,3", "all_reduce", 0, 0, 0, 60),
+        ("0,1,2,3", "all_reduce", 0, 1, 100, 140),
+        ("0,1,2,3", "all_gather", 0, 0, 200, 300),
+        ("0>1", "send", 0, 0, 400, 450),
+    ]
+    parts = [
+        collectives_of(*(call for call in calls if str(rank) in call[0]), rank=rank)
+        for rank in range(4)
+    ]
+    table = by_size(arrivals(match_collectives(parts, {}), {}), num_steps=2)
+    assert table.select("op", "ranks", "bytes", "calls", "transfer_ns").rows() == [
+        ("all_gather", 4, 100, 0.5, 100),
+        ("all_reduce", 4, 100, 1.0, 50),
+        ("send", 2, 100, 0.5, 50),
+    ]
+    # nccl-tests: the size of an all_gather is that of all ranks, of which a rank receives 3/4.
+    assert table["algorithm_bytes_per_s"].to_list() == pytest.approx([400 / 100e-9, 2e9, 2e9])
+    assert table["bus_bytes_per_s"].to_list() == pytest.approx([300 / 100e-9, 3e9, 2e9])
