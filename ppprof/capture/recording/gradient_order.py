@@ -9,10 +9,15 @@ nodes.
 
 from __future__ import annotations
 
+import ctypes
+import operator
+import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
+
+import paddle
 
 _ACCUMULATION = "GradNodeAccumulation"
 
@@ -30,24 +35,55 @@ class GraphNode(NamedTuple):
     """Address of a node that needs its result, and that may have been created by the same call."""
 
 
+def node_reader() -> Callable[[Any], Any]:
+    """Return a function that returns the node that computes the gradient of a tensor, or None.
+
+    Paddle 3.3's ``Tensor.grad_fn`` forgets to release one reference, so that each use keeps the
+    graph with its tensors for ever. The function releases it. Whether this Paddle needs that shows in
+    the references of a new node, which nobody else can hold.
+
+    Raises:
+        RuntimeError: this Paddle counts neither right nor one too many.
+    """
+    with paddle.enable_grad():
+        x = paddle.to_tensor(1.0, place=paddle.CPUPlace(), stop_gradient=False)
+        node = (x * x).grad_fn
+    num_references = sys.getrefcount(node) - 1  # an argument is one, too
+    if num_references == 1:
+        return operator.attrgetter("grad_fn")
+    if node is None or num_references != 2:
+        raise RuntimeError(f"a node of the graph of gradients has {num_references} references")
+    release = ctypes.pythonapi.Py_DecRef
+    release.argtypes, release.restype = [ctypes.py_object], None
+
+    def read(tensor: Any) -> Any:
+        node = tensor.grad_fn
+        if node is not None:
+            release(node)
+        return node
+
+    release(node)
+    return read
+
+
 class TooLongError(Exception):
     """There was not enough time to look at the graph."""
 
 
-def gradient_order(tensors: Iterable[Any], deadline_ns: int) -> list[GraphNode]:
+def gradient_order(roots: Iterable[Any], deadline_ns: int) -> list[GraphNode]:
     """Return the nodes that compute the gradients of tensors, in the order in which they will run.
 
     Takes some 5 us a node. The graph is not changed, and not kept.
 
     Args:
-        tensors: what ``run_backward`` is called with.
+        roots: the nodes of the tensors that ``run_backward`` is called with; None for a tensor
+            without one.
         deadline_ns: when to give up, on the clock of ``time.monotonic_ns``.
 
     Raises:
         TooLongError: it is later than ``deadline_ns``.
         AttributeError: this Paddle does not show the graph.
     """
-    roots = [tensor.grad_fn for tensor in tensors]
     found: dict[int, tuple[str, list[int], int]] = {}
     num_waited_for: Counter[int] = Counter()
     unseen = deque((node.node_ptr(), node, 0) for node in roots if node is not None)

@@ -33,7 +33,7 @@ from paddle.base import core
 from paddle.base.framework import EagerParamBase
 
 from ppprof.arrays import Int64
-from ppprof.capture.recording.gradient_order import TooLongError, gradient_order
+from ppprof.capture.recording.gradient_order import TooLongError, gradient_order, node_reader
 from ppprof.capture.signals import pass_interruption
 from ppprof.rundir.operator_calls import RUN_BACKWARD, Backward, Node, OperatorCalls, Signature
 
@@ -87,11 +87,12 @@ class OperatorCallRecorder:
             for name, function in vars(_C_ops).items()
             if isinstance(function, types.BuiltinFunctionType)
         }
+        self._node_of = _node_reader()
         self._wrappers: dict[int, _Call] = {}
         self._replaced: list[tuple[Any, str, _Call, _Call]] = []
         self._parameter: Any = EagerParamBase
         self._window: _Window | None = None
-        self._recorded = _Window()
+        self._recorded = _Window(None)
         """The calls until `take`, also those of a window that is over."""
         self._local = threading.local()
         self._dtypes = {id(getattr(paddle, name, None)): row for row, name in enumerate(_DTYPES)}
@@ -102,7 +103,7 @@ class OperatorCallRecorder:
         """Wrap all functions, in all modules that are loaded now."""
         global _active
         _active = self
-        self._window = self._recorded = _Window()
+        self._window = self._recorded = _Window(self._node_of)
         for names in _namespaces():
             if names is not vars(core.eager.ops):
                 self._replace(names)
@@ -149,7 +150,7 @@ class OperatorCallRecorder:
 
     def take(self) -> OperatorCalls:
         """Return the calls since the last `take`, and forget them."""
-        window, self._recorded = self._recorded, _Window()
+        window, self._recorded = self._recorded, _Window(None)
         signatures = dict(window.signatures)
         rows = np.frombuffer(window.calls.tobytes(), np.int64).reshape(-1, 5).copy()
         position = {row: index for index, row in enumerate(signatures.values())}
@@ -274,9 +275,14 @@ class OperatorCallRecorder:
 
 
 class _Window:
-    """The calls of a window."""
+    """The calls of a window.
 
-    def __init__(self) -> None:
+    Args:
+        node_of: returns the node of a tensor; None if graphs of gradients cannot be looked at.
+    """
+
+    def __init__(self, node_of: _Call | None) -> None:
+        self._node_of = node_of
         self.signatures: dict[_Key, int] = {}
         self.calls = array("q")
         self.add = self.calls.extend
@@ -284,7 +290,7 @@ class _Window:
         """Dtype and shape of each parameter, by its identity: reading them takes half a microsecond."""
         self.rows_of_updates: dict[int, int] = {}
         """Row of the signature of the operator that updates a parameter, by its identity."""
-        self.calls_of_nodes: dict[int, _CallId] | None = {}
+        self.calls_of_nodes: dict[int, _CallId] | None = None if node_of is None else {}
         """The call that created a node of the graph of gradients, by the node's address; None once
         graphs are no longer looked at."""
         self.backwards: dict[_CallId, list[tuple[str, _CallId | None, int]]] = {}
@@ -311,9 +317,9 @@ class _Window:
     def note_node(self, result: Any, call: _CallId) -> None:
         """Note the node that will compute the gradients of a call."""
         try:
-            calls = self.calls_of_nodes
+            calls, node_of = self.calls_of_nodes, self._node_of
             tensor = result[0] if isinstance(result, (list, tuple)) else result
-            node = tensor.grad_fn
+            node = node_of(tensor) if node_of is not None else None
             if node is not None and calls is not None:
                 calls[node.node_ptr()] = call
         except Exception as error:  # no tensor
@@ -321,12 +327,12 @@ class _Window:
 
     def nodes_of(self, tensors: Any) -> list[tuple[str, _CallId | None, int]]:
         """Return the nodes that compute the gradients of tensors; empty if that is unknown."""
-        calls = self.calls_of_nodes
-        if calls is None:
+        calls, node_of = self.calls_of_nodes, self._node_of
+        if calls is None or node_of is None:
             return []
         begin = time.monotonic_ns()
         try:
-            order = gradient_order(tensors, begin + _MOST_WALK_NS - self._walked_ns)
+            order = gradient_order(map(node_of, tensors), begin + _MOST_WALK_NS - self._walked_ns)
         except Exception as error:
             pass_interruption(error)
             if not isinstance(error, (TooLongError, AttributeError)):
@@ -351,6 +357,15 @@ class _Window:
             for call, nodes in list(self.backwards.items())
             if call in row_of
         ]
+
+
+def _node_reader() -> _Call | None:
+    try:
+        return node_reader()
+    except Exception as error:
+        pass_interruption(error)
+        log.debug("gradients have no shapes", exc_info=True)
+        return None
 
 
 def _tensors(part: Any) -> list[tuple[int, ...]]:
