@@ -211,7 +211,7 @@ class OperatorCallRecorder:
             dtype = id(result.dtype) if is_cast_by_amp and isinstance(result, tensor) else 0
             window.add((thread, start, end, row, dtype))
             if window.calls_of_nodes is not None:
-                window.note_node(result, (thread, start))
+                window.note_node(name, result, (thread, start))
             return result
 
         return wrapper
@@ -314,14 +314,17 @@ class _Window:
             row = self.signatures.setdefault(key, next(self._rows))
         return row
 
-    def note_node(self, result: Any, call: _CallId) -> None:
-        """Note the node that will compute the gradients of a call."""
+    def note_node(self, name: str, result: Any, call: _CallId) -> None:
+        """Note the nodes that will compute the gradients of a call of a function."""
         try:
             calls, node_of = self.calls_of_nodes, self._node_of
             tensor = result[0] if isinstance(result, (list, tuple)) else result
             node = node_of(tensor) if node_of is not None else None
             if node is not None and calls is not None:
                 calls[node.node_ptr()] = call
+                if name == "linear" and len(node.next_functions) == 2:
+                    for product in node.next_functions[:1]:  # the sum's node comes first
+                        calls[product.node_ptr()] = call
         except Exception as error:  # no tensor
             pass_interruption(error)
 
@@ -342,7 +345,8 @@ class _Window:
         self._walked_ns += time.monotonic_ns() - begin
         found: dict[int, _CallId | None] = {}
         for node in order:
-            found[node.address] = calls.get(node.address) or found.get(node.created_with)
+            # Once it has run, another node may lie there.
+            found[node.address] = calls.pop(node.address, None) or found.get(node.created_with)
         return [(node.name, found[node.address], node.num_gradients) for node in order]
 
     def backwards_of(self, rows: Int64) -> list[Backward]:
