@@ -40,7 +40,7 @@ def node_reader() -> Callable[[Any], Any]:
 
     Paddle 3.3's ``Tensor.grad_fn`` forgets to release one reference, so that each use keeps the
     graph with its tensors for ever. The function releases it. Whether this Paddle needs that shows in
-    the references of a new node, which nobody else can hold.
+    the references of a new node, which no other code can hold.
 
     Raises:
         RuntimeError: this Paddle counts neither right nor one too many.

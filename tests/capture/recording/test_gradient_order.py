@@ -185,7 +185,7 @@ def test_graphs_are_not_kept(has_backward: bool) -> None:
     assert names == 3 * has_backward * [["MeanGradNode", "GeluGradNode"]]
 
 
-def test_a_node_that_somebody_holds_lives_on() -> None:
+def test_a_node_that_other_code_holds_is_not_freed() -> None:
     x = paddle.to_tensor([2.0, 3.0], stop_gradient=False)
     y = x * x
     node, read = y.grad_fn, node_reader()
