@@ -22,8 +22,9 @@ import polars as pl
 
 from ppprof.arrays import Int64
 from ppprof.rundir.operator_calls import RUN_BACKWARD, Backward, Node, OperatorCalls
+from ppprof.trace.operator_inputs import operator_of_gradient
 
-_PREFIX, _SUFFIX = "Global_", "GradNode"
+_PREFIX = "Global_"
 
 _LINKS = {"row": pl.Int64(), "call": pl.Int64(), "operator": pl.String(), "gradients": pl.Int64()}
 
@@ -69,8 +70,9 @@ def _nodes_of_events(
         for sample in (*samples[first:], *samples[:first]):
             if sample.matches(functions, run, names):
                 for row, node, call in zip(rows, sample.nodes, sample.calls):
-                    if call is not None:
-                        yield row, run + call, node.name.removesuffix(_SUFFIX), node.num_gradients
+                    operator = operator_of_gradient(node.name)
+                    if call is not None and operator is not None:
+                        yield row, run + call, operator, node.num_gradients
                 break
 
 

@@ -15,6 +15,7 @@ Sources: OperatorSupplementEventProto of paddle/fluid/platform/profiler/dump/nod
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Union
 
@@ -33,6 +34,23 @@ INPUT_KEYS = {
 
 NUM_GRADIENTS = "gradients"
 """The attribute of a gradient that says for how many inputs of its operator it is computed."""
+
+
+_GRADIENT = re.compile(r"(Global_)?(\w+?)GradNode(Final)?")
+
+
+def operator_of_gradient(name: str) -> str | None:
+    """Return the operator of a gradient, by the name of its event or node; None for other names.
+
+    >>> operator_of_gradient("Global_CrossEntropyWithSoftmaxGradNode")
+    'cross_entropy_with_softmax'
+    >>> operator_of_gradient("Conv2dGradNodeFinal")
+    'conv2d'
+    >>> operator_of_gradient("matmul dygraph"), operator_of_gradient("Global_GradNodeAccumulation")
+    (None, None)
+    """
+    match = _GRADIENT.fullmatch(name)
+    return re.sub(r"(?<!^)(?<![_A-Z])(?=[A-Z])", "_", match[2]).lower() if match else None
 
 
 def shapes_as_shown(shapes: str) -> str:

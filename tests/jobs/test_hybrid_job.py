@@ -10,6 +10,7 @@ import polars as pl
 import pytest
 
 import ppprof
+from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.config import load_config
 from ppprof.topology import Topology
 from ppprof.train.flops import step_flops
@@ -130,6 +131,23 @@ def test_steps_have_tokens_micro_batches_and_flops(hybrid_job: tuple[Path, str])
         flops.append({record["num_flops"] for record in records}.pop())
     assert sum(flops[:4]) == sum(flops[4:]) == step_flops(model, 512, 64)  # of each replica
     assert flops[0] < flops[2]  # logits are on the last stage
+
+
+def test_each_ranks_products_are_its_share_of_the_models_flops(
+    hybrid_job: tuple[Path, str], recorded: ppprof.Run, events: pl.DataFrame
+) -> None:
+    """Tensor parallelism halves them, and each stage has its own layers."""
+    for rank in range(8):
+        of_rank = events.filter(rank=rank)
+        work = work_of_operators(of_rank)
+        products = of_rank[work["row"].to_list()].select("step", "name", flops=work["flops"])
+        products = products.filter(pl.col("name").str.contains("^(matmul|Global_Matmul)"))
+        assert products["flops"].null_count() == 0
+        lines = (hybrid_job[0] / f"steps/rank_{rank:05d}.jsonl").read_text().splitlines()
+        (expected,) = {json.loads(line)["num_flops"] for line in lines}
+        of_steps = products.group_by("step").agg(pl.col("flops").sum())["flops"]
+        assert len(of_steps) == len(STEPS)
+        assert of_steps.to_list() == pytest.approx(len(STEPS) * [expected], rel=0.01)
 
 
 def test_every_rank_has_a_step_breakdown(recorded: ppprof.Run, events: pl.DataFrame) -> None:

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from ppprof.analysis.efficiency.operator_work import (
-    operator_of_gradient,
-    product_of,
-    work_of_operators,
-)
+from ppprof.analysis.efficiency.operator_work import product_of, work_of_operators
 from ppprof.analysis.efficiency.roof import Roof, roof_of
 from ppprof.analysis.profile.profile import Profile
-from ppprof.trace.operator_inputs import dtype_as_shown, shapes_as_shown
+from ppprof.trace.operator_inputs import (
+    dtype_as_shown,
+    operator_of_gradient,
+    shapes_as_shown,
+)
 
 EFFICIENCY: dict[str, pl.DataType] = {
     "name": pl.String(),

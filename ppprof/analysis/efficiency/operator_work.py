@@ -32,7 +32,6 @@ divided by the number of groups, as they are computed.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -40,7 +39,7 @@ from typing import Any, NamedTuple
 import msgspec
 import polars as pl
 
-from ppprof.trace.operator_inputs import NUM_GRADIENTS
+from ppprof.trace.operator_inputs import NUM_GRADIENTS, operator_of_gradient
 
 Shape = Sequence[int]
 
@@ -335,20 +334,6 @@ _TORCH: dict[str, _Formula] = {
 
 _SUMS = frozenset(("add", "subtract", "scale", "sum", "mean", "mean_all", "elementwise_add"))
 """Operators whose gradient does not depend on their inputs, beside those that only move data."""
-
-_GRADIENT = re.compile(r"Global_(\w+?)GradNode(Final)?")
-
-
-def operator_of_gradient(name: str) -> str | None:
-    """Return the operator of a gradient; None for other events.
-
-    >>> operator_of_gradient("Global_CrossEntropyWithSoftmaxGradNode")
-    'cross_entropy_with_softmax'
-    >>> operator_of_gradient("matmul dygraph"), operator_of_gradient("Global_GradNodeAccumulation")
-    (None, None)
-    """
-    match = _GRADIENT.fullmatch(name)
-    return re.sub(r"(?<!^)(?<![_A-Z])(?=[A-Z])", "_", match[1]).lower() if match else None
 
 
 def _gradient_flops(operator: str, flops: int, num_gradients: int) -> int:

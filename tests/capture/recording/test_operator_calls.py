@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import pickle
 import signal
@@ -20,6 +21,7 @@ import pytest
 
 import ppprof
 from ppprof import rundir
+from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.trace import read_window
 
 paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
@@ -138,6 +140,44 @@ def test_attributes_are_kept() -> None:
     assert signatures["concat"].attributes["X1"] == 1
     assert [2, 2] in signatures["conv2d"].attributes.values()
     assert 2 in signatures["conv2d"].attributes.values()
+
+
+@pytest.mark.filterwarnings("ignore:When training, we now always track")
+def test_flops_of_a_resnet_are_those_that_its_layers_count(tmp_path: Path) -> None:
+    """Each convolution and the last layer count as ``paddle.flops`` does, by hooks."""
+    net = paddle.vision.models.resnet18(num_classes=10)
+    images = paddle.rand([2, 3, 64, 64])
+    counts: list[int] = []
+
+    def count(layer: Any, inputs: Any, result: Any) -> None:
+        of_each = math.prod(layer.weight.shape[1:] if layer.weight.ndim == 4 else [512])
+        counts.append(math.prod(result.shape) * of_each)
+
+    for layer in net.sublayers():
+        if isinstance(layer, (nn.Conv2D, nn.Linear)):
+            layer.register_forward_post_hook(count)
+
+    def step() -> None:
+        counts.clear()
+        net(images).mean().backward()
+
+    profiler = {"enable": True, "scheduler": [1, 2], "profiler_log": str(tmp_path / "log")}
+    with ppprof.attach(profiler) as prof:
+        for _ in range(2):
+            step()
+            prof.step()
+    ((_, raw),) = rundir.raw_files(rundir.newest(tmp_path / "log"))
+    events = read_window(raw).events
+    work = work_of_operators(events)
+    flops: dict[str, int] = {}
+    for name, count in zip(events["name"].cast(pl.String).gather(work["row"]), work["flops"]):
+        flops[name] = flops.get(name, 0) + (count or 0)
+    counted = sum(counts)
+    assert len(counts) == 21
+    assert flops["conv2d dygraph"] + flops["matmul dygraph"] == 2 * counted
+    gradients = flops["Global_Conv2dGradNodeFinal"] + flops["Global_MatmulGradNode"]
+    first = 2 * (2 * 32 * 32 * 64) * (3 * 7 * 7)  # the gradient of the images is not computed
+    assert gradients == 2 * 2 * counted - first
 
 
 def test_functions_are_restored_everywhere() -> None:
