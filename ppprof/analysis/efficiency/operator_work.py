@@ -250,6 +250,12 @@ def _movement(inputs: _Inputs) -> tuple[int, Shape]:
     return 0, [sum(math.prod(shape) for shape in inputs.all_shapes())]
 
 
+def _copy(inputs: _Inputs) -> tuple[int, Shape]:
+    """The result is the first input, which is written and not read: it counts as an input already."""
+    inputs.shape(1)
+    return 0, [0]
+
+
 _FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(("matmul", "matmul_v2", "bmm", "mv", "matmul_with_flatten"), _matmul),
     **dict.fromkeys(("conv2d", "conv3d", "depthwise_conv2d"), _conv),
@@ -327,7 +333,8 @@ _TORCH: dict[str, _Formula] = {
     **dict.fromkeys(("_softmax", "_log_softmax"), _per_element(3)),
     "native_layer_norm": _per_element(8),
     **dict.fromkeys(("sum", "mean", "max", "min", "argmax"), _reduction),
-    **dict.fromkeys(("copy_", "cat", "fill_", "zero_", "index_select"), _movement),
+    **dict.fromkeys(("cat", "fill_", "zero_", "index_select"), _movement),
+    "copy_": _copy,
 }
 """By the name after ``aten::``, only operators that call no other ones: those would count twice."""
 

@@ -185,6 +185,12 @@ def test_flops_of_gradients(
     assert flops(f"Global_{operator}GradNode", *shapes, gradients=gradients) == expected
 
 
+def test_a_copy_reads_one_tensor_and_writes_the_other() -> None:
+    inputs = json.dumps({"X0": [[8, 16]], "X1": [[8, 16]]})
+    dtypes = json.dumps({"X0": ["float32"], "X1": ["bfloat16"]})
+    assert work_of("aten::copy_", inputs, dtypes, None) == Work(0, 8 * 16 * (4 + 2))
+
+
 def test_bytes_of_gradients() -> None:
     product = work("Global_MatmulGradNode", [8, 16], [16, 4], gradients=2)
     assert product is not None
