@@ -254,6 +254,8 @@ def _runtime_costs(profile: Profile, step: pl.Series) -> pl.DataFrame:
 
 
 def _shape_costs(profile: Profile, step: pl.Series) -> pl.DataFrame:
+    if not profile.trace.events["shapes"].count():
+        return pl.DataFrame(schema=SHAPES)
     calls = operator_work(profile).drop_nulls(["shapes", "flops"])
     names = pl.concat_str("name", pl.lit(" "), "shapes")
     rows = calls.select(

@@ -165,6 +165,18 @@ def _product(x: list[int], y: list[int]) -> tuple[int, Shape]:
     return 2 * math.prod(result) * x[-1], result
 
 
+def _cudnn_conv(inputs: _Inputs) -> tuple[int, Shape]:
+    """As torch orders the arguments: input, weight, padding, stride, dilation, groups."""
+    places = {"X3": "strides", "X2": "paddings", "X4": "dilations", "X5": "groups"}
+    attributes = {
+        name: inputs.attributes[place]
+        for place, name in places.items()
+        if place in inputs.attributes
+    }
+    named = {"Input": [inputs.shape(0)], "Filter": [inputs.shape(1)]}
+    return _conv(_Inputs(named, inputs.dtypes, attributes))
+
+
 def _conv(inputs: _Inputs) -> tuple[int, Shape]:
     x, kernel = inputs.shape(0, "Input", "input"), inputs.shape(1, "Filter", "filter")
     num_dims = len(x) - 2
@@ -207,6 +219,26 @@ def _attention(inputs: _Inputs) -> tuple[int, Shape]:
     batch, length, heads, width = query
     flops = 4 * batch * heads * length * key[1] * width
     return (flops // 2 if inputs.attribute(6, "causal") is True else flops), query
+
+
+def _torch_attention(first: int, causal: int, num_products: int) -> _Formula:
+    """Return the formula of an operator of ``aten::_flash_attention_forward`` or ``_backward``.
+
+    Args:
+        first: place of the query, which the key follows; (batch, length, heads, width) each.
+        causal: place of is_causal.
+        num_products: number of matrix products: 2 forward, 5 backward.
+    """
+
+    def formula(inputs: _Inputs) -> tuple[int, Shape]:
+        query, key = inputs.shape(first), inputs.shape(first + 1)
+        if len(query) != 4 or len(key) != 4 or f"X{causal}" not in inputs.attributes:
+            raise _UnknownError
+        batch, length, heads, width = query
+        flops = 2 * num_products * batch * heads * length * key[1] * width
+        return (flops // 2 if inputs.attributes[f"X{causal}"] is True else flops), query
+
+    return formula
 
 
 def _per_element(num_flops: int) -> _Formula:
@@ -303,9 +335,9 @@ def family_of(name: str) -> str:
     ('product', 'norm', 'pointwise')
     """
     formula, listed = _formula_of(name.removesuffix("_grad"))
-    if formula in (_matmul, _addmm, _conv):
+    if formula in (_matmul, _addmm, _conv, _cudnn_conv):
         return "product"
-    if formula is _attention:
+    if formula is _attention or listed.startswith("_flash_attention"):
         return "attention"
     if listed in ("adamw", "adam", "fused_adam", "sgd", "momentum"):
         return "update"
@@ -335,6 +367,9 @@ _TORCH: dict[str, _Formula] = {
     **dict.fromkeys(("sum", "mean", "max", "min", "argmax"), _reduction),
     **dict.fromkeys(("cat", "fill_", "zero_", "index_select"), _movement),
     "copy_": _copy,
+    "cudnn_convolution": _cudnn_conv,
+    "_flash_attention_forward": _torch_attention(0, 8, 2),
+    "_flash_attention_backward": _torch_attention(1, 11, 5),
 }
 """By the name after ``aten::``, only operators that call no other ones: those would count twice."""
 

@@ -103,8 +103,9 @@ def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
     by_inner = [*by_operator, "inner"]
     items = sort_by(_with_flops(calls, by_operator), profile.sorted_by, within=["thread"])
     is_one_of_several = pl.col("shapes").n_unique().over(by_operator) > 1
-    shapes = _with_flops(calls.filter(is_one_of_several), [*by_operator, "shapes"])
-    by_shape = _blocks(sort_by(shapes.drop_nulls("shapes"), profile.sorted_by), by_operator)
+    several = calls.filter(is_one_of_several) if calls["shapes"].count() else calls.clear()
+    shapes = _with_flops(several.drop_nulls("shapes"), [*by_operator, "shapes"])
+    by_shape = _blocks(sort_by(shapes, profile.sorted_by), by_operator)
     whole = {row["thread"]: row for row in _rows(items.group_by("thread").agg(_TOTALS))}
     inner = _blocks(grouped(children, by_inner, gpu="device_ns"), by_operator)
     left = _blocks(

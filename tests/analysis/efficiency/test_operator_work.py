@@ -185,6 +185,27 @@ def test_flops_of_gradients(
     assert flops(f"Global_{operator}GradNode", *shapes, gradients=gradients) == expected
 
 
+def torch_flops(operator: str, shapes: list[list[int]], **attributes: Any) -> int | None:
+    """Return the FLOPs of an operator of torch whose tensors are its first arguments."""
+    inputs = {f"X{place}": [shape] for place, shape in enumerate(shapes)}
+    found = work_of(f"aten::{operator}", json.dumps(inputs), None, json.dumps(attributes))
+    return None if found is None else found.flops
+
+
+def test_attention_and_convolutions_of_torch() -> None:
+    """Traces of ViT and Qwen on an H100: TraceLens reports the same numbers for them."""
+    vit = 3 * [[4, 197, 12, 64]]
+    assert torch_flops("_flash_attention_forward", vit, X8=False) == 476_884_992
+    assert torch_flops("_flash_attention_forward", vit, X8=True) == 476_884_992 // 2
+    assert torch_flops("_flash_attention_forward", vit) is None
+    backward = [[4, 197, 12, 64], *vit]
+    assert torch_flops("_flash_attention_backward", backward, X11=False) == 476_884_992 * 5 // 2
+    patches = [[4, 3, 224, 224], [768, 3, 16, 16]]
+    settings = {"X2": [0, 0], "X3": [16, 16], "X4": [1, 1], "X5": 1}
+    expected = 2 * (4 * 14 * 14 * 768) * (3 * 16 * 16)
+    assert torch_flops("cudnn_convolution", patches, **settings) == expected
+
+
 def test_a_copy_reads_one_tensor_and_writes_the_other() -> None:
     inputs = json.dumps({"X0": [[8, 16]], "X1": [[8, 16]]})
     dtypes = json.dumps({"X0": ["float32"], "X1": ["bfloat16"]})
