@@ -71,6 +71,8 @@ _CAST_BY_AMP = frozenset(
 )
 """Functions to note the result's dtype of, in which `auto_cast` makes them compute."""
 _ARGUMENTS = {"x": "X0", "y": "X1"}
+_MOST_NODES = 100_000
+"""Limit of the nodes that wait for their backward pass, some 10 MB."""
 _MOST_WALK_NS = 50_000_000
 """How long a window may look at graphs of gradients, in all."""
 
@@ -322,6 +324,8 @@ class _Window:
             node = node_of(tensor) if node_of is not None else None
             if node is not None and calls is not None:
                 calls[node.node_ptr()] = call
+                if len(calls) > _MOST_NODES:  # a window without a step, and without a backward
+                    self.calls_of_nodes = None
                 if name == "linear" and len(node.next_functions) == 2:
                     for product in node.next_functions[:1]:  # the sum's node comes first
                         calls[product.node_ptr()] = call

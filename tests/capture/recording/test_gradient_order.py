@@ -229,3 +229,18 @@ def test_two_hundred_windows_take_no_more_memory_than_twenty() -> None:
     few = resident_bytes_after(20)
     many = resident_bytes_after(200)
     assert many - few < 4 << 20  # a graph that is kept takes 9 KB a node, 150 MB here
+
+
+def test_nodes_that_wait_for_their_gradients_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator_calls, "_MOST_NODES", 3)
+    x = paddle.to_tensor([2.0, 3.0], stop_gradient=False)
+    recorder = operator_calls.OperatorCallRecorder()
+    recorder.install()
+    try:
+        waiting = [nn.functional.gelu(x) for _ in range(5)]
+        waiting[-1].mean().backward()
+    finally:
+        recorder.uninstall()
+    recorded = recorder.take()
+    assert not recorded.backwards
+    assert len(recorded.calls) >= 6
