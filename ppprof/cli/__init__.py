@@ -13,18 +13,28 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import Any, TextIO, cast
 
 from ppprof.cli.terminal import Terminal, is_data, log, logging_to_stderr
 from ppprof.errors import InputError, PpprofError
 
-COMMANDS = (
-    *("config", "summary", "ranks", "merge", "diff", "advise", "report", "convert"),
-    *("doctor", "trigger", "finish", "completion"),
-)
-"""Modules of this package, in the order of the help."""
+COMMANDS = {
+    "config": "print the resolved config, or every problem in it",
+    "summary": "print the tables of a run or of a trace file",
+    "ranks": "print what each rank spends its steps on: computation, waiting, idling",
+    "merge": "put all ranks into one timeline, on one clock",
+    "diff": "print what changed between two runs, the biggest change on top",
+    "advise": "print what is slow, what that costs a step, and what to change",
+    "report": "write a page to look at: findings, steps, ranks, pipeline, memory, timeline",
+    "convert": "write a trace in another format, or mend a broken one",
+    "doctor": "check what this machine can record, and what is missing",
+    "trigger": "open a window in a running job that was started with Profiler.trigger",
+    "finish": "make traces and tables of raw captures, as after a killed run",
+    "completion": "print a script that lets your shell complete what you type",
+}
+"""Modules of this package, in the order of the help, and what each command does."""
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_WRITTEN = 2
@@ -96,10 +106,7 @@ class _Version(argparse.Action):
 
 
 def _run(argv: Sequence[str]) -> int:
-    # Importing the other commands would take longer than many commands do.
-    first = argv[:1]
-    chosen = () if first == ["--version"] else first if set(first) & set(COMMANDS) else COMMANDS
-    parser = parser_of(chosen)
+    parser = parser_of(COMMANDS.keys() & argv[:1])
     gc.freeze()  # modules stay until the end: looking for garbage in them takes 20 ms each time
     args = parser.parse_args(argv)
     with contextlib.ExitStack() as stack:
@@ -109,8 +116,14 @@ def _run(argv: Sequence[str]) -> int:
     return code
 
 
-def parser_of(commands: Sequence[str]) -> argparse.ArgumentParser:
-    """Return the parser of some of `COMMANDS`."""
+def parser_of(commands: Collection[str]) -> argparse.ArgumentParser:
+    """Return the parser of all commands, with the options of some of them.
+
+    Importing the others would take longer than many commands do.
+
+    Args:
+        commands: the commands to import, of `COMMANDS`.
+    """
     parser = argparse.ArgumentParser(
         prog="ppprof",
         description="Find what is slow in a Paddle training job, from its run directory.",
@@ -119,6 +132,9 @@ def parser_of(commands: Sequence[str]) -> argparse.ArgumentParser:
         "--version", action=_Version, nargs=0, help="print the versions that matter in a bug report"
     )
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for command in commands:
-        import_module(f"ppprof.cli.{command}").register(subparsers)
+    for command, about in COMMANDS.items():
+        if command in commands:
+            import_module(f"ppprof.cli.{command}").register(subparsers)
+        else:
+            subparsers.add_parser(command, help=about)
     return parser

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ppprof.analysis.advice.finding import Finding
-from ppprof.cli import executors
+from ppprof.cli import COMMANDS, executors
 from ppprof.cli.options import (
     Checks,
     add_format,
@@ -35,7 +35,7 @@ def register(subparsers: Any) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "advise",
-        help="print what is slow, what that costs a step, and what to change",
+        help=COMMANDS["advise"],
         description=(
             "Prints what costs a run its time, the most costly first: each finding with the time it "
             "would save per step, how certain that is, the rows that show it, and the config key "

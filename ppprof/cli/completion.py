@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ppprof.cli import COMMANDS
+
 SHELLS = ("bash", "zsh", "tcsh")
 """Supported shells."""
 
@@ -30,7 +32,7 @@ def register(subparsers: Any) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "completion",
-        help="print a script that lets your shell complete what you type",
+        help=COMMANDS["completion"],
         description=(
             "Prints a script for SHELL. In bash: ppprof completion bash > "
             "~/.local/share/bash-completion/completions/ppprof; in zsh: ppprof completion zsh > "
@@ -46,7 +48,7 @@ def completion(args: argparse.Namespace) -> int:
     """Return 0; the script is on stdout."""
     import shtab
 
-    from ppprof.cli import COMMANDS, parser_of
+    from ppprof.cli import parser_of
 
     parser = parser_of(COMMANDS)
     _prepare(parser, shtab.FILE)

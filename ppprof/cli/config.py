@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from ppprof.cli import COMMANDS
 from ppprof.cli.options import Checks, whole_number
 from ppprof.cli.terminal import log
 from ppprof.config import load_config
@@ -18,7 +19,7 @@ def register(subparsers: Any) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "config",
-        help="print the resolved config, or every problem in it",
+        help=COMMANDS["config"],
         description=(
             "Reads CFG with its _base_ chain and overrides, checks it, and prints what a training "
             "job would see. --world-size checks a cluster's config on a laptop."

@@ -6,6 +6,7 @@ import argparse
 from functools import partial
 from typing import Any
 
+from ppprof.cli import COMMANDS
 from ppprof.cli.options import is_same
 from ppprof.cli.terminal import Progress, log
 from ppprof.errors import UsageError
@@ -19,7 +20,7 @@ def register(subparsers: Any) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "convert",
-        help="write a trace in another format, or mend a broken one",
+        help=COMMANDS["convert"],
         description=(
             "Reads the trace IN, of Paddle's or torch's profiler and broken or not, and writes it "
             "to OUT: Paddle's JSON, which VisualDL, Perfetto and chrome://tracing open, or "

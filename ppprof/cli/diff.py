@@ -15,7 +15,7 @@ from ppprof.analysis.diff.gate import Outcome, Threshold, check
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.profile.profile import PADDLE_SORT_KEYS
 from ppprof.analysis.profile.steps import StepRange
-from ppprof.cli import executors
+from ppprof.cli import COMMANDS, executors
 from ppprof.cli.options import (
     Checks,
     add_format,
@@ -47,7 +47,7 @@ def register(subparsers: Any) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "diff",
-        help="print what changed between two runs, the biggest change on top",
+        help=COMMANDS["diff"],
         description=(
             "Compares EXPERIMENT with BASELINE: step time with an interval and a verdict, operators, "
             "kernels, collectives, runtime calls and modules. Both are run directories or traces of any "

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ppprof.cli import COMMANDS
 from ppprof.cli.options import Checks, whole_number
 from ppprof.cli.terminal import log
 from ppprof.config import load_config
@@ -28,7 +29,7 @@ def register(subparsers: Any) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "doctor",
-        help="check what this machine can record, and what is missing",
+        help=COMMANDS["doctor"],
         description=(
             "Checks Paddle, the device and its profiler, the run directory's disk and memory, in "
             "under 30 seconds. Child processes do what may crash or hang. Nothing stays on disk."

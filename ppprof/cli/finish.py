@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ppprof.cli import COMMANDS
 from ppprof.cli.options import Checks, whole_number
 from ppprof.cli.terminal import log
 from ppprof.config import ProfilerConfig
@@ -35,7 +36,7 @@ def register(subparsers: Any) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "finish",
-        help="make traces and tables of raw captures, as after a killed run",
+        help=COMMANDS["finish"],
         description=(
             "For every raw capture in RUN: write the trace in the configured formats and the "
             "tables as data, print the configured tables, and remove the raw file unless the "

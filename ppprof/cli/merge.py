@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ppprof.cli import COMMANDS
 from ppprof.cli.options import (
     Checks,
     add_output,
@@ -24,7 +25,7 @@ def register(subparsers: Any) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "merge",
-        help="put all ranks into one timeline, on one clock",
+        help=COMMANDS["merge"],
         description=(
             "Writes the ranks of RUN into one timeline, which https://ui.perfetto.dev and "
             "chrome://tracing open: a process for each rank, threads and streams under it, times "

@@ -13,7 +13,7 @@ from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.clock_alignment import offsets_by_starts
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.step_table import GROUPS, group_steps, slowest
-from ppprof.cli import executors
+from ppprof.cli import COMMANDS, executors
 from ppprof.cli.options import (
     Checks,
     add_format,
@@ -47,7 +47,7 @@ def register(subparsers: Any) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "ranks",
-        help="print what each rank spends its steps on: computation, waiting, idling",
+        help=COMMANDS["ranks"],
         description=(
             "Prints, for each rank of RUN or each group of ranks, what an average step consists of: "
             "computation, communication that nothing hides (axis by axis), pipeline bubble, data "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ppprof.cli import executors
+from ppprof.cli import COMMANDS, executors
 from ppprof.cli.options import (
     Checks,
     add_output,
@@ -22,7 +22,7 @@ def register(subparsers: Any) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "report",
-        help="write a page to look at: findings, steps, ranks, pipeline, memory, timeline",
+        help=COMMANDS["report"],
         description=(
             "Writes one HTML file that opens without a network: where the time goes and what to do "
             "about it, steps and ranks, communication, pipeline, operators, kernels, modules, memory "

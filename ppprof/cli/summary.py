@@ -14,6 +14,7 @@ from ppprof.analysis.profile.profile import SummaryOptions
 from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.summaries.across_ranks import ACROSS, WAYS, check_across
 from ppprof.analysis.summaries.views import ALL_VIEWS, VIEWS
+from ppprof.cli import COMMANDS
 from ppprof.cli.options import (
     Checks,
     add_format,
@@ -68,7 +69,7 @@ def register(subparsers: Any) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "summary",
-        help="print the tables of a run or of a trace file",
+        help=COMMANDS["summary"],
         description=(
             "Prints the tables of each PATH: a run directory (profiler_log; the newest run in it), "
             "a directory of traces, or a trace file. Directories that the nodes of one job wrote "

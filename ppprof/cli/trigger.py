@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ppprof.cli import COMMANDS
 from ppprof.cli.options import Checks, whole_number
 from ppprof.cli.terminal import log
 from ppprof.config import ProfilerConfig
@@ -35,7 +36,7 @@ def register(subparsers: Any) -> None:
     """Add the command's parser."""
     parser = subparsers.add_parser(
         "trigger",
-        help="open a window in a running job that was started with Profiler.trigger",
+        help=COMMANDS["trigger"],
         description=(
             "Asks the job that writes RUN to record a few steps, from a step that all ranks agree "
             "on: at least 2 steps and half a second ahead. Without --wait it prints what will "
