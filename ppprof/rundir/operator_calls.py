@@ -24,8 +24,10 @@ import numpy as np
 from ppprof.arrays import Int64
 from ppprof.rundir.run_file import RunFile
 
-_MOST_BYTES, _MOST_TEXT_BYTES = 256 << 20, 32 << 20
-"""Limits of the whole file, some 6 million calls, and of its line of JSON."""
+_MOST_BYTES, _MOST_TEXT_BYTES, _MOST_BACKWARDS = 256 << 20, 32 << 20, 10_000
+"""Limits of the whole file, some 6 million calls, of its line of JSON, and of what is in it."""
+_MOST_NODES, _MOST_GRADIENTS = 200_000, 100_000
+"""Limits of all nodes, and of the gradients of one."""
 _COLUMNS = 5
 RUN_BACKWARD = "run_backward"
 """Name of the function that computes gradients."""
@@ -107,7 +109,11 @@ def read_operator_calls(file: RunFile) -> OperatorCalls:
     text, _, numbers = file.read(_MOST_BYTES).partition(b"\n")
     if len(text) > _MOST_TEXT_BYTES:
         raise ValueError(f"a line of {len(text)} bytes")
+    if text.count(b"GradNode") > _MOST_NODES:
+        raise ValueError("more nodes than a window has time for")
     header = msgspec.json.decode(text, type=_Header)
+    if len(header.backwards) > _MOST_BACKWARDS:
+        raise ValueError(f"{len(header.backwards)} backward passes in one step")
     calls: Int64 = np.frombuffer(numbers, "<i8").astype(np.int64).reshape(-1, _COLUMNS)
     names = [signature.name for signature in header.signatures]
     if not all(_NAME.fullmatch(name) for name in (*names, *header.dtypes)):
@@ -130,6 +136,8 @@ def _moved(backward: Backward, position: Int64) -> Backward:
     Raises:
         ValueError: a call does not exist.
     """
+    if not all(0 <= node.num_gradients <= _MOST_GRADIENTS for node in backward.nodes):
+        raise ValueError("a node with more gradients than an operator has inputs")
     rows = [backward.call, *(node.call for node in backward.nodes)]
     if not all(-1 <= row < len(position) for row in rows) or backward.call < 0:
         raise ValueError("a call that does not exist")

@@ -25,6 +25,8 @@ from ppprof.rundir.operator_calls import RUN_BACKWARD, Backward, Node, OperatorC
 from ppprof.trace.operator_inputs import operator_of_gradient
 
 _PREFIX = "Global_"
+_MOST_TRIED = 8
+"""How many calls with the same nodes to compare with."""
 
 _LINKS = {"row": pl.Int64(), "call": pl.Int64(), "operator": pl.String(), "gradients": pl.Int64()}
 
@@ -48,7 +50,10 @@ def links_of_gradients(
         "call", operator=_plain(pl.col("operator")), forward=pl.col("row").cast(pl.Int64)
     ).filter(pl.len().over("call", "operator") == 1)
     nodes = nodes.with_columns(_plain(pl.col("operator")))
-    return nodes.join(forwards, on=["call", "operator"]).select("row", "forward", "gradients")
+    links = nodes.join(forwards, on=["call", "operator"])
+    # An operator has one gradient; if it seems to have two, one of them is another operator's.
+    links = links.filter(pl.len().over("forward") == 1)
+    return links.select("row", "forward", "gradients")
 
 
 def _nodes_of_events(
@@ -63,12 +68,17 @@ def _nodes_of_events(
     runs = np.flatnonzero(is_run)
     gradients = _gradients(events, thread, recorded.calls, runs)
     samples = [sample for each in recorded.backwards if (sample := _Sample.of(each, functions))]
+    by_names: dict[tuple[str, ...], list[_Sample]] = {}
+    for sample in samples:
+        by_names.setdefault(sample.names, []).append(sample)
     for number, run in enumerate(runs.tolist()):
-        rows, names = gradients.get(run, ([], []))
+        rows, names = gradients.get(run, ([], ()))
+        alike = by_names.get(names, [])
         # Usually, each step has as many of them as the first one.
-        first = number % len(samples) if samples else 0
-        for sample in (*samples[first:], *samples[:first]):
-            if sample.matches(functions, run, names):
+        usual = samples[number % len(samples)] if samples else None
+        tried = [usual] if usual in alike else []
+        for sample in (*tried, *alike[:_MOST_TRIED]):
+            if sample is not None and sample.matches(functions, run):
                 for row, node, call in zip(rows, sample.nodes, sample.calls):
                     operator = operator_of_gradient(node.name)
                     if call is not None and operator is not None:
@@ -83,7 +93,7 @@ def _functions(recorded: OperatorCalls) -> tuple[Int64, int]:
     return np.array([*of_signatures, -1])[recorded.calls[:, 3]], numbers[RUN_BACKWARD]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Sample:
     """A call that computes gradients, and whose nodes are known."""
 
@@ -92,7 +102,7 @@ class _Sample:
     """The call that created each node, as a row relative to this one; None if unknown."""
     functions: Int64
     """From the first call that created a node to this one."""
-    names: list[str]
+    names: tuple[str, ...]
     """Of the events."""
 
     @classmethod
@@ -107,28 +117,23 @@ class _Sample:
                 for node in backward.nodes
             ],
             functions[min(rows) : backward.call + 1],
-            [f"{_PREFIX}{node.name}" for node in backward.nodes],
+            tuple(f"{_PREFIX}{node.name}" for node in backward.nodes),
         )
 
-    def matches(self, functions: Int64, run: int, names: list[str]) -> bool:
-        """Return whether another call runs the same nodes.
+    def matches(self, functions: Int64, run: int) -> bool:
+        """Return whether another call, whose events have the same names, runs the same nodes.
 
         Args:
             functions: those of all calls.
             run: row of the other call.
-            names: the names of its events.
         """
         begin = run + 1 - len(self.functions)
-        return (
-            begin >= 0
-            and names == self.names
-            and np.array_equal(functions[begin : run + 1], self.functions)
-        )
+        return begin >= 0 and np.array_equal(functions[begin : run + 1], self.functions)
 
 
 def _gradients(
     events: pl.DataFrame, thread: int, calls: Int64, runs: Int64
-) -> dict[int, tuple[list[int], list[str]]]:
+) -> dict[int, tuple[list[int], tuple[str, ...]]]:
     """Return the rows and names of the gradients within each call that computes gradients, by its row.
 
     A gradient within a call within another one, as recomputation has it, belongs to the inner one.
@@ -143,7 +148,7 @@ def _gradients(
     for run, (begin, end) in zip(runs, bounds):  # an inner one begins later
         run_of[begin:end] = run
     groups = found.with_columns(run=run_of).group_by("run").agg("row", "name")
-    return {run: (rows, names) for run, rows, names in groups.rows()}
+    return {run: (rows, tuple(names)) for run, rows, names in groups.rows()}
 
 
 def _plain(name: pl.Expr) -> pl.Expr:

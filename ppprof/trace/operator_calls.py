@@ -175,7 +175,7 @@ def _inputs(
             for name, each in dtypes.items()
         }
     name = _operator_name(call)
-    if call.name.startswith("__r") and len(shapes) == 2:  # x.__rmatmul__(y) is y @ x
+    if call.name.startswith("__r") and shapes.keys() == {"X0", "X1"}:  # x.__rmatmul__(y) is y @ x
         shapes, dtypes = ({"X0": each["X1"], "X1": each["X0"]} for each in (shapes, dtypes))
     if name == "linear" and operator == "matmul":
         shapes, dtypes = _only(shapes, "X0", "X1"), _only(dtypes, "X0", "X1")

@@ -54,12 +54,16 @@ def operator_of_gradient(name: str) -> str | None:
 
 
 def shapes_as_shown(shapes: str) -> str:
-    """Return the text of the column ``shapes`` as a person reads it.
+    """Return the text of the column ``shapes`` as a person reads it; other text unchanged.
 
     >>> shapes_as_shown('{"X0":[[4,128]],"X1":[[128,64]]}')
     '[4,128] [128,64]'
     """
-    each = [shape for tensors in msgspec.json.decode(shapes).values() for shape in tensors]
+    try:
+        inputs = msgspec.json.decode(shapes, type=dict[str, list[list[int]]])
+    except msgspec.DecodeError:  # of another program
+        return shapes
+    each = [shape for tensors in inputs.values() for shape in tensors]
     return " ".join(f"[{','.join(map(str, shape))}]" for shape in each)
 
 
@@ -69,7 +73,11 @@ def dtype_as_shown(dtypes: str | None) -> str | None:
     >>> dtype_as_shown('{"Ids":["int64"],"W":["float32"]}')
     'float32'
     """
-    each = [dtype for names in msgspec.json.decode(dtypes or "{}").values() for dtype in names]
+    try:
+        inputs = msgspec.json.decode(dtypes or "{}", type=dict[str, list[str]])
+    except msgspec.DecodeError:
+        return None
+    each = [dtype for names in inputs.values() for dtype in names]
     return next(iter((*(dtype for dtype in each if "float" in dtype), *each)), None)
 
 

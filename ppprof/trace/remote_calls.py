@@ -94,12 +94,12 @@ def read_window(raw: str | Path) -> Trace:
 
 def _with_operator_inputs(trace: Trace, file: RunFile) -> Trace:
     try:
-        recorded = read_operator_calls(file)
+        events = with_operator_inputs(trace.events, read_operator_calls(file))
     except FileNotFoundError:
         return trace
-    except (OSError, ValueError):
+    except (OSError, ValueError, LookupError, TypeError, pl.exceptions.PolarsError):
         return dataclasses.replace(trace, skipped={**trace.skipped, "files of operator shapes": 1})
-    return dataclasses.replace(trace, events=with_operator_inputs(trace.events, recorded))
+    return dataclasses.replace(trace, events=events)
 
 
 @dataclass(frozen=True)

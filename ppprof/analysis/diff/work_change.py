@@ -14,7 +14,9 @@ LEAST_CHANGE = 0.001
 """Smaller changes of the FLOPs are those of single small operators."""
 
 _LEAST_SHARE_OF_STEP = 0.01
-_DIM = re.compile(r"\d+")
+_DIM = re.compile(r"\d{1,18}")
+_MOST_NAMES = 200
+"""Most operators of either run to compare: those with the most time."""
 
 
 class WorkChange(NamedTuple):
@@ -53,16 +55,16 @@ def work_change(diff: Diff) -> WorkChange:
 
 def _dims(table: pl.DataFrame) -> tuple[int, int, int] | None:
     """Return the size that became another one in most of the operators that only one run has."""
-    gone = table.filter(status="gone")["name"].sort().to_list()
-    new = table.filter(status="new")["name"].sort().to_list()
+    gone, new = (
+        [_pattern(name) for name in sorted(table.filter(status=status)["name"].head(_MOST_NAMES))]
+        for status in ("gone", "new")
+    )
     found: Counter[tuple[int, int]] = Counter()
-    for name in gone:
-        sizes = list(map(int, _DIM.findall(name)))
-        pattern = _DIM.sub("_", name)
+    for pattern, sizes in gone:
         changes = [
-            sorted({(a, b) for a, b in zip(sizes, map(int, _DIM.findall(other))) if a != b})
-            for other in new
-            if _DIM.sub("_", other) == pattern
+            sorted({(a, b) for a, b in zip(sizes, others) if a != b})
+            for other, others in new
+            if other == pattern
         ]
         if changes:  # the operator that differs in the fewest sizes
             found.update(min((len(change), change) for change in changes)[1])
@@ -70,6 +72,17 @@ def _dims(table: pl.DataFrame) -> tuple[int, int, int] | None:
         return None
     (old, now), num = min(found.items(), key=lambda item: (-item[1], item[0]))
     return (old, now, num) if num > 1 else None
+
+
+def _pattern(name: str) -> tuple[str, list[int]]:
+    """Return a name without the sizes in its shapes, and these.
+
+    >>> _pattern("conv2d [4,8] [3]")
+    ('conv2d [_,_] [_]', [4, 8, 3])
+    """
+    operator, bracket, shapes = name.partition(" [")
+    pattern = f"{operator}{bracket}{_DIM.sub('_', shapes)}"
+    return pattern, [int(size) for size in _DIM.findall(shapes)]
 
 
 def _slower(diff: Diff, table: pl.DataFrame) -> tuple[str, float] | None:

@@ -99,7 +99,7 @@ def efficiency_by_step(profile: Profile) -> pl.DataFrame:
     calls = calls.with_columns(step=profile.trace.events["step"].gather(calls["row"]))
     rows = _with_roof(_rates(calls.drop_nulls("step"), ["step"]), roof, has_device)
     half = roof.flops("bfloat16") or roof.flops("float16")
-    half_ns = pl.col("flops") * pl.col("calls") * 1e9 / pl.lit(half, pl.Float64)
+    half_ns = pl.col("flops").cast(pl.Float64) * pl.col("calls") * 1e9 / pl.lit(half, pl.Float64)
     rows = rows.with_columns(half_ns=half_ns)
     return rows.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
 
@@ -173,8 +173,8 @@ def _rates(calls: pl.DataFrame, keys: list[str]) -> pl.DataFrame:
         name=pl.col("name").replace_strict(shown, return_dtype=pl.String),
         shapes=pl.Series([shapes_as_shown(text) for text in rows["shapes"]], dtype=pl.String),
         dtype=pl.Series([dtype_as_shown(text) for text in rows["dtypes"]], dtype=pl.String),
-        flops_per_s=pl.col("flops") * pl.col("calls") * 1e9 / total_ns,
-        bytes_per_s=pl.col("bytes") * pl.col("calls") * 1e9 / total_ns,
+        flops_per_s=pl.col("flops").cast(pl.Float64) * pl.col("calls") * 1e9 / total_ns,
+        bytes_per_s=pl.col("bytes").cast(pl.Float64) * pl.col("calls") * 1e9 / total_ns,
         flops_per_byte=pl.when(pl.col("bytes") > 0).then(pl.col("flops") / pl.col("bytes")),
     )
 
@@ -240,10 +240,10 @@ def mean_efficiency(tables: Sequence[pl.DataFrame], num_steps: int) -> pl.DataFr
     means = sums.agg(
         calls=calls / num_steps,
         time_ns=time_ns / num_steps,
-        flops=(pl.col("flops") * pl.col("calls")).sum() / calls,
-        bytes=(pl.col("bytes") * pl.col("calls")).sum() / calls,
-        flops_per_s=(pl.col("flops") * pl.col("calls")).sum() * 1e9 / time_ns,
-        bytes_per_s=(pl.col("bytes") * pl.col("calls")).sum() * 1e9 / time_ns,
+        flops=(pl.col("flops").cast(pl.Float64) * pl.col("calls")).sum() / calls,
+        bytes=(pl.col("bytes").cast(pl.Float64) * pl.col("calls")).sum() / calls,
+        flops_per_s=(pl.col("flops").cast(pl.Float64) * pl.col("calls")).sum() * 1e9 / time_ns,
+        bytes_per_s=(pl.col("bytes").cast(pl.Float64) * pl.col("calls")).sum() * 1e9 / time_ns,
         roof_ratio=pl.when(pl.col("least_ns").count() > 0).then(pl.col("least_ns").sum() / time_ns),
         bound=pl.col("bound").first(),
     ).with_columns(

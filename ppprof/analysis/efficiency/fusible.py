@@ -14,7 +14,13 @@ import math
 import msgspec
 import polars as pl
 
-from ppprof.analysis.efficiency.operator_work import is_pointwise, item_bytes, work_of_operators
+from ppprof.analysis.efficiency.operator_work import (
+    MOST_DIMS,
+    MOST_WORK,
+    is_pointwise,
+    item_bytes,
+    work_of_operators,
+)
 from ppprof.analysis.profile.profile import Profile
 from ppprof.trace.operator_inputs import dtype_as_shown, shapes_as_shown
 
@@ -88,6 +94,12 @@ def fusible_chains(profile: Profile) -> pl.DataFrame:
 
 
 def _size(shapes: str) -> int | None:
-    """Return the number of elements of the first tensor."""
-    tensors: list[list[int]] = next(iter(msgspec.json.decode(shapes).values()), [])
-    return math.prod(tensors[0]) if tensors and len(tensors[0]) <= 16 else None
+    """Return the number of elements of the first tensor; None if unknown, or more than memory has."""
+    try:
+        tensors = next(iter(msgspec.json.decode(shapes, type=dict[str, list[list[int]]]).values()))
+    except (msgspec.DecodeError, StopIteration):
+        return None
+    if not tensors or len(tensors[0]) > MOST_DIMS:
+        return None
+    size = math.prod(tensors[0])
+    return size if 0 <= size < MOST_WORK else None

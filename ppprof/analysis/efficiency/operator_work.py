@@ -43,7 +43,10 @@ from ppprof.trace.operator_inputs import NUM_GRADIENTS, operator_of_gradient
 
 Shape = Sequence[int]
 
-_MOST_DIMS = 16
+MOST_WORK = 10**16
+"""No operator has so many FLOPs or bytes: it would run for seconds on any device."""
+
+MOST_DIMS = 16
 """Paddle's tensors have 9 dims at most, torch's 64 in theory."""
 
 _ITEM_BYTES = {
@@ -101,8 +104,8 @@ class _Inputs:
         """Return the shapes of all tensors."""
         return [shape for each in self.shapes.values() for shape in each]
 
-    def num_bytes(self, result: Shape, is_read: bool, num_gradients: int) -> int | None:
-        """Return the bytes that are read and written; None if a dtype is unknown.
+    def num_bytes(self, result: Shape | None, is_read: bool, num_gradients: int) -> int | None:
+        """Return the bytes that are read and written; None if a dtype or the result is unknown.
 
         Args:
             result: the shape of the result, whose dtype is that of the first tensor of real numbers.
@@ -114,7 +117,8 @@ class _Inputs:
             for name, shapes in self.shapes.items()
             for shape, dtype in zip(shapes, self.dtypes.get(name, ()))
         ]
-        if not tensors or any(dtype not in _ITEM_BYTES for _, dtype in tensors):
+        is_known = len(tensors) == len(self.all_shapes()) > 0 and result is not None
+        if not is_known or any(dtype not in _ITEM_BYTES for _, dtype in tensors):
             return None
         sizes = [size * _ITEM_BYTES[dtype] for size, dtype in tensors]
         reals = [
@@ -125,12 +129,12 @@ class _Inputs:
         first = next(
             (dtype for _, dtype in tensors if not dtype.startswith(_WITHOUT_GRADIENT)), None
         )
-        total = math.prod(result) * _ITEM_BYTES[first or tensors[0][1]]
+        total = math.prod(result or ()) * _ITEM_BYTES[first or tensors[0][1]]
         return total + (sum(sizes) if is_read else 0) + sum(reals[:num_gradients])
 
 
-_Formula = Callable[[_Inputs], tuple[int, Shape]]
-"""Returns the FLOPs and the shape of the result."""
+_Formula = Callable[[_Inputs], "tuple[int, Shape | None]"]
+"""Returns the FLOPs and the shape of the result; None for a result that the inputs do not tell."""
 
 
 def _matmul(inputs: _Inputs) -> tuple[int, Shape]:
@@ -161,6 +165,7 @@ def _product(x: list[int], y: list[int]) -> tuple[int, Shape]:
         y = [*y, 1]
     if not x or not y or x[-1] != y[-2]:
         raise _UnknownError
+    _check_broadcast([x[:-2], y[:-2]])
     result = [*_broadcast([x[:-2], y[:-2]]), x[-2], y[-1]]
     return 2 * math.prod(result) * x[-1], result
 
@@ -208,6 +213,8 @@ def _conv(inputs: _Inputs) -> tuple[int, Shape]:
         else:
             padded = size + (0 if algorithm == "VALID" else sum(pads))
             positions.append((padded - span) // strides[place] + 1)
+    if min(positions) < 1:
+        raise _UnknownError
     result = [x[0], *positions, kernel[0]] if is_last else [x[0], kernel[0], *positions]
     return 2 * math.prod(result) * math.prod(kernel[1:]), result
 
@@ -218,7 +225,19 @@ def _attention(inputs: _Inputs) -> tuple[int, Shape]:
         raise _UnknownError
     batch, length, heads, width = query
     flops = 4 * batch * heads * length * key[1] * width
-    return (flops // 2 if inputs.attribute(6, "causal") is True else flops), query
+    is_causal = inputs.attribute(6, "causal") is True
+    return (_causal(flops, length, key[1]) if is_causal else flops), query
+
+
+def _causal(flops: int, queries: int, keys: int) -> int:
+    """Return the FLOPs of attention in which a query sees no later key, from those of all pairs.
+
+    The last query sees all keys, as in FlashAttention 2.
+
+    >>> _causal(1000, 4, 4), _causal(1000, 1, 128), _causal(1000, 16, 32)
+    (500, 1000, 750)
+    """
+    return flops * (2 * keys - queries) // (2 * keys) if 1 < queries <= keys else flops
 
 
 def _torch_attention(first: int, causal: int, num_products: int) -> _Formula:
@@ -236,7 +255,8 @@ def _torch_attention(first: int, causal: int, num_products: int) -> _Formula:
             raise _UnknownError
         batch, length, heads, width = query
         flops = 2 * num_products * batch * heads * length * key[1] * width
-        return (flops // 2 if inputs.attributes[f"X{causal}"] is True else flops), query
+        is_causal = inputs.attributes[f"X{causal}"] is True
+        return (_causal(flops, length, key[1]) if is_causal else flops), query
 
     return formula
 
@@ -255,7 +275,21 @@ def _elementwise(inputs: _Inputs) -> tuple[int, Shape]:
     shapes = inputs.all_shapes()[:2]
     if not shapes:
         raise _UnknownError
+    _check_broadcast(shapes)
     result = _broadcast(shapes)
+    return math.prod(result), result
+
+
+def _comparison(inputs: _Inputs) -> tuple[int, Shape]:
+    """The result has one byte an element, whatever the inputs have."""
+    flops, result = _elementwise(inputs)
+    dtype = next((dtypes[0] for dtypes in inputs.dtypes.values() if dtypes), "")
+    return flops, [math.prod(result) // _ITEM_BYTES.get(dtype, 1)]
+
+
+def _swiglu(inputs: _Inputs) -> tuple[int, Shape]:
+    x = inputs.shape(0, "x")
+    result = x if len(inputs.all_shapes()) > 1 else [*x[:-1], x[-1] // 2]
     return math.prod(result), result
 
 
@@ -273,13 +307,39 @@ def _optimizer(num_flops: int) -> _Formula:
     return formula
 
 
-def _embedding(inputs: _Inputs) -> tuple[int, Shape]:
-    tokens, weight = inputs.shape(0, "Ids"), inputs.shape(1, "W")
-    return 0, [*tokens, weight[-1]]
+def _rows(table: int, rows: int) -> _Formula:
+    """Return the formula of an operator that takes rows of a table: it reads these alone.
+
+    Args:
+        table: place of the table.
+        rows: place of the numbers of its rows.
+    """
+
+    def formula(inputs: _Inputs) -> tuple[int, Shape]:
+        of_table, of_rows = inputs.shape(table, "W"), inputs.shape(rows, "Ids")
+        taken = math.prod(of_rows) * math.prod(of_table[1:])
+        # Read and written; the table, which counts as an input, is not read otherwise.
+        return 0, [2 * taken - math.prod(of_table)]
+
+    return formula
+
+
+_EMBEDDING = _rows(1, 0)
 
 
 def _movement(inputs: _Inputs) -> tuple[int, Shape]:
     return 0, [sum(math.prod(shape) for shape in inputs.all_shapes())]
+
+
+def _unknown_result(inputs: _Inputs) -> tuple[int, None]:
+    return 0, None
+
+
+def _cast(inputs: _Inputs) -> tuple[int, Shape]:
+    """The result has 2 bytes an element at least, as far as real numbers are cast."""
+    dtype = next((dtypes[0] for dtypes in inputs.dtypes.values() if dtypes), "")
+    item = _ITEM_BYTES.get(dtype, 2)
+    return 0, [math.prod(inputs.shape(0, "X", "x")) * min(2, item) // item]
 
 
 def _copy(inputs: _Inputs) -> tuple[int, Shape]:
@@ -294,8 +354,9 @@ _FORMULAS: dict[str, _Formula] = {
     **dict.fromkeys(("flash_attn", "flash_attn_v3"), _attention),
     **dict.fromkeys(("add", "subtract", "multiply", "divide", "maximum", "minimum"), _elementwise),
     **dict.fromkeys(("elementwise_add", "elementwise_mul", "elementwise_div"), _elementwise),
-    **dict.fromkeys(("equal", "not_equal", "greater_than", "less_than", "where"), _elementwise),
-    **dict.fromkeys(("greater_equal", "less_equal", "logical_and", "logical_or"), _elementwise),
+    **dict.fromkeys(("equal", "not_equal", "greater_than", "less_than"), _comparison),
+    **dict.fromkeys(("greater_equal", "less_equal", "logical_and", "logical_or"), _comparison),
+    "where": _elementwise,
     **dict.fromkeys(("relu", "leaky_relu", "relu6", "silu", "abs", "square"), _per_element(1)),
     **dict.fromkeys(("scale", "pow", "clip", "sqrt", "rsqrt", "exp", "log"), _per_element(1)),
     **dict.fromkeys(("tanh", "sigmoid"), _per_element(1)),
@@ -304,22 +365,21 @@ _FORMULAS: dict[str, _Formula] = {
     "cross_entropy_with_softmax": _per_element(3),
     **dict.fromkeys(("layer_norm", "batch_norm", "batch_norm_"), _per_element(8)),
     **dict.fromkeys(("rms_norm", "fused_rms_norm"), _per_element(5)),
-    "swiglu": _elementwise,
+    "swiglu": _swiglu,
     **dict.fromkeys(
         ("sum", "mean", "mean_all", "max", "min", "argmax", "squared_l2_norm"), _reduction
     ),
     **dict.fromkeys(("adamw", "adam", "fused_adam"), _optimizer(14)),
     "sgd": _optimizer(2),
     "momentum": _optimizer(4),
-    "embedding": _embedding,
-    **dict.fromkeys(
-        ("reshape", "transpose", "cast", "concat", "slice", "split", "stack"), _movement
-    ),
-    **dict.fromkeys(("unsqueeze", "squeeze", "expand", "tile", "gather", "assign"), _movement),
-    **dict.fromkeys(
-        ("strided_slice", "set_value", "scatter", "pad", "pad3d", "flatten"), _movement
-    ),
-    **dict.fromkeys(("dropout", "split_with_num", "one_hot", "tril", "triu", "roll"), _movement),
+    "embedding": _EMBEDDING,
+    "gather": _rows(0, 1),
+    "cast": _cast,
+    **dict.fromkeys(("reshape", "transpose", "concat", "split", "stack", "flatten"), _movement),
+    **dict.fromkeys(("unsqueeze", "squeeze", "assign", "dropout", "split_with_num"), _movement),
+    **dict.fromkeys(("tril", "triu", "roll"), _movement),
+    **dict.fromkeys(("slice", "strided_slice", "set_value", "scatter"), _unknown_result),
+    **dict.fromkeys(("expand", "tile", "pad", "pad3d", "one_hot"), _unknown_result),
 }
 
 
@@ -412,7 +472,7 @@ def product_of(operator: str, shapes: str, attributes: str | None) -> Product | 
     try:
         inputs = _inputs_of(shapes, None, attributes)
         x, y = _matmul_shapes(inputs) if formula is _matmul else _addmm_shapes(inputs)
-        if len(x) < 2 or len(y) < 2 or len(x) > _MOST_DIMS:
+        if len(x) < 2 or len(y) < 2 or max(len(x), len(y)) > MOST_DIMS or min(*x, *y) < 0:
             return None
         if len(y) == 2:
             return Product(1, math.prod(x[:-1]), y[-1], x[-1])
@@ -468,7 +528,7 @@ def work_of(operator: str, shapes: str, dtypes: str | None, attributes: str | No
     try:
         inputs = _inputs_of(shapes, dtypes, attributes)
         shapes_of_all = inputs.all_shapes()
-        if any(len(shape) > _MOST_DIMS for shape in shapes_of_all):
+        if any(len(shape) > MOST_DIMS for shape in shapes_of_all):
             return None  # a product of thousands of sizes takes minutes
         if any(size < 0 for shape in shapes_of_all for size in shape):
             return None  # unknown while a program was compiled
@@ -480,7 +540,10 @@ def work_of(operator: str, shapes: str, dtypes: str | None, attributes: str | No
     num_gradients = inputs.attributes.get(NUM_GRADIENTS)
     if not isinstance(num_gradients, int) or num_gradients < 0:
         return None
-    is_read = formula not in (_movement, _embedding) and name not in _SUMS
+    if formula is _EMBEDDING:
+        tokens, weight = inputs.shape(0, "Ids"), inputs.shape(1, "W")
+        result = [*tokens, *weight[1:]]
+    is_read = formula not in (_movement, _EMBEDDING) and name not in _SUMS
     return Work(
         _gradient_flops(name, flops, num_gradients),
         inputs.num_bytes(result, is_read, num_gradients),
@@ -494,8 +557,8 @@ def work_of_operators(events: pl.DataFrame) -> pl.DataFrame:
         events: reads name, shapes, dtypes, attributes; see `ppprof.trace.schema.EVENTS`.
 
     Returns:
-        row (of ``events``), flops int64, bytes int64; null where unknown. FLOPs or bytes above
-        2**63 - 1, which no operator reaches, are null.
+        row (of ``events``), flops int64, bytes int64; null where unknown. FLOPs or bytes from
+        `MOST_WORK` on are null.
     """
     texts = pl.col("name", "shapes", "dtypes", "attributes").cast(pl.String)
     with_shapes = events.select("name", "shapes", "dtypes", "attributes").with_row_index("row")
@@ -506,7 +569,7 @@ def work_of_operators(events: pl.DataFrame) -> pl.DataFrame:
     works = [
         work_of(name.partition(" ")[0], *inputs) or (None, None) for name, *inputs in kinds.rows()
     ]
-    bounded = [[None if n is None or n >= 1 << 63 else n for n in work] for work in works]
+    bounded = [[None if n is None or n >= MOST_WORK else n for n in work] for work in works]
     schema = {"flops": pl.Int64(), "bytes": pl.Int64()}
     kinds = kinds.hstack(pl.DataFrame(bounded, schema, orient="row"))
     return with_shapes.join(kinds, on=key, nulls_equal=True, maintain_order="left").drop(key)
@@ -525,9 +588,15 @@ def _broadcast(shapes: Sequence[Shape]) -> list[int]:
     return result
 
 
+def _check_broadcast(shapes: Sequence[Shape]) -> None:
+    for place in range(1, max(map(len, shapes), default=0) + 1):
+        if len({shape[-place] for shape in shapes if len(shape) >= place} - {1}) > 1:
+            raise _UnknownError
+
+
 def _each(value: Any, count: int) -> list[int]:
     """Return one number for each dimension."""
     numbers = [value] * count if isinstance(value, int) else list(value)
-    if len(numbers) not in (count, 2 * count):
+    if len(numbers) not in (count, 2 * count) or any(type(each) is not int for each in numbers):
         raise _UnknownError
     return numbers

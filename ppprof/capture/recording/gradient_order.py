@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import paddle
 
-_ACCUMULATION = "GradNodeAccumulation"
+ACCUMULATION = "GradNodeAccumulation"
+"""Name of a node that adds to the gradient of a leaf, such as a parameter; no call creates it."""
 
 
 class GraphNode(NamedTuple):
@@ -31,8 +32,6 @@ class GraphNode(NamedTuple):
     """Where it lies in memory as long as the graph exists."""
     num_gradients: int
     """How many gradients it passes on."""
-    created_with: int
-    """Address of a node that needs its result, and that may have been created by the same call."""
 
 
 def node_reader() -> Callable[[Any], Any]:
@@ -84,20 +83,18 @@ def gradient_order(roots: Iterable[Any], deadline_ns: int) -> list[GraphNode]:
         TooLongError: it is later than ``deadline_ns``.
         AttributeError: this Paddle does not show the graph.
     """
-    found: dict[int, tuple[str, list[int], int]] = {}
+    found: dict[int, tuple[str, list[int]]] = {}
     num_waited_for: Counter[int] = Counter()
-    unseen = deque((node.node_ptr(), node, 0) for node in roots if node is not None)
-    starts = [address for address, _, _ in unseen]
+    unseen = deque((node.node_ptr(), node) for node in roots if node is not None)
+    starts = [address for address, _ in unseen]
     while unseen:
-        address, node, above = unseen.popleft()
+        address, node = unseen.popleft()
         if address in found:
             continue
         if time.monotonic_ns() > deadline_ns:
             raise TooLongError
-        below = [
-            (each.node_ptr(), each, address) for each in node.next_functions if each is not None
-        ]
-        found[address] = (node.name(), [each[0] for each in below], above)
+        below = [(each.node_ptr(), each) for each in node.next_functions if each is not None]
+        found[address] = (node.name(), [each[0] for each in below])
         num_waited_for.update(found[address][1])
         unseen.extend(below)
     order: list[GraphNode] = []
@@ -106,10 +103,10 @@ def gradient_order(roots: Iterable[Any], deadline_ns: int) -> list[GraphNode]:
         address = ready.popleft()
         if ready and num_waited_for[address]:
             continue
-        name, below_it, above = found[address]
-        order.append(GraphNode(name, address, len(below_it), above))
+        name, below_it = found[address]
+        order.append(GraphNode(name, address, len(below_it)))
         for other in below_it:
             num_waited_for[other] -= 1
             if num_waited_for[other] == 0:
-                (ready.appendleft if found[other][0] == _ACCUMULATION else ready.append)(other)
+                (ready.appendleft if found[other][0] == ACCUMULATION else ready.append)(other)
     return order

@@ -33,7 +33,12 @@ from paddle.base import core
 from paddle.base.framework import EagerParamBase
 
 from ppprof.arrays import Int64
-from ppprof.capture.recording.gradient_order import TooLongError, gradient_order, node_reader
+from ppprof.capture.recording.gradient_order import (
+    ACCUMULATION,
+    TooLongError,
+    gradient_order,
+    node_reader,
+)
 from ppprof.capture.signals import pass_interruption
 from ppprof.rundir.operator_calls import RUN_BACKWARD, Backward, Node, OperatorCalls, Signature
 
@@ -45,6 +50,8 @@ _CallId = tuple[int, int]
 """Thread and start of a call."""
 _KEYWORD, _LIST = object(), object()
 """Marks in a key, ahead of the name of a keyword argument, and of the items of a list."""
+_TRUE, _FALSE = object(), object()
+"""True and False in a key, which would equal 1 and 0."""
 
 _METHODS = ("_getitem_dygraph", "_setitem_dygraph", "clone", "contiguous")
 _OPERATORS = (
@@ -58,6 +65,8 @@ _DTYPES = (
 )
 _MOST_SIGNATURES = 100_000
 """Limit of memory, some 50 MB, if each call has other arguments. Later ones are not kept."""
+_MOST_NUMBERS = 30_000_000
+"""Limit of the numbers that calls take, 5 each, so that the file can be read: 240 MB."""
 _MOST_ITEMS = 1000
 """Longest list of tensors or numbers to keep."""
 _UPDATES = frozenset(("adamw_", "adam_", "momentum_", "sgd_", "lamb_", "adagrad_", "rmsprop_"))
@@ -120,6 +129,8 @@ class OperatorCallRecorder:
     def end_step(self) -> None:
         """Look at graphs of gradients no longer: those of the window's first step are enough."""
         self._recorded.calls_of_nodes = None
+        if len(self._recorded.calls) > _MOST_NUMBERS:
+            self._window = None
 
     def _replace(self, names: dict[str, Any]) -> None:
         for name, value in list(names.items()):
@@ -190,7 +201,7 @@ class OperatorCallRecorder:
                         elif kind is parameter:
                             key.append(known.get(id(arg)) or window.keep(arg))
                         elif kind is bool:
-                            key.append(arg)
+                            key.append(_TRUE if arg else _FALSE)
                         else:
                             key.append(described(arg))
                     for keyword, arg in kwargs.items():
@@ -238,14 +249,19 @@ class OperatorCallRecorder:
 
         return wrapper
 
-    def _described(self, arg: Any) -> Any:
-        """Return what to keep of an argument, as a part of a key."""
+    def _described(self, arg: Any, is_item: bool = False) -> Any:
+        """Return what to keep of an argument, or of an item of a list, as a part of a key."""
         if isinstance(arg, self._tensor):
             return (id(arg.dtype), *arg.shape)
-        if isinstance(arg, (bool, int, str)):
-            return arg
-        if isinstance(arg, (list, tuple)):
-            return (_LIST, *map(self._described, itertools.islice(arg, _MOST_ITEMS)))
+        if isinstance(arg, bool):
+            return _TRUE if arg else _FALSE
+        if isinstance(arg, int):
+            return int.__int__(arg)  # of an enumeration, too
+        if isinstance(arg, str):
+            return str.__str__(arg).encode(errors="backslashreplace").decode()
+        if isinstance(arg, (list, tuple)) and not is_item:
+            items = itertools.islice(arg, _MOST_ITEMS)
+            return (_LIST, *(self._described(item, is_item=True) for item in items))
         return None
 
     def _signature(self, key: _Key) -> Signature:
@@ -268,11 +284,10 @@ class OperatorCallRecorder:
                     for dtype, *_ in tensors
                 ]
             elif isinstance(value, tuple):
-                attributes[argument] = [
-                    item for item in value[1:] if isinstance(item, (bool, int, str))
-                ]
+                plain = map(_plain, value[1:])
+                attributes[argument] = [item for item in plain if isinstance(item, (int, str))]
             elif value is not None:
-                attributes[argument] = value
+                attributes[argument] = _plain(value)
         return Signature(name, shapes, dtypes, attributes)
 
 
@@ -326,8 +341,8 @@ class _Window:
                 calls[node.node_ptr()] = call
                 if len(calls) > _MOST_NODES:  # a window without a step, and without a backward
                     self.calls_of_nodes = None
-                if name == "linear" and len(node.next_functions) == 2:
-                    for product in node.next_functions[:1]:  # the sum's node comes first
+                if name == "linear" and node.name() == "AddGradNode":
+                    for product in node.next_functions[:1]:  # it made two nodes
                         calls[product.node_ptr()] = call
         except Exception as error:  # no tensor
             pass_interruption(error)
@@ -347,11 +362,15 @@ class _Window:
             self.calls_of_nodes = None
             return []
         self._walked_ns += time.monotonic_ns() - begin
-        found: dict[int, _CallId | None] = {}
-        for node in order:
-            # Once it has run, another node may lie there.
-            found[node.address] = calls.pop(node.address, None) or found.get(node.created_with)
-        return [(node.name, found[node.address], node.num_gradients) for node in order]
+        # Once it has run, another node may lie there.
+        return [
+            (
+                node.name,
+                None if node.name == ACCUMULATION else calls.pop(node.address, None),
+                node.num_gradients,
+            )
+            for node in order
+        ]
 
     def backwards_of(self, rows: Int64) -> list[Backward]:
         """Return the calls that computed gradients, with rows of calls in place of their starts."""
@@ -374,6 +393,11 @@ def _node_reader() -> _Call | None:
         pass_interruption(error)
         log.debug("gradients have no shapes", exc_info=True)
         return None
+
+
+def _plain(part: Any) -> Any:
+    """Return True and False for their marks; any other part as it is."""
+    return True if part is _TRUE else False if part is _FALSE else part
 
 
 def _tensors(part: Any) -> list[tuple[int, ...]]:

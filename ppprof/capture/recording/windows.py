@@ -369,7 +369,8 @@ class Windows:
         file = RunFile(self._run, name.operator_calls)
         try:
             write_operator_calls(file, self._operators.take())
-        except OSError as error:
+        except Exception as error:  # whatever the training calls operators with
+            pass_interruption(error)
             log.warning(f"{file}: {reason(error)}; window {name.window} has no shapes")
 
     def _finish(self, name: rundir.TraceName, brief: bool) -> None:

@@ -83,7 +83,8 @@ def test_counts_by_hand() -> None:
     # Two products of 16 x 32 by 64, for each of 2 x 4 heads.
     query, key = [2, 16, 4, 64], [2, 32, 4, 64]
     assert flops("flash_attn", query, key, key) == 2 * 2 * (2 * 4) * 16 * 32 * 64
-    assert flops("flash_attn", query, key, key, X6=True) == 2 * (2 * 4) * 16 * 32 * 64
+    # The first of 16 queries sees 17 of 32 keys, or 16.5 as half of a square counts, the last all.
+    assert flops("flash_attn", query, key, key, X6=True) == 4 * (2 * 4) * 16 * 24 * 64
     assert flops("embedding", [4, 16], [1000, 64]) == 0
     assert flops("mean", [4, 16]) == 64
     assert flops("adamw_", [64, 8], [64, 8], [1], [64, 8], [64, 8]) == 14 * 64 * 8
@@ -233,3 +234,55 @@ def test_bytes_of_gradients() -> None:
 @pytest.mark.parametrize("gradients", [None, -1, "two"])
 def test_gradients_of_an_unknown_number_have_no_work(gradients: Any) -> None:
     assert work("Global_ReluGradNode", [8], gradients=gradients) is None
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "dtype", "expected"),
+    [
+        ("embedding", [[4], [50_000, 1024]], "float32", 4 * 4 + 2 * 4 * 1024 * 4),
+        ("gather", [[50_000, 1024], [4]], "float32", 4 * 4 + 2 * 4 * 1024 * 4),
+        ("slice", [[1000, 4]], "float32", None),
+        ("expand", [[1, 4]], "float32", None),
+        ("one_hot", [[4]], "int64", None),
+        ("cast", [[1000]], "float32", 6000),
+        ("equal", [[1000], [1000]], "float32", 9000),
+        ("swiglu", [[4, 8]], "float32", 4 * (32 + 16)),
+    ],
+)
+def test_bytes_are_the_least(
+    operator: str, shapes: list[list[int]], dtype: str, expected: int | None
+) -> None:
+    found = work(operator, *shapes, dtype=dtype)
+    assert found is not None
+    assert found.bytes == expected
+
+
+@pytest.mark.parametrize(
+    ("operator", "shapes", "attributes"),
+    [
+        ("matmul", [[4, 7, 8], [5, 8, 2]], {}),
+        ("add", [[4, 7], [5, 8]], {}),
+        ("conv2d", [[1, 1, 8, 8], [1, 1, 3, 3]], {"X2": 1, "X3": [-9, -9]}),
+        ("conv2d", [[1, 1, 8, 8], [1, 1, 3, 3]], {"X2": [1.5, 2.5]}),
+        ("relu", [[10**18, 10**18]], {}),
+    ],
+)
+def test_impossible_inputs_have_no_work(
+    operator: str, shapes: list[list[int]], attributes: dict[str, Any]
+) -> None:
+    inputs = {f"X{place}": [shape] for place, shape in enumerate(shapes)}
+    dtypes = {name: ["float32"] for name in inputs}
+    events = pl.DataFrame(
+        {
+            "name": [operator],
+            "shapes": [json.dumps(inputs)],
+            "dtypes": [json.dumps(dtypes)],
+            "attributes": [json.dumps(attributes)],
+        }
+    )
+    assert work_of_operators(events)["flops"].to_list() == [None]
+
+
+def test_a_tensor_without_a_dtype_has_unknown_bytes() -> None:
+    inputs = {"X0": [[4, 8]], "X1": [[8, 2]]}
+    assert work_of("matmul", json.dumps(inputs), '{"X0":["float32"]}', None) == Work(128, None)

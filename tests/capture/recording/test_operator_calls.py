@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import enum
 import importlib.util
 import json
 import math
@@ -178,6 +180,54 @@ def test_flops_of_a_resnet_are_those_that_its_layers_count(tmp_path: Path) -> No
     gradients = flops["Global_Conv2dGradNodeFinal"] + flops["Global_MatmulGradNode"]
     first = 2 * (2 * 32 * 32 * 64) * (3 * 7 * 7)  # the gradient of the images is not computed
     assert gradients == 2 * 2 * counted - first
+
+
+class Mode(str):
+    """A text that is no plain one."""
+
+
+class Size(enum.IntEnum):
+    FOUR = 4
+
+
+def test_unusual_arguments_are_kept_as_plain_ones(tmp_path: Path) -> None:
+    x = paddle.ones([1, 1, 4, 4])
+
+    def step() -> None:
+        nn.functional.pad(x, [1, 1, 1, 1], mode=Mode("reflect"))
+        paddle.reshape(x, [Size.FOUR, -1])
+        nested: list[Any] = []
+        nested += [nested, nested]
+        with contextlib.suppress(ValueError, TypeError):
+            paddle._C_ops.reshape(x, nested)
+
+    found = operators(tmp_path / "log", step)
+    assert set(found.drop_nulls()["name"]) >= {"pad3d dygraph", "reshape dygraph"}
+
+
+def test_true_is_not_one() -> None:
+    x = paddle.ones([4, 4])
+    with recording() as recorder:
+        paddle._C_ops.concat([x, x], 1)
+        paddle._C_ops.matmul(x, x, True, False)
+        paddle._C_ops.matmul(x, x, False, True)
+    attributes = [signature.attributes for signature in recorder.take().signatures]
+    assert {"X1": 1} in attributes
+    assert {"X2": True, "X3": False} in attributes
+    assert {"X2": False, "X3": True} in attributes
+    assert [type(each["X2"]) for each in attributes if "X2" in each] == [bool, bool]
+
+
+def test_shapes_that_cannot_be_saved_cost_no_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(recorder: OperatorCallRecorder) -> None:
+        raise TypeError("Encoding objects of type Mode is unsupported")
+
+    monkeypatch.setattr(OperatorCallRecorder, "take", broken)
+    found = operators(tmp_path / "log", toy.training())
+    assert found["shapes"].null_count() == len(found) > 0
+    assert "window 0 has no shapes" in capsys.readouterr().err
 
 
 def test_functions_are_restored_everywhere() -> None:
