@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from ppprof.rundir.operator_calls import (
+    Backward,
+    Node,
     OperatorCalls,
     Signature,
     read_operator_calls,
@@ -70,4 +72,50 @@ def test_a_row_that_does_not_exist_is_refused(tmp_path: Path, row: list[int]) ->
     calls = OperatorCalls([MATMUL, CONCAT], ["float32"], np.array([row], np.int64))
     write_operator_calls(file, calls)
     with pytest.raises(ValueError, match="a row that does not exist"):
+        read_operator_calls(file)
+
+
+def with_backward(*nodes: Node, call: int = 0) -> OperatorCalls:
+    """Return the calls, with a backward pass."""
+    return OperatorCalls([MATMUL, CONCAT], ["float32"], CALLS, [Backward(call, list(nodes))])
+
+
+def test_a_backward_pass_moves_with_its_calls(tmp_path: Path) -> None:
+    file = RunFile(tmp_path, "a.ops")
+    write_operator_calls(
+        file, with_backward(Node("MatmulGradNode", 1, 2), Node("GradNodeAccumulation", -1, 0))
+    )
+    (backward,) = read_operator_calls(file).backwards
+    assert backward.call == 2
+    assert [node.call for node in backward.nodes] == [1, -1]
+
+
+@pytest.mark.parametrize(
+    ("calls", "message"),
+    [
+        (with_backward(call=3), "a call that does not exist"),
+        (with_backward(call=-1), "a call that does not exist"),
+        (with_backward(Node("AddGradNode", 3, 1)), "a call that does not exist"),
+        (with_backward(Node("AddGradNode", 1, -1)), "more gradients than"),
+        (with_backward(Node("AddGradNode", 1, 1 << 70)), "."),
+    ],
+)
+def test_a_backward_pass_of_other_calls_is_refused(
+    tmp_path: Path, calls: OperatorCalls, message: str
+) -> None:
+    file = RunFile(tmp_path, "a.ops")
+    write_operator_calls(file, calls)
+    with pytest.raises(ValueError, match=message):
+        read_operator_calls(file)
+
+
+def test_more_backward_passes_than_a_step_has_are_refused(tmp_path: Path) -> None:
+    file = RunFile(tmp_path, "a.ops")
+    many = [Backward(0, [])] * 10_001
+    write_operator_calls(file, OperatorCalls([MATMUL, CONCAT], ["float32"], CALLS, many))
+    with pytest.raises(ValueError, match="10001 backward passes in one step"):
+        read_operator_calls(file)
+    nodes = [Node("AddGradNode", 1, 1)] * 200_001
+    write_operator_calls(file, with_backward(*nodes))
+    with pytest.raises(ValueError, match="more nodes than"):
         read_operator_calls(file)

@@ -8,7 +8,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ppprof.rundir.operator_calls import OperatorCalls, Signature, write_operator_calls
+from ppprof.rundir.operator_calls import (
+    Backward,
+    Node,
+    OperatorCalls,
+    Signature,
+    write_operator_calls,
+)
 from ppprof.rundir.run_file import RunFile
 from ppprof.trace import read_window
 from ppprof.trace.operator_calls import with_operator_inputs
@@ -135,6 +141,25 @@ def test_a_call_within_a_call_is_the_one_that_counts(tmp_path: Path) -> None:
         [(call("outer", [1]), 0, 100), (call("relu", [2]), 10, 20), (call("gelu", [3]), 30, 40)],
     )
     assert [shapes for _, shapes, _ in rows] == ['{"X0":[[2]]}', '{"X0":[[1]]}']
+
+
+def test_odd_arguments_of_a_reversed_method_cost_nothing(tmp_path: Path) -> None:
+    odd = Signature("__rmatmul__", {"a": [[4]], "b": [[4]]}, {"a": ["x"], "b": ["x"]}, {})
+    ((name, shapes, _),) = joined(tmp_path, [("matmul", 1, 4)], [(odd, 0, 5)])
+    assert (name, shapes) == ("matmul", '{"a":[[4]],"b":[[4]]}')
+
+
+def test_many_backward_passes_take_no_longer_than_many_calls(tmp_path: Path) -> None:
+    num = 10_000
+    spans = [span("Operator", "Global_AddGradNode", 10 * n + 1, 10 * n + 4) for n in range(num)]
+    raw = write(tmp_path / "window.pb", Thread(31, "main", tuple(spans)))
+    begin = EPOCH_NS + 10 * np.arange(num)
+    calls = np.stack([0 * begin + 31, begin, begin + 9, 0 * begin, 0 * begin - 1], axis=1)
+    backwards = [Backward(n, [Node("AddGradNode", n - 1, 1)]) for n in range(1, num)]
+    run_backward = Signature("run_backward", {}, {}, {})
+    recorded = OperatorCalls([run_backward], DTYPES, calls, backwards)
+    write_operator_calls(RunFile(tmp_path, "window.ops"), recorded)
+    assert read_window(raw).skipped == {}
 
 
 def test_what_belongs_to_no_call_has_no_shapes(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ class _Inputs:
 
 
 _Formula = Callable[[_Inputs], "tuple[int, Shape | None]"]
-"""Returns the FLOPs and the shape of the result; None for a result that the inputs do not tell."""
+"""Returns the FLOPs and the shape of the result; None for a result that depends on more than the inputs."""
 
 
 def _matmul(inputs: _Inputs) -> tuple[int, Shape]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import ppprof
-from ppprof.analysis.diff.work_change import work_change
+from ppprof.analysis.diff.work_change import _dims, work_change
 from ppprof.cli import main
 from tests.analysis.diff.test_diff import run
 from tests.fixtures.timeline import Shapes, Span, Thread, span
@@ -82,3 +83,20 @@ def test_without_shapes_nothing_is_said(tmp_path: Path) -> None:
     thread = Thread(1, "main", (span("ProfileStep", "ProfileStep#0", 0, 10, plain),))
     runs = [run(tmp_path / name, [thread]) for name in ("one", "other")]
     assert work_change(ppprof.diff(*map(ppprof.open, runs))) == (None, None, None)
+
+
+def test_digits_of_an_operators_name_are_no_sizes() -> None:
+    tables = []
+    for name in ("conv2d", "conv3d"):
+        rows = [f"{name} [4,8]", f"pool{name[-2:]} [4,8]"]
+        tables.append(pl.DataFrame({"name": rows}))
+    gone, new = (
+        table.with_columns(status=pl.lit(status)) for table, status in zip(tables, ("gone", "new"))
+    )
+    assert _dims(pl.concat([gone, new])) is None
+
+
+def test_thousands_of_shapes_take_no_longer_than_hundreds() -> None:
+    names = [f"matmul [{length},64] [64,256]" for length in range(20_000)]
+    status = ["gone", "new"] * 10_000
+    assert _dims(pl.DataFrame({"name": names, "status": status})) is None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
-from ppprof.analysis.efficiency.efficiency import EFFICIENCY, efficiency
+from ppprof.analysis.efficiency.efficiency import EFFICIENCY, efficiency, operator_work
+from ppprof.analysis.efficiency.fusible import fusible_chains
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
 from ppprof.report.text.summary import TableOptions, render
@@ -208,3 +210,45 @@ def test_operators_by_shape(tmp_path: Path) -> None:
     lines = render(profile, ["shape"], TableOptions()).splitlines()
     (line,) = (line.split() for line in lines if "[8,16]" in line)
     assert line[:5] == ["matmul", "dygraph", "[8,16]", "[16,4]", "2"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtypes"),
+    [
+        ({"X0": 5}, {"X0": 5}),
+        ({"X0": [5]}, {"X0": [None]}),
+        ({"X0": None}, {"X0": None}),
+        ({"X0": [[]]}, {"X0": [[]]}),
+        ({"X0": [[1.5, 2]]}, {"X0": ["float32"]}),
+        ({"X0": [[10**18, 10**18]]}, {"X0": ["float32"]}),
+        ({"X0": [[-1, 4]]}, {"X0": ["float32"]}),
+    ],
+)
+def test_inputs_of_another_form_are_shown_as_they_are(
+    tmp_path: Path, shapes: Any, dtypes: Any
+) -> None:
+    relu = [
+        operator("relu dygraph", 10 + 40 * n, 20 + 40 * n, [64], device_ns=1_000) for n in range(3)
+    ]
+    trace = profile_of(tmp_path, *relu).whole
+    is_operator = pl.col("category") == "Operator"
+    odd = {"shapes": json.dumps(shapes), "dtypes": json.dumps(dtypes)}
+    events = trace.events.with_columns(
+        pl.when(is_operator).then(pl.lit(text)).cast(pl.Categorical).alias(name)
+        for name, text in odd.items()
+    )
+    profile = Profile(dataclasses.replace(trace, events=events))
+    for view in ("op", "shape", "efficiency", "layer"):
+        summarize(profile, view)
+    assert summarize(profile, "shape")["calls"].sum() == 3
+    assert fusible_chains(profile)["saved_ns"].sum() >= 0
+    assert operator_work(profile)["time_ns"].sum() == 3_000
+
+
+def test_rates_of_huge_operators_are_not_negative(tmp_path: Path) -> None:
+    n = 10**15
+    calls = [
+        operator("relu dygraph", 10 + 9 * c, 12 + 9 * c, [n], device_ns=1) for c in range(9000)
+    ]
+    (row,) = efficiency(profile_of(tmp_path, *calls)).rows(named=True)
+    assert row["flops_per_s"] == pytest.approx(9000 * n * 1e9 / 9000)
