@@ -157,6 +157,8 @@ def add_files(run: Path, outside: Path, rng: random.Random) -> None:
     ]
     for name in rng.sample(names, rng.randint(1, 4)):
         path = run / name
+        if os.path.lexists(path):  # writing to a FIFO that was planted there would wait for ever
+            continue
         with contextlib.suppress(OSError):
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(rng.choice([b"", b"{}\n", b"[]", b"\x00" * 99, deeply_nested(rng)]))
