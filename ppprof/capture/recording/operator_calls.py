@@ -98,7 +98,10 @@ class OperatorCallRecorder:
             for name, function in vars(_C_ops).items()
             if isinstance(function, types.BuiltinFunctionType)
         }
-        self._node_of = _node_reader()
+        self._node_of: _Call | None = None
+        self._knows_graphs = False
+        """Whether `_node_of` is determined: at the first window, since that computes a product, which a
+        profiler of the training would record."""
         self._wrappers: dict[int, _Call] = {}
         self._replaced: list[tuple[Any, str, _Call, _Call]] = []
         self._parameter: Any = EagerParamBase
@@ -114,6 +117,8 @@ class OperatorCallRecorder:
         """Wrap all functions, in all modules that are loaded now."""
         global _active
         _active = self
+        if not self._knows_graphs:
+            self._node_of, self._knows_graphs = _node_reader(), True
         self._window = self._recorded = _Window(self._node_of)
         for names in _namespaces():
             if names is not vars(core.eager.ops):
