@@ -71,18 +71,17 @@ def test_a_step_is_as_long_as_the_device_needs(
         assert min(len(outside), len(inside)) >= 4
         in_trace = opened.cluster().steps["step_ns"]
         means = [float(each.mean()) / 1e6 for each in (outside, inside, in_trace)]  # type: ignore[arg-type]
-        if [batch_cost_ms(printed), *means] == pytest.approx([true_ms] * 4, rel=0.02):
+        # On a busy machine, the host may be late by 1% of a step.
+        found = {finding.rule for finding in ppprof.advise(opened)}
+        found &= {"host-bound", "tiny-kernels", "unexplained"}
+        is_true = [batch_cost_ms(printed), *means] == pytest.approx([true_ms] * 4, rel=0.02)
+        if is_true and not found:
             break
     else:
         pytest.fail(
-            f"true: {true_ms} ms; Perf Summary and means: {batch_cost_ms(printed)}, {means}"
+            f"true: {true_ms} ms; Perf Summary and means: {batch_cost_ms(printed)}, {means}; "
+            f"findings: {found}"
         )
-    findings = ppprof.advise(opened)
-    assert not {finding.rule for finding in findings} & {
-        "host-bound",
-        "tiny-kernels",
-        "unexplained",
-    }
 
 
 @pytest.mark.parametrize("mode", ["async", "read"])
