@@ -7,7 +7,7 @@ import polars as pl
 
 from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.analysis.efficiency.roof import roof_of
-from ppprof.analysis.modules.module_tree import OCCURRENCE, SEPARATOR, modules
+from ppprof.analysis.modules.module_tree import OCCURRENCE, PHASES, SEPARATOR, modules
 from ppprof.analysis.profile.profile import Profile
 from ppprof.arrays import Int64
 
@@ -22,8 +22,6 @@ LAYERS: dict[str, pl.DataType] = {
     "flops_per_s": pl.Float64(),
     "mfu": pl.Float64(),
 }
-
-_PHASES = ("Backward", "Optimization", "Dataloader")
 
 
 def layers(profile: Profile) -> pl.DataFrame:
@@ -55,7 +53,7 @@ def layers(profile: Profile) -> pl.DataFrame:
     table = modules(profile, step, flops=flops)
     last = pl.col("path").str.split(SEPARATOR)
     is_backward = pl.col("path").str.starts_with(f"Backward{OCCURRENCE}")
-    is_phase = last.list.first().str.split(OCCURRENCE).list.first().is_in(_PHASES)
+    is_phase = last.list.first().str.split(OCCURRENCE).list.first().is_in(PHASES)
     table = table.filter(pl.col("path") != "")
     forward = table.filter(~is_phase)
     # The gradients of a module: the path of the Backward, then that of the module.
@@ -63,8 +61,7 @@ def layers(profile: Profile) -> pl.DataFrame:
         path=last.list.slice(1).list.join(SEPARATOR)
     )
     sums = [pl.col("time_ns").sum(), pl.col("flops").sum(), pl.col("step").n_unique()]
-    start = pl.col("start_ns").min()
-    of_forward = forward.group_by("path", maintain_order=True).agg(*sums, start)
+    of_forward = forward.group_by("path", maintain_order=True).agg(*sums)
     of_backward = backward.group_by("path").agg(*sums[:2])
     rows = of_forward.join(of_backward, "path", "left", suffix="_of_backward")
     name = last.list.last().str.split(OCCURRENCE).list.first()
@@ -99,7 +96,7 @@ def _without_nested(profile: Profile, work: pl.DataFrame) -> Int64:
 
 
 def _peak(profile: Profile) -> float | None:
-    """Return the peak FLOP/s of the dtype in which most matrix products are computed."""
+    """Return the peak FLOP/s for bf16 or fp16 if an operator computes in it, else for float32."""
     roof = roof_of(profile.trace)
     dtypes = profile.trace.events["dtypes"].drop_nulls().unique().cast(pl.String)
     for dtype in ("bfloat16", "float16"):

@@ -37,7 +37,7 @@ OCCURRENCE = "\x1e"
 """Separates a node's name from its number, from 0, among the siblings with that name."""
 
 _PIECES = ("Forward", "Backward", "Optimization", "Dataloader", "PythonUserDefined")
-_PHASES = ("Backward", "Optimization", "Dataloader")
+PHASES = ("Backward", "Optimization", "Dataloader")
 """Pieces that are named by their category, since frameworks name their events differently."""
 _MAX_DEPTH = 100
 """Maximum number of levels of modules; deeper modules are part of the last level."""
@@ -163,7 +163,7 @@ def module_names(hosts: pl.DataFrame) -> pl.Series:
         hosts: rows of `ppprof.analysis.profile.event_tree.Tree.hosts`; reads category and name.
     """
     category, name = pl.col("category").cast(pl.String), pl.col("name").cast(pl.String)
-    is_phase = category.is_in(_PHASES)
+    is_phase = category.is_in(PHASES)
     return hosts.select(pl.when(is_phase).then(category).otherwise(name)).to_series()
 
 
