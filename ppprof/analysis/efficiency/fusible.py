@@ -14,8 +14,8 @@ import math
 import msgspec
 import polars as pl
 
+from ppprof.analysis.efficiency.operator_formulas import MOST_DIMS
 from ppprof.analysis.efficiency.operator_work import (
-    MOST_DIMS,
     MOST_WORK,
     is_pointwise,
     item_bytes,

@@ -73,6 +73,13 @@ def test_counts_by_hand() -> None:
     assert flops("matmul", [128], [128]) == 2 * 128
     assert flops("matmul", [4, 128], [128]) == 2 * 4 * 128
     assert flops("matmul", [0, 128], [128, 4]) == 0
+    # A ring adds up to one other rank's element to each element; gathering adds nothing.
+    assert work("all_reduce", [4, 128]) == Work(4 * 128, 2 * 4 * 128 * 4)
+    assert work("c_identity", [4, 128]) == Work(0, 2 * 4 * 128 * 4)
+    assert work("all_gather", [4, 128]) == Work(0, None)  # the result depends on the ranks
+    # 3 FLOPs for each of 8 tokens and 100 words; a lookup moves 8 rows of 16 and reads 8 numbers.
+    assert flops("c_softmax_with_cross_entropy", [8, 100], [8, 1]) == 3 * 8 * 100
+    assert work("c_embedding", [100, 16], [8]) == Work(0, 2 * 8 * 16 * 4 + 8 * 4)
     # Each of 8 x 14 x 14 results of 2 images sums 3 x 3 products in one channel.
     depthwise = {"X2": [2, 2], "X3": [1, 1], "X4": "EXPLICIT", "X5": [1, 1], "X6": 8}
     assert flops("depthwise_conv2d", [2, 8, 28, 28], [8, 1, 3, 3], **depthwise) == (
