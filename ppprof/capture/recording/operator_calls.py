@@ -82,6 +82,10 @@ _CAST_BY_AMP = frozenset(
 _ARGUMENTS = {"x": "X0", "y": "X1"}
 _MOST_NODES = 100_000
 """Limit of the nodes that wait for their backward pass, some 10 MB."""
+_FREE = "_clear_dataptr"
+"""Method of tensors that frees their memory."""
+_MOST_FREED = 1000
+"""Limit of the freed tensors that wait for their backward pass."""
 _MOST_WALK_NS = 50_000_000
 """How long a window may look at graphs of gradients, in all."""
 
@@ -128,12 +132,15 @@ class OperatorCallRecorder:
             if method is not None:
                 self._put(self._tensor, name, method, self._wrapper(name, method))
         eager = vars(core.eager)
+        free = vars(self._tensor).get(_FREE)
+        if free is not None:
+            self._put(self._tensor, _FREE, free, self._free_wrapper(free))
         run_backward = eager[RUN_BACKWARD]
         self._put(eager, RUN_BACKWARD, run_backward, self._backward_wrapper(run_backward))
 
     def end_step(self) -> None:
         """Look at graphs of gradients no longer: those of the window's first step are enough."""
-        self._recorded.calls_of_nodes = None
+        self._recorded.stop_looking_at_graphs()
         if len(self._recorded.calls) > _MOST_NUMBERS:
             self._window = None
 
@@ -254,6 +261,16 @@ class OperatorCallRecorder:
 
         return wrapper
 
+    def _free_wrapper(self, function: _Call) -> _Call:
+        @functools.wraps(function)
+        def wrapper(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            window = self._window
+            if window is not None and window.calls_of_nodes is not None:
+                window.note_freed(tensor)
+            return function(tensor, *args, **kwargs)
+
+        return wrapper
+
     def _described(self, arg: Any, is_item: bool = False) -> Any:
         """Return what to keep of an argument, or of an item of a list, as a part of a key."""
         if isinstance(arg, self._tensor):
@@ -315,6 +332,8 @@ class _Window:
         self.calls_of_nodes: dict[int, _CallId] | None = None if node_of is None else {}
         """The call that created a node of the graph of gradients, by the node's address; None once
         graphs are no longer looked at."""
+        self._freed: dict[int, tuple[Any, Any]] = {}
+        """A tensor whose memory was freed, and its node, by the tensor's identity."""
         self.backwards: dict[_CallId, list[tuple[str, _CallId | None, int]]] = {}
         """The nodes of each graph, with the call that created them: see `Node`."""
         self._walked_ns = 0
@@ -345,12 +364,30 @@ class _Window:
             if node is not None and calls is not None:
                 calls[node.node_ptr()] = call
                 if len(calls) > _MOST_NODES:  # a window without a step, and without a backward
-                    self.calls_of_nodes = None
+                    self.stop_looking_at_graphs()
                 if name == "linear" and node.name() == "AddGradNode":
                     for product in node.next_functions[:1]:  # it made two nodes
                         calls[product.node_ptr()] = call
         except Exception as error:  # no tensor
             pass_interruption(error)
+
+    def note_freed(self, tensor: Any) -> None:
+        """Note the node of a tensor whose memory is about to be freed, which hides the node.
+
+        Fleet frees the results that it sends to the next stage of a pipeline, and later computes
+        their gradients.
+        """
+        try:
+            node = self._node_of(tensor) if self._node_of is not None else None
+            if node is not None and len(self._freed) < _MOST_FREED:
+                self._freed[id(tensor)] = tensor, node
+        except Exception as error:  # no tensor
+            pass_interruption(error)
+
+    def stop_looking_at_graphs(self) -> None:
+        """Keep nothing of the graphs of gradients that are not yet computed."""
+        self.calls_of_nodes = None
+        self._freed.clear()
 
     def nodes_of(self, tensors: Any) -> list[tuple[str, _CallId | None, int]]:
         """Return the nodes that compute the gradients of tensors; empty if that is unknown."""
@@ -359,12 +396,17 @@ class _Window:
             return []
         begin = time.monotonic_ns()
         try:
-            order = gradient_order(map(node_of, tensors), begin + _MOST_WALK_NS - self._walked_ns)
+            freed = [self._freed.pop(id(tensor), None) for tensor in tensors]
+            roots = [
+                node_of(tensor) if known is None else known[1]
+                for tensor, known in zip(tensors, freed)
+            ]
+            order = gradient_order(roots, begin + _MOST_WALK_NS - self._walked_ns)
         except Exception as error:
             pass_interruption(error)
             if not isinstance(error, (TooLongError, AttributeError)):
                 log.debug("the graph of gradients is not recorded", exc_info=True)
-            self.calls_of_nodes = None
+            self.stop_looking_at_graphs()
             return []
         self._walked_ns += time.monotonic_ns() - begin
         # Once it has run, another node may lie there.

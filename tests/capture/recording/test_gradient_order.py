@@ -154,6 +154,23 @@ def test_micro_batches(tmp_path: Path) -> None:
     assert sizes == NUM_STEPS * [[3, 8], [3, 4], [5, 8], [5, 4]]
 
 
+def test_results_that_a_pipeline_frees(tmp_path: Path) -> None:
+    """As Fleet does on all stages but the last: send the result, free it, wait for its gradient."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+
+    def step(number: int) -> None:
+        results = [net(paddle.ones([size, 4])) for size in (3, 5)]
+        received = [paddle.ones_like(result) for result in results]
+        for result in results:
+            result._clear_dataptr()
+        for result, gradient in zip(results, received):
+            paddle.autograd.backward([result], [gradient])
+
+    products = gradients(tmp_path / "log", step).filter(pl.col("name") == PRODUCTS)
+    sizes = [json.loads(text)["X0"][0] for text in products["shapes"]]
+    assert sizes == NUM_STEPS * [[3, 8], [3, 4], [5, 8], [5, 4]]
+
+
 def test_a_large_graph_costs_the_shapes_not_the_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
