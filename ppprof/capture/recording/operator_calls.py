@@ -397,10 +397,7 @@ class _Window:
         begin = time.monotonic_ns()
         try:
             freed = [self._freed.pop(id(tensor), None) for tensor in tensors]
-            roots = [
-                node_of(tensor) if known is None else known[1]
-                for tensor, known in zip(tensors, freed)
-            ]
+            roots = [pair[1] if pair else node_of(tensor) for tensor, pair in zip(tensors, freed)]
             order = gradient_order(roots, begin + _MOST_WALK_NS - self._walked_ns)
         except Exception as error:
             pass_interruption(error)
