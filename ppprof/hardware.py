@@ -85,6 +85,21 @@ DEVICES: tuple[tuple[str, _Rates, float | None, str], ...] = (
 gives no number. The name is a pattern that matches the whole name of the device without its brand.
 "unchecked" marks numbers that could not be compared with the document again. Missing for want of a published number: P800, 910B1, BW1000, A10G."""
 
+LINKS: tuple[tuple[str, float, str], ...] = (
+    (r"V100-SXM[23](-\d+GB)?", 150, "V100 datasheet: NVLink, half of both directions"),
+    (r"A100-SXM4-\d+GB", 300, "A100 datasheet: NVLink, half of both directions"),
+    (r"A800-SXM4-\d+GB", 200, "A800 datasheet: NVLink, half of both directions"),
+    (r"H100( \d+GB HBM3| SXM5?)", 450, "H100 datasheet: NVLink, half of both directions"),
+    (r"H800( SXM5?)?", 200, "H800 datasheet: NVLink, half of both directions"),
+    (r"H200", 450, "H200 datasheet: NVLink, half of both directions"),
+    (r"H20(-3e)?", 450, "H20 as server vendors print it: NVLink, half of both directions"),
+    (r"B[123]00( SXM6( AC)?)?", 900, "HGX B100, B200, B300: NVLink, half of both directions"),
+    (r"GB200", 900, "GB200 NVL72 datasheet: NVLink, half of both directions"),
+)
+"""(name, GB/s, source): what a device can send to the devices of its host, and receive at the same
+time. The name is as in `DEVICES`. Missing: devices with PCIe, which others on the host share, and those
+whose bridges join pairs only."""
+
 _BRAND = re.compile(
     r"^((NVIDIA|Tesla|GeForce|Quadro|KUNLUN(XIN)?|Hygon|DCU|Huawei) |Ascend ?)*", re.I
 )
@@ -99,6 +114,8 @@ class Device:
     memory_bandwidth: float | None
     """Bytes per second of the device's memory."""
     source: str
+    link_bandwidth: float | None
+    """Bytes per second that it can send to the devices of its host; None if unknown, see `LINKS`."""
     _tflops: _Rates
 
     def peak_flops(self, dtype: str) -> float | None:
@@ -122,15 +139,16 @@ def known_device(name: str) -> Device | None:
         name: the name that the vendor's tools and CUDA give, with or without its brand.
 
     >>> device = known_device("NVIDIA H100 80GB HBM3")
-    >>> device.peak_flops("fp8"), device.memory_bandwidth
-    (1979000000000000.0, 3350000000000.0)
+    >>> device.peak_flops("fp8"), device.memory_bandwidth, device.link_bandwidth
+    (1979000000000000.0, 3350000000000.0, 450000000000.0)
     >>> known_device("NVIDIA A10G")
     """
     model = _BRAND.sub("", name.strip())
     for pattern, tflops, gb_per_s, source in DEVICES:
         if re.fullmatch(pattern, model):
             bandwidth = gb_per_s * 1e9 if gb_per_s is not None else None
-            return Device(name, bandwidth, source, tflops)
+            links = (rate * 1e9 for link, rate, _ in LINKS if re.fullmatch(link, model))
+            return Device(name, bandwidth, source, next(links, None), tflops)
     return None
 
 

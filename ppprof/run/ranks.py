@@ -38,8 +38,11 @@ def cluster_of(
         InputError: the windows have no step.
     """
     parts, bubbles, collectives, passes, queues = [], [], [], [], []
+    links = {}
     for result in _with_steps(list(results)):
         rank, window = result.recording.rank, result.recording.window
+        if result.value.link_bytes_per_s is not None:
+            links[rank] = result.value.link_bytes_per_s
         parts.append((rank, window, result.value.breakdown.parts))
         bubbles.append(with_window(result.value.breakdown.bubbles, rank, window))
         queues.append(with_window(result.value.breakdown.queue, rank, window))
@@ -61,6 +64,7 @@ def cluster_of(
         run.clocks,
         run.topology,
         pl.concat(queues).join(rows, on=["rank", "window", "step"], how="semi"),
+        links,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 import polars as pl
 
@@ -129,12 +130,16 @@ def _with_factor(factors: Mapping[str, pl.Expr]) -> pl.Expr:
     return factor
 
 
-def by_size(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
+def by_size(
+    arrivals: pl.DataFrame, num_steps: int, links: Mapping[str, float] = MappingProxyType({})
+) -> pl.DataFrame:
     """Return one row per axis, operation, number of ranks and size, sorted by transfer time.
 
     Args:
         arrivals: the result of the function `arrivals`.
         num_steps: the number of steps in the window.
+        links: members of a group -> bytes per second that the link of a member can send at best.
+            Groups with unknown links are missing.
 
     Returns:
         The columns, the longest transfer first:
@@ -143,7 +148,9 @@ def by_size(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
         - calls float64: the number of collectives per step, over all groups;
         - transfer_ns float64: of one collective, the median;
         - algorithm_bytes_per_s, bus_bytes_per_s float64: algbw and busbw of nccl-tests, with the
-          median transfer time.
+          median transfer time;
+        - link_ratio float64: bus_bytes_per_s over what the slowest link can send; null if the link of
+          one of the groups is unknown.
 
         Collectives of unknown size, and those without a transfer time, have no row.
     """
@@ -152,6 +159,7 @@ def by_size(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
         ranks=_SIZE.cast(pl.Int64),
         algorithm=pl.col("bytes") * _with_factor(_ALGORITHM_FACTORS),
         bus=pl.col("bytes") * _with_factor(_BUS_FACTORS),
+        link=pl.col("members").replace_strict(links, default=None, return_dtype=pl.Float64),
     )
     seconds = pl.col("transfer_ns") / 1e9
     table = known.group_by(key, maintain_order=True).agg(
@@ -160,6 +168,7 @@ def by_size(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
         transfer_ns=pl.col("transfer_ns").median(),
         algorithm=pl.col("algorithm").first(),
         bus=pl.col("bus").first(),
+        link=pl.when(pl.col("link").null_count() == 0).then(pl.col("link").min()),
     )
     return table.sort("whole_ns", *key, descending=[True, *[False] * 4]).select(
         *key,
@@ -167,6 +176,7 @@ def by_size(arrivals: pl.DataFrame, num_steps: int) -> pl.DataFrame:
         "transfer_ns",
         algorithm_bytes_per_s=pl.col("algorithm") / seconds,
         bus_bytes_per_s=pl.col("bus") / seconds,
+        link_ratio=pl.col("bus") / seconds / pl.col("link"),
     )
 
 

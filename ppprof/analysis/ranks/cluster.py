@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from ppprof.analysis.efficiency.roof import roof_of
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import WHOLE_TRACE, with_step
 from ppprof.analysis.ranks.arrivals import arrivals, by_group, by_size
@@ -40,6 +41,8 @@ class RankAnalysis(NamedTuple):
     """The result of `ppprof.analysis.ranks.what_if.passes`."""
     has_steps: bool = True
     """False if the trace has no steps, so that all of it counts as step 0."""
+    link_bytes_per_s: float | None = None
+    """What the device can send to the devices of its host: `ppprof.hardware.LINKS`; None if unknown."""
 
 
 def analyze_rank(trace: Trace) -> RankAnalysis:
@@ -63,7 +66,9 @@ def analyze_profile(profile: Profile, parts: Breakdown) -> RankAnalysis:
     """
     names = profile.tree.of_category("ProfileStep")["name"]
     has_steps = not (names == WHOLE_TRACE).any()
-    return RankAnalysis(parts, collectives(profile.whole), passes(profile), has_steps)
+    device = roof_of(profile.whole).device
+    link = device.link_bandwidth if device is not None else None
+    return RankAnalysis(parts, collectives(profile.whole), passes(profile), has_steps, link)
 
 
 @dataclass(frozen=True)
@@ -91,6 +96,8 @@ class Cluster:
     )
     """The device's queue in each step: rank, window, then the columns of
     `ppprof.analysis.ranks.device_queue.QUEUE`. No rows for ranks without device events."""
+    links: Mapping[int, float] = field(default_factory=dict)
+    """Rank -> bytes per second that its device can send to the devices of its host, if known."""
 
     @cached_property
     def clocks(self) -> Mapping[int, Clock]:
@@ -134,7 +141,7 @@ class Cluster:
     @cached_property
     def bandwidths(self) -> pl.DataFrame:
         """One row per axis, operation and size: `ppprof.analysis.ranks.arrivals.by_size`."""
-        return by_size(self.arrivals, self.steps["step"].n_unique())
+        return by_size(self.arrivals, self.steps["step"].n_unique(), self._links_of_groups())
 
     @cached_property
     def slow_ranks(self) -> pl.DataFrame:
@@ -166,6 +173,18 @@ class Cluster:
         steps = self.steps["step"].unique().implode()
         recorded = [table.filter(pl.col("step").is_in(steps)) for table in self.passes]
         return what_if(recorded, self.topology, self.clocks)
+
+    def _links_of_groups(self) -> Mapping[str, float]:
+        """Return the slowest known link of each group whose ranks are on one host."""
+        known = self.steps_per_trace.filter(pl.col("host").is_not_null())
+        hosts = dict(known.select("rank", "host").unique().iter_rows())
+        links = {}
+        for members in self.arrivals["members"].unique():
+            ranks = [int(rank) for rank in members.replace(">", ",").split(",")]
+            is_within_host = len({hosts.get(rank, rank) for rank in ranks}) == 1
+            if is_within_host and all(rank in self.links for rank in ranks):
+                links[members] = min(self.links[rank] for rank in ranks)
+        return links
 
     @property
     def _roles(self) -> Mapping[int, str]:

@@ -207,7 +207,8 @@ def render_groups(cluster: Cluster, options: TableOptions, limit: int | None = 2
 
 _BANDWIDTHS_NOTE = """\
 Size: what a rank contributes. Transfer: of one call, from the last arrival to the last end; the median.
-Algorithm, Bus: algbw and busbw of nccl-tests; Bus is the rate of the slowest link of a ring."""
+Algorithm, Bus: algbw and busbw of nccl-tests; Bus is the rate of the slowest link of a ring.
+Of link: Bus over what a device can send to its host's other devices (NVLink); -: unknown, or other hosts."""
 
 
 def render_bandwidths(cluster: Cluster, options: TableOptions, limit: int | None = 20) -> str:
@@ -227,13 +228,14 @@ def render_bandwidths(cluster: Cluster, options: TableOptions, limit: int | None
             *(row["op"], row["axis"] or "-", row["ranks"], format_bytes(row["bytes"])),
             *(f"{row['calls']:g}", options.time(row["transfer_ns"])),
             *(f"{row[f'{rate}_bytes_per_s'] / 1e9:.3g}" for rate in ("algorithm", "bus")),
+            "-" if row["link_ratio"] is None else f"{row['link_ratio']:.0%}",
         ]
         for row in shown.iter_rows(named=True)
     ]
     if num_hidden := table.height - shown.height:
         lines.append(f"{num_hidden} more sizes")
     headers = ["Collective", "Axis", "Ranks", "Size", "Calls/step", "Transfer"]
-    columns = columns_for([*headers, "Algorithm (GB/s)", "Bus (GB/s)"])
+    columns = columns_for([*headers, "Algorithm (GB/s)", "Bus (GB/s)", "Of link"])
     title = "Bandwidth of collectives"
     return str(Table(title, columns, lines, options.time_unit, note=_BANDWIDTHS_NOTE))
 

@@ -199,7 +199,8 @@ def test_sizes_have_their_bandwidths():
         collectives_of(*(call for call in calls if str(rank) in call[0]), rank=rank)
         for rank in range(4)
     ]
-    table = by_size(arrivals(match_collectives(parts, {}), {}), num_steps=2)
+    links = {"0,1,2,3": 6e9}
+    table = by_size(arrivals(match_collectives(parts, {}), {}), num_steps=2, links=links)
     assert table.select("op", "ranks", "bytes", "calls", "transfer_ns").rows() == [
         ("all_gather", 4, 100, 0.5, 100),
         ("all_reduce", 4, 100, 1.0, 50),
@@ -208,3 +209,4 @@ def test_sizes_have_their_bandwidths():
     # nccl-tests: the size of an all_gather is that of all ranks, of which a rank receives 3/4.
     assert table["algorithm_bytes_per_s"].to_list() == pytest.approx([400 / 100e-9, 2e9, 2e9])
     assert table["bus_bytes_per_s"].to_list() == pytest.approx([300 / 100e-9, 3e9, 2e9])
+    assert table["link_ratio"].to_list() == [pytest.approx(0.5), pytest.approx(0.5), None]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import polars as pl
 import pytest
 from hypothesis import given
@@ -85,6 +87,24 @@ def test_the_wait_ends_when_the_last_rank_arrives(tmp_path):
     )
     assert rows_of(found.steps_per_trace, "exposed_pp", "bubble") == [(0, 0, 6), (1, 0, 2)]
     assert rows_of(found.steps, "exposed_pp", "bubble") == [(0, 2, 4), (1, 2, 0)]
+
+
+@pytest.mark.parametrize("second_host", ["a", "b", None])
+def test_a_rate_is_compared_with_the_link_within_a_host(tmp_path, second_host):
+    recorded = cluster(
+        tmp_path,
+        (0, 10, forward(0, 0, 4), sent("send", 4, 8, 1)),
+        (0, 10, sent("recv", 0, 8, 0), forward(1, 8, 10)),
+    )
+    hosts = pl.Series("host", ["a", second_host], dtype=pl.String)
+    recorded = dataclasses.replace(
+        recorded,
+        steps_per_trace=recorded.steps_per_trace.with_columns(hosts),
+        links={0: 64e9, 1: 32e9},
+    )
+    (row,) = recorded.bandwidths.rows(named=True)
+    assert row["bus_bytes_per_s"] == pytest.approx(64 / 4e-9)
+    assert row["link_ratio"] == (pytest.approx(0.5) if second_host == "a" else None)
 
 
 def test_without_the_other_side_it_stays_in_the_bubble(tmp_path):
