@@ -22,6 +22,7 @@ from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding
 from ppprof.analysis.advice.indicators import TINY_NS
 from ppprof.analysis.advice.unexplained import LEAST_GAP_NS
+from ppprof.analysis.efficiency.vocabulary import LEAST_WORDS
 from ppprof.analysis.profile.step_basis import LEAST_STEPS
 
 __all__ = ["RULES", "Evidence", "Rule", "advise"]
@@ -81,6 +82,11 @@ RULES: tuple[Rule, ...] = (
             "thin": products.THIN,
             "many": products.MANY,
         },
+    ),
+    Rule(
+        "wide-vocabulary",
+        products.wide_vocabulary,
+        thresholds={"least_ratio": products.LEAST_WIDE, "least_words": LEAST_WORDS},
     ),
     Rule("fusible", products.fusible, thresholds=_TIME),
     Rule("gradient-accumulation", work.gradient_accumulation, thresholds=_TIME),

@@ -12,6 +12,7 @@ import polars as pl
 from ppprof.analysis.advice.unexplained import unexplained_gaps
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY_BY_STEP, efficiency_by_step
 from ppprof.analysis.efficiency.fusible import fusible_chains
+from ppprof.analysis.efficiency.vocabulary import vocabulary_work
 from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import (
     Intervals,
@@ -103,7 +104,8 @@ a tiny kernel), copy (name of the host event around a blocking copy), accumulati
 gradient node), optimizer (name of an operator in an Optimization), gap (a layer or span, or the
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), chain
 (operators that one kernel could replace, with the time that it would save:
-`ppprof.analysis.efficiency.fusible`)."""
+`ppprof.analysis.efficiency.fusible`), vocabulary (operators on the whole vocabulary:
+`ppprof.analysis.efficiency.vocabulary`)."""
 
 MEMORY = {
     "place": pl.String,
@@ -154,6 +156,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
     if not profile.unrecorded_device:
         builder.add_names("gap", unexplained_gaps(profile, builder.steps, parts.bubbles))
     builder.add_names("chain", _saved(fusible_chains(profile)))
+    builder.add_names("vocabulary", vocabulary_work(profile))
     columns: dict[str, Int64 | None] = {
         "num_micro_batches": builder.count_by_step(builder.phase("Backward")["row"].to_numpy()),
         **builder.device_columns(),

@@ -1,4 +1,4 @@
-"""Rules about matrix products that stay far below what the device can do, and about fusible operators."""
+"""Rules about the work of operators: slow matrix products, a wide vocabulary, fusible operators."""
 
 from __future__ import annotations
 
@@ -26,6 +26,10 @@ THIN = 64
 
 MANY = 16
 """Calls per step from which small products are worth a batch."""
+
+
+LEAST_WIDE = 0.05
+"""Share of a step from which operators on the vocabulary are reported."""
 
 
 class _Problem(NamedTuple):
@@ -127,6 +131,28 @@ def _remedy(evidence: Evidence, problem: _Problem) -> str:
     if problem.reason == "float32" and evidence.config:
         return "config-float32"
     return problem.reason
+
+
+def wide_vocabulary(evidence: Evidence) -> list[Finding]:
+    """Report operators that pass over the whole vocabulary: the loss, and the embedding's gradient.
+
+    The cost is half of their time: twice as many ranks would share the vocabulary, or logits of half
+    the bytes would be read.
+    """
+    operators = evidence.names("vocabulary")
+    time_ns = float(operators["time_ns"].sum())
+    if operators.is_empty() or time_ns < LEAST_WIDE * evidence.step_ns:
+        return []
+    name = operators["name"][0]
+    remedy = "embedding" if "embedding" in name else evidence.remedy
+    facts: dict[str, Fact] = {
+        "name": name,
+        "name_ns": operators["time_ns"][0],
+        "vocabulary_ns": time_ns,
+        "mp_degree": evidence.degree("mp"),
+        "remedy": remedy,
+    }
+    return evidence.time_finding("wide-vocabulary", time_ns / 2, "possible", facts, operators)
 
 
 def fusible(evidence: Evidence) -> list[Finding]:

@@ -184,6 +184,27 @@ def pointwise(*names, each=100):
     return thread(make)
 
 
+def losing(loss, cast, *, words=50304):
+    """The end of a language model: a product, a cast of its logits, and the cross entropy."""
+    m = 1024
+    product = Shapes({"X0": [[m, 768]], "X1": [[768, words]]}, {"X0": ["bfloat16"]})
+    logits = Shapes({"X0": [[m, words]]}, {"X0": ["bfloat16"]})
+    labelled = Shapes({"X0": [[m, words]], "X1": [[m, 1]]}, {"X0": ["float32"], "X1": ["int64"]})
+
+    def make(at):
+        begin = 0
+        for name, inputs, length in (
+            ("matmul", product, 500),
+            ("cast", logits, cast),
+            ("cross_entropy_with_softmax", labelled, loss),
+        ):
+            work = kernel("k", at + begin * US, at + (begin + length) * US)
+            yield op(at, begin, begin + 1, f"{name} dygraph", inputs, launch(at, at, work))
+            begin += length
+
+    return thread(make)
+
+
 def sleeping(length):
     """A layer that computes for 100, and then does something that has no event."""
 
@@ -328,6 +349,17 @@ TRIGGERS = {
             "remedy": "config-vocabulary",
         },
     ),
+    # Half of the loss and of a cast of its logits; the product is not on the vocabulary's account.
+    "wide-vocabulary": (
+        {"threads": [losing(60, 40)], "config": {"Model": {}}},
+        ("moderate", 50 * US, pytest.approx(0.05), "possible"),
+        {
+            "name": "cross_entropy_with_softmax [1024,50304] [1024,1]",
+            "vocabulary_ns": 100 * US,
+            "mp_degree": 1,
+            "remedy": "config",
+        },
+    ),
     # Of 6 tensors that are read or written, 4 pass from one operator to the next.
     "fusible": (
         {"threads": [pointwise("scale", "gelu", "dropout")]},
@@ -411,6 +443,7 @@ NEARLY = {
     "host-bound": {"threads": [synchronising()]},
     "unexplained": {"threads": [sleeping(480)]},
     "slow-product": {"threads": [multiplying(50304)], **H100},
+    "wide-vocabulary": {"threads": [losing(20, 29)]},
     "fusible": {"threads": [pointwise("gelu", "matmul", "gelu")]},
     "gradient-accumulation": {"threads": [accumulating(1)]},
     "recompute": {"threads": [recomputing(40)]},
@@ -465,6 +498,19 @@ def test_what_keeps_a_product_slow(made, config, remedy, tmp_path):
     found = findings(tmp_path, threads=[made], config=config, **H100)
     remedies = [finding.facts["remedy"] for finding in found if finding.rule == "slow-product"]
     assert remedies == ([] if remedy is None else [remedy])
+
+
+@pytest.mark.parametrize(("rows", "remedies"), [(50304, ["embedding"]), (1024, [])])
+def test_an_embedding_of_many_rows_is_a_wide_vocabulary(rows, remedies, tmp_path):
+    table = Shapes({"X0": [[8, 64]], "X1": [[rows, 768]]}, {"X0": ["int64"], "X1": ["float32"]})
+
+    def make(at):
+        work = kernel("k", at, at + 200 * US)
+        yield op(at, 0, 1, "embedding dygraph", table, launch(at, at, work))
+
+    found = findings(tmp_path, threads=[thread(make)])
+    wide = [finding.facts["remedy"] for finding in found if finding.rule == "wide-vocabulary"]
+    assert wide == remedies
 
 
 @pytest.mark.parametrize("rule", NEARLY)
