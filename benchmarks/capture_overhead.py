@@ -26,7 +26,9 @@ import ppprof
 from benchmarks.workload import Workload
 from ppprof.capture import postprocess
 from ppprof.capture.ranks.control_channel import CoordinatorChannel, WorkerChannel
+from ppprof.capture.recording.collectives import Collectives, _Spanned
 from ppprof.rundir.triggers import request_path
+from ppprof.topology import Topology
 
 _FAR = 10**6
 """First step of a window that is never reached."""
@@ -139,6 +141,7 @@ def main(rounds: int = 24, steps: int = 24) -> list[tuple[str, str]]:
     rows.append(("one call of step() outside a window", f"{idle:.1f} us"))
     armed = _step_call_us(trigger={"slow_step": 10**6})
     rows.append(("the same, a trigger armed", f"{armed:.1f} us"))
+    rows.append(("the span of a collective", f"{_collective_us():.1f} us"))
     rows.append(("reading an empty control channel, on other ranks", f"{_read_us():.1f} us"))
     return rows
 
@@ -153,6 +156,28 @@ def _step_call_us(calls: int = 400, times: int = 30, **block: Any) -> float:
                 end_step()
             calls_us.append((time.thread_time() - start) / calls * 1e6)
     return min(calls_us)
+
+
+def _collective_us(calls: int = 2000, times: int = 30) -> float:
+    """Return the processor time of a collective's span: the minimum of several measurements."""
+
+    def all_reduce(tensor: Any, op: int = 0, group: Any = None, sync_op: bool = True) -> None:
+        pass
+
+    class Group:
+        id, ranks = 1, (0, 1)
+
+    wrapped = _Spanned("all_reduce", all_reduce, Collectives(Topology.of(dp=2))._call)
+    tensor, group, costs_us = paddle.ones([128, 128]), Group(), []
+    for _ in range(times):
+        start = time.thread_time()
+        for _ in range(calls):
+            wrapped(tensor, group=group)
+        middle = time.thread_time()
+        for _ in range(calls):
+            all_reduce(tensor, group=group)
+        costs_us.append((2 * middle - start - time.thread_time()) / calls * 1e6)
+    return min(costs_us)
 
 
 class _Store(dict[str, Any]):

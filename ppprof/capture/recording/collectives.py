@@ -34,7 +34,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import paddle.distributed as dist
 from paddle.base import core
@@ -42,6 +42,7 @@ from paddle.distributed import collective
 
 from ppprof.capture.recording.patches import Patches
 from ppprof.capture.recording.recorder import span
+from ppprof.capture.signals import pass_interruption
 from ppprof.topology import Topology
 
 _DATA = {
@@ -95,9 +96,19 @@ ranks that share the tensor."""
 _PIPELINE = "paddle.distributed.fleet.meta_parallel.pp_utils.p2p_communication"
 """The module with the transfers of Fleet's pipeline."""
 
+_MOST_NAMES = 10_000
+"""Limit of memory, some 5 MB, if each call has another size."""
+
 _PEER = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
 
 _Function = Callable[..., Any]
+
+
+class _Names(NamedTuple):
+    """The names of the spans of a call, and of waiting for its task."""
+
+    span: str
+    wait: str
 
 
 class _Spanned:
@@ -115,9 +126,25 @@ class _Spanned:
         self.name = name
         self.signature = inspect.signature(function)
         self._call = call
+        parameters = list(self.signature.parameters)
+        self._places = [
+            (parameters.index(parameter) if parameter in parameters else sys.maxsize, parameter)
+            for parameter in (_DATA[name].partition(" ")[0], "group", _PEER.get(name, ""))
+        ]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._call(self, args, kwargs)
+
+    def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the names of a call depend on; None if that is more than one tensor."""
+        num = len(args)
+        (data, data_name), (group_place, group_name), (peer_place, peer_name) = self._places
+        tensor: Any = args[data] if data < num else kwargs.get(data_name)
+        group = args[group_place] if group_place < num else kwargs.get(group_name)
+        peer = args[peer_place] if peer_place < num else kwargs.get(peer_name)
+        if type(tensor) is not core.eager.Tensor:
+            return None
+        return self.__wrapped__, group, peer, id(tensor.dtype), *tensor.shape
 
     def __eq__(self, other: object) -> bool:
         return other is self or other is self.__wrapped__
@@ -132,6 +159,9 @@ class Collectives:
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._axes: dict[int, str | None] = {}
+        self._names: dict[Any, _Names] = {}
+        """The names of calls in this window, by `_Spanned.key` or `_method_key`. Making them takes
+        15 us."""
         self._methods = Patches()
         self._groups: dict[int, Any] = {}
         self._tasks: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -175,14 +205,21 @@ class Collectives:
         self._groups.clear()
         self._tasks.clear()
         self._axes.clear()
+        self._names.clear()
 
     def _call(self, op: _Spanned, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a wrapped function in a span; inside another communication span, add no span."""
         if getattr(self._nested, "inside", False):
             return op.__wrapped__(*args, **kwargs)
-        return self._record(
-            op.name, self._annotations(op, args, kwargs), op.__wrapped__, args, kwargs
-        )
+        try:
+            key = op.key(args, kwargs)
+            names = self._names.get(key)
+        except Exception as error:  # a group or peer that cannot be hashed
+            pass_interruption(error)
+            key = names = None
+        if names is None:
+            names = self._keep_names(key, op.name, self._annotations(op, args, kwargs))
+        return self._record(names, op.__wrapped__, args, kwargs)
 
     def _call_method(
         self, op: str, index: int, method: _Function, group: Any, *args: Any, **kwargs: Any
@@ -199,26 +236,46 @@ class Collectives:
         """
         if getattr(self._nested, "inside", False):
             return method(group, *args, **kwargs)
-        annotations = self._method_annotations(op, index, method.__name__, group, args)
-        return self._record(op, annotations, method, (group, *args), kwargs)
+        try:
+            key = _method_key(op, index, method, group, args)
+            names = self._names.get(key)
+        except Exception as error:
+            pass_interruption(error)
+            key = names = None
+        if names is None:
+            annotations = self._method_annotations(op, index, method.__name__, group, args)
+            names = self._keep_names(key, op, annotations)
+        return self._record(names, method, (group, *args), kwargs)
 
-    def _record(
-        self, op: str, annotations: list[str], function: _Function, args: Any, kwargs: Any
-    ) -> Any:
+    def _keep_names(self, key: Any, op: str, annotations: list[str]) -> _Names:
+        """Return the names of a call's spans, and keep them for equal calls.
+
+        Args:
+            key: what the names depend on; None if unknown.
+            op: name of the operation.
+            annotations: as for `_names_of`.
+        """
+        names = _names_of(op, annotations)
+        if key is not None and annotations and len(self._names) < _MOST_NAMES:
+            self._names[key] = names
+        return names
+
+    def _record(self, names: _Names, function: _Function, args: Any, kwargs: Any) -> Any:
         """Call a function in a span; remember the tasks that it returns, to name their wait spans.
 
         Args:
-            op: name of the operation.
-            annotations: text for the brackets in the span's name; no brackets if empty.
+            names: of the spans.
             function: the original function or method.
             args: positional arguments of the call.
             kwargs: keyword arguments of the call.
         """
-        name = f"{op}[{' '.join(annotations)}]" if annotations else op
-        result = self._span(name, function, args, kwargs)
-        for task in result if isinstance(result, list) else [result]:
-            if isinstance(task, core.task):
-                self._tasks[task] = f"wait[{' '.join([f'op={op}', *annotations])}]"
+        result = self._span(names.span, function, args, kwargs)
+        if isinstance(result, core.task):
+            self._tasks[result] = names.wait
+        elif isinstance(result, list):
+            for task in result:
+                if isinstance(task, core.task):
+                    self._tasks[task] = names.wait
         return result
 
     def _annotations(
@@ -357,6 +414,34 @@ class Collectives:
         finally:
             around.end()
             self._nested.inside = False
+
+
+def _names_of(op: str, annotations: list[str]) -> _Names:
+    """Return the names of a call's spans.
+
+    Args:
+        op: name of the operation.
+        annotations: text for the brackets in the span's name; no brackets if empty.
+    """
+    text = " ".join(annotations)
+    return _Names(f"{op}[{text}]" if text else op, f"wait[{f'op={op} {text}'.rstrip()}]")
+
+
+def _method_key(op: str, index: int, method: _Function, group: Any, args: tuple[Any, ...]) -> Any:
+    """Return what the names of a method's call depend on; None if that is more than one tensor.
+
+    Args:
+        op: name of the operation in a trace.
+        index: position in ``args`` of the argument that holds the data.
+        method: the method.
+        group: the process group.
+        args: the other positional arguments of the call.
+    """
+    tensor = args[index]
+    if type(tensor) is not core.eager.Tensor:
+        return None
+    others = args[1:3] if op in _PEER else ()  # the peer, and for a part the number of sharers
+    return method, group, others, id(tensor.dtype), *tensor.shape
 
 
 def _process_groups() -> list[type]:

@@ -25,8 +25,15 @@ GRID = Topology.of(dp=2, pp=2, sharding=2, mp=2)
 FLOAT32, FLOAT16 = (paddle.ones([4], dtype) for dtype in ("float32", "float16"))
 
 
+class Group:
+    """A group of ranks, equal to itself alone, as Paddle's."""
+
+    def __init__(self, number: int, ranks: list[int]) -> None:
+        self.id, self.ranks, self.process_group = number, ranks, object()
+
+
 def group(number: int, *ranks: int) -> Any:
-    return SimpleNamespace(id=number, ranks=list(ranks), process_group=object())
+    return Group(number, list(ranks))
 
 
 class Counting:
@@ -89,6 +96,47 @@ def test_the_axis_is_that_of_the_group(names: list[str]) -> None:
         "barrier[axis=mp group=6 peers=4,5]",
         "isend[axis=pp group=7 bytes=16 dtype=float32 peers=4]",
     ]
+
+
+def test_the_name_of_a_call_is_made_once(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making it takes five times as long as all else that is recorded of a call."""
+    num_made = 0
+
+    def count(op: str, annotations: list[str]) -> Any:
+        nonlocal num_made
+        num_made += 1
+        return made(op, annotations)
+
+    made = collectives._names_of
+    monkeypatch.setattr(collectives, "_names_of", count)
+    dp, mp = group(3, 0, 8), group(4, 0, 1)
+    calls = [
+        (dist.all_reduce, (FLOAT32,), {"group": dp}),
+        (dist.all_reduce, (FLOAT32, dp), {}),
+        (dist.all_reduce, (), {"tensor": FLOAT16, "group": dp}),
+        (dist.all_reduce, (paddle.ones([2, 3]), mp), {}),
+        (dist.isend, (FLOAT32, 8, dp), {}),
+        (dist.isend, (FLOAT32,), {"dst": 0, "group": dp}),
+    ]
+    for function, args, kwargs in 3 * calls:
+        function(*args, **kwargs)
+    assert names == 3 * [
+        "all_reduce[axis=dp group=3 bytes=16 dtype=float32 peers=0,8]",
+        "all_reduce[axis=dp group=3 bytes=16 dtype=float32 peers=0,8]",
+        "all_reduce[axis=dp group=3 bytes=8 dtype=float16 peers=0,8]",
+        "all_reduce[axis=mp group=4 bytes=24 dtype=float32 peers=0,1]",
+        "isend[axis=dp group=3 bytes=16 dtype=float32 peers=8]",
+        "isend[axis=dp group=3 bytes=16 dtype=float32 peers=0]",
+    ]
+    assert num_made == 5
+
+
+def test_names_are_bounded(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collectives, "_MOST_NAMES", 1)
+    ranks = group(3, 0, 8)
+    for tensor in (FLOAT32, FLOAT16, FLOAT16):
+        dist.all_reduce(tensor, ranks)
+    assert [name.split()[2] for name in names] == ["bytes=16", "bytes=8", "bytes=8"]
 
 
 def test_the_topology_is_asked_once_a_group(names: list[str], topology: Counting) -> None:
