@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ppprof")
 
+_NO_MEMORY = DeviceMemory()
+_RSS_NS = 10_000_000
+"""How often the peak of memory is read: that takes 1 us."""
 _RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 
 
@@ -213,9 +216,13 @@ class RecordingPart(Part):
 
     def on_transition(self, transition: Transition) -> int:
         """Print finished tables; then open, save, keep or delete windows."""
+        has_finished_window = self._post_processor.has_finished_window
+        is_quiet = not (transition.excluded or transition.after.records or has_finished_window)
+        if is_quiet and (self._triggers is None or not self._triggers.keep_decisions):
+            return 0
         start = time.perf_counter_ns()
         holds_up = transition.excluded
-        if self._post_processor.has_finished_window:
+        if has_finished_window:
             holds_up = True
             self._post_processor.poll()
         windows = self._windows
@@ -333,6 +340,8 @@ class StepsPart(Part):
         self._log = log
         self._scalars = scalars
         self._device_memory = device_memory
+        self._rss_bytes = 0
+        self._next_rss_ns = 0
         self._working: deque[tuple[FinishedStep, StepRecord | None, float | None]] = deque()
         """Steps without a cost, the oldest first, with their records and losses."""
 
@@ -361,24 +370,32 @@ class StepsPart(Part):
             )
         self._add(step, record, loss)
 
+    def _host_peak_bytes(self) -> int:
+        """Return the peak resident memory so far, of at most `_RSS_NS` ago."""
+        now = time.monotonic_ns()
+        if now >= self._next_rss_ns:
+            self._next_rss_ns = now + _RSS_NS
+            self._rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT
+        return self._rss_bytes
+
     def _record(self, step: FinishedStep) -> StepRecord:
-        memory = self._device_memory() if self._device_memory is not None else DeviceMemory()
-        return StepRecord(
-            step=step.step,
-            batch_cost_ns=step.batch_cost_ns or 0,
-            reader_cost_ns=step.reader_cost_ns,
-            num_samples=step.num_samples,
-            num_tokens=step.num_tokens,
-            num_micro_batches=step.num_micro_batches,
-            num_flops=step.num_flops,
-            device_peak_bytes=memory.peak_bytes,
-            host_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _RSS_UNIT,
-            stall_ns=step.stall_ns,
-            excluded=step.excluded,
-            window=step.window,
-            device_timed=step.device_timed,
-            device_peak_reserved_bytes=memory.peak_reserved_bytes,
-            device_total_bytes=memory.total_bytes,
+        memory = self._device_memory() if self._device_memory is not None else _NO_MEMORY
+        return StepRecord(  # in the order of its fields: naming them takes as long again
+            step.step,
+            step.batch_cost_ns or 0,
+            step.reader_cost_ns,
+            step.num_samples,
+            step.num_tokens,
+            step.num_micro_batches,
+            step.num_flops,
+            memory.peak_bytes,
+            self._host_peak_bytes(),
+            step.stall_ns,
+            step.excluded,
+            step.window,
+            step.device_timed,
+            memory.peak_reserved_bytes,
+            memory.total_bytes,
         )
 
     def _add(self, step: FinishedStep, record: StepRecord | None, loss: Loss) -> None:

@@ -27,10 +27,11 @@ class State(Enum):
     LAST = "last"
     """The last recorded step of a window (Paddle's ``RECORD_AND_RETURN``)."""
 
-    @property
-    def records(self) -> bool:
-        """Whether events of the step are kept."""
-        return self in (State.RECORD, State.LAST)
+    records: bool
+    """Whether events of the step are kept."""
+
+    def __init__(self, value: str) -> None:
+        self.records = value in ("record", "last")
 
 
 @dataclass(frozen=True)

@@ -170,6 +170,11 @@ class RecordingSession(ProfilerSession):
     ) -> None:
         self._clock = clock
         self._parts = parts
+        # A call costs as much as what most parts do in a step.
+        self._stepping = [part for part in parts if _overrides(part.on_step, Part.on_step)]
+        self._moving = [
+            part for part in parts if _overrides(part.on_transition, Part.on_transition)
+        ]
         self._timer = timer or StepTimer()
         self._rank = rank
         self._stop_training = stop_training
@@ -238,19 +243,20 @@ class RecordingSession(ProfilerSession):
                 self._guard.check()
             try:
                 step = self._finished_step(
-                    loss,
-                    num_samples=num_samples,
-                    num_tokens=num_tokens,
-                    num_micro_batches=num_micro_batches,
-                    num_flops=num_flops,
+                    loss, num_samples, num_tokens, num_micro_batches, num_flops
                 )
             except Exception as error:
                 self._report("timing a step", error)
             else:
-                self._call_parts(lambda part: part.on_step(step))
+                for part in self._stepping:
+                    try:
+                        part.on_step(step)
+                    except Exception as error:
+                        self._report(part.task, error)
             self._step += 1
             self._advance()
-        self._raise_interruption()
+        if self._interruption is not None:
+            self._raise_interruption()
 
     def _step_in_child(self) -> None:
         self._steps_in_child += 1
@@ -282,13 +288,17 @@ class RecordingSession(ProfilerSession):
     ) -> None:
         self._close(error)
 
-    def _finished_step(self, loss: Loss, **counts: int | None) -> FinishedStep:
-        """End the step on the timer, and return its times and ``counts``.
+    def _finished_step(
+        self,
+        loss: Loss,
+        samples: int | None,
+        tokens: int | None,
+        micro_batches: int | None,
+        flops: int | None,
+    ) -> FinishedStep:
+        """End the step on the timer, and return its times and counts.
 
-        Args:
-            loss: as given to `step`.
-            counts: samples, tokens, micro-batches and FLOPs, in this order and named as in `step`; a
-                count that is no whole number is logged and becomes None.
+        The arguments are those of `step`. A count that is no whole number is logged and becomes None.
         """
         measured, cost = self._timer.step(), None
         clock = self._clock
@@ -297,23 +307,21 @@ class RecordingSession(ProfilerSession):
                 self._timer.finish()
             cost = self._pass_costs_on()
             self._num_working += cost is None
-        samples, tokens, micro_batches, flops = (
-            self._whole_number(name, count) for name, count in counts.items()
-        )
+        whole = self._whole_number
         step = FinishedStep(
             self._step,
             measured.batch_cost_ns,
             measured.reader_cost_ns,
-            samples,
-            tokens,
-            micro_batches,
-            flops,
+            None if samples is None else whole("num_samples", samples),
+            None if tokens is None else whole("num_tokens", tokens),
+            None if micro_batches is None else whole("num_micro_batches", micro_batches),
+            None if flops is None else whole("num_flops", flops),
             loss,
             self._stall_ns,
             self._excluded,
-            window=clock.window if clock.state.records else None,
-            next_window=clock.next_window,
-            device_timed=measured.device_timed,
+            clock.window if clock.state.records else None,
+            clock.next_window,
+            measured.device_timed,
         )
         return step if cost is None else step.costing(cost)
 
@@ -334,9 +342,7 @@ class RecordingSession(ProfilerSession):
                     self._report(part.task, error)
         return None
 
-    def _whole_number(self, name: str, count: int | None) -> int | None:
-        if count is None:
-            return None
+    def _whole_number(self, name: str, count: int) -> int | None:
         try:
             number = int(count)  # a numpy or Paddle scalar is a number too
         except Exception:  # a tensor of several elements, NaN, infinity, text
@@ -365,7 +371,7 @@ class RecordingSession(ProfilerSession):
         stall_ns = 0
         if transition.excluded:
             self._timer.stall(begins=True)
-        for part in self._parts:
+        for part in self._moving:
             try:
                 stall_ns += part.on_transition(transition)
             except Exception as error:
@@ -464,6 +470,10 @@ class RecordingSession(ProfilerSession):
         error, self._interruption = self._interruption, None
         if error is not None:
             raise error
+
+
+def _overrides(method: Callable[..., object], inherited: Callable[..., object]) -> bool:
+    return getattr(method, "__func__", None) is not inherited
 
 
 def _describe(error: Exception) -> str:

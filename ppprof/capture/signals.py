@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 from collections.abc import Callable, Iterator
@@ -28,6 +29,9 @@ log = logging.getLogger("ppprof")
 _NAMES = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGXCPU")
 _PATIENCE = 20.0
 """Seconds after which the process ends even if saving has not finished, since a disk may hang."""
+CHECK_NS = 10_000_000
+"""How often the descriptors are looked at: that takes 1.5 us."""
+
 _LEAST_FD = 400
 """Python writes to the wakeup fd without asking whose file it is. A training that has closed all
 descriptors uses low numbers first."""
@@ -68,6 +72,7 @@ class SignalGuard:
         self._ending: int | None = None
         self._thread: threading.Thread | None = None
         self._has_warned = False
+        self._next_check = 0
         self._open_pipe()
 
     @classmethod
@@ -115,8 +120,12 @@ class SignalGuard:
         """Open a new pipe if the training has closed ours; call this between steps.
 
         Until then a signal is still saved if the main thread runs Python. Does nothing outside the
-        main thread.
+        main thread, and within `CHECK_NS` of the last check.
         """
+        now = time.monotonic_ns()
+        if now < self._next_check:
+            return
+        self._next_check = now + CHECK_NS
         if (self._writer.is_ours and self._reader.is_ours) or _active is not self:
             return
         if threading.current_thread() is not threading.main_thread() or self._ends.is_set():

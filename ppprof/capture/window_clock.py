@@ -94,7 +94,8 @@ class WindowClock:
     def advance(self, step: int) -> Transition:
         """Begin ``step``, which follows the current step, and return the transition to it."""
         before, own_before = self.state, self._own_state
-        self.window = self.next_window
+        if before is State.LAST:
+            self.window += 1
         after = State.CLOSED if self.timer_only else self.schedule.state(step)
         own_after, is_provisional = after, False
         on_demand = self.on_demand

@@ -16,8 +16,10 @@ class _Row:
 
     def add(self, value: float) -> None:
         self.total += value
-        self.max = max(self.max, value)
-        self.min = min(self.min, value)
+        if value > self.max:
+            self.max = value
+        if value < self.min:
+            self.min = value
 
 
 class _Rate(_Row):
@@ -109,9 +111,13 @@ class PerfSummary:
             if reader_cost_ns is not None:
                 self._reader.add(reader_cost_ns / 1e9)
         self._steps.add_step(1, seconds)
-        self._samples.add_step(num_samples, seconds)
-        self._tokens.add_step(num_tokens, seconds)
-        self._flops.add_step(num_flops, seconds)
+        for rate, amount in (
+            (self._samples, num_samples),
+            (self._tokens, num_tokens),
+            (self._flops, num_flops),
+        ):
+            if amount is not None or rate.is_complete:
+                rate.add_step(amount, seconds)
 
     @property
     def has_table(self) -> bool:

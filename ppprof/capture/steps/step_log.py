@@ -49,7 +49,7 @@ class StepRecord(NamedTuple):
     """Peak memory allocated on the device so far (``paddle.device.max_memory_allocated``); null on a
     CPU and for a device that does not count it."""
     host_peak_bytes: int
-    """Peak resident memory of the process so far (``ru_maxrss``)."""
+    """Peak resident memory of the process so far (``ru_maxrss``), of at most 10 ms ago."""
     stall_ns: int
     """Part of ``batch_cost_ns`` in which this rank opened or saved a window, or printed tables."""
     excluded: bool
