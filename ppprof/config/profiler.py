@@ -139,7 +139,7 @@ class ProfilerConfig:
     """Print all nine tables."""
     record_shapes: bool = True
     """Record shapes and dtypes of the inputs of operators, inside windows only: those of all operators
-    that Python calls. Operators of ``to_static`` programs and of backward passes have none. Paddle's
+    that Python calls, and of their gradients. Operators of ``to_static`` programs have none. Paddle's
     own recorder is not used: it adds none to traces of dynamic graphs, but keeps memory in each
     recorded step and never frees it (measured with Paddle 2.6.2 and 3.3.1)."""
     profile_memory: bool = True

@@ -182,6 +182,38 @@ def test_flops_of_a_resnet_are_those_that_its_layers_count(tmp_path: Path) -> No
     assert gradients == 2 * 2 * counted - first
 
 
+def test_shapes_of_a_transformer_are_those_that_its_layers_get(tmp_path: Path) -> None:
+    """Hooks of Paddle's own layers see the inputs of linear layers and norms."""
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0)
+    encoder = nn.TransformerEncoder(layer, 2)
+    seen: dict[str, list[Any]] = {"matmul dygraph": [], "layer_norm dygraph": []}
+
+    def look(layer: Any, inputs: Any, result: Any) -> None:
+        tensors = (*inputs, layer.weight)
+        kind = "matmul dygraph" if isinstance(layer, nn.Linear) else "layer_norm dygraph"
+        seen[kind].append([list(tensor.shape) for tensor in tensors])
+
+    for part in encoder.sublayers():
+        if isinstance(part, (nn.Linear, nn.LayerNorm)):
+            part.register_forward_post_hook(look)
+
+    def step() -> None:
+        for shapes in seen.values():
+            shapes.clear()
+        encoder(paddle.ones([2, 7, 16])).mean().backward()
+
+    events = operators(tmp_path / "log", step)
+    queries, weights = [2, 4, 7, 4], [2, 4, 7, 7]
+    attention = 2 * [[queries, queries], [weights, queries]]  # scores, and their sum of values
+    seen["matmul dygraph"] += attention
+    for name, expected in seen.items():
+        texts = events.filter(pl.col("name") == name)["shapes"]
+        shapes = [json.loads(text) for text in texts]
+        of_two_steps = sorted(2 * expected)
+        assert sorted([each["X0"][0], each["X1"][0]] for each in shapes) == of_two_steps
+    assert [len(shapes) for shapes in seen.values()] == [2 * (6 + 2), 2 * 2]
+
+
 class Mode(str):
     """A text that is no plain one."""
 
