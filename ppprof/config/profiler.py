@@ -110,8 +110,11 @@ class TriggerConfig:
     slow_step: Optional[SlowStep] = None
     """Record the steps that follow a slow step. True uses the defaults of its keys; a number sets
     ``times``; blank or False opens no window for slow steps."""
+    settled: Optional[int] = knob(None, minimum=1, maximum=10_000)
+    """Record a window of so many steps once, as soon as five steps in a row take about as long, at
+    step 20 at the latest; blank for no such window."""
     steps: int = knob(4, minimum=1, maximum=10_000)
-    """Steps of a triggered window, unless the request gives a number."""
+    """Steps of any other triggered window, unless the request gives a number."""
     ranks: Any = "all"
     """Ranks that record a triggered window, unless the request names ranks; the same forms as
     ``ranks``. Ranks that ``ranks`` does not select never record."""
@@ -410,7 +413,7 @@ def _read_trigger(value: Any, key: Key, problems: Problems) -> TriggerConfig | N
     if value is True:
         return TriggerConfig()
     if not isinstance(value, Mapping):
-        expected = "expected True, or a mapping of file, slow_step, steps, ranks"
+        expected = "expected True, or a mapping of file, slow_step, settled, steps, ranks"
         problems.add(key, f"{value!r}: {expected}")
         return None
     values = dict(value)
@@ -421,8 +424,8 @@ def _read_trigger(value: Any, key: Key, problems: Problems) -> TriggerConfig | N
         values["slow_step"] = {"times": slow_step}
     trigger = read_block(TriggerConfig, values, key, problems)
     _check_selector(trigger.ranks, (*key, "ranks"), problems)
-    if not trigger.file and trigger.slow_step is None:
-        message = "file is False and slow_step is blank, so no window could ever open"
+    if not trigger.file and trigger.slow_step is None and trigger.settled is None:
+        message = "file is False, slow_step and settled are blank, so no window could ever open"
         problems.add(key, f"{message}; expected at least one of them")
     return trigger
 

@@ -417,7 +417,7 @@ def test_triggers(profiler, text, expected):
     [
         (
             "trigger: 4",
-            "trigger: 4: expected True, or a mapping of file, slow_step, steps, ranks",
+            "trigger: 4: expected True, or a mapping of file, slow_step, settled, steps, ranks",
         ),
         ("trigger: {stpes: 4}", 'trigger.stpes: unknown key; did you mean "steps"?'),
         ("trigger: {steps: 0}", "trigger.steps: 0: expected at least 1"),
@@ -428,7 +428,7 @@ def test_triggers(profiler, text, expected):
         ),
         (
             "trigger: {file: False}",
-            "trigger: file is False and slow_step is blank, so no window could ever open; "
+            "trigger: file is False, slow_step and settled are blank, so no window could ever open; "
             "expected at least one of them",
         ),
         ("max_trace_mb: 0", "max_trace_mb: 0: expected more than 0"),

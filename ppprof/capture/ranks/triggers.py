@@ -47,6 +47,8 @@ _AHEAD_SECONDS = 0.5
 """How long messages may take, including some lost packets."""
 _TIMED_STEPS = 5
 """Steps to be timed before a window is opened, since the first steps take longer."""
+_LATEST_START = 20
+"""Step at which the window that waits for settled step times starts in any case."""
 _DECISION_SECONDS = 2.0
 """How long a session that ends waits for the decision whether a window is kept."""
 
@@ -122,6 +124,11 @@ class Triggers:
         a device."""
         self._members: frozenset[int] = frozenset()
         self._has_failed = False
+        self._settled_steps = config.settled if rank == 0 else None
+        """On rank 0, the steps of the window that opens once step times have settled; None once it is
+        planned."""
+        self._settled_plan: Plan | None = None
+        self._step = 0
         self._pending_reason = ""
         """On rank 0, the slow step for which a window should open; "" without such a step."""
         self._report_from = 0
@@ -181,7 +188,7 @@ class Triggers:
             step: number of the step that begins.
             window: number of the window that is open; without an open window, the next number.
         """
-        plan = self._plan
+        plan, self._step = self._plan, step
         if plan is not None and step >= plan.end:
             self._plan, self._ended = None, plan
             self.first_free = plan.window + 1
@@ -207,6 +214,8 @@ class Triggers:
         """
         with self._suppress_and_report():
             plan, self._plan = self._plan, None
+            if not failed:
+                self._report_short_training(plan)
             if plan is not None:
                 self._undecided.pop(plan.window, None)
                 self._awaited.discard(plan.window)  # it is cut off, and kept
@@ -222,6 +231,23 @@ class Triggers:
                     self._on_message(message, None)
                 time.sleep(0.01)
             self._channel.close()
+
+    def _report_short_training(self, plan: Plan | None) -> None:
+        """Log that the training ended before the end of the window for settled step times.
+
+        Args:
+            plan: the window that is planned or open; None for none.
+        """
+        num = self._step
+        if self._settled_steps is None and (plan is None or plan is not self._settled_plan):
+            return
+        is_open = plan is not None and plan.start < num
+        recorded = f"only {_steps(plan.start, num)} were recorded" if plan and is_open else ""
+        log.warning(
+            f"rank 0: the training ended after {num} steps, "
+            f"{recorded or 'before step times had settled: nothing was recorded'}; to choose the steps: "
+            "ppprof run --steps FIRST:END, or Profiler.scheduler: [FIRST, END]"
+        )
 
     def _check_duration(self, step: int, duration_ns: int, is_clean: bool) -> None:
         slow = self._slow
@@ -300,9 +326,21 @@ class Triggers:
             request = self._consume_request()
             if request is not None:
                 self._answer(request, step, window)
+        if self._settled_steps is not None:
+            self._open_once_settled(self._settled_steps, step, window)
         if self._pending_reason:
             why, self._pending_reason = self._pending_reason, ""
             self._open_for_slow_step(why, step, window)
+
+    def _open_once_settled(self, steps: int, step: int, window: int) -> None:
+        start = step + self._ahead()
+        has_settled = self._steps.has_settled
+        if self._busy(step, start + steps) or not (has_settled or start >= _LATEST_START):
+            return
+        why = "step times have settled" if has_settled else f"step {step} is reached"
+        self._settled_steps = None
+        self._settled_plan = plan = Plan(window, start, steps, self._config.ranks, False)
+        self._open(plan, step, why)
 
     def _consume_request(self) -> TriggerRequest | None:
         """Return the pending request; None without one, or if it cannot be deleted (logged once)."""

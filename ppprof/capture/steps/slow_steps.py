@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from itertools import islice
 
 _NUM_KEPT = 64
 """Number of latest steps that the median covers."""
+_NUM_ALIKE = 5
 _MIN_STEPS = 20
 """Number of steps that must be known before any step counts as slow."""
 
@@ -47,6 +49,23 @@ class RunningSteps:
         0 without steps.
         """
         return self._sorted[len(self._sorted) // 4] if self._sorted else 0
+
+    @property
+    def has_settled(self) -> bool:
+        """Whether the latest five durations differ from their median by a fifth at most.
+
+        >>> steps, settled = RunningSteps(), []
+        >>> for duration_ns in [900, 300, 100, 110, 95, 100, 105]:
+        ...     steps.add(duration_ns)
+        ...     settled.append(steps.has_settled)
+        >>> settled
+        [False, False, False, False, False, False, True]
+        """
+        latest = sorted(islice(reversed(self._latest), _NUM_ALIKE))
+        if len(latest) < _NUM_ALIKE:
+            return False
+        middle = latest[_NUM_ALIKE // 2]
+        return 5 * max(latest[-1] - middle, middle - latest[0]) <= middle
 
     def is_slow(self, duration_ns: int, times: float) -> bool:
         """Return whether ``duration_ns`` is more than ``times`` the median.

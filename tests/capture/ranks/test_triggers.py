@@ -356,6 +356,56 @@ def test_a_request_that_is_no_file_is_refused_and_removed(
     assert set(job.timeline[0]) == {"."}
 
 
+@pytest.mark.parametrize(
+    ("times", "timeline"),
+    [
+        # Five are alike after step 7; a message takes up to 4 steps.
+        ([900, 500, *[250] * 14], 10 * "." + "rRL...."),
+        # Never alike: the window starts at step 20.
+        ([900, 100] * 16, 19 * "." + "rRL" + 11 * "."),
+    ],
+)
+def test_a_window_opens_once_when_step_times_have_settled(
+    tmp_path: Path, times: list[int], timeline: str
+) -> None:
+    job = Job(tmp_path, settled=2, file=False)
+    for took in times:
+        job.go(1, took)
+    assert job.timeline == [timeline, timeline]
+
+
+def test_a_window_opens_at_once_on_one_rank(tmp_path: Path) -> None:
+    job = Job(tmp_path, ranks=1, settled=3, file=False).go(30)
+    assert job.timeline == [5 * "." + "rRRL" + 22 * "."]
+
+
+@pytest.mark.parametrize(
+    ("steps", "message"),
+    [
+        (
+            3,
+            "the training ended after 3 steps, before step times had settled: nothing was recorded; ",
+        ),
+        (
+            6,
+            "the training ended after 6 steps, before step times had settled: nothing was recorded; ",
+        ),
+        (8, "the training ended after 8 steps, only steps 6 to 7 were recorded; "),
+        (9, None),
+    ],
+)
+def test_a_training_that_ends_too_early_logs_how_to_choose_the_steps(
+    tmp_path: Path, steps: int, message: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(tmp_path, ranks=1, settled=3, file=False).go(steps)
+    caplog.clear()
+    job.ranks[0].close(failed=False)
+    advice = (
+        "to choose the steps: ppprof run --steps FIRST:END, or Profiler.scheduler: [FIRST, END]"
+    )
+    assert caplog.messages == ([] if message is None else [f"rank 0: {message}{advice}"])
+
+
 def test_closing_decides_and_takes_the_request_away(tmp_path: Path) -> None:
     job = Job(tmp_path, slow_step={"times": 2, "cool_down": 10}).go(25).go(1, [600, 250]).go(7)
     write_request(tmp_path, None, None)
