@@ -83,6 +83,7 @@ def test_every_key_at_once(profiler):
         "trigger": {
             "file": False,
             "slow_step": {"times": 3.0, "cool_down": 7, "max_windows": 8, "keep": "all"},
+            "settled": 6,
             "steps": 9,
             "ranks": {"dp": 0},
         },
@@ -371,6 +372,7 @@ def test_from_mapping_has_every_problem():
 TRIGGER = {
     "file": True,
     "slow_step": None,
+    "settled": None,
     "steps": 4,
     "ranks": "all",
 }
