@@ -91,6 +91,11 @@ def open_window() -> OpenWindow | None:
     return OpenWindow(_attached.session.rank, calls, _attached.settings) if calls else None
 
 
+def is_attached() -> bool:
+    """Return whether a session of this process is open."""
+    return _attached is not None and _attached.session.is_active
+
+
 def attach(
     profiler: ProfilerConfig | Mapping[str, Any] | None,
     *,
@@ -145,7 +150,7 @@ def attach(
     if not profiler.enable:
         return NoopSession()
     log_to_stderr()
-    if _attached is not None and _attached.session.is_active:
+    if is_attached():
         log.warning(
             "attach() was called while an earlier session is open: the new session does nothing"
         )

@@ -49,6 +49,7 @@ class OptimizerSteps:
             ``step`` or ``minimize``, until it returns True.
         end_step: called after each step, when the outermost call of ``step`` or ``minimize`` has
             returned.
+        at_creation: whether ``begin`` is called when an optimizer is created, not only before steps.
         boundary: number of the optimizer whose calls end steps. Optimizers are numbered from 1 in
             the order of their first call of ``step`` or ``minimize``.
     """
@@ -58,7 +59,10 @@ class OptimizerSteps:
         begin: Callable[[], bool],
         end_step: Callable[[], None],
         boundary: int = 1,
+        *,
+        at_creation: bool = True,
     ) -> None:
+        self._at_creation = at_creation
         self._begin = begin
         self._end_step = end_step
         self._boundary = boundary
@@ -103,7 +107,10 @@ class OptimizerSteps:
         @functools.wraps(init)
         def wrapper(*args: Any, **kwargs: Any) -> None:
             init(*args, **kwargs)
-            self._begin_if_ready()
+            if self._at_creation:
+                self._begin_if_ready()
+            elif self._is_active:
+                self._watch_steps()
 
         cls.__init__ = wrapper
 
@@ -113,6 +120,9 @@ class OptimizerSteps:
         self._began = self._begin()
         # Wrap only now: `begin` makes Paddle wrap the classes too, and a step must end after the
         # span that Paddle records for it.
+        self._watch_steps()
+
+    def _watch_steps(self) -> None:
         self._is_watching = True
         for cls in (*_subclasses(_optimizer_base()), *_classes_in(_WRAPPERS)):
             self._wrap_steps(cls)

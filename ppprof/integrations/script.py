@@ -1,4 +1,4 @@
-"""Run an unmodified script under a ``Profiler`` block; the program behind ``tools/attach.py``.
+"""Run an unmodified script under a ``Profiler`` block: ``ppprof run`` and ``tools/attach.py``.
 
 The script sees the same interpreter state as with ``python train.py ARGUMENTS``: ``__main__``,
 ``sys.argv``, ``sys.path[0]``, the exit code, and tracebacks that begin in its own code. Calls of
@@ -21,7 +21,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
-from ppprof.capture import attach
+from ppprof.capture.attach import attach, is_attached
 from ppprof.capture.output import log_to_stderr
 from ppprof.capture.session import NoopSession, ProfilerSession
 from ppprof.config import ProfilerConfig, load_profiler
@@ -65,8 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"--optimizer: {args.optimizer}: expected 1 or more")
         world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
         loaded = load_profiler(args.config, overrides, world_size)
-        is_module = command[0] == "-m"
-        program = _module(command[1]) if is_module else _script(command[0])
+        program = find_program(command)
     except PpprofError as error:
         if prints_errors:
             print(error, file=sys.stderr, flush=True)
@@ -76,13 +75,38 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(warning, file=sys.stderr)
         if not loaded.profiler.enable:
             log.info("Profiler.enable is False: running the script without the profiler")
-    sys.argv[:] = [program.argv0, *command[1 + is_module :]]
+    return run_program(program, loaded.profiler, loaded.resolved, optimizer=args.optimizer)
+
+
+def run_program(
+    program: Program,
+    profiler: ProfilerConfig,
+    config: Mapping[str, Any],
+    *,
+    optimizer: int = 1,
+    yields: bool = False,
+) -> int:
+    """Run a script under a ``Profiler`` block, and return 0 when it has ended normally.
+
+    Args:
+        program: the script, from `find_program`.
+        profiler: the block.
+        config: the whole config, for the manifest.
+        optimizer: number of the optimizer that ends the steps, from 1.
+        yields: whether a session that the script opens itself replaces this one. If so, this one
+            begins with the first call of an optimizer, else when an optimizer is created.
+
+    Raises:
+        SystemExit: the script exits, or ``Profiler.stop_training`` ends it (code 0). Any other
+            exception of the script is raised unchanged, too.
+    """
+    sys.argv[:] = program.argv
     if getattr(sys.flags, "safe_path", False):
         del sys.path[0]
     else:
         sys.path[0] = program.path0
     sys.modules["__main__"] = program.module
-    session = _ScriptSession(loaded.profiler, loaded.resolved, args.optimizer)
+    session = _ScriptSession(profiler, config, optimizer, yields)
     try:
         exec(program.code(), vars(program.module))  # noqa: S102 (the purpose of this program)
     except BaseException as error:
@@ -130,16 +154,25 @@ def _parser() -> argparse.ArgumentParser:
 class _ScriptSession:
     """The profiler session of a script, from its first optimizer to its end."""
 
-    def __init__(self, profiler: ProfilerConfig, config: Mapping[str, Any], optimizer: int) -> None:
+    def __init__(
+        self,
+        profiler: ProfilerConfig,
+        config: Mapping[str, Any],
+        optimizer: int,
+        yields: bool = False,
+    ) -> None:
         self._profiler = profiler
         self._config = config
         self._pid = os.getpid()
         self._session: ProfilerSession = NoopSession()
         self._num_steps = 0
         self._optimizer = optimizer
+        self._yields = yields
         self._steps: OptimizerSteps | None = None
         if profiler.enable:
-            self._steps = OptimizerSteps(self._begin, self._end_step, optimizer)
+            self._steps = OptimizerSteps(
+                self._begin, self._end_step, optimizer, at_creation=not yields
+            )
 
     def close(self, error: BaseException | None) -> None:
         """Close the session; log a warning if the script ended normally but without a step.
@@ -171,6 +204,9 @@ class _ScriptSession:
 
         if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1 and not dist.is_initialized():
             return False
+        if self._yields and is_attached():
+            log.info("the script calls ppprof.attach() itself: its own session records")
+            return True
         try:
             self._session = attach(self._profiler, config=self._config)
         except Exception as error:
@@ -184,16 +220,30 @@ class _ScriptSession:
             raise SystemExit(0)  # the only clean way to end an unmodified script
 
 
-class _Program(NamedTuple):
+class Program(NamedTuple):
     """A script or module as Python would run it: its code and the interpreter state it sees."""
 
     code: Callable[[], CodeType]
     module: ModuleType
-    argv0: str
+    argv: list[str]
     path0: str
 
 
-def _script(path: str) -> _Program:
+def find_program(command: Sequence[str]) -> Program:
+    """Return the script or module that a command line names.
+
+    Args:
+        command: a script and its arguments, or ``-m``, a module and its arguments.
+
+    Raises:
+        UsageError: there is no such script or module.
+    """
+    if command[0] == "-m":
+        return _module(command[1], command[2:])
+    return _script(command[0], command[1:])
+
+
+def _script(path: str, args: Sequence[str]) -> Program:
     try:
         with io.open_code(str(Path(path).absolute())) as file:
             source = file.read()
@@ -205,10 +255,10 @@ def _script(path: str) -> _Program:
     def code() -> CodeType:
         return compile(source, full, "exec", dont_inherit=True)
 
-    return _Program(code, module, path, str(Path(path).resolve().parent))
+    return Program(code, module, [path, *args], str(Path(path).resolve().parent))
 
 
-def _module(name: str) -> _Program:
+def _module(name: str, args: Sequence[str]) -> Program:
     # As with python -m: packages in the working directory can be imported.
     folder = sys.path[0] = str(Path.cwd())
     try:
@@ -222,7 +272,8 @@ def _module(name: str) -> _Program:
         raise UsageError(f"-m {name}: expected a module, or a package with a __main__")
     module = _main_module(spec.origin, loader)
     vars(module).update(__package__=spec.parent, __spec__=spec, __cached__=spec.cached)
-    return _Program(functools.partial(loader.get_code, spec.name), module, spec.origin, folder)
+    code = functools.partial(loader.get_code, spec.name)
+    return Program(code, module, [spec.origin, *args], folder)
 
 
 def _main_module(path: str, loader: Any) -> ModuleType:

@@ -34,7 +34,7 @@ class StepRange:
 
     num_optimizers = 2
 
-    def __init__(self, begin, step, number) -> None:
+    def __init__(self, begin, step, number, at_creation) -> None:
         self.begin, self.step, self.is_closed = begin, step, False
 
     def close(self) -> None:
@@ -103,3 +103,16 @@ def test_the_help_says_what_each_option_takes(capsys):
         "N with several optimizers, a training step ends with the N-th that steps (default: 1)",
     ):
         assert text in printed
+
+
+def test_a_session_of_the_script_replaces_this_one(session, watched, monkeypatch):
+    monkeypatch.setattr(script, "is_attached", lambda: True)
+    yielding = script._ScriptSession(
+        ProfilerConfig.from_mapping({"enable": True}), {}, 1, yields=True
+    )
+    assert yielding._steps.begin()
+    yielding._steps.step()
+    assert session.calls == []
+    assert watched._steps.begin()
+    watched._steps.step()
+    assert session.calls == ["step"]
