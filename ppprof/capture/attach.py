@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 import math
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppprof import rundir
@@ -66,6 +69,9 @@ class _Attached(NamedTuple):
     settings: Mapping[str, Any]
 
 
+SETTLED_WINDOW: Mapping[str, Any] = MappingProxyType({"enable": True, "trigger": {"settled": 10}})
+"""The block of `attach` without arguments."""
+
 _attached: _Attached | None = None
 
 
@@ -97,7 +103,7 @@ def is_attached() -> bool:
 
 
 def attach(
-    profiler: ProfilerConfig | Mapping[str, Any] | None,
+    profiler: ProfilerConfig | Mapping[str, Any] | str | PathLike[str] | None = SETTLED_WINDOW,
     *,
     topology: Topology | None = None,
     config: Mapping[str, Any] | None = None,
@@ -115,12 +121,15 @@ def attach(
                 prof.step(num_samples=batch_size)
 
     Args:
-        profiler: the ``Profiler`` block, typed or as a plain mapping; None means that profiling is
-            off.
+        profiler: the ``Profiler`` block, typed or as a mapping (also of OmegaConf); or a whole config
+            with this block; or the path of a YAML file with either. None means that profiling is
+            off. Without this argument, one window of 10 steps is recorded once step times have
+            settled, at step 20 at the latest.
         topology: the degrees of all axes, and the coordinate of each rank. None means Fleet's
             topology if Fleet is initialised, else data parallel over all ranks. A topology of
             another size than the job is ignored with a warning.
-        config: the whole config, to be written into the manifest.
+        config: the whole config, to be written into the manifest. None means ``profiler``, if that
+            is a whole config.
         device_peak_flops: dense FLOP/s of one device in the data type of the training, for MFU; it
             is written into the manifest. None means the peak for bf16 and fp16 if the device is
             known (`ppprof.hardware`), else no MFU.
@@ -135,19 +144,17 @@ def attach(
         ``should_stop`` still follows the schedule.
 
     Raises:
-        ConfigError: the mapping is not a valid ``Profiler`` block.
-        UsageError: ``ranks``, ``print_ranks`` or ``trigger.ranks`` name ranks that the job does not
+        ConfigError: the mapping or the file is not a valid ``Profiler`` block.
+        UsageError: ``profiler`` is something else; ``ranks``, ``print_ranks`` or ``trigger.ranks`` name ranks that the job does not
             have, or ``device_peak_flops`` or ``device_peak_gbps`` is not a positive, finite number.
 
         Any exception that a signal handler of the training raises meanwhile is raised, too.
     """
     if profiler is None:
         return NoopSession()
-    if isinstance(profiler, Mapping):
-        from ppprof.config import ProfilerConfig
-
-        profiler = ProfilerConfig.from_mapping(profiler)
-    if not profiler.enable:
+    block, whole = _read_block(profiler)
+    config = whole if config is None else config
+    if not block.enable:
         return NoopSession()
     log_to_stderr()
     if is_attached():
@@ -166,7 +173,7 @@ def attach(
         if device_peak_flops is None:
             peaks["device_peak_flops"] = _device_peak_flops()
         with above_standard_streams():
-            return _attach(profiler, topology, config, peaks)
+            return _attach(block, topology, config, peaks)
     except PpprofError:
         raise
     except Exception as error:  # an unknown environment or version of Paddle
@@ -174,8 +181,39 @@ def attach(
         log.warning(f"cannot attach: {reason(error)}; nothing is recorded, the training goes on")
         # Not `NoopSession`: all ranks have to stop at the step that ``stop_training`` asks for.
         return RecordingSession(
-            WindowClock(Schedule.of(profiler.scheduler)), stop_training=profiler.stop_training
+            WindowClock(Schedule.of(block.scheduler)), stop_training=block.stop_training
         )
+
+
+def _read_block(
+    profiler: ProfilerConfig | Mapping[str, Any] | str | PathLike[str],
+) -> tuple[ProfilerConfig, Mapping[str, Any] | None]:
+    """Return the typed block, and the whole config that it is a part of; None for a bare block."""
+    from ppprof.config import ProfilerConfig, load_profiler
+
+    if isinstance(profiler, ProfilerConfig):
+        return profiler, None
+    if isinstance(profiler, (str, PathLike)):
+        loaded = load_profiler(str(profiler))
+        return loaded.profiler, loaded.resolved
+    values = _plain(profiler)
+    if not isinstance(values, Mapping):
+        raise UsageError(
+            f"attach({profiler!r}): expected a Profiler block, a config with this block, the path of "
+            "a YAML file with either, or None"
+        )
+    if "Profiler" not in values:
+        return ProfilerConfig.from_mapping(values), None
+    block = values["Profiler"]
+    return ProfilerConfig.from_mapping({} if block is None else block), values
+
+
+def _plain(values: Any) -> Any:
+    """Return the plain form of a node of OmegaConf; anything else as it is."""
+    omegaconf = sys.modules.get("omegaconf")
+    if omegaconf is None or not omegaconf.OmegaConf.is_config(values):
+        return values
+    return omegaconf.OmegaConf.to_container(values, resolve=True)
 
 
 def _attach(

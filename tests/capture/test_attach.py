@@ -1,0 +1,113 @@
+"""What `attach` accepts as its block, and what it does without one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+import ppprof
+from ppprof.errors import ConfigError, UsageError
+
+paddle = pytest.importorskip("paddle", reason="needs the paddlepaddle wheel")
+pytestmark = pytest.mark.paddle
+
+from ppprof.capture import postprocess  # noqa: E402
+from tests.capture.fake_helper import NO_TRACES  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the raw files in place: no child turns them into traces."""
+    monkeypatch.setattr(postprocess, "_COMMAND", NO_TRACES)
+
+
+def manifest(log: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((log / "manifest.json").read_text())
+    return manifest
+
+
+@pytest.mark.parametrize("way", ["mapping", "whole config", "OmegaConf", "its node", "path"])
+def test_a_block_may_come_in_many_forms(tmp_path: Path, way: str) -> None:
+    log = tmp_path / "log"
+    block = {"enable": True, "scheduler": [3, 5], "profiler_log": str(log)}
+    config = {"Global": {"seed": 7}, "Profiler": block}
+    file = tmp_path / "profiler.yaml"
+    file.write_text(yaml.safe_dump(config))
+    argument, is_whole = {
+        "mapping": (block, False),
+        "whole config": (config, True),
+        "OmegaConf": (OmegaConf.create(config), True),
+        "its node": (OmegaConf.create(config).Profiler, False),
+        "path": (file, True),
+    }[way]
+    ppprof.attach(argument).close()
+    written = manifest(log)
+    assert written["profiler"]["scheduler"] == [3, 5]
+    assert (written["config"] or {}).get("Global") == ({"seed": 7} if is_whole else None)
+
+
+def test_a_stated_config_has_precedence(tmp_path: Path) -> None:
+    block = {"enable": True, "profiler_log": str(tmp_path / "log"), "timer_only": True}
+    ppprof.attach({"Profiler": block}, config={"Global": {"seed": 1}}).close()
+    assert manifest(tmp_path / "log")["config"] == {"Global": {"seed": 1}}
+
+
+@pytest.mark.parametrize("nothing", [None, {}, {"Profiler": None}, {"Profiler": {"enable": False}}])
+def test_without_enable_nothing_is_recorded(
+    nothing: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ppprof.attach(nothing) as prof:
+        prof.step()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("argument", "error", "message"),
+    [
+        (True, UsageError, r"attach\(True\): expected a Profiler block, a config with this block"),
+        ([5, 8], UsageError, r"attach\(\[5, 8\]\): expected a Profiler block"),
+        ({"Global": {}}, ConfigError, "Profiler: Global: unknown key"),
+        ({"enabel": True}, ConfigError, 'enabel: unknown key; did you mean "enable"'),
+        ("/no/such.yaml", ConfigError, "/no/such.yaml"),
+    ],
+)
+def test_what_is_no_block_is_named(argument: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ppprof.attach(argument)
+
+
+@pytest.mark.filterwarnings("ignore:No ccache found:UserWarning")
+@pytest.mark.parametrize(("num_steps", "recorded"), [(40, 10), (8, 2)])
+def test_without_arguments_a_window_opens_once_step_times_have_settled(
+    num_steps: int,
+    recorded: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    alike(monkeypatch)
+    with ppprof.attach() as prof:
+        for _ in range(num_steps):
+            prof.step()
+    lines = (tmp_path / "profiler_log/steps/rank_00000.jsonl").read_text().splitlines()
+    windows = [json.loads(line)["window"] for line in lines]
+    assert windows == [0 if 6 <= step < 6 + recorded else None for step in range(num_steps)]
+    (_,) = (tmp_path / "profiler_log/raw").glob("*.pb")
+    cut = "the training ended after 8 steps, only steps 6 to 7 were recorded; to choose the steps: "
+    assert (cut in capfd.readouterr().err) == (num_steps == 8)
+
+
+def alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make all steps take as long."""
+    from ppprof.capture.steps.timer import StepTime, StepTimer
+
+    step: Callable[[StepTimer], StepTime] = StepTimer.step
+    monkeypatch.setattr(StepTimer, "step", lambda timer: step(timer)._replace(batch_cost_ns=10**6))
