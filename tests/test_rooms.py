@@ -10,7 +10,7 @@ from pathlib import Path
 import ppprof
 
 PACKAGE = Path(ppprof.__file__).parent
-LEAVES = {"arrays", "errors", "hardware", "paths", "safe_yaml", "topology", "units"}
+LEAVES = {"arrays", "choices", "errors", "hardware", "paths", "safe_yaml", "topology", "units"}
 MAY_IMPORT = {
     "config": LEAVES,
     "rundir": LEAVES,

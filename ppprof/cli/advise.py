@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ppprof.analysis.advice.finding import Finding
+from ppprof.choices.formats import LANGUAGES
 from ppprof.cli import COMMANDS, executors
 from ppprof.cli.options import (
     Checks,
@@ -21,7 +22,6 @@ from ppprof.cli.options import (
 )
 from ppprof.report.markdown import findings_markdown
 from ppprof.report.text.advice import (
-    LANGUAGES,
     findings_document,
     findings_table,
     render_findings,

@@ -6,13 +6,13 @@ import argparse
 from functools import partial
 from typing import Any
 
+from ppprof.choices.formats import suffix_of
 from ppprof.cli import COMMANDS
 from ppprof.cli.options import is_same
 from ppprof.cli.terminal import Progress, log
 from ppprof.errors import UsageError
 from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.trace import read, write
-from ppprof.trace.formats import suffix_of
 from ppprof.units import format_omitted, format_skipped
 
 

@@ -11,10 +11,12 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.diff.diff import Diff
-from ppprof.analysis.diff.gate import Outcome, Threshold, check
+from ppprof.analysis.diff.gate import Outcome, check
 from ppprof.analysis.diff.run_costs import VALUES
-from ppprof.analysis.profile.profile import PADDLE_SORT_KEYS
-from ppprof.analysis.profile.steps import StepRange
+from ppprof.choices.rows import PADDLE_SORT_KEYS
+from ppprof.choices.steps import StepRange
+from ppprof.choices.thresholds import Threshold
+from ppprof.choices.views import DIFF_VIEWS as VIEWS
 from ppprof.cli import COMMANDS, executors
 from ppprof.cli.options import (
     Checks,
@@ -31,7 +33,7 @@ from ppprof.cli.options import (
 )
 from ppprof.cli.terminal import log
 from ppprof.errors import UsageError
-from ppprof.report.diff_rows import VIEWS, RowSelection, diff_document, select_rows
+from ppprof.report.diff_rows import RowSelection, diff_document, select_rows
 from ppprof.report.markdown import diff_markdown
 from ppprof.report.text.diff import render_diff
 from ppprof.report.text.summary import TableOptions

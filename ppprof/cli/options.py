@@ -17,7 +17,7 @@ from ppprof.topology import RankSelector, parse_selector
 from ppprof.units import escape_control_chars
 
 if TYPE_CHECKING:
-    from ppprof.analysis.profile.steps import StepRange
+    from ppprof.choices.steps import StepRange
     from ppprof.run.run import Run
     from ppprof.rundir.recordings import RunLocation
 
@@ -181,7 +181,7 @@ class Checks:
 
     def steps(self) -> StepRange | None:
         """Return the range of ``--steps``; None for all steps."""
-        from ppprof.analysis.profile.steps import StepRange  # polars takes 0.3 s to import
+        from ppprof.choices.steps import StepRange  # polars takes 0.3 s to import
 
         return self.parsed("steps", StepRange.parse, None)
 

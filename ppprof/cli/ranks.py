@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.clock_alignment import offsets_by_starts
 from ppprof.analysis.ranks.cluster import Cluster
-from ppprof.analysis.ranks.step_table import GROUPS, group_steps, slowest
+from ppprof.analysis.ranks.step_table import group_steps, slowest
+from ppprof.choices.rows import GROUPS
+from ppprof.choices.steps import StepRange
 from ppprof.cli import COMMANDS, executors
 from ppprof.cli.options import (
     Checks,

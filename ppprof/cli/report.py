@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ppprof.choices.formats import LANGUAGES
 from ppprof.cli import COMMANDS, executors
 from ppprof.cli.options import (
     Checks,
@@ -15,7 +16,6 @@ from ppprof.cli.options import (
 )
 from ppprof.cli.terminal import log
 from ppprof.errors import UsageError
-from ppprof.report.html import LANGUAGES
 
 
 def register(subparsers: Any) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.profile.profile import SummaryOptions
-from ppprof.analysis.profile.steps import StepRange
-from ppprof.analysis.summaries.across_ranks import ACROSS, WAYS, check_across
 from ppprof.analysis.summaries.views import ALL_VIEWS, VIEWS
+from ppprof.choices.steps import StepRange
+from ppprof.choices.views import ACROSS, WAYS, check_across
 from ppprof.cli import COMMANDS
 from ppprof.cli.options import (
     Checks,

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ppprof.choices.steps import MOST_TRIGGERED_STEPS
 from ppprof.cli import COMMANDS
 from ppprof.cli.options import Checks, whole_number
 from ppprof.cli.terminal import log
@@ -19,7 +20,6 @@ from ppprof.paths import is_remote
 from ppprof.rundir import newest, nodes, read_manifest, topology_of
 from ppprof.rundir.liveness import live_ranks
 from ppprof.rundir.triggers import (
-    MOST_STEPS,
     TriggerResponse,
     read_completion,
     read_response,
@@ -72,8 +72,8 @@ def trigger(args: argparse.Namespace) -> int:
     checks = Checks(args)
     steps = checks.parsed("steps", partial(whole_number, least=1), None)
     timeout = checks.parsed("timeout", _seconds, math.inf)
-    if steps is not None and steps > MOST_STEPS:
-        checks.problems.append(f"--steps: {steps}: expected at most {MOST_STEPS}")
+    if steps is not None and steps > MOST_TRIGGERED_STEPS:
+        checks.problems.append(f"--steps: {steps}: expected at most {MOST_TRIGGERED_STEPS}")
     checks.done()
     run = Path(newest(args.run))
     if run != Path(args.run):

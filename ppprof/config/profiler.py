@@ -9,6 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Optional, Union, get_args
 
+from ppprof.choices.formats import TimeUnit, TraceFormat
+from ppprof.choices.rows import PADDLE_SORT_KEYS, SortKey
+from ppprof.choices.steps import MOST_TRIGGERED_STEPS
+from ppprof.choices.views import VIEWS
 from ppprof.config.profiler_options import read_options
 from ppprof.config.validation import Problems, knob, read_block
 from ppprof.config.yaml_source import ConfigTree, Key
@@ -16,22 +20,6 @@ from ppprof.errors import ConfigError, UsageError
 from ppprof.paths import is_remote
 from ppprof.topology import AXES, RankSelector, Topology
 
-VIEWS = ("device", "overview", "model", "dist", "op", "kernel", "memcpy", "udf", "mem")
-"""The nine summary tables, in printing order."""
-
-SortKey = Literal[
-    "auto",
-    "cpu_total",
-    "cpu_avg",
-    "cpu_max",
-    "cpu_min",
-    "gpu_total",
-    "gpu_avg",
-    "gpu_max",
-    "gpu_min",
-]
-TimeUnit = Literal["s", "ms", "us", "ns"]
-TraceFormat = Literal["json", "json.gz", "pb"]
 Target = Literal["cpu", "gpu", "xpu", "custom_device"]
 
 
@@ -110,10 +98,10 @@ class TriggerConfig:
     slow_step: Optional[SlowStep] = None
     """Record the steps that follow a slow step. True uses the defaults of its keys; a number sets
     ``times``; blank or False opens no window for slow steps."""
-    settled: Optional[int] = knob(None, minimum=1, maximum=10_000)
+    settled: Optional[int] = knob(None, minimum=1, maximum=MOST_TRIGGERED_STEPS)
     """Record a window of so many steps once, as soon as five steps in a row take about as long, at
     step 20 at the latest; blank for no such window."""
-    steps: int = knob(4, minimum=1, maximum=10_000)
+    steps: int = knob(4, minimum=1, maximum=MOST_TRIGGERED_STEPS)
     """Steps of any other triggered window, unless the request gives a number."""
     ranks: Any = "all"
     """Ranks that record a triggered window, unless the request names ranks; the same forms as
@@ -275,7 +263,7 @@ def read_profiler(values: Any, key: Key, problems: Problems) -> ProfilerConfig:
         trigger = _read_trigger(values.pop("trigger", None), (*key, "trigger"), problems)
         sort_key = values.get("sorted_by")
         if isinstance(sort_key, str):
-            values["sorted_by"] = _PADDLE_SORT_KEYS.get(sort_key, sort_key)
+            values["sorted_by"] = PADDLE_SORT_KEYS.get(sort_key, sort_key)
         config = read_block(ProfilerConfig, values, key, problems)
         config = dataclasses.replace(
             config,
@@ -375,11 +363,6 @@ _SELECTORS = (
     'all, a rank, a list of ranks, "0,8-15", or coordinates such as {dp: 0, mp: 0, pp: all} '
     f"on the axes {', '.join(AXES)}"
 )
-_PADDLE_SORT_KEYS = {
-    f"{clock.upper()}{stat.capitalize()}": f"{clock}_{stat}"
-    for clock in ("cpu", "gpu")
-    for stat in ("total", "avg", "max", "min")
-}
 
 
 def _read_schedule(

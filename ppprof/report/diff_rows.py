@@ -12,6 +12,7 @@ from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.diff.work_change import work_change
+from ppprof.choices.views import DIFF_VIEWS
 
 KINDS = {
     "op": "operators",
@@ -22,9 +23,6 @@ KINDS = {
 }
 """The tables with one row per name: properties of `ppprof.analysis.diff.diff.Diff`, keyed by
 view."""
-
-VIEWS = ("overview", "rank", *KINDS, "module")
-"""The tables of a comparison, in the order in which they are shown."""
 
 SCHEMA_VERSION = 2
 """Version of `diff_document`. It increases when older readers would misread the document."""
@@ -40,8 +38,8 @@ class RowSelection:
     always whole.
     """
 
-    views: Sequence[str] = VIEWS
-    """The tables to show, from `VIEWS`."""
+    views: Sequence[str] = DIFF_VIEWS
+    """The tables to show, from `DIFF_VIEWS`."""
     include_noise: bool = False
     """Whether to show changes within the noise as well."""
     limit: int | None = 20
@@ -59,7 +57,7 @@ class RowSelection:
 
 
 def select_rows(diff: Diff, selection: RowSelection) -> dict[str, pl.DataFrame]:
-    """Return the selected tables of a comparison, keyed by view, in the order of `VIEWS`.
+    """Return the selected tables of a comparison, keyed by view, in the order of `DIFF_VIEWS`.
 
     Rows are filtered by the selection; ``selection.limit`` is not applied.
     """

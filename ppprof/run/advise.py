@@ -13,9 +13,10 @@ from ppprof.analysis.advice import advise as findings_of
 from ppprof.analysis.advice.finding import Finding
 from ppprof.analysis.advice.indicators import Indicators, collect_indicators, concat_indicators
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.steps import StepRange, with_step
+from ppprof.analysis.profile.steps import with_step
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis, analyze_profile
 from ppprof.analysis.ranks.step_breakdown import breakdown
+from ppprof.choices.steps import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.run.ranks import cluster_of
 from ppprof.run.run import Run

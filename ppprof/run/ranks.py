@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from ppprof.analysis.profile.step_basis import with_measured_times
-from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis
 from ppprof.analysis.ranks.collectives import with_rank
 from ppprof.analysis.ranks.step_table import join_ranks, with_window
+from ppprof.choices.steps import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.run.traces import WindowResult
 from ppprof.units import format_ranges

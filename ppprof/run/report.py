@@ -14,11 +14,11 @@ from ppprof.analysis.advice import advise
 from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.efficiency.efficiency import mean_efficiency
 from ppprof.analysis.profile.profile import PHASES
-from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.report_data.rank import Details, RankReportData, collect_rank_report_data
 from ppprof.analysis.report_data.run import ReportData
+from ppprof.choices.steps import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.run import selection
 from ppprof.run.advise import collect_evidence

@@ -18,9 +18,9 @@ import polars as pl
 
 from ppprof import rundir
 from ppprof.analysis.profile.profile import SummaryOptions
-from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.ranks.cluster import Cluster, analyze_rank
 from ppprof.analysis.ranks.step_table import PLACES, group_steps
+from ppprof.choices.steps import StepRange
 from ppprof.errors import ConfigError, InputError, UsageError
 from ppprof.run import selection
 from ppprof.run.merge import Merged, merge_ranks

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from ppprof.analysis.profile.profile import Profile, SummaryOptions
-from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.summaries.across_ranks import (
     by_name,
     by_rank,
-    check_across,
     comparable,
     rank_view,
 )
 from ppprof.analysis.summaries.views import ALL_VIEWS, VIEWS, schema_of, summarize
+from ppprof.choices.steps import StepRange
+from ppprof.choices.views import check_across
 from ppprof.errors import InputError, PpprofError, UsageError
 from ppprof.run.selection import select_one
 from ppprof.rundir.recordings import Recording

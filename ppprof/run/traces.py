@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from ppprof.analysis.profile.profile import Profile, SummaryOptions
-from ppprof.analysis.profile.steps import StepRange, select_steps
+from ppprof.analysis.profile.steps import select_steps
+from ppprof.choices.steps import StepRange
 from ppprof.errors import InputError, TraceError
 from ppprof.rundir import JobFacts
 from ppprof.rundir.recordings import Recording

@@ -19,12 +19,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 
+from ppprof.choices.steps import MOST_TRIGGERED_STEPS
 from ppprof.errors import UsageError
 from ppprof.rundir.run_file import RunFile, has_folder, make_folder
 from ppprof.topology import RankSelector
-
-MOST_STEPS = 10_000
-"""Most steps of a window that can be requested."""
 
 _FOLDER = "trigger"
 _REQUEST = f"{_FOLDER}/request"
@@ -146,8 +144,8 @@ def _parse_request(text: bytes) -> TriggerRequest:
     if not isinstance(fields, dict):
         return TriggerRequest(problem="not a JSON object")
     request_id, steps, ranks = str(fields.get("id", "")), fields.get("steps"), fields.get("ranks")
-    if steps is not None and (type(steps) is not int or not 1 <= steps <= MOST_STEPS):
-        problem = f"steps {steps!r}: expected a whole number from 1 to {MOST_STEPS}"
+    if steps is not None and (type(steps) is not int or not 1 <= steps <= MOST_TRIGGERED_STEPS):
+        problem = f"steps {steps!r}: expected a whole number from 1 to {MOST_TRIGGERED_STEPS}"
         return TriggerRequest(id=request_id, problem=problem)
     return TriggerRequest(steps, ranks, request_id)
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ppprof.errors import TraceError, UsageError
+from ppprof.choices.formats import suffix_of
+from ppprof.errors import TraceError
 from ppprof.paths import store_errors_as_oserror, to_path
 from ppprof.trace.cache import fingerprint, load, save
 from ppprof.trace.json_reader import looks_like_kineto, read_json
@@ -26,9 +27,6 @@ from ppprof.trace.paddle.pb_writer import write_paddle_pb
 from ppprof.trace.remote_calls import read_window
 from ppprof.trace.schema import Trace
 from ppprof.trace.source import TraceStream
-
-SUFFIXES = (".json", ".json.gz", ".pb")
-"""Suffixes of the file formats that can be written."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of bytes read so far and the size of the file."""
@@ -116,18 +114,6 @@ def write(trace: Trace, path: str | Path) -> Mapping[str, int]:
     """
     write_as = write_paddle_pb if suffix_of(path) == ".pb" else write_paddle_json
     return write_as(trace, path)
-
-
-def suffix_of(path: str | Path) -> str:
-    """Return the suffix of `SUFFIXES` in which a file's name ends, such as ``.json.gz``.
-
-    Raises:
-        UsageError: the name ends in no suffix of `SUFFIXES`.
-    """
-    for suffix in SUFFIXES:
-        if str(path).endswith(suffix):
-            return suffix
-    raise UsageError(f"{path}: expected a name that ends in one of {', '.join(SUFFIXES)}")
 
 
 def _read_json_cached(path: str | Path, progress: Progress | None, use_cache: bool) -> Trace:

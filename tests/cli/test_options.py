@@ -6,7 +6,8 @@ import argparse
 
 import pytest
 
-from ppprof.analysis.profile.profile import SORT_KEYS, SummaryOptions
+from ppprof.analysis.profile.profile import SummaryOptions
+from ppprof.choices.rows import SORT_KEYS
 from ppprof.cli import COMMANDS, main, parser_of
 from ppprof.errors import UsageError
 from tests.fixtures import gpu_traces

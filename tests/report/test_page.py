@@ -14,9 +14,10 @@ import pytest
 import yaml
 
 import ppprof
+from ppprof.choices.formats import LANGUAGES
 from ppprof.cli import main
 from ppprof.errors import InputError, UsageError
-from ppprof.report.html import LANGUAGES, charts, render
+from ppprof.report.html import charts, render
 from ppprof.report.html.sections import _communication, _members
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import open as open_run

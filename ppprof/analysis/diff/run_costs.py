@@ -35,30 +35,6 @@ PARTS = (
     *("host_bound_ns", "queued_ns", "rest_ns"),
 )
 
-METRICS = {
-    "device": "text",
-    "device_memory": "bytes",
-    "gpu_utilization": "ratio",
-    "cpu_utilization": "ratio",
-    "mean_memory": "bytes",
-    "peak_memory": "bytes",
-    "peak_reserved_memory": "bytes",
-    "step_time": "ns",
-    "step_time_median": "ns",
-    "step_time_p95": "ns",
-    "ips": "per_s",
-    "tokens_per_s": "per_s",
-    "reader_cost": "ns",
-    "computation": "ns",
-    "exposed_communication": "ns",
-    "data_loading": "ns",
-    "bubble": "ns",
-    "host_bound": "ns",
-    "queued": "ns",
-    "rest": "ns",
-}
-"""The metrics of a run, in the order of the overview, with their units."""
-
 Metric = Union[float, str, None]
 
 

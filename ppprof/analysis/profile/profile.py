@@ -16,22 +16,12 @@ from ppprof.analysis.profile.grouping import grouped, intervals_of
 from ppprof.analysis.profile.intervals import covered
 from ppprof.analysis.profile.remote_calls import split_calls
 from ppprof.analysis.profile.steps import leave_out_incomplete_steps
-from ppprof.errors import UsageError
+from ppprof.choices.rows import sort_key
 from ppprof.trace.schema import Trace
 from ppprof.trace.unrecorded_device import unrecorded_device
 
 PHASES = ("Dataloader", "Forward", "Backward", "Optimization")
 """The phases of a step; Paddle's "model perspective"."""
-
-SORT_KEYS = tuple(
-    f"{clock}_{stat}" for clock in ("cpu", "gpu") for stat in ("total", "avg", "max", "min")
-)
-"""Keys by which summaries are sorted: the largest value first, but for ``_min`` the smallest first
-(as in Paddle). ``gpu_total`` is the column gpu_total_ns."""
-
-
-PADDLE_SORT_KEYS = {key[:3].upper() + key[4:].capitalize(): key for key in SORT_KEYS}
-"""Our sort keys, keyed by their names in ``paddle.profiler.SortedKeys``: GPUTotal -> gpu_total."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +45,7 @@ class SummaryOptions:
     are merged."""
 
     def __post_init__(self) -> None:
-        key = PADDLE_SORT_KEYS.get(self.sorted_by, self.sorted_by)
-        object.__setattr__(self, "sorted_by", key)
-        if key not in ("auto", *SORT_KEYS):
-            raise UsageError(
-                f"sorted_by {self.sorted_by!r}: expected auto or one of {', '.join(SORT_KEYS)}"
-            )
+        object.__setattr__(self, "sorted_by", sort_key(self.sorted_by))
 
 
 class Profile:

@@ -10,14 +10,12 @@ from collections.abc import Iterable, Sequence
 import polars as pl
 
 from ppprof.analysis.ranks.step_breakdown import BESIDE, BREAKDOWN, PARTS, axis_position
+from ppprof.choices.rows import GROUPS
 from ppprof.errors import UsageError
 from ppprof.topology import AXES
 
 PLACES = {"rank": pl.Int64, "host": pl.String, **dict.fromkeys(AXES, pl.Int64)}
 """A rank, its host and its position on every axis; host and positions are null if unknown."""
-
-GROUPS = ("rank", "step", "host", *AXES)
-"""Columns by which `group_steps` can group."""
 
 
 def join_ranks(

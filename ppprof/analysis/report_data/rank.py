@@ -12,11 +12,12 @@ from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.efficiency.efficiency import efficiency
 from ppprof.analysis.efficiency.roof import Roof, roof_of
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.steps import StepRange, select_steps, with_step
+from ppprof.analysis.profile.steps import select_steps, with_step
 from ppprof.analysis.ranks.cluster import RankAnalysis, analyze_profile
 from ppprof.analysis.report_data.memory_timeline import Memory, memory_levels
 from ppprof.analysis.report_data.timeline import lanes
 from ppprof.analysis.summaries.overview import model
+from ppprof.choices.steps import StepRange
 from ppprof.trace.schema import Trace
 
 _NUM_LEVELS = 400

@@ -5,41 +5,16 @@ The functions take the events of at most one rank; the tables that they join are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import summarize
-from ppprof.errors import UsageError
 from ppprof.trace import REMOTE
-
-ACROSS = ("model", "dist", "op", "kernel", "memcpy", "udf")
-"""The views whose rows are names that ranks share, in the order of
-`ppprof.analysis.summaries.views.VIEWS`."""
-
-WAYS = ("rank", "name")
-"""The ways to join the tables of several ranks. ``rank``: one row per name and rank (`by_rank`).
-``name``: one row per name (`by_name`)."""
 
 _SORTED = ("op", "kernel", "udf")
 """Views that are sorted by the sort key; the other views of `ACROSS` have a fixed order."""
-
-
-def check_across(views: Sequence[str], by: str) -> None:
-    """Reject views that cannot be compared across ranks.
-
-    Raises:
-        UsageError: one of ``views`` is not in `ACROSS`, or ``by`` is not in `WAYS`.
-    """
-    if by not in WAYS:
-        raise UsageError(f"by {by!r}: expected {' or '.join(WAYS)}")
-    others = [view for view in views if view not in ACROSS]
-    if others:
-        raise UsageError(
-            f"{', '.join(map(repr, others))}: expected some of {', '.join(ACROSS)}, "
-            "whose rows are names that ranks share"
-        )
 
 
 def rank_view(profile: Profile, view: str) -> pl.DataFrame:

@@ -20,8 +20,9 @@ import jinja2
 import yaml
 from markupsafe import Markup
 
-from ppprof.analysis.profile.steps import StepRange
 from ppprof.analysis.report_data.run import ReportData
+from ppprof.choices.formats import LANGUAGES
+from ppprof.choices.steps import StepRange
 from ppprof.errors import UsageError
 from ppprof.paths import to_path, write_atomically
 from ppprof.report.html.charts import chart_data
@@ -31,9 +32,6 @@ from ppprof.run.report import collect_report_data
 from ppprof.run.run import Run
 from ppprof.topology import RankSelector
 from ppprof.units import escape_control_chars, format_ranges
-
-LANGUAGES = ("en", "zh")
-"""Languages in which a page can be written."""
 
 _SCRIPTS = ("echarts.min.js", "words.js", "charts.js", "lanes.js", "tables.js", "page.js")
 """The scripts in the page, in the order in which the page runs them."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.diff.run_costs import METRICS
 from ppprof.analysis.modules.gaps import UNKNOWN
 from ppprof.analysis.ranks.device_queue import CAUSES
 from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.memory_timeline import Memory
 from ppprof.analysis.report_data.run import ReportData
+from ppprof.choices.thresholds import METRICS
 from ppprof.report.html.blocks import (
     Advice,
     Block,

@@ -15,10 +15,9 @@ import polars as pl
 
 from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import Finding
+from ppprof.choices.formats import LANGUAGES
 from ppprof.errors import UsageError
 from ppprof.units import format_ratio, format_time, format_value
-
-LANGUAGES = ("en", "zh")
 
 SCHEMA_VERSION = 1
 """Version of `findings_document`. It increases when older readers would misread the document."""

@@ -20,8 +20,9 @@ import polars as pl
 
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.remote_calls import REMOTE, call_of
-from ppprof.analysis.summaries.views import ALL_VIEWS, summarize
-from ppprof.errors import UsageError
+from ppprof.analysis.summaries.views import summarize
+from ppprof.choices.formats import TIME_UNITS, check_time_unit
+from ppprof.choices.views import ALL_VIEWS
 from ppprof.report.text.summary_notes import (
     DEVICE_NOTE,
     DISTRIBUTED_HOST_NOTE,
@@ -31,9 +32,6 @@ from ppprof.report.text.summary_notes import (
     OVERVIEW_NOTE,
 )
 from ppprof.report.text.table import Column, Line, Table
-
-TIME_UNITS: Mapping[str, float] = {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1.0}
-"""Nanoseconds per unit, for each unit in which a table may be printed."""
 
 Row = Mapping[str, Any]
 T = TypeVar("T")
@@ -56,10 +54,7 @@ class TableOptions:
     thread, each remote call and each memory place separately."""
 
     def __post_init__(self) -> None:
-        if self.time_unit not in TIME_UNITS:
-            raise UsageError(
-                f"time_unit {self.time_unit!r}: expected one of {', '.join(TIME_UNITS)}"
-            )
+        check_time_unit(self.time_unit)
 
     def time(self, time_ns: float) -> str:
         """Format a time in ``time_unit``, with two decimals and without the unit.

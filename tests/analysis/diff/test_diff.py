@@ -7,10 +7,11 @@ import pytest
 
 import ppprof
 from ppprof.analysis.diff.diff import Diff
-from ppprof.analysis.diff.gate import Threshold
+from ppprof.analysis.diff.gate import outcome_of
 from ppprof.analysis.diff.run_costs import PARTS, RunCosts
 from ppprof.analysis.modules.gaps import UNKNOWN
 from ppprof.analysis.modules.module_tree import MODULES
+from ppprof.choices.thresholds import Threshold
 from ppprof.errors import InputError, UsageError
 from ppprof.rundir import TraceName, claim, write_manifest
 from ppprof.rundir.step_times import STEP_TIMES
@@ -494,7 +495,7 @@ def slower(tmp_path):
     ],
 )
 def test_thresholds(slower, rule, status, detail):
-    outcome = Threshold.parse(rule).check(slower)
+    outcome = outcome_of(Threshold.parse(rule), slower)
     assert (outcome.status, outcome.detail[: len(detail)]) == (status, detail)
     assert str(outcome).startswith(f"{status}ed: {rule}: ")
 
@@ -503,19 +504,19 @@ def test_a_limit_within_the_interval_is_inconclusive(tmp_path):
     noisy = training(gpt(linear=5.0), jitter=400_000)
     diff = compared(tmp_path, training(gpt(), jitter=400_000), noisy)
     assert diff.change.low < 0.13 < diff.change.ratio
-    outcome = Threshold.parse("step_time > 13%").check(diff)
+    outcome = outcome_of(Threshold.parse("step_time > 13%"), diff)
     assert outcome.status == "inconclusive"
     assert str(outcome).startswith("inconclusive: step_time > 13%: ")
 
 
 def test_a_new_operator_fails_any_ratio(tmp_path):
     diff = compared(tmp_path, training(gpt()), training(gpt(activation="relu")))
-    assert Threshold.parse("op.relu.cpu > 1000%").check(diff).status == "fail"
-    assert Threshold.parse("op.gelu.cpu > 5%").check(diff).status == "pass"
+    assert outcome_of(Threshold.parse("op.relu.cpu > 1000%"), diff).status == "fail"
+    assert outcome_of(Threshold.parse("op.gelu.cpu > 5%"), diff).status == "pass"
     with pytest.raises(UsageError, match="neither run has an operator 'silu'"):
-        Threshold.parse("op.silu.cpu > 5%").check(diff)
+        outcome_of(Threshold.parse("op.silu.cpu > 5%"), diff)
     with pytest.raises(UsageError, match="ips is not known for both runs"):
-        Threshold.parse("ips < -5%").check(diff)
+        outcome_of(Threshold.parse("ips < -5%"), diff)
 
 
 @pytest.mark.parametrize(
@@ -626,7 +627,7 @@ def test_a_rate_has_the_interval_of_what_a_step_does_over_its_time(tmp_path):
         for samples in (8, 4)
     ]
     diff = ppprof.diff(*map(ppprof.open, runs))
-    outcome = Threshold.parse("ips < -5%").check(diff)
+    outcome = outcome_of(Threshold.parse("ips < -5%"), diff)
     assert outcome.status == "fail"
     assert outcome.detail.startswith("-50.0%, 95% interval -5")
 
@@ -677,7 +678,7 @@ def test_a_module_in_one_of_its_name_counts_once(tmp_path):
         return Thread(1, "main", tuple(spans))
 
     diff = compared(tmp_path, steps(0), steps(10))
-    outcome = Threshold.parse("module.Seq > 12ns").check(diff)
+    outcome = outcome_of(Threshold.parse("module.Seq > 12ns"), diff)
     assert (outcome.status, outcome.detail[:6]) == ("pass", "+10 ns")
 
 
@@ -689,8 +690,8 @@ def test_modules_of_a_trace_without_steps(tmp_path):
 
 def test_a_part_that_was_nothing(tmp_path):
     diff = compared(tmp_path, training(gpt(), data=0.0), training(gpt(), data=5.0))
-    assert Threshold.parse("data_loading > 1ms").check(diff).status == "fail"
-    assert Threshold.parse("bubble > 1ms").check(diff).status == "pass"
+    assert outcome_of(Threshold.parse("data_loading > 1ms"), diff).status == "fail"
+    assert outcome_of(Threshold.parse("bubble > 1ms"), diff).status == "pass"
 
 
 def test_a_timer_only_run_has_no_windows(tmp_path):

@@ -9,9 +9,10 @@ from hypothesis import given
 from polars.testing import assert_frame_equal
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.steps import WHOLE_TRACE, StepRange, select_steps, with_step
+from ppprof.analysis.profile.steps import WHOLE_TRACE, select_steps, with_step
 from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.analysis.summaries.views import VIEWS, summarize
+from ppprof.choices.steps import StepRange
 from ppprof.errors import UsageError
 from ppprof.trace import read
 from tests.fixtures import gpu_traces

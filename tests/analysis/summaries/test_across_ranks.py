@@ -11,15 +11,14 @@ from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import covered
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.across_ranks import (
-    ACROSS,
     by_name,
     by_rank,
-    check_across,
     comparable,
     rank_view,
     self_time,
 )
 from ppprof.analysis.summaries.views import VIEWS, summarize
+from ppprof.choices.views import ACROSS, check_across
 from ppprof.errors import UsageError
 from ppprof.trace import read
 from tests.fixtures import gpu_traces, random_traces
