@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import ppprof
@@ -18,7 +19,8 @@ MAY_IMPORT = {
     "analysis": LEAVES | {"trace"},
     "run": LEAVES | {"rundir", "config", "trace", "analysis"},
     "report": LEAVES | {"analysis", "run"},
-    "cli": LEAVES | {"config", "rundir", "trace", "analysis", "run", "report"},
+    "cli": LEAVES | {"cli/parsers", "config", "rundir", "trace", "analysis", "run", "report"},
+    "cli/parsers": LEAVES - {"arrays"},
     "capture": LEAVES | {"config", "rundir", "trace"},
     "train": LEAVES | {"config", "rundir", "capture"},
     "integrations": LEAVES | {"config", "rundir", "capture"},
@@ -29,6 +31,9 @@ INSIDE_FUNCTIONS = {"cli/doctor.py": {"capture"}}
 MAY_IMPORT_PADDLE = {"capture", "train", "integrations"}
 PUBLIC = {"capture", "cli", "remote", "report", "run"}
 TRAINERS = {"paddlenlp", "paddleformers"}
+LIGHT = {"choices", "cli/parsers", "errors", "paths", "topology", "units"}
+"""Rooms that are imported for every command line, so without packages that take long to import."""
+HEAVY = {"msgspec", "numpy", "pandas", "polars", "upath", "yaml"}
 MAX_LINES = 400
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 
@@ -53,14 +58,20 @@ def _name(path: Path) -> str:
 
 
 def _room(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return _room_of(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def _room_of(parts: Sequence[str]) -> str:
+    """Return the room of a module from the parts of its path or name: cli, diff -> cli."""
+    room = "/".join(parts[:2])
+    return room if room in MAY_IMPORT else parts[0]
 
 
 def _forbidden(path: Path) -> set[str]:
     """Return what a file imports and its room may not."""
     room, names = _room(path), _imported(path)
     tops = {name.partition(".")[0] for name in names}
-    rooms = {name.split(".")[1] for name in names if name.startswith("ppprof.")}
+    rooms = {_room_of(name.split(".")[1:]) for name in names if name.startswith("ppprof.")}
     if room in ("__init__", "__main__"):
         allowed = PUBLIC
     elif room in LEAVES:
@@ -73,7 +84,7 @@ def _forbidden(path: Path) -> set[str]:
 
 
 def test_imports_follow_the_table() -> None:
-    found = {str(path.relative_to(PACKAGE)): _forbidden(path) for path in FILES}
+    found = {_name(path): _forbidden(path) for path in FILES}
     assert {path: names for path, names in found.items() if names} == {}
 
 
@@ -82,6 +93,16 @@ def test_some_rooms_are_imported_only_inside_functions() -> None:
         for node in ast.parse((PACKAGE / name).read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ImportFrom):
                 assert (node.module or "").split(".")[1:2] not in [[room] for room in rooms], name
+
+
+def test_light_rooms_import_heavy_packages_only_inside_functions() -> None:
+    for path in FILES:
+        if _room(path) in LIGHT:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+            names = {name.name for node in top for name in node.names}
+            names.update(node.module or "" for node in top if isinstance(node, ast.ImportFrom))
+            assert {name.partition(".")[0] for name in names} & HEAVY == set(), _name(path)
 
 
 def test_every_module_has_a_room() -> None:

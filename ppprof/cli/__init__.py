@@ -1,7 +1,8 @@
 """The command line: parse, call the library, print, choose an exit code.
 
-One module for each command, with ``register(subparsers)``, which adds its parser and sets
-``run_command=<function(args) -> exit code>``. The result goes to stdout, messages to stderr.
+One module for each command, with ``run(args)``, which returns the exit code. It is imported when the
+command line has been parsed and checked, see `ppprof.cli.parsers`; ``args.request`` has the result
+of the checks. The result goes to stdout, messages to stderr.
 """
 
 from __future__ import annotations
@@ -17,24 +18,9 @@ from collections.abc import Collection, Sequence
 from importlib import import_module
 from typing import Any, TextIO, cast
 
+from ppprof.cli.parsers import COMMANDS
 from ppprof.cli.terminal import Terminal, is_data, log, logging_to_stderr
 from ppprof.errors import InputError, PpprofError
-
-COMMANDS = {
-    "config": "print the resolved config, or every problem in it",
-    "summary": "print the tables of a run or of a trace file",
-    "ranks": "print what each rank spends its steps on: computation, waiting, idling",
-    "merge": "put all ranks into one timeline, on one clock",
-    "diff": "print what changed between two runs, the biggest change on top",
-    "advise": "print what is slow, what that costs a step, and what to change",
-    "report": "write a page to look at: findings, steps, ranks, pipeline, memory, timeline",
-    "convert": "write a trace in another format, or mend a broken one",
-    "doctor": "check what this machine can record, and what is missing",
-    "trigger": "open a window in a running job that was started with Profiler.trigger",
-    "finish": "make traces and tables of raw captures, as after a killed run",
-    "completion": "print a script that lets your shell complete what you type",
-}
-"""Modules of this package, in the order of the help, and what each command does."""
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_WRITTEN = 2
@@ -106,23 +92,25 @@ class _Version(argparse.Action):
 
 
 def _run(argv: Sequence[str]) -> int:
-    parser = parser_of(COMMANDS.keys() & argv[:1])
+    args = command_parser(COMMANDS.keys() & set(argv)).parse_args(argv)
+    args.request = args.check(args) if args.check else None
+    run = import_module(f"ppprof.cli.{args.command}").run
     gc.freeze()  # modules stay until the end: looking for garbage in them takes 20 ms each time
-    args = parser.parse_args(argv)
     with contextlib.ExitStack() as stack:
         if sys.stdout.isatty() or not is_data(args):
             stack.enter_context(contextlib.redirect_stdout(cast(TextIO, Terminal(sys.stdout))))
-        code: int = args.run_command(args)
+        code: int = run(args)
     return code
 
 
-def parser_of(commands: Collection[str]) -> argparse.ArgumentParser:
-    """Return the parser of all commands, with the options of some of them.
+def command_parser(commands: Collection[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+    """Return the parser of all commands, with the arguments of some of them.
 
-    Importing the others would take longer than many commands do.
+    A command line can only call a command that it names: the arguments of the others would take
+    longer to define than the line to parse.
 
     Args:
-        commands: the commands to import, of `COMMANDS`.
+        commands: the commands whose arguments are defined, of `COMMANDS`.
     """
     parser = argparse.ArgumentParser(
         prog="ppprof",
@@ -134,7 +122,7 @@ def parser_of(commands: Collection[str]) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command, about in COMMANDS.items():
         if command in commands:
-            import_module(f"ppprof.cli.{command}").register(subparsers)
+            import_module(f"ppprof.cli.parsers.{command}").register(subparsers)
         else:
             subparsers.add_parser(command, help=about)
     return parser

@@ -8,11 +8,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ppprof.cli import COMMANDS
-
-SHELLS = ("bash", "zsh", "tcsh")
-"""Supported shells."""
-
 _FILES = {
     "PATH",
     "RUN",
@@ -28,29 +23,13 @@ _FILES = {
 """Metavars of arguments that are a file or a directory."""
 
 
-def register(subparsers: Any) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "completion",
-        help=COMMANDS["completion"],
-        description=(
-            "Prints a script for SHELL. In bash: ppprof completion bash > "
-            "~/.local/share/bash-completion/completions/ppprof; in zsh: ppprof completion zsh > "
-            "_ppprof in a directory of $fpath; in tcsh: ppprof completion tcsh > ~/.ppprof.tcsh, "
-            "and source that in ~/.tcshrc. Print it again after an update."
-        ),
-    )
-    parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help=", ".join(SHELLS))
-    parser.set_defaults(run_command=completion)
-
-
-def completion(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Return 0; the script is on stdout."""
     import shtab
 
-    from ppprof.cli import parser_of
+    from ppprof.cli import command_parser
 
-    parser = parser_of(COMMANDS)
+    parser = command_parser()
     _prepare(parser, shtab.FILE)
     print(shtab.complete(parser, args.shell))
     return 0

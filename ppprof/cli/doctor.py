@@ -6,12 +6,9 @@ import argparse
 import json
 import textwrap
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ppprof.cli import COMMANDS
-from ppprof.cli.options import Checks, whole_number
 from ppprof.cli.terminal import log
 from ppprof.config import load_config
 from ppprof.errors import UsageError
@@ -21,51 +18,12 @@ if TYPE_CHECKING:
     from ppprof.capture.doctor import Check
 
 _WIDTH = 100
-_MOST_RANKS = 256
 _MARKS = {"ok": "ok", "warning": "warning", "problem": "PROBLEM"}
 
 
-def register(subparsers: Any) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help=COMMANDS["doctor"],
-        description=(
-            "Checks Paddle, the device and its profiler, the run directory's disk and memory, in "
-            "under 30 seconds. Child processes do what may crash or hang. Nothing stays on disk."
-        ),
-        epilog=(
-            "Exit codes: 0 no problem, perhaps warnings; 1 a problem, which would lose a recording "
-            "or end a training; 2 bad usage or config."
-        ),
-    )
-    add = parser.add_argument
-    add(
-        "profiler_log",
-        metavar="PROFILER_LOG",
-        nargs="?",
-        help="directory that runs will be written to; default: profiler_log",
-    )
-    add("-c", "--config", metavar="CFG", help="take Profiler.profiler_log from this YAML file")
-    add("--nproc", metavar="N", help="also launch N ranks that reduce 1 MiB")
-    add(
-        "--measure",
-        action="store_true",
-        help="also measure FLOP/s and GB/s of the device, in 15 seconds more on an idle one",
-    )
-    add("--format", choices=("text", "json"), default="text", help="default: text")
-    parser.set_defaults(run_command=doctor)
-
-
-def doctor(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Return 0 if there is no problem, else 1; the checks are on stdout."""
-    checks = Checks(args)
-    nproc = checks.parsed("nproc", partial(whole_number, least=1), 1)
-    if nproc > _MOST_RANKS:
-        checks.problems.append(f"--nproc: {nproc}: expected at most {_MOST_RANKS}")
-    if args.config is not None and args.profiler_log is not None:
-        checks.problems.append("-c: has no effect beside PROFILER_LOG; give one of them")
-    checks.done()
+    nproc: int = args.request
     log_dir = args.profiler_log or "profiler_log"
     if args.config is not None:
         log_dir = load_config(args.config).Profiler.profiler_log

@@ -6,21 +6,17 @@ import argparse
 import os
 import resource
 import select
-import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ppprof.cli import COMMANDS
-from ppprof.cli.options import Checks, whole_number
+from ppprof.cli.parsers.finish import Request
 from ppprof.cli.terminal import log
 from ppprof.config import ProfilerConfig
-from ppprof.errors import PpprofError, UsageError
-from ppprof.paths import is_remote
+from ppprof.errors import PpprofError
 from ppprof.report.text.summary import TableOptions, explain_empty, render_tables, title
 from ppprof.run.finish import finish as finish_run
 from ppprof.run.summary import WindowTables
@@ -32,58 +28,21 @@ _WALL_TIME_FACTOR = 24
 """Wall time that ``--seconds`` allows, as a multiple of the processor time."""
 
 
-def register(subparsers: Any) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "finish",
-        help=COMMANDS["finish"],
-        description=(
-            "For every raw capture in RUN: write the trace in the configured formats and the "
-            "tables as data, print the configured tables, and remove the raw file unless the "
-            "formats keep pb. A capture does this itself; run it after a job was killed."
-        ),
-    )
-    add = parser.add_argument
-    add("run", metavar="RUN", help="run directory (profiler_log)")
-    add("--rank", metavar="R", help="only this rank's captures")
-    add("--window", metavar="W", help="only this window, counted from 0")
-    add(
-        "--seconds",
-        metavar="N",
-        help="end after N seconds of computing, or 24 N in all; unfinished captures stay raw",
-    )
-    add(
-        "--then",
-        metavar="COMMAND",
-        help=(
-            "run this for each window, with the names of its files; a capture passes "
-            "Profiler.on_window_end, and the manifest's is never run"
-        ),
-    )
-    add("--serve", metavar="FD", help=argparse.SUPPRESS)  # the helper of a capture
-    parser.set_defaults(run_command=finish)
-
-
-def finish(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Return 0 when every capture was finished, or none was left; 3 when none could be."""
-    if is_remote(args.run):
-        raise UsageError(f"{args.run}: finish writes beside what it reads; copy the run to a disk")
-    checks = Checks(args)
+    request: Request = args.request
     finish_captures = partial(
         finish_run,
         Path(args.run),
         _print,
-        rank=checks.parsed("rank", whole_number, None),
-        window=checks.window(),
-        command=checks.parsed("then", _command, ()),
+        rank=request.rank,
+        window=request.window,
+        command=request.command,
     )
-    seconds = checks.parsed("seconds", partial(whole_number, least=1), None)
-    status = checks.parsed("serve", whole_number, None)
-    checks.done()
-    if status is not None:
-        _serve(finish_captures, seconds, status)
+    if request.status is not None:
+        _serve(finish_captures, request.seconds, request.status)
     else:
-        with _limited(seconds):
+        with _limited(request.seconds):
             finish_captures()
     return 0
 
@@ -148,13 +107,6 @@ def _numbers_on_stdin() -> Iterator[int]:
             return
         *lines, text = (text + more).split(b"\n")
         yield from map(int, lines)
-
-
-def _command(text: str) -> Sequence[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"{text}: {str(error).lower()}") from error
 
 
 def _print(tables: WindowTables, profiler: ProfilerConfig) -> None:

@@ -3,73 +3,29 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-from ppprof.cli import COMMANDS
-from ppprof.cli.options import (
-    Checks,
-    add_output,
-    add_reading,
-    add_renamed,
-    add_selection,
-    nanoseconds,
-    open_run,
-    problem_of_output,
-)
+from ppprof.cli.parsers.merge import Request
+from ppprof.cli.parsers.outputs import problem_of_output
+from ppprof.cli.runs import open_run
 from ppprof.cli.terminal import log
 from ppprof.errors import UsageError
 from ppprof.units import format_ranges
 
 
-def register(subparsers: Any) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "merge",
-        help=COMMANDS["merge"],
-        description=(
-            "Writes the ranks of RUN into one timeline, which https://ui.perfetto.dev and "
-            "chrome://tracing open: a process for each rank, threads and streams under it, times "
-            "on the clock of rank 0, arrows between the ranks of a collective."
-        ),
-    )
-    add = parser.add_argument
-    add(
-        "paths",
-        nargs="+",
-        metavar="RUN",
-        help="run directory (the newest run in it), or those of a run's nodes; or one of traces",
-    )
-    add_selection(parser)
-    add_renamed(parser, "--ranks", "--rank")
-    add(
-        "--min-dur",
-        metavar="T",
-        help="leave out shorter events (50us, 1ms), but no step, communication or pipeline span",
-    )
-    add_output(parser, "the timeline to write; ends in .json or .json.gz; required")
-    add_reading(parser, workers=False)
-    parser.set_defaults(run_command=merge)
-
-
-def merge(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Return 0 when FILE was written, even if some ranks could not be read."""
-    checks = Checks(args)
-    ranks, window, steps = checks.ranks("all"), checks.window(), checks.steps()
-    min_dur_ns = checks.parsed("min_dur", nanoseconds, 0)
-    if args.output is None:
-        checks.problems.append("-o: expected the timeline to write, -o merged.json.gz")
-    elif not args.output.name.endswith((".json", ".json.gz")):
-        checks.problems.append(f"-o {args.output}: expected a name that ends in .json or .json.gz")
-    else:
-        checks.output(args.paths)
-    checks.done()
+    request: Request = args.request
     run = open_run(args, *args.paths)
     sources = [file for recording in run.recordings for file in recording.files]
     if problem := problem_of_output(args.output, sources, args.force):
         raise UsageError(f"-o {args.output}: {problem}")
     try:
         merged = run.merge(
-            args.output, ranks=ranks, window=window, steps=steps, min_dur_ns=min_dur_ns
+            args.output,
+            ranks=request.ranks,
+            window=request.window,
+            steps=request.steps,
+            min_dur_ns=request.min_dur_ns,
         )
     except OSError as error:
         raise UsageError(f"-o {args.output}: {error.strerror or error}") from error

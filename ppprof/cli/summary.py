@@ -6,27 +6,17 @@ import argparse
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import polars as pl
 
 from ppprof.analysis.profile.profile import SummaryOptions
-from ppprof.analysis.summaries.views import ALL_VIEWS, VIEWS
-from ppprof.choices.steps import StepRange
-from ppprof.choices.views import ACROSS, WAYS, check_across
-from ppprof.cli import COMMANDS
-from ppprof.cli.options import (
-    Checks,
-    add_format,
-    add_output,
-    add_reading,
-    add_rows,
-    add_selection,
-    open_located,
-    show,
-)
+from ppprof.analysis.summaries.views import ALL_VIEWS
+from ppprof.choices.views import ACROSS
+from ppprof.cli.output import show
+from ppprof.cli.parsers.summary import TABLE_OPTIONS, Request
+from ppprof.cli.runs import open_located
 from ppprof.cli.terminal import log
-from ppprof.errors import InputError, PpprofError, UsageError
+from ppprof.errors import InputError, PpprofError
 from ppprof.report.markdown import markdown
 from ppprof.report.text.across_ranks import render_across
 from ppprof.report.text.summary import (
@@ -40,7 +30,6 @@ from ppprof.run.run import Run
 from ppprof.run.summary import AcrossRanks, WindowTables
 from ppprof.rundir.recordings import Recording, resolve_each
 from ppprof.rundir.summaries import document, dumps
-from ppprof.topology import RankSelector
 from ppprof.units import format_ranges
 
 DEFAULT_VIEWS = ("overview", "model", "op", "kernel")
@@ -55,141 +44,14 @@ _VIEWS_CHANGED_BY = {
 }
 """The views that an option changes, keyed by its name, which is also its ``Profiler`` key."""
 
-_SHAPE = "shape"
-"""The value of ``--by`` that is short for ``--views shape``."""
 
-_OF_ONE_RANK = ("thread_sep", "op_detail")
-"""Options without effect if several ranks share a table."""
-
-_TABLE_OPTIONS = ("time_unit", "op_detail", "row_limit")
-"""Options of ``--format table`` only: the other formats hold every row, in nanoseconds."""
-
-
-def register(subparsers: Any) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "summary",
-        help=COMMANDS["summary"],
-        description=(
-            "Prints the tables of each PATH: a run directory (profiler_log; the newest run in it), "
-            "a directory of traces, or a trace file. Directories that the nodes of one job wrote "
-            "are one run: give each as a PATH, or a directory above all of them. Options that are "
-            "not given here come from the run's own Profiler block."
-        ),
-    )
-    add = parser.add_argument
-    switch = argparse.BooleanOptionalAction
-    add("paths", nargs="+", metavar="PATH", help="run directory or trace file")
-    add("--views", metavar="V,...", help=f"all (Paddle's nine), or some of {','.join(ALL_VIEWS)}")
-    add(
-        "--by",
-        choices=(*WAYS, _SHAPE),
-        help="rank, name: all ranks in one table, a row for each operator and rank, with Node ID; or "
-        "a row for each operator, with minimum, median, maximum and spread over the ranks. shape: a "
-        "row for each operator and shapes of its inputs",
-    )
-    add_selection(parser, "the run's print_ranks")
-    add(
-        "--sorted-by",
-        metavar="KEY",
-        help="auto, or cpu_ or gpu_ and total, avg, max or min (GPUTotal works too)",
-    )
-    add("--thread-sep", action=switch, help="operators and spans by thread")
-    add("--time-unit", metavar="UNIT", help="s, ms, us or ns")
-    add("--op-detail", action=switch, help="below each operator its calls and launches")
-    add_rows(parser, "operators, kernels, spans", "as the run's config has it")
-    add_format(
-        parser, "table: as Paddle prints them; json: a list of windows; csv: one view; md: Markdown"
-    )
-    add_output(parser)
-    add_reading(parser, workers=False)
-    parser.set_defaults(run_command=summary)
-
-
-def summary(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Print the tables; return 0 if any window was shown, else the highest exit code of errors."""
-    request = _Request.of(args)
+    request: Request = args.request
     failures: list[int] = []
     windows = _windows(args, request, failures)
     is_shown = show(args, _FORMATS[args.format](windows))
     return 0 if is_shown else max(failures)
-
-
-@dataclass(frozen=True)
-class _Request:
-    """The parsed and checked options of the command."""
-
-    views: Sequence[str] | None
-    """The views to show; None for the views of the run's config."""
-    ranks: RankSelector | None
-    """The ranks to show; None for all ranks with ``by``, else for the ranks that the run's config
-    prints."""
-    by: str | None
-    """One of `ppprof.analysis.summaries.across_ranks.WAYS`; None for a table for each rank."""
-    window: int | None
-    """The window to show; None for all windows."""
-    steps: StepRange | None
-    """The steps to show; None for all steps."""
-    settings: Mapping[str, Any]
-    """Values of the options in `_VIEWS_CHANGED_BY` that the user gave, keyed by option. The run's
-    config has the others."""
-
-    @classmethod
-    def of(cls, args: argparse.Namespace) -> _Request:
-        """Return the options that the parser of `register` has parsed, checked.
-
-        Raises:
-            UsageError: an option is invalid; the message has one line for each problem.
-        """
-        checks = Checks(args)
-        by = None if args.by == _SHAPE else args.by
-        views = checks.parsed("views", partial(_views, by=by), None)
-        if args.by == _SHAPE:
-            if args.views is not None:
-                checks.problems.append("--by shape: is --views shape; give one of them")
-            views = (_SHAPE,)
-        ranks, window, steps = checks.ranks(None), checks.window(), checks.steps()
-        settings = {
-            "sorted_by": checks.parsed("sorted_by", _sort_key, None),
-            "thread_sep": args.thread_sep,
-            "time_unit": checks.parsed("time_unit", _time_unit, None),
-            "op_detail": args.op_detail,
-            "row_limit": checks.row_limit(None),
-        }
-        given = {name: value for name, value in settings.items() if getattr(args, name) is not None}
-        if args.format != "table":
-            checks.no_effect(
-                _TABLE_OPTIONS, f"on {args.format}, which holds every row, in nanoseconds"
-            )
-        if by:
-            views = views or ("op",)
-            checks.no_effect(_OF_ONE_RANK, "with --by: each operator is one row of a rank")
-        if args.format == "csv" and (views is None or len(views) != 1):
-            checks.problems.append("--format csv: one table: name it with --views")
-        checks.output(args.paths)
-        checks.done()
-        return cls(views, ranks, by, window, steps, given)
-
-
-def _sort_key(text: str) -> str:
-    return SummaryOptions(text).sorted_by
-
-
-def _time_unit(text: str) -> str:
-    return TableOptions(text).time_unit
-
-
-def _views(text: str, by: str | None) -> tuple[str, ...]:
-    if text == "all":
-        return ACROSS if by else tuple(VIEWS)
-    names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in ALL_VIEWS]
-    if unknown:
-        expected = f"all, or some of {', '.join(ALL_VIEWS)}"
-        raise UsageError(f"{', '.join(map(repr, unknown))}: expected {expected}")
-    if by:
-        check_across(names, by)
-    return tuple(view for view in ALL_VIEWS if view in names)
 
 
 @dataclass(frozen=True)
@@ -225,7 +87,7 @@ class _Window:
         return {"path": self.path, "window": self.tables.window}
 
 
-def _windows(args: argparse.Namespace, request: _Request, failures: list[int]) -> Iterator[_Window]:
+def _windows(args: argparse.Namespace, request: Request, failures: list[int]) -> Iterator[_Window]:
     """Yield the tables of each window, of one rank or across ranks.
 
     Unreadable runs and windows are logged and skipped; their exit codes are added to ``failures``.
@@ -248,7 +110,7 @@ def _windows(args: argparse.Namespace, request: _Request, failures: list[int]) -
         settings = {name: getattr(block, name) for name in _VIEWS_CHANGED_BY} if block else {}
         settings.update(request.settings)
         options = TableOptions(
-            **{name: settings.pop(name) for name in _TABLE_OPTIONS if name in settings}
+            **{name: settings.pop(name) for name in TABLE_OPTIONS if name in settings}
         )
         chosen = SummaryOptions(**settings)
         for tables in _tables(request, run, recordings, views, chosen, failures):
@@ -258,7 +120,7 @@ def _windows(args: argparse.Namespace, request: _Request, failures: list[int]) -
 
 
 def _tables(
-    request: _Request,
+    request: Request,
     run: Run,
     recordings: Sequence[Recording],
     views: Sequence[str],
@@ -324,7 +186,7 @@ def _heading(tables: WindowTables | AcrossRanks) -> str:
     return f"{ranks}, {window_title(tables.window, tables.steps)}"
 
 
-def _recordings(request: _Request, run: Run) -> Sequence[Recording]:
+def _recordings(request: Request, run: Run) -> Sequence[Recording]:
     """Return the windows of the selected ranks.
 
     Without ``--rank``, these are all ranks with ``--by``, else the ranks that the run's config
@@ -335,7 +197,7 @@ def _recordings(request: _Request, run: Run) -> Sequence[Recording]:
     return run.select_ranks(request.ranks, request.window)
 
 
-def _warn_of_no_effect(request: _Request, views: Sequence[str]) -> None:
+def _warn_of_no_effect(request: Request, views: Sequence[str]) -> None:
     for name in request.settings:
         changes = _VIEWS_CHANGED_BY[name]
         if request.by:

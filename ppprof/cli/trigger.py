@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ppprof.choices.steps import MOST_TRIGGERED_STEPS
-from ppprof.cli import COMMANDS
-from ppprof.cli.options import Checks, whole_number
+from ppprof.cli.parsers.trigger import Request
 from ppprof.cli.terminal import log
 from ppprof.config import ProfilerConfig
 from ppprof.errors import InputError, UsageError
-from ppprof.paths import is_remote
 from ppprof.rundir import newest, nodes, read_manifest, topology_of
 from ppprof.rundir.liveness import live_ranks
 from ppprof.rundir.triggers import (
@@ -32,49 +27,9 @@ _FINISH_SECONDS = 120.0
 """How long the files of a window may take once the job has ended."""
 
 
-def register(subparsers: Any) -> None:
-    """Add the command's parser."""
-    parser = subparsers.add_parser(
-        "trigger",
-        help=COMMANDS["trigger"],
-        description=(
-            "Asks the job that writes RUN to record a few steps, from a step that all ranks agree "
-            "on: at least 2 steps and half a second ahead. Without --wait it prints what will "
-            "happen and returns."
-        ),
-        epilog=(
-            "Exit codes: 0 requested, or with --wait recorded; 1 with --wait: the job refused, or "
-            "took longer; 2 bad usage; 3 no such run, or it has ended."
-        ),
-    )
-    parser.add_argument("run", metavar="RUN", help="run directory (profiler_log) of rank 0's node")
-    parser.add_argument(
-        "--steps", metavar="N", help="steps of the window; default: Profiler.trigger.steps"
-    )
-    parser.add_argument(
-        "--rank",
-        metavar="R",
-        help='which ranks record: 0, "0,8-15" or all; default: Profiler.trigger.ranks',
-    )
-    parser.add_argument(
-        "--wait", action="store_true", help="wait for the window's files and print their names"
-    )
-    parser.add_argument("--timeout", metavar="SECONDS", help="how long to wait; default: for ever")
-    parser.set_defaults(run_command=trigger)
-
-
-def trigger(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     """Return 0 when requested, or with ``--wait`` recorded; 1 when refused or not in time."""
-    if is_remote(args.run):
-        raise UsageError(f"{args.run}: a job reads requests from the directory that it writes")
-    if args.timeout is not None and not args.wait:
-        raise UsageError("--timeout: has no effect without --wait")
-    checks = Checks(args)
-    steps = checks.parsed("steps", partial(whole_number, least=1), None)
-    timeout = checks.parsed("timeout", _seconds, math.inf)
-    if steps is not None and steps > MOST_TRIGGERED_STEPS:
-        checks.problems.append(f"--steps: {steps}: expected at most {MOST_TRIGGERED_STEPS}")
-    checks.done()
+    request: Request = args.request
     run = Path(newest(args.run))
     if run != Path(args.run):
         log.info("%s: the newest run is %s", args.run, run)
@@ -83,11 +38,11 @@ def trigger(args: argparse.Namespace) -> int:
     members = _members(args.rank, profiler, manifest)
     _check_alive(run, manifest)
     try:
-        request = write_request(run, steps, args.rank)
+        request_id = write_request(run, request.steps, args.rank)
     except OSError as error:
         raise UsageError(f"{run}: cannot write a request: {error.strerror or error}") from error
     assert profiler.trigger is not None
-    wanted = steps or profiler.trigger.steps
+    wanted = request.steps or profiler.trigger.steps
     what = f"{wanted} step{'s' * (wanted != 1)} on {format_ranges('rank', members)}"
     if not args.wait:
         print(
@@ -96,17 +51,7 @@ def trigger(args: argparse.Namespace) -> int:
         )
         return 0
     log.info("%s: requested %s; waiting for rank 0", run, what)
-    return _wait(run, request, time.monotonic() + timeout)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not seconds >= 0:
-        raise UsageError(f"{text!r}: expected a number of seconds")
-    return seconds or math.inf
+    return _wait(run, request_id, time.monotonic() + request.timeout_s)
 
 
 def _profiler(run: Path, manifest: Mapping[str, Any]) -> ProfilerConfig:

@@ -8,7 +8,7 @@ import pytest
 
 from ppprof.analysis.profile.profile import SummaryOptions
 from ppprof.choices.rows import SORT_KEYS
-from ppprof.cli import COMMANDS, main, parser_of
+from ppprof.cli import command_parser, main
 from ppprof.errors import UsageError
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
@@ -20,7 +20,7 @@ READING = ("summary", "ranks", "merge", "diff", "advise", "report")
 def options_of(command: str) -> dict[str, argparse.Action]:
     (group,) = (
         action
-        for action in parser_of(COMMANDS)._actions
+        for action in command_parser()._actions
         if isinstance(action, argparse._SubParsersAction)
     )
     return {

@@ -13,7 +13,7 @@ import polars
 import pytest
 
 from ppprof.cli import COMMANDS, main, version
-from ppprof.cli.completion import SHELLS
+from ppprof.cli.parsers.completion import SHELLS
 
 
 def test_versions_that_matter_in_a_bug_report(capsys):

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from ppprof.cli.terminal import Progress, is_data, log
+from ppprof.choices.steps import StepRange
+from ppprof.cli.parsers.outputs import problem_of_output
 from ppprof.errors import UsageError
-from ppprof.paths import is_remote, store_errors_as_oserror, to_path, write_atomically
+from ppprof.paths import to_path
 from ppprof.topology import RankSelector, parse_selector
-from ppprof.units import escape_control_chars
 
-if TYPE_CHECKING:
-    from ppprof.choices.steps import StepRange
-    from ppprof.run.run import Run
-    from ppprof.rundir.recordings import RunLocation
-
+log = logging.getLogger("ppprof")
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -181,8 +178,6 @@ class Checks:
 
     def steps(self) -> StepRange | None:
         """Return the range of ``--steps``; None for all steps."""
-        from ppprof.choices.steps import StepRange  # polars takes 0.3 s to import
-
         return self.parsed("steps", StepRange.parse, None)
 
     def workers(self) -> int:
@@ -233,96 +228,3 @@ class Checks:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def open_run(args: argparse.Namespace, *paths: str) -> Run:
-    """Open the one run at the given paths; log its directory if that is not one of the paths.
-
-    A log directory may hold several runs: its newest run is opened.
-
-    Args:
-        args: the command's arguments; reads ``no_cache``.
-        paths: as for `ppprof.rundir.recordings.resolve`: a run directory, the run directories of
-            several nodes of one job, a directory of traces, or a trace file.
-
-    Raises:
-        InputError: the paths have no run and no trace, are unreadable, or belong to several runs.
-    """
-    from ppprof.rundir.recordings import resolve
-
-    return open_located(args, resolve(*paths))
-
-
-def open_located(args: argparse.Namespace, location: RunLocation) -> Run:
-    """Open a run whose files are known; log its directory if that is not one of the given paths."""
-    from ppprof.run.run import open_location
-
-    run = open_location(location, cache=not args.no_cache, progress=Progress.on_terminal())
-    if run.paths != tuple(map(to_path, location.given)):
-        log.info("%s: the newest run is %s", ", ".join(location.given), run)
-    return run
-
-
-def is_same(output: Path, source: Path) -> bool:
-    """Return whether two paths are one file; False for a local ``source`` that does not exist."""
-    if is_remote(output) or is_remote(source):
-        return output == source
-    return source.exists() and output.samefile(source)
-
-
-def problem_of_output(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
-    """Return why a command that reads ``sources`` cannot write ``output``; None if it can.
-
-    It cannot write to a directory, into a missing directory, to one of ``sources``, or, unless
-    ``force`` is True, to a file that exists.
-    """
-    try:
-        with store_errors_as_oserror(output):
-            return _problem_of(output, sources, force)
-    except OSError as error:
-        return error.strerror or str(error)
-
-
-def _problem_of(output: Path, sources: Iterable[str | Path], force: bool) -> str | None:
-    if output.is_dir():
-        return "a directory; expected a file"
-    if not is_remote(output) and not output.parent.is_dir():  # a store creates them itself
-        return f"{output.parent} is not a directory"
-    if output.exists() and any(is_same(output, to_path(source)) for source in sources):
-        return "this command reads it; write to another file"
-    if output.exists() and not force:
-        return "exists; --force replaces it"
-    return None
-
-
-def show(args: argparse.Namespace, chunks: Iterable[str]) -> bool:
-    """Print text chunk by chunk, or write it to ``-o``'s file; return whether there was any text.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    if args.output is None:
-        is_any = False
-        for chunk in chunks:
-            print(chunk, end="", flush=True)  # at once: the next trace may be a long one
-            is_any = True
-        return is_any
-    text = "".join(chunks)
-    if text:
-        write_output(args, text)
-    return bool(text)
-
-
-def write_output(args: argparse.Namespace, text: str) -> None:
-    """Write ``-o``'s file, whole or not at all.
-
-    Control characters are escaped if the command has ``--format`` and writes neither CSV nor JSON.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    try:
-        is_text = hasattr(args, "format") and not is_data(args)
-        write_atomically(args.output, (escape_control_chars(text) if is_text else text).encode())
-    except OSError as error:
-        raise UsageError(f"-o {args.output}: {error.strerror or error}") from error

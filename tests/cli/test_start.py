@@ -1,0 +1,85 @@
+"""What a start imports: a command line that needs no data must not wait for numpy and polars."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from ppprof.cli import COMMANDS, main
+
+HEAVY = (
+    *("numpy", "polars", "paddle", "msgspec", "jinja2", "yaml", "fsspec", "tqdm", "shtab"),
+    *("ppprof.analysis", "ppprof.capture", "ppprof.config", "ppprof.report", "ppprof.run"),
+    *("ppprof.rundir", "ppprof.trace"),
+)
+"""Modules that take long to import, or that import such modules."""
+
+USAGE_ERRORS = {
+    "config": ["a.yaml", "--world-size", "x"],
+    "summary": ["a.pb", "--views", "ops", "--sorted-by", "x", "--time-unit", "h", "--steps", "2:1"],
+    "ranks": ["a.pb", "--by", "tp", "--row-limit", "0", "--workers", "0"],
+    "merge": ["a.pb", "--min-dur", "3"],
+    "diff": ["a.pb", "--views", "x", "--filter", "(", "--fail-if", "x > 5%"],
+    "advise": ["a.pb", "--format", "csv", "--row-limit", "3"],
+    "report": ["a.pb", "--window", "x"],
+    "convert": ["a.pb", "b.txt"],
+    "doctor": ["--nproc", "0"],
+    "trigger": ["run", "--timeout", "5"],
+    "finish": ["run", "--rank", "x", "--then", "'"],
+    "completion": ["fish"],
+}
+"""Arguments that argparse or the command's own checks reject, keyed by command."""
+
+IMPORTED = """
+import contextlib, io, json, sys
+from ppprof.cli import main
+
+heavy = sys.argv[1].split(",")
+for arguments in json.loads(sys.argv[2]):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            code = main(arguments)
+        except SystemExit as end:
+            code = end.code
+    modules = [name for name in heavy if name in sys.modules]
+    print(json.dumps([arguments, code, modules]))
+"""
+"""A program that runs command lines; for each it prints the heavy modules that it imported."""
+
+
+def imported(*lines: list[str]) -> list[tuple[list[str], int, list[str]]]:
+    """Return each command line with its exit code and the heavy modules that it imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED, ",".join(HEAVY), json.dumps(lines)],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+def test_help_and_version_import_nothing_heavy():
+    lines = [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)]
+    assert imported(*lines) == [(line, 0, []) for line in lines]
+
+
+def test_usage_errors_import_nothing_heavy():
+    assert USAGE_ERRORS.keys() == COMMANDS.keys()
+    lines = [[], ["--nosuch"], ["nosuch"], *([command, "--nosuch"] for command in COMMANDS)]
+    lines += [[command, *arguments] for command, arguments in USAGE_ERRORS.items()]
+    assert imported(*lines) == [(line, 2, []) for line in lines]
+
+
+def test_completion_imports_only_what_writes_the_script():
+    assert imported(["completion", "bash"]) == [(["completion", "bash"], 0, ["shtab"])]
+
+
+def test_a_command_after_two_dashes_has_its_arguments(capsys):
+    """Only the commands that a command line names get their arguments."""
+    with pytest.raises(SystemExit) as end:
+        main(["--", "completion", "fish"])
+    assert end.value.code == 2
+    assert "choose from" in capsys.readouterr().err
