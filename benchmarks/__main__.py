@@ -5,6 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 
-for name in ("capture_overhead", "window_end", "trace_reading", "cluster", "comparing", "page"):
+for name in (
+    "start",
+    "capture_overhead",
+    "window_end",
+    "trace_reading",
+    "cluster",
+    "comparing",
+    "page",
+):
     print(f"\n== {name}", flush=True)
     subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)

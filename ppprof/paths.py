@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -173,6 +172,8 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
         OSError: the file cannot be written or uploaded.
     """
     if is_remote(path):
+        import tempfile  # only for stores: it imports random and hashlib, at every start
+
         with tempfile.NamedTemporaryFile() as local:
             yield cast("IO[bytes]", local)
             local.flush()

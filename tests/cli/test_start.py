@@ -1,4 +1,4 @@
-"""What a start imports: a command line that needs no data must not wait for numpy and polars."""
+"""What a start imports: neither a command line without data nor a training waits for polars."""
 
 from __future__ import annotations
 
@@ -83,3 +83,13 @@ def test_a_command_after_two_dashes_has_its_arguments(capsys):
         main(["--", "completion", "fish"])
     assert end.value.code == 2
     assert "choose from" in capsys.readouterr().err
+
+
+def test_a_training_imports_no_reader_of_traces():
+    heavy = ["polars", "msgspec", "yaml", "ppprof.analysis", "ppprof.report", "ppprof.run"]
+    code = (
+        "import sys, ppprof; assert not [name for name in sys.modules if name[:7] == 'ppprof.'];"
+        f"ppprof.attach, ppprof.span; sys.exit(' '.join({{*{heavy}}} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, text=True)
+    assert done.stderr.strip() == ""

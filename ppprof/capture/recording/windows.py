@@ -18,7 +18,6 @@ from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording.disk_budget import DiskBudget
 from ppprof.capture.schedule import State
 from ppprof.capture.signals import pass_interruption
-from ppprof.rundir.operator_calls import write_operator_calls
 from ppprof.rundir.run_file import RunFile
 from ppprof.topology import Topology
 from ppprof.units import MEGABYTE
@@ -368,6 +367,10 @@ class Windows:
             return
         file = RunFile(self._run, name.operator_calls)
         try:
+            # The recorder of operators has imported it: at the top, msgspec would be imported in
+            # every training, and double the time of the import.
+            from ppprof.rundir.operator_calls import write_operator_calls
+
             write_operator_calls(file, self._operators.take())
         except Exception as error:  # whatever the training calls operators with
             pass_interruption(error)
