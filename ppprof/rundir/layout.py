@@ -15,12 +15,13 @@ from datetime import datetime
 from operator import itemgetter
 from pathlib import Path
 
+from ppprof.choices.formats import SUFFIXES
 from ppprof.errors import InputError, Problem
 from ppprof.paths import PathLike, is_remote, store_errors_as_oserror, to_path
 from ppprof.rundir.manifest import MANIFEST, has_manifest, read_run_id
 from ppprof.rundir.run_file import RunFile, matches
 
-TRACE_SUFFIXES = {"json": ".json", "json.gz": ".json.gz", "pb": ".pb"}
+TRACE_SUFFIXES = {suffix[1:]: suffix for suffix in SUFFIXES}
 """File suffix of a trace, keyed by format as in ``Profiler.formats``."""
 
 INCOMPLETE_MARKER = "not ended by step()"

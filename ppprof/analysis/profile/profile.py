@@ -37,7 +37,7 @@ class SummaryOptions:
     """
 
     sorted_by: str = "auto"
-    """One of `SORT_KEYS`, or ``auto``: gpu_total if the trace has device events, else cpu_total. A
+    """One of `ppprof.choices.rows.SORT_KEYS`, or ``auto``: gpu_total if the trace has device events, else cpu_total. A
     name of ``paddle.profiler.SortedKeys``, such as GPUMax, is replaced by its key in
     `SORT_KEYS`."""
     thread_sep: bool = False

@@ -13,7 +13,6 @@ from ppprof.analysis.profile.steps import WHOLE_TRACE, select_steps, with_step
 from ppprof.analysis.ranks.step_breakdown import breakdown
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.choices.steps import StepRange
-from ppprof.errors import UsageError
 from ppprof.trace import read
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces
@@ -164,26 +163,6 @@ def test_steps_that_are_not_there_leave_nothing(name, tmp_path):
     cut = select_steps(trace, StepRange.parse("100:"))
     assert [table.height for table in (cut.events, cut.memory, cut.kernels, cut.memsets)] == [0] * 4
     assert cut.events.schema == trace.events.schema
-
-
-@pytest.mark.parametrize(
-    ("text", "start", "stop"),
-    [("2:5", 2, 5), ("2:", 2, None), (":5", 0, 5), ("4", 4, 5), (4, 4, 5), ("0:1", 0, 1)],
-)
-def test_how_steps_are_written(text, start, stop):
-    assert StepRange.parse(text) == StepRange(start, stop)
-
-
-@pytest.mark.parametrize("text", ["", ":", "a:b", "-1", "-2:3", "1:2:3", "1.5", "1-3"])
-def test_what_is_no_range_of_steps(text):
-    with pytest.raises(UsageError, match=r"expected A:B \(steps A to B-1\)"):
-        StepRange.parse(text)
-
-
-@pytest.mark.parametrize("text", ["5:5", "5:1", ":0"])
-def test_a_range_without_a_step(text):
-    with pytest.raises(UsageError, match="no step is in it"):
-        StepRange.parse(text)
 
 
 def linked(events):

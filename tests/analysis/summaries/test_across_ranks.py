@@ -17,9 +17,8 @@ from ppprof.analysis.summaries.across_ranks import (
     rank_view,
     self_time,
 )
-from ppprof.analysis.summaries.views import VIEWS, summarize
-from ppprof.choices.views import ACROSS, check_across
-from ppprof.errors import UsageError
+from ppprof.analysis.summaries.views import summarize
+from ppprof.choices.views import ACROSS
 from ppprof.trace import read
 from tests.fixtures import gpu_traces, random_traces
 from tests.fixtures.timeline import Thread, kernel, launch, memcpy, span, write
@@ -241,25 +240,3 @@ def test_self_times_add_up_to_the_time_in_operators(threads, tmp_path):
         covered(*intervals_of(of_thread)) for _, of_thread in operators.group_by("thread")
     )
     assert self_time(profile)["cpu_self_ns"].sum() == in_operators
-
-
-@pytest.mark.parametrize(
-    ("views", "by", "message"),
-    [
-        (["op"], "node", "by 'node': expected rank or name"),
-        (
-            ["op", "mem", "device"],
-            "name",
-            "'mem', 'device': expected some of model, dist, op, kernel, memcpy, udf, "
-            "whose rows are names that ranks share",
-        ),
-    ],
-)
-def test_views_that_cannot_be_compared_across_ranks(views, by, message):
-    with pytest.raises(UsageError) as error:
-        check_across(views, by)
-    assert str(error.value) == message
-
-
-def test_the_views_are_of_the_nine_in_their_order():
-    assert [view for view in VIEWS if view in ACROSS] == list(ACROSS)
