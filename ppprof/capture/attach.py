@@ -27,15 +27,7 @@ from ppprof.capture.parts import (
     TriggersPart,
 )
 from ppprof.capture.postprocess import PostProcessor
-from ppprof.capture.ranks.clock_sync import ClockClient, ClockServer, ClockSync
-from ppprof.capture.ranks.control_channel import (
-    ControlChannel,
-    CoordinatorChannel,
-    LocalChannel,
-    WorkerChannel,
-)
 from ppprof.capture.ranks.job import Job, agreement, job_store
-from ppprof.capture.ranks.triggers import Triggers
 from ppprof.capture.recording.disk_budget import DiskBudget
 from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
@@ -50,11 +42,13 @@ from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
 from ppprof.capture.window_clock import WindowClock
 from ppprof.errors import PpprofError, UsageError
-from ppprof.hardware import known_peak_flops
 from ppprof.rundir.liveness import LivenessRegistry
 from ppprof.rundir.run_file import RunFile
 
 if TYPE_CHECKING:
+    from ppprof.capture.ranks.clock_sync import ClockSync
+    from ppprof.capture.ranks.control_channel import ControlChannel
+    from ppprof.capture.ranks.triggers import Triggers
     from ppprof.capture.recording.operator_calls import OperatorCallRecorder
     from ppprof.capture.recording.windows import Windows
     from ppprof.config import ProfilerConfig
@@ -337,6 +331,9 @@ def _liveness(job: Job, run: Path) -> LivenessPart | None:
 def _clock_sync(job: Job, run: Path, key: str, recorded: Collection[int]) -> ClockSync | None:
     if not set(recorded) - {0}:  # no other rank records
         return None
+    # Here and below: a training pays only for the parts that it uses.
+    from ppprof.capture.ranks.clock_sync import ClockClient, ClockServer
+
     try:
         if job.rank == 0:
             return ClockServer(run, job.hosts[0], job_store(), f"{key}/clock")
@@ -360,6 +357,13 @@ def _triggers(
 ) -> Triggers | None:
     if profiler.trigger is None:
         return None
+    from ppprof.capture.ranks.control_channel import (
+        CoordinatorChannel,
+        LocalChannel,
+        WorkerChannel,
+    )
+    from ppprof.capture.ranks.triggers import Triggers
+
     try:
         channel: ControlChannel = LocalChannel()
         if job.topology.world_size > 1 and job.rank == 0:
@@ -449,7 +453,11 @@ def _device_peak_flops() -> float | None:
     None for a CPU and for a device that `ppprof.hardware` does not know.
     """
     name = compute_device_name()
-    return known_peak_flops(name) if name is not None else None
+    if name is None:
+        return None
+    from ppprof.hardware import known_peak_flops
+
+    return known_peak_flops(name)
 
 
 def _device_memory() -> Callable[[], DeviceMemory] | None:

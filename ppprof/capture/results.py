@@ -9,11 +9,9 @@ from pathlib import Path
 from ppprof.capture.output import print_result
 from ppprof.capture.parts import Ending, LivenessPart, Part
 from ppprof.capture.postprocess import PostProcessor
-from ppprof.capture.ranks.clock_sync import describe_clocks
 from ppprof.capture.recording.windows import Windows
 from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.window_clock import WindowClock
-from ppprof.rundir.clocks import read_clocks
 
 _FINISH_SECONDS = 60.0
 """How long a session that ends waits for tables and traces. A gigabyte takes a few seconds. The wait
@@ -110,6 +108,10 @@ class Results(Part):
         if self.clock.timer_only or self.summary.has_table:
             print_result(f"{self.summary.text()}\n")
         if self.clocks_of is not None:
+            # Imported before, by the part that compares the clocks.
+            from ppprof.capture.ranks.clock_sync import describe_clocks
+            from ppprof.rundir.clocks import read_clocks
+
             line = describe_clocks(read_clocks(self.clocks_of))
             if line is not None:
                 print_result(f"{line}\n")
