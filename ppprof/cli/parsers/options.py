@@ -6,7 +6,6 @@ import argparse
 import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
-from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -127,6 +126,8 @@ def nanoseconds(text: str) -> int:
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{text!r}: expected a duration with its unit: 50us, 0.5ms, 1s")
+    from decimal import Decimal  # only for durations: it takes longer to import than this module
+
     return int(Decimal(match["number"]) * _UNITS_NS[match["unit"]])
 
 
