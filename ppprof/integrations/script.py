@@ -14,6 +14,7 @@ import importlib.util
 import io
 import logging
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import SourceFileLoader
@@ -21,9 +22,10 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
+from ppprof import rundir
 from ppprof.capture.attach import attach, is_attached
 from ppprof.capture.output import log_to_stderr
-from ppprof.capture.session import NoopSession, ProfilerSession
+from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
 from ppprof.config import ProfilerConfig, load_profiler
 from ppprof.errors import PpprofError, UsageError
 from ppprof.integrations.optimizer_steps import OptimizerSteps
@@ -31,7 +33,7 @@ from ppprof.integrations.optimizer_steps import OptimizerSteps
 log = logging.getLogger("ppprof")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, yields: bool = False) -> int:
     """Run a training script under a ``Profiler`` block, and return an exit code.
 
     Exceptions of the script are raised unchanged. If ``Profiler.stop_training`` is True,
@@ -41,6 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the command line: options, then ``--``, the script and its arguments; None for the
             process's own.
+        yields: whether a session that the script opens itself replaces the one of this program. If
+            so, this one begins with the first call of an optimizer, else when one is created; also
+            if step 0 or 1 is to be recorded.
 
     Returns:
         0 if the script has ended normally; 2 if the script did not start, since the ``Profiler``
@@ -65,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise UsageError(f"--optimizer: {args.optimizer}: expected 1 or more")
         world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
         loaded = load_profiler(args.config, overrides, world_size)
-        program = find_program(command)
+        is_module = command[0] == "-m"
+        program = _module(*command[1:]) if is_module else _script(*command)
     except PpprofError as error:
         if prints_errors:
             print(error, file=sys.stderr, flush=True)
@@ -75,38 +81,18 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(warning, file=sys.stderr)
         if not loaded.profiler.enable:
             log.info("Profiler.enable is False: running the script without the profiler")
-    return run_program(program, loaded.profiler, loaded.resolved, optimizer=args.optimizer)
+    session = _ScriptSession(loaded.profiler, loaded.resolved, args.optimizer, yields, args.report)
+    return _run(program, session)
 
 
-def run_program(
-    program: Program,
-    profiler: ProfilerConfig,
-    config: Mapping[str, Any],
-    *,
-    optimizer: int = 1,
-    yields: bool = False,
-) -> int:
-    """Run a script under a ``Profiler`` block, and return 0 when it has ended normally.
-
-    Args:
-        program: the script, from `find_program`.
-        profiler: the block.
-        config: the whole config, for the manifest.
-        optimizer: number of the optimizer that ends the steps, from 1.
-        yields: whether a session that the script opens itself replaces this one. If so, this one
-            begins with the first call of an optimizer, else when an optimizer is created.
-
-    Raises:
-        SystemExit: the script exits, or ``Profiler.stop_training`` ends it (code 0). Any other
-            exception of the script is raised unchanged, too.
-    """
+def _run(program: _Program, session: _ScriptSession) -> int:
+    """Run a program in a session, and return 0 when it has ended normally."""
     sys.argv[:] = program.argv
     if getattr(sys.flags, "safe_path", False):
         del sys.path[0]
     else:
         sys.path[0] = program.path0
     sys.modules["__main__"] = program.module
-    session = _ScriptSession(profiler, config, optimizer, yields)
     try:
         exec(program.code(), vars(program.module))  # noqa: S102 (the purpose of this program)
     except BaseException as error:
@@ -142,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="with several optimizers, a training step ends with the N-th that steps (default: 1)",
     )
+    parser.add_argument("--report", metavar="PAGE", help="afterwards, write a page as report does")
     parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
@@ -160,6 +147,7 @@ class _ScriptSession:
         config: Mapping[str, Any],
         optimizer: int,
         yields: bool = False,
+        page: str | None = None,
     ) -> None:
         self._profiler = profiler
         self._config = config
@@ -168,10 +156,14 @@ class _ScriptSession:
         self._num_steps = 0
         self._optimizer = optimizer
         self._yields = yields
+        self._page = page
+        self._log = Path(profiler.profiler_log).absolute()  # the script may change its directory
         self._steps: OptimizerSteps | None = None
         if profiler.enable:
+            schedule = profiler.scheduler
+            records_first = isinstance(schedule, tuple) and schedule[0] <= 1
             self._steps = OptimizerSteps(
-                self._begin, self._end_step, optimizer, at_creation=not yields
+                self._begin, self._end_step, optimizer, at_creation=records_first or not yields
             )
 
     def close(self, error: BaseException | None) -> None:
@@ -189,6 +181,10 @@ class _ScriptSession:
         if isinstance(error, SystemExit) and not error.code:
             error = None  # many scripts end with sys.exit(main())
         self._session.__exit__(type(error) if error is not None else None, error, None)
+        session = self._session
+        is_first = isinstance(session, RecordingSession) and session.rank == 0
+        if self._page is not None and error is None and is_first:
+            self._write_page(self._page)
         if error is None and not self._num_steps:
             num_optimizers = self._steps.num_optimizers
             stepped = (
@@ -198,6 +194,15 @@ class _ScriptSession:
                 f"no training step was detected: {stepped} in this process, and number "
                 f"{self._optimizer} would end a step"
             )
+
+    def _write_page(self, page: str) -> None:
+        """Write the page of the run, in a process of its own."""
+        try:
+            run = rundir.newest(self._log)
+            command = [sys.executable, "-m", "ppprof", "report", str(run), "-o", page, "--force"]
+            subprocess.run(command, check=False, stdin=subprocess.DEVNULL)
+        except (PpprofError, OSError) as error:
+            log.warning(f"{page}: no page was written: {error}")
 
     def _begin(self) -> bool:
         import paddle.distributed as dist
@@ -220,7 +225,7 @@ class _ScriptSession:
             raise SystemExit(0)  # the only clean way to end an unmodified script
 
 
-class Program(NamedTuple):
+class _Program(NamedTuple):
     """A script or module as Python would run it: its code and the interpreter state it sees."""
 
     code: Callable[[], CodeType]
@@ -229,21 +234,7 @@ class Program(NamedTuple):
     path0: str
 
 
-def find_program(command: Sequence[str]) -> Program:
-    """Return the script or module that a command line names.
-
-    Args:
-        command: a script and its arguments, or ``-m``, a module and its arguments.
-
-    Raises:
-        UsageError: there is no such script or module.
-    """
-    if command[0] == "-m":
-        return _module(command[1], command[2:])
-    return _script(command[0], command[1:])
-
-
-def _script(path: str, args: Sequence[str]) -> Program:
+def _script(path: str, *args: str) -> _Program:
     try:
         with io.open_code(str(Path(path).absolute())) as file:
             source = file.read()
@@ -255,10 +246,10 @@ def _script(path: str, args: Sequence[str]) -> Program:
     def code() -> CodeType:
         return compile(source, full, "exec", dont_inherit=True)
 
-    return Program(code, module, [path, *args], str(Path(path).resolve().parent))
+    return _Program(code, module, [path, *args], str(Path(path).resolve().parent))
 
 
-def _module(name: str, args: Sequence[str]) -> Program:
+def _module(name: str, *args: str) -> _Program:
     # As with python -m: packages in the working directory can be imported.
     folder = sys.path[0] = str(Path.cwd())
     try:
@@ -273,7 +264,7 @@ def _module(name: str, args: Sequence[str]) -> Program:
     module = _main_module(spec.origin, loader)
     vars(module).update(__package__=spec.parent, __spec__=spec, __cached__=spec.cached)
     code = functools.partial(loader.get_code, spec.name)
-    return Program(code, module, [spec.origin, *args], folder)
+    return _Program(code, module, [spec.origin, *args], folder)
 
 
 def _main_module(path: str, loader: Any) -> ModuleType:
@@ -302,3 +293,7 @@ def _hide_own_frames(script: Mapping[str, Any]) -> None:
         print_exception(kind, error.with_traceback(traceback), traceback)
 
     sys.excepthook = excepthook
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -18,6 +18,7 @@ HEAVY = (
 """Modules that take long to import, or that import such modules."""
 
 USAGE_ERRORS = {
+    "run": ["--steps", "5:", "--nproc", "0", "nosuch.py"],
     "config": ["a.yaml", "--world-size", "x"],
     "summary": ["a.pb", "--views", "ops", "--sorted-by", "x", "--time-unit", "h", "--steps", "2:1"],
     "ranks": ["a.pb", "--by", "tp", "--row-limit", "0", "--workers", "0"],

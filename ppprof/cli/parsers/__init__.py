@@ -11,6 +11,7 @@ and polars, which take longer to import than many commands to run.
 from __future__ import annotations
 
 COMMANDS = {
+    "run": "run a training script and record some of its steps, without any config",
     "config": "print the resolved config, or every problem in it",
     "summary": "print the tables of a run or of a trace file",
     "ranks": "print what each rank spends its steps on: computation, waiting, idling",

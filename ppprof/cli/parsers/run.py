@@ -1,0 +1,157 @@
+"""The parser of ``ppprof run``, and the checks of its options."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ppprof.choices.steps import StepRange
+from ppprof.cli.parsers import COMMANDS
+from ppprof.cli.parsers.options import Checks, whole_number
+from ppprof.cli.parsers.outputs import problem_of_output
+from ppprof.paths import to_path
+
+LAUNCHER_OPTIONS = (
+    *("devices", "gpus", "npus", "xpus", "nproc_per_node", "nnodes", "master", "rank", "ips"),
+    *("host", "start_port", "log_dir", "log_level", "log_overwrite", "job_id", "run_mode"),
+    *("max_restart", "elastic_level", "elastic_timeout", "sort_ip", "enable_gpu_log", "legacy"),
+    *("auto_parallel_config", "auto_cluster_config", "auto_tuner_json"),
+    *("servers", "trainers", "trainer_num", "server_num", "gloo_port", "with_gloo"),
+)
+"""Options of ``paddle.distributed.launch``; each has a value."""
+
+_SETTLED = ("trigger={'settled': 10}", "row_limit=10", "op_detail=False")
+"""Without a config: record a window once step times have settled, and print short tables."""
+
+
+def register(subparsers: Any) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "run",
+        help=COMMANDS["run"],
+        usage="ppprof run [options] SCRIPT ... | -m MODULE ...",
+        allow_abbrev=False,
+        description=(
+            "Runs a training script that knows nothing of ppprof. Calls of its optimizer end the "
+            "steps. Once their times have settled, at step 20 at the latest, 10 steps are recorded, the "
+            "same ones on all ranks. A script that calls ppprof.attach() keeps its own profiler."
+        ),
+        epilog=(
+            "examples: ppprof run train.py --epochs 1; ppprof run --steps 10:20 --report page.html "
+            "train.py; ppprof run --nproc 8 train.py; and under the launcher: python -m "
+            'paddle.distributed.launch --nproc_per_node 8 "$(command -v ppprof)" run train.py. '
+            "All options of the launcher are passed on to it, such as --devices 0,1 or --master."
+        ),
+    )
+    add = parser.add_argument
+    add("--steps", metavar="A:B", help="record steps A to B-1, counted from 0")
+    add("-c", "--config", metavar="CFG", help="YAML with a Profiler block, or with its keys")
+    add(
+        *("-o", "--override"),
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="set a key of the Profiler block, such as profile_memory=False; repeatable",
+    )
+    add("--timer-only", action="store_true", help="measure step times alone, write no trace")
+    add("--log", metavar="DIR", help="write to this directory; default: profiler_log")
+    add("--report", type=to_path, metavar="PAGE", help="afterwards, write a page as report does")
+    add("--force", action="store_true", help="replace PAGE where it exists")
+    add("--optimizer", metavar="N", help="of several optimizers, the N-th that steps ends a step")
+    add("--nproc", metavar="N", help="start N processes with paddle.distributed.launch")
+    for name in LAUNCHER_OPTIONS:
+        add(f"--{name}", dest=f"launcher_{name}", metavar="VALUE", help=argparse.SUPPRESS)
+    add(
+        "-m",
+        dest="module",
+        nargs=argparse.REMAINDER,
+        metavar="MODULE ...",
+        help="run a module, as python -m does",
+    )
+    add(
+        "script",
+        nargs=argparse.REMAINDER,
+        metavar="SCRIPT ...",
+        help="the script and its arguments",
+    )
+    parser.set_defaults(command="run", check=check)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The checked options of the command."""
+
+    launcher: tuple[str, ...] | None
+    """Arguments of ``paddle.distributed.launch``; None to run the script in this process."""
+    options: tuple[str, ...]
+    """Arguments of `ppprof.integrations.launched`, ahead of the program."""
+    program: tuple[str, ...]
+    """The script or ``-m`` and a module, then its arguments."""
+
+
+def check(args: argparse.Namespace) -> Request:
+    """Return the options, checked.
+
+    Raises:
+        UsageError: an option is invalid; the message has one line for each problem.
+    """
+    checks = Checks(args)
+    steps = checks.parsed("steps", StepRange.parse, None)
+    optimizer = checks.parsed("optimizer", partial(whole_number, least=1), 1)
+    nproc = checks.parsed("nproc", partial(whole_number, least=1), None)
+    launcher = [
+        word
+        for name in LAUNCHER_OPTIONS
+        if (value := getattr(args, f"launcher_{name}")) is not None
+        for word in (f"--{name}", value)
+    ]
+    if nproc is not None:
+        launcher += ["--nproc_per_node", str(nproc)]
+        if args.launcher_nproc_per_node is not None:
+            checks.problems.append("--nproc: the same as --nproc_per_node; give one of them")
+    if launcher and "PADDLE_TRAINER_ID" in os.environ:
+        checks.problems.append(
+            f"{launcher[0]}: this process was started by the launcher; give it to the launcher"
+        )
+    program = _program(args, checks)
+    if steps is not None and steps.stop is None:
+        checks.problems.append(f"--steps {args.steps}: expected an end, as in {steps.start}:20")
+    if steps is not None and args.timer_only:
+        checks.problems.append("--steps: has no effect beside --timer-only; give one of them")
+    if args.report is not None and args.timer_only:
+        checks.problems.append("--report: has no effect beside --timer-only; give one of them")
+    if args.report is not None:
+        problem = problem_of_output(args.report, (), args.force)
+        checks.problems += [f"--report {args.report}: {problem}"] if problem else []
+    checks.done()
+    blocks = ["enable=True"]
+    if args.config is None and steps is None and not args.timer_only:
+        blocks += _SETTLED
+    if steps is not None:
+        blocks.append(f"scheduler=[{steps.start}, {steps.stop}]")
+    blocks += ["timer_only=True"] if args.timer_only else []
+    blocks += [f"profiler_log={args.log}"] if args.log is not None else []
+    blocks += [text.removeprefix("Profiler.") for text in args.override]
+    options = [word for text in blocks for word in ("-o", f"Profiler.{text}")]
+    options += ["-c", args.config] if args.config is not None else []
+    options += ["--report", str(args.report.absolute())] if args.report is not None else []
+    options += ["--optimizer", str(optimizer)] if args.optimizer is not None else []
+    return Request(tuple(launcher) or None, tuple(options), program)
+
+
+def _program(args: argparse.Namespace, checks: Checks) -> tuple[str, ...]:
+    """Return the script and its arguments, or ``-m``, the module and its arguments."""
+    if args.module is not None:
+        if not args.module:
+            checks.problems.append("-m: expected a module and its arguments")
+        return ("-m", *args.module)
+    script = args.script[1:] if args.script[:1] == ["--"] else args.script
+    if not script:
+        checks.problems.append("expected a script and its arguments, or -m and a module")
+    elif not Path(script[0]).is_file():
+        checks.problems.append(f"{script[0]}: no such file; expected a Python script")
+    return tuple(script)

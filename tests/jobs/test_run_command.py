@@ -1,0 +1,130 @@
+"""``ppprof run`` around trainings that know nothing of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ppprof
+from ppprof import rundir
+from tests.jobs.launching import JOBS, command, environment, run
+from tests.jobs.remains import arrived
+
+pytestmark = [pytest.mark.paddle, pytest.mark.all]
+
+STEADY = '''
+"""A training whose steps take as long as each other."""
+
+import sys, time
+import paddle
+import paddle.distributed as dist
+
+if dist.get_world_size() > 1:
+    dist.init_parallel_env()
+net = paddle.nn.Linear(8, 8)
+optimizer = paddle.optimizer.SGD(parameters=net.parameters())
+for step in range(int(sys.argv[1])):
+    time.sleep(0.05)
+    net(paddle.ones([2, 8])).mean().backward()
+    optimizer.step()
+    optimizer.clear_grad()
+{end}
+'''
+OWN = """
+import paddle, ppprof
+
+net = paddle.nn.Linear(8, 8)
+optimizer = paddle.optimizer.SGD(parameters=net.parameters())
+with ppprof.attach({"enable": True, "scheduler": [2, 4], "profiler_log": "own"}) as prof:
+    for step in range(8):
+        net(paddle.ones([2, 8])).mean().backward()
+        optimizer.step()
+        prof.step()
+"""
+PPPROF = str(Path(sys.executable).with_name("ppprof"))
+
+
+def steady(folder: Path, end: str = "") -> str:
+    (folder / "steady.py").write_text(STEADY.replace("{end}", end))
+    return "steady.py"
+
+
+def windows_of(log: Path, rank: int) -> list[int | None]:
+    """Return the window of each step."""
+    lines = (log / rundir.steps_path(rank)).read_text().splitlines()
+    return [json.loads(line)["window"] for line in lines]
+
+
+@pytest.mark.jobs
+def test_all_ranks_record_the_same_steps_and_a_page_is_written(tmp_path: Path) -> None:
+    script = steady(tmp_path)
+    options = ("--nproc", "2", "--log_dir", "launch", "--report", "page.html")
+    run(tmp_path, "-m", "ppprof", "run", *options, script, "60")
+    log = tmp_path / "profiler_log"
+    first, second = (windows_of(log, rank) for rank in (0, 1))
+    assert first == second
+    assert first.count(0) == 10
+    assert 6 <= first.index(0) <= 30  # on a busy machine, the message takes its time
+    assert len(arrived(log, "*.paddle_trace.json", 2)) == 2
+    assert "<html" in (tmp_path / "page.html").read_text()[:300]
+
+
+def test_under_the_launcher(tmp_path: Path) -> None:
+    run(tmp_path, PPPROF, "run", "--steps", "3:5", steady(tmp_path), "8", processes=2)
+    for rank in (0, 1):
+        windows = windows_of(tmp_path / "profiler_log", rank)
+        assert windows == [None, None, None, 0, 0, None, None, None]
+
+
+def test_the_training_computes_what_it_computes_alone(tmp_path: Path) -> None:
+    job = str(JOBS / "script_job.py")
+    run(tmp_path, "-W", "ignore", job, "alone")
+    run(tmp_path, "-W", "ignore", "-m", "ppprof", "run", "--steps", "0:12", job, "recorded")
+    assert (tmp_path / "recorded.0").read_text() == (tmp_path / "alone.0").read_text()
+    run_directory = ppprof.open(tmp_path / "profiler_log")
+    (phases,) = [run_directory.summary("model", rank=0)]
+    calls = dict(phases.select("name", "calls").iter_rows())
+    assert calls["ProfileStep"] == calls["Backward"] == 12
+
+
+def test_a_script_that_attaches_keeps_its_own_profiler(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    done = run(tmp_path, "-m", "ppprof", "run", "own.py")
+    assert "the script calls ppprof.attach() itself" in done.stderr
+    assert windows_of(tmp_path / "own", 0) == [None, None, 0, 0, None, None, None, None]
+    assert not (tmp_path / "profiler_log").exists()
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        ("sys.exit(7)", 7),
+        ('raise ValueError("its own")', 1),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)", -15),
+    ],
+)
+def test_the_script_ends_as_it_ends_alone(tmp_path: Path, end: str, code: int) -> None:
+    program = ("-m", "ppprof", "run", "--steps", "1:90", steady(tmp_path, end), "6")
+    done = subprocess.run(
+        command(*program),
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert len(ppprof.open(tmp_path / "profiler_log").recordings) == 1
+    if code == 1:
+        assert "ppprof/" not in done.stderr.partition("Traceback")[2]
+
+
+def test_a_short_training_logs_how_to_choose_the_steps(tmp_path: Path) -> None:
+    done = run(tmp_path, "-m", "ppprof", "run", steady(tmp_path), "4")
+    assert "the training ended after 4 steps" in done.stderr
+    assert "ppprof run --steps FIRST:END" in done.stderr
