@@ -386,6 +386,9 @@ def test_a_window_may_open_while_another_thread_reads_data(block: dict[str, Any]
     assert len(batches) == 1
 
 
+@pytest.mark.skipif(
+    paddle.__version__.startswith("2."), reason="needs Paddle 3, whose gradients have shapes"
+)
 def test_layers_have_flops_and_times_forward_and_backward(
     tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

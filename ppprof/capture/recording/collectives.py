@@ -40,6 +40,7 @@ import paddle.distributed as dist
 from paddle.base import core
 from paddle.distributed import collective
 
+from ppprof.capture.recording.dtypes import dtype_key
 from ppprof.capture.recording.patches import Patches
 from ppprof.capture.recording.recorder import span
 from ppprof.capture.signals import pass_interruption
@@ -144,7 +145,7 @@ class _Spanned:
         peer = args[peer_place] if peer_place < num else kwargs.get(peer_name)
         if type(tensor) is not core.eager.Tensor:
             return None
-        return self.__wrapped__, group, peer, id(tensor.dtype), *tensor.shape
+        return self.__wrapped__, group, peer, dtype_key(tensor.dtype), *tensor.shape
 
     def __eq__(self, other: object) -> bool:
         return other is self or other is self.__wrapped__
@@ -441,7 +442,7 @@ def _method_key(op: str, index: int, method: _Function, group: Any, args: tuple[
     if type(tensor) is not core.eager.Tensor:
         return None
     others = args[1:3] if op in _PEER else ()  # the peer, and for a part the number of sharers
-    return method, group, others, id(tensor.dtype), *tensor.shape
+    return method, group, others, dtype_key(tensor.dtype), *tensor.shape
 
 
 def _process_groups() -> list[type]:

@@ -33,6 +33,7 @@ from paddle.base import core
 from paddle.base.framework import EagerParamBase
 
 from ppprof.arrays import Int64
+from ppprof.capture.recording.dtypes import dtype_key
 from ppprof.capture.recording.gradient_order import (
     ACCUMULATION,
     TooLongError,
@@ -67,6 +68,8 @@ _MOST_SIGNATURES = 100_000
 """Limit of memory, some 50 MB, if each call has other arguments. Later ones are not kept."""
 _MOST_NUMBERS = 30_000_000
 """Limit of the numbers that calls take, 5 each, so that the file can be read: 240 MB."""
+_NO_DTYPE = -1
+"""Stands for the key of a dtype; 0 is one."""
 _MOST_ITEMS = 1000
 """Longest list of tensors or numbers to keep."""
 _UPDATES = frozenset(("adamw_", "adam_", "momentum_", "sgd_", "lamb_", "adagrad_", "rmsprop_"))
@@ -113,9 +116,12 @@ class OperatorCallRecorder:
         self._recorded = _Window(None)
         """The calls until `take`, also those of a window that is over."""
         self._local = threading.local()
-        self._dtypes = {id(getattr(paddle, name, None)): row for row, name in enumerate(_DTYPES)}
-        """Row in `_DTYPES` by the dtype's identity: there is one object of each, and hashing it takes
-        half a microsecond."""
+        self._dtypes = {
+            dtype_key(getattr(paddle, name)): row
+            for row, name in enumerate(_DTYPES)
+            if hasattr(paddle, name)
+        }
+        """Row in `_DTYPES` by the key of a dtype."""
 
     def install(self) -> None:
         """Wrap all functions, in all modules that are loaded now."""
@@ -209,7 +215,7 @@ class OperatorCallRecorder:
                     for arg in args:
                         kind = type(arg)
                         if kind is tensor:
-                            key.append((id(arg.dtype), *arg.shape))
+                            key.append((dtype_key(arg.dtype), *arg.shape))
                         elif kind is parameter:
                             key.append(known.get(id(arg)) or window.keep(arg))
                         elif kind is bool:
@@ -233,7 +239,11 @@ class OperatorCallRecorder:
                 thread = local.id
             except AttributeError:
                 thread = local.id = threading.get_native_id()
-            dtype = id(result.dtype) if is_cast_by_amp and isinstance(result, tensor) else 0
+            dtype = (
+                dtype_key(result.dtype)
+                if is_cast_by_amp and isinstance(result, tensor)
+                else _NO_DTYPE
+            )
             window.add((thread, start, end, row, dtype))
             if window.calls_of_nodes is not None:
                 window.note_node(name, result, (thread, start))
@@ -254,7 +264,7 @@ class OperatorCallRecorder:
             result = function(tensors, *args, **kwargs)
             end = now()
             thread = threading.get_native_id()
-            window.add((thread, start, end, window.row((RUN_BACKWARD,)), 0))
+            window.add((thread, start, end, window.row((RUN_BACKWARD,)), _NO_DTYPE))
             if nodes:
                 window.backwards[thread, start] = nodes
             return result
@@ -274,7 +284,7 @@ class OperatorCallRecorder:
     def _described(self, arg: Any, is_item: bool = False) -> Any:
         """Return what to keep of an argument, or of an item of a list, as a part of a key."""
         if isinstance(arg, self._tensor):
-            return (id(arg.dtype), *arg.shape)
+            return (dtype_key(arg.dtype), *arg.shape)
         if isinstance(arg, bool):
             return _TRUE if arg else _FALSE
         if isinstance(arg, int):
@@ -343,7 +353,7 @@ class _Window:
     def keep(self, tensor: Any) -> tuple[int, ...]:
         """Note dtype and shape of a parameter, and keep it, so that its identity stays its own."""
         self._kept.append(tensor)
-        self.parameters[id(tensor)] = part = (id(tensor.dtype), *tensor.shape)
+        self.parameters[id(tensor)] = part = (dtype_key(tensor.dtype), *tensor.shape)
         return part
 
     def row(self, key: _Key) -> int:
