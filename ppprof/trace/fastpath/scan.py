@@ -32,6 +32,8 @@ _BYTES = 0x0101010101010101  # times a byte: that byte, eight times
 _MAX_DIGITS = 18  # any 18 digits fit an int64
 _MAX_WORD = 64  # bytes of a %w
 _MAX_LINE = 1 << 16  # bytes of a %l
+_MAX_THOUSANDTHS = (2**63 - 1) // 1000 - 1  # times 1000, plus 999, fits an int64
+_TENS = np.array([float(f"1e{power}") for power in range(_MAX_DIGITS + 1)])  # exact
 
 
 class Text(ByteView):
@@ -153,7 +155,7 @@ class EventPattern:
     ``%f{name}``  a number with exactly three decimals; "1.250" becomes 1250
     ``%g{name}``  a number with decimals; inf and nan become NaN
     ``%w{name}``  text right after a quotation mark; contains no quotation mark
-    ``%l{name}``  any text; no other field may precede it on its line
+    ``%l{name}``  any text; the literal before it has a line break, or occurs once in the event
     ``%s{name}``  any text; only as the first field
     ============  ====================================================================
 
@@ -169,11 +171,13 @@ class EventPattern:
         self.kind = kind
         self.form = form
         parts = _FIELD.split(form)
-        self._prefix = parts[0].encode()
-        self._fields = [
-            _Field(spec, name, before.encode(), after.encode())
+        self.prefix = parts[0].encode()
+        """The literal text before the first field."""
+        self.fields = [
+            Field(spec, name, before.encode(), after.encode())
             for before, spec, name, after in zip(parts[0::3], parts[1::3], parts[2::3], parts[3::3])
         ]
+        """The fields, from the first to the last."""
 
     def match(self, text: Text, start: Int64, end: Int64, prefix: bytes = b"") -> Matches:
         """Return the events among N candidates that have this layout.
@@ -187,7 +191,7 @@ class EventPattern:
         rows = np.arange(len(start))
         cursor = end
         columns: dict[str, Column] = {}
-        for field in reversed(self._fields):
+        for field in reversed(self.fields):
             if field.after:
                 cursor = cursor - len(field.after)
                 is_equal = text.equals(cursor, field.after)
@@ -195,14 +199,14 @@ class EventPattern:
             if not len(rows):
                 break
             if field.spec == "s":
-                first = start[rows] + len(self._prefix)
+                first = start[rows] + len(self.prefix)
                 columns[field.name], columns[f"{field.name}_end"] = first, cursor
                 valid = first <= cursor
             elif field.spec == "l":
-                line = text.last_before(cursor, b"\n", _MAX_LINE) + 1
-                first = line + len(field.before.rpartition(b"\n")[2])
+                anchor = _anchors(text, field.anchor, start[rows], cursor)
+                first = anchor + len(field.anchor) + field.indent
                 columns[field.name], columns[f"{field.name}_end"] = first, cursor
-                valid = (line > start[rows]) & (first <= cursor)
+                valid = (anchor >= start[rows]) & (first <= cursor)
                 cursor = first
             elif field.spec == "w":
                 quote = text.last_before(cursor, b'"')
@@ -213,9 +217,12 @@ class EventPattern:
             rows, cursor, columns = _select(valid, rows, cursor, columns)
         for unnamed in ("", "_end"):
             columns.pop(unnamed, None)
-        known = len(prefix) if self._prefix.startswith(prefix) else 0
-        if self._prefix[known:]:
-            is_equal = text.equals(start[rows] + known, self._prefix[known:])
+        if self.fields and self.fields[0].spec != "s":  # a %s begins where the prefix ends
+            is_first = cursor == start[rows] + len(self.prefix)
+            rows, cursor, columns = _select(is_first, rows, cursor, columns)
+        known = len(prefix) if self.prefix.startswith(prefix) else 0
+        if self.prefix[known:]:
+            is_equal = text.equals(start[rows] + known, self.prefix[known:])
             rows, _, columns = _select(is_equal, rows, cursor, columns)
         return Matches(rows, columns)
 
@@ -224,11 +231,43 @@ _FIELD = re.compile(r"%(\w)\{(\w*)\}")
 
 
 @dataclass(frozen=True)
-class _Field:
+class Field:
+    """A field of an `EventPattern`."""
+
     spec: str
+    """The letter after the percent sign."""
     name: str
+    """Empty if the value is dropped."""
     before: bytes
+    """The literal text between the field before and this one."""
     after: bytes
+    """The literal text between this field and the next one."""
+
+    @property
+    def anchor(self) -> bytes:
+        """The text to look for before a ``%l``: a line break, or the whole literal before it."""
+        return b"\n" if b"\n" in self.before else self.before
+
+    @property
+    def indent(self) -> int:
+        """Number of bytes between the anchor and a ``%l``."""
+        return len(self.before.partition(b"\n")[2].rpartition(b"\n")[2])
+
+
+def _anchors(text: Text, anchor: bytes, start: Int64, end: Int64) -> Int64:
+    """Return the position of the text before each ``%l`` that ends at ``end``; -1 for none.
+
+    A longer anchor than one byte might also stand inside of the field's text. So it is not found if
+    it occurs twice in an event.
+    """
+    if len(anchor) == 1:
+        return text.last_before(end, anchor, _MAX_LINE)
+    position = np.full(len(end), -1, np.int64)
+    for row, (first, stop) in enumerate(zip(start.tolist(), end.tolist())):
+        last = text.raw.rfind(anchor, max(first, stop - _MAX_LINE), max(stop, 0))
+        if last >= 0 and text.raw.rfind(anchor, first, last) < 0:
+            position[row] = last
+    return position
 
 
 def _select(
@@ -256,7 +295,7 @@ def _parse_thousandths(text: Text, end: Int64) -> tuple[Int64, Int64, Bool]:
     low, num_low = text.digits_before(end)
     high, num_high = text.digits_before(point)
     valid = (num_low == 3) & (text.bytes[point] == _POINT)
-    valid &= (num_high > 0) & (num_high <= _MAX_DIGITS - 2)
+    valid &= (num_high > 0) & (num_high <= _MAX_DIGITS - 2) & (high <= _MAX_THOUSANDTHS)
     start, value = _with_sign(text, point - num_high, high * 1000 + low)
     return start, value, valid
 
@@ -267,7 +306,9 @@ def _parse_reals(text: Text, end: Int64) -> tuple[Int64, Float64, Bool]:
     high, num_high = text.digits_before(point)
     valid = (num_low > 0) & (num_low <= _MAX_DIGITS) & (text.bytes[point] == _POINT)
     valid &= (num_high > 0) & (num_high <= _MAX_DIGITS)
-    start, value = _with_sign(text, point - num_high, high + low / 10.0**num_low)
+    start, value = _with_sign(
+        text, point - num_high, high + low / _TENS[np.minimum(num_low, _MAX_DIGITS)]
+    )
     for word in (b"inf", b"nan"):
         is_word = ~valid & text.equals(end - 3, word)
         if is_word.any():

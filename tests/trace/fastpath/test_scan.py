@@ -131,3 +131,50 @@ def test_every_layout_begins_as_its_dialect_says():
     for dialect in DIALECTS.values():
         for layout in dialect.layouts:
             assert layout.form.encode().startswith(dialect.start)
+
+
+def matched(form: str, data: bytes) -> dict[str, list]:
+    text = Text(Block(bytearray(MARGIN) + data + bytes(MARGIN), len(data), 0, True))
+    found = EventPattern("event", form).match(text, np.array([MARGIN]), np.array([text.end]))
+    return {name: column.tolist() for name, column in found.columns.items() if len(column)}
+
+
+def test_nothing_may_stand_between_the_first_literal_and_its_field():
+    assert matched('\n{"n":%d{n}}', b'\n{"n":17}') == {"n": [17]}
+    assert matched('\n{"n":%d{n}}', b'\n{"n":"x",1:17}') == {}
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [
+        (b"9223372036854774.999", [9223372036854774999]),
+        (b"-9223372036854774.999", [-9223372036854774999]),
+        (b"9223372036854775.000", None),
+        (b"9999999999999999.999", None),
+    ],
+)
+def test_thousandths_that_do_not_fit_do_not_match(number, value):
+    """They would wrap around to another time."""
+    assert matched('\n{"f":%f{f}}', b'\n{"f":%b}' % number).get("f") == value
+
+
+ONE_LINE = '\n{"n":%d{n},"a":%l{a},"b":%l{b}}'
+
+
+@pytest.mark.parametrize(
+    ("data", "texts"),
+    [
+        (b'\n{"n":1,"a":{"x":[1]},"b":{}}', (b'{"x":[1]}', b"{}")),
+        (b'\n{"n":1,"a":{"x":[1],"b":2},"b":{}}', None),
+        (b'\n{"n":1,"a":{"x":[1],"a":2},"b":{}}', None),
+        (b'\n{"n":1,"a":{"x":[1]},"b":{"y":1,"a":2}}', (b'{"x":[1]}', b'{"y":1,"a":2}')),
+        (b'\n{"n":1,"a":{},"b":' + b"1" * (1 << 16) + b"}", None),
+    ],
+)
+def test_texts_on_one_line_are_found_if_their_keys_occur_once(data, texts):
+    columns = matched(ONE_LINE, data)
+    if texts is None:
+        assert columns == {}
+    else:
+        ends = [columns[name][0] - MARGIN for name in ("a", "a_end", "b", "b_end")]
+        assert (data[ends[0] : ends[1]], data[ends[2] : ends[3]]) == texts
