@@ -6,6 +6,8 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
+from ppprof.trace.fastpath import core
+
 _PADDLES = ("paddlepaddle", "paddlepaddle-gpu", "paddlepaddle-xpu", "paddlepaddle-dcu")
 """Distributions that hold the package ``paddle``."""
 
@@ -17,6 +19,7 @@ def versions() -> str:
     """
     lines = {
         "ppprof": _version("ppprof") or "not installed: run from a checkout",
+        "core": core.describe(),
         "Python": f"{platform.python_version()} ({platform.python_implementation()})",
         "platform": platform.platform(),
         "polars": _version("polars") or "not installed",

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ppprof.errors import TraceError
-from ppprof.trace.fastpath.fixed_layout import Ranges, Scanner
+from ppprof.trace.fastpath.fixed_layout import Ranges, new_scanner
 from ppprof.trace.fastpath.layouts import DIALECTS, dialect_of
-from ppprof.trace.fastpath.workers import ScanWorkers, split_positions
+from ppprof.trace.fastpath.workers import scan_ranges, split_positions
 from ppprof.trace.json.recovery import (
     EventDecoder,
     event_offsets,
@@ -223,13 +223,13 @@ def _scan_events(source: TraceStream, name: str, columns: PaddleColumns, keys: K
             piece = text(first, until)
             yield first, reader.last_events(piece, keys) if has_end else reader.events(piece)
 
-    scanner = Scanner(dialect)
-    with ScanWorkers(source.path, name, bounds) as workers:
+    scanner = new_scanner(dialect)
+    with scan_ranges(source.path, name, bounds) as others:
         for block in source.blocks(dialect.last_start, None if is_whole else bounds[0]):
             end = block.end if block.is_last and is_whole else None
             columns.add_decoded(decoded(scanner.add(block), block.between, end))
         columns.add_scanned(scanner.scanned(), dialect)
-        for scanned in workers.scanned():
+        for scanned in others.scanned():
             columns.add_scanned(scanned, dialect)
             for _, nearby in groupby(scanned.unmatched, lambda range_: range_[0] // BLOCK_BYTES):
                 columns.add_decoded(decoded(list(nearby), source.between, bounds[-1]))

@@ -130,7 +130,7 @@ class TraceStream:
         self.damage: str | None = None
         """Why reading ended early in a damaged gzip file; None if no damage was found."""
         self.num_readers = 1
-        """Number of processes that each read an equal share of the file at the same pace."""
+        """Number of processes or threads that each read an equal share of the file at the same pace."""
         self._progress = progress
         self._rest = b""
         self._unpacked: _GzipReader | None = None

@@ -14,6 +14,7 @@ import pytest
 
 from ppprof.cli import COMMANDS, main, version
 from ppprof.cli.parsers.completion import SHELLS
+from ppprof.trace.fastpath import core
 
 
 def test_versions_that_matter_in_a_bug_report(capsys):
@@ -21,10 +22,11 @@ def test_versions_that_matter_in_a_bug_report(capsys):
         main(["--version"])
     assert end.value.code == 0
     out, err = capsys.readouterr()
-    names = ["ppprof", "Python", "platform", "polars", "numpy", "paddle", "visualdl"]
+    names = ["ppprof", "core", "Python", "platform", "polars", "numpy", "paddle", "visualdl"]
     shown = dict(line.split(" ", 1) for line in out.splitlines())
     assert list(shown) == names
     assert shown["ppprof"] == importlib.metadata.version("ppprof")
+    assert shown["core"] == core.describe()
     assert shown["Python"].startswith(platform.python_version())
     assert shown["polars"] == polars.__version__
     assert err == ""

@@ -1,13 +1,20 @@
-"""Read events from text that is exactly as its writer printed it, without decoding JSON."""
+"""Read events from text that is exactly as its writer printed it, without decoding JSON.
+
+There are two scanners with one interface: `NumpyScanner` here, and the compiled one in `native`.
+`core` chooses. Their columns have the same values. They differ in the number of parts, the order of
+rows and the numbers of texts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from ppprof.arrays import Array, Int64
+from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.layouts import Dialect
 from ppprof.trace.fastpath.scan import Text
 from ppprof.trace.fastpath.string_table import StringTable
@@ -19,15 +26,21 @@ INPUTS = ("shapes", "dtypes", "attributes", "callstack")
 """Text columns of operators, see `ppprof.trace.operator_inputs`; most files have no such text."""
 TEXTS = ("name", "cat", "place", "axis", "dtype", "peers", "phase", *INPUTS)
 """Text columns. They hold indices into a list of strings (`Scanned.texts`), -1 for no text."""
+NARROW = frozenset(("pid", "tid", "dur", "device", "stream"))
+"""Columns of integers that are int32 if all of their values fit, to save memory."""
+MISSING = np.int64(np.iinfo(np.int64).min)
+"""Stands for a missing value in a column of integers."""
+
 _EMPTY_INPUT = len("{}")
-_NARROW = frozenset(("pid", "tid", "dur", "device", "stream"))
 _UNITS = tuple(np.uint64(int.from_bytes(unit, "little")) for unit in (b" ms]", b" us]", b" ns]"))
 _SECONDS = np.uint64(int.from_bytes(b" s]", "little"))
 
 Part = tuple[str, Mapping[str, Array]]
 """A kind of event, and its columns, each of shape (N,).
 
-The columns are the named fields of the layout and ``position``, the byte offset of each event.
+The columns are the named fields of the layout and ``position``, the byte offset of each event. A
+part with events of several layouts has the columns of all of them: an event without a field has
+`MISSING` there, NaN for a real number, and -1 for a text.
 """
 
 
@@ -45,8 +58,36 @@ class Scanned:
     """Number of flow events, which are in no part."""
 
 
-class Scanner:
+class Scanner(Protocol):
     """Reader of blocks of events in the layouts of one dialect."""
+
+    def add(self, block: Block) -> Ranges:
+        """Add the events of a block, which begins and ends between two events.
+
+        Returns:
+            Text of the block in no known layout, as ascending byte ranges (first, end) of the file.
+        """
+
+    def scanned(self) -> Scanned:
+        """Return the events of all blocks that were added. Called once, at the end."""
+
+
+def new_scanner(dialect: Dialect) -> Scanner:
+    """Return a scanner of the core that `core.choose` returns.
+
+    Raises:
+        UsageError: the environment asks for a core that does not exist or cannot be used.
+    """
+    library = core.choose().library
+    if library is None:
+        return NumpyScanner(dialect)
+    from ppprof.trace.fastpath.native.scanner import NativeScanner  # imports this module
+
+    return NativeScanner(dialect, library)
+
+
+class NumpyScanner:
+    """Scanner that matches one field of all events of a block at once, with numpy."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -82,8 +123,8 @@ class Scanner:
                     if column == "name":
                         last = _without_duration(text, first, last)
                     columns[column] = self._texts.between(text, first, last)
-            for column in _NARROW & columns.keys():
-                columns[column] = _narrowed(columns[column])
+            for column in NARROW & columns.keys():
+                columns[column] = narrowed(columns[column])
             if columns:
                 columns["position"] = start[pending[matches.rows]] - MARGIN + block.first
                 self._parts.append((layout.kind, columns))
@@ -114,13 +155,13 @@ def scan(source: TraceStream, dialect: Dialect, end: int) -> Scanned:
 
     At ``end``, an event begins or the file ends.
     """
-    scanner = Scanner(dialect)
+    scanner = new_scanner(dialect)
     for block in source.blocks(dialect.last_start, end):
         scanner.add(block)
     return scanner.scanned()
 
 
-def _narrowed(values: Int64) -> Array:
+def narrowed(values: Int64) -> Array:
     """Return the values as int32, to save memory; unchanged if one of them does not fit."""
     if len(values) and values.min() >= -(2**31) and values.max() < 2**31:
         return values.astype(np.int32)

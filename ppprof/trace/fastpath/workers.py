@@ -1,7 +1,7 @@
-"""Processes that scan one long file, a byte range each.
+"""Processes that scan one long file with numpy, a byte range each.
 
-Threads would not help, because numpy's short calls hold the interpreter's lock most of the time.
-Each worker is a new interpreter, because a fork is not safe in a program with threads. It imports
+Threads (`threads`) would not help here, because numpy's short calls hold the interpreter's lock
+most of the time. Each worker is a new interpreter, because a fork is not safe in a program with threads. It imports
 numpy alone and is ready in less than a tenth of a second. If a worker fails, this process scans the
 worker's range, which only costs time.
 """
@@ -19,15 +19,17 @@ from pathlib import Path
 import numpy as np
 
 from ppprof.arrays import Array
+from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.fixed_layout import Scanned, scan
 from ppprof.trace.fastpath.layouts import DIALECTS
+from ppprof.trace.fastpath.threads import ScanThreads
 from ppprof.trace.source import BLOCK_BYTES, MAX_EVENT_BYTES, TraceStream
 
 MIN_RANGE_BYTES = 32 << 20
-"""The file must have this many bytes for each process that scans it, this one included."""
+"""The file must have this many bytes for each process or thread that scans it, this one included."""
 HEAD_START_BYTES = 20 << 20
 """Bytes that this process scans while the workers start."""
-_MOST_PROCESSES = 8
+_MOST_PROCESSES = 8  # or threads
 _WORK = (
     "import sys; sys.path[:] = filter(None, sys.path); "  # never import from the current directory
     "from ppprof.trace.fastpath.workers import _work; _work()"
@@ -37,8 +39,8 @@ _WORK = (
 def split_positions(source: TraceStream, dialect: str) -> list[int]:
     """Return the offsets at which the ranges of a file end, ascending.
 
-    The first range begins at the stream's position, and this process scans it. A worker scans each
-    other range. The last offset is the end of the file. There is one range if the file is short. A
+    The first range begins at the stream's position, and the caller scans it. `scan_ranges` scans
+    the others. The last offset is the end of the file. There is one range if the file is short. A
     file packed with gzip cannot be divided: the only offset is ``sys.maxsize``.
     """
     if source.is_packed:
@@ -46,13 +48,20 @@ def split_positions(source: TraceStream, dialect: str) -> list[int]:
     num = min(
         _num_processors(), (source.size - source.position) // MIN_RANGE_BYTES, _MOST_PROCESSES
     )
-    length = (source.size - source.position - HEAD_START_BYTES) // max(num, 1)
-    first = source.position + HEAD_START_BYTES
+    head_start = 0 if core.choose().library else HEAD_START_BYTES
+    length = (source.size - source.position - head_start) // max(num, 1)
+    first = source.position + head_start
     starts = (
         _next_start(source.path, DIALECTS[dialect].start, first + number * length)
         for number in range(1, num)
     )
     return [*sorted({start for start in starts if start is not None}), source.size]
+
+
+def scan_ranges(path: str, dialect: str, bounds: Sequence[int]) -> ScanThreads | ScanWorkers:
+    """Return threads if the compiled core is used, else processes; with these arguments."""
+    scanners = ScanThreads if core.choose().library else ScanWorkers
+    return scanners(path, dialect, bounds)
 
 
 class ScanWorkers:

@@ -20,7 +20,7 @@ import polars as pl
 
 from ppprof.arrays import Array
 from ppprof.trace.annotations import ANNOTATION_KEYS
-from ppprof.trace.fastpath.fixed_layout import INPUTS, TEXTS, Scanned
+from ppprof.trace.fastpath.fixed_layout import INPUTS, MISSING, TEXTS, Scanned, narrowed
 from ppprof.trace.fastpath.layouts import Dialect
 from ppprof.trace.fastpath.string_table import StringTable
 from ppprof.trace.json.values import (
@@ -32,7 +32,6 @@ from ppprof.trace.json.values import (
     texts,
 )
 from ppprof.trace.operator_inputs import INPUT_KEYS, compact
-from ppprof.trace.paddle.timestamps import MISSING
 from ppprof.trace.schema import DEVICE_CATEGORIES
 
 _TIMES = ("ts", "dur", "begin", "finish")
@@ -163,6 +162,7 @@ class PaddleColumns:
             _unescaped(text) if dialect.escapes and b"\\" in text else text
             for text in scanned.texts
         )
+        number = np.append(number, np.int32(-1))  # for -1, no text
         for kind, columns in scanned.parts:
             part = {
                 column: number[values] if column in TEXTS else values
@@ -173,7 +173,9 @@ class PaddleColumns:
                 if column in columns and (columns[column] >= 0).any():
                     part[column] = self._inputs(column, columns[column], scanned.texts)
             if kind == "device":  # not every layout has the device in args
-                part.setdefault("device", part["pid"])
+                device = part.setdefault("device", part["pid"])
+                if device.dtype == np.int64 and (device == MISSING).any():
+                    part["device"] = narrowed(np.where(device == MISSING, part["pid"], device))
             if not dialect.ts_is_exact:
                 part["ts"] = part["ts"] * 1000
             if "occupancy" in part:

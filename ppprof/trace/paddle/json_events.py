@@ -9,10 +9,10 @@ import polars as pl
 
 from ppprof.arrays import Array, Int64
 from ppprof.trace.annotations import ANNOTATION_KEYS, split_annotated_names
-from ppprof.trace.fastpath.fixed_layout import INPUTS, TEXTS
+from ppprof.trace.fastpath.fixed_layout import INPUTS, MISSING, TEXTS
 from ppprof.trace.nesting import nest, nest_by_depth, nest_by_level
 from ppprof.trace.paddle.json_columns import COLUMNS, REALS, PaddleColumns
-from ppprof.trace.paddle.timestamps import MISSING, TimestampEstimator
+from ppprof.trace.paddle.timestamps import TimestampEstimator
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, conform, nullable
 from ppprof.trace.step_numbers import steps_of
 from ppprof.trace.tree_arrays import pre_order

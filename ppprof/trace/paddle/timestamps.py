@@ -17,9 +17,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ppprof.arrays import Int64
-
-MISSING = np.int64(np.iinfo(np.int64).min)
-"""Stands for a missing value in a column of integers."""
+from ppprof.trace.fastpath.fixed_layout import MISSING
 
 _FOREVER_NS = 2**62
 _FLOAT32_EXACT_NS = 16_384_000  # up to here the spacing of float32 microseconds is below 1 ns

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.trace.fastpath.fixed_layout import Scanner
+from ppprof.trace.fastpath.fixed_layout import new_scanner
 from ppprof.trace.fastpath.layouts import DIALECTS, Dialect
 from ppprof.trace.fastpath.scan import EventPattern, Text
 from ppprof.trace.fastpath.string_table import StringTable
@@ -114,12 +114,12 @@ def test_texts_are_distinguished(pieces):
     assert len(texts) == len(set(pieces))
 
 
-def test_text_in_no_layout_is_returned_with_its_range():
+def test_text_in_no_layout_is_returned_with_its_range(each_core):
     dialect = Dialect((LAYOUT,), START, escapes=True, ts_is_exact=True)
     sound = printed("a", 1, 2, 3.0, "w", "l", 4)
     odd = '\n{"name":"odd"},'
     text = "junk" + sound + odd + odd + sound + odd
-    scanner = Scanner(dialect)
+    scanner = new_scanner(dialect)
     ranges = scanner.add(block_of(text))
     assert [text[first:end] for first, end in ranges] == ["junk", odd + odd, odd]
     ((kind, columns),) = scanner.scanned().parts

@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import os
 import random
 import re
 from decimal import Decimal
@@ -38,7 +39,8 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.errors import TraceError
 from ppprof.trace import Trace, json_reader, read, write_paddle_json
-from ppprof.trace.fastpath import fixed_layout, workers
+from ppprof.trace.fastpath import core, threads, workers
+from ppprof.units import TRUNCATED
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces
 from tests.fixtures.tiers import one_in
@@ -264,13 +266,13 @@ def written(request, tmp_path):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_fixed_layout_and_general_path_agree(written, variant, monkeypatch, tmp_path):
+def test_fixed_layout_and_general_path_agree(written, variant, each_core, monkeypatch, tmp_path):
     content = repaired(written.read_text(encoding="utf-8"), parse_float=Decimal)
     content["traceEvents"] = [event for event in content["traceEvents"] if event]
     path = tmp_path / "other.json"
     path.write_text(VARIANTS[variant](content), encoding="utf-8")
     fixed = read(written)
-    monkeypatch.setattr(fixed_layout.Scanner, "add", _no_scanner)
+    monkeypatch.setattr(json_reader, "new_scanner", _no_scanner)
     general = read(path)
     assert general.events.height
     if variant == "a bare list":  # the keys beside it are gone
@@ -282,11 +284,11 @@ def test_fixed_layout_and_general_path_agree(written, variant, monkeypatch, tmp_
         assert_same(fixed, general)
 
 
-def _no_scanner(self, block):
+def _no_scanner(dialect):
     raise AssertionError("this file is in no known layout")
 
 
-def test_known_layouts_are_scanned(written, monkeypatch):
+def test_known_layouts_are_scanned(written, each_core, monkeypatch):
     """Otherwise both paths would be the same one."""
     decoded = []
 
@@ -325,7 +327,7 @@ def small_ranges(monkeypatch):
     monkeypatch.setattr(workers, "_num_processors", lambda: 3)
 
 
-def test_progress_ends_at_the_size_for_any_number_of_processes(written, small_ranges):
+def test_progress_ends_at_the_size_for_any_number_of_readers(written, each_core, small_ranges):
     calls = []
     read(written, progress=lambda *of: calls.append(of), cache=False)
     size = written.stat().st_size
@@ -333,17 +335,24 @@ def test_progress_ends_at_the_size_for_any_number_of_processes(written, small_ra
     assert all(0 <= done <= size and whole == size for done, whole in calls)
 
 
-def test_several_processes_read_the_same(written, small_ranges, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "scanners"),
+    [(core.NATIVE, threads.ScanThreads), (core.PYTHON, workers.ScanWorkers)],
+)
+def test_several_readers_read_the_same(written, small_ranges, name, scanners, monkeypatch):
+    if name == core.NATIVE and not core.load(core.FOLDER)[0]:
+        pytest.skip("needs the compiled core: run `python tools/build_core.py`")
     whole = read(written)
     scanned = []
 
     def counted(self):
-        for part in scanned_by_workers(self):
+        for part in scanned_elsewhere(self):
             scanned.append(len(part.parts))
             yield part
 
-    scanned_by_workers = workers.ScanWorkers.scanned
-    monkeypatch.setattr(workers.ScanWorkers, "scanned", counted)
+    scanned_elsewhere = scanners.scanned
+    monkeypatch.setenv(core.VARIABLE, name)
+    monkeypatch.setattr(scanners, "scanned", counted)
     assert_same(read(written), whole)
     assert len(scanned) == 2
     assert all(scanned)
@@ -353,6 +362,34 @@ def test_several_processes_read_the_same(written, small_ranges, monkeypatch):
     "work", one_in(3, ["raise SystemExit(1)", "print('nonsense')", "import nothing_there"])
 )
 def test_a_process_that_fails_loses_nothing(written, small_ranges, work, monkeypatch):
+    monkeypatch.setenv(core.VARIABLE, core.PYTHON)
     whole = read(written)
     monkeypatch.setattr(workers, "_WORK", work)
     assert_same(read(written), whole)
+
+
+def test_a_thread_that_cannot_start_loses_nothing(written, small_ranges, each_core, monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    whole = read(written)
+    monkeypatch.setattr(threads.threading.Thread, "start", start)
+    assert_same(read(written), whole)
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_read_in_part(
+    written, small_ranges, each_core, monkeypatch
+):
+    """A mapped file would end the process."""
+    whole = read(written)
+    split_positions = json_reader.split_positions
+
+    def positions(source, name):
+        bounds = split_positions(source, name)
+        os.truncate(written, bounds[-1] // 2)
+        return bounds
+
+    monkeypatch.setattr(json_reader, "split_positions", positions)
+    part = read(written, cache=False)
+    assert 0 < part.events.height < whole.events.height
+    assert TRUNCATED in part.skipped

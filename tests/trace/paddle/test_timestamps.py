@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.trace.paddle.timestamps import MISSING, TimestampEstimator
+from ppprof.trace.fastpath.fixed_layout import MISSING
+from ppprof.trace.paddle.timestamps import TimestampEstimator
 
 ZERO_NS = 1_795_214_805_084_966_791
 

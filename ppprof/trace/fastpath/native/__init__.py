@@ -1,0 +1,1 @@
+"""The compiled core: its C sources, and the scanner that calls it."""
