@@ -1,0 +1,160 @@
+/* Run the compiled core's scanner on files, for sanitizers: fuzz_scan PROGRAM FILE...
+ *
+ * Each file is scanned whole and in pieces, each in memory of exactly its length. Then it is scanned
+ * again and again with one allocation more before memory "runs out", until it no longer does.
+ * Prints the events, texts and ranges of all files. A sanitizer ends the program at the first read
+ * out of bounds, at undefined behaviour, and for memory that was not freed.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static long num_left = -1; /* allocations that succeed; -1: all of them */
+
+static int is_out_of_memory(void)
+{
+    if (num_left == 0)
+        return 1;
+    if (num_left > 0)
+        num_left--;
+    return 0;
+}
+
+static void *failing_malloc(size_t size)
+{
+    return is_out_of_memory() ? NULL : malloc(size);
+}
+
+static void *failing_calloc(size_t count, size_t size)
+{
+    return is_out_of_memory() ? NULL : calloc(count, size);
+}
+
+static void *failing_realloc(void *memory, size_t size)
+{
+    return is_out_of_memory() ? NULL : realloc(memory, size);
+}
+
+#define malloc failing_malloc
+#define calloc failing_calloc
+#define realloc failing_realloc
+#include "scan.c"
+#undef malloc
+#undef calloc
+#undef realloc
+
+typedef struct {
+    uint8_t *bytes;
+    size_t length;
+} Content;
+
+static Content content_of(const char *path)
+{
+    FILE *file = fopen(path, "rb");
+    Content content = {NULL, 0};
+    if (!file || fseek(file, 0, SEEK_END))
+        exit(2);
+    content.length = (size_t)ftell(file);
+    rewind(file);
+    content.bytes = malloc(content.length ? content.length : 1);
+    if (!content.bytes || fread(content.bytes, 1, content.length, file) != content.length)
+        exit(2);
+    fclose(file);
+    return content;
+}
+
+/* Scan a text in pieces of `piece` bytes; return -1 if memory ran out. */
+static int scan(Content program, Content text, size_t piece, int is_printed)
+{
+    static const uint64_t secret[2] = {1, 2};
+    int64_t num_events = 0, num_texts = 0, num_ranges = 0;
+    int result = -1;
+    Scanner *scanner = ppprof_scanner_new(program.bytes, program.length, secret);
+    if (!scanner)
+        return -1;
+    for (size_t first = 0; first < text.length; first += piece) {
+        size_t length = text.length - first < piece ? text.length - first : piece;
+        uint8_t *copy = malloc(length);
+        if (!copy)
+            exit(2);
+        memcpy(copy, text.bytes + first, length);
+        int64_t num_new = ppprof_scanner_add(scanner, copy, length, (int64_t)first);
+        free(copy);
+        if (num_new < 0)
+            goto done;
+    }
+    if (ppprof_scanner_finish(scanner))
+        goto done;
+    for (uint32_t number = 0; number < scanner->num_columns; number++) {
+        int64_t num_rows;
+        int32_t storage;
+        uint8_t *values = ppprof_scanner_take(scanner, number, &num_rows, &storage);
+        for (int64_t row = 0; values && row < num_rows; row++) {
+            int32_t text_number;
+            memcpy(&text_number, values + row * (int64_t)item_bytes((Storage)storage), 4);
+            if (storage == TEXT && text_number >= scanner->texts.num_texts)
+                abort();
+        }
+        num_events += number == scanner->tables[scanner->columns[number].table].position ? num_rows : 0;
+        ppprof_free(values);
+    }
+    const int64_t *ends;
+    const uint8_t *bytes = ppprof_scanner_texts(scanner, &ends, &num_texts);
+    uint8_t sum = 0;
+    for (int64_t index = 0; num_texts && index < ends[num_texts - 1]; index++)
+        sum ^= bytes[index];
+    const int64_t *ranges = ppprof_scanner_ranges(scanner, &num_ranges);
+    for (int64_t index = 0; index < num_ranges; index++)
+        if (ranges[2 * index] >= ranges[2 * index + 1])
+            abort();
+    if (is_printed)
+        printf("%lld events, %lld flows, %lld texts, %lld ranges, checksum %d\n",
+               (long long)num_events, (long long)ppprof_scanner_flows(scanner),
+               (long long)num_texts, (long long)num_ranges, sum);
+    result = 0;
+done:
+    ppprof_scanner_free(scanner);
+    return result;
+}
+
+/* Reject every program that ends too early, without reading behind its end. */
+static void check_short_programs(Content program)
+{
+    static const uint64_t secret[2] = {1, 2};
+    for (size_t length = 0; length < program.length; length++) {
+        uint8_t *copy = malloc(length ? length : 1);
+        if (!copy)
+            exit(2);
+        memcpy(copy, program.bytes, length);
+        if (ppprof_scanner_new(copy, length, secret))
+            abort();
+        free(copy);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2)
+        return 2;
+    Content program = content_of(argv[1]);
+    check_short_programs(program);
+    for (int number = 2; number < argc; number++) {
+        Content text = content_of(argv[number]);
+        size_t whole = text.length ? text.length : 1;
+        const size_t pieces[] = {whole, 4096, 337};
+        for (size_t index = 0; index < sizeof pieces / sizeof *pieces; index++)
+            if (text.length < 1 << 16 || !index)
+                if (scan(program, text, pieces[index], !index))
+                    return 1;
+        /* Later failures are those of the same places with more memory. */
+        long num_allowed = 0;
+        for (int is_failing = 1; is_failing && num_allowed < 400; num_allowed++) {
+            num_left = num_allowed;
+            is_failing = text.length < 1 << 15 && scan(program, text, whole, 0);
+            num_left = -1;
+        }
+        free(text.bytes);
+    }
+    free(program.bytes);
+    return 0;
+}

@@ -1,0 +1,410 @@
+"""The compiled core: it is used when it should be, and returns what numpy returns."""
+
+from __future__ import annotations
+
+import gzip
+import random
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ppprof.cli.version import versions
+from ppprof.errors import UsageError
+from ppprof.trace import json_reader, read, write_paddle_json
+from ppprof.trace.fastpath import core, fixed_layout
+from ppprof.trace.fastpath.fixed_layout import MISSING, TEXTS, NumpyScanner, Scanned, new_scanner
+from ppprof.trace.fastpath.layouts import DIALECTS, Dialect, dialect_of
+from ppprof.trace.fastpath.native.scanner import NativeScanner, _program_of
+from ppprof.trace.fastpath.scan import EventPattern
+from ppprof.trace.source import MARGIN, Block
+from tests.fixtures import gpu_traces
+from tests.fixtures.timeline import write
+from tests.trace.test_fuzz import LONG, NASTY, mutated
+
+FUZZ = Path(__file__).with_name("fuzz_scan.c")
+RUNS = Path(__file__).parents[2] / "fixtures" / "runs"
+NO_COMPILER = "needs gcc or clang as cc"
+native = pytest.mark.skipif(
+    core.load(core.FOLDER)[0] is None,
+    reason="needs the compiled core: run `python tools/build_core.py`",
+)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    """A copy of the sources and of the library, which the chooser looks at."""
+    copy = tmp_path / "native"
+    shutil.copytree(core.FOLDER, copy)
+    monkeypatch.setattr(core, "FOLDER", copy)
+    monkeypatch.delenv(core.VARIABLE, raising=False)
+    return copy
+
+
+class TestChoice:
+    """Which core is used, and the sentence that says why."""
+
+    @native
+    def test_the_compiled_core_is_used_if_it_is_there(self, folder, monkeypatch):
+        assert core.describe() == "native (compiled from these sources)"
+        monkeypatch.setenv(core.VARIABLE, "native")
+        assert core.describe() == "native (PPPROF_CORE=native)"
+
+    @native
+    def test_numpy_is_used_on_request(self, folder, monkeypatch):
+        monkeypatch.setenv(core.VARIABLE, "python")
+        assert core.describe() == "python (PPPROF_CORE=python)"
+        assert isinstance(new_scanner(DIALECTS["paddle"]), NumpyScanner)
+
+    @pytest.mark.parametrize(
+        ("change", "problem"),
+        [
+            (
+                lambda folder: (folder / "_core.so").unlink(),
+                "there is no compiled library _core.so",
+            ),
+            (
+                lambda folder: (folder / "_core.so").write_bytes(b"none"),
+                "_core.so cannot be loaded: ",
+            ),
+            (
+                lambda folder: (folder / "columns.h").write_text("/* newer */"),
+                "_core.so was compiled from other sources than those beside it",
+            ),
+        ],
+        ids=["missing", "damaged", "other source"],
+    )
+    @native
+    def test_numpy_is_used_if_the_library_cannot_be(self, folder, change, problem, monkeypatch):
+        change(folder)
+        assert core.describe().startswith(f"python ({problem}")
+        assert f"\ncore python ({problem}" in versions()
+        assert isinstance(new_scanner(DIALECTS["paddle"]), NumpyScanner)
+        monkeypatch.setenv(core.VARIABLE, "native")
+        with pytest.raises(UsageError) as raised:
+            new_scanner(DIALECTS["paddle"])
+        assert str(raised.value).startswith(f"PPPROF_CORE=native: {problem}")
+        assert "tools/build_core.py" in str(raised.value)
+        assert core.describe() == f"none ({raised.value})"
+
+    def test_another_value_is_an_error(self, monkeypatch):
+        monkeypatch.setenv(core.VARIABLE, "fast")
+        message = "PPPROF_CORE=fast: expected native or python, or no value"
+        with pytest.raises(UsageError, match=message):
+            core.choose()
+        assert core.describe() == f"none ({message})"
+
+    def test_a_wrong_value_ends_a_command_with_a_message(self, tmp_path, monkeypatch, capsys):
+        from ppprof.cli import main
+
+        write_paddle_json(
+            read(write(tmp_path / "a.pb", *gpu_traces.training())), tmp_path / "a.json"
+        )
+        monkeypatch.setenv(core.VARIABLE, "fast")
+        assert main(["summary", str(tmp_path / "a.json"), "--no-cache"]) == 2
+        assert "PPPROF_CORE=fast: expected native or python" in capsys.readouterr().err
+
+
+def block_of(data: bytes, first: int = 0) -> Block:
+    return Block(bytearray(MARGIN) + data + bytes(MARGIN), len(data), first, True)
+
+
+def rows(scanned: Scanned) -> list[tuple]:
+    """All events with the values that they have, in the order of the file."""
+    events = []
+    for kind, columns in scanned.parts:
+        values = {name: column.tolist() for name, column in columns.items()}
+        for row in range(len(values["position"])):
+            event = {}
+            for name, column in values.items():
+                value = column[row]
+                if name in TEXTS:
+                    event[name] = scanned.texts[value] if value >= 0 else None
+                elif isinstance(value, float):
+                    event[name] = value.hex() if value == value else None
+                else:
+                    event[name] = None if value == MISSING else value
+            present = {name: value for name, value in event.items() if value is not None}
+            events.append((event["position"], kind, sorted(present.items())))
+    return sorted(events)
+
+
+def dtypes(scanned: Scanned) -> dict[tuple[str, str], set[str]]:
+    return {
+        (kind, name): column.dtype
+        for kind, columns in scanned.parts
+        for name, column in columns.items()
+    }
+
+
+def assert_same(data: bytes, dialect: Dialect, cut: int = 0) -> int:
+    """Both scanners return the same; return the number of events. ``cut``: where a block ends."""
+    library, _ = core.load(core.FOLDER)
+    results = []
+    for scanner in (NumpyScanner(dialect), NativeScanner(dialect, library)):
+        ranges = scanner.add(block_of(data[:cut])) if cut else []
+        ranges += scanner.add(block_of(data[cut:], cut))
+        scanned = scanner.scanned()
+        assert scanned.unmatched == ranges
+        results.append((ranges, rows(scanned), scanned.num_flows, sorted(set(scanned.texts))))
+    assert results[0] == results[1]
+    return len(results[0][1])
+
+
+WORDS = st.text("abc XYZ()_:[]1 µ", max_size=70).map(lambda text: text.encode()[:80])
+DIGITS = st.integers(1, 20).flatmap(
+    lambda count: st.text("0123456789", min_size=count, max_size=count)
+)
+SIGN = st.sampled_from(["", "", "", "-"])
+NUMBER = st.one_of(
+    st.integers(-(2**31) - 2, 2**31 + 1).map(str), st.builds(str.__add__, SIGN, DIGITS)
+)
+REAL = st.one_of(
+    st.builds("{}{}.{}".format, SIGN, DIGITS, DIGITS),
+    st.floats(0, 1e6).map("{:.6f}".format),
+    st.sampled_from(["inf", "-inf", "nan", "-nan", "1.", ".5", "0.0", "-0.0"]),
+)
+VALUES = {
+    "d": NUMBER.map(str.encode),
+    "f": st.builds("{}{}.{:03}".format, SIGN, DIGITS, st.integers(0, 1001)).map(str.encode),
+    "g": REAL.map(str.encode),
+    "w": WORDS,
+    "l": st.one_of(st.sampled_from([b"{}", b'{"X":[[4,128]]}', b"", b"[1]"]), WORDS),
+    "s": st.one_of(
+        WORDS,
+        st.builds(
+            bytes.__add__,
+            WORDS,
+            st.sampled_from(
+                [b"[1.250 ms]", b"[0 us]", b"[1 s]", b"[x s]", b"[1 ns]", b" s]", b"[1]"]
+            ),
+        ),
+    ),
+}
+
+
+@st.composite
+def printed(draw: st.DrawFn, layout: EventPattern) -> bytes:
+    """An event of a layout; its numbers may be too long, and its texts too odd, to match."""
+    text = layout.prefix
+    for field in layout.fields:
+        text += draw(VALUES[field.spec]) + field.after
+    return text
+
+
+def lists_of_events(name: str) -> st.SearchStrategy[bytes]:
+    layouts = st.sampled_from(DIALECTS[name].layouts).flatmap(printed)
+    other = st.sampled_from(NASTY)
+    return st.lists(st.one_of(layouts, layouts, layouts, other), max_size=12).map(b"".join)
+
+
+@native
+class TestSameAsNumpy:
+    """Both scanners return the same columns, texts, ranges and counts."""
+
+    @pytest.mark.parametrize("name", DIALECTS)
+    @given(data=st.data())
+    def test_events_of_all_layouts(self, name, data):
+        text = data.draw(lists_of_events(name))
+        assert_same(text, DIALECTS[name])
+
+    @pytest.mark.parametrize("name", DIALECTS)
+    def test_every_layout_has_an_event(self, name):
+        """Otherwise a layout that never matches would go unnoticed."""
+        values = {"d": b"7", "f": b"1.250", "g": b"0.5", "w": b"w", "l": b'{"X":[]}', "s": b"name"}
+        for layout in DIALECTS[name].layouts:
+            text = layout.prefix + b"".join(
+                values[field.spec] + field.after for field in layout.fields
+            )
+            scanner = NativeScanner(DIALECTS[name], core.load(core.FOLDER)[0])
+            assert scanner.add(block_of(text)) == []
+            scanned = scanner.scanned()
+            assert len(scanned.parts) + scanned.num_flows == 1
+            assert_same(text, DIALECTS[name])
+
+    @pytest.mark.parametrize(
+        "path", sorted(RUNS.rglob("*.json.gz")), ids=lambda path: path.parent.name
+    )
+    def test_recorded_traces(self, path):
+        text = gzip.decompress(path.read_bytes())
+        text = text[json_reader.start_of_events(text) :]
+        dialect = DIALECTS[dialect_of(text)]
+        assert assert_same(text, dialect) > 20
+        cut = text.rindex(dialect.start, 0, len(text) // 2)
+        assert_same(text, dialect, cut)
+
+    @given(seed=st.integers(0, 2**32))
+    def test_changed_bytes(self, seeds, seed):
+        rng = random.Random(seed)
+        text, dialect = rng.choice(seeds)
+        assert_same(mutated(text, rng), dialect)
+
+    @pytest.mark.parametrize("what", LONG)
+    @pytest.mark.all
+    def test_files_made_to_be_slow(self, what):
+        for dialect in DIALECTS.values():
+            assert_same(LONG[what](), dialect)
+
+    def test_dtypes(self, seeds):
+        for text, dialect in seeds:
+            scanner = NativeScanner(dialect, core.load(core.FOLDER)[0])
+            scanner.add(block_of(text))
+            for (_, name), dtype in dtypes(scanner.scanned()).items():
+                if name in TEXTS:
+                    assert dtype == np.int32, name
+                elif name in fixed_layout.NARROW:
+                    assert dtype in (np.int32, np.int64)
+                else:
+                    assert dtype in (np.int64, np.float64)
+
+
+@pytest.fixture(scope="module")
+def seeds(tmp_path_factory) -> list[tuple[bytes, Dialect]]:
+    """The list of events of one trace, as text, with its dialect; of both writers."""
+    directory = tmp_path_factory.mktemp("seeds")
+    pb = write(directory / "a.pb", *gpu_traces.training(2))
+    write_paddle_json(read(pb), directory / "ours.json")
+    try:
+        from tests.oracles import paddle_tables
+
+        paddle_tables.load_result(pb).save(str(directory / "theirs.json"), "json")
+    except ImportError:
+        pass
+    texts = [path.read_bytes() for path in directory.glob("*.json")]
+    texts = [text[json_reader.start_of_events(text) :] for text in texts]
+    return [(text, DIALECTS[dialect_of(text)]) for text in texts]
+
+
+SMALL = Dialect(
+    (EventPattern("event", '\n{"n":%d{pid},"name":"%w{name}"}'),), b'\n{"n":', True, True
+)
+
+
+@native
+class TestColumns:
+    """How columns store values, on a layout of two fields."""
+
+    @staticmethod
+    def scanned(*events: str, dialect: Dialect = SMALL) -> Scanned:
+        scanner = NativeScanner(dialect, core.load(core.FOLDER)[0])
+        for event in events:
+            assert scanner.add(block_of(event.encode())) == []
+        return scanner.scanned()
+
+    @pytest.mark.parametrize(
+        ("values", "dtype"),
+        [
+            ([0, 2**31 - 1, -(2**31)], np.int32),
+            ([0, 2**31], np.int64),
+            ([-(2**31) - 1, 5], np.int64),
+            ([*range(1000), 2**40, *range(1000)], np.int64),
+        ],
+    )
+    def test_integers_are_as_narrow_as_all_values_allow(self, values, dtype):
+        ((_, columns),) = self.scanned(*(f'\n{{"n":{value},"name":"a"}}' for value in values)).parts
+        assert columns["pid"].tolist() == values
+        assert columns["pid"].dtype == dtype
+
+    def test_values_outlive_the_scanner(self):
+        ((_, columns),) = self.scanned('\n{"n":1,"name":"a"}').parts
+        assert columns["pid"].tolist() == [1]
+        columns["pid"][0] = 2  # they may be changed
+        assert columns["pid"].tolist() == [2]
+
+    def test_many_texts(self):
+        names = [f"name {number}" for number in range(5000)]
+        scanned = self.scanned(*(f'\n{{"n":1,"name":"{name}"}}' for name in [*names, *names]))
+        ((_, columns),) = scanned.parts
+        numbers = columns["name"].tolist()
+        assert [scanned.texts[number].decode() for number in numbers] == [*names, *names]
+        assert len(scanned.texts) == len(names)
+
+    def test_nothing(self):
+        assert self.scanned() == Scanned([], [], [], 0)
+        assert self.scanned("") == Scanned([], [], [], 0)
+
+    def test_fields_that_only_some_layouts_have(self):
+        """Rows before and after the layout with the field have a missing value there."""
+        dialect = Dialect(
+            (
+                EventPattern("event", '\n{"n":%d{pid}}'),
+                EventPattern("event", '\n{"n":%d{pid},"r":%g{r},"i":%d{tid},"name":"%w{name}"}'),
+            ),
+            b'\n{"n":',
+            True,
+            True,
+        )
+        long = '\n{"n":2,"r":0.5,"i":7,"name":"a"}'
+        ((_, columns),) = self.scanned('\n{"n":1}', long, '\n{"n":3}', dialect=dialect).parts
+        assert columns["pid"].tolist() == [1, 2, 3]
+        assert columns["tid"].tolist() == [MISSING, 7, MISSING]
+        assert columns["name"].tolist() == [-1, 0, -1]
+        assert np.isnan(columns["r"]).tolist() == [True, False, True]
+
+    def test_threads_scan_at_the_same_time(self, seeds):
+        text, dialect = seeds[0]
+        results = [None] * 4
+
+        def scan(number: int) -> None:
+            scanner = NativeScanner(dialect, core.load(core.FOLDER)[0])
+            for _ in range(20):
+                scanner.add(block_of(text))
+            results[number] = rows(scanner.scanned())
+
+        threads = [threading.Thread(target=scan, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert results[0]
+        assert all(result == results[0] for result in results)
+
+    def test_a_contradictory_program_is_refused(self):
+        """Its length is wrong at every place where it can end too early."""
+        library, _ = core.load(core.FOLDER)
+        code = _program_of(SMALL).code
+        for length in range(len(code)):
+            assert library.ppprof_scanner_new(code[:length], length, bytes(16)) is None
+
+
+@pytest.mark.all
+def test_hostile_inputs_under_sanitizers(tmp_path, seeds):
+    """No read out of bounds, no undefined behaviour, no leak; also when memory runs out."""
+    if not shutil.which("cc"):
+        pytest.skip(NO_COMPILER)
+    program = tmp_path / "fuzz_scan"
+    built = subprocess.run(
+        [
+            *("cc", "-std=c99", "-g", "-O1", "-fsanitize=address,undefined"),
+            *("-fno-sanitize-recover=all", f"-I{core.FOLDER}", "-o", program, FUZZ),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "cannot find" in built.stderr:
+        pytest.skip("needs the compiler's libraries of sanitizers")
+    assert built.returncode == 0, built.stderr
+    rng = random.Random(1)
+    for number, dialect in enumerate(DIALECTS.values()):
+        code = tmp_path / f"program{number}"
+        code.write_bytes(_program_of(dialect).code)
+        texts = [make() for make in LONG.values()]
+        for text, own in seeds:
+            texts += [mutated(text, rng) for _ in range(300)] if own is dialect else [text]
+        texts += [text[: rng.randrange(len(text))] for text, _ in seeds for _ in range(50)]
+        texts += [b"", *NASTY, *(layout.prefix for layout in dialect.layouts)]
+        paths = []
+        for index, text in enumerate(texts):
+            paths.append(tmp_path / f"{number}_{index}")
+            paths[-1].write_bytes(text)
+        done = subprocess.run(
+            [program, code, *paths], capture_output=True, text=True, check=False, timeout=600
+        )
+        assert done.returncode == 0, done.stderr
+        assert len(done.stdout.splitlines()) == len(texts)
