@@ -1,7 +1,9 @@
 /* Run the compiled core's scanner on files, for sanitizers: fuzz_scan PROGRAM FILE...
  *
- * Each file is scanned whole and in pieces, each in memory of exactly its length. Then it is scanned
- * again and again with one allocation more before memory "runs out", until it no longer does.
+ * Each file is scanned whole and in pieces, each in memory of exactly its length. A short file is
+ * also scanned with its first bytes replaced by the start of an event, for any number of bytes. Then
+ * the file is scanned again and again with one allocation more before memory "runs out", until it no
+ * longer does.
  * Prints the events, texts and ranges of all files. A sanitizer ends the program at the first read
  * out of bounds, at undefined behaviour, and for memory that was not freed.
  */
@@ -117,6 +119,27 @@ done:
     return result;
 }
 
+/* Scan events that lack any number of bytes after their start. */
+static void scan_short_events(Content program, Content text)
+{
+    static const uint64_t secret[2] = {1, 2};
+    Scanner *scanner = ppprof_scanner_new(program.bytes, program.length, secret);
+    if (!scanner)
+        exit(2);
+    for (size_t first = 0; first < text.length; first++) {
+        size_t length = scanner->num_start + text.length - first;
+        uint8_t *event = malloc(length);
+        if (!event)
+            exit(2);
+        memcpy(event, scanner->start, scanner->num_start);
+        memcpy(event + scanner->num_start, text.bytes + first, text.length - first);
+        if (ppprof_scanner_add(scanner, event, length, 0) < 0)
+            exit(2);
+        free(event);
+    }
+    ppprof_scanner_free(scanner);
+}
+
 /* Reject every program that ends too early, without reading behind its end. */
 static void check_short_programs(Content program)
 {
@@ -146,6 +169,8 @@ int main(int argc, char **argv)
             if (text.length < 1 << 16 || !index)
                 if (scan(program, text, pieces[index], !index))
                     return 1;
+        if (text.length < 1 << 12)
+            scan_short_events(program, text);
         /* Later failures are those of the same places with more memory. */
         long num_allowed = 0;
         for (int is_failing = 1; is_failing && num_allowed < 400; num_allowed++) {

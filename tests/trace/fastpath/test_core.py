@@ -197,6 +197,12 @@ def printed(draw: st.DrawFn, layout: EventPattern) -> bytes:
     return text
 
 
+def sample(layout: EventPattern, name: bytes = b"name") -> bytes:
+    """An event of a layout."""
+    values = {"d": b"7", "f": b"1.250", "g": b"0.5", "w": b"w", "l": b'{"X":[]}', "s": name}
+    return layout.prefix + b"".join(values[field.spec] + field.after for field in layout.fields)
+
+
 def lists_of_events(name: str) -> st.SearchStrategy[bytes]:
     layouts = st.sampled_from(DIALECTS[name].layouts).flatmap(printed)
     other = st.sampled_from(NASTY)
@@ -216,11 +222,8 @@ class TestSameAsNumpy:
     @pytest.mark.parametrize("name", DIALECTS)
     def test_every_layout_has_an_event(self, name):
         """Otherwise a layout that never matches would go unnoticed."""
-        values = {"d": b"7", "f": b"1.250", "g": b"0.5", "w": b"w", "l": b'{"X":[]}', "s": b"name"}
         for layout in DIALECTS[name].layouts:
-            text = layout.prefix + b"".join(
-                values[field.spec] + field.after for field in layout.fields
-            )
+            text = sample(layout)
             scanner = NativeScanner(DIALECTS[name], core.load(core.FOLDER)[0])
             assert scanner.add(block_of(text)) == []
             scanned = scanner.scanned()
@@ -398,7 +401,8 @@ def test_hostile_inputs_under_sanitizers(tmp_path, seeds):
         for text, own in seeds:
             texts += [mutated(text, rng) for _ in range(300)] if own is dialect else [text]
         texts += [text[: rng.randrange(len(text))] for text, _ in seeds for _ in range(50)]
-        texts += [b"", *NASTY, *(layout.prefix for layout in dialect.layouts)]
+        texts += [b"", *NASTY, *(sample(layout) for layout in dialect.layouts)]
+        texts.append(b"".join(sample(dialect.layouts[0], b"%d" % name) for name in range(2000)))
         paths = []
         for index, text in enumerate(texts):
             paths.append(tmp_path / f"{number}_{index}")
