@@ -22,11 +22,17 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 LAUNCH := $(BIN)/python -m paddle.distributed.launch --nproc_per_node
 
+# The compiled core of the reader; without a compiler, tests of it are skipped.
+CORE := ppprof/trace/fastpath/native/_core.so
+
 TRAINERS := .venv-paddlenlp/.installed .venv-paddleformers/.installed
 
 .PHONY: profile profile-hybrid test test-jobs test-all test-gpu test-paddle26 check lock integrations trainers bench install clean
 
-install: $(VENV)/.installed
+install: $(VENV)/.installed $(CORE)
+
+$(CORE): tools/build_core.py $(wildcard ppprof/trace/fastpath/native/*.[ch]) | $(VENV)/.installed
+	$(BIN)/python tools/build_core.py
 
 # pip below 25.1 cannot read dependency groups, so upgrade it in the environment.
 $(VENV)/.installed: pyproject.toml
@@ -105,4 +111,4 @@ bench: install
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) $(VENV)-26 $(VENV)-rpc .venv-paddlenlp .venv-paddleformers profiler_log output log
+	rm -rf $(CORE) $(VENV) $(VENV)-26 $(VENV)-rpc .venv-paddlenlp .venv-paddleformers profiler_log output log

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -32,6 +33,7 @@ DATA = {
     "report/html/licenses/echarts.NOTICE",
     "report/html/licenses/zrender.LICENSE",
     "report/html/licenses/d3.LICENSE",
+    *(f"trace/fastpath/native/{name}" for name in ("scan.c", "columns.h", "memory.h", "texts.h")),
 }
 # dist/echarts.min.js of https://registry.npmjs.org/echarts/-/echarts-6.1.0.tgz, a file that npm
 # publishes with integrity sha512-q0yaFPggC9FUdsWH4blavRWFmxdrIodbkoKNAjJudAI6CA9gNPxHtV2RcZNEepZVl
@@ -95,6 +97,9 @@ def test_what_is_in_the_wheel(release):
     assert {f"ppprof/{name}" for name in code | DATA} <= packaged
     assert {name.partition("/")[0] for name in packaged} == {"ppprof"}  # no tests, no tools
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    has_core = "ppprof/trace/fastpath/native/_core.so" in packaged
+    assert has_core == any(map(shutil.which, ("cc", "gcc", "clang")))
+    assert release[1].name.endswith("-py3-none-any.whl") != has_core
     assert about["Requires-Python"] == ">=3.9,<3.14" or about["Requires-Python"] == "<3.14,>=3.9"
     needed = [need for need in about.get_all("Requires-Dist") if "extra ==" not in need]
     assert not [need for need in needed if re.match("paddle|visualdl|distributed", need)]
@@ -107,7 +112,9 @@ def test_what_is_in_the_source_distribution(release):
     """All that a packager needs to test what he builds."""
     with tarfile.open(release[0]) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    assert {"LICENSE", "README.md", "pyproject.toml", "tools/train.py", "Makefile"} <= names
+    assert "ppprof/trace/fastpath/native/_core.so" not in names
+    assert {"LICENSE", "README.md", "pyproject.toml", "Makefile"} <= names
+    assert {"tools/train.py", "tools/build_core.py"} <= names
     assert {
         path.relative_to(ROOT).as_posix() for path in Path(__file__).parent.glob("*.py")
     } <= names
@@ -138,4 +145,7 @@ def test_the_wheel_reads_a_run_where_nothing_else_is_installed(release, tmp_path
     does("report", "run", "--baseline", "base", "-o", "page.html")
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "echarts" in page
-    assert does("--version").startswith("ppprof ")
+    version = does("--version")
+    assert version.startswith("ppprof ")
+    has_core = not release[1].name.endswith("-py3-none-any.whl")
+    assert f"\ncore {'native' if has_core else 'python'} (" in version

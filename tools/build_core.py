@@ -2,11 +2,16 @@
 
     python tools/build_core.py
 
-writes ``ppprof/trace/fastpath/native/_core.so``. ``$CC`` is the compiler if it is set, else the
-first of cc, gcc and clang; ``$CFLAGS`` is added to the options. The library needs nothing but libc,
-and no header of Python, so one wheel serves all versions of Python on a platform.
+writes ``ppprof/trace/fastpath/native/_core.so``, as ``make`` does when a C source has changed.
+``$CC`` is the compiler if it is set, else the first of cc, gcc and clang; ``$CFLAGS`` is added to
+the options. The library needs nothing but libc, and no header of Python, so one wheel serves all
+versions of Python on a platform.
 
 Without a compiler, or if it fails, the wheel is a pure one, and ppprof reads with numpy.
+
+A wheel that is built on Linux has the tag ``linux_x86_64``, which PyPI does not take. Before a
+release, run ``auditwheel repair dist/*.whl``: it checks that the library needs no newer glibc than
+2.17, and writes the same wheel with the tag ``manylinux_2_17_x86_64``.
 """
 
 from __future__ import annotations
@@ -35,6 +40,10 @@ class BuildError(Exception):
     """The library cannot be compiled; the message says why."""
 
 
+class NoCompilerError(BuildError):
+    """This machine has no compiler."""
+
+
 def build(root: Path, options: tuple[str, ...] = ()) -> Path:
     """Compile the library of the checkout at ``root`` and return its path.
 
@@ -45,7 +54,8 @@ def build(root: Path, options: tuple[str, ...] = ()) -> Path:
         options: further options of the compiler.
 
     Raises:
-        BuildError: there is no compiler, or it fails.
+        NoCompilerError: there is no compiler.
+        BuildError: the compiler fails.
     """
     source, library = root / SOURCE, root / LIBRARY
     sources = sorted([*source.parent.glob("*.c"), *source.parent.glob("*.h")])
@@ -75,22 +85,23 @@ def _compiler() -> list[str]:
     if os.environ.get("CC"):
         return shlex.split(os.environ["CC"])
     if sys.platform == "win32":
-        raise BuildError("set CC to a compiler that takes the options of gcc")
+        raise NoCompilerError("set CC to a compiler that takes the options of gcc")
     for name in ("cc", "gcc", "clang"):
         if shutil.which(name):
             return [name]
-    raise BuildError("found none of cc, gcc and clang; install one or set CC")
+    raise NoCompilerError("found none of cc, gcc and clang; install one or set CC")
 
 
 def wheel_tag() -> str:
     """Return the tag of a wheel with the library: any Python 3 on this platform.
 
-    PyPI takes Linux wheels only after ``auditwheel repair``, which replaces ``linux`` by
-    ``manylinux`` and checks that old systems have all functions that the library calls.
+    On Linux, ``auditwheel repair`` replaces it by the tag of the oldest system with all functions
+    that the library calls.
     """
     name = sysconfig.get_platform()
     if sys.platform == "darwin":  # Python may be built for two machines, the library is for one
-        version = ".".join(platform.mac_ver()[0].split(".")[:2])
+        major, minor = platform.mac_ver()[0].split(".")[:2]
+        version = f"{major}.{minor if major == '10' else 0}"  # pip knows no minor versions since 11
         name = f"macosx-{version}-{platform.machine()}"
     return f"py3-none-{name.replace('-', '_').replace('.', '_')}"
 
@@ -121,9 +132,14 @@ def get_build_hook() -> Any:
 
 
 def main() -> int:
-    """Compile the library of this checkout; return 1 if that fails."""
+    """Compile the library of this checkout; return 1 if that fails.
+
+    Without a compiler, print a message and return 0: all of ppprof works without the library.
+    """
     try:
         print(build(Path(__file__).parents[1], ("-Werror",)))
+    except NoCompilerError as error:
+        print(f"build_core: ppprof will read traces with numpy: {error}", file=sys.stderr)
     except BuildError as error:
         print(f"build_core: {error}", file=sys.stderr)
         return 1
