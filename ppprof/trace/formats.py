@@ -3,7 +3,7 @@
 Where each format is read and written::
 
     JSON       json_reader: of Paddle or Kineto; source: the file's bytes, block by block
-      fast     fastpath: the fixed layouts of known writers, matched by numpy
+      fast     fastpath: the fixed layouts of known writers, matched by compiled C or by numpy
       any      json/recovery decodes and repairs; json/values
       Paddle   paddle/json_columns -> timestamps, nesting -> json_events;  json_writer
       Kineto   kineto/columns -> nesting -> kineto/events

@@ -1,14 +1,16 @@
-"""Read and write traces of a fixed layout with numpy, many events at once.
+"""Read and write traces of a fixed layout, many events at once.
 
-Programs that print traces use a fixed layout. So numpy can match the text with the layout, and no
+Programs that print traces use a fixed layout. So the text can be compared with the layout, and no
 JSON parser is needed.
 
-- `scan` matches events of a known layout (`fixed_layout`, `layouts`) in blocks of bytes
-  (`byte_view`), and replaces their texts by numbers (`string_table`).
-- `workers` divides a long file among processes.
-- `protobuf_decode` and `protobuf_encode` read and write many messages of a ``.pb`` file at once.
+- `layouts` describes the known layouts with format strings; `fixed_layout` has the interface of the
+  scanners that read them, and `core` chooses one:
+- `native` is compiled C; `threads` divides a long file among threads.
+- `scan` uses numpy: it matches one field of all events of a block at once (`byte_view`) and
+  replaces texts by numbers (`string_table`). `workers` divides a long file among processes.
+- `protobuf_decode` and `protobuf_encode` read and write many messages of a ``.pb`` file at once,
+  with numpy.
 
-The gain (`make bench`): 110 MB of Paddle's JSON are read into the events table in less than a
-second; ``orjson.loads`` alone takes twice as long. For JSON, this folder only saves time: any event
-that does not match a layout is decoded by `ppprof.trace.json`.
+For JSON, this folder only saves time (`make bench`): any event that does not match a layout is
+decoded by `ppprof.trace.json`.
 """
