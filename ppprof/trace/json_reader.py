@@ -44,6 +44,8 @@ _Batches = Iterator[tuple[int, list[Event]]]
 
 _MAX_BLOCKS_PER_EVENT = 4
 """An event that seems to be longer than these blocks is taken to be broken."""
+_HEAD_BYTES = 1 << 16
+"""Bytes in which the list of events usually begins."""
 _LARGE_BYTES = 32 << 20
 """After a larger file is read, freed memory is returned to the system (`_trim_heap`)."""
 _KINETO = re.compile(
@@ -65,7 +67,8 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
     skipped: Counter[str] = Counter()
     with TraceStream(path, progress) as source:
         keys = _keys_before(source)
-        text = source.peek(BLOCK_BYTES)
+        # The schema version decides; without one, events do.
+        text = source.peek(_HEAD_BYTES if "schemaVersion" in keys else BLOCK_BYTES)
         if _is_kineto(keys, text):
             events = EventDecoder(KinetoEvent, source.path, skipped)
             trace = kineto_trace(
@@ -97,7 +100,7 @@ def _keys_before(source: TraceStream) -> Keys:
     Raises:
         TraceError: the file has no list of events.
     """
-    text = source.read(1 << 16)
+    text = source.read(_HEAD_BYTES)
     while True:
         start = start_of_events(text)
         if start >= 0:
@@ -225,7 +228,11 @@ def _scan_events(source: TraceStream, name: str, columns: PaddleColumns, keys: K
 
     scanner = new_scanner(dialect)
     with scan_ranges(source.path, name, bounds) as others:
-        for block in source.blocks(dialect.last_start, None if is_whole else bounds[0]):
+        for block in source.blocks(
+            dialect.last_start,
+            None if is_whole else bounds[0],
+            num_bytes=scanner.block_bytes,
+        ):
             end = block.end if block.is_last and is_whole else None
             columns.add_decoded(decoded(scanner.add(block), block.between, end))
         columns.add_scanned(scanner.scanned(), dialect)

@@ -16,7 +16,7 @@ from ppprof.errors import TraceError
 from ppprof.paths import reject_special_files, store_errors_as_oserror, to_path
 
 BLOCK_BYTES = 4 << 20
-"""Bytes per read.
+"""Bytes per read, unless the caller asks for another number.
 
 A block, and the values computed from it, must fit into the processor's cache.
 """
@@ -196,7 +196,11 @@ class TraceStream:
         return text
 
     def blocks(
-        self, cut: Callable[[bytearray, int, int], int], end: int | None = None
+        self,
+        cut: Callable[[bytearray, int, int], int],
+        end: int | None = None,
+        *,
+        num_bytes: int | None = None,
     ) -> Iterator[Block]:
         """Yield blocks that end between two events; each block overwrites the one before it.
 
@@ -205,11 +209,12 @@ class TraceStream:
                 and end offset. A result not above the first offset means that no event begins
                 behind it.
             end: offset at which to stop, where an event begins; None for the end of the file.
+            num_bytes: length of a block, `BLOCK_BYTES` if None; a longer event gets a longer block.
 
         Raises:
             TraceError: no event begins in more than `MAX_EVENT_BYTES` bytes.
         """
-        buffer = bytearray(BLOCK_BYTES + 2 * MARGIN)
+        buffer = bytearray((num_bytes or BLOCK_BYTES) + 2 * MARGIN)
         length = 0
         while True:
             if length > len(buffer) // 2:

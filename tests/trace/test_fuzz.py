@@ -122,7 +122,7 @@ def _outcome(path: Path) -> Trace | TraceError:
 
 @pytest.mark.parametrize("name", FORMATS)
 @given(seed=st.integers(0, 2**32))
-def test_changed_bytes(seeds, name, seed, tmp_path):
+def test_changed_bytes(seeds, name, each_core, seed, tmp_path):
     path = tmp_path / "trace"
     path.write_bytes(mutated(seeds[name], random.Random(seed)))
     began = time.monotonic()
@@ -181,7 +181,7 @@ LONG = {
 
 @pytest.mark.parametrize("what", LONG)
 @pytest.mark.all
-def test_files_made_to_be_slow(what, tmp_path):
+def test_files_made_to_be_slow(what, each_core, tmp_path):
     path = tmp_path / "trace.json"
     path.write_bytes(LONG[what]())
     tracemalloc.start()

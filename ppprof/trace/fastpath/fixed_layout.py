@@ -18,7 +18,7 @@ from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.layouts import Dialect
 from ppprof.trace.fastpath.scan import Text
 from ppprof.trace.fastpath.string_table import StringTable
-from ppprof.trace.source import MARGIN, Block, TraceStream
+from ppprof.trace.source import BLOCK_BYTES, MARGIN, Block, TraceStream
 
 Ranges = list[tuple[int, int]]
 
@@ -61,6 +61,9 @@ class Scanned:
 class Scanner(Protocol):
     """Reader of blocks of events in the layouts of one dialect."""
 
+    block_bytes: int
+    """Length of a block that is read fastest."""
+
     def add(self, block: Block) -> Ranges:
         """Add the events of a block, which begins and ends between two events.
 
@@ -88,6 +91,8 @@ def new_scanner(dialect: Dialect) -> Scanner:
 
 class NumpyScanner:
     """Scanner that matches one field of all events of a block at once, with numpy."""
+
+    block_bytes = BLOCK_BYTES
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
@@ -156,7 +161,7 @@ def scan(source: TraceStream, dialect: Dialect, end: int) -> Scanned:
     At ``end``, an event begins or the file ends.
     """
     scanner = new_scanner(dialect)
-    for block in source.blocks(dialect.last_start, end):
+    for block in source.blocks(dialect.last_start, end, num_bytes=scanner.block_bytes):
         scanner.add(block)
     return scanner.scanned()
 

@@ -2,7 +2,8 @@
 
 Each thread reads the file block by block into a buffer of its own. The file is not mapped into
 memory: if another program shortened it meanwhile, reading a mapped page would end this process.
-Reading costs a tenth of the scan.
+Reading is no slower than mapping: the blocks stay in the processor's cache, and no page has to be
+mapped.
 """
 
 from __future__ import annotations
@@ -93,10 +94,12 @@ class _RangeScan:
     def _run(self) -> None:
         dialect = DIALECTS[self._dialect]
         try:
-            self._scanner = new_scanner(dialect)
+            self._scanner = scanner = new_scanner(dialect)
             with TraceStream(self._path, first=self._first) as source:
-                for block in source.blocks(dialect.last_start, self._end):
-                    self._scanner.add(block)
+                for block in source.blocks(
+                    dialect.last_start, self._end, num_bytes=scanner.block_bytes
+                ):
+                    scanner.add(block)
                     if self.is_cancelled:
                         return
         except BaseException as error:  # raised again by `scanned`

@@ -193,7 +193,7 @@ def test_a_torch_trace_truncated_anywhere_in_its_events(reads, every):
 
 
 @pytest.mark.parametrize("behind", ["", "\n  {", '\n  {\n    "na'])
-def test_a_truncation_between_events_with_several_processes(reads, monkeypatch, behind):
+def test_a_truncation_between_events_with_several_readers(reads, each_core, monkeypatch, behind):
     monkeypatch.setattr(workers, "MIN_RANGE_BYTES", 100_000)
     monkeypatch.setattr(workers, "HEAD_START_BYTES", 10_000)
     monkeypatch.setattr(workers, "_num_processors", lambda: 2)

@@ -97,7 +97,9 @@ def divide(patch: pytest.MonkeyPatch) -> None:
 @given(
     st.lists(st.one_of(st.just("sound"), st.sampled_from(list(ODD))), max_size=60), st.booleans()
 )
-def test_unmatched_events_give_the_same_trace_as_decoding(tmp_path, monkeypatch, kinds, is_divided):
+def test_unmatched_events_give_the_same_trace_as_decoding(
+    tmp_path, each_core, monkeypatch, kinds, is_divided
+):
     path = tmp_path / "trace.json"
     path.write_text(text_of(["sound", *kinds]), encoding="utf-8")
     with monkeypatch.context() as patch:

@@ -40,6 +40,8 @@ from ppprof.analysis.summaries.views import VIEWS, summarize
 from ppprof.errors import TraceError
 from ppprof.trace import Trace, json_reader, read, write_paddle_json
 from ppprof.trace.fastpath import core, threads, workers
+from ppprof.trace.fastpath.fixed_layout import NumpyScanner
+from ppprof.trace.fastpath.native.scanner import NativeScanner
 from ppprof.units import TRUNCATED
 from tests.fixtures import gpu_traces
 from tests.fixtures.random_traces import traces
@@ -302,6 +304,14 @@ def test_known_layouts_are_scanned(written, each_core, monkeypatch):
     trace = read(written)
     num_odd = sum(event.ph == "X" for event in decoded)
     assert num_odd < trace.events.height / 10, [event for event in decoded if event.ph == "X"][:3]
+
+
+@pytest.mark.parametrize("num_bytes", [700, 3000, 20_000])
+def test_blocks_of_any_length_give_the_same(written, each_core, num_bytes, monkeypatch):
+    whole = read(written)
+    for scanner in (NativeScanner, NumpyScanner):
+        monkeypatch.setattr(scanner, "block_bytes", num_bytes)
+    assert_same(read(written), whole)
 
 
 def test_packed_is_the_same(written, tmp_path):

@@ -107,14 +107,55 @@ static int is_digit(uint8_t byte)
     return (uint8_t)(byte - '0') < 10;
 }
 
+/* Read up to eight digits that end at `cursor`: return their number, and their value.
+ *
+ * The eight bytes before the cursor must be readable. All of them are handled at once, as a word.
+ */
+static int eight_digits(const uint8_t *cursor, int64_t *value)
+{
+#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    const uint64_t ones = UINT64_C(0x0101010101010101);
+    uint64_t word = load64(cursor - 8) ^ 0x30 * ones; /* a digit becomes its value */
+    uint64_t others = (((word & 0x7F * ones) + 0x76 * ones) | word) & 0x80 * ones;
+    int count = others ? __builtin_clzll(others) >> 3 : 8;
+    if (count == 0)
+        return 0;
+    word = word >> (64 - 8 * count) << (64 - 8 * count);
+    /* Join digits to pairs, pairs to fours, and both fours. */
+    word = (word * (10 << 8 | 1) >> 8) & UINT64_C(0x00FF00FF00FF00FF);
+    word = (word * (100 << 16 | 1) >> 16) & UINT64_C(0x0000FFFF0000FFFF);
+    *value = (int64_t)(word * (UINT64_C(10000) << 32 | 1) >> 32);
+    return count;
+#else
+    int count = 0;
+    *value = 0;
+    for (int64_t ten = 1; count < 8 && is_digit(cursor[-1 - count]); count++, ten *= 10)
+        *value += (cursor[-1 - count] - '0') * ten;
+    return count;
+#endif
+}
+
 /* Read the digits that end at `cursor`: return their first byte, and their value.
  *
  * Of more than MAX_DIGITS digits, only one digit more is counted, and the value is meaningless.
  */
 static const uint8_t *digits_before(const uint8_t *cursor, const uint8_t *floor, int64_t *value)
 {
-    int64_t sum = 0, ten = 1;
     const uint8_t *lowest = cursor - floor > MAX_DIGITS ? cursor - MAX_DIGITS : floor;
+    int64_t sum = 0, ten = 1;
+    while (cursor - lowest >= 8) {
+        int64_t part;
+        int count = eight_digits(cursor, &part);
+        if (count) {
+            sum += part * ten;
+            ten *= 100000000;
+            cursor -= count;
+        }
+        if (count < 8) {
+            *value = sum;
+            return cursor;
+        }
+    }
     while (cursor > lowest && is_digit(cursor[-1])) {
         sum += (*--cursor - '0') * ten;
         ten *= 10;

@@ -49,6 +49,8 @@ class NativeScanner:
         MemoryError: there is not enough memory.
     """
 
+    block_bytes = 1 << 20  # with its columns, it stays in the cache of one processor
+
     def __init__(self, dialect: Dialect, library: ctypes.CDLL) -> None:
         self._library = library
         self._program = _program_of(dialect)
