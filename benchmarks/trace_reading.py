@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import gpu_job
+from ppprof.trace.fastpath import core
 
 SIZES_MB = (20, 100)
 FULL_SIZES_MB = (20, 100, 320, 400, 1000)
@@ -263,7 +264,7 @@ def start_table(repeats: int) -> str:
 
 def machine() -> str:
     """Return a line about the machine and the versions of packages."""
-    versions = [f"Python {platform.python_version()}"]
+    versions = [f"Python {platform.python_version()}", f"core {core.describe()}"]
     for name in ("polars", "numpy", "msgspec", "orjson", "paddlepaddle", "visualdl"):
         with contextlib.suppress(PackageNotFoundError):
             versions.append(f"{name} {version(name)}")

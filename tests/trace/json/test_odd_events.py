@@ -115,7 +115,7 @@ def _no_process(*args: object, **kwargs: object) -> None:
 
 
 @pytest.mark.parametrize("kind", one_in(6, ODD))
-def test_each_unmatched_event_with_worker_processes(tmp_path, monkeypatch, kind):
+def test_each_unmatched_event_with_several_readers(tmp_path, each_core, monkeypatch, kind):
     path = tmp_path / "trace.json"
     path.write_text(text_of(["sound", *["sound", kind] * 30]), encoding="utf-8")
     with monkeypatch.context() as patch:
