@@ -29,7 +29,6 @@ from tests.trace.test_fuzz import LONG, NASTY, mutated
 
 FUZZ = Path(__file__).with_name("fuzz_scan.c")
 RUNS = Path(__file__).parents[2] / "fixtures" / "runs"
-NO_COMPILER = "needs gcc or clang as cc"
 native = pytest.mark.skipif(
     core.load(core.FOLDER)[0] is None,
     reason="needs the compiled core: run `python tools/build_core.py`",
@@ -375,24 +374,14 @@ class TestColumns:
             assert library.ppprof_scanner_new(code[:length], length, bytes(16)) is None
 
 
+PORTABLE = ("-U__SIZEOF_INT128__", "-U__BYTE_ORDER__", "-D__BYTE_ORDER__=0")
+"""Compile the code for machines of another byte order, and without integers of 128 bits."""
+
+
 @pytest.mark.all
 def test_hostile_inputs_under_sanitizers(tmp_path, seeds):
     """No read out of bounds, no undefined behaviour, no leak; also when memory runs out."""
-    if not shutil.which("cc"):
-        pytest.skip(NO_COMPILER)
-    program = tmp_path / "fuzz_scan"
-    built = subprocess.run(
-        [
-            *("cc", "-std=c99", "-g", "-O1", "-fsanitize=address,undefined"),
-            *("-fno-sanitize-recover=all", f"-I{core.FOLDER}", "-o", program, FUZZ),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if "cannot find" in built.stderr:
-        pytest.skip("needs the compiler's libraries of sanitizers")
-    assert built.returncode == 0, built.stderr
+    programs = [compiled(tmp_path / "fuzz"), compiled(tmp_path / "portable", *PORTABLE)]
     rng = random.Random(1)
     for number, dialect in enumerate(DIALECTS.values()):
         code = tmp_path / f"program{number}"
@@ -407,8 +396,31 @@ def test_hostile_inputs_under_sanitizers(tmp_path, seeds):
         for index, text in enumerate(texts):
             paths.append(tmp_path / f"{number}_{index}")
             paths[-1].write_bytes(text)
-        done = subprocess.run(
-            [program, code, *paths], capture_output=True, text=True, check=False, timeout=600
-        )
-        assert done.returncode == 0, done.stderr
-        assert len(done.stdout.splitlines()) == len(texts)
+        outputs = []
+        for program in programs:
+            done = subprocess.run(
+                [program, code, *paths], capture_output=True, text=True, check=False, timeout=600
+            )
+            assert done.returncode == 0, done.stderr
+            outputs.append(done.stdout.splitlines())
+        assert len(outputs[0]) == len(texts)
+        assert outputs[0] == outputs[1]
+
+
+def compiled(program: Path, *options: str) -> Path:
+    """The program of `FUZZ` with sanitizers."""
+    if not shutil.which("cc"):
+        pytest.skip("needs gcc or clang as cc")
+    built = subprocess.run(
+        [
+            *("cc", "-std=c99", "-g", "-O1", "-fsanitize=address,undefined", *options),
+            *("-fno-sanitize-recover=all", f"-I{core.FOLDER}", "-o", program, FUZZ),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "cannot find" in built.stderr:
+        pytest.skip("needs the compiler's libraries of sanitizers")
+    assert built.returncode == 0, built.stderr
+    return program
