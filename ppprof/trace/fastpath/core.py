@@ -14,7 +14,7 @@ import functools
 import hashlib
 import os
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from ppprof.errors import UsageError
 
@@ -32,7 +32,7 @@ class Core(NamedTuple):
     name: str
     """`NATIVE` or `PYTHON`."""
     reason: str
-    library: Optional[ctypes.CDLL]  # noqa: UP045 - read at run time on Python 3.9
+    library: ctypes.CDLL | None
     """The library of the compiled core; None for `PYTHON`."""
 
 
