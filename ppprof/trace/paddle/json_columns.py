@@ -122,6 +122,8 @@ class PaddleEvent(msgspec.Struct, gc=False):
     args: Optional[PaddleArgs] = None
 
 
+_INCOMPLETE = "events without time, process or thread"
+_LAST_NS = 2**63 - 1
 _NO_ARGS = PaddleArgs()
 _EMPTY = PaddleEvent()
 _INTEGERS = dict.fromkeys(
@@ -176,8 +178,9 @@ class PaddleColumns:
                 device = part.setdefault("device", part["pid"])
                 if device.dtype == np.int64 and (device == MISSING).any():
                     part["device"] = narrowed(np.where(device == MISSING, part["pid"], device))
-            if not dialect.ts_is_exact:
-                part["ts"] = part["ts"] * 1000
+            unit_ns = 1 if dialect.ts_is_exact else 1000
+            part = self._complete(part, _LAST_NS // unit_ns)
+            part["ts"] *= unit_ns  # in place: no other object holds the column
             if "occupancy" in part:
                 part["occupancy"] = part["occupancy"] / 100
             self._parts[kind].append(part)
@@ -185,6 +188,19 @@ class PaddleColumns:
             self.ignored[IGNORED_PHASES["s"]] += scanned.num_flows
         if scanned.parts and not dialect.ts_is_exact:
             self.ts_is_exact = False
+
+    def _complete(self, part: dict[str, Array], last_ts: int) -> dict[str, Array]:
+        """Return a part without the events that the decoder would skip, too; count these.
+
+        Their duration is negative, or their ``ts`` is above ``last_ts``, before or after the epoch.
+        """
+        is_usable = np.abs(part["ts"]) <= last_ts
+        if "dur" in part:
+            is_usable &= part["dur"] >= 0
+        if is_usable.all():
+            return part
+        self.skipped[_INCOMPLETE] += int((~is_usable).sum())
+        return {column: values[is_usable] for column, values in part.items()}
 
     def _inputs(self, column: str, values: Array, found: Sequence[bytes]) -> Array:
         """Return the numbers of inputs; -1 for a text that is no JSON object.
@@ -287,7 +303,7 @@ class PaddleColumns:
         numbers = {"position": pl.Series(positions, dtype=pl.Int64), **_numbers_of(kind, events)}
         complete = _is_complete(kind, numbers)
         if not complete.all():
-            self.skipped["events without time, process or thread"] += int((~complete).sum())
+            self.skipped[_INCOMPLETE] += int((~complete).sum())
         part: dict[str, Array] = {}
         for column in COLUMNS[kind]:
             if column in TEXTS:
