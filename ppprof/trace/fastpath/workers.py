@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from ppprof.arrays import Array
+from ppprof.paths import is_remote
 from ppprof.trace.fastpath import core
 from ppprof.trace.fastpath.fixed_layout import Scanned, scan
 from ppprof.trace.fastpath.layouts import DIALECTS
@@ -41,10 +42,13 @@ def split_positions(source: TraceStream, dialect: str) -> list[int]:
 
     The first range begins at the stream's position, and the caller scans it. `scan_ranges` scans
     the others. The last offset is the end of the file. There is one range if the file is short. A
-    file packed with gzip cannot be divided: the only offset is ``sys.maxsize``.
+    file packed with gzip cannot be divided: the only offset is ``sys.maxsize``. Neither is a file in
+    a store, because some stores have one position for all readers of a file.
     """
     if source.is_packed:
         return [sys.maxsize]
+    if is_remote(source.path):
+        return [source.size]
     num = min(
         _num_processors(), (source.size - source.position) // MIN_RANGE_BYTES, _MOST_PROCESSES
     )

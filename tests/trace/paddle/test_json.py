@@ -27,6 +27,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import msgspec
 import numpy as np
 import polars as pl
@@ -385,6 +386,12 @@ def test_a_thread_that_cannot_start_loses_nothing(written, small_ranges, each_co
     whole = read(written)
     monkeypatch.setattr(threads.threading.Thread, "start", start)
     assert_same(read(written), whole)
+
+
+def test_a_file_in_a_store_is_read_by_one_reader(written, small_ranges, each_core):
+    """fsspec's store in memory has one position for all readers of a file."""
+    fsspec.filesystem("memory").pipe("/folder/trace.json", written.read_bytes())
+    assert_same(read("memory://folder/trace.json"), read(written))
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_read_in_part(
