@@ -1,8 +1,8 @@
 """Choose the core that reads fixed layouts: the compiled one (``native``), or numpy (``python``).
 
-Both return the same events. The compiled core takes a third of the time, and its threads divide a
-file without copies. It is used if its library is there and was compiled from the C sources beside
-it. The environment variable ``PPPROF_CORE``, ``native`` or ``python``, overrides the choice.
+Both return the same events. The compiled core takes a sixth of the processor time, and its threads
+divide a file without copies. It is used if its library is there and was compiled from the C sources
+beside it. The environment variable ``PPPROF_CORE``, ``native`` or ``python``, overrides the choice.
 
 This module imports no numpy, because ``ppprof --version`` calls it.
 """

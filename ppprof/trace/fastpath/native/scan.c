@@ -10,10 +10,10 @@
  *
  *   1. memchr finds the next "{". If the bytes around it are those with which every event begins,
  *      the event before it is complete.
- *   2. The layouts are tried in their order, from the end of the event to its start. The literal
- *      after a field must be equal, then the field's text is read backwards from there. So a wrong
- *      layout fails at its first different byte, mostly within the last 30 bytes of the event.
- *      The first layout that matches the whole event wins.
+ *   2. The layouts are tried in their order, and the first one that matches the whole event wins.
+ *      After the literal at the event's start, a layout is compared from the event's end: the
+ *      literal after a field must be equal, then the field is read backwards from there. A wrong
+ *      layout fails at its first different literal, mostly the last one of the event.
  *   3. The values go to the end of the columns of the layout's table. Texts are numbered: an exact
  *      hash table returns the number of a known text.
  *   4. The byte ranges of events without a layout are returned; the caller decodes them as JSON.

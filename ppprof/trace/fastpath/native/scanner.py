@@ -61,7 +61,7 @@ class NativeScanner:
         )
         if not self._scanner:
             raise MemoryError("no memory for a scanner")
-        weakref.finalize(self, library.ppprof_scanner_free, self._scanner)
+        weakref.finalize(self, library.ppprof_scanner_free, self._scanner).atexit = False
 
     def add(self, block: Block) -> Ranges:
         """Add the events of a block, as `Scanner.add`.
