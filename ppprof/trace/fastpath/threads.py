@@ -80,7 +80,7 @@ class _RangeScan:
             self._thread.join()
 
     def scanned(self) -> Scanned:
-        """Wait for the events of the range, and return them. This object then holds none of them."""
+        """Wait for the events of the range, and return them; this object keeps none."""
         if self._thread:
             self._thread.join()
         else:

@@ -1,9 +1,9 @@
 """Processes that scan one long file with numpy, a byte range each.
 
 Threads (`threads`) would not help here, because numpy's short calls hold the interpreter's lock
-most of the time. Each worker is a new interpreter, because a fork is not safe in a program with threads. It imports
-numpy alone and is ready in less than a tenth of a second. If a worker fails, this process scans the
-worker's range, which only costs time.
+most of the time. Each worker is a new interpreter, because a fork is not safe in a program with
+threads. It imports numpy alone and is ready in less than a tenth of a second. If a worker fails,
+this process scans the worker's range, which only costs time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ppprof.trace.fastpath.threads import ScanThreads
 from ppprof.trace.source import BLOCK_BYTES, MAX_EVENT_BYTES, TraceStream
 
 MIN_RANGE_BYTES = 32 << 20
-"""The file must have this many bytes for each process or thread that scans it, this one included."""
+"""The file must have this many bytes for each process or thread that scans it, with this one."""
 HEAD_START_BYTES = 20 << 20
 """Bytes that this process scans while the workers start."""
 _MOST_PROCESSES = 8  # or threads
@@ -41,9 +41,9 @@ def split_positions(source: TraceStream, dialect: str) -> list[int]:
     """Return the offsets at which the ranges of a file end, ascending.
 
     The first range begins at the stream's position, and the caller scans it. `scan_ranges` scans
-    the others. The last offset is the end of the file. There is one range if the file is short. A
-    file packed with gzip cannot be divided: the only offset is ``sys.maxsize``. Neither is a file in
-    a store, because some stores have one position for all readers of a file.
+    the others. The last offset is the end of the file. There is one range if the file is short, or
+    in a store: some stores have one position for all readers of a file. A file packed with gzip
+    cannot be divided: the only offset is ``sys.maxsize``.
     """
     if source.is_packed:
         return [sys.maxsize]

@@ -1,6 +1,6 @@
 /* Columns of a table whose rows come one by one. Included by scan.c.
  *
- * A column gets memory with its first value. Rows that come before it, and rows without a value, are
+ * A column gets memory with its first value. Rows before it, and later rows without a value, are
  * missing: MISSING for an integer, NaN for a real number, NO_TEXT for a text.
  */
 #ifndef PPPROF_COLUMNS_H

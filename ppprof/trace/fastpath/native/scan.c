@@ -227,7 +227,7 @@ static const uint8_t *read_real(const uint8_t *cursor, const uint8_t *floor, Val
     return first;
 }
 
-/* Return the place of the last `byte` in [floor, cursor) and at most `reach` bytes back, or NULL. */
+/* Return the place of the last `byte` in [floor, cursor), at most `reach` bytes back, or NULL. */
 static const uint8_t *last_before(const uint8_t *cursor, const uint8_t *floor, uint8_t byte,
                                   ptrdiff_t reach)
 {
@@ -250,7 +250,7 @@ static const uint8_t *read_word(const uint8_t *cursor, const uint8_t *floor, Val
     return value->text;
 }
 
-/* Return the place of the last `literal` in [floor, cursor) and at most `reach` bytes back, or NULL. */
+/* Return the place of the last `literal` in [floor, cursor), at most `reach` bytes back, or NULL. */
 static const uint8_t *last_literal(const uint8_t *cursor, const uint8_t *floor,
                                    const uint8_t *literal, uint32_t length, ptrdiff_t reach)
 {
