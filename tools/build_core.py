@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path("ppprof", "trace", "fastpath", "native")
-SOURCE, LIBRARY = FOLDER / "scan.c", FOLDER / "_core.so"
+LIBRARY = FOLDER / "_core.so"
 OPTIONS = (
     *("-std=c99", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden"),
     *("-Wall", "-Wextra"),
@@ -57,8 +57,8 @@ def build(root: Path, options: tuple[str, ...] = ()) -> Path:
         NoCompilerError: there is no compiler.
         BuildError: the compiler fails.
     """
-    source, library = root / SOURCE, root / LIBRARY
-    sources = sorted([*source.parent.glob("*.c"), *source.parent.glob("*.h")])
+    library = root / LIBRARY
+    sources = sorted([*library.parent.glob("*.c"), *library.parent.glob("*.h")])
     source_hash = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()
     hidden = library.with_name(f".{library.name}.{os.getpid()}")
     command = [
@@ -67,7 +67,8 @@ def build(root: Path, options: tuple[str, ...] = ()) -> Path:
         *shlex.split(os.environ.get("CFLAGS", "")),
         *options,
         f'-DPPPROF_SOURCE_HASH="{source_hash}"',
-        *("-o", str(hidden), str(source)),
+        *("-o", str(hidden)),
+        *(str(source) for source in sources if source.suffix == ".c"),
     ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -23,9 +23,10 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Union
 
+import numpy as np
 import polars as pl
 
-from ppprof.trace.schema import EVENTS
+from ppprof.trace.schema import EVENTS, nullable
 
 CATEGORIES = ("Communication", "Forward", "Backward")
 """Categories of events whose names may be annotated."""
@@ -126,24 +127,30 @@ def split_annotated_names(hosts: pl.DataFrame) -> pl.DataFrame:
         exist.
     """
     may_hold = pl.any_horizontal(pl.col("category") == category for category in CATEGORIES)
-    named = hosts.select("name", "category", row=pl.int_range(pl.len())).filter(may_hold)
-    parsed = _parsed_names(named["name"].unique().to_list())
+    rows = hosts.select(may_hold).to_series().arg_true()
+    names = hosts["name"].gather(rows)
+    parsed = _parsed_names(names.unique().to_list())
     if parsed.is_empty():
         return hosts
-    present = [key for key in ANNOTATION_KEYS if key in hosts.columns]
-    parsed = parsed.cast(
-        {"plain": hosts.schema["name"], **{key: hosts.schema[key] for key in ("name", *present)}}
+    # A lookup by position: a join would copy the whole table for the few annotated names.
+    texts = parsed["name"].to_list()
+    index = names.cast(pl.String).replace_strict(
+        texts, list(range(len(texts))), default=-1, return_dtype=pl.Int64
     )
-    rows = named.select("row", "name").join(parsed, on="name").drop("name")
-    return (
-        hosts.with_columns(row=pl.int_range(pl.len()))
-        .join(rows, on="row", how="left", maintain_order="left", suffix="_parsed")
-        .with_columns(
-            name=pl.coalesce("plain", "name"),
-            **{key: pl.coalesce(key, f"{key}_parsed") for key in present},
-        )
-        .drop("row", "plain", *(f"{key}_parsed" for key in present))
-    )
+    position = np.full(hosts.height, -1, np.int64)
+    position[rows.to_numpy()] = index.to_numpy()
+    chosen = nullable(position)
+    columns = {
+        "name": pl.coalesce(parsed["plain"].cast(hosts.schema["name"]).gather(chosen), "name")
+    }
+    for key in ANNOTATION_KEYS:
+        if parsed[key].null_count() == parsed.height:
+            value = pl.lit(None, EVENTS[key][0])
+        else:
+            value = pl.lit(parsed[key].gather(chosen))
+        is_present = key in hosts.columns
+        columns[key] = pl.coalesce(key, value.cast(hosts.schema[key])) if is_present else value
+    return hosts.with_columns(**columns)
 
 
 def annotated_names(events: pl.DataFrame) -> pl.DataFrame:

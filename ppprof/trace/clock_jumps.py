@@ -47,9 +47,13 @@ def find_clock_jumps(hosts: pl.DataFrame) -> tuple[list[ClockJump], pl.DataFrame
     a jump that cannot be undone.
 
     Args:
-        hosts: reads name, category, start_ns and end_ns; name and category are strings.
+        hosts: reads name, category, start_ns and end_ns; name and category are categorical.
     """
-    is_marker = (pl.col("category") == "UserDefined") & pl.col("name").str.starts_with(CLOCK_MARKER)
+    names = hosts["name"].unique().cast(pl.String)
+    markers = names.filter(names.str.starts_with(CLOCK_MARKER))
+    if markers.is_empty():
+        return [], hosts
+    is_marker = (pl.col("category") == "UserDefined") & pl.col("name").is_in(markers.to_list())
     rows = hosts.with_row_index("row").filter(is_marker)
     sizes = {
         row: (int(match[1]), time_ns)
@@ -62,15 +66,15 @@ def find_clock_jumps(hosts: pl.DataFrame) -> tuple[list[ClockJump], pl.DataFrame
     boundaries = np.unique(hosts.select("start_ns", "end_ns").to_numpy())
     can_undo = len(sizes) == 1 or all(size > 0 for size, _ in sizes.values())
     jumps: list[ClockJump] = []
-    names = hosts["name"].to_list()
+    new_names = hosts["name"].to_list()
     for row, (size, time_ns) in sizes.items():
         find = _jump_forward if size > 0 else _jump_back
         jump = find(abs(size), time_ns, steps, boundaries) if can_undo else None
         if jump is not None:
             jumps.append(jump)
         way, outcome = "back" if size < 0 else "forward", "not " * (jump is None) + "corrected"
-        names[row] = f"clock set {way} by {format_time(abs(size))}, {outcome}"
-    hosts = hosts.with_columns(name=pl.Series(names, dtype=pl.String))
+        new_names[row] = f"clock set {way} by {format_time(abs(size))}, {outcome}"
+    hosts = hosts.with_columns(name=pl.Series(new_names, dtype=pl.Categorical()))
     if len(jumps) < len(sizes):  # an event around a jump back may end before it starts
         hosts = hosts.with_columns(end_ns=pl.max_horizontal("start_ns", "end_ns"))
     return jumps, hosts
@@ -100,7 +104,7 @@ def clock_messages(events: pl.DataFrame) -> list[str]:
 def _steps(hosts: pl.DataFrame) -> pl.DataFrame:
     """Return number, start_ns and end_ns of each step, in the order of their numbers."""
     steps = hosts.filter(pl.col("category") == "ProfileStep")
-    number = pl.col("name").str.extract(r"#(\d+)$").cast(pl.Int64, strict=False)
+    number = pl.col("name").cast(pl.String).str.extract(r"#(\d+)$").cast(pl.Int64, strict=False)
     return steps.select(number.alias("number"), "start_ns", "end_ns").drop_nulls().sort("number")
 
 

@@ -7,7 +7,7 @@ Where each format is read and written::
       any      json/recovery decodes and repairs; json/values
       Paddle   paddle/json_columns -> timestamps, nesting -> json_events;  json_writer
       Kineto   kineto/columns -> nesting -> kineto/events
-    protobuf   fastpath/protobuf_decode -> paddle/pb_reader -> remote_calls;  pb_writer
+    protobuf   fastpath/protobuf_native -> paddle/pb_messages -> pb_reader -> remote_calls;  pb_writer
     timeline   merge: many ranks in one file; json/lines, as in paddle/json_writer
     all        schema: the tables; tree_arrays, step_numbers, annotations; cache
 """

@@ -23,7 +23,7 @@ def rename_incomplete_steps(hosts: pl.DataFrame) -> pl.DataFrame:
     """Return host events with the ProfileSteps that hold a marker renamed.
 
     Args:
-        hosts: reads name, category, start_ns and end_ns; name and category are strings.
+        hosts: reads name, category, start_ns and end_ns; name and category are categorical.
     """
     is_marker = (pl.col("name") == INCOMPLETE_MARKER) & (pl.col("category") == "UserDefined")
     marked_ns = hosts.filter(is_marker)["start_ns"].to_list()
@@ -33,9 +33,14 @@ def rename_incomplete_steps(hosts: pl.DataFrame) -> pl.DataFrame:
         pl.lit(time_ns).is_between("start_ns", "end_ns") for time_ns in marked_ns
     )
     is_incomplete = (pl.col("category") == "ProfileStep") & holds_marker
+    changes = {"name": INCOMPLETE_STEP, "category": "PythonUserDefined"}
     return hosts.with_columns(
-        name=pl.when(is_incomplete).then(pl.lit(INCOMPLETE_STEP)).otherwise("name"),
-        category=pl.when(is_incomplete).then(pl.lit("PythonUserDefined")).otherwise("category"),
+        pl.when(is_incomplete)
+        .then(pl.lit(value))
+        .otherwise(pl.col(column).cast(pl.String))
+        .cast(pl.Categorical())
+        .alias(column)
+        for column, value in changes.items()
     )
 
 

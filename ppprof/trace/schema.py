@@ -61,6 +61,11 @@ def category_name(number: int) -> str:
     return CATEGORIES[number] if number < len(CATEGORIES) else f"Type{number}"
 
 
+def memory_kind_name(number: int) -> str:
+    """Return the name of Paddle's kind ``number`` of memory events; ``"Type9"`` if unknown."""
+    return MEMORY_KINDS[number] if number < len(MEMORY_KINDS) else f"Type{number}"
+
+
 EVENTS: Mapping[str, tuple[pl.DataType, str]] = {
     "name": (
         pl.Categorical(),
@@ -215,6 +220,8 @@ def conform(table: pl.DataFrame, columns: Mapping[str, tuple[pl.DataType, str]])
 
 def nullable(values: npt.NDArray[np.int64]) -> pl.Series:
     """Return a column of ``values``, with null for values below 0."""
+    if not (values < 0).any():
+        return pl.Series(values)
     return pl.Series(values).set(pl.Series(values) < 0, None)
 
 

@@ -110,19 +110,23 @@ class _GzipReader:
 class TraceStream:
     """An open trace file; a context manager that closes the file.
 
-    A byte order mark at the beginning of the file is skipped.
-
     Args:
         path: the file; gzip is detected by its content.
         progress: called after every read.
         first: offset at which to begin; must be 0 for a file that is packed with gzip.
+        is_text: skip a byte order mark at the beginning of the file.
 
     Raises:
         TraceError: the file cannot be opened or read.
     """
 
     def __init__(
-        self, path: str | Path, progress: Progress | None = None, *, first: int = 0
+        self,
+        path: str | Path,
+        progress: Progress | None = None,
+        *,
+        first: int = 0,
+        is_text: bool = True,
     ) -> None:
         self.path = str(path)
         self.position = first
@@ -146,7 +150,7 @@ class TraceStream:
             raise TraceError(f"{path}: {error.strerror or error}") from error
         if is_gzip:
             self._unpacked = _GzipReader(self._file)
-        if not first and self.peek(len(_BOM)) == _BOM:
+        if is_text and not first and self.peek(len(_BOM)) == _BOM:
             self.read(len(_BOM))
 
     def __enter__(self) -> TraceStream:
@@ -171,7 +175,7 @@ class TraceStream:
         A damaged gzip file ends at the damage, which `damage` describes.
         """
         buffer = bytearray(num_bytes)
-        return bytes(buffer[: self._read_into(memoryview(buffer))])
+        return bytes(buffer[: self.read_into(memoryview(buffer))])
 
     def peek(self, num_bytes: int) -> bytes:
         """Return the next ``num_bytes`` bytes without consuming them."""
@@ -223,7 +227,7 @@ class TraceStream:
             if end is not None:
                 room = min(room, end - self.position)
             first = self.position - length
-            num_read = self._read_into(memoryview(buffer)[MARGIN + length : MARGIN + length + room])
+            num_read = self.read_into(memoryview(buffer)[MARGIN + length : MARGIN + length + room])
             length += num_read
             is_last = num_read < room or self.position == end
             kept = length if is_last else cut(buffer, MARGIN, MARGIN + length) - MARGIN
@@ -240,7 +244,7 @@ class TraceStream:
                 return
             length = 0
 
-    def _read_into(self, room: memoryview) -> int:
+    def read_into(self, room: memoryview) -> int:
         """Fill ``room`` and return the number of bytes read, fewer only at the end of the file.
 
         A damaged gzip file ends at the damage. ``position`` advances, and the progress is reported.

@@ -13,9 +13,12 @@ difference of two prefix sums.
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 
-from ppprof.arrays import Int64
+from ppprof.arrays import Array, Int32, Int64
+from ppprof.trace.fastpath import core
 
 
 def levels(parent: Int64) -> list[Int64]:
@@ -52,6 +55,84 @@ def pre_order(parent: Int64) -> tuple[Int64, Int64]:
         order: shape (M,), M <= N, the nodes in pre-order, without unreachable nodes.
         depth: shape (M,), the depth of each node of ``order``, 0 for a root.
     """
+    library = core.library()
+    if library is None or len(parent) >= 2**31:
+        return _pre_order_by_levels(parent)
+    parent = np.ascontiguousarray(parent)
+    first_child, next_sibling = np.empty((2, len(parent) + 1), np.int32)
+    order, depth = np.empty((2, len(parent)), np.int64)
+    library.ppprof_pre_order.restype = ctypes.c_int64
+    num_reached = library.ppprof_pre_order(
+        ctypes.c_void_p(parent.ctypes.data),
+        ctypes.c_int64(len(parent)),
+        *(ctypes.c_void_p(array.ctypes.data) for array in (first_child, next_sibling)),
+        *(ctypes.c_void_p(array.ctypes.data) for array in (order, depth)),
+    )
+    return order[:num_reached], depth[:num_reached]
+
+
+def pre_order_of_groups(
+    group_ids: Int64, group: Int32, ids: Array, parent: Int64
+) -> tuple[Int64, Int64]:
+    """Return the nodes of all trees in pre-order, groups and siblings sorted by id.
+
+    Args:
+        group_ids: id of each group.
+        group: index of each node's group, shape (N,), ascending.
+        ids: id of each node in its group, shape (N,).
+        parent: as in `levels`; in the same group.
+
+    Returns:
+        Order and depth, as `pre_order`.
+    """
+    in_order = (ids[1:] >= ids[:-1]) | (group[1:] != group[:-1])
+    if in_order.all() and (group_ids[1:] > group_ids[:-1]).all():
+        return pre_order(parent)
+    by_id = np.lexsort((ids, group_ids[group]))
+    rank = np.empty_like(by_id)
+    rank[by_id] = np.arange(len(by_id))
+    sorted_parent = parent[by_id]
+    has_parent = sorted_parent >= 0
+    sorted_parent[has_parent] = rank[sorted_parent[has_parent]]
+    order, depth = pre_order(sorted_parent)
+    return by_id[order], depth
+
+
+def parents_by_id(group: Int32, ids: Array, parent_ids: Int64) -> Int64:
+    """Return the index of each node's parent: -1 for a root, -2 if there is no such node.
+
+    If several nodes of a group have the same id, the first one is the parent.
+
+    Args:
+        group: index of each node's group, shape (N,), ascending.
+        ids: id of each node in its group, any integers, shape (N,).
+        parent_ids: id of each node's parent, in the same group, shape (N,); -1 for a root.
+    """
+    num_nodes = len(ids)
+    starts = np.flatnonzero(np.append(num_nodes > 0, group[1:] != group[:-1]))
+    sizes = np.diff(np.append(starts, num_nodes))
+    first = np.repeat(starts.astype(group.dtype), sizes)
+    if (ids == np.arange(num_nodes, dtype=group.dtype) - first).all():
+        # This is usual: nodes are numbered from 0 in each group.
+        exists = parent_ids < np.repeat(sizes.astype(group.dtype), sizes)
+        exists &= parent_ids >= 0
+        parent = parent_ids + first
+        parent[~exists] = -2
+    else:
+        distinct = np.unique(ids)
+        nearest = np.minimum(np.searchsorted(distinct, parent_ids), len(distinct) - 1)
+        keys = group * np.int64(len(distinct)) + np.searchsorted(distinct, ids)
+        by_key = np.argsort(keys, kind="stable")
+        wanted = group * np.int64(len(distinct)) + nearest
+        position = np.minimum(np.searchsorted(keys[by_key], wanted), num_nodes - 1)
+        candidates = by_key[position]
+        exists = (distinct[nearest] == parent_ids) & (keys[candidates] == wanted)
+        parent = np.where(exists, candidates, -2)
+    parent[parent_ids == -1] = -1
+    return parent
+
+
+def _pre_order_by_levels(parent: Int64) -> tuple[Int64, Int64]:
     by_level = levels(parent)
     size = np.ones(len(parent), np.int64)
     for nodes in reversed(by_level[1:]):

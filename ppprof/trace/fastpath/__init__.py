@@ -8,8 +8,8 @@ JSON parser is needed.
 - `native` is compiled C; `threads` divides a long file among threads.
 - `scan` uses numpy: it matches one field of all events of a block at once (`byte_view`) and
   replaces texts by numbers (`string_table`). `workers` divides a long file among processes.
-- `protobuf_decode` and `protobuf_encode` read and write many messages of a ``.pb`` file at once,
-  with numpy.
+- `protobuf_native`, or `protobuf_decode` without the compiled core, reads many messages of a ``.pb``
+  file at once; `protobuf_messages` is what both share. `protobuf_encode` writes them, with numpy.
 
 For JSON, this folder only saves time (`make bench`): any event that does not match a layout is
 decoded by `ppprof.trace.json`.

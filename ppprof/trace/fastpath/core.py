@@ -61,6 +61,15 @@ def choose() -> Core:
     )
 
 
+def library() -> ctypes.CDLL | None:
+    """Return the library of the compiled core; None for `PYTHON`.
+
+    Raises:
+        UsageError: as `choose`.
+    """
+    return choose().library
+
+
 def describe() -> str:
     """Return the name of the core in use, and the reason in brackets; or why none can be used."""
     try:

@@ -141,9 +141,11 @@ def _ours() -> tuple[EventPattern, ...]:
 
     cpp, python, stream = '"%d{tid}(C++)"', '"%d{tid}(Python)"', "%d{tid}"
     depth = ',"depth":%d{depth}'
+    links = ("", *(f',"{key}":%d{{{key}}}' for key in ("forward", "sequence")))
     inputs = [
-        f'{depth},"input_shapes":%l{{shapes}},"input_dtypes":%l{{dtypes}}{attributes}'
-        for attributes in ("", ',"attributes":%l{attributes}')
+        f'{depth}{link},"input_shapes":%o{{shapes}},"input_dtypes":%o{{dtypes}}{attributes}'
+        for link in links
+        for attributes in ("", ',"attributes":%o{attributes}')
     ]
     # The annotations that capture writes; other combinations are decoded as JSON.
     collectives = [

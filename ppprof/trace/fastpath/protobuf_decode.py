@@ -1,4 +1,6 @@
-"""Decode protobuf's wire format for many messages at once.
+"""Decode protobuf's wire format for many messages at once, with numpy.
+
+`protobuf_native` is four times faster, and needs a compiled library.
 
 A trace holds hundreds of thousands of small messages of a few types. Python needs about 10 us to
 decode one. Here one numpy pass decodes the *k-th field of every message*, whatever the order of the
@@ -9,21 +11,29 @@ Source: https://protobuf.dev/programming-guides/encoding/
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from ppprof.arrays import Int32, Int64, UInt64
-from ppprof.errors import TraceError
+from ppprof.arrays import Int64, UInt64
 from ppprof.trace.fastpath.byte_view import ByteView
+from ppprof.trace.fastpath.protobuf_messages import (
+    BEYOND_FILE,
+    BEYOND_MESSAGE,
+    LONG_NUMBER,
+    UNKNOWN_TYPE,
+    ByteRanges,
+    Bytes,
+    Texts,
+    damaged,
+)
 from ppprof.trace.fastpath.string_table import StringTable
 
 VARINT, I64, LEN, I32 = 0, 1, 2, 5
 """Wire types: a number; 8 bytes; a length and that many bytes; 4 bytes."""
 
-_PADDING = 16  # a 10-byte varint at the very end may be read as two 8-byte words
 _FEW = 48  # with fewer messages, a Python loop is faster than numpy calls
 _CHUNK = 8192  # messages at a time: their temporaries stay in the processor's cache
 
@@ -79,107 +89,29 @@ class FieldBatch(NamedTuple):
 _NO_MESSAGES, _NO_VALUES = slice(0, 0), np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True)
-class ByteRanges:
-    """Byte ranges [start, end) of N strings or messages inside one buffer."""
+class NumpyFields:
+    """All fields of N messages of one type; implements `Fields`."""
 
-    start: Int64
-    """First byte, shape (N,)."""
-    end: Int64
-    """One past the last byte, shape (N,)."""
-    owner: Int64
-    """Index of the message that contains the field, shape (N,)."""
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def __getitem__(self, chosen: Int64) -> ByteRanges:
-        """Return the ranges at the indices ``chosen``, in that order."""
-        return ByteRanges(self.start[chosen], self.end[chosen], self.owner[chosen])
-
-
-class Fields:
-    """All fields of N messages of one type. Each method selects one field by its number."""
-
-    def __init__(self, num_messages: int, batches: list[FieldBatch]) -> None:
-        self.num_messages = num_messages
+    def __init__(self, text: ByteView, num_messages: int, batches: list[FieldBatch]) -> None:
+        self._text = text
+        self._num_messages = num_messages
         self._batches = batches
 
-    def number(self, field: int, default: int = 0) -> UInt64:
-        """Return the value of a scalar field in each message, shape (N,).
-
-        A message without the field gets ``default``. If the field occurs several times in a
-        message, the last one counts, as protobuf demands. Negative int64 and int32 values are two's
-        complement: read them with ``.view(np.int64)``.
-        """
-        values = np.full(self.num_messages, default, np.uint64)
+    def number(self, field: int) -> UInt64:
+        """Return a number, or 4 or 8 bytes as one, of each message, shape (N,); 0 if missing."""
+        values = np.zeros(self._num_messages, np.uint64)
         for batch in self._batches:
             message, numbers = batch.values(field)
             values[message] = numbers  # the last occurrence wins, as protobuf demands
         return values
 
-    def range(self, field: int) -> ByteRanges:
-        """Return the bytes of a string or message field that occurs once: one range per message.
-
-        A range is empty for a message without the field. If the field occurs several times, the
-        last one counts, as protobuf demands.
-        """
-        start = np.zeros(self.num_messages, np.int64)
-        end = np.zeros(self.num_messages, np.int64)
-        for batch in self._batches:
-            message, first, last = batch.ranges(field)
-            start[message] = first
-            end[message] = last
-        return ByteRanges(start, end, np.arange(self.num_messages))
-
-    def ranges(self, field: int) -> ByteRanges:
-        """Return the bytes of a repeated field: one range per occurrence, sorted by message."""
-        parts: list[tuple[Any, Any, Any]] = [(_NO_VALUES, _NO_VALUES, _NO_VALUES)]
-        for batch in self._batches:
-            message, first, last = batch.ranges(field)
-            if isinstance(message, slice):
-                message = np.arange(message.start, message.stop)
-            if len(message):
-                parts.append((first.astype(np.int64), last, message))
-        start, end, owner = (np.concatenate(part) for part in zip(*parts))
-        if (owner[1:] >= owner[:-1]).all():
-            return ByteRanges(start, end, owner)
-        order = np.argsort(owner, kind="stable")
-        return ByteRanges(start[order], end[order], owner[order])
-
-
-class Buffer:
-    """The bytes of one protobuf file.
-
-    Args:
-        data: the file's bytes.
-        name: the file's path, for error messages.
-    """
-
-    def __init__(self, data: bytes, name: str) -> None:
-        self.name = name
-        self.size = len(data)
-        self._text = ByteView(data + bytes(_PADDING))
-        self._raw, self._bytes, self._words = self._text.raw, self._text.bytes, self._text.words
-
-    def whole(self) -> ByteRanges:
-        """Return the range of the whole file, which is one message."""
-        return ByteRanges(np.zeros(1, np.int64), np.full(1, self.size), np.zeros(1, np.int64))
-
-    def strings(self, ranges: ByteRanges) -> tuple[list[str], Int32]:
-        """Return the distinct strings of ``ranges``, and each range's index among them, shape (N,).
-
-        Invalid UTF-8 is replaced by U+FFFD.
-        """
-        texts, numbers = self.distinct(ranges)
-        return [text.decode("utf-8", "replace") for text in texts], numbers
-
-    def distinct(self, ranges: ByteRanges) -> tuple[list[bytes], Int32]:
-        """Return the distinct contents of ``ranges``, and each range's index among them."""
-        texts = StringTable()
+    def texts(self, field: int) -> Texts:
+        """Return a text of each message."""
+        ranges = self.range(field)
+        table = StringTable()
         numbers = np.concatenate(
             [
-                texts.between(
+                table.between(
                     self._text,
                     ranges.start[first : first + _CHUNK],
                     ranges.end[first : first + _CHUNK],
@@ -187,31 +119,87 @@ class Buffer:
                 for first in range(0, max(len(ranges), 1), _CHUNK)
             ]
         )
-        return texts.all(), numbers
+        return Texts(table.all(), numbers)
 
-    def fields(self, ranges: ByteRanges) -> Fields:
-        """Return all fields of the messages at ``ranges``.
+    def range(self, field: int) -> ByteRanges:
+        """Return a message inside each message: N ranges, empty if missing."""
+        start = np.zeros(self._num_messages, np.int64)
+        end = np.zeros(self._num_messages, np.int64)
+        for batch in self._batches:
+            message, first, last = batch.ranges(field)
+            start[message] = first
+            end[message] = last
+        return ByteRanges(start, end, np.arange(self._num_messages, dtype=np.int32))
+
+    def ranges(self, field: int) -> ByteRanges:
+        """Return a repeated message: one range for each occurrence, in the order of the messages."""
+        parts: list[tuple[Any, Any, Any]] = [(_NO_VALUES, _NO_VALUES, _NO_VALUES)]
+        for batch in self._batches:
+            message, first, last = batch.ranges(field)
+            if isinstance(message, slice):
+                message = np.arange(message.start, message.stop)
+            if len(message):
+                parts.append((first.astype(np.int64), last.astype(np.int64), message))
+        start, end, owner = (np.concatenate(part) for part in zip(*parts))
+        if not (owner[1:] >= owner[:-1]).all():
+            order = np.argsort(owner, kind="stable")
+            start, end, owner = start[order], end[order], owner[order]
+        return ByteRanges(start, end, owner.astype(np.int32))
+
+
+class _DamageError(Exception):
+    """A message in the chunk that is being decoded is damaged."""
+
+
+class NumpyBuffer:
+    """The bytes of one protobuf file; implements `MessageBuffer`.
+
+    Args:
+        data: the file's bytes, and `PADDING` zero bytes.
+        size: number of the file's bytes.
+        name: the file's path, for error messages.
+    """
+
+    def __init__(self, data: Bytes, size: int, name: str) -> None:
+        self.name = name
+        self.size = size
+        self._text = ByteView(data)
+        self._raw, self._bytes, self._words = self._text.raw, self._text.bytes, self._text.words
+
+    def whole(self) -> ByteRanges:
+        """Return the range of the whole file, which is one message."""
+        return ByteRanges(np.zeros(1, np.int64), np.full(1, self.size), np.zeros(1, np.int32))
+
+    def fields(self, ranges: ByteRanges, wanted: Mapping[int, int]) -> NumpyFields:
+        """Return all fields of the messages at ``ranges``, also those that are not wanted.
 
         Raises:
-            TraceError: a field runs past its message, or has an unknown wire type, or a number has
-                more than 10 bytes.
+            TraceError: a message is damaged.
         """
         batches: list[FieldBatch] = []
         for first in range(0, max(len(ranges), 1), _CHUNK):
             chunk = slice(first, first + _CHUNK)
-            active = first + np.flatnonzero(ranges.start[chunk] < ranges.end[chunk])
-            cursor, limit = ranges.start[active], ranges.end[active]
-            while len(active) >= _FEW:
-                number, kind, low, cursor = self._next_field(cursor)
-                if (cursor > limit).any():
-                    beyond = int(cursor[np.argmax(cursor > limit)])
-                    self._fail(beyond, "a field runs past its message")
-                batches.append(self._batch(active, number, kind, low, cursor))
-                more = cursor < limit
-                if not more.all():
-                    active, cursor, limit = active[more], cursor[more], limit[more]
-            batches += self._fields_of_few(active, cursor, limit)
-        return Fields(len(ranges), batches)
+            try:
+                batches += self._chunk(first, ranges.start[chunk], ranges.end[chunk])
+            except _DamageError:
+                self._report_damage(ranges.start[chunk], ranges.end[chunk])
+        return NumpyFields(self._text, len(ranges), batches)
+
+    def _chunk(self, first: int, start: Int64, end: Int64) -> list[FieldBatch]:
+        """Return the fields of the messages at [start, end); the first one has the index ``first``."""
+        batches: list[FieldBatch] = []
+        active = np.flatnonzero(start < end)
+        cursor, limit = start[active], end[active]
+        active += first
+        while len(active) >= _FEW:
+            number, kind, low, cursor = self._next_field(cursor)
+            if (cursor > limit).any():
+                raise _DamageError
+            batches.append(self._batch(active, number, kind, low, cursor))
+            more = cursor < limit
+            if not more.all():
+                active, cursor, limit = active[more], cursor[more], limit[more]
+        return batches + self._fields_of_few(active, cursor, limit)
 
     def _batch(
         self,
@@ -257,12 +245,13 @@ class Buffer:
 
         ``number`` and ``kind`` come from the fields' tags; ``cursor`` is the byte after each tag.
         """
-        low, after = self._varints(cursor)
         lengths = kind == LEN
+        low, after = np.zeros(len(cursor), np.uint64), cursor.copy()
+        rows = np.flatnonzero(lengths | (kind == VARINT))
+        low[rows], after[rows] = self._varints(cursor[rows])
         if lengths.any():
-            huge = lengths & (low > np.uint64(self.size))
-            if huge.any():
-                self._fail(int(cursor[np.argmax(huge)]), "a length beyond the end of the file")
+            if (lengths & (low > np.uint64(self.size))).any():
+                raise _DamageError
             end = np.where(lengths, after + low.astype(np.int64), after)
             low = np.where(lengths, after.astype(np.uint64), low)
             after = end
@@ -271,9 +260,8 @@ class Buffer:
             if len(rows):
                 low[rows] = self._words[cursor[rows]] & np.uint64((1 << 8 * width) - 1)
                 after[rows] = cursor[rows] + width
-        unknown = ~np.isin(kind, (VARINT, I64, LEN, I32))
-        if unknown.any():
-            self._fail(int(cursor[np.argmax(unknown)]), "not a protobuf wire type")
+        if not np.isin(kind, (VARINT, I64, LEN, I32)).all():
+            raise _DamageError
         return number, kind, low, after
 
     def _tags(self, cursor: Int64) -> tuple[Int64, Int64]:
@@ -319,6 +307,8 @@ class Buffer:
             end = cursor[long] + 8
             ninth = self._bytes[end].astype(np.uint64)
             tenth = np.where(ninth >= 0x80, self._bytes[end + 1], 0).astype(np.uint64)
+            if (tenth >= 0x80).any():
+                raise _DamageError
             low[long] |= (ninth & np.uint64(0x7F)) << np.uint64(56) | tenth << np.uint64(63)
             after[long] = end + 1 + (ninth >= 0x80)
         return low, after
@@ -342,9 +332,9 @@ class Buffer:
                 elif tag & 7 in (I64, I32):
                     cursor += 8 if tag & 7 == I64 else 4
                 else:
-                    self._fail(tags[-1], "not a protobuf wire type")
+                    raise _DamageError
                 if cursor > limit:
-                    self._fail(cursor, "a field runs past its message")
+                    raise _DamageError
             message += [index] * (len(tags) - len(message))
         batches = []
         for first in range(0, len(tags), _CHUNK):
@@ -387,10 +377,34 @@ class Buffer:
             if byte < 0x80:
                 return value & 0xFFFFFFFFFFFFFFFF, cursor
             byte = raw[cursor] if cursor < len(raw) else 0
-        return self._fail(cursor, "a number of more than 10 bytes")
+        raise _DamageError
 
-    def _fail(self, offset: int, reason: str) -> NoReturn:
-        raise TraceError(
-            f"{self.name}: byte {min(offset, self.size)} of {self.size}: {reason}; "
-            "the file is truncated or is not a Paddle .pb trace"
-        )
+    def _report_damage(self, starts: Int64, ends: Int64) -> NoReturn:
+        """Raise the error of the first damaged message, field by field as native/protobuf.c.
+
+        Raises:
+            TraceError: always.
+        """
+        for cursor, limit in zip(starts.tolist(), ends.tolist()):
+            while cursor < limit:
+                tag, begin = self._number_or_error(cursor)
+                if tag & 7 in (I64, I32):
+                    end = begin + (8 if tag & 7 == I64 else 4)
+                elif tag & 7 in (VARINT, LEN):
+                    length, end = self._number_or_error(begin)
+                    if tag & 7 == LEN:
+                        if length > self.size:
+                            raise damaged(self.name, self.size, begin, BEYOND_FILE)
+                        end += length
+                else:
+                    raise damaged(self.name, self.size, cursor, UNKNOWN_TYPE)
+                if end > limit:
+                    raise damaged(self.name, self.size, end, BEYOND_MESSAGE)
+                cursor = end
+        raise AssertionError("no message is damaged")
+
+    def _number_or_error(self, cursor: int) -> tuple[int, int]:
+        try:
+            return self._varint(cursor)
+        except _DamageError:
+            raise damaged(self.name, self.size, cursor + 10, LONG_NUMBER) from None

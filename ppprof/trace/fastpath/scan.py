@@ -31,7 +31,7 @@ Column = npt.NDArray[Any]
 _BYTES = 0x0101010101010101  # times a byte: that byte, eight times
 _MAX_DIGITS = 18  # any 18 digits fit an int64
 _MAX_WORD = 64  # bytes of a %w
-_MAX_LINE = 1 << 16  # bytes of a %l
+_MAX_LINE = 1 << 16  # bytes of a %l or %o
 _MAX_THOUSANDTHS = (2**63 - 1) // 1000 - 1  # times 1000, plus 999, fits an int64
 _TENS = np.array([float(f"1e{power}") for power in range(_MAX_DIGITS + 1)])  # exact
 
@@ -155,7 +155,8 @@ class EventPattern:
     ``%f{name}``  a number with exactly three decimals; "1.250" becomes 1250
     ``%g{name}``  a number with decimals; inf and nan become NaN
     ``%w{name}``  text right after a quotation mark; contains no quotation mark
-    ``%l{name}``  any text; the literal before it has a line break, or occurs once in the event
+    ``%l{name}``  any text; no other field may precede it on its line
+    ``%o{name}``  a JSON object without braces inside
     ``%s{name}``  any text; only as the first field
     ============  ====================================================================
 
@@ -203,10 +204,17 @@ class EventPattern:
                 columns[field.name], columns[f"{field.name}_end"] = first, cursor
                 valid = first <= cursor
             elif field.spec == "l":
-                anchor = _anchors(text, field.anchor, start[rows], cursor)
-                first = anchor + len(field.anchor) + field.indent
+                line = text.last_before(cursor, b"\n", _MAX_LINE) + 1
+                first = line + field.indent
                 columns[field.name], columns[f"{field.name}_end"] = first, cursor
-                valid = (anchor >= start[rows]) & (first <= cursor)
+                valid = (line > start[rows]) & (first <= cursor)
+                cursor = first
+            elif field.spec == "o":
+                first = text.last_before(cursor, b"{", _MAX_LINE)
+                inner = text.last_before(cursor - 1, b"}", _MAX_LINE)
+                columns[field.name], columns[f"{field.name}_end"] = first, cursor
+                valid = (text.bytes[cursor - 1] == _CLOSED) & (first > inner)
+                valid &= first >= start[rows] + len(self.prefix)
                 cursor = first
             elif field.spec == "w":
                 quote = text.last_before(cursor, b'"')
@@ -244,30 +252,9 @@ class Field:
     """The literal text between this field and the next one."""
 
     @property
-    def anchor(self) -> bytes:
-        """The text to look for before a ``%l``: a line break, or the whole literal before it."""
-        return b"\n" if b"\n" in self.before else self.before
-
-    @property
     def indent(self) -> int:
-        """Number of bytes between the anchor and a ``%l``."""
-        return len(self.before.partition(b"\n")[2].rpartition(b"\n")[2])
-
-
-def _anchors(text: Text, anchor: bytes, start: Int64, end: Int64) -> Int64:
-    """Return the position of the text before each ``%l`` that ends at ``end``; -1 for none.
-
-    A longer anchor than one byte might also stand inside of the field's text. So it is not found if
-    it occurs twice in an event.
-    """
-    if len(anchor) == 1:
-        return text.last_before(end, anchor, _MAX_LINE)
-    position = np.full(len(end), -1, np.int64)
-    for row, (first, stop) in enumerate(zip(start.tolist(), end.tolist())):
-        last = text.raw.rfind(anchor, max(first, stop - _MAX_LINE), max(stop, 0))
-        if last >= 0 and text.raw.rfind(anchor, first, last) < 0:
-            position[row] = last
-    return position
+        """Number of bytes before a ``%l`` on its line."""
+        return len(self.before.rpartition(b"\n")[2])
 
 
 def _select(
@@ -328,5 +315,5 @@ def _with_sign(text: Text, start: Int64, value: Column) -> tuple[Int64, Column]:
     return start, value
 
 
-_POINT, _MINUS = b".-"
+_POINT, _MINUS, _CLOSED = b".-}"
 _NUMBERS = {"d": _parse_integers, "f": _parse_thousandths, "g": _parse_reals}

@@ -174,6 +174,7 @@ VALUES = {
     "g": REAL.map(str.encode),
     "w": WORDS,
     "l": st.one_of(st.sampled_from([b"{}", b'{"X":[[4,128]]}', b"", b"[1]"]), WORDS),
+    "o": st.sampled_from([b"{}", b'{"X":[[4,128]]}', b"{{}}", b"}{", b"{", b"", b'{"a":"}"}']),
     "s": st.one_of(
         WORDS,
         st.builds(
@@ -199,6 +200,7 @@ def printed(draw: st.DrawFn, layout: EventPattern) -> bytes:
 def sample(layout: EventPattern, name: bytes = b"name") -> bytes:
     """An event of a layout."""
     values = {"d": b"7", "f": b"1.250", "g": b"0.5", "w": b"w", "l": b'{"X":[]}', "s": name}
+    values["o"] = values["l"]
     return layout.prefix + b"".join(values[field.spec] + field.after for field in layout.fields)
 
 

@@ -1,8 +1,10 @@
-"""The column-wise decoder against Google's own: same messages, any field order, any sizes."""
+"""Both column-wise decoders against Google's own: same messages, any field order, any sizes."""
 
 from __future__ import annotations
 
+import ctypes
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppprof.errors import TraceError
-from ppprof.trace.fastpath.protobuf_decode import Buffer
+from ppprof.trace.fastpath import core, protobuf_native
+from ppprof.trace.fastpath.protobuf_decode import NumpyBuffer
+from ppprof.trace.fastpath.protobuf_messages import (
+    MESSAGES,
+    NUMBER,
+    TEXT,
+    MessageBuffer,
+    padded,
+)
+from ppprof.trace.fastpath.protobuf_native import NativeBuffer
 
 _FIELD = descriptor_pb2.FieldDescriptorProto
 _FILE = descriptor_pb2.FileDescriptorProto(name="wire_test.proto", package="wire_test")
@@ -41,6 +52,8 @@ _POOL.Add(_FILE)
 Item = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("wire_test.Item"))
 List = message_factory.GetMessageClass(_POOL.FindMessageTypeByName("wire_test.List"))
 
+needs_compiled = pytest.mark.skipif(core.library() is None, reason="without the compiled library")
+
 # Every length of a varint, and what lies around its ends.
 numbers = st.one_of(
     st.integers(0, 2**64 - 1),
@@ -61,25 +74,60 @@ items = st.fixed_dictionaries(
 )
 
 
+_ITEM = {**dict.fromkeys((1, 2, 17, 5, 7), NUMBER), 3: TEXT, 6: MESSAGES}
+
+
 def _decode(raw: bytes) -> list[dict[str, object]]:
-    """All items of a List, read with `Buffer`; what is missing reads as protobuf's default."""
-    buffer = Buffer(raw, "x.pb")
-    top = buffer.fields(buffer.whole())
-    body = buffer.fields(top.ranges(1))
-    texts, ids = buffer.strings(body.range(3))
-    parts = body.ranges(6)
-    part_texts, part_ids = buffer.strings(parts)
+    """All items of a List; what is missing reads as protobuf's default.
+
+    Both decoders read them. They must return the same, or fail with the same message.
+    """
+    rows, complaint = _decode_or_complain(raw)
+    if complaint:
+        raise TraceError(complaint)
+    return rows
+
+
+def _decode_or_complain(raw: bytes) -> tuple[list[dict[str, object]], str]:
+    plain = _outcome(NumpyBuffer(*padded(raw), "x.pb"), raw)
+    library = core.library()
+    if library is None:
+        return plain
+    native = _outcome(NativeBuffer(library, *padded(raw), "x.pb"), raw)
+    assert repr(native) == repr(plain)  # a NaN equals itself
+    return native
+
+
+def _outcome(buffer: MessageBuffer, raw: bytes) -> tuple[list[dict[str, object]], str]:
+    try:
+        return _items(buffer, raw), ""
+    except TraceError as error:
+        return [], str(error)
+
+
+def _items(buffer: MessageBuffer, raw: bytes) -> list[dict[str, object]]:
+    items = buffer.fields(buffer.whole(), {1: MESSAGES}).ranges(1)
+    body = buffer.fields(items, _ITEM)
+    names, ids = body.texts(3)
+    wide = {field: body.number(field).astype(np.uint64) for field in (1, 2, 5, 7)}
+    numbers = {
+        "u": wide[1],
+        "i": wide[2].view(np.int64),
+        "f": body.number(17).astype(np.uint32).view(np.float32),
+        "d": wide[5].view(np.float64),
+        "fixed": wide[7],
+    }
+    parts: list[list[str]] = [[] for _ in range(len(items))]
+    ranges = body.ranges(6)
+    for owner, start, end in zip(ranges.owner, ranges.start, ranges.end):
+        parts[owner].append(raw[start:end].decode("utf-8", "replace"))
     return [
         {
-            "u": int(body.number(1)[row]),
-            "i": int(body.number(2).view(np.int64)[row]),
-            "text": texts[ids[row]],
-            "f": float(body.number(17).astype(np.uint32).view(np.float32)[row]),
-            "d": float(body.number(5).view(np.float64)[row]),
-            "parts": [part_texts[part_ids[k]] for k in np.flatnonzero(parts.owner == row)],
-            "fixed": int(body.number(7)[row]),
+            "text": names[ids[row]].decode("utf-8", "replace"),
+            **{name: column[row].item() for name, column in numbers.items()},
+            "parts": parts[row],
         }
-        for row in range(body.num_messages)
+        for row in range(len(items))
     ]
 
 
@@ -130,13 +178,6 @@ def test_a_file_truncated_anywhere_is_an_error_or_a_shorter_file(copies: int) ->
         assert not complaint or f" of {cut}: " in complaint
 
 
-def _decode_or_complain(raw: bytes) -> tuple[list[dict[str, object]], str]:
-    try:
-        return _decode(raw), ""
-    except TraceError as error:
-        return [], str(error)
-
-
 def test_not_protobuf() -> None:
     with pytest.raises(TraceError, match="not a protobuf wire type; the file is truncated or"):
         _decode(b"\x0f" * 50)
@@ -148,3 +189,74 @@ def _varint(value: int) -> bytes:
         out += bytes([value & 0x7F | 0x80])
         value >>= 7
     return out + bytes([value])
+
+
+@pytest.mark.parametrize("copies", [1, 60])
+@given(
+    chosen=st.lists(items, min_size=1, max_size=4),
+    changes=st.lists(st.tuples(st.integers(0, 10**6), st.binary(max_size=12)), max_size=4),
+)
+def test_both_decoders_read_damaged_messages_alike(
+    chosen: list[dict[str, object]], copies: int, changes: list[tuple[int, bytes]]
+) -> None:
+    raw = bytearray(List(items=[Item(**fields) for fields in chosen] * copies).SerializeToString())
+    for place, inserted in changes:
+        start = place % (len(raw) + 1)
+        raw[start : start + place % 3] = inserted
+    _decode_or_complain(bytes(raw))
+
+
+@pytest.mark.parametrize("copies", [1, 60])
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"\x08" + b"\xff" * 10 + b"\x01", "byte {12} of"),
+        (b"\x88" + b"\x80" * 9 + b"\x01\x01", "a number of more than 10 bytes"),
+        (b"\x1a\xff\xff\x7f", "a length beyond the end of the file"),
+        (b"\x1a\x05ab", "a field runs past its message"),
+        (b"\x0b\x0c", "not a protobuf wire type"),
+        (b"\x29\xff\xff", "a field runs past its message"),
+    ],
+)
+def test_the_first_damaged_message_is_reported(body: bytes, reason: str, copies: int) -> None:
+    sound = List(items=[Item(u=7, text="a")] * copies).SerializeToString()
+    other = b"\x0a\x01\x0f"  # also damaged
+    raw = sound + b"\x0a" + _varint(len(body)) + body + sound + other
+    _, complaint = _decode_or_complain(raw)
+    expected = reason.replace("{12}", str(len(sound) + 13)) if "{" in reason else reason
+    assert expected in complaint
+
+
+def test_ten_bytes_of_a_number_are_cut_to_64_bits() -> None:
+    body = b"\x08" + b"\xff" * 9 + b"\x7f"
+    for copies in (1, 60):
+        rows = _decode((b"\x0a" + _varint(len(body)) + body) * copies)
+        assert {row["u"] for row in rows} == {2**64 - 1}
+
+
+def test_many_distinct_texts() -> None:
+    texts = [f"{'x' * (number % 40)}{number}" for number in range(3000)] * 2
+    raw = List(items=[Item(text=text, parts=["a"] * 3) for text in texts]).SerializeToString()
+    assert [row["text"] for row in _decode(raw)] == texts
+
+
+def test_a_short_file_with_a_huge_length_takes_no_memory() -> None:
+    tracemalloc.start()
+    with pytest.raises(TraceError):
+        _decode(b"\x0a" + _varint(2**40) + b"\x08\x01" * 40)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
+def test_the_native_decoder_refuses_bytes_without_padding() -> None:
+    with pytest.raises(ValueError, match="expected 3 and a padding of 32"):
+        NativeBuffer(ctypes.CDLL(None), b"abc", 3, "x.pb")
+
+
+@needs_compiled
+def test_too_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protobuf_native, "_MOST_MESSAGES", 9)
+    raw = List(items=[Item(u=1)] * 10).SerializeToString()
+    with pytest.raises(TraceError, match="10 messages of one type; at most 9 can be read"):
+        _items(protobuf_native.message_buffer(*padded(raw), "x.pb"), raw)

@@ -158,20 +158,23 @@ def test_thousandths_that_do_not_fit_do_not_match(number, value):
     assert matched('\n{"f":%f{f}}', b'\n{"f":%b}' % number).get("f") == value
 
 
-ONE_LINE = '\n{"n":%d{n},"a":%l{a},"b":%l{b}}'
+ONE_LINE = '\n{"n":%d{n},"a":%o{a},"b":%o{b}}'
 
 
 @pytest.mark.parametrize(
     ("data", "texts"),
     [
         (b'\n{"n":1,"a":{"x":[1]},"b":{}}', (b'{"x":[1]}', b"{}")),
-        (b'\n{"n":1,"a":{"x":[1],"b":2},"b":{}}', None),
-        (b'\n{"n":1,"a":{"x":[1],"a":2},"b":{}}', None),
-        (b'\n{"n":1,"a":{"x":[1]},"b":{"y":1,"a":2}}', (b'{"x":[1]}', b'{"y":1,"a":2}')),
-        (b'\n{"n":1,"a":{},"b":' + b"1" * (1 << 16) + b"}", None),
+        (b'\n{"n":1,"a":{"x":[1],"b":2},"b":{"b":1}}', (b'{"x":[1],"b":2}', b'{"b":1}')),
+        (b'\n{"n":1,"a":{"x":[1]},"c":{},"b":{}}', None),
+        (b'\n{"n":1,"a":{"x":[1]},"b":{"y":1},"c":{}}', None),
+        (b'\n{"n":1,"a":{"x":{}},"b":{}}', None),
+        (b'\n{"n":1,"a":{"x":[1]},"b":{"y":"}"}}', None),
+        (b'\n{"n":1,"a":[1],"b":{}}', None),
+        (b'\n{"n":1,"a":{},"b":{"y":' + b"1" * (1 << 16) + b"}}", None),
     ],
 )
-def test_texts_on_one_line_are_found_if_their_keys_occur_once(data, texts):
+def test_objects_on_one_line(data, texts):
     columns = matched(ONE_LINE, data)
     if texts is None:
         assert columns == {}

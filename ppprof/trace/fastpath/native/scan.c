@@ -27,22 +27,17 @@
  * Threads: nothing is global, so each thread may use a scanner of its own.
  */
 #include "columns.h"
+#include "export.h"
 #include "texts.h"
 
 #ifndef PPPROF_SOURCE_HASH
 #define PPPROF_SOURCE_HASH ""
 #endif
 
-#if defined(__GNUC__)
-#define EXPORT __attribute__((visibility("default")))
-#else
-#define EXPORT
-#endif
-
 /* The same limits as in scan.py. */
 #define MAX_DIGITS 18            /* any 18 digits fit an int64 */
 #define MAX_WORD 64              /* bytes back to the quotation mark of a %w */
-#define MAX_LINE 65536           /* bytes back to the literal before a %l */
+#define MAX_LINE 65536           /* bytes back to the start of a %l's line, or of a %o */
 #define MAX_THOUSANDTHS INT64_C(9223372036854774) /* times 1000, plus 999, fits an int64 */
 #define EMPTY_INPUT 2            /* bytes of "{}", which is stored as no text */
 #define MIN_DURATION 5           /* bytes of "[1 s]" */
@@ -56,14 +51,12 @@ typedef enum {
 } Treatment;
 
 typedef struct {
-    uint8_t spec; /* one of d, f, g, w, l, s: see EventPattern in scan.py */
+    uint8_t spec; /* one of d, f, g, w, l, o, s: see EventPattern in scan.py */
     uint8_t treatment;
     int32_t column;  /* -1: the value is dropped */
     uint32_t num_after;
     const uint8_t *after; /* the literal text after the field */
-    uint32_t num_anchor;
-    const uint8_t *anchor; /* of a %l: literal text before the field */
-    uint32_t indent;       /* of a %l: bytes between the anchor and the field */
+    uint32_t indent; /* of a %l: bytes before it on its line */
 } Field;
 
 typedef struct {
@@ -250,40 +243,39 @@ static const uint8_t *read_word(const uint8_t *cursor, const uint8_t *floor, Val
     return value->text;
 }
 
-/* Return the place of the last `literal` in [floor, cursor), at most `reach` bytes back, or NULL. */
-static const uint8_t *last_literal(const uint8_t *cursor, const uint8_t *floor,
-                                   const uint8_t *literal, uint32_t length, ptrdiff_t reach)
-{
-    if (cursor - floor > reach)
-        floor = cursor - reach;
-    if (cursor - floor < (ptrdiff_t)length)
-        return NULL;
-    /* Here the first byte of a literal that ends at the cursor may stand. */
-    const uint8_t *end = cursor - length + 1;
-    while ((end = last_before(end, floor, literal[0], PTRDIFF_MAX)))
-        if (!memcmp(end, literal, length))
-            return end;
-    return NULL;
-}
-
-/* `start` is the first byte of the event. */
+/* `start` is the first byte of the event: a line begins above it. */
 static const uint8_t *read_line(const Field *field, const uint8_t *cursor, const uint8_t *floor,
                                 const uint8_t *start, Value *value)
 {
-    const uint8_t *anchor =
-        last_literal(cursor, start, field->anchor, field->num_anchor, MAX_LINE);
-    if (!anchor || cursor - anchor < (ptrdiff_t)field->num_anchor + (ptrdiff_t)field->indent)
+    const uint8_t *line = last_before(cursor, start, '\n', MAX_LINE);
+    if (!line || cursor - line < 1 + (ptrdiff_t)field->indent)
         return NULL;
-    /* A longer anchor might also stand inside of the field's text, so it has to be the only one. */
-    if (field->num_anchor > 1 &&
-        last_literal(anchor, start, field->anchor, field->num_anchor, PTRDIFF_MAX))
-        return NULL;
-    const uint8_t *first = anchor + field->num_anchor + field->indent;
+    const uint8_t *first = line + 1 + field->indent;
     if (first < floor)
         return NULL;
     value->text = first;
     value->length = (size_t)(cursor - first);
     return first;
+}
+
+static const uint8_t *read_object(const uint8_t *cursor, const uint8_t *floor, Value *value)
+{
+    const uint8_t *end = cursor;
+    if (cursor == floor || *--cursor != '}')
+        return NULL;
+    if (end - floor > MAX_LINE)
+        floor = end - MAX_LINE;
+    while (cursor > floor) {
+        uint8_t byte = *--cursor;
+        if (byte == '}')
+            return NULL;
+        if (byte == '{') {
+            value->text = cursor;
+            value->length = (size_t)(end - cursor);
+            return cursor;
+        }
+    }
+    return NULL;
 }
 
 /* Return the length of a name without an appended duration, such as "[1.2 ms]". */
@@ -328,6 +320,9 @@ static int matches(const Layout *layout, const uint8_t *start, const uint8_t *en
             break;
         case 'l':
             cursor = read_line(field, cursor, floor, start, value);
+            break;
+        case 'o':
+            cursor = read_object(cursor, floor, value);
             break;
         default: /* s: only the first field */
             value->text = floor;
@@ -458,7 +453,7 @@ static const uint8_t *next_literal(Program *program, uint32_t *length)
 
 static int is_text(uint32_t spec)
 {
-    return spec == 'w' || spec == 'l' || spec == 's';
+    return spec == 'w' || spec == 'l' || spec == 'o' || spec == 's';
 }
 
 static void next_field(Program *program, const Scanner *scanner, const Layout *layout, Field *field)
@@ -470,10 +465,7 @@ static void next_field(Program *program, const Scanner *scanner, const Layout *l
     field->spec = (uint8_t)spec;
     field->treatment = (uint8_t)next_below(program, INPUT + 1);
     field->after = next_literal(program, &field->num_after);
-    field->anchor = next_literal(program, &field->num_anchor);
     field->indent = next_number(program);
-    if (spec == 'l' && !field->num_anchor)
-        program->is_bad = 1;
     field->column = (int32_t)column - 1;
     if (program->is_bad || field->column < 0)
         return;

@@ -167,7 +167,7 @@ def _program_of(dialect: Dialect) -> _Program:
 
 def _storage(field: Field) -> str:
     """Return the letter of a column's `Storage` in columns.h."""
-    if field.spec in "wls":
+    if field.spec in "wlos":
         return "t"
     if field.spec == "g":
         return "d"
@@ -189,7 +189,6 @@ def _fields(layout: EventPattern, number: dict[tuple[str, str], int]) -> Iterato
         column = number[layout.kind, field.name] + 1 if field.name else 0
         yield _numbers(ord(field.spec), column, treatment)
         yield _literal(field.after)
-        yield _literal(field.anchor)
         yield _numbers(field.indent)
 
 
