@@ -96,6 +96,7 @@ def happen(fault: str) -> None:
         os._exit(0)
     if fault == "descriptors_closed":
         os.closerange(3, 1000)
+        time.sleep(0.02)  # ppprof looks at its descriptors every 10 ms
     if fault.startswith("handlers"):
         for number in HANDLED:
             os.kill(os.getpid(), number)

@@ -13,7 +13,7 @@ from ppprof.cli import COMMANDS, main
 HEAVY = (
     *("numpy", "polars", "paddle", "msgspec", "jinja2", "yaml", "fsspec", "tqdm", "shtab"),
     *("ppprof.analysis", "ppprof.capture", "ppprof.config", "ppprof.report", "ppprof.run"),
-    *("ppprof.rundir", "ppprof.trace"),
+    *("ppprof.rundir", "ppprof.trace.schema", "ppprof.trace.formats"),
 )
 """Modules that take long to import, or that import such modules."""
 
