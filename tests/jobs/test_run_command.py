@@ -23,9 +23,10 @@ import sys, time
 import paddle
 import paddle.distributed as dist
 
+net = paddle.nn.Linear(8, 8)
 if dist.get_world_size() > 1:
     dist.init_parallel_env()
-net = paddle.nn.Linear(8, 8)
+    net = paddle.DataParallel(net)
 optimizer = paddle.optimizer.SGD(parameters=net.parameters())
 for step in range(int(sys.argv[1])):
     time.sleep(0.05)
