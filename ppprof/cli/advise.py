@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     """Return 0 when the findings were shown, whatever they are."""
     request: Request = args.request
     run = open_run(args, *args.paths)
-    with executors.processes(request.workers) as executor:
+    with executors.processes(request.workers, run) as executor:
         findings = findings_of(
             run, request.ranks, request.window, steps=request.steps, executor=executor
         )

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     baseline = experiment = open_run(args, args.baseline)
     if args.experiment not in (None, args.baseline):
         experiment = open_run(args, args.experiment)
-    with executors.processes(request.workers) as executor:
+    with executors.processes(request.workers, baseline, experiment) as executor:
         comparison = compare(
             baseline,
             experiment,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future
@@ -10,6 +11,8 @@ from threading import Event, Thread
 from typing import Any
 
 from ppprof.errors import UsageError
+from ppprof.run.run import Run
+from ppprof.trace.fastpath.workers import num_processors
 
 ANSWER_S = 10
 """Seconds for a scheduler to answer, and for its first worker to appear."""
@@ -17,22 +20,42 @@ _ABSENT_S = 60
 """Seconds without any worker after which open tasks fail. A nanny restarts a worker that died
 within seconds."""
 _LOOK_S = 2
+_POLARS_THREADS = "POLARS_MAX_THREADS"
+
+
+_WINDOWS_PER_PROCESS = 16
+"""A new process is worth its start if it reads so many windows."""
 
 
 @contextmanager
-def processes(workers: int) -> Iterator[Executor | None]:
+def processes(workers: int | None, *runs: Run) -> Iterator[Executor | None]:
     """Yield an executor of ``workers`` new processes; None for 1, which means this process.
 
-    The processes are spawned: a fork of a process with polars' threads may hang.
+    The processes are spawned: a fork of a process with polars' threads may hang. Each has one such
+    thread: in several, small tables wait for each other.
+
+    Args:
+        workers: number of processes; None for one per processor, if each of them reads
+            `_WINDOWS_PER_PROCESS` windows of ``runs``.
+        runs: the runs to read.
     """
+    if workers is None:
+        num_windows = sum(len(run.recordings) for run in runs)
+        workers = max(1, min(num_processors(), num_windows // _WINDOWS_PER_PROCESS))
     if workers == 1:
         yield None
         return
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
-        yield executor
+    before = os.environ.get(_POLARS_THREADS)
+    os.environ.setdefault(_POLARS_THREADS, "1")  # of the new processes: this one has its threads
+    try:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as executor:
+            yield executor
+    finally:
+        if before is None:
+            del os.environ[_POLARS_THREADS]
 
 
 @contextmanager

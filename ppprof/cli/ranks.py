@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> int:
         paths = [str(to_path(path).absolute()) for path in paths]
     run = open_run(args, *paths)
     workers: AbstractContextManager[Executor | None] = (
-        executors.processes(request.workers) if args.dask is None else executors.dask(args.dask)
+        executors.processes(request.workers, run)
+        if args.dask is None
+        else executors.dask(args.dask)
     )
     with workers as executor:
         cluster = run.cluster(request.ranks, request.window, steps=request.steps, executor=executor)

@@ -17,7 +17,7 @@ def run(args: argparse.Namespace) -> int:
     request: Request = args.request
     run = open_run(args, *args.paths)
     baseline = None if args.baseline is None else open_run(args, args.baseline)
-    with executors.processes(request.workers) as executor:
+    with executors.processes(request.workers, run) as executor:
         try:
             write_report(
                 run,

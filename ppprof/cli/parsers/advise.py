@@ -60,7 +60,7 @@ class Request:
     """The window to read; None for all windows."""
     steps: StepRange | None
     """The steps to read; None for all steps."""
-    workers: int
+    workers: int | None
     row_limit: int | None
     """Most findings to show; None for all."""
 

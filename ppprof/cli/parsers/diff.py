@@ -102,7 +102,7 @@ class Request:
     time_unit: str
     """One of `ppprof.choices.formats.TIME_UNITS`."""
     thresholds: Sequence[Threshold]
-    workers: int
+    workers: int | None
 
 
 def check(args: argparse.Namespace) -> Request:

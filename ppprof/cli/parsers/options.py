@@ -48,7 +48,11 @@ def add_reading(parser: argparse.ArgumentParser, *, workers: bool = True) -> Non
     """Add ``--workers``, if ``workers`` is True, and ``--no-cache``."""
     add = parser.add_argument
     if workers:
-        add("--workers", metavar="N", help="read traces in N processes; default: in this one")
+        add(
+            "--workers",
+            metavar="N",
+            help="read traces in N processes; default: one per processor for 16 windows each",
+        )
     add("--no-cache", action="store_true", help="neither use nor keep parsed events")
 
 
@@ -181,9 +185,9 @@ class Checks:
         """Return the range of ``--steps``; None for all steps."""
         return self.parsed("steps", StepRange.parse, None)
 
-    def workers(self) -> int:
-        """Return the number of processes of ``--workers``; 1 if it is missing."""
-        return self.parsed("workers", partial(whole_number, least=1), 1)
+    def workers(self) -> int | None:
+        """Return the number of processes of ``--workers``; None if it is missing."""
+        return self.parsed("workers", partial(whole_number, least=1), None)
 
     def row_limit(self, default: int | None, least: int = 1) -> int | None:
         """Return the number of ``--row-limit``; None, for no limit, if the user gives ``none``.

@@ -78,7 +78,7 @@ class Request:
     """The window to read; None for all windows."""
     steps: StepRange | None
     """The steps to read; None for all steps."""
-    workers: int
+    workers: int | None
     time_unit: str
     """One of `ppprof.choices.formats.TIME_UNITS`."""
     row_limit: int | None

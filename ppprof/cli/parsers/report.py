@@ -48,7 +48,7 @@ class Request:
     """The window to read; None for all windows."""
     steps: StepRange | None
     """The steps to read; None for all steps."""
-    workers: int
+    workers: int | None
 
 
 def check(args: argparse.Namespace) -> Request:

@@ -49,9 +49,7 @@ def split_positions(source: TraceStream, dialect: str) -> list[int]:
         return [sys.maxsize]
     if is_remote(source.path):
         return [source.size]
-    num = min(
-        _num_processors(), (source.size - source.position) // MIN_RANGE_BYTES, _MOST_PROCESSES
-    )
+    num = min(num_processors(), (source.size - source.position) // MIN_RANGE_BYTES, _MOST_PROCESSES)
     head_start = 0 if core.choose().library else HEAD_START_BYTES
     length = (source.size - source.position - head_start) // max(num, 1)
     first = source.position + head_start
@@ -165,7 +163,8 @@ def _next_start(path: str, start: bytes, position: int) -> int | None:
     return None if offset < 0 else position + offset
 
 
-def _num_processors() -> int:
+def num_processors() -> int:
+    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
