@@ -172,7 +172,13 @@ def attach(
         raise
     except Exception as error:  # an unknown environment or version of Paddle
         pass_interruption(error)
-        log.warning(f"cannot attach: {reason(error)}; nothing is recorded, the training goes on")
+        why = reason(error)
+        if isinstance(error, ModuleNotFoundError) and error.name == "paddle":
+            why = (
+                "PaddlePaddle is not installed in this environment: pip install paddlepaddle, or "
+                "paddlepaddle-gpu for NVIDIA's devices (https://www.paddlepaddle.org.cn/install)"
+            )
+        log.warning(f"cannot attach: {why}; nothing is recorded, the training goes on")
         # Not `NoopSession`: all ranks have to stop at the step that ``stop_training`` asks for.
         return RecordingSession(
             WindowClock(Schedule.of(block.scheduler)), stop_training=block.stop_training

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,17 @@ def test_without_enable_nothing_is_recorded(
 def test_what_is_no_block_is_named(argument: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         ppprof.attach(argument)
+
+
+def test_without_paddle_the_log_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "paddle", None)
+    with ppprof.attach({"enable": True, "profiler_log": str(tmp_path / "log")}) as prof:
+        prof.step()
+    logged = capfd.readouterr().err
+    assert "PaddlePaddle is not installed in this environment: pip install paddlepaddle" in logged
+    assert "nothing is recorded, the training goes on" in logged
 
 
 @pytest.mark.filterwarnings("ignore:No ccache found:UserWarning")
