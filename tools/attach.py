@@ -5,9 +5,11 @@ from pathlib import Path
 
 if getattr(sys.flags, "safe_path", False):
     sys.path.insert(0, "")
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # the script's directory replaces it later
+sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from ppprof.integrations.script import main  # noqa: E402
+
+del sys.path[0]
 
 if __name__ == "__main__":
     sys.exit(main())

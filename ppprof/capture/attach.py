@@ -202,10 +202,14 @@ def _read_block(
             f"attach({profiler!r}): expected a Profiler block, a config with this block, the path of "
             "a YAML file with either, or None"
         )
-    if "Profiler" not in values:
-        return ProfilerConfig.from_mapping(values), None
-    block = values["Profiler"]
-    return ProfilerConfig.from_mapping({} if block is None else block), values
+    block = values.get("Profiler", values)
+    block = {} if block is None else block
+    if not isinstance(block, Mapping) or not all(isinstance(key, str) for key in block):
+        raise UsageError(
+            f"attach(): Profiler: {block!r}: expected a mapping of the block's keys, such as "
+            "{'enable': True, 'scheduler': [10, 20]}"
+        )
+    return ProfilerConfig.from_mapping(block), None if block is values else values
 
 
 def _plain(values: Any) -> Any:

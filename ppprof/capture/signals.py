@@ -30,7 +30,8 @@ _NAMES = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGXCPU")
 _PATIENCE = 20.0
 """Seconds after which the process ends even if saving has not finished, since a disk may hang."""
 CHECK_NS = 10_000_000
-"""How often the descriptors are looked at: that takes 1.5 us."""
+"""How often the end of the pipe for reading is looked at, which takes 0.7 us: the training hardly closes
+it alone."""
 
 _LEAST_FD = 400
 """Python writes to the wakeup fd without asking whose file it is. A training that has closed all
@@ -120,13 +121,16 @@ class SignalGuard:
         """Open a new pipe if the training has closed ours; call this between steps.
 
         Until then a signal is still saved if the main thread runs Python. Does nothing outside the
-        main thread, and within `CHECK_NS` of the last check.
+        main thread. Our end for writing is looked at each time, the other one every `CHECK_NS`.
         """
-        now = time.monotonic_ns()
-        if now < self._next_check:
-            return
-        self._next_check = now + CHECK_NS
-        if (self._writer.is_ours and self._reader.is_ours) or _active is not self:
+        if self._writer.is_ours:
+            now = time.monotonic_ns()
+            if now < self._next_check:
+                return
+            self._next_check = now + CHECK_NS
+            if self._reader.is_ours:
+                return
+        if _active is not self:
             return
         if threading.current_thread() is not threading.main_thread() or self._ends.is_set():
             return

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 MOST_TRIGGERED_STEPS = 10_000
 """Most steps of a window that can be requested."""
 
-_STEPS = re.compile(r"(?P<one>\d+)|(?P<start>\d*):(?P<stop>\d*)")
+_STEPS = re.compile(r"(?P<one>\d{1,18})|(?P<start>\d{0,18}):(?P<stop>\d{0,18})")
 
 
 @dataclass(frozen=True)

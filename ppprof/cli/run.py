@@ -24,8 +24,11 @@ def run(args: argparse.Namespace) -> int:
     command = [str(_PROGRAM), *request.options, "--", *request.program]
     if request.launcher is not None:
         command = ["-m", "paddle.distributed.launch", *request.launcher, *command]
-    elif getattr(sys.stdout, "write_through", False):  # as the launcher runs its processes
-        command.insert(0, "-u")
+    else:
+        # As this interpreter was started: -W, -X, -O; -u is not among these.
+        flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        is_unbuffered = getattr(sys.stdout, "write_through", False)
+        command = [*flags, *(["-u"] if is_unbuffered else []), *command]
     command.insert(0, sys.executable)
     if os.name != "posix":
         return subprocess.run(command, check=False).returncode

@@ -162,6 +162,8 @@ def load_profiler(
         source.marks = {("Profiler", *key): mark for key, mark in source.marks.items()}
     problems = Problems(source)
     overrides = list(overrides)
+    if path is not None and "Profiler" not in source.values:
+        problems.add((), "expected a Profiler block, or its keys at the top level")
     if overrides:
         from ppprof.config.overrides import apply_overrides
 
@@ -171,8 +173,6 @@ def load_profiler(
             if name.partition(".")[0] != "Profiler":
                 message = "only the Profiler block is read; expected Profiler.KEY=VALUE"
                 problems.errors.append(Problem(f"-o {text}", name, message))
-    if path is not None and "Profiler" not in source.values:
-        problems.add((), "expected a Profiler block, or its keys at the top level")
     profiler = read_profiler(source.values.get("Profiler"), ("Profiler",), problems)
     if world_size is not None and not problems.errors:
         check_rank_numbers(profiler, world_size, problems)

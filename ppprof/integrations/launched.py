@@ -2,12 +2,14 @@
 
 import sys
 
-# Python has put this folder there, whose modules are not top-level ones. The script's folder, or the
-# working directory for a module, replaces it.
-if not getattr(sys.flags, "safe_path", False):
-    sys.path[0] = ""
+AT_START = frozenset(sys.modules)
+"""Modules of an interpreter that has imported nothing: a script cannot replace these either."""
 
-from ppprof.integrations.script import main
+# Python has put this folder there, whose modules are not top-level ones.
+if not getattr(sys.flags, "safe_path", False):
+    del sys.path[0]
+
+from ppprof.integrations.script import main  # noqa: E402
 
 if __name__ == "__main__":
-    sys.exit(main(yields=True))
+    sys.exit(main(yields=True, at_start=AT_START))

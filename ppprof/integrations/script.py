@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import dataclasses
 import functools
 import importlib.util
 import io
@@ -16,7 +17,9 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -33,7 +36,12 @@ from ppprof.integrations.optimizer_steps import OptimizerSteps
 log = logging.getLogger("ppprof")
 
 
-def main(argv: Sequence[str] | None = None, *, yields: bool = False) -> int:
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    yields: bool = False,
+    at_start: Set[str] | None = None,
+) -> int:
     """Run a training script under a ``Profiler`` block, and return an exit code.
 
     Exceptions of the script are raised unchanged. If ``Profiler.stop_training`` is True,
@@ -46,6 +54,8 @@ def main(argv: Sequence[str] | None = None, *, yields: bool = False) -> int:
         yields: whether a session that the script opens itself replaces the one of this program. If
             so, this one begins with the first call of an optimizer, else when one is created; also
             if step 0 or 1 is to be recorded.
+        at_start: names of the modules that a new interpreter has; the script's own modules replace
+            others that ppprof has imported. None: no module is replaced.
 
     Returns:
         0 if the script has ended normally; 2 if the script did not start, since the ``Profiler``
@@ -68,7 +78,7 @@ def main(argv: Sequence[str] | None = None, *, yields: bool = False) -> int:
             raise UsageError("no script to run; expected -- SCRIPT ARGUMENTS after the options")
         if args.optimizer < 1:
             raise UsageError(f"--optimizer: {args.optimizer}: expected 1 or more")
-        world_size = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+        world_size = _world_size()
         loaded = load_profiler(args.config, overrides, world_size)
         is_module = command[0] == "-m"
         program = _module(*command[1:]) if is_module else _script(*command)
@@ -82,25 +92,50 @@ def main(argv: Sequence[str] | None = None, *, yields: bool = False) -> int:
         if not loaded.profiler.enable:
             log.info("Profiler.enable is False: running the script without the profiler")
     session = _ScriptSession(loaded.profiler, loaded.resolved, args.optimizer, yields, args.report)
+    if at_start is not None:
+        _forget_modules(program.path0, at_start)
     return _run(program, session)
+
+
+def _world_size() -> int:
+    number = os.environ.get("PADDLE_TRAINERS_NUM", "")
+    return int(number) if number.isdecimal() else 1
+
+
+def _forget_modules(folder: str, at_start: Set[str]) -> None:
+    """Let a script import its own modules where ppprof has imported others with their names."""
+    with suppress(OSError):
+        for path in Path(folder).iterdir():
+            name = path.stem if path.suffix == ".py" else path.name
+            is_module = path.suffix == ".py" or (path / "__init__.py").is_file()
+            if is_module and name not in at_start and name not in ("ppprof", "__main__"):
+                sys.modules.pop(name, None)
 
 
 def _run(program: _Program, session: _ScriptSession) -> int:
     """Run a program in a session, and return 0 when it has ended normally."""
     sys.argv[:] = program.argv
-    if getattr(sys.flags, "safe_path", False):
-        del sys.path[0]
-    else:
-        sys.path[0] = program.path0
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, program.path0)
     sys.modules["__main__"] = program.module
     try:
         exec(program.code(), vars(program.module))  # noqa: S102 (the purpose of this program)
+        _join_threads()
     except BaseException as error:
+        if isinstance(error, SystemExit):
+            _join_threads()
         session.close(error)
         _hide_own_frames(vars(program.module))
         raise
     session.close(None)
     return 0
+
+
+def _join_threads() -> None:
+    """Wait for the script's threads, as Python does at the end: one of them may train."""
+    me = threading.current_thread()
+    while others := [each for each in threading.enumerate() if each is not me and not each.daemon]:
+        others[0].join()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -138,6 +173,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+_REPORT = (
+    "import sys; sys.path[:] = filter(None, sys.path); "  # nothing from the script's directory
+    "from ppprof.cli import main; sys.exit(main(sys.argv[1:]))"
+)
+
+
 class _ScriptSession:
     """The profiler session of a script, from its first optimizer to its end."""
 
@@ -157,7 +198,9 @@ class _ScriptSession:
         self._optimizer = optimizer
         self._yields = yields
         self._page = page
-        self._log = Path(profiler.profiler_log).absolute()  # the script may change its directory
+        self._cwd = Path.cwd()  # the script may change it
+        self._log = Path(profiler.profiler_log).absolute()
+        self._has_begun = self._has_own_session = False
         self._steps: OptimizerSteps | None = None
         if profiler.enable:
             schedule = profiler.scheduler
@@ -185,6 +228,13 @@ class _ScriptSession:
         is_first = isinstance(session, RecordingSession) and session.rank == 0
         if self._page is not None and error is None and is_first:
             self._write_page(self._page)
+        elif self._page is not None and error is None and self._has_own_session:
+            log.warning(f"{self._page}: no page was written: the script's own session records")
+        if error is None and self._num_steps and not self._has_begun:
+            log.warning(
+                f"nothing is recorded: this process is one of {_world_size()}, and the script has not "
+                "called paddle.distributed.init_parallel_env or fleet.init"
+            )
         if error is None and not self._num_steps:
             num_optimizers = self._steps.num_optimizers
             stepped = (
@@ -198,22 +248,27 @@ class _ScriptSession:
     def _write_page(self, page: str) -> None:
         """Write the page of the run, in a process of its own."""
         try:
-            run = rundir.newest(self._log)
-            command = [sys.executable, "-m", "ppprof", "report", str(run), "-o", page, "--force"]
-            subprocess.run(command, check=False, stdin=subprocess.DEVNULL)
-        except (PpprofError, OSError) as error:
+            run = str(rundir.newest(self._log))
+            command = [sys.executable, "-c", _REPORT, "report", run, "-o", page, "--force"]
+            subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+        except (PpprofError, OSError, subprocess.CalledProcessError) as error:
             log.warning(f"{page}: no page was written: {error}")
 
     def _begin(self) -> bool:
         import paddle.distributed as dist
 
-        if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1 and not dist.is_initialized():
+        if _world_size() > 1 and not dist.is_initialized():
             return False
+        self._has_begun = True
         if self._yields and is_attached():
+            self._has_own_session = True
             log.info("the script calls ppprof.attach() itself: its own session records")
             return True
+        profiler = self._profiler
+        if Path.cwd() != self._cwd:
+            profiler = dataclasses.replace(profiler, profiler_log=str(self._log))
         try:
-            self._session = attach(self._profiler, config=self._config)
+            self._session = attach(profiler, config=self._config)
         except Exception as error:
             log.warning(f"{error}; the training continues without the profiler")
         return True
@@ -251,15 +306,22 @@ def _script(path: str, *args: str) -> _Program:
 
 def _module(name: str, *args: str) -> _Program:
     # As with python -m: packages in the working directory can be imported.
-    folder = sys.path[0] = str(Path.cwd())
+    folder = str(Path.cwd())
+    is_added = not getattr(sys.flags, "safe_path", False)
+    if is_added:
+        sys.path.insert(0, folder)
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
             spec = importlib.util.find_spec(f"{name}.__main__")
-    except ModuleNotFoundError:
+    except (ImportError, ValueError):
         spec = None
+    finally:
+        if is_added:
+            sys.path.remove(folder)
     loader: Any = spec.loader if spec is not None else None
-    if spec is None or spec.origin is None or not hasattr(loader, "get_code"):
+    has_code = hasattr(loader, "get_code") and not hasattr(loader, "_ORIGIN")  # no built-in module
+    if spec is None or spec.origin is None or not has_code:
         raise UsageError(f"-m {name}: expected a module, or a package with a __main__")
     module = _main_module(spec.origin, loader)
     vars(module).update(__package__=spec.parent, __spec__=spec, __cached__=spec.cached)
@@ -296,4 +358,6 @@ def _hide_own_frames(script: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    if not getattr(sys.flags, "safe_path", False):
+        del sys.path[0]  # the working directory; the program's own folder is added
     sys.exit(main())

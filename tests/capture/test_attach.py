@@ -75,6 +75,8 @@ def test_without_enable_nothing_is_recorded(
         (True, UsageError, r"attach\(True\): expected a Profiler block, a config with this block"),
         ([5, 8], UsageError, r"attach\(\[5, 8\]\): expected a Profiler block"),
         ({"Global": {}}, ConfigError, "Profiler: Global: unknown key"),
+        ({"Profiler": False}, UsageError, "Profiler: False: expected a mapping"),
+        ({1: 2}, UsageError, "expected a mapping of the block's keys"),
         ({"enabel": True}, ConfigError, 'enabel: unknown key; did you mean "enable"'),
         ("/no/such.yaml", ConfigError, "/no/such.yaml"),
     ],

@@ -11,7 +11,7 @@ import pytest
 
 import ppprof
 from ppprof import rundir
-from tests.jobs.launching import JOBS, command, environment, run
+from tests.jobs.launching import JOBS, ROOT, command, environment, run
 from tests.jobs.remains import arrived
 
 pytestmark = [pytest.mark.paddle, pytest.mark.all]
@@ -123,6 +123,50 @@ def test_the_script_ends_as_it_ends_alone(tmp_path: Path, end: str, code: int) -
     assert len(ppprof.open(tmp_path / "profiler_log").recordings) == 1
     if code == 1:
         assert "ppprof/" not in done.stderr.partition("Traceback")[2]
+
+
+SHADOWED = """
+import os, sys, threading
+from omegaconf import VALUE  # a module beside the script, and one that ppprof imports
+import steady
+
+assert VALUE == 7 and sys.argv[1:] == ["a b", "--", "-o"], sys.argv
+os.chdir("elsewhere")
+threading.Thread(target=steady.train, args=(4,)).start()
+"""
+
+
+def test_the_script_sees_what_python_shows_it(tmp_path: Path) -> None:
+    """Modules beside the script, not those of the working directory; threads; another directory."""
+    folder = tmp_path / "scripts"
+    (tmp_path / "elsewhere").mkdir()
+    folder.mkdir()
+    (folder / "omegaconf.py").write_text("VALUE = 7")
+    (tmp_path / "random.py").write_text("raise ValueError")
+    head, net, body = STEADY.replace("{end}", "").partition("net = ")
+    lines = f"{net}{body}".replace("sys.argv[1]", "number").splitlines()
+    train = "\n".join(f"    {line}" for line in lines if line)
+    (folder / "steady.py").write_text(f"{head}\ndef train(number):\n{train}\n")
+    (folder / "main.py").write_text(SHADOWED)
+    options = ("--steps", "0:4", "--log", "123", "--report", "page.html")
+    program = ("scripts/main.py", "a b", "--", "-o")
+    run(tmp_path, PPPROF, "run", *options, *program, PYTHONPATH=str(ROOT))
+    assert windows_of(tmp_path / "123", 0) == [0, 0, 0, 0]
+    assert (tmp_path / "page.html").stat().st_size > 100_000
+
+
+def test_ranks_that_are_not_initialised_are_reported(tmp_path: Path) -> None:
+    script = steady(tmp_path)
+    text = (tmp_path / script).read_text().replace("dist.get_world_size() > 1", "False")
+    (tmp_path / script).write_text(text)
+    done = run(tmp_path, PPPROF, "run", script, "6", PADDLE_TRAINERS_NUM="2", PADDLE_TRAINER_ID="0")
+    assert "nothing is recorded: this process is one of 2" in done.stderr
+
+
+def test_a_config_without_a_block_is_no_config(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").write_text("Model: {name: x}")
+    done = run(tmp_path, PPPROF, "run", "-c", "model.yaml", steady(tmp_path), "6", code=2)
+    assert "expected a Profiler block, or its keys at the top level" in done.stderr
 
 
 def test_a_short_training_logs_how_to_choose_the_steps(tmp_path: Path) -> None:

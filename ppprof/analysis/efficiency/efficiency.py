@@ -99,8 +99,13 @@ def efficiency_by_step(profile: Profile) -> pl.DataFrame:
     calls = calls.with_columns(step=profile.trace.events["step"].gather(calls["row"]))
     rows = _with_roof(_rates(calls.drop_nulls("step"), ["step"]), roof, has_device)
     half = roof.flops("bfloat16") or roof.flops("float16")
-    half_ns = pl.col("flops").cast(pl.Float64) * pl.col("calls") * 1e9 / pl.lit(half, pl.Float64)
-    rows = rows.with_columns(half_ns=half_ns)
+    calls_ns = pl.col("calls") * 1e9
+    compute_ns = pl.col("flops").cast(pl.Float64) * calls_ns / pl.lit(half, pl.Float64)
+    # float32 in half of the bytes
+    memory_ns = pl.col("bytes").cast(pl.Float64) / 2 * calls_ns / roof.bytes_per_s
+    rows = rows.with_columns(
+        half_ns=pl.when(compute_ns.is_not_null()).then(pl.max_horizontal(compute_ns, memory_ns))
+    )
     return rows.select(pl.col(name).cast(dtype) for name, dtype in schema.items())
 
 
@@ -236,14 +241,16 @@ def mean_efficiency(tables: Sequence[pl.DataFrame], num_steps: int) -> pl.DataFr
     """
     table = pl.concat([pl.DataFrame(schema=EFFICIENCY), *tables]).drop_nulls("name")
     calls, time_ns = pl.col("calls").sum(), pl.col("time_ns").sum()
+    all_bytes = pl.col("bytes").cast(pl.Float64) * pl.col("calls")
+    known_bytes = pl.when(pl.col("bytes").count() > 0).then(all_bytes.sum())
     sums = table.with_columns(least_ns=pl.col("roof_ratio") * pl.col("time_ns")).group_by(_KIND)
     means = sums.agg(
         calls=calls / num_steps,
         time_ns=time_ns / num_steps,
         flops=(pl.col("flops").cast(pl.Float64) * pl.col("calls")).sum() / calls,
-        bytes=(pl.col("bytes").cast(pl.Float64) * pl.col("calls")).sum() / calls,
+        bytes=known_bytes / calls,
         flops_per_s=(pl.col("flops").cast(pl.Float64) * pl.col("calls")).sum() * 1e9 / time_ns,
-        bytes_per_s=(pl.col("bytes").cast(pl.Float64) * pl.col("calls")).sum() * 1e9 / time_ns,
+        bytes_per_s=known_bytes * 1e9 / time_ns,
         roof_ratio=pl.when(pl.col("least_ns").count() > 0).then(pl.col("least_ns").sum() / time_ns),
         bound=pl.col("bound").first(),
     ).with_columns(

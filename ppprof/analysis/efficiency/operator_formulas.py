@@ -36,6 +36,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ppprof.trace.operator_inputs import operator_of_gradient
@@ -167,16 +168,18 @@ def _cudnn_conv(inputs: Inputs) -> tuple[int, Shape]:
 def _conv(inputs: Inputs) -> tuple[int, Shape]:
     x, kernel = inputs.shape(0, "Input", "input"), inputs.shape(1, "Filter", "filter")
     num_dims = len(x) - 2
+    # conv2d has its dilations ahead of its groups, conv3d and depthwise_conv2d have them after.
+    places = (5, 6) if isinstance(inputs.attributes.get("X5"), list) else (6, 5)
     strides, paddings, dilations = (
         _each(inputs.attribute(place, *names, default=default), num_dims)
         for place, names, default in (
             (2, ("strides", "stride"), 1),
             (3, ("paddings", "padding"), 0),
-            (5, ("dilations", "dilation"), 1),
+            (places[0], ("dilations", "dilation"), 1),
         )
     )
     algorithm = inputs.attribute(4, "padding_algorithm", default="EXPLICIT")
-    groups = inputs.attribute(6, "groups", default=1)
+    groups = inputs.attribute(places[1], "groups", default=1)
     is_last = inputs.attribute(7, "data_format", default="NCHW") in ("NHWC", "NDHWC")
     dims = x[1:-1] if is_last else x[2:]
     channels = x[-1] if is_last else x[1]
@@ -201,14 +204,19 @@ def _conv(inputs: Inputs) -> tuple[int, Shape]:
     return 2 * math.prod(result) * math.prod(kernel[1:]), result
 
 
-def attention(inputs: Inputs) -> tuple[int, Shape]:
-    """Count scaled dot-product attention of query and key: (batch, length, heads, width) each."""
+def attention(inputs: Inputs, causal: int = 6) -> tuple[int, Shape]:
+    """Count scaled dot-product attention of query and key: (batch, length, heads, width) each.
+
+    Args:
+        inputs: of the operator.
+        causal: place of the argument that says whether a query sees no later key.
+    """
     query, key = inputs.shape(0, "q"), inputs.shape(1, "k")
     if len(query) != 4 or len(key) != 4:
         raise UnknownError
     batch, length, heads, width = query
     flops = 4 * batch * heads * length * key[1] * width
-    is_causal = inputs.attribute(6, "causal") is True
+    is_causal = inputs.attribute(causal, "causal") is True
     return (_causal(flops, length, key[1]) if is_causal else flops), query
 
 
@@ -282,29 +290,47 @@ def reduction(inputs: Inputs) -> tuple[int, Shape]:
     return math.prod(inputs.shape(0, "X", "x")), []
 
 
-def _optimizer(num_flops: int) -> Formula:
+def _optimizer(num_flops: int, gradient: int = 1) -> Formula:
+    """Return the formula of an operator that updates a parameter.
+
+    It reads all its tensors, and writes all but the gradient.
+
+    Args:
+        num_flops: for each element of the parameter.
+        gradient: place of the gradient.
+    """
+
     def formula(inputs: Inputs) -> tuple[int, Shape]:
         parameters = inputs.shapes.get("X0") or inputs.shapes.get("Param") or ()
         size = sum(math.prod(shape) for shape in parameters)
-        # The parameter and both moments are written.
-        return num_flops * size, [3 * size]
+        written = [
+            math.prod(shape) * ITEM_BYTES.get(dtype, 0)
+            for name, shapes in inputs.shapes.items()
+            for shape, dtype in zip(shapes, inputs.dtypes.get(name, ()))
+            if name not in (f"X{gradient}", "Grad") and math.prod(shape) > 1  # the learning rate
+        ]
+        first = next(iter(inputs.dtypes.get("X0") or inputs.dtypes.get("Param") or ()), "")
+        return num_flops * size, [sum(written) // ITEM_BYTES.get(first, 1)]
 
     return formula
 
 
-def _rows(table: int, rows: int) -> Formula:
+def _rows(table: int, rows: int, axis: int | None = None) -> Formula:
     """Return the formula of an operator that takes rows of a table: it reads these alone.
 
     Args:
         table: place of the table.
         rows: place of the numbers of its rows.
+        axis: place of the table's axis whose items are the rows; None for the first axis.
     """
 
     def formula(inputs: Inputs) -> tuple[int, Shape]:
         of_table, of_rows = inputs.shape(table, "W"), inputs.shape(rows, "Ids")
-        taken = math.prod(of_rows) * math.prod(of_table[1:])
+        number = 0 if axis is None else inputs.attribute(axis, "axis", default=0)
+        size = math.prod(of_table)
+        taken = math.prod(of_rows) * (size // of_table[number])
         # Read and written; the table, which counts as an input, is not read otherwise.
-        return 0, [2 * taken - math.prod(of_table)]
+        return 0, [2 * taken - size]
 
     return formula
 
@@ -328,6 +354,11 @@ def _cast(inputs: Inputs) -> tuple[int, Shape]:
     return 0, [math.prod(inputs.shape(0, "X", "x")) * min(2, item) // item]
 
 
+def _writing(inputs: Inputs) -> tuple[int, Shape]:
+    """The first input is written and not read: it counts as an input already."""
+    return 0, [0]
+
+
 def _copy(inputs: Inputs) -> tuple[int, Shape]:
     """The result is the first input, which is written and not read: it counts as an input already."""
     inputs.shape(1)
@@ -337,7 +368,8 @@ def _copy(inputs: Inputs) -> tuple[int, Shape]:
 _FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(("matmul", "matmul_v2", "bmm", "mv", "matmul_with_flatten"), _matmul),
     **dict.fromkeys(("conv2d", "conv3d", "depthwise_conv2d"), _conv),
-    **dict.fromkeys(("flash_attn", "flash_attn_v3"), attention),
+    "flash_attn": attention,
+    "flash_attn_v3": partial(attention, causal=8),
     **dict.fromkeys(("add", "subtract", "multiply", "divide", "maximum", "minimum"), elementwise),
     **dict.fromkeys(("elementwise_add", "elementwise_mul", "elementwise_div"), elementwise),
     # The operators of collectives. A reduction adds once for each element of a rank's tensor.
@@ -365,10 +397,10 @@ _FORMULAS: dict[str, Formula] = {
         ("sum", "mean", "mean_all", "max", "min", "argmax", "squared_l2_norm"), reduction
     ),
     **dict.fromkeys(("adamw", "adam", "fused_adam"), _optimizer(14)),
-    "sgd": _optimizer(2),
+    "sgd": _optimizer(2, gradient=2),
     "momentum": _optimizer(4),
     "embedding": EMBEDDING,
-    "gather": _rows(0, 1),
+    "gather": _rows(0, 1, axis=2),
     "cast": _cast,
     **dict.fromkeys(("reshape", "transpose", "concat", "split", "stack", "flatten"), movement),
     **dict.fromkeys(("unsqueeze", "squeeze", "assign", "dropout", "split_with_num"), movement),
@@ -387,7 +419,9 @@ _TORCH: dict[str, Formula] = {
     **dict.fromkeys(("_softmax", "_log_softmax"), _per_element(3)),
     "native_layer_norm": _per_element(8),
     **dict.fromkeys(("sum", "mean", "max", "min", "argmax"), reduction),
-    **dict.fromkeys(("cat", "fill_", "zero_", "index_select"), movement),
+    "cat": movement,
+    **dict.fromkeys(("fill_", "zero_"), _writing),
+    "index_select": _rows(0, 2, axis=1),
     "copy_": _copy,
     "cudnn_convolution": _cudnn_conv,
     "_flash_attention_forward": _torch_attention(0, 8, 2),
@@ -401,6 +435,15 @@ PRODUCTS: Mapping[Formula | None, Callable[[Inputs], tuple[list[int], list[int]]
     _addmm: _addmm_shapes,
 }
 """Formula of a matrix product -> a function that returns the shapes of the two matrices."""
+
+
+def is_attention(formula: Formula | None) -> bool:
+    """Return whether a formula is that of Paddle's attention."""
+    return formula is attention or (isinstance(formula, partial) and formula.func is attention)
+
+
+LOSSES = ("cross_entropy_with_softmax", "c_softmax_with_cross_entropy")
+"""Operators with one result for each label."""
 
 CONVOLUTIONS = (_conv, _cudnn_conv)
 """Formulas of convolutions."""

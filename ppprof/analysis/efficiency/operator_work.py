@@ -12,15 +12,16 @@ from ppprof.analysis.efficiency.operator_formulas import (
     CONVOLUTIONS,
     EMBEDDING,
     ITEM_BYTES,
+    LOSSES,
     MOST_DIMS,
     PRODUCTS,
     Formula,
     Inputs,
     UnknownError,
-    attention,
     broadcast,
     elementwise,
     formula_of,
+    is_attention,
     movement,
     reduction,
 )
@@ -86,6 +87,8 @@ def work_of(operator: str, shapes: str, dtypes: str | None, attributes: str | No
     if formula is EMBEDDING:
         tokens, weight = inputs.shape(0, "Ids"), inputs.shape(1, "W")
         result = [*tokens, *weight[1:]]
+    elif name in LOSSES:
+        result = inputs.shape(1)
     is_read = formula not in (movement, EMBEDDING) and name not in _SUMS
     return Work(
         _gradient_flops(formula, flops, num_gradients),
@@ -123,7 +126,7 @@ _SUMS = frozenset(("add", "subtract", "scale", "sum", "mean", "mean_all", "eleme
 
 
 def _gradient_flops(formula: Formula, flops: int, num_gradients: int) -> int:
-    if formula is attention:
+    if is_attention(formula):
         return flops * 5 // 2
     return flops * min(num_gradients, 2)
 
@@ -188,7 +191,7 @@ def family_of(name: str) -> str:
     formula, listed = formula_of(name.removesuffix("_grad"))
     if formula in PRODUCTS or formula in CONVOLUTIONS:
         return "product"
-    if formula is attention or listed.startswith("_flash_attention"):
+    if is_attention(formula) or listed.startswith("_flash_attention"):
         return "attention"
     if listed in ("adamw", "adam", "fused_adam", "sgd", "momentum"):
         return "update"

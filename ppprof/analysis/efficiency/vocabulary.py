@@ -7,6 +7,7 @@ import re
 import polars as pl
 
 from ppprof.analysis.efficiency.efficiency import operator_work
+from ppprof.analysis.efficiency.operator_formulas import LOSSES
 from ppprof.analysis.efficiency.operator_work import family_of
 from ppprof.analysis.profile.profile import Profile
 
@@ -16,7 +17,6 @@ VOCABULARY = {"step": pl.Int64(), "name": pl.String(), "time_ns": pl.Int64()}
 LEAST_WORDS = 8192
 """Fewer classes are no vocabulary."""
 
-_LOSSES = ("cross_entropy_with_softmax", "c_softmax_with_cross_entropy")
 _TABLES = {"embedding": 1, "c_embedding": 0}
 """Operator -> place of its table among the inputs."""
 _SHAPE = re.compile(r"\[(\d+(?:,\d+)*)\]")
@@ -37,7 +37,7 @@ def vocabulary_work(profile: Profile) -> pl.DataFrame:
     kinds = calls.select("name", "shapes").unique(maintain_order=True)
     inputs = [[_sizes(shape) for shape in _SHAPE.findall(text)] for text in kinds["shapes"]]
     operators = [name.removesuffix("_grad").rstrip("_") for name in kinds["name"]]
-    words = {shapes[0][-1] for name, shapes in zip(operators, inputs) if name in _LOSSES and shapes}
+    words = {shapes[0][-1] for name, shapes in zip(operators, inputs) if name in LOSSES and shapes}
     words = {size for size in words if size >= LEAST_WORDS}
     is_wide = [
         _rows_of_table(name, shapes) >= LEAST_WORDS

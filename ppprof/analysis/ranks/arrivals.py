@@ -13,13 +13,13 @@ from ppprof.trace import Clock
 _SIZE = pl.col("members").str.count_matches(r"[,>]") + 1
 
 _BUS_FACTORS = {
-    "all_reduce": 2 * (_SIZE - 1) / _SIZE,
-    "all_gather": (_SIZE - 1).cast(pl.Float64),
-    "reduce_scatter": (_SIZE - 1) / _SIZE,
+    "allreduce": 2 * (_SIZE - 1) / _SIZE,
+    "allgather": (_SIZE - 1).cast(pl.Float64),
+    "reducescatter": (_SIZE - 1) / _SIZE,
     "alltoall": (_SIZE - 1) / _SIZE,
 }
 """Bytes on the slowest link of a ring per byte that a rank contributes, keyed by the start of the
-operation's name. The factor of all other operations is 1.
+operation's name without underscores. The factor of all other operations is 1.
 
 Source: nccl-tests, doc/PERFORMANCE.md. Its factor of an all_gather is (n - 1) / n, because its size
 is that of all ranks together; here, a size is one rank's.
@@ -118,15 +118,19 @@ def arrivals(collectives: pl.DataFrame, clocks: Mapping[int, Clock]) -> pl.DataF
     )
 
 
-_ALGORITHM_FACTORS = {"all_gather": _SIZE.cast(pl.Float64)}
+_ALGORITHM_FACTORS = {"allgather": _SIZE.cast(pl.Float64)}
 """Bytes of the operation's result in nccl-tests per byte that a rank contributes; 1 for others."""
 
 
 def _with_factor(factors: Mapping[str, pl.Expr]) -> pl.Expr:
-    """Return the factor of an operation, by the start of its name; 1 if it is not listed."""
+    """Return the factor of an operation, by the start of its name; 1 if it is not listed.
+
+    Torch names it ``c10d::_allgather_base_`` or ``nccl:all_gather``.
+    """
+    name = pl.col("op").str.replace(r"^\w+::?", "").str.replace_all("_", "", literal=True)
     factor = pl.lit(1.0)
     for op, op_factor in factors.items():
-        factor = pl.when(pl.col("op").str.starts_with(op)).then(op_factor).otherwise(factor)
+        factor = pl.when(name.str.starts_with(op)).then(op_factor).otherwise(factor)
     return factor
 
 

@@ -22,7 +22,7 @@ import threading
 import time
 import types
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -71,7 +71,7 @@ _MOST_NUMBERS = 30_000_000
 _NO_DTYPE = -1
 """Stands for the key of a dtype; 0 is one."""
 _MOST_ITEMS = 1000
-"""Longest list of tensors or numbers to keep."""
+"""Longest list of tensors or numbers to keep; of a longer one, nothing is known."""
 _UPDATES = frozenset(("adamw_", "adam_", "momentum_", "sgd_", "lamb_", "adagrad_", "rmsprop_"))
 """Operators whose first argument is a parameter, and gives the shapes of all others."""
 _CAST_BY_AMP = frozenset(
@@ -145,8 +145,12 @@ class OperatorCallRecorder:
         self._put(eager, RUN_BACKWARD, run_backward, self._backward_wrapper(run_backward))
 
     def end_step(self) -> None:
-        """Look at graphs of gradients no longer: those of the window's first step are enough."""
+        """Look at graphs of gradients no longer: those of the window's first step are enough.
+
+        Parameters may have another dtype or shape in the next step, and must not be kept longer.
+        """
         self._recorded.stop_looking_at_graphs()
+        self._recorded.forget_parameters()
         if len(self._recorded.calls) > _MOST_NUMBERS:
             self._window = None
 
@@ -232,6 +236,7 @@ class OperatorCallRecorder:
                 pass_interruption(error)
                 log.debug("%s: its arguments are not recorded", name, exc_info=True)
                 row = -1
+            before = window.address_of(args) if window.calls_of_nodes is not None else 0
             start = now()
             result = function(*args, **kwargs)
             end = now()
@@ -246,7 +251,7 @@ class OperatorCallRecorder:
             )
             window.add((thread, start, end, row, dtype))
             if window.calls_of_nodes is not None:
-                window.note_node(name, result, (thread, start))
+                window.note_node(name, result, (thread, start), before)
             return result
 
         return wrapper
@@ -292,8 +297,9 @@ class OperatorCallRecorder:
         if isinstance(arg, str):
             return str.__str__(arg).encode(errors="backslashreplace").decode()
         if isinstance(arg, (list, tuple)) and not is_item:
-            items = itertools.islice(arg, _MOST_ITEMS)
-            return (_LIST, *(self._described(item, is_item=True) for item in items))
+            if len(arg) > _MOST_ITEMS:
+                return None
+            return (_LIST, *(self._described(item, is_item=True) for item in arg))
         return None
 
     def _signature(self, key: _Key) -> Signature:
@@ -365,13 +371,30 @@ class _Window:
             row = self.signatures.setdefault(key, next(self._rows))
         return row
 
-    def note_node(self, name: str, result: Any, call: _CallId) -> None:
-        """Note the nodes that will compute the gradients of a call of a function."""
+    def address_of(self, args: Sequence[Any]) -> int:
+        """Return the address of the node of the first argument; 0 without one."""
+        try:
+            node = self._node_of(args[0]) if args and self._node_of is not None else None
+            return 0 if node is None else int(node.node_ptr())
+        except Exception as error:  # no tensor
+            pass_interruption(error)
+            return 0
+
+    def note_node(self, name: str, result: Any, call: _CallId, before: int) -> None:
+        """Note the nodes that will compute the gradients of a call of a function.
+
+        Args:
+            name: name of the function.
+            result: what it has returned.
+            call: the call.
+            before: address of the node of its first argument before the call. A result with this
+                node has no node of its own: ``contiguous`` may return its argument.
+        """
         try:
             calls, node_of = self.calls_of_nodes, self._node_of
             tensor = result[0] if isinstance(result, (list, tuple)) else result
             node = node_of(tensor) if node_of is not None else None
-            if node is not None and calls is not None:
+            if node is not None and calls is not None and node.node_ptr() != before:
                 calls[node.node_ptr()] = call
                 if len(calls) > _MOST_NODES:  # a window without a step, and without a backward
                     self.stop_looking_at_graphs()
@@ -393,6 +416,12 @@ class _Window:
                 self._freed[id(tensor)] = tensor, node
         except Exception as error:  # no tensor
             pass_interruption(error)
+
+    def forget_parameters(self) -> None:
+        """Read the parameters' dtypes and shapes anew, and keep none of them alive."""
+        self.parameters.clear()
+        self.rows_of_updates.clear()
+        self._kept.clear()
 
     def stop_looking_at_graphs(self) -> None:
         """Keep nothing of the graphs of gradients that are not yet computed."""

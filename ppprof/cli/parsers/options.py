@@ -23,6 +23,7 @@ U = TypeVar("U")
 FORMATS = ("table", "json", "csv", "md")
 """Values of ``--format``."""
 
+_MOST_DIGITS = 18
 _UNITS_NS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 _DURATION = re.compile(r"(?P<number>\d{1,9}(\.\d{1,9})?)\s*(?P<unit>ns|us|ms|s)")
 
@@ -112,7 +113,7 @@ def whole_number(text: str, least: int = 0, word: str | None = None) -> int:
     Raises:
         UsageError: ``text`` is not a whole number, or is below ``least``.
     """
-    if text.isdecimal() and int(text) >= least:
+    if text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) >= least:
         return int(text)
     or_word = f", or {word}" if word else ""
     raise UsageError(f"{text!r}: expected a whole number from {least}{or_word}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from dataclasses import dataclass
 from functools import partial
@@ -65,20 +66,46 @@ def register(subparsers: Any) -> None:
     add("--nproc", metavar="N", help="start N processes with paddle.distributed.launch")
     for name in LAUNCHER_OPTIONS:
         add(f"--{name}", dest=f"launcher_{name}", metavar="VALUE", help=argparse.SUPPRESS)
-    add(
-        "-m",
-        dest="module",
-        nargs=argparse.REMAINDER,
-        metavar="MODULE ...",
-        help="run a module, as python -m does",
-    )
-    add(
-        "script",
-        nargs=argparse.REMAINDER,
-        metavar="SCRIPT ...",
-        help="the script and its arguments",
-    )
-    parser.set_defaults(command="run", check=check)
+    add("-m", dest="module", metavar="MODULE ...", help="run a module, as python -m does")
+    add("script", nargs="?", metavar="SCRIPT ...", help="the script and its arguments")
+    parser.set_defaults(command="run", check=check, program=[])
+    parse = parser.parse_known_args
+
+    def parse_known_args(words: Any = None, namespace: Any = None) -> Any:
+        """Parse the words up to the program; those of the program are not ours."""
+        own, program = _parted(list(words or ()))
+        parsed, unknown = parse(own, namespace)
+        parsed.program = program
+        return parsed, unknown
+
+    parser.parse_known_args = parse_known_args
+
+
+_FLAGS = ("-h", "--help", "--timer-only", "--force")
+"""Options without a value."""
+
+
+def _parted(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the options of ``ppprof run``, and the program: a script or ``-m`` and a module.
+
+    >>> _parted(["--steps", "1:2", "train.py", "--steps", "3", "--", "x"])
+    (['--steps', '1:2'], ['train.py', '--steps', '3', '--', 'x'])
+    >>> _parted(["-ck.yaml", "-mpackage.module", "--epochs", "3"])
+    (['-ck.yaml'], ['-m', 'package.module', '--epochs', '3'])
+    """
+    place = 0
+    while place < len(words):
+        word = words[place]
+        if word == "--":
+            return words[:place], words[place + 1 :]
+        if word.startswith("-m"):
+            glued = [word[2:]] if word[2:] else []
+            return words[:place], ["-m", *glued, *words[place + 1 :]]
+        if not word.startswith("-") or word == "-":
+            return words[:place], words[place:]
+        has_own_value = "=" in word or (word[1] != "-" and len(word) > 2)
+        place += 1 if has_own_value or word in _FLAGS else 2
+    return words, []
 
 
 @dataclass(frozen=True)
@@ -127,6 +154,8 @@ def check(args: argparse.Namespace) -> Request:
     if args.report is not None:
         problem = problem_of_output(args.report, (), args.force)
         checks.problems += [f"--report {args.report}: {problem}"] if problem else []
+    if args.log == "":
+        checks.problems.append("--log: empty; expected a directory")
     checks.done()
     blocks = ["enable=True"]
     if args.config is None and steps is None and not args.timer_only:
@@ -134,7 +163,7 @@ def check(args: argparse.Namespace) -> Request:
     if steps is not None:
         blocks.append(f"scheduler=[{steps.start}, {steps.stop}]")
     blocks += ["timer_only=True"] if args.timer_only else []
-    blocks += [f"profiler_log={args.log}"] if args.log is not None else []
+    blocks += [f"profiler_log={json.dumps(args.log)}"] if args.log is not None else []
     blocks += [text.removeprefix("Profiler.") for text in args.override]
     options = [word for text in blocks for word in ("-o", f"Profiler.{text}")]
     options += ["-c", args.config] if args.config is not None else []
@@ -145,13 +174,11 @@ def check(args: argparse.Namespace) -> Request:
 
 def _program(args: argparse.Namespace, checks: Checks) -> tuple[str, ...]:
     """Return the script and its arguments, or ``-m``, the module and its arguments."""
-    if args.module is not None:
-        if not args.module:
-            checks.problems.append("-m: expected a module and its arguments")
-        return ("-m", *args.module)
-    script = args.script[1:] if args.script[:1] == ["--"] else args.script
-    if not script:
+    program = tuple(args.program)
+    if not program:
         checks.problems.append("expected a script and its arguments, or -m and a module")
-    elif not Path(script[0]).is_file():
-        checks.problems.append(f"{script[0]}: no such file; expected a Python script")
-    return tuple(script)
+    elif program == ("-m",):
+        checks.problems.append("-m: expected a module and its arguments")
+    elif program[0] != "-m" and not Path(program[0]).is_file():
+        checks.problems.append(f"{program[0]}: no such file; expected a Python script")
+    return program

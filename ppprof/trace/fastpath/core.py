@@ -14,7 +14,7 @@ import functools
 import hashlib
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ppprof.errors import UsageError
 
@@ -86,6 +86,8 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str]:
     if not path.is_file():
         return None, f"there is no compiled library {path.name}"
     try:
+        if not _is_complete(path):
+            return None, f"{path.name} is truncated"
         expected = source_hash(folder)
         library = ctypes.CDLL(str(path))
         library.ppprof_source_hash.restype = ctypes.c_char_p
@@ -96,6 +98,20 @@ def load(folder: Path) -> tuple[ctypes.CDLL | None, str]:
         return None, f"{path.name} was compiled from other sources than those beside it"
     _declare(library)
     return library, ""
+
+
+def _is_complete(path: Path) -> bool:
+    """Return whether a library of Linux has all its bytes: loading a part of it ends the process.
+
+    The headers of its sections are the last part of an ELF file.
+    """
+    content = path.read_bytes()
+    if content[:5] != b"\x7fELF\x02" or len(content) < 64:  # another system's, or of 32 bits
+        return len(content) >= 64
+    order: Literal["little", "big"] = "little" if content[5] == 1 else "big"
+    first = int.from_bytes(content[0x28:0x30], order)
+    size, count = (int.from_bytes(content[place : place + 2], order) for place in (0x3A, 0x3C))
+    return first + size * count <= len(content)
 
 
 def source_hash(folder: Path) -> str:

@@ -68,7 +68,7 @@ class TestChoice:
                 "there is no compiled library _core.so",
             ),
             (
-                lambda folder: (folder / "_core.so").write_bytes(b"none"),
+                lambda folder: (folder / "_core.so").write_bytes(100 * b"x"),
                 "_core.so cannot be loaded: ",
             ),
             (
@@ -208,6 +208,16 @@ def lists_of_events(name: str) -> st.SearchStrategy[bytes]:
     layouts = st.sampled_from(DIALECTS[name].layouts).flatmap(printed)
     other = st.sampled_from(NASTY)
     return st.lists(st.one_of(layouts, layouts, layouts, other), max_size=12).map(b"".join)
+
+
+@native
+@pytest.mark.parametrize("size", [0, 10, 4096, 8000, -1])
+def test_a_part_of_the_library_is_not_loaded(folder, size):
+    """Loading it ends the process."""
+    library = folder / core.LIBRARY
+    library.write_bytes(library.read_bytes()[:size])
+    core.load.cache_clear()
+    assert core.choose()[:2] == (core.PYTHON, f"{core.LIBRARY} is truncated")
 
 
 @native
