@@ -293,3 +293,46 @@ def test_impossible_inputs_have_no_work(
 def test_a_tensor_without_a_dtype_has_unknown_bytes() -> None:
     inputs = {"X0": [[4, 8]], "X1": [[8, 2]]}
     assert work_of("matmul", json.dumps(inputs), '{"X0":["float32"]}', None) == Work(128, None)
+
+
+def test_places_of_arguments_differ_by_operator() -> None:
+    """As Paddle 3.3's ``F.conv2d``, ``F.conv3d`` and ``F.flash_attention`` call them."""
+    image, kernel = [2, 8, 28, 28], [8, 1, 3, 3]
+    expected = 2 * 2 * 8 * 28 * 28 * 9
+    common = {"X2": [1, 1], "X3": [1, 1], "X4": "EXPLICIT"}
+    assert flops("conv2d", image, kernel, **common, X5=[1, 1], X6=8, X7="NCHW") == expected
+    assert flops("depthwise_conv2d", image, kernel, **common, X5=8, X6=[1, 1]) == expected
+    query = [2, 128, 4, 64]
+    whole = 4 * 2 * 4 * 128 * 128 * 64
+    assert flops("flash_attn", query, query, query, X6=True) == whole // 2
+    assert flops("flash_attn_v3", query, query, query, X6=False, X8=True) == whole // 2
+    assert work_of_gradient("flash_attn_v3", query, query, query, X8=True).flops == whole * 5 // 4
+
+
+def work_of_gradient(operator: str, *shapes: list[int], **attributes: Any) -> Work:
+    node = "".join(part.capitalize() for part in operator.split("_"))
+    found = work(f"Global_{node}GradNode", *shapes, gradients=1, **attributes)
+    assert found is not None
+    return found
+
+
+def test_bytes_are_those_that_are_read_and_written() -> None:
+    def num_bytes(operator: str, *shapes: list[int], **attributes: Any) -> int | None:
+        found = work(operator, *shapes, **attributes)
+        return None if found is None else found.bytes
+
+    # Parameter, learning rate and gradient are read, the parameter is written.
+    assert num_bytes("sgd_", [64], [], [64]) == 4 * (3 * 64 + 1)
+    assert num_bytes("momentum_", [64], [64], [64], []) == 4 * (5 * 64 + 1)
+    mixed = {"X0": ["bfloat16"], "X1": ["bfloat16"], "X2": ["float32"], "X3": ["float32"]}
+    shapes = {"X0": [[64]], "X1": [[64]], "X2": [[]], "X3": [[64]]}
+    update = work_of("adamw_", json.dumps(shapes), json.dumps(mixed), None)
+    assert update is not None
+    assert update.bytes == 64 * (2 + 2 + 4) + 4 + 64 * (2 + 4)
+    # 2 columns of 8 rows, read and written, and 2 numbers.
+    assert num_bytes("gather", [8, 1000], [2], axis=1) == 4 * (2 * 8 * 2 + 2)
+    assert num_bytes("aten::index_select", [1000, 8], [], [2], X1=0) == 4 * (2 * 8 * 2 + 1 + 2)
+    assert num_bytes("aten::fill_", [64]) == 4 * 64
+    # The softmax is read, its gradient written; the loss and the labels have one number a row.
+    loss = work_of_gradient("cross_entropy_with_softmax", [4, 1000], [4, 1])
+    assert loss.bytes == 4 * (2 * 4 * 1000 + 2 * 4)

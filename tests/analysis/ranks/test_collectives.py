@@ -188,6 +188,26 @@ def test_groups_name_the_late_rank_and_the_bandwidth():
     assert row["bus_bytes_per_s"] == pytest.approx(400 * 4 / 3 / 130e-9)
 
 
+@pytest.mark.parametrize(
+    ("op", "algorithm", "bus"),
+    [
+        ("c10d::allreduce_", 1, 1.5),
+        ("c10d::_allgather_base_", 4, 3),
+        ("nccl:_all_gather_base", 4, 3),
+        ("c10d::_reduce_scatter_base_", 1, 0.75),
+        ("c10d::alltoall_base_", 1, 0.75),
+        ("c10d::broadcast_", 1, 1),
+    ],
+)
+def test_torch_names_collectives_otherwise(op, algorithm, bus):
+    table = pl.DataFrame(
+        {"members": ["0,1,2,3"], "op": [op], "axis": [None], "bytes": [100], "transfer_ns": [100]}
+    )
+    row = by_size(table, num_steps=1).row(0, named=True)
+    assert row["algorithm_bytes_per_s"] == pytest.approx(algorithm * 1e9)
+    assert row["bus_bytes_per_s"] == pytest.approx(bus * 1e9)
+
+
 def test_sizes_have_their_bandwidths():
     calls = [
         ("0,1,2,3", "all_reduce", 0, 0, 0, 60),

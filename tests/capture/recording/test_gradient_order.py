@@ -141,6 +141,25 @@ def test_only_gradients_that_are_computed_count(tmp_path: Path) -> None:
     assert products["attributes"].to_list() == NUM_STEPS * ['{"gradients":2}', '{"gradients":1}']
 
 
+@pytest.mark.parametrize("way", ["contiguous", "in place"])
+def test_a_call_without_a_node_leaves_that_of_its_argument(tmp_path: Path, way: str) -> None:
+    """It may return its argument, or change it without a gradient."""
+    weight = paddle.create_parameter([4, 8], "float32")
+
+    def step(_: int) -> None:
+        product = paddle.matmul(paddle.ones([3, 4]), weight)
+        if way == "contiguous":
+            product = product.contiguous()
+        else:
+            with paddle.no_grad():
+                product.add_(paddle.ones([1]))
+        (product * product).mean().backward()
+
+    products = gradients(tmp_path / "log", step).filter(pl.col("name") == PRODUCTS)
+    shapes = [json.loads(text) for text in products["shapes"]]
+    assert shapes == NUM_STEPS * [{"X0": [[3, 4]], "X1": [[4, 8]]}]
+
+
 def test_micro_batches(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 2))
 
