@@ -196,7 +196,7 @@ def test_a_torch_trace_truncated_anywhere_in_its_events(reads, every):
 def test_a_truncation_between_events_with_several_readers(reads, each_core, monkeypatch, behind):
     monkeypatch.setattr(workers, "MIN_RANGE_BYTES", 100_000)
     monkeypatch.setattr(workers, "HEAD_START_BYTES", 10_000)
-    monkeypatch.setattr(workers, "_num_processors", lambda: 2)
+    monkeypatch.setattr(workers, "num_processors", lambda: 2)
     trace = reads(paddle(*(operator("a", 2 * number) for number in range(1000)), tail=behind))
     assert trace.events.height == 1000
     assert trace.skipped == {CUT: 1}

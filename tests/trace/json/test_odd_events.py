@@ -92,7 +92,7 @@ def divide(patch: pytest.MonkeyPatch) -> None:
     """Divide files of some kilobytes as if they were long."""
     patch.setattr(workers, "MIN_RANGE_BYTES", 3000)
     patch.setattr(workers, "HEAD_START_BYTES", 1000)
-    patch.setattr(workers, "_num_processors", lambda: 3)
+    patch.setattr(workers, "num_processors", lambda: 3)
 
 
 @example(["no number", "lists and objects"], False)

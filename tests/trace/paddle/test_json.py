@@ -335,7 +335,7 @@ def test_a_packed_pb_is_the_same(tmp_path):
 def small_ranges(monkeypatch):
     monkeypatch.setattr(workers, "MIN_RANGE_BYTES", 20_000)
     monkeypatch.setattr(workers, "HEAD_START_BYTES", 1000)
-    monkeypatch.setattr(workers, "_num_processors", lambda: 3)
+    monkeypatch.setattr(workers, "num_processors", lambda: 3)
 
 
 def test_progress_ends_at_the_size_for_any_number_of_readers(written, each_core, small_ranges):
