@@ -337,6 +337,8 @@ class Triggers:
         has_settled = self._steps.has_settled
         if self._busy(step, start + steps) or not (has_settled or start >= _LATEST_START):
             return
+        if step < _LATEST_START and self._channel.unconfirmed():
+            return  # so early, some ranks may not have found rank 0 yet
         why = "step times have settled" if has_settled else f"step {step} is reached"
         self._settled_steps = None
         self._settled_plan = plan = Plan(window, start, steps, self._config.ranks, False)

@@ -374,6 +374,16 @@ def test_a_window_opens_once_when_step_times_have_settled(
     assert job.timeline == [timeline, timeline]
 
 
+def test_it_waits_until_all_ranks_can_be_reached(tmp_path: Path) -> None:
+    job = Job(tmp_path, settled=2, file=False)
+    job.posts[1].delays = True
+    job.go(10)
+    assert job.timeline == 2 * [11 * "."]
+    job.posts[1].deliver()
+    job.go(10)
+    assert job.timeline == 2 * [14 * "." + "rRL" + 4 * "."]
+
+
 def test_a_window_opens_at_once_on_one_rank(tmp_path: Path) -> None:
     job = Job(tmp_path, ranks=1, settled=3, file=False).go(30)
     assert job.timeline == [5 * "." + "rRRL" + 22 * "."]
