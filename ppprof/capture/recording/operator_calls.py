@@ -145,10 +145,7 @@ class OperatorCallRecorder:
         self._put(eager, RUN_BACKWARD, run_backward, self._backward_wrapper(run_backward))
 
     def end_step(self) -> None:
-        """Look at graphs of gradients no longer: those of the window's first step are enough.
-
-        Parameters may have another dtype or shape in the next step, and must not be kept longer.
-        """
+        """Look at graphs of gradients no longer: those of the window's first step are enough."""
         self._recorded.stop_looking_at_graphs()
         self._recorded.forget_parameters()
         if len(self._recorded.calls) > _MOST_NUMBERS:
@@ -354,6 +351,8 @@ class _Window:
         """The nodes of each graph, with the call that created them: see `Node`."""
         self._walked_ns = 0
         self._kept: list[Any] = []
+        self._num_kept = 0
+        """The most parameters that were kept at the end of a step."""
         self._rows = itertools.count()
 
     def keep(self, tensor: Any) -> tuple[int, ...]:
@@ -418,10 +417,12 @@ class _Window:
             pass_interruption(error)
 
     def forget_parameters(self) -> None:
-        """Read the parameters' dtypes and shapes anew, and keep none of them alive."""
-        self.parameters.clear()
-        self.rows_of_updates.clear()
-        self._kept.clear()
+        """Keep no parameter alive, if there are new ones after the first step."""
+        if 0 < self._num_kept < len(self._kept):
+            self.parameters.clear()
+            self.rows_of_updates.clear()
+            self._kept.clear()
+        self._num_kept = max(self._num_kept, len(self._kept), 1)
 
     def stop_looking_at_graphs(self) -> None:
         """Keep nothing of the graphs of gradients that are not yet computed."""

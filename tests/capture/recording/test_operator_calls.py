@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -390,3 +391,16 @@ def test_an_exception_of_a_signal_handler_reaches_the_training() -> None:
             paddle._C_ops.relu(Interrupting(paddle.ones([2])))
     finally:
         signal.signal(signal.SIGUSR1, previous)
+
+
+def test_parameters_that_the_training_drops_are_not_kept() -> None:
+    """A training may make layers in each step; their memory is the device's."""
+    left: list[weakref.ref[Any]] = []
+    with recording() as recorder:
+        for _ in range(8):
+            layer = nn.Linear(4, 4)
+            left.append(weakref.ref(layer.weight))
+            layer(paddle.ones([2, 4]))
+            del layer
+            recorder.end_step()
+        assert sum(each() is not None for each in left) <= 2
