@@ -139,8 +139,8 @@ def attach(
 
     Raises:
         ConfigError: the mapping or the file is not a valid ``Profiler`` block.
-        UsageError: ``profiler`` is something else; ``ranks``, ``print_ranks`` or ``trigger.ranks`` name ranks that the job does not
-            have, or ``device_peak_flops`` or ``device_peak_gbps`` is not a positive, finite number.
+        UsageError: ``profiler`` is something else; ``ranks``, ``print_ranks`` or ``trigger.ranks``
+            name ranks that the job does not have; or ``device_peak_flops`` or ``device_peak_gbps`` is not a positive, finite number.
 
         Any exception that a signal handler of the training raises meanwhile is raised, too.
     """

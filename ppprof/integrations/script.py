@@ -92,7 +92,7 @@ def main(
         if not loaded.profiler.enable:
             log.info("Profiler.enable is False: running the script without the profiler")
     session = _ScriptSession(loaded.profiler, loaded.resolved, args.optimizer, yields, args.report)
-    if at_start is not None:
+    if at_start is not None and not getattr(sys.flags, "safe_path", False):
         _forget_modules(program.path0, at_start)
     return _run(program, session)
 
@@ -103,13 +103,22 @@ def _world_size() -> int:
 
 
 def _forget_modules(folder: str, at_start: Set[str]) -> None:
-    """Let a script import its own modules where ppprof has imported others with their names."""
+    """Let a script import its own modules where ppprof has imported others with their names.
+
+    Args:
+        folder: the script's folder.
+        at_start: names of modules that stay.
+    """
     with suppress(OSError):
         for path in Path(folder).iterdir():
-            name = path.stem if path.suffix == ".py" else path.name
-            is_module = path.suffix == ".py" or (path / "__init__.py").is_file()
-            if is_module and name not in at_start and name not in ("ppprof", "__main__"):
-                sys.modules.pop(name, None)
+            name, file = (
+                (path.stem, path) if path.suffix == ".py" else (path.name, path / "__init__.py")
+            )
+            loaded = getattr(sys.modules.get(name), "__file__", None)
+            if name in at_start or loaded is None or not file.is_file() or file.samefile(loaded):
+                continue
+            for other in [other for other in sys.modules if other.partition(".")[0] == name]:
+                del sys.modules[other]
 
 
 def _run(program: _Program, session: _ScriptSession) -> int:
@@ -232,8 +241,8 @@ class _ScriptSession:
             log.warning(f"{self._page}: no page was written: the script's own session records")
         if error is None and self._num_steps and not self._has_begun:
             log.warning(
-                f"nothing is recorded: this process is one of {_world_size()}, and the script has not "
-                "called paddle.distributed.init_parallel_env or fleet.init"
+                f"nothing is recorded: this process is one of {_world_size()} ranks, and the script "
+                "has called neither paddle.distributed.init_parallel_env nor fleet.init"
             )
         if error is None and not self._num_steps:
             num_optimizers = self._steps.num_optimizers

@@ -194,14 +194,14 @@ class ClockClient(ClockSync):
     def advance(self, before: State, step: int) -> None:
         """Start a reading if rank 0 was just found, or if a window has ended.
 
-        Before steps 0 and 1, look for rank 0 if it is not found yet. If it is not found by then,
+        Before steps 0, 1 and 2, look for rank 0 if it is not found yet. If it is not found by then,
         this rank's clock is never compared.
 
         Args:
             before: the job's state in the step that has ended.
             step: number of the step that begins.
         """
-        if self._socket is None and step <= 1:
+        if self._socket is None and step <= 2:
             with self._suppress_and_report():
                 self._look_for_rank_0()
                 if self._socket is not None:

@@ -95,6 +95,9 @@ class _SentMessage:
     missing: set[int] = field(default_factory=set)
 
 
+_MOST_LOOKUPS = 3
+
+
 class CoordinatorChannel(ControlChannel):
     """Rank 0's end of the channel.
 
@@ -232,8 +235,9 @@ class WorkerChannel(ControlChannel):
     def read(self) -> list[Message]:
         """Return and confirm the messages that have arrived; say hello until rank 0 answers.
 
-        The first two calls look for rank 0; if it attaches at all, it has attached by then. Without
-        rank 0, the list stays empty. A message that arrives twice is returned once.
+        The first three calls look for rank 0: at `attach`, which may happen within step 0, and after
+        steps 0 and 1. If rank 0 attaches at all, it has attached before the collectives of step 1.
+        Without rank 0, the list stays empty. A message that arrives twice is returned once.
         """
         if self._socket is None:
             self._look_for_rank_0()
@@ -275,7 +279,7 @@ class WorkerChannel(ControlChannel):
 
     def _look_for_rank_0(self) -> None:
         self._num_lookups += 1
-        if self._num_lookups > 2:
+        if self._num_lookups > _MOST_LOOKUPS:
             return
         endpoint = udp.connect(self._store, self._key)
         if endpoint is not None:
