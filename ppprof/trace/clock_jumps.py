@@ -95,7 +95,8 @@ def clock_messages(events: pl.DataFrame) -> list[str]:
     Args:
         events: columns of `ppprof.trace.schema.EVENTS`.
     """
-    names = events.filter(pl.col("category") == "UserDefined")["name"].unique().cast(pl.String)
+    spans = events["name"].filter(events["category"] == "UserDefined")
+    names = spans.unique().cast(pl.String)
     is_marker = names.str.contains(r"^clock set (forward|back) by .*, (not )?corrected$")
     messages: list[str] = names.filter(is_marker).sort().to_list()
     return messages

@@ -50,15 +50,14 @@ def incomplete_steps(events: pl.DataFrame) -> pl.DataFrame:
     Args:
         events: columns of `ppprof.trace.schema.EVENTS`.
     """
-    is_incomplete = (
-        (pl.col("name") == INCOMPLETE_STEP)
-        & (pl.col("category") == "PythonUserDefined")
-        & pl.col("step").is_null()
+    is_incomplete = (pl.col("category") == "PythonUserDefined") & pl.col("step").is_null()
+    spans = events.select("name", "category", "step", "start_ns", "dur_ns")
+    return (
+        spans.filter(pl.col("name") == INCOMPLETE_STEP)  # rare, so the rest costs nothing
+        .filter(is_incomplete)
+        .select("start_ns", end_ns=pl.col("start_ns") + pl.col("dur_ns"))
+        .sort("start_ns")
     )
-    spans = events.filter(is_incomplete).select(
-        "start_ns", end_ns=pl.col("start_ns") + pl.col("dur_ns")
-    )
-    return spans.sort("start_ns")
 
 
 def incomplete_time_ns(events: pl.DataFrame) -> int:

@@ -197,9 +197,9 @@ def unknown_device_kinds(events: pl.DataFrame) -> dict[str, int]:
     Args:
         events: columns of `EVENTS`.
     """
-    is_unknown = pl.col("device").is_not_null() & ~pl.col("category").is_in(DEVICE_CATEGORIES)
-    counts = events.filter(is_unknown)["category"].cast(pl.String).value_counts(sort=True)
-    return dict(counts.iter_rows())
+    kinds = events["category"].filter(events["device"].is_not_null()).value_counts(sort=True)
+    counts = kinds.with_columns(pl.col("category").cast(pl.String)).iter_rows()
+    return {kind: count for kind, count in counts if kind not in DEVICE_CATEGORIES}
 
 
 def empty(columns: Mapping[str, tuple[pl.DataType, str]]) -> pl.DataFrame:

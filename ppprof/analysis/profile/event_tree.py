@@ -50,25 +50,18 @@ class Tree:
         launches = trace.events.slice(num_hosts, num_launches).select(
             row + num_hosts, "name", "category", "thread", "start_ns", end_ns, host="parent"
         )
-        devices = (
-            trace.events.slice(num_hosts + num_launches)
-            .select(
-                "name",
-                "category",
-                "device",
-                "stream",
-                "start_ns",
-                end_ns,
-                "parent",
-                gpu_ns="dur_ns",
-            )
-            .join(
-                launches.select("host", parent="row", thread="thread"),
-                on="parent",
-                how="left",
-                maintain_order="left",
-            )
-            .drop("parent")
+        device_events = trace.events.slice(num_hosts + num_launches)
+        launch = device_events["parent"] - num_hosts
+        devices = device_events.select(
+            "name",
+            "category",
+            "device",
+            "stream",
+            "start_ns",
+            end_ns,
+            gpu_ns="dur_ns",
+            thread=launches["thread"].gather(launch),
+            host=launches["host"].gather(launch),
         )
         hosts = trace.events.slice(0, num_hosts).select(
             row, "name", "category", "thread", "start_ns", end_ns, "parent", cpu_ns="dur_ns"

@@ -115,18 +115,22 @@ def covered_by_group(table: pl.DataFrame, group: str) -> pl.DataFrame:
         One row per group, in the order of their first rows: the column ``group``, calls (the number
         of intervals) and time_ns.
     """
-    # Sorted by start, an interval adds what lies after all ends so far.
-    so_far = pl.col("end_ns").cum_max().shift(1).over(group)
-    added = pl.col("end_ns") - pl.max_horizontal("start_ns", "so_far")
-    return (
-        table.select(group, "start_ns", "end_ns", row=pl.int_range(pl.len()))
-        .sort("start_ns")
-        .with_columns(so_far=so_far)
-        .group_by(group)
-        .agg(pl.col("row").min(), calls=pl.len(), time_ns=added.clip(0).sum())
-        .sort("row")
-        .drop("row")
-    )
+    rows = table.select(group, row=pl.int_range(pl.len()))
+    groups = rows.group_by(group, maintain_order=True).agg("row", calls=pl.len())
+    parts = [part.to_numpy() for part in groups["row"]]
+    start, end = (table[column].to_numpy() for column in ("start_ns", "end_ns"))
+    length = int(end.max()) - int(start.min()) + 1 if len(start) else 1
+    if length * len(parts) < 2**63:
+        # One union serves all groups if each is moved to a range of time of its own.
+        move = np.empty_like(start)
+        for number, part in enumerate(parts):
+            move[part] = number * length - start.min()
+        first, last = union(start + move, end + move)
+        times = np.zeros(len(parts), np.int64)
+        np.add.at(times, first // length, last - first)
+    else:
+        times = np.array([covered(start[part], end[part]) for part in parts])
+    return groups.select(group, "calls", time_ns=pl.Series(times))
 
 
 def intersection(left: Intervals, right: Intervals) -> Intervals:

@@ -35,12 +35,12 @@ def memory(profile: Profile) -> pl.DataFrame:
         Allocated before Reserved, then increase_bytes, the largest first. A place where only
         reserved memory changed has no rows.
     """
-    hosts = profile.whole_tree.hosts.select("row", "parent", "name", "category", "visit")
-    parents = hosts.select(parent="row", above="name", above_is="category", above_visit="visit")
-    records = (
-        profile.whole.memory.drop_nulls("event")
-        .join(hosts, left_on="event", right_on="row", maintain_order="left")
-        .join(parents, on="parent", how="left", maintain_order="left")
+    records = profile.whole.memory.filter(pl.col("event").is_not_null())
+    hosts = profile.whole_tree.hosts.select("parent", "name", "category", "visit")
+    own_host = hosts.select(pl.all().gather(records["event"]))
+    above = hosts.select("name", "category", "visit").select(pl.all().gather(own_host["parent"]))
+    records = records.hstack(own_host).with_columns(
+        above=above["name"], above_is=above["category"], above_visit=above["visit"]
     )
     columns = ["place", "kind", "bytes", "peak_allocated", "peak_reserved", "event"]
     own = records.filter(pl.col("category") != "OperatorInner").select(

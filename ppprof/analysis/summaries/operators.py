@@ -6,11 +6,14 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from ppprof.analysis.efficiency.operator_work import work_of_operators
+from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.grouping import STATS, grouped, ratio_of, sort_by
 from ppprof.analysis.profile.profile import Profile
+from ppprof.arrays import Int64
 from ppprof.trace import REMOTE
 from ppprof.trace.operator_inputs import shapes_as_shown
 from ppprof.trace.remote_calls import ends_of
@@ -93,12 +96,7 @@ def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
         "row", "visit", "cpu_ns", "device_ns", thread.alias("thread"), operator="name"
     )
     calls = _with_inputs(calls, profile)
-    children = (
-        profile.tree.hosts.filter(pl.col("category") != "Operator")
-        .select("row", "parent", "cpu_ns", "device_ns", inner="name")
-        .join(calls.select("thread", "operator", parent="row", caller="visit"), on="parent")
-        .sort("caller", "row")
-    )
+    children = _children(profile.tree, calls)
     by_operator = ["thread", "operator"]
     by_inner = [*by_operator, "inner"]
     items = sort_by(_with_flops(calls, by_operator), profile.sorted_by, within=["thread"])
@@ -112,8 +110,8 @@ def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
         grouped(_accumulation(calls, children), by_operator, gpu="device_ns"), by_operator
     )
     devices = profile.tree.devices.drop_nulls("host").select("gpu_ns", "host", device="name")
-    by_calls = _launched(devices, calls, ["visit"])
-    by_children = _launched(devices, children, ["caller", "row"])
+    by_calls = _launched(devices, calls)
+    by_children = _launched(devices, children)
     own = _blocks(grouped(by_calls, [*by_operator, "device"], clocks=("gpu",)), by_operator)
     below = _blocks(grouped(by_children, [*by_inner, "device"], clocks=("gpu",)), by_inner)
 
@@ -130,6 +128,39 @@ def _operators(profile: Profile, node: str | None) -> pl.DataFrame:
         rows += [_row("device", launched["device"], launched, item) for launched in own[key]]
         rows += [_row("shape", shape["shapes"], shape, item) for shape in by_shape[key]]
     return pl.DataFrame([{**row, "node": node} for row in rows], OPERATORS)
+
+
+def _children(tree: Tree, calls: pl.DataFrame) -> pl.DataFrame:
+    """Return the host events directly below operators that are not operators themselves.
+
+    Args:
+        tree: the event tree.
+        calls: the calls of the operators; reads row, thread and operator.
+
+    Returns:
+        row, parent, cpu_ns, device_ns, inner (the name), and thread and operator of the caller; in
+        the order of ``calls``, the children of a call sorted by row.
+    """
+    hosts = tree.hosts
+    caller = _positions(hosts["parent"].fill_null(-1).to_numpy(), calls["row"])
+    caller[(hosts["category"] == "Operator").to_numpy()] = -1
+    rows = np.flatnonzero(caller >= 0)
+    rows = rows[np.argsort(caller[rows], kind="stable")]
+    children = hosts.select("row", "parent", "cpu_ns", "device_ns", inner="name")[rows]
+    return children.hstack(calls.select("thread", "operator")[caller[rows]])
+
+
+def _positions(wanted: Int64, rows: pl.Series) -> Int64:
+    """Return the position in ``rows`` of each wanted row; -1 for a row that it lacks.
+
+    Args:
+        wanted: rows of the host events, at least -1, shape (N,).
+        rows: distinct rows of the host events, at least 0.
+    """
+    position = np.full(max(wanted.max(initial=-1), rows.to_numpy().max(initial=-1)) + 2, -1)
+    position[rows.to_numpy()] = np.arange(len(rows))
+    positions: Int64 = position[wanted]  # the last item is -1, for row -1
+    return positions
 
 
 def _with_inputs(calls: pl.DataFrame, profile: Profile) -> pl.DataFrame:
@@ -181,14 +212,13 @@ def _accumulation(calls: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
 
     Calls without such a child are left out.
     """
-    inner = pl.col("inner").cast(pl.String)
     local = (
-        children.filter(inner.str.starts_with("Local_"))
+        children.filter(pl.col("inner").cat.starts_with("Local_"))
         .group_by("parent")
         .agg(pl.col("cpu_ns", "device_ns").sum())
     )
     return (
-        calls.filter(pl.col("operator").cast(pl.String).str.starts_with("Global_"))
+        calls.filter(pl.col("operator").cat.starts_with("Global_"))
         .join(local, left_on="row", right_on="parent", suffix="_local", maintain_order="left")
         .with_columns(
             cpu_ns=pl.col("cpu_ns") - pl.col("cpu_ns_local"),
@@ -197,17 +227,20 @@ def _accumulation(calls: pl.DataFrame, children: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _launched(devices: pl.DataFrame, hosts: pl.DataFrame, order: list[str]) -> pl.DataFrame:
+def _launched(devices: pl.DataFrame, hosts: pl.DataFrame) -> pl.DataFrame:
     """Return device events with the columns of the host event that launched them.
 
     Args:
         devices: device events, with the column host.
         hosts: host events, with the column row. Device events launched by others are left out.
-        order: columns of ``hosts`` to sort by.
+
+    Returns:
+        The device events in the order of ``hosts``.
     """
-    return devices.join(
-        hosts, left_on="host", right_on="row", coalesce=False, maintain_order="left"
-    ).sort(order, maintain_order=True)
+    launcher = _positions(devices["host"].to_numpy(), hosts["row"])
+    rows = np.flatnonzero(launcher >= 0)
+    rows = rows[np.argsort(launcher[rows], kind="stable")]
+    return devices[rows].hstack(hosts[launcher[rows]])
 
 
 def _row(kind: str, name: str, stats: Row, whole: Row) -> Row:

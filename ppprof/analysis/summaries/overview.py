@@ -75,10 +75,9 @@ def overview(profile: Profile) -> pl.DataFrame:
         Paddle's order.
     """
     tree, comm = profile.tree, profile.paddle_communication
-    times = pl.concat(
-        table.select("category", "start_ns", "end_ns", "visit")
-        for table in (tree.hosts, tree.launches.drop_nulls("host"))
-    )
+    columns = ("category", "start_ns", "end_ns", "visit")
+    launches = tree.launches.filter(pl.col("host").is_not_null()).select(columns)
+    times = pl.concat([tree.hosts.select(columns), launches])
     first_visits = times.group_by("category").agg(pl.col("visit").min())
     categories = (
         covered_by_group(times, "category")

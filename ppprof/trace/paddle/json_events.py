@@ -182,11 +182,11 @@ class _HostTree:
         held = (held | self._has_depths) & (previous >= 0)
         for key in ("tid", "pid"):
             held &= host[key][owner] == inner[key]
-        is_before = inner["position"] < self._first_of_thread(inner)
-        others = np.flatnonzero(~held & ~is_before)
+        others = np.flatnonzero(~held)
         if len(others):
-            owner[others] = self._innermost({key: values[others] for key, values in inner.items()})
-        owner = np.where(is_before, -1, owner)
+            rest = {key: values[others] for key, values in inner.items()}
+            is_before = rest["position"] < self._first_of_thread(rest)
+            owner[others] = np.where(is_before, -1, self._innermost(rest))
         is_in = owner >= 0
         first = host["start"][owner]
         latest = np.maximum(first + host["dur"][owner] - inner["dur"], first)
@@ -233,21 +233,19 @@ def _launchers(launch: Columns, device: Columns) -> Int64:
     The launch has the same correlation id. If several launches have it, the last one before the
     device event in the file counts; if there is no such launch, the first one after it.
     """
-    launches = pl.DataFrame(
-        {
-            "id": launch["correlation_id"],
-            "position": launch["position"],
-            "row": np.arange(len(launch["position"])),
-        }
-    ).sort("position")
-    wanted = pl.DataFrame({"id": device["correlation_id"], "position": device["position"]})
-    before = wanted.join_asof(launches, on="position", by="id", check_sortedness=False)["row"]
-    if before.null_count():
-        first_of_id = wanted.join(
-            launches.unique("id", keep="first"), on="id", how="left", maintain_order="left"
-        )["row"]
-        before = before.fill_null(first_of_id)
-    return before.fill_null(-1).to_numpy()
+    wanted, num_launches = device["correlation_id"], len(launch["position"])
+    order = np.lexsort((launch["position"], launch["correlation_id"]))
+    ids = np.append(launch["correlation_id"][order], MISSING)
+    chosen = first = np.searchsorted(ids[:-1], wanted)
+    if (ids[1:-1] == ids[:-2]).any():
+        positions = launch["position"][order]
+        key = np.cumsum(np.append(False, ids[1:] != ids[:-1])) * (num_launches + 1)
+        sorted_positions = np.sort(positions)
+        keys = key[:-1] + np.searchsorted(sorted_positions, positions)
+        num_before = np.searchsorted(sorted_positions, device["position"], side="right")
+        chosen = np.maximum(first, np.searchsorted(keys, key[first] + num_before) - 1)
+    launcher: Int64 = np.where(ids[first] == wanted, np.append(order, -1)[chosen], -1)
+    return launcher
 
 
 def _unwrapped_bytes(device: Columns) -> Int64:

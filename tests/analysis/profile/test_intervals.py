@@ -83,6 +83,16 @@ def test_covered_by_group_counts_the_ticks_of_each_group(groups: list[tuple[str,
     ]
 
 
+def test_covered_by_group_of_times_that_are_centuries_apart() -> None:
+    far = 2**62
+    table = pl.DataFrame(
+        [("a", -far, 4 - far), ("b", far, far + 7), ("a", 2 - far, 5 - far), ("c", 0, 1)],
+        {"name": str, "start_ns": int, "end_ns": int},
+        orient="row",
+    )
+    assert covered_by_group(table, "name").rows() == [("a", 2, 5), ("b", 1, 7), ("c", 1, 1)]
+
+
 @given(intervals, intervals)
 def test_intersection_and_together_cover_the_ticks_of_both_and_of_either(
     left: Pairs, right: Pairs
