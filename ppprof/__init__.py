@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -34,3 +35,18 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Show runs, comparisons and findings as HTML; IPython calls this for ``%load_ext ppprof``."""
+    import_module("ppprof.report.notebook").register(shell.display_formatter.formatters)
+
+
+if "IPython" in sys.modules:
+    _shell = sys.modules["IPython"].get_ipython()
+    if _shell is not None:
+        load_ipython_extension(_shell)

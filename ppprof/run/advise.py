@@ -10,7 +10,7 @@ import polars as pl
 
 from ppprof.analysis.advice import Evidence
 from ppprof.analysis.advice import advise as findings_of
-from ppprof.analysis.advice.finding import Finding
+from ppprof.analysis.advice.finding import Findings
 from ppprof.analysis.advice.indicators import Indicators, collect_indicators, concat_indicators
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import with_step
@@ -31,7 +31,7 @@ def advise(
     *,
     steps: StepRange | str | int | None = None,
     executor: Executor | None = None,
-) -> list[Finding]:
+) -> Findings:
     """Return what to change in a run, sorted by cost, largest first.
 
         first, *_ = ppprof.advise(ppprof.open("profiler_log"))

@@ -19,7 +19,7 @@ from ppprof.analysis.advice import (
     work,
 )
 from ppprof.analysis.advice.evidence import Evidence
-from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding
+from ppprof.analysis.advice.finding import LEAST_RATIO, SEVERITIES, Finding, Findings
 from ppprof.analysis.advice.indicators import TINY_NS
 from ppprof.analysis.advice.unexplained import LEAST_GAP_NS
 from ppprof.analysis.efficiency.vocabulary import LEAST_WORDS
@@ -129,7 +129,7 @@ the finding of the earlier rule is listed first."""
 _TRUST = frozenset(rule.name for rule in RULES if rule.about == "trust")
 
 
-def advise(evidence: Evidence) -> list[Finding]:
+def advise(evidence: Evidence) -> Findings:
     """Return the findings of all rules, sorted by severity, then by cost, the largest first.
 
     Major findings about trust come before all other findings. Findings without a cost come after
@@ -142,4 +142,4 @@ def advise(evidence: Evidence) -> list[Finding]:
         is_major_doubt = severity == 0 and finding.rule in _TRUST
         return severity, not is_major_doubt, -(finding.cost_ns or 0.0)
 
-    return sorted(findings, key=sort_key)
+    return Findings(sorted(findings, key=sort_key))

@@ -53,6 +53,10 @@ class Finding:
     """The rows that show the finding, at most `MOST_ROWS`. Columns end in their units."""
 
 
+class Findings(list[Finding]):
+    """The findings of a run, a list; notebooks show it as a page of text and tables."""
+
+
 def severity_of(share: float) -> str:
     """Return the severity of a possible gain, given as a share of a step.
 

@@ -28,6 +28,7 @@ from ppprof.paths import to_path, write_atomically
 from ppprof.report.html.charts import chart_data
 from ppprof.report.html.sections import headline, sections
 from ppprof.report.html.words import Words
+from ppprof.report.notebook import Page
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import Run
 from ppprof.topology import RankSelector
@@ -71,7 +72,7 @@ def render(report: ReportData, language: str = "en") -> str:
 
 def write_report(
     run: Run,
-    path: str | Path,
+    path: str | Path | None = None,
     *,
     baseline: Run | None = None,
     ranks: RankSelector = "all",
@@ -79,14 +80,16 @@ def write_report(
     steps: StepRange | str | int | None = None,
     language: str = "en",
     executor: Executor | None = None,
-) -> None:
+) -> Page | None:
     """Write a run as one page of HTML that opens without a network.
 
         ppprof.write_report(ppprof.open("profiler_log"), "report.html")
+        ppprof.write_report(ppprof.open("profiler_log"))    # in a notebook: below the cell
 
     Args:
         run: the run.
-        path: the file to write, local or in a store; an existing file is replaced.
+        path: the file to write, local or in a store; an existing file is replaced. None: write no
+            file, and return the page for a notebook.
         baseline: a run to compare with; None for a page without a comparison.
         ranks: the ranks to read: ``"all"``, ``3``, ``"0,8-15"`` or coordinates such as
             ``{"pp": 0}``, as for `ppprof.run.run.Run.select_ranks`.
@@ -97,6 +100,9 @@ def write_report(
         executor: any executor of ``concurrent.futures``, to read several ranks at once; None reads
             one rank after another.
 
+    Returns:
+        Without a ``path``, the page, which a notebook shows below the cell.
+
     Raises:
         UsageError: no such ranks, window, steps or language; the message names the existing ones.
         InputError: a run cannot be read, or it has no steps.
@@ -106,7 +112,11 @@ def write_report(
     report = collect_report_data(
         run, baseline=baseline, ranks=ranks, window=window, steps=steps, executor=executor
     )
-    write_atomically(to_path(path), render(report, language).encode())
+    page = render(report, language)
+    if path is None:
+        return Page(page)
+    write_atomically(to_path(path), page.encode())
+    return None
 
 
 def _visible(value: Any) -> Any:
