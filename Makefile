@@ -7,6 +7,7 @@
 # make test-gpu  tests on GPUs; PPPROF_KEEP_CAPTURES=FOLDER keeps what they recorded
 # make test-paddle26   capture and data parallel training with Paddle 2.6.2, in .venv-26
 # make lock      pin the development packages again; LOCK=requirements/dev.lock installs them
+# make release   sdist, wheels, checksums and SBOM into dist/, built twice and compared
 # make integrations   tests with the Trainers of PaddleNLP and PaddleFormers, in .venv-paddle*
 # make bench     measure the numbers of the README again
 PYTHON ?= python3
@@ -27,7 +28,7 @@ CORE := ppprof/trace/fastpath/native/_core.so
 
 TRAINERS := .venv-paddlenlp/.installed .venv-paddleformers/.installed
 
-.PHONY: profile profile-hybrid test test-jobs test-all test-gpu test-paddle26 check lock integrations trainers bench install clean
+.PHONY: profile profile-hybrid test test-jobs test-all test-gpu test-paddle26 check lock integrations trainers bench release install clean
 
 install: $(VENV)/.installed $(CORE)
 
@@ -74,6 +75,10 @@ check: install
 	$(BIN)/python tools/check_words.py
 	$(BIN)/python -m pytest -q tests/test_rooms.py
 	$(BIN)/python tools/audit.py requirements/dev.lock
+
+release: install
+	$(BIN)/python -m pip install --quiet --group release
+	$(BIN)/python tools/release.py $(ARGS)
 
 lock: install
 	$(BIN)/python -m pip install --quiet "uv>=0.5,<1"
