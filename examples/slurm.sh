@@ -1,0 +1,14 @@
+#!/bin/bash
+# Four nodes with eight GPUs each: sbatch examples/slurm.sh
+# All ranks record the same ten steps. `profiler_log` has to be on a file system that all nodes share;
+# otherwise pass the directories of all nodes to the commands: `ppprof ranks node0/profiler_log node1/...`.
+#SBATCH --job-name=pretrain
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+set -euo pipefail
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun ppprof run --nproc 8 --master "$first:8090" --nnodes "$SLURM_NNODES" \
+    --log "$SLURM_SUBMIT_DIR/profiler_log" train.py --config pretrain.yaml
+ppprof ranks "$SLURM_SUBMIT_DIR/profiler_log"
+ppprof report "$SLURM_SUBMIT_DIR/profiler_log" -o "$SLURM_SUBMIT_DIR/report.html"
