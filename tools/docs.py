@@ -3,7 +3,8 @@
     python tools/docs.py
 
 ``docs/config.md`` gets a table of keys for each block, from the dataclasses and the docstrings
-under their fields. ``docs/advice.md`` gets the table of rules, from the English catalogue.
+under their fields. ``docs/advice.md`` gets the table of rules, from the English catalogue. Their
+Chinese pages get the same tables, from ``tools/docs.zh.yaml`` and the Chinese catalogue.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import ast
 import dataclasses
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
+
+import yaml
 
 from ppprof.analysis.advice import RULES
 from ppprof.config import ProfilerConfig, WindowSchedule
@@ -25,21 +29,48 @@ from ppprof.units import format_value
 
 DOCS = Path(__file__).parents[1] / "docs"
 CONFIG_MARKER = "<!-- written by python tools/docs.py -->\n"
-_RULES_HEADER = "| rule | says | evidence and threshold | proposes |\n"
+TRANSLATIONS = Path(__file__).with_name("docs.zh.yaml")
+_RULES_HEADERS = {
+    "en": "| rule | says | evidence and threshold | proposes |\n",
+    "zh": "| 规则 | 结论 | 依据与阈值 | 建议 |\n",
+}
+
+Translate = Callable[[str], str]
+"""Returns an English text of the tables in the page's language."""
 
 
-def config_tables() -> str:
+@cache
+def chinese_texts() -> dict[str, str]:
+    """Return the Chinese for each English text of the config tables."""
+    pairs = yaml.safe_load(TRANSLATIONS.read_text(encoding="utf-8"))
+    return {pair["en"]: pair["zh"] for pair in pairs}
+
+
+def to_chinese(text: str) -> str:
+    """Return the Chinese for an English text of the config tables.
+
+    Raises:
+        LookupError: the text has no Chinese.
+    """
+    if text not in chinese_texts():
+        raise LookupError(f"{TRANSLATIONS.name} has no Chinese for {text!r}: add it")
+    return chinese_texts()[text]
+
+
+def config_tables(translate: Translate = str) -> str:
     """Return a section for each block, with a row for each key."""
     sections = []
     blocks: dict[str, type[Any]] = {"Profiler": ProfilerConfig, **BLOCKS}
     for name, block in blocks.items():
-        lines = [f"## {name}\n", f"{inspect.getdoc(block)}\n", *_table(_rows(block, ""))]
+        about = (inspect.getdoc(block) or "").replace("``", "`")
+        lines = [f"## {name}\n", f"{translate(about)}\n", *_table(block, "", translate)]
         unused = [f"`{prefix}{key}`" for prefix, key in _unused(block, "")]
         if unused:
-            lines.append(f"\nKnown from FleetX, without effect here: {', '.join(unused)}.")
+            sentence = translate("Known from FleetX, without effect here: {names}.")
+            lines.append("\n" + sentence.format(names=", ".join(unused)))
         if block is ProfilerConfig:
-            lines.append("\n`scheduler` as a mapping:\n")
-            lines += _table(_rows(WindowSchedule, "scheduler."))
+            lines.append("\n" + translate("`scheduler` as a mapping:") + "\n")
+            lines += _table(WindowSchedule, "scheduler.", translate)
         sections.append("\n".join(lines))
     return "\n\n".join(sections) + "\n"
 
@@ -50,7 +81,7 @@ def rules_table(language: str = "en") -> str:
     Facts differ between runs, so the table shows their names in italics.
     """
     catalogue = read_catalogue(language)["rules"]
-    lines = [_RULES_HEADER.strip(), "|---|---|---|---|"]
+    lines = [_RULES_HEADERS[language].strip(), "|---|---|---|---|"]
     for rule in RULES:
         texts = catalogue[rule.name]
         thresholds = {name: format_value(name, value) for name, value in rule.thresholds.items()}
@@ -62,43 +93,55 @@ def rules_table(language: str = "en") -> str:
     return "\n".join(lines) + "\n"
 
 
-def updated_config_page(page: str) -> str:
-    """Return ``docs/config.md`` with new tables below its marker."""
+def updated_config_page(page: str, translate: Translate = str) -> str:
+    """Return ``docs/config.md``, or its Chinese page, with new tables below its marker."""
     text, _, _ = page.partition(CONFIG_MARKER)
-    return f"{text}{CONFIG_MARKER}\n{config_tables()}"
+    return f"{text}{CONFIG_MARKER}\n{config_tables(translate)}"
 
 
-def updated_advice_page(page: str) -> str:
-    """Return ``docs/advice.md`` with a new table of rules."""
-    before, _, rest = page.partition(_RULES_HEADER)
+def updated_advice_page(page: str, language: str = "en") -> str:
+    """Return ``docs/advice.md``, or its Chinese page, with a new table of rules."""
+    before, _, rest = page.partition(_RULES_HEADERS[language])
     _, _, after = rest.partition("\n\n")
-    return f"{before}{rules_table()}\n{after}"
+    return f"{before}{rules_table(language)}\n{after}"
 
 
-UPDATES = {"config.md": updated_config_page, "advice.md": updated_advice_page}
+UPDATES: dict[str, Callable[[str], str]] = {
+    "config.md": updated_config_page,
+    "config.zh-CN.md": partial(updated_config_page, translate=to_chinese),
+    "advice.md": updated_advice_page,
+    "advice.zh-CN.md": partial(updated_advice_page, language="zh"),
+}
 """The pages with generated tables, and the function that updates each."""
 
 
-def _table(rows: Iterator[str]) -> list[str]:
-    return ["| key | default | expected | meaning |", "|---|---|---|---|", *rows]
+def _table(block: type[Any], prefix: str, translate: Translate) -> list[str]:
+    header = " | ".join(map(translate, ("key", "default", "expected", "meaning")))
+    return [f"| {header} |", "|---|---|---|---|", *_rows(block, prefix, translate)]
 
 
-def _rows(block: type[Any], prefix: str) -> Iterator[str]:
+def _rows(block: type[Any], prefix: str, translate: Translate) -> Iterator[str]:
     hints, docs = get_type_hints(block), _docstrings(block)
     for item in dataclasses.fields(block):
-        inner = _inner(hints[item.name])
+        hint, inner = hints[item.name], _inner(hints[item.name])
         if item.name == "Eval":
-            yield "| `Eval...` | | the same keys as `Train` | " + docs["Eval"] + " |"
+            keys, meaning = translate("the same keys as `Train`"), translate(docs["Eval"])
+            yield f"| `Eval...` | | {keys} | {meaning} |"
             continue
-        if inner is not None and inner is not WindowSchedule:
-            yield from _rows(inner, f"{prefix}{item.name}.")
-            continue
-        hint = hints[item.name]
-        kind = "ranks" if hint is Any else f"{expected(hint)}{_bounds(item)}"
-        default = "blank" if item.default is None else f"`{_plain(item.default)}`"
-        if block is WindowSchedule and item.name == "record":
-            default = "required"
-        yield f"| `{prefix}{item.name}` | {default} | {kind} | {docs[item.name]} |"
+        if inner in (None, WindowSchedule) or item.default is None:
+            yield _row(item, hint, prefix, docs[item.name], translate)
+        if inner not in (None, WindowSchedule):
+            yield from _rows(inner, f"{prefix}{item.name}.", translate)
+
+
+def _row(
+    item: dataclasses.Field[Any], hint: Any, prefix: str, meaning: str, translate: Translate
+) -> str:
+    kind = translate("ranks" if hint is Any else expected(hint)) + _bounds(item, translate)
+    default = translate("blank") if item.default is None else f"`{_plain(item.default)}`"
+    if (prefix, item.name) == ("scheduler.", "record"):
+        default = translate("required")
+    return f"| `{prefix}{item.name}` | {default} | {kind} | {translate(meaning)} |"
 
 
 def _unused(block: type[Any], prefix: str) -> Iterator[tuple[str, str]]:
@@ -122,10 +165,10 @@ def _plain(value: Any) -> str:
     return str(list(value) if isinstance(value, tuple) else value).replace("'", "")
 
 
-def _bounds(item: dataclasses.Field[Any]) -> str:
-    words = {"minimum": "at least", "above": "more than", "maximum": "at most"}
-    bounds = {word: item.metadata.get(name) for name, word in words.items()}
-    return "".join(f", {word} {bound}" for word, bound in bounds.items() if bound is not None)
+def _bounds(item: dataclasses.Field[Any], translate: Translate) -> str:
+    words = {"minimum": ", at least {}", "above": ", more than {}", "maximum": ", at most {}"}
+    bounds = ((word, item.metadata.get(name)) for name, word in words.items())
+    return "".join(translate(word).format(bound) for word, bound in bounds if bound is not None)
 
 
 def _docstrings(block: type[Any]) -> dict[str, str]:

@@ -32,6 +32,19 @@ def test_the_advice_page_has_a_row_for_each_rule():
     assert [rule.name for rule in RULES if f"\n| `{rule.name}` | " not in page] == []
 
 
+def test_every_text_of_the_config_tables_has_its_chinese_and_no_other_is_left():
+    texts = set()
+    docs.config_tables(lambda text: texts.add(text) or text)
+    chinese = docs.chinese_texts()
+    assert sorted(texts - chinese.keys()) == [], "translate these in tools/docs.zh.yaml"
+    assert sorted(chinese.keys() - texts) == [], "delete these from tools/docs.zh.yaml"
+
+
+def test_a_text_without_chinese_is_named():
+    with pytest.raises(LookupError, match="docs.zh.yaml has no Chinese for 'A new key.'"):
+        docs.to_chinese("A new key.")
+
+
 BLOCKS = [ProfilerConfig, SummaryToggles, WindowSchedule, TriggerConfig, SlowStep] + [
     block
     for block in vars(training).values()
