@@ -2,9 +2,10 @@
 
 ::
 
-    python -m benchmarks.truth TRACES... --hta PYTHON --tracelens PYTHON -o docs/truth.md
+    python -m benchmarks.truth TRACES... --hta PYTHON --tracelens PYTHON -o docs
 
 TRACES are files or folders. PYTHON is an interpreter that has the peer (`benchmarks.truth_peers`).
+The result is written into ``truth.md`` and ``truth.zh-CN.md``, below the marker.
 """
 
 from __future__ import annotations
@@ -33,24 +34,42 @@ _PEER_SECONDS = 300
 _COMMUNICATION = re.compile("nccl|xccl", re.IGNORECASE)
 _TOLERANCE = 1e-4
 
-_HEAD = """\
-# ppprof against a raw count, HTA and TraceLens
+MARKER = "<!-- written by python -m benchmarks.truth -->\n"
 
-[README](../README.md)
 
-`python -m benchmarks.truth` made this table, from public traces of PyTorch that others recorded: those of the tests
-of HTA (facebookresearch/HolisticTraceAnalysis, 0.5.0) and of TraceLens (AMD-AGI/TraceLens, commit 171dd747).
+class Words(NamedTuple):
+    """The texts of the result in one language."""
 
-- *Raw* counts the events of the JSON file, with exact decimals: kernels are complete events of category `kernel`,
-  communication the kernels with nccl or xccl in their name, *Computation* the time in which any other kernel runs,
-  *Overlap* the share of the time of communication in which one does.
-- The other columns are differences from it, of the numbers that each tool shows: of `ppprof ranks`, with the trace
-  as one step; of HTA's `get_temporal_breakdown` and `get_comm_comp_overlap`, with the last step; of TraceLens's
-  `get_df_gpu_timeline`. `=` is a difference of less than 0.01%, of Overlap less than 0.01 points. `-`: the tool does not
-  give the number.
-- HTA cuts times to whole microseconds; TraceLens counts memsets as computation. Other causes of their differences were
-  not looked for.
-"""
+    summary: str
+    trace: str
+    kernels: str
+    in_ppprof: str
+    computation: str
+    overlap: str
+
+
+PAGES = {
+    "truth.md": Words(
+        "Of {traces} traces with kernels, ppprof equals the raw count in {kernels} (number of kernels "
+        "and their summed duration, to the nanosecond), {computation} (Computation) and {overlap} "
+        "(Overlap).",
+        "Trace",
+        "Kernels",
+        "in ppprof",
+        "Computation (ms)",
+        "Overlap",
+    ),
+    "truth.zh-CN.md": Words(
+        "在 {traces} 个含有 kernel 的 trace 中，ppprof 与原始计数相等的有：kernel 个数及总时长（精确到纳秒）"
+        "{kernels} 个，计算时间 {computation} 个，重叠 {overlap} 个。",
+        "Trace",
+        "Kernel 数",
+        "ppprof 读到",
+        "计算（ms）",
+        "重叠",
+    ),
+}
+"""The pages of the result, and their texts."""
 
 
 class Totals(NamedTuple):
@@ -207,27 +226,41 @@ def files_of(arguments: Iterable[Path]) -> Iterator[tuple[str, Path]]:
             yield argument.name, argument
 
 
+def result_section(cells: Sequence[Sequence[str]], peers: Sequence[str], words: Words) -> str:
+    """Return a sentence about ppprof and the table of all traces.
+
+    Args:
+        cells: from ``rows``.
+        peers: titles of the peers, in the order of their columns.
+        words: texts in the page's language.
+    """
+    tools = ["ppprof", *peers]
+    head = [words.trace, words.kernels, words.in_ppprof, words.computation, *tools]
+    head += [words.overlap, *tools]
+    columns = {"kernels": 2, "computation": 4, "overlap": 5 + len(tools)}
+    equal = {
+        name: sum(row[column] in ("=", "-") for row in cells) for name, column in columns.items()
+    }
+    lines = [head, ["---"] * len(head), *cells]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return f"{words.summary.format(traces=len(cells), **equal)}\n\n{table}\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--hta", metavar="PYTHON")
     parser.add_argument("--tracelens", metavar="PYTHON")
-    parser.add_argument("-o", "--output", type=Path, default=Path("/dev/stdout"))
+    parser.add_argument("-o", "--output", metavar="FOLDER", type=Path, required=True)
     args = parser.parse_args()
     peers = {name: path for name in ("hta", "tracelens") if (path := getattr(args, name))}
     names = {"hta": "HTA", "tracelens": "TraceLens"}
-    titles = ["ppprof", *(names[peer] for peer in peers)]
-    head = ["Trace", "Kernels", "in ppprof", "Computation (ms)", *titles, "Overlap", *titles]
-    found = list(rows(files_of(args.traces), peers))
-    places = [head.index("in ppprof"), *(i for i, title in enumerate(head) if title == "ppprof")]
-    equal = [sum(row[place] in ("=", "-") for row in found) for place in places]
-    summary = (
-        f"Of {len(found)} traces with kernels, ppprof equals the raw count in {equal[0]} (number of kernels "
-        f"and their summed duration, to the nanosecond), {equal[1]} (Computation) and {equal[2]} (Overlap)."
-    )
-    lines = [head, ["---"] * len(head), *found]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    args.output.write_text(f"{_HEAD}\n{summary}\n\n{table}\n", encoding="utf-8")
+    cells = list(rows(files_of(args.traces), peers))
+    for name, words in PAGES.items():
+        path = args.output / name
+        text, marker, _ = path.read_text(encoding="utf-8").partition(MARKER)
+        result = result_section(cells, [names[peer] for peer in peers], words)
+        path.write_text(f"{text}{marker}\n{result}", encoding="utf-8")
 
 
 if __name__ == "__main__":
