@@ -24,6 +24,8 @@ class Outline(NamedTuple):
 
     headings: list[int]
     """Level of each heading."""
+    items: list[int]
+    """Number of list items before the first heading and below each heading."""
     code: list[str]
     """Each block of code without comments, which are translated."""
     tables: list[list[int]]
@@ -41,8 +43,10 @@ def outline(page: Path) -> Outline:
     prose = _CODE_BLOCK.sub("", text)
     tables = re.findall(r"(?:^\|.*\n)+", prose, re.MULTILINE)
     rows = [row for table in tables for row in table.splitlines()]
+    sections = re.split(r"^#+ ", prose, flags=re.MULTILINE)
     return Outline(
         headings=[len(marks) for marks in re.findall(r"^(#+) ", prose, re.MULTILINE)],
+        items=[len(re.findall(r"^- ", part, re.MULTILINE)) for part in sections],
         code=[_COMMENT.sub("", block) for block in _CODE_BLOCK.findall(text)],
         tables=[
             [len(re.findall(r"(?<!\\)\|", row)) - 1 for row in table.splitlines()]
@@ -60,6 +64,11 @@ def test_every_page_has_a_chinese_page_and_the_reverse() -> None:
 @pages
 def test_both_languages_have_the_same_headings(page: Path) -> None:
     assert outline(chinese(page)).headings == outline(page).headings
+
+
+@pages
+def test_both_languages_have_the_same_number_of_list_items(page: Path) -> None:
+    assert outline(chinese(page)).items == outline(page).items
 
 
 @pytest.mark.parametrize("page", ENGLISH, ids=lambda page: page.stem)

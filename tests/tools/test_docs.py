@@ -41,7 +41,7 @@ def test_every_text_of_the_config_tables_has_its_chinese_and_no_other_is_left():
 
 
 def test_a_text_without_chinese_is_named():
-    with pytest.raises(LookupError, match="docs.zh.yaml has no Chinese for 'A new key.'"):
+    with pytest.raises(LookupError, match=r"docs\.zh\.yaml has no Chinese for 'A new key\.'"):
         docs.to_chinese("A new key.")
 
 
