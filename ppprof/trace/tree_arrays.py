@@ -17,7 +17,7 @@ import ctypes
 
 import numpy as np
 
-from ppprof.arrays import Array, Int32, Int64
+from ppprof.arrays import Array, Bool, Int32, Int64
 from ppprof.trace.fastpath import core
 
 
@@ -179,3 +179,24 @@ def subtree_sums(values: Int64, size: Int64) -> Int64:
     rows = np.arange(len(values))
     sums: Int64 = total[rows + size + 1] - total[rows]
     return sums
+
+
+def enclosing(parent: Int64, chosen: Bool) -> Int64:
+    """Return, for each node, the nearest chosen node above it.
+
+    Args:
+        parent: index of the parent, -1 for a root, shape (N,). There are no cycles.
+        chosen: whether each node is chosen, shape (N,).
+
+    Returns:
+        Shape (N,); -1 if no chosen node is above.
+    """
+    # A chosen node leads to itself, any other one upwards; the last element is "none".
+    leads_to = np.append(np.where(chosen, np.arange(len(parent)), parent), -1)
+    while True:  # each turn doubles the number of levels climbed
+        further = leads_to[leads_to]
+        if np.array_equal(further, leads_to):
+            break
+        leads_to = further
+    above: Int64 = leads_to[parent]
+    return above

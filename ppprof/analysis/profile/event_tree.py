@@ -10,7 +10,7 @@ import polars as pl
 
 from ppprof.arrays import Int64
 from ppprof.trace.schema import Trace, is_kernel
-from ppprof.trace.tree_arrays import subtree_sizes, subtree_sums
+from ppprof.trace.tree_arrays import enclosing, subtree_sizes, subtree_sums
 
 
 @dataclass(frozen=True)
@@ -91,16 +91,7 @@ class Tree:
         Returns:
             Shape (hosts,); -1 if no chosen event is above.
         """
-        parent = self.hosts["parent"].fill_null(-1).to_numpy()
-        # A chosen event leads to itself, any other one upwards; the last element is "none".
-        leads_to = np.append(np.where(chosen, np.arange(len(parent)), parent), -1)
-        while True:  # each turn doubles the number of levels climbed
-            further = leads_to[leads_to]
-            if np.array_equal(further, leads_to):
-                break
-            leads_to = further
-        above: Int64 = leads_to[parent]
-        return above
+        return enclosing(self.hosts["parent"].fill_null(-1).to_numpy(), chosen)
 
     def innermost(self, rows: Int64) -> Int64:
         """Return, for each host event, the innermost of ``rows`` that is the event or is above it.

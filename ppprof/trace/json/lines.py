@@ -1,6 +1,6 @@
 """Lines of JSON for trace events, built column by column, and the file for them.
 
-Used by `ppprof.trace.paddle.json_writer` and `ppprof.trace.merge`.
+Used by `ppprof.trace.paddle.json_writer`, `ppprof.trace.kineto.writer` and `ppprof.trace.merge`.
 """
 
 from __future__ import annotations
@@ -96,6 +96,19 @@ def optional_arg(key: str, value: pl.Expr) -> pl.Expr:
     ``value`` must give numbers or valid JSON text: it is not quoted or escaped.
     """
     return pl.concat_str(pl.lit(f',"{key}":'), value.cast(pl.String)).fill_null("")
+
+
+def triple(name: str) -> pl.Expr:
+    """Return an expression of the JSON list of three columns: ``grid_x``, ``grid_y``, ``grid_z``."""
+    axes = [pl.col(f"{name}_{axis}").cast(pl.String) for axis in "xyz"]
+    return pl.concat_str(pl.lit("["), pl.concat_str(axes, separator=","), pl.lit("]"))
+
+
+def gigabytes_per_s(is_copy: pl.Expr) -> pl.Expr:
+    """Return an expression of the bandwidth of copies in GB/s; null for other events."""
+    return (
+        pl.when(is_copy & (pl.col("dur_ns") > 0)).then(pl.col("bytes") / pl.col("dur_ns")).round(3)
+    )
 
 
 def with_annotation_args(events: pl.DataFrame) -> pl.DataFrame:

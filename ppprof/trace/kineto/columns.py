@@ -23,6 +23,7 @@ from ppprof.trace.json.values import (
     texts,
 )
 from ppprof.trace.kineto.inputs import Inputs, inputs_of
+from ppprof.trace.kineto.terms import DEVICES, LAUNCHES, MODULE, OPERATORS
 from ppprof.trace.schema import FRAMES, LEAST_FRAME_NS, conform
 
 
@@ -85,19 +86,6 @@ class KinetoEvent(msgspec.Struct, gc=False):
 
 _EMPTY = KinetoEvent()
 
-LAUNCHES = frozenset(
-    [
-        *("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime"),
-        *("privateuse1_runtime", "privateuse1_driver", "Runtime"),
-    ]
-)
-"""Values of ``cat`` for runtime calls; "Runtime" until torch 1.11."""
-DEVICES = {
-    **{"kernel": "Kernel", "gpu_memcpy": "Memcpy", "gpu_memset": "Memset"},
-    **{"Kernel": "Kernel", "Memcpy": "Memcpy", "Memset": "Memset"},
-}
-"""``cat`` of a device event -> category."""
-OPERATORS = frozenset(["cpu_op", "Operator"])
 _FRAME = "python_function"
 _KINDS = {
     **dict.fromkeys([*OPERATORS, "user_annotation"], "hosts"),
@@ -112,12 +100,6 @@ _IGNORED_SPANS = frozenset(
     ]
 )
 """Values of ``cat`` for spans that are no work of the model, or copies of other events."""
-MODULE = "nn.Module: "
-"""Prefix of the name of a python_function event that is a module.
-
-Other python_function events are frames of the interpreter.
-"""
-
 _MIN_EVENTS = 1 << 15
 """Fewest events in each part, except in the last one. Making a column costs as much as 1000 of its
 values, so parts should be large."""

@@ -44,7 +44,17 @@ import polars as pl
 from ppprof.arrays import Int64
 from ppprof.trace.communication_names import TORCH_SPANS
 from ppprof.trace.json.values import drop_nonportable_numbers
-from ppprof.trace.kineto.columns import DEVICES, MODULE, OPERATORS, KinetoColumns, KinetoEvent
+from ppprof.trace.kineto.columns import KinetoColumns, KinetoEvent
+from ppprof.trace.kineto.terms import (
+    DDP,
+    DEVICES,
+    EVALUATE,
+    MODULE,
+    OPERATORS,
+    PLACES,
+    SCALAR_TYPES,
+    STEP,
+)
 from ppprof.trace.nesting import nest
 from ppprof.trace.schema import (
     EVENTS,
@@ -59,29 +69,8 @@ from ppprof.trace.schema import (
 from ppprof.trace.step_numbers import steps_of
 from ppprof.trace.tree_arrays import pre_order
 
-_STEP = "ProfilerStep#"
-_DDP = "DistributedDataParallel.forward"
-_EVALUATE = "autograd::engine::evaluate_function: "
-
-_DTYPES = {
-    **{"Byte": ("uint8", 1), "Char": ("int8", 1), "Bool": ("bool", 1)},
-    **{"Short": ("int16", 2), "Int": ("int32", 4), "Long": ("int64", 8)},
-    **{"UInt16": ("uint16", 2), "UInt32": ("uint32", 4), "UInt64": ("uint64", 8)},
-    **{"Half": ("float16", 2), "BFloat16": ("bfloat16", 2)},
-    **{"Float": ("float32", 4), "Double": ("float64", 8)},
-    **{"ComplexHalf": ("complex32", 4), "ComplexFloat": ("complex64", 8)},
-    "ComplexDouble": ("complex128", 16),
-}
-"""c10::ScalarType (c10/core/ScalarType.h) -> dtype name and bytes per element.
-
-Types with 8 bits, such as Float8_e4m3fn, are not listed: they become float8_e4m3fn, with 1 byte.
-"""
-
 _FOREVER_NS = 2**62
 """Upper limit of ``baseTimeNanoseconds`` (the year 2116): no time may overflow an int64."""
-
-_PLACES = {0: "cpu", 1: "gpu", 6: "gpu", 12: "xpu"}
-"""c10::DeviceType (torch/headeronly/core/DeviceType.h) -> Paddle's name; 6 is HIP."""
 
 
 def kineto_trace(head: Mapping[str, Any], batches: Iterable[list[KinetoEvent]]) -> Trace:
@@ -190,8 +179,8 @@ def _annotations(table: pl.DataFrame, rank_lists: Mapping[int, str]) -> pl.DataF
     num_elements = pl.when(pl.col("num_in") > 0).then("num_in").otherwise("num_out")
     scalar_type = pl.col("dtype")
     is_float8 = scalar_type.str.contains(r"^Float8_\w+$")
-    dtypes = {name: dtype for name, (dtype, _) in _DTYPES.items()}
-    sizes = {name: size for name, (_, size) in _DTYPES.items()}
+    dtypes = {name: dtype for name, (dtype, _) in SCALAR_TYPES.items()}
+    sizes = {name: size for name, (_, size) in SCALAR_TYPES.items()}
     element_bytes = (
         pl.when(is_float8)
         .then(1)
@@ -241,7 +230,7 @@ def _nested(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
     return hosts.with_columns(
         parent=nullable(parent),
         depth=pl.Series(depth.astype(np.int32)),
-        category=pl.when(pl.lit(above) == _EVALUATE + pl.col("name"))
+        category=pl.when(pl.lit(above) == EVALUATE + pl.col("name"))
         .then(pl.lit("OperatorInner"))
         .otherwise("category"),
     )
@@ -335,8 +324,8 @@ def _categorised(hosts: pl.DataFrame) -> pl.DataFrame:
     has_modules = kinds.select(is_module.any()).item()
     name = pl.col("recorded")
     rules = {
-        "ProfileStep": name.str.starts_with(_STEP),
-        "Forward": is_module | (name == _DDP) & (not has_modules),
+        "ProfileStep": name.str.starts_with(STEP),
+        "Forward": is_module | (name == DDP) & (not has_modules),
         "Communication": name.str.contains(TORCH_SPANS),
         "Operator": pl.col("cat").is_in(list(OPERATORS)),
         "Optimization": name.str.starts_with("Optimizer.step#"),
@@ -346,7 +335,7 @@ def _categorised(hosts: pl.DataFrame) -> pl.DataFrame:
     category = pl.coalesce(pl.when(rule).then(pl.lit(kind)) for kind, rule in rules.items())
     kinds = kinds.with_columns(
         category=category,
-        name=name.str.replace(f"^{_STEP}", "ProfileStep#").str.replace(
+        name=name.str.replace(f"^{STEP}", "ProfileStep#").str.replace(
             rf"^{re.escape(MODULE)}(.*?)(_\d+)?$", "$1"
         ),
     )
@@ -366,7 +355,7 @@ def _backward(hosts: pl.DataFrame, slack_ns: int) -> pl.DataFrame:
         thread of engine                        evaluate evaluate
                                                 Backward---------
     """
-    is_node = hosts["name"].str.starts_with(_EVALUATE)
+    is_node = hosts["name"].str.starts_with(EVALUATE)
     outside = pl.Series(_nest(hosts, slack_ns, holds=is_node) < 0)
     nodes = hosts.filter(is_node & outside).sort("key", "start_ns")
     with_steps = hosts.filter(pl.col("category") == "ProfileStep")["key"].unique()
@@ -563,7 +552,7 @@ def _memory(memory: pl.DataFrame) -> pl.DataFrame:
     """
     number = pl.col("device_id").cast(pl.String)
     kind = pl.col("device_type").replace_strict(
-        _PLACES, default=pl.format("device_type{}", "device_type"), return_dtype=pl.String
+        PLACES, default=pl.format("device_type{}", "device_type"), return_dtype=pl.String
     )
     place = (
         pl.when(kind == "cpu")

@@ -1,4 +1,4 @@
-"""The inputs of torch's operators, as the columns shapes, dtypes and attributes hold them.
+"""The inputs of torch's operators, to and from the columns shapes, dtypes and attributes.
 
 torch writes lists with an item for each argument::
 
@@ -11,9 +11,12 @@ Source: ``saveExtraArgs`` and ``inputTypes`` in torch/csrc/profiler of pytorch/p
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
+
+from ppprof.trace.operator_inputs import NUM_GRADIENTS
 
 _DTYPES = {
     **{"float": "float32", "double": "float64", "c10::Half": "float16"},
@@ -24,7 +27,10 @@ _DTYPES = {
     **{"c10::complex<float>": "complex64", "c10::complex<double>": "complex128"},
 }
 """Name of the C++ type of a tensor's elements -> dtype."""
+_TYPES = {dtype: name for name, dtype in reversed(_DTYPES.items())}
+"""dtype -> name of the C++ type; the first of `_DTYPES`, which Linux writes."""
 _TENSORS = "TensorList"
+_PLACE = re.compile(r"X(0|[1-9]\d{0,2})")
 _LONGEST = 200
 """Longest text of a concrete input to keep: lists may have thousands of numbers."""
 
@@ -56,6 +62,53 @@ def inputs_of(dims: str, types: str, concrete: str) -> Inputs:
         elif place < len(values) and values[place] not in ("", None):
             attributes[argument] = _value(values[place])
     return _text(shapes), _text(dtypes), _text(attributes)
+
+
+def lists_of(shapes: str | None, dtypes: str | None, attributes: str | None) -> str:
+    """Return the inputs of an operator as text to append to the ``args`` of its event.
+
+    The arguments X0, X1... have their places; those with other names, as Paddle's, come behind them in
+    the order of their names, which the format has no room for. Empty without arguments, and for texts of another form.
+
+    >>> lists_of('{"X0":[[16,8]]}', '{"X0":["float16"]}', '{"X1":4}')
+    ',"Input Dims":[[16,8],[]],"Input type":["c10::Half","Scalar"],"Concrete Inputs":["","4"]'
+    """
+    try:
+        shapes_of = msgspec.json.decode(shapes or "{}", type=dict[str, list[list[int]]])
+        dtypes_of = msgspec.json.decode(dtypes or "{}", type=dict[str, list[str]])
+        values_of = msgspec.json.decode(attributes or "{}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        return ""
+    names = sorted({*shapes_of, *values_of} - {NUM_GRADIENTS})
+    numbers = [int(match[1]) for name in names if (match := _PLACE.fullmatch(name))]
+    placed = [f"X{number}" for number in range(max(numbers, default=-1) + 1)]
+    arguments = [*placed, *(name for name in names if not _PLACE.fullmatch(name))]
+    if not arguments:
+        return ""
+    dims: list[Any] = []
+    types, values = [], []
+    for argument in arguments:
+        tensors = shapes_of.get(argument)
+        elements = [_TYPES.get(dtype, dtype) for dtype in dtypes_of.get(argument, ())]
+        is_list = tensors is not None and (len(tensors) != 1 or elements == ["unknown"])
+        dims.append(tensors if is_list else tensors[0] if tensors else [])
+        if tensors is not None:
+            types.append(_TENSORS if is_list or not elements else elements[0])
+        else:
+            types.append("Scalar" if argument in values_of else "")
+        values.append(_concrete(values_of.get(argument, "")))
+    keys = ("Input Dims", "Input type", "Concrete Inputs")
+    return "".join(
+        f',"{key}":{msgspec.json.encode(items).decode()}'
+        for key, items in zip(keys, (dims, types, values))
+    )
+
+
+def _concrete(value: Any) -> str:
+    """Return a value as torch writes it: ``[1, 2]``, ``True``, ``1e-05``, ``sum``."""
+    if isinstance(value, (bool, list)):
+        return str(value)
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _is_shape(value: Any) -> bool:

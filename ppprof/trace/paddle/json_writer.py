@@ -29,10 +29,12 @@ from ppprof.paths import to_path
 from ppprof.trace.annotations import has_annotations
 from ppprof.trace.json.lines import (
     Parts,
+    gigabytes_per_s,
     json_lines,
     microseconds,
     open_trace_file,
     optional_arg,
+    triple,
     with_annotation_args,
     with_json_text,
 )
@@ -286,12 +288,7 @@ def _with_details(trace: Trace, devices: pl.DataFrame) -> pl.DataFrame:
 
 
 def _device_parts() -> Parts:
-    def triple(name: str) -> pl.Expr:
-        axes = [pl.col(f"{name}_{axis}").cast(pl.String) for axis in "xyz"]
-        return pl.concat_str(pl.lit("["), pl.concat_str(axes, separator=","), pl.lit("]"))
-
-    is_copy = (pl.col("category") == "Memcpy") & (pl.col("dur_ns") > 0)
-    bandwidth = pl.when(is_copy).then(pl.col("bytes") / pl.col("dur_ns")).round(3)
+    is_copy = pl.col("category") == "Memcpy"
     return [
         *_name_and_time(pl.col("stream"), "rail_animation"),
         optional_arg("device", pl.col("device")),
@@ -299,7 +296,7 @@ def _device_parts() -> Parts:
         optional_arg("stream", pl.col("stream")),
         optional_arg("correlation id", pl.col("correlation_id")),
         optional_arg("bytes", pl.col("bytes")),
-        optional_arg("memory bandwidth (GB/s)", bandwidth),
+        optional_arg("memory bandwidth (GB/s)", gigabytes_per_s(is_copy)),
         optional_arg("value", pl.col("value")),
         optional_arg("registers per thread", pl.col("registers")),
         optional_arg("shared memory", pl.col("shared_bytes")),
