@@ -356,11 +356,12 @@ def _with_place(memory: pl.DataFrame) -> pl.DataFrame:
     distinct = places.unique().to_list()
     numbers = [_device_of(place or "") for place in distinct]
 
-    def column(side: int) -> pl.Series:
+    def numbers_of(side: int) -> pl.Series:
         values = [number[side] for number in numbers]
-        return places.replace_strict(distinct, values, return_dtype=pl.Int64)
+        column: pl.Series = places.replace_strict(distinct, values, return_dtype=pl.Int64)
+        return column
 
-    return memory.with_columns(device_type=column(0), device_id=column(1))
+    return memory.with_columns(device_type=numbers_of(0), device_id=numbers_of(1))
 
 
 def _device_of(place: str) -> tuple[int, int]:

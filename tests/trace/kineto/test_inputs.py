@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ppprof.analysis.efficiency.operator_work import work_of_operators
 from ppprof.trace import read
-from ppprof.trace.kineto.inputs import inputs_of
+from ppprof.trace.kineto.inputs import inputs_of, lists_of
 
 KINETO = Path(__file__).parents[2] / "fixtures/kineto"
 
@@ -92,3 +92,61 @@ JSON = st.recursive(
 def test_anything_else_is_left_out(dims: Any, types: Any, concrete: Any) -> None:
     for text in inputs_of(json.dumps(dims), json.dumps(types), json.dumps(concrete)):
         assert text is None or isinstance(json.loads(text), dict)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "lists"),
+    [
+        ((None, None, None), ""),
+        (('{"X"', None, None), ""),
+        (
+            ('{"X1":[[2],[3]]}', '{"X1":["float32","float32"]}', '{"X2":"sum","X3":[1,2]}'),
+            (
+                [[], [[2], [3]], [], []],
+                ["", "TensorList", "Scalar", "Scalar"],
+                ["", "", "sum", "[1, 2]"],
+            ),
+        ),
+        (
+            ('{"y":[[4]],"x":[[2,4]]}', '{"x":["int64"],"y":["pstring"]}', '{"axis":-1}'),
+            ([[], [2, 4], [4]], ["Scalar", "long int", "pstring"], ["-1", "", ""]),
+        ),
+        (
+            ('{"X0":[[2]]}', '{"X0":["unknown"]}', '{"gradients":2}'),
+            ([[[2]]], ["TensorList"], [""]),
+        ),
+    ],
+)
+def test_inputs_become_lists(inputs: tuple[Any, ...], lists: Any) -> None:
+    text = lists_of(*inputs)
+    keys = ("Input Dims", "Input type", "Concrete Inputs")
+    assert json.loads("{" + text[1:] + "}") == (dict(zip(keys, lists)) if lists else {})
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(
+                st.lists(st.integers(0, 99)), st.sampled_from(["float", "c10::Half"]), st.just("")
+            ),
+            st.tuples(
+                st.lists(st.lists(st.integers(0, 99)), min_size=1),
+                st.just("TensorList"),
+                st.just(""),
+            ),
+            st.tuples(
+                st.just([]),
+                st.just("Scalar"),
+                st.sampled_from(["1", "1e-05", "True", "sum", "[1, 2]"]),
+            ),
+        ),
+        max_size=5,
+    )
+)
+def test_inputs_are_the_same_after_writing_and_reading(arguments: list[Any]) -> None:
+    first = inputs_of(
+        *(json.dumps([argument[side] for argument in arguments]) for side in range(3))
+    )
+    lists = json.loads("{" + lists_of(*first)[1:] + "}")
+    keys = ("Input Dims", "Input type", "Concrete Inputs")
+    assert inputs_of(*(json.dumps(lists.get(key, [])) for key in keys)) == first
