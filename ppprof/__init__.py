@@ -12,10 +12,11 @@ if TYPE_CHECKING:
     from ppprof.capture.spans import span
     from ppprof.report.html import write_report
     from ppprof.run.advise import advise
+    from ppprof.run.convert import write_kineto
     from ppprof.run.diff import diff
     from ppprof.run.run import open
 
-__all__ = ["advise", "attach", "diff", "open", "remote", "span", "write_report"]
+__all__ = ["advise", "attach", "diff", "open", "remote", "span", "write_kineto", "write_report"]
 
 
 _MODULES = {
@@ -24,6 +25,7 @@ _MODULES = {
     "diff": "ppprof.run.diff",
     "open": "ppprof.run.run",
     "span": "ppprof.capture.spans",
+    "write_kineto": "ppprof.run.convert",
     "write_report": "ppprof.report.html",
 }
 

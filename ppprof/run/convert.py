@@ -18,7 +18,8 @@ from ppprof.paths import to_path
 from ppprof.rundir.clocks import Clock
 from ppprof.rundir.recordings import Recording
 from ppprof.topology import RankSelector
-from ppprof.trace import Trace, write_kineto
+from ppprof.trace import Trace
+from ppprof.trace.kineto.writer import write_kineto_file
 from ppprof.units import format_omitted, format_ranges
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _log = logging.getLogger("ppprof")
 
 @dataclass
 class KinetoFiles:
-    """The result of `write_kineto_files`."""
+    """The result of `write_kineto`."""
 
     paths: list[Path] = field(default_factory=list)
     """The files that were written, by rank and window."""
@@ -37,6 +38,40 @@ class KinetoFiles:
     """Their ranks, ascending."""
     num_events: int = 0
     """Number of events of the traces in them."""
+
+
+def write_kineto(
+    run: Run,
+    target: str | Path,
+    *,
+    ranks: RankSelector = "all",
+    window: int | None = None,
+    steps: StepRange | str | int | None = None,
+    gzip: bool = False,
+) -> KinetoFiles:
+    """Write one file for each rank as torch.profiler does, for HTA, TraceLens and Perfetto.
+
+        ppprof.write_kineto(ppprof.open("profiler_log"), "kineto", window=0)
+
+    `ppprof.trace.kineto.writer` describes the content. Existing files are replaced.
+
+    Args:
+        run: the run.
+        target: a directory, which is made if it is missing; or the file, for one window. See
+            `kineto_paths`.
+        ranks: as in `ppprof.run.run.Run`, as are ``window`` and ``steps``.
+        window: the window; None: all windows.
+        steps: the steps; None: all steps.
+        gzip: whether the files of a directory are compressed.
+
+    Raises:
+        InputError: no window can be read.
+        UsageError: the run has no such rank, window or step; or ``target`` is one file, and there
+            are several windows.
+        OSError: a file cannot be written.
+    """
+    paths = kineto_paths(run, target, ranks, window, gzip)
+    return write_kineto_files(run, paths, StepRange.of(steps))
 
 
 def kineto_paths(
@@ -110,7 +145,7 @@ def write_kineto_files(
         trace = _on_reference_clock(trace, run.clocks.get(recording.rank))
         path.parent.mkdir(parents=True, exist_ok=True)
         rank, world_size = _place(run, recording, trace)
-        omitted = write_kineto(trace, path, rank, world_size, hosts.get(recording.rank))
+        omitted = write_kineto_file(trace, path, rank, world_size, hosts.get(recording.rank))
         if omitted:
             _log.warning("%s", format_omitted(path, omitted))
         files.paths.append(path)

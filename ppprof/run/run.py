@@ -23,7 +23,6 @@ from ppprof.analysis.ranks.step_table import PLACES, group_steps
 from ppprof.choices.steps import StepRange
 from ppprof.errors import ConfigError, InputError, UsageError
 from ppprof.run import selection
-from ppprof.run.convert import KinetoFiles, kineto_paths, write_kineto_files
 from ppprof.run.merge import Merged, merge_ranks
 from ppprof.run.ranks import cluster_of
 from ppprof.run.summary import AcrossRanks, WindowTables, across_ranks, window_tables
@@ -387,31 +386,6 @@ class Run:
             OSError: the file cannot be written.
         """
         return merge_ranks(self, path, ranks, window, StepRange.of(steps), min_dur_ns, clocks)
-
-    def to_kineto(  # noqa: D417 (the class describes shared arguments)
-        self,
-        target: str | Path,
-        *,
-        ranks: RankSelector = "all",
-        window: int | None = None,
-        steps: StepRange | str | int | None = None,
-        gzip: bool = False,
-    ) -> KinetoFiles:
-        """Write one file for each rank as torch.profiler does, for HTA, TraceLens and Perfetto.
-
-        `ppprof.trace.kineto.writer` has the format, `ppprof.run.convert.kineto_paths` the names of the
-        files. Existing files are replaced.
-
-        Args:
-            target: a directory, which is made if it is missing; or the file, of one window.
-            ranks, window, steps: see `Run`.
-            gzip: whether the files of a directory are compressed.
-
-        Raises:
-            OSError: a file cannot be written.
-        """
-        paths = kineto_paths(self, target, ranks, window, gzip)
-        return write_kineto_files(self, paths, StepRange.of(steps))
 
 
 def _profiler(run: Run) -> ProfilerConfig | None:

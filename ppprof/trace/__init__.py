@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ppprof.rundir.clocks import Clock, Reading
     from ppprof.rundir.remote_calls import REMOTE
     from ppprof.trace.formats import read, write
-    from ppprof.trace.kineto.writer import write_kineto
+    from ppprof.trace.kineto.writer import write_kineto_file
     from ppprof.trace.paddle.json_writer import write_paddle_json
     from ppprof.trace.paddle.pb_reader import read_paddle_pb
     from ppprof.trace.paddle.pb_writer import write_paddle_pb
@@ -28,7 +28,7 @@ __all__ = [
     "read_paddle_pb",
     "read_window",
     "write",
-    "write_kineto",
+    "write_kineto_file",
     "write_paddle_json",
     "write_paddle_pb",
 ]
@@ -42,7 +42,7 @@ _MODULES = {
     "read_paddle_pb": "ppprof.trace.paddle.pb_reader",
     "read_window": "ppprof.trace.remote_calls",
     "write": "ppprof.trace.formats",
-    "write_kineto": "ppprof.trace.kineto.writer",
+    "write_kineto_file": "ppprof.trace.kineto.writer",
     "write_paddle_json": "ppprof.trace.paddle.json_writer",
     "write_paddle_pb": "ppprof.trace.paddle.pb_writer",
 }

@@ -12,11 +12,12 @@ from polars.testing import assert_frame_equal
 
 from ppprof.cli import main
 from ppprof.trace import Trace, read
-from tests.fixtures import gpu_traces
+from tests.fixtures import gpu_job, gpu_traces
 from tests.fixtures.tiers import one_in
 from tests.fixtures.timeline import write
 
-KINETO = Path(__file__).parent.parent / "fixtures" / "kineto"
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+KINETO = FIXTURES / "kineto"
 
 
 @pytest.fixture
@@ -141,3 +142,136 @@ def test_a_missing_directory_is_reported(source, tmp_path, capsys):
     assert convert(source, target) == 2
     assert capsys.readouterr().err == f"{target}: No such file or directory\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.pb"]
+
+
+@pytest.fixture
+def job(tmp_path):
+    return gpu_job.write_job(tmp_path / "job")
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*.json*"))
+
+
+@pytest.mark.parametrize(("options", "suffix"), [([], ""), (["--gzip"], ".gz")])
+def test_a_run_becomes_a_directory_of_kinetos_files(job, options, suffix, tmp_path, capsys):
+    out = tmp_path / "a" / "out"
+    assert convert(job, out, "--to", "kineto", *options) == 0
+    paths = [out / f"rank{rank}.pt.trace.json{suffix}" for rank in (0, 1)]
+    assert names_in(out) == [path.name for path in paths]
+    for rank, path in enumerate(paths):
+        trace = read(path, cache=False)
+        assert (trace.extra_info["rank"], trace.extra_info["world_size"]) == (str(rank), "2")
+        assert trace.events["step"].drop_nulls().unique().sort().to_list() == [5, 6]
+    said = capsys.readouterr()
+    assert said.out == ""
+    size = sum(path.stat().st_size for path in paths)
+    assert said.err.splitlines()[-1] == f"{out}: ranks 0-1, 100 events, {size} bytes"
+    assert f"{paths[1]}: the format cannot hold 2 values of memsets" in said.err
+
+
+def test_ranks_and_steps_are_selected(job, tmp_path):
+    assert convert(job, tmp_path / "o", "--to", "kineto", "--rank", "1", "--steps", "6") == 0
+    assert names_in(tmp_path / "o") == ["rank1.pt.trace.json"]
+    trace = read(tmp_path / "o" / "rank1.pt.trace.json", cache=False)
+    assert trace.events["step"].drop_nulls().unique().to_list() == [6]
+    assert trace.events.height == 25
+
+
+def test_one_rank_can_be_one_file(job, tmp_path, capsys):
+    assert convert(job, tmp_path / "a.json.gz", "--to", "kineto", "--rank", "1") == 0
+    assert read(tmp_path / "a.json.gz", cache=False).extra_info["rank"] == "1"
+    assert convert(job, tmp_path / "b.json", "--to", "kineto") == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"{tmp_path}/b.json: one file cannot hold ranks 0-1, window 0; name a directory"
+    )
+    assert not (tmp_path / "b.json").exists()
+    assert convert(KINETO / "cpu_ddp_rank1.json.gz", tmp_path / "c.json", "--to", "kineto") == 0
+    assert read(tmp_path / "c.json", cache=False).extra_info["rank"] == "1"
+
+
+def test_each_window_has_a_directory_of_its_own(job, tmp_path):
+    (first,) = job.glob("rank_00000*")
+    (job / first.name.replace("_000.", "_001.")).write_bytes(first.read_bytes())
+    assert convert(job, tmp_path / "o", "--to", "kineto") == 0
+    assert names_in(tmp_path / "o") == [
+        "window_0/rank0.pt.trace.json",
+        "window_0/rank1.pt.trace.json",
+        "window_1/rank0.pt.trace.json",
+    ]
+    assert convert(job, tmp_path / "p", "--to", "kineto", "--window", "1") == 0
+    assert names_in(tmp_path / "p") == ["rank0.pt.trace.json"]
+
+
+def test_files_of_kineto_are_not_overwritten(job, tmp_path, capsys):
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in ("rank1.pt.trace.json", "rank2.pt.trace.json"):
+        (out / name).write_text("mine")
+    assert convert(job, out, "--to", "kineto") == 2
+    assert capsys.readouterr().err == f"{out}/rank1.pt.trace.json: exists; --force replaces it\n"
+    assert names_in(out) == ["rank1.pt.trace.json", "rank2.pt.trace.json"]
+    assert convert(job, out, "--to", "kineto", "--force") == 0
+    assert read(out / "rank1.pt.trace.json").events.height == 50
+    assert (out / "rank2.pt.trace.json").read_text() == "mine"
+    assert capsys.readouterr().err.splitlines()[0] == (
+        f"{out}: also has rank2.pt.trace.json; HTA takes all traces in a directory for ranks of "
+        "one job"
+    )
+
+
+def test_an_out_that_is_no_directory_is_reported(job, tmp_path, capsys):
+    (tmp_path / "out").write_text("mine")
+    assert convert(job, tmp_path / "out", "--to", "kineto") == 2
+    assert capsys.readouterr().err == f"{tmp_path}/out: File exists\n"
+    assert convert(job, tmp_path / "no" / "a.json", "--to", "kineto", "--rank", "0") == 2
+    assert capsys.readouterr().err == f"{tmp_path}/no/a.json: {tmp_path}/no is not a directory\n"
+
+
+def test_an_unreadable_rank_is_left_out(job, tmp_path, capsys):
+    (broken,) = job.glob("rank_00000*")
+    broken.write_bytes(b"\x00" * 64)
+    assert convert(job, tmp_path / "o", "--to", "kineto") == 0
+    assert names_in(tmp_path / "o") == ["rank1.pt.trace.json"]
+    assert f"rank 0 is left out: {broken}: begins with zeros" in capsys.readouterr().err
+    for path in job.iterdir():
+        path.write_bytes(b"\x00" * 64)
+    assert convert(job, tmp_path / "p", "--to", "kineto") == 3
+
+
+def test_steps_that_do_not_exist_are_reported(job, tmp_path, capsys):
+    assert convert(job, tmp_path / "o", "--to", "kineto", "--steps", "9") == 2
+    assert capsys.readouterr().err == f"{job}: no step of 9:10; it has steps 5-6\n"
+    assert not (tmp_path / "o").exists()
+
+
+def test_options_of_other_formats_are_rejected(source, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        convert(source, tmp_path / "o", "--to", "chakra")
+    assert end.value.code == 2
+    assert "invalid choice: 'chakra'" in capsys.readouterr().err
+    assert convert(source, tmp_path / "o.json", "--rank", "0", "--gzip") == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "--rank: has no effect without --to kineto",
+        "--gzip: has no effect without --to kineto",
+    ]
+    assert convert(source, tmp_path / "o.json", "--to", "kineto", "--gzip") == 2
+    assert capsys.readouterr().err == (
+        "--gzip: has no effect on a file: the name OUT says whether it is compressed\n"
+    )
+
+
+def test_times_are_on_the_clock_of_rank_0(tmp_path):
+    from ppprof.rundir.clocks import read_clocks
+
+    run = FIXTURES / "runs" / "eight_ranks"
+    assert convert(run, tmp_path, "--to", "kineto", "--rank", "0,5") == 0
+    clocks = read_clocks(run)
+    for rank in (0, 5):
+        (recorded,) = run.glob(f"rank_0000{rank}*")
+        starts = read(recorded, cache=False).events["start_ns"].to_numpy()
+        if rank in clocks:
+            starts = clocks[rank].to_reference(starts)
+        written = read(tmp_path / f"rank{rank}.pt.trace.json", cache=False).events
+        assert written["start_ns"].min() == starts.min()
+    assert 5 in clocks

@@ -82,7 +82,7 @@ _DEVICE_SORT_BASE = 0x1000000  # devices below the processes of the host, as in 
 _RESERVED = ("ReservedAllocate", "ReservedFree")
 
 
-def write_kineto(
+def write_kineto_file(
     trace: Trace, path: str | Path, rank: int, world_size: int, host: str | None = None
 ) -> Mapping[str, int]:
     """Write one trace; compressed with gzip if the file's name ends in ``.gz``.
@@ -154,7 +154,7 @@ class _Writer:
         return table.filter(pl.col("owner") >= 0)
 
     def head(self, world_size: int, host: str | None) -> bytes:
-        """Return the file up to the first event; the arguments are those of `write_kineto`."""
+        """Return the file up to the first event; the arguments are those of `write_kineto_file`."""
         trace = self._trace
         information: dict[str, Any] = {"rank": self._rank, "world_size": world_size}
         if "backend" in trace.extra_info:

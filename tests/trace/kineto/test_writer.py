@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from polars.testing import assert_frame_equal
 
-from ppprof.trace import Trace, read, write_kineto
+from ppprof.trace import Trace, read, write_kineto_file
 from ppprof.trace.schema import FRAMES, conform
 from tests.fixtures import gpu_job, gpu_traces
 from tests.fixtures.random_traces import traces
@@ -44,7 +44,7 @@ def strict(path: Path) -> dict[str, Any]:
 def written(tmp_path: Path, *threads: Thread, rank: int = 0) -> list[dict[str, Any]]:
     """Write threads as Kineto's JSON; return its events without metadata."""
     path = tmp_path / "out.json"
-    write_kineto(read(write(tmp_path / "a.pb", *threads)), path, rank, 2)
+    write_kineto_file(read(write(tmp_path / "a.pb", *threads)), path, rank, 2)
     return [event for event in strict(path)["traceEvents"] if event["ph"] in "Xsfi"][:-1]
 
 
@@ -66,14 +66,14 @@ def assert_same(one: Trace, other: Trace) -> None:
 def test_what_torch_wrote_is_the_same_after_writing_and_reading(name, suffix, tmp_path) -> None:
     trace, target = read(KINETO / name, cache=False), tmp_path / f"out{suffix}"
     place = {"rank": "0", "world_size": "1", **trace.extra_info}
-    assert write_kineto(trace, target, int(place["rank"]), int(place["world_size"])) == {}
+    assert write_kineto_file(trace, target, int(place["rank"]), int(place["world_size"])) == {}
     assert (target.read_bytes()[:2] == b"\x1f\x8b") == (suffix == ".json.gz")
     assert_same(read(target, cache=False), dataclasses.replace(trace, extra_info=place))
 
 
 def test_inputs_modules_and_links_are_written_as_torch_wrote_them(tmp_path) -> None:
     source, target = KINETO / "cpu_ddp_rank1.json.gz", tmp_path / "out.json"
-    write_kineto(read(source, cache=False), target, 1, 2)
+    write_kineto_file(read(source, cache=False), target, 1, 2)
     theirs = json.loads(gzip.decompress(source.read_bytes()))
     ours = strict(target)
     assert ours["baseTimeNanoseconds"] == theirs["baseTimeNanoseconds"]
@@ -208,7 +208,7 @@ def test_memory(tmp_path) -> None:
     thread = Thread(1, "main").around(*changes)
     trace = read(write(tmp_path / "a.pb", thread))
     path = tmp_path / "out.json"
-    assert write_kineto(trace, path, 0, 1) == {"reserved memory events": 1}
+    assert write_kineto_file(trace, path, 0, 1) == {"reserved memory events": 1}
     content = strict(path)
     assert content["profile_memory"] == 1
     memory = [event for event in content["traceEvents"] if event["name"] == "[memory]"]
@@ -266,7 +266,7 @@ def test_spans_of_pipelines_transfers_and_waits(tmp_path) -> None:
 
 def test_distributed_info_is_where_hta_looks_for_it(tmp_path) -> None:
     path = tmp_path / "out.json"
-    write_kineto(read(write(tmp_path / "a.pb", gpu_job.thread())), path, 3, 8, "node-a")
+    write_kineto_file(read(write(tmp_path / "a.pb", gpu_job.thread())), path, 3, 8, "node-a")
     content = strict(path)
     assert content["distributedInfo"] == {
         **{"rank": 3, "world_size": 8, "pg_count": 1},
@@ -287,7 +287,7 @@ def test_links_to_gradients_are_sequence_numbers_and_arrows(tmp_path) -> None:
     )
     linked = trace.events.with_columns(trace.events["forward"].scatter(node, matmul))
     path = tmp_path / "out.json"
-    assert "links from gradients to forward events" not in write_kineto(
+    assert "links from gradients to forward events" not in write_kineto_file(
         dataclasses.replace(trace, events=linked), path, 0, 1
     )
     events = strict(path)["traceEvents"]
@@ -315,7 +315,7 @@ def test_frames_of_python_are_written(tmp_path) -> None:
         "dur_ns": [900_000],
     }
     frames = conform(pl.DataFrame(frame), FRAMES)
-    write_kineto(dataclasses.replace(trace, frames=frames), tmp_path / "out.json", 0, 1)
+    write_kineto_file(dataclasses.replace(trace, frames=frames), tmp_path / "out.json", 0, 1)
     assert_frame_equal(
         read(tmp_path / "out.json", cache=False).frames, frames, categorical_as_str=True
     )
@@ -336,7 +336,7 @@ def test_hostile_names_are_strict_json(tmp_path) -> None:
         shapes=pl.lit('{"X"').cast(pl.Categorical),
     )
     path = tmp_path / "odd.json"
-    write_kineto(dataclasses.replace(unknown, events=odd), path, 0, 1)
+    write_kineto_file(dataclasses.replace(unknown, events=odd), path, 0, 1)
     kinds = {event.get("cat") for event in strict(path)["traceEvents"]}
     assert ('hpu"op' in kinds) == ("Kernel" in unknown.events["category"].cast(pl.String))
 
@@ -366,6 +366,6 @@ def test_what_was_read_back_once_does_not_change_again(threads) -> None:
         folder = Path(directory)
         written(folder, *threads)
         once = read(folder / "out.json", cache=False)
-        write_kineto(once, folder / "again.json", 0, 2)
+        write_kineto_file(once, folder / "again.json", 0, 2)
         again = read(folder / "again.json", cache=False)
     assert_same(again, once)

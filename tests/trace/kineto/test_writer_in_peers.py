@@ -33,7 +33,7 @@ pytestmark = [
 def job(tmp_path_factory) -> tuple[ppprof.Run, Path]:
     directory = tmp_path_factory.mktemp("job")
     run = ppprof.open(gpu_job.write_job(directory / "run"))
-    run.to_kineto(directory / "out")
+    ppprof.write_kineto(run, directory / "out")
     return run, directory / "out"
 
 
@@ -135,7 +135,7 @@ def test_tracelens_finds_operators_modules_and_collectives(job) -> None:
 
 def test_of_a_run_without_device_events_both_read_steps_and_modules(tmp_path) -> None:
     run = ppprof.open(RUNS / "eight_ranks")
-    run.to_kineto(tmp_path, gzip=True)
+    ppprof.write_kineto(run, tmp_path, gzip=True)
     report = ask("hta_hosts", tmp_path)
     assert report["ranks"] == list(range(8))
     assert report["steps"] == [3, 4, 5]
