@@ -59,10 +59,11 @@ test-jobs: install
 # Launches run one after another: some measure times, and gloo times out after 30 s.
 # If an environment cannot be installed here, its tests are skipped.
 test-all: install
-	-$(MAKE) --keep-going trainers $(VENV)-26/.installed $(VENV)-rpc/.installed
+	-$(MAKE) --keep-going trainers $(VENV)-26/.installed $(VENV)-rpc/.installed $(VENV)-peers/.installed
 	HYPOTHESIS_PROFILE=full $(PYTEST) --timeout 1800 -n auto --dist worksteal -m "not jobs and not all" $(ARGS)
 	HYPOTHESIS_PROFILE=full PPPROF_PADDLE26_PYTHON=$$(ls $(VENV)-26/bin/python 2>/dev/null) \
-		PPPROF_RPC_PYTHON=$$(ls $(VENV)-rpc/bin/python 2>/dev/null) $(PYTEST) -m "jobs or all" $(ARGS)
+		PPPROF_RPC_PYTHON=$$(ls $(VENV)-rpc/bin/python 2>/dev/null) \
+		PPPROF_PEERS_PYTHON=$$(ls $(VENV)-peers/bin/python 2>/dev/null) $(PYTEST) -m "jobs or all" $(ARGS)
 
 # The environment needs Paddle's GPU wheel: the extra `gpu` instead of `train`.
 test-gpu:
@@ -98,6 +99,13 @@ $(VENV)-rpc/.installed: pyproject.toml
 		"paddlepaddle-gpu==2.6.2" "numpy<2" "protobuf<7" setuptools
 	touch $@
 
+# The newest of both; HTA fails on pandas 3. TraceLens is not on PyPI: its name there is another project's.
+$(VENV)-peers/.installed:
+	$(PYTHON) -m venv $(VENV)-peers
+	$(VENV)-peers/bin/python -m pip install --quiet "HolisticTraceAnalysis==0.5.0" "pandas<3" \
+		"TraceLens @ git+https://github.com/AMD-AGI/TraceLens@171dd74721ca1ec45709e5805b68ae1f65e27811"
+	touch $@
+
 test-paddle26: install $(VENV)-26/.installed
 	PPPROF_PADDLE26_PYTHON=$(VENV)-26/bin/python $(PYTEST) tests/jobs/test_paddle_26.py
 
@@ -116,4 +124,4 @@ bench: install
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(CORE) $(VENV) $(VENV)-26 $(VENV)-rpc .venv-paddlenlp .venv-paddleformers profiler_log output log
+	rm -rf $(CORE) $(VENV) $(VENV)-26 $(VENV)-rpc $(VENV)-peers .venv-paddlenlp .venv-paddleformers profiler_log output log

@@ -1,7 +1,7 @@
 """What HTA or TraceLens reports of a folder of torch traces, printed as JSON.
 
 Run as ``python trace_peers.py PEER FOLDER`` in an environment that has both (``make
-peers``); imports nothing of ppprof. Times are in microseconds.
+test-all`` installs it); imports nothing of ppprof. Times are in microseconds.
 """
 
 from __future__ import annotations
