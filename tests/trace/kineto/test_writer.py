@@ -229,6 +229,7 @@ def test_memory(tmp_path) -> None:
 
 def test_spans_of_pipelines_transfers_and_waits(tmp_path) -> None:
     names = [
+        ("Forward", "DistributedDataParallel.forward"),
         ("Forward", "forward[stage=0 micro_batch=3 phase=warm-up]"),
         ("Backward", "backward[stage=1 chunk=1 micro_batch=3 phase=steady]"),
         ("Communication", "isend[axis=pp group=5 bytes=8 dtype=float32 peers=1]"),
@@ -239,9 +240,10 @@ def test_spans_of_pipelines_transfers_and_waits(tmp_path) -> None:
             "batch_isend_irecv[axis=pp group=5 bytes=12 dtype=float32 peers=>1:8,<3:4]",
         ),
     ]
-    spans = [span(*names[at], 10 * at, 10 * at + 5) for at in range(len(names))]
+    spans = [span(*name, 10 * number, 10 * number + 5) for number, name in enumerate(names)]
     events = written(tmp_path, Thread(1, "main").around(*spans))
     assert [(event["cat"], event["name"]) for event in events] == [
+        ("user_annotation", "DistributedDataParallel.forward"),
         ("user_annotation", "forward"),
         ("user_annotation", "backward"),
         ("cpu_op", "c10d::isend"),
@@ -249,7 +251,7 @@ def test_spans_of_pipelines_transfers_and_waits(tmp_path) -> None:
         ("user_annotation", "isend.wait"),
         ("cpu_op", "c10d::batch_isend_irecv"),
     ]
-    args = [event["args"] for event in events]
+    args = [event["args"] for event in events[1:]]
     assert (args[0]["stage"], args[0]["micro_batch"], args[0]["phase"]) == (0, 3, "warm-up")
     assert (args[1]["stage"], args[1]["chunk"]) == (1, 1)
     group = {"Process Group Name": "5", "Process Group Ranks": "[0, 1, 3]", "Group size": 3}
