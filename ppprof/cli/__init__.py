@@ -94,8 +94,10 @@ class _Version(argparse.Action):
 def _run(argv: Sequence[str]) -> int:
     args = command_parser(COMMANDS.keys() & set(argv)).parse_args(argv)
     args.request = args.check(args) if args.check else None
+    gc.disable()  # modules stay until the end: looking for garbage in them takes 20 ms each time
     run = import_module(f"ppprof.cli.{args.command}").run
-    gc.freeze()  # modules stay until the end: looking for garbage in them takes 20 ms each time
+    gc.freeze()
+    gc.enable()
     with contextlib.ExitStack() as stack:
         if sys.stdout.isatty() or not is_data(args):
             stack.enter_context(contextlib.redirect_stdout(cast(TextIO, Terminal(sys.stdout))))
