@@ -112,6 +112,18 @@ def _struct(name: str, fields: Mapping[str, tuple[Any, Any]]) -> Any:
     return msgspec.defstruct(name, members, rename=keys, gc=False)
 
 
+def hta_breakdown(path: str) -> Any:
+    """Return HTA's tables of kernels, of communication overlap and of time by kind, without plots."""
+    from hta.trace_analysis import TraceAnalysis
+
+    analysis = TraceAnalysis(trace_files={0: path}, trace_dir=str(Path(path).parent))
+    return (
+        analysis.get_gpu_kernel_breakdown(visualize=False),
+        analysis.get_comm_comp_overlap(visualize=False),
+        analysis.get_temporal_breakdown(visualize=False),
+    )
+
+
 def floor(path: str) -> None:
     """Read every byte of the file once, in pieces of 4 MiB."""
     piece = bytearray(4 << 20)
@@ -123,6 +135,7 @@ def floor(path: str) -> None:
 READERS: Mapping[str, Callable[[str], Any]] = {
     reader.__name__: reader
     for reader in (
+        hta_breakdown,
         paddle_summary,
         visualdl_parser,
         visualdl_pages,

@@ -33,7 +33,11 @@ DATA = {
     "report/html/licenses/echarts.NOTICE",
     "report/html/licenses/zrender.LICENSE",
     "report/html/licenses/d3.LICENSE",
-    *(f"trace/fastpath/native/{name}" for name in ("scan.c", "columns.h", "memory.h", "texts.h")),
+    *(f"trace/fastpath/native/{name}.c" for name in ("scan", "events")),
+    *(
+        f"trace/fastpath/native/{name}.h"
+        for name in ("columns", "memory", "program", "store", "texts")
+    ),
 }
 # dist/echarts.min.js of https://registry.npmjs.org/echarts/-/echarts-6.1.0.tgz, a file that npm
 # publishes with integrity sha512-q0yaFPggC9FUdsWH4blavRWFmxdrIodbkoKNAjJudAI6CA9gNPxHtV2RcZNEepZVl

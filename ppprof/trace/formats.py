@@ -6,7 +6,8 @@ Where each format is read and written::
       fast     fastpath: the fixed layouts of known writers, matched by compiled C or by numpy
       any      json/recovery decodes and repairs; json/values
       Paddle   paddle/json_columns -> timestamps, nesting -> json_events;  json_writer
-      Kineto   kineto/columns -> nesting -> kineto/events
+      Kineto   kineto/reading: the compiled reader of events (native/events.c), and the decoder for
+               what it leaves -> kineto/columns -> kineto/host_tree -> kineto/events
     protobuf   fastpath/protobuf_native -> paddle/pb_messages -> pb_reader -> remote_calls;  pb_writer
     timeline   merge: many ranks in one file; json/lines, as in paddle/json_writer
     all        schema: the tables; tree_arrays, step_numbers, annotations; cache

@@ -12,38 +12,28 @@ import ctypes
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ppprof.errors import TraceError
 from ppprof.trace.fastpath.fixed_layout import Ranges, new_scanner
 from ppprof.trace.fastpath.layouts import DIALECTS, dialect_of
 from ppprof.trace.fastpath.workers import scan_ranges, split_positions
-from ppprof.trace.json.recovery import (
-    EventDecoder,
-    event_offsets,
-    keys_after,
-    keys_before,
-    last_event_start,
-    start_of_events,
-)
+from ppprof.trace.json.batches import Batches, decoded_batches
+from ppprof.trace.json.recovery import EventDecoder, keys_before, start_of_events
 from ppprof.trace.json.values import drop_nonportable_numbers
-from ppprof.trace.kineto.columns import KinetoEvent
 from ppprof.trace.kineto.events import kineto_trace
+from ppprof.trace.kineto.reading import read_kineto_columns
 from ppprof.trace.paddle.json_columns import PaddleColumns, PaddleEvent
 from ppprof.trace.paddle.json_events import paddle_tables
 from ppprof.trace.schema import CATEGORIES, Trace
 from ppprof.trace.source import BLOCK_BYTES, MAX_EVENT_BYTES, Progress, TraceStream
 from ppprof.units import TRUNCATED
 
-Event = TypeVar("Event")
 Keys = dict[str, Any]
-_Batches = Iterator[tuple[int, list[Event]]]
 
-_MAX_BLOCKS_PER_EVENT = 4
-"""An event that seems to be longer than these blocks is taken to be broken."""
 _HEAD_BYTES = 1 << 16
 """Bytes in which the list of events usually begins."""
 _LARGE_BYTES = 32 << 20
@@ -70,10 +60,8 @@ def read_json(path: str | Path, *, progress: Progress | None = None) -> Trace:
         # The schema version decides; without one, events do.
         text = source.peek(_HEAD_BYTES if "schemaVersion" in keys else BLOCK_BYTES)
         if _is_kineto(keys, text):
-            events = EventDecoder(KinetoEvent, source.path, skipped)
-            trace = kineto_trace(
-                keys, (batch for _, batch in _decoded_batches(source, events, keys))
-            )
+            columns = read_kineto_columns(source, keys, skipped, progress)
+            trace = kineto_trace(keys, columns)
         else:
             trace = _paddle_trace(source, dialect_of(text), keys, skipped)
         if progress:
@@ -134,38 +122,6 @@ def _is_kineto(keys: Keys, text: bytes) -> bool:
     return bool(_KINETO.search(text)) and not _PADDLE.search(text)
 
 
-def _decoded_batches(
-    source: TraceStream, reader: EventDecoder[Event], keys: Keys
-) -> _Batches[Event]:
-    """Yield the offset and the events of each piece of the file.
-
-    The keys after the list of events are added to ``keys``.
-    """
-    # The first part of an event that was cut, because its text looks like the start of an event.
-    begun = b""
-    for block in source.blocks(last_event_start):
-        first = block.first - len(begun)
-        text = begun + block.text()
-        if block.is_last:
-            yield first, reader.last_events(text, keys)
-            return
-        begun = b""
-        events = reader.valid_events(text)
-        if events is None:
-            starts, stop = event_offsets(text)
-            end = starts[-1]
-            if text[end : end + 1] == b"]":
-                tail_keys, is_all = keys_after(text[end + 1 :] + source.peek(MAX_EVENT_BYTES))
-                if is_all:
-                    keys.update(tail_keys)
-                    yield first, reader.events(text[:end])
-                    return
-            elif stop == len(text) and len(text) - end < _MAX_BLOCKS_PER_EVENT * len(block.buffer):
-                text, begun = text[:end], text[end:]
-            events = reader.events(text)
-        yield first, events
-
-
 def _paddle_trace(
     source: TraceStream, dialect: str | None, keys: Keys, skipped: Counter[str]
 ) -> Trace:
@@ -174,7 +130,7 @@ def _paddle_trace(
         _scan_events(source, dialect, columns, keys)
     else:
         reader = EventDecoder(PaddleEvent, source.path, skipped)
-        for first, decoded in _decoded_batches(source, reader, keys):
+        for first, decoded in decoded_batches(source, reader, keys):
             columns.add_decoded([(first, decoded)])
     events, memory, kernels, memsets = paddle_tables(columns)
     return Trace(
@@ -214,7 +170,7 @@ def _scan_events(source: TraceStream, name: str, columns: PaddleColumns, keys: K
 
     def decoded(
         ranges: Ranges, text: Callable[[int, int], bytes], end: int | None
-    ) -> _Batches[PaddleEvent]:
+    ) -> Batches[PaddleEvent]:
         """Yield the offset and the events of each range of bytes.
 
         ``text`` returns the text of a range. ``end`` is the end of the file, None if no range

@@ -49,7 +49,7 @@ def nest(
         Shape (N,), the index of the parent, -1 for an outermost event. Takes O(N log N) time for
         any depth.
     """
-    order = np.lexsort((-end_ns, start_ns, thread))
+    order = _order(thread, start_ns, end_ns)
     end = end_ns[order]
     least = np.maximum(end - slack_ns, start_ns[order] + 1)
     before = _last_reaching(end if holds is None else np.where(holds[order], end, _NEVER), least)
@@ -58,6 +58,17 @@ def nest(
     parent = np.empty_like(before)
     parent[order] = np.where(before >= 0, order[before], -1)
     return parent
+
+
+def _order(thread: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
+    """Return the events sorted by thread, then start; the longer of two that start together first."""
+    is_next = thread[1:] > thread[:-1]
+    is_same = thread[1:] == thread[:-1]
+    is_later = start_ns[1:] > start_ns[:-1]
+    is_shorter = (start_ns[1:] == start_ns[:-1]) & (end_ns[1:] <= end_ns[:-1])
+    if (is_next | (is_same & (is_later | is_shorter))).all():
+        return np.arange(len(thread))
+    return np.lexsort((-end_ns, start_ns, thread))
 
 
 def _last_reaching(values: Int64, least: Int64) -> Int64:

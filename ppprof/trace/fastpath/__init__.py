@@ -6,6 +6,7 @@ JSON parser is needed.
 - `layouts` describes the known layouts with format strings; `fixed_layout` has the interface of the
   scanners that read them, and `core` chooses one:
 - `native` is compiled C; `threads` divides a long file among threads.
+  Its `event_reader` reads events by the names of their keys, for writers without a fixed layout.
 - `scan` uses numpy: it matches one field of all events of a block at once (`byte_view`) and
   replaces texts by numbers (`string_table`). `workers` divides a long file among processes.
 - `protobuf_native`, or `protobuf_decode` without the compiled core, reads many messages of a ``.pb``

@@ -121,18 +121,22 @@ def source_hash(folder: Path) -> str:
 
 
 def _declare(library: ctypes.CDLL) -> None:
-    """Declare the arguments and results of the functions in ``scan.c``."""
+    """Declare the arguments and results of the functions in ``scan.c`` and ``events.c``."""
     size, number, pointer = ctypes.c_size_t, ctypes.c_int64, ctypes.c_void_p
     for name, result, arguments in (
         ("ppprof_scanner_new", pointer, (ctypes.c_char_p, size, pointer)),
         ("ppprof_scanner_free", None, (pointer,)),
         ("ppprof_scanner_add", number, (pointer, pointer, size, number)),
-        ("ppprof_scanner_finish", ctypes.c_int, (pointer,)),
-        ("ppprof_scanner_take", pointer, (pointer, ctypes.c_uint32, pointer, pointer)),
+        ("ppprof_store_finish", ctypes.c_int, (pointer,)),
+        ("ppprof_store_take", pointer, (pointer, ctypes.c_uint32, pointer, pointer)),
         ("ppprof_free", None, (pointer,)),
-        ("ppprof_scanner_texts", pointer, (pointer, pointer, pointer)),
-        ("ppprof_scanner_ranges", pointer, (pointer, pointer)),
+        ("ppprof_store_texts", pointer, (pointer, pointer, pointer)),
+        ("ppprof_store_ranges", pointer, (pointer, pointer)),
         ("ppprof_scanner_flows", number, (pointer,)),
+        ("ppprof_reader_new", pointer, (ctypes.c_char_p, size, pointer)),
+        ("ppprof_reader_free", None, (pointer,)),
+        ("ppprof_reader_add", number, (pointer, pointer, size, number)),
+        ("ppprof_reader_count", number, (pointer, ctypes.c_uint32)),
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

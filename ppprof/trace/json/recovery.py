@@ -256,7 +256,11 @@ class EventDecoder(Generic[Event]):
             return None
 
     def last_events(self, text: bytes, keys: Keys) -> list[Event]:
-        """Return the events of the last text of a file, which contains the end of the list.
+        """Return the events of the last text of a file; see `without_end`."""
+        return self.events(self.without_end(text, keys))
+
+    def without_end(self, text: bytes, keys: Keys) -> bytes:
+        """Return the last text of a file without the end of the list, which it contains.
 
         The keys and values after the list are added to ``keys``. If the list has no end, or the object around
         the list has none, the file is counted as truncated in ``skipped``. Zero bytes at the end of
@@ -273,18 +277,18 @@ class EventDecoder(Generic[Event]):
         for end, (tail_keys, is_whole) in zip(ends, tails):
             if is_whole:
                 keys.update(tail_keys)
-                return self.events(text[:end].rstrip()[:-1])
+                return text[:end].rstrip()[:-1]
         if ends:
             keys.update(tails[-1][0])
             if not text.rstrip().endswith(b"}"):
                 self._skipped[TRUNCATED] += 1
-            return self.events(text[: ends[-1]].rstrip()[:-1])
+            return text[: ends[-1]].rstrip()[:-1]
         if _BARE_END.search(text, max(len(text) - 4096, 0)):  # the file holds only the list
-            return self.events(text.rstrip()[:-1])
+            return text.rstrip()[:-1]
         self._skipped[TRUNCATED] += 1
         # The split pattern cannot find an event that was truncated before its first key.
         truncated = _TRUNCATED_EVENT.search(text, max(len(text) - 4096, 0))
-        return self.events(text[: truncated.start()] if truncated else text)
+        return text[: truncated.start()] if truncated else text
 
     def _repaired_event(self, body: bytes) -> list[Event]:
         """Return a list with one event, repaired from text that is not valid JSON.

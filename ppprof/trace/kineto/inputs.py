@@ -15,6 +15,7 @@ import re
 from typing import Any
 
 import msgspec
+import polars as pl
 
 from ppprof.trace.operator_inputs import NUM_GRADIENTS
 
@@ -109,6 +110,31 @@ def _concrete(value: Any) -> str:
     if isinstance(value, (bool, list)):
         return str(value)
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def converted_inputs(recorded: pl.DataFrame) -> pl.DataFrame:
+    """Return the inputs of operators as columns of the events table.
+
+    A few hundred distinct inputs occur in a trace of a million operators; each is converted once.
+
+    Args:
+        recorded: index; and the JSON texts dims, types and concrete, empty or null if missing.
+
+    Returns:
+        index, shapes, dtypes and attributes.
+    """
+    keys = ("dims", "types", "concrete")
+    distinct = recorded.select(keys).unique()
+    converted = [inputs_of(*(text or "" for text in row)) for row in distinct.iter_rows()]
+    columns = dict.fromkeys(("shapes", "dtypes", "attributes"), pl.Categorical())
+    inputs = pl.DataFrame(converted, columns, orient="row")
+    return recorded.join(
+        pl.concat([distinct, inputs], how="horizontal"),
+        on=keys,
+        how="left",
+        nulls_equal=True,
+        maintain_order="left",
+    ).drop(keys)
 
 
 def _is_shape(value: Any) -> bool:

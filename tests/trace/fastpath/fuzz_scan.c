@@ -7,63 +7,8 @@
  * Prints the events, texts and ranges of all files. A sanitizer ends the program at the first read
  * out of bounds, at undefined behaviour, and for memory that was not freed.
  */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
-static long num_left = -1; /* allocations that succeed; -1: all of them */
-
-static int is_out_of_memory(void)
-{
-    if (num_left == 0)
-        return 1;
-    if (num_left > 0)
-        num_left--;
-    return 0;
-}
-
-static void *failing_malloc(size_t size)
-{
-    return is_out_of_memory() ? NULL : malloc(size);
-}
-
-static void *failing_calloc(size_t count, size_t size)
-{
-    return is_out_of_memory() ? NULL : calloc(count, size);
-}
-
-static void *failing_realloc(void *memory, size_t size)
-{
-    return is_out_of_memory() ? NULL : realloc(memory, size);
-}
-
-#define malloc failing_malloc
-#define calloc failing_calloc
-#define realloc failing_realloc
-#include "scan.c"
-#undef malloc
-#undef calloc
-#undef realloc
-
-typedef struct {
-    uint8_t *bytes;
-    size_t length;
-} Content;
-
-static Content content_of(const char *path)
-{
-    FILE *file = fopen(path, "rb");
-    Content content = {NULL, 0};
-    if (!file || fseek(file, 0, SEEK_END))
-        exit(2);
-    content.length = (size_t)ftell(file);
-    rewind(file);
-    content.bytes = malloc(content.length ? content.length : 1);
-    if (!content.bytes || fread(content.bytes, 1, content.length, file) != content.length)
-        exit(2);
-    fclose(file);
-    return content;
-}
+#define FUZZED "scan.c"
+#include "fuzzing.h"
 
 /* Scan a text in pieces of `piece` bytes; return -1 if memory ran out. */
 static int scan(Content program, Content text, size_t piece, int is_printed)
@@ -85,27 +30,27 @@ static int scan(Content program, Content text, size_t piece, int is_printed)
         if (num_new < 0)
             goto done;
     }
-    if (ppprof_scanner_finish(scanner))
+    if (ppprof_store_finish(&scanner->store))
         goto done;
-    for (uint32_t number = 0; number < scanner->num_columns; number++) {
+    for (uint32_t number = 0; number < scanner->store.num_columns; number++) {
         int64_t num_rows;
         int32_t storage;
-        uint8_t *values = ppprof_scanner_take(scanner, number, &num_rows, &storage);
+        uint8_t *values = ppprof_store_take(&scanner->store, number, &num_rows, &storage);
         for (int64_t row = 0; values && row < num_rows; row++) {
             int32_t text_number;
             memcpy(&text_number, values + row * (int64_t)item_bytes((Storage)storage), 4);
-            if (storage == TEXT && text_number >= scanner->texts.num_texts)
+            if (storage == TEXT && text_number >= scanner->store.texts.num_texts)
                 abort();
         }
-        num_events += number == scanner->tables[scanner->columns[number].table].position ? num_rows : 0;
+        num_events += number == scanner->store.tables[scanner->store.columns[number].table].position ? num_rows : 0;
         ppprof_free(values);
     }
     const int64_t *ends;
-    const uint8_t *bytes = ppprof_scanner_texts(scanner, &ends, &num_texts);
+    const uint8_t *bytes = ppprof_store_texts(&scanner->store, &ends, &num_texts);
     uint8_t sum = 0;
     for (int64_t index = 0; num_texts && index < ends[num_texts - 1]; index++)
         sum ^= bytes[index];
-    const int64_t *ranges = ppprof_scanner_ranges(scanner, &num_ranges);
+    const int64_t *ranges = ppprof_store_ranges(&scanner->store, &num_ranges);
     for (int64_t index = 0; index < num_ranges; index++)
         if (ranges[2 * index] >= ranges[2 * index + 1])
             abort();

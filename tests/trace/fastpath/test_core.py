@@ -22,12 +22,15 @@ from ppprof.trace.fastpath.fixed_layout import MISSING, TEXTS, NumpyScanner, Sca
 from ppprof.trace.fastpath.layouts import DIALECTS, Dialect, dialect_of
 from ppprof.trace.fastpath.native.scanner import NativeScanner, _program_of
 from ppprof.trace.fastpath.scan import EventPattern
+from ppprof.trace.kineto.scanned import FORMS
 from ppprof.trace.source import MARGIN, Block
 from tests.fixtures import gpu_traces
 from tests.fixtures.timeline import write
 from tests.trace.test_fuzz import LONG, NASTY, mutated
 
 FUZZ = Path(__file__).with_name("fuzz_scan.c")
+FUZZ_EVENTS = Path(__file__).with_name("fuzz_events.c")
+KINETO = Path(__file__).parents[2] / "fixtures" / "kineto" / "gpu_ddp.json"
 RUNS = Path(__file__).parents[2] / "fixtures" / "runs"
 native = pytest.mark.skipif(
     core.load(core.FOLDER)[0] is None,
@@ -378,6 +381,15 @@ class TestColumns:
         assert results[0]
         assert all(result == results[0] for result in results)
 
+    def test_a_contradictory_program_of_events_is_refused(self):
+        library, _ = core.load(core.FOLDER)
+        code = FORMS.program
+        for length in range(len(code)):
+            assert library.ppprof_reader_new(code[:length], length, bytes(16)) is None
+        for place in range(0, len(code) - 3, 4):  # some numbers are counts and indices
+            changed = code[:place] + b"\xff\xff\xff\xff" + code[place + 4 :]
+            library.ppprof_reader_free(library.ppprof_reader_new(changed, len(code), bytes(16)))
+
     def test_a_contradictory_program_is_refused(self):
         """Its length is wrong at every place where it can end too early."""
         library, _ = core.load(core.FOLDER)
@@ -408,25 +420,53 @@ def test_hostile_inputs_under_sanitizers(tmp_path, seeds):
         for index, text in enumerate(texts):
             paths.append(tmp_path / f"{number}_{index}")
             paths[-1].write_bytes(text)
-        outputs = []
-        for program in programs:
-            done = subprocess.run(
-                [program, code, *paths], capture_output=True, text=True, check=False, timeout=600
-            )
-            assert done.returncode == 0, done.stderr
-            outputs.append(done.stdout.splitlines())
-        assert len(outputs[0]) == len(texts)
-        assert outputs[0] == outputs[1]
+        assert_sound(programs, code, paths)
 
 
-def compiled(program: Path, *options: str) -> Path:
-    """The program of `FUZZ` with sanitizers."""
+@pytest.mark.all
+def test_hostile_events_under_sanitizers(tmp_path):
+    """The same for the reader of events by their keys."""
+    programs = [
+        compiled(tmp_path / "fuzz", source=FUZZ_EVENTS),
+        compiled(tmp_path / "portable", *PORTABLE, source=FUZZ_EVENTS),
+    ]
+    code = tmp_path / "program"
+    code.write_bytes(FORMS.program)
+    rng = random.Random(1)
+    text = KINETO.read_bytes()
+    text = text[json_reader.start_of_events(text) : text.rindex(b"]")]
+    events = text.strip().split(b",\n")
+    pieces = [b",\n".join(rng.sample(events, 3)) for _ in range(100)]
+    texts = [b"", text, *NASTY, *events, *(make() for make in LONG.values())]
+    texts += [mutated(rng.choice([*pieces, text]), rng) for _ in range(600)]
+    paths = []
+    for index, content in enumerate(texts):
+        paths.append(tmp_path / f"{index}")
+        paths[-1].write_bytes(content)
+    assert_sound(programs, code, paths)
+
+
+def assert_sound(programs: list[Path], code: Path, paths: list[Path]) -> None:
+    """All programs print the same about the files, and no sanitizer complains."""
+    outputs = []
+    for program in programs:
+        done = subprocess.run(
+            [program, code, *paths], capture_output=True, text=True, check=False, timeout=600
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout.splitlines())
+    assert len(outputs[0]) == len(paths)
+    assert outputs[0] == outputs[1]
+
+
+def compiled(program: Path, *options: str, source: Path = FUZZ) -> Path:
+    """The program of ``source`` with sanitizers."""
     if not shutil.which("cc"):
         pytest.skip("needs gcc or clang as cc")
     built = subprocess.run(
         [
             *("cc", "-std=c99", "-g", "-O1", "-fsanitize=address,undefined", *options),
-            *("-fno-sanitize-recover=all", f"-I{core.FOLDER}", "-o", program, FUZZ),
+            *("-fno-sanitize-recover=all", f"-I{core.FOLDER}", "-o", program, source),
         ],
         capture_output=True,
         text=True,

@@ -16,13 +16,18 @@ from hypothesis import strategies as st
 
 from ppprof.analysis.profile.profile import Profile, SummaryOptions
 from ppprof.analysis.summaries.views import VIEWS, summarize
-from ppprof.trace.kineto.columns import KinetoArgs, KinetoEvent
-from ppprof.trace.kineto.events import kineto_trace
+from ppprof.trace.kineto.columns import KinetoColumns
+from ppprof.trace.kineto.events import kineto_trace as trace_of
+from ppprof.trace.kineto.fields import KinetoArgs, KinetoEvent
 from ppprof.trace.schema import EVENTS, KERNELS, MEMORY, MEMSETS, Trace
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "kineto"
 FILES = ["cpu_ddp_rank1.json.gz", "gpu_ddp.json"]
 PID, MAIN, ENGINE = 40, 41, 42
+
+
+def kineto_trace(head: dict[str, Any], batches: Iterable[list[KinetoEvent]]) -> Trace:
+    return trace_of(head, KinetoColumns.from_batches(batches))
 
 
 def _document(name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-/* Columns of a table whose rows come one by one. Included by scan.c.
+/* Columns of a table whose rows come one by one. Included by store.h.
  *
  * A column gets memory with its first value. Rows before it, and later rows without a value, are
  * missing: MISSING for an integer, NaN for a real number, NO_TEXT for a text.

@@ -1,4 +1,4 @@
-/* Memory that grows. Included by scan.c. */
+/* Memory that grows. Included by columns.h and texts.h. */
 #ifndef PPPROF_MEMORY_H
 #define PPPROF_MEMORY_H
 

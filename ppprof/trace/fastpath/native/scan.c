@@ -26,9 +26,8 @@
  *
  * Threads: nothing is global, so each thread may use a scanner of its own.
  */
-#include "columns.h"
 #include "export.h"
-#include "texts.h"
+#include "program.h"
 
 #ifndef PPPROF_SOURCE_HASH
 #define PPPROF_SOURCE_HASH ""
@@ -75,19 +74,15 @@ typedef struct {
 } Value;
 
 typedef struct {
+    Store store;
     uint8_t *program; /* a copy; the literals of the layouts lie in it */
     uint32_t num_start;
     uint32_t brace; /* place of the first "{" in `start` */
     const uint8_t *start;
-    uint32_t num_tables, num_columns, num_layouts, num_fields;
-    Table *tables;
-    Column *columns;
+    uint32_t num_layouts, num_fields;
     Layout *layouts;
     Field *fields;
     Value *values; /* of the event that is read, a value for each field */
-    Texts texts;
-    int64_t *ranges; /* pairs: first byte and end of text in no layout */
-    size_t num_ranges, ranges_capacity;
     int64_t num_flows;
 } Scanner;
 
@@ -337,13 +332,13 @@ static int matches(const Layout *layout, const uint8_t *start, const uint8_t *en
 
 static int add_row(Scanner *scanner, const Layout *layout, int64_t position)
 {
-    Table *table = &scanner->tables[layout->table];
+    Table *table = &scanner->store.tables[layout->table];
     size_t row = table->num_rows;
     for (uint32_t index = 0; index < layout->num_fields; index++) {
         const Field *field = &layout->fields[index];
         if (field->column < 0)
             continue;
-        Column *column = &scanner->columns[field->column];
+        Column *column = &scanner->store.columns[field->column];
         const Value *value = &scanner->values[index];
         int failed;
         if (field->spec == 'd' || field->spec == 'f') {
@@ -356,7 +351,7 @@ static int add_row(Scanner *scanner, const Layout *layout, int64_t position)
             if (field->treatment == WITHOUT_DURATION)
                 length = length_without_duration(value->text, length);
             if (field->treatment != INPUT || length > EMPTY_INPUT) {
-                number = number_of(&scanner->texts, value->text, length);
+                number = number_of(&scanner->store.texts, value->text, length);
                 if (number < 0)
                     return -1;
             }
@@ -365,24 +360,9 @@ static int add_row(Scanner *scanner, const Layout *layout, int64_t position)
         if (failed)
             return -1;
     }
-    if (put_integer(&scanner->columns[table->position], row, position))
+    if (put_integer(&scanner->store.columns[table->position], row, position))
         return -1;
     table->num_rows++;
-    return 0;
-}
-
-static int add_range(Scanner *scanner, int64_t first, int64_t end)
-{
-    if (scanner->num_ranges == scanner->ranges_capacity) {
-        int64_t *ranges = grown(scanner->ranges, &scanner->ranges_capacity,
-                                scanner->num_ranges + 1, 2 * sizeof *ranges);
-        if (!ranges)
-            return -1;
-        scanner->ranges = ranges;
-    }
-    scanner->ranges[2 * scanner->num_ranges] = first;
-    scanner->ranges[2 * scanner->num_ranges + 1] = end;
-    scanner->num_ranges++;
     return 0;
 }
 
@@ -402,54 +382,14 @@ static int add_event(Scanner *scanner, const uint8_t *text, const uint8_t *start
         return add_row(scanner, layout, first + (start - text));
     }
     if (*is_odd) {
-        scanner->ranges[2 * scanner->num_ranges - 1] = first + (end - text);
+        scanner->store.ranges[2 * scanner->store.num_ranges - 1] = first + (end - text);
         return 0;
     }
     *is_odd = 1;
-    return add_range(scanner, first + (start - text), first + (end - text));
+    return add_range(&scanner->store, first + (start - text), first + (end - text));
 }
 
 /* ------------------------------------------------------------------------- the interface */
-
-/* Parts of a program, read one after another; `is_bad` if it ends too early or is contradictory. */
-typedef struct {
-    const uint8_t *next, *end;
-    int is_bad;
-} Program;
-
-static uint32_t next_number(Program *program)
-{
-    if (program->is_bad || program->end - program->next < 4) {
-        program->is_bad = 1;
-        return 0;
-    }
-    const uint8_t *bytes = program->next;
-    program->next += 4;
-    return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 |
-           (uint32_t)bytes[3] << 24;
-}
-
-/* Return a number below `limit`. */
-static uint32_t next_below(Program *program, uint32_t limit)
-{
-    uint32_t number = next_number(program);
-    if (number >= limit)
-        program->is_bad = 1;
-    return program->is_bad ? 0 : number;
-}
-
-static const uint8_t *next_literal(Program *program, uint32_t *length)
-{
-    *length = next_number(program);
-    if (program->is_bad || (size_t)(program->end - program->next) < *length) {
-        program->is_bad = 1;
-        *length = 0;
-        return program->next;
-    }
-    const uint8_t *literal = program->next;
-    program->next += *length;
-    return literal;
-}
 
 static int is_text(uint32_t spec)
 {
@@ -459,7 +399,7 @@ static int is_text(uint32_t spec)
 static void next_field(Program *program, const Scanner *scanner, const Layout *layout, Field *field)
 {
     uint32_t spec = next_number(program);
-    uint32_t column = next_below(program, scanner->num_columns + 1);
+    uint32_t column = next_below(program, scanner->store.num_columns + 1);
     if (!is_text(spec) && spec != 'd' && spec != 'f' && spec != 'g')
         program->is_bad = 1;
     field->spec = (uint8_t)spec;
@@ -469,12 +409,12 @@ static void next_field(Program *program, const Scanner *scanner, const Layout *l
     field->column = (int32_t)column - 1;
     if (program->is_bad || field->column < 0)
         return;
-    Storage storage = scanner->columns[field->column].storage;
+    Storage storage = scanner->store.columns[field->column].storage;
     int is_fitting = is_text(spec)  ? storage == TEXT
                      : spec == 'g' ? storage == FLOAT64
                                    : storage == INT32 || storage == INT64;
     if (!is_fitting || layout->table < 0 ||
-        scanner->columns[field->column].table != (uint32_t)layout->table)
+        scanner->store.columns[field->column].table != (uint32_t)layout->table)
         program->is_bad = 1;
 }
 
@@ -482,11 +422,10 @@ static void next_field(Program *program, const Scanner *scanner, const Layout *l
 static int read_program(Scanner *scanner, size_t length)
 {
     Program program = {scanner->program, scanner->program + length, 0};
-    const uint32_t most = 1 << 16; /* of anything; a program has some hundred fields */
-    scanner->num_tables = next_below(&program, most);
-    scanner->num_columns = next_below(&program, most);
-    scanner->num_layouts = next_below(&program, most);
-    scanner->num_fields = next_below(&program, most);
+    scanner->store.num_tables = next_below(&program, MOST_ITEMS);
+    scanner->store.num_columns = next_below(&program, MOST_ITEMS);
+    scanner->num_layouts = next_below(&program, MOST_ITEMS);
+    scanner->num_fields = next_below(&program, MOST_ITEMS);
     scanner->start = next_literal(&program, &scanner->num_start);
     const uint8_t *brace =
         scanner->num_start ? memchr(scanner->start, '{', scanner->num_start) : NULL;
@@ -494,32 +433,16 @@ static int read_program(Scanner *scanner, size_t length)
         return -1;
     scanner->brace = (uint32_t)(brace - scanner->start);
     /* One item more than needed: no size is 0. */
-    scanner->tables = calloc((size_t)scanner->num_tables + 1, sizeof *scanner->tables);
-    scanner->columns = calloc((size_t)scanner->num_columns + 1, sizeof *scanner->columns);
     scanner->layouts = calloc((size_t)scanner->num_layouts + 1, sizeof *scanner->layouts);
     scanner->fields = calloc((size_t)scanner->num_fields + 1, sizeof *scanner->fields);
     scanner->values = calloc((size_t)scanner->num_fields + 1, sizeof *scanner->values);
-    if (!scanner->tables || !scanner->columns || !scanner->layouts || !scanner->fields ||
-        !scanner->values)
+    if (!scanner->layouts || !scanner->fields || !scanner->values ||
+        next_store(&program, &scanner->store))
         return -1;
-    for (uint32_t index = 0; index < scanner->num_columns; index++) {
-        uint32_t storage = next_number(&program);
-        if (storage != INT32 && storage != INT64 && storage != FLOAT64 && storage != TEXT)
-            program.is_bad = 1;
-        scanner->columns[index].storage = (Storage)storage;
-        scanner->columns[index].table = next_below(&program, scanner->num_tables);
-    }
-    for (uint32_t index = 0; index < scanner->num_tables && !program.is_bad; index++) {
-        uint32_t position = next_below(&program, scanner->num_columns);
-        scanner->tables[index].position = position;
-        if (program.is_bad || scanner->columns[position].storage != INT64 ||
-            scanner->columns[position].table != index)
-            return -1;
-    }
     uint32_t num_used = 0;
     for (uint32_t index = 0; index < scanner->num_layouts && !program.is_bad; index++) {
         Layout *layout = &scanner->layouts[index];
-        layout->table = (int32_t)next_below(&program, scanner->num_tables + 1) - 1;
+        layout->table = (int32_t)next_below(&program, scanner->store.num_tables + 1) - 1;
         layout->head = next_literal(&program, &layout->num_head);
         layout->num_fields = next_below(&program, scanner->num_fields - num_used + 1);
         layout->fields = scanner->fields + num_used;
@@ -546,14 +469,7 @@ EXPORT void ppprof_scanner_free(Scanner *scanner)
 {
     if (!scanner)
         return;
-    for (uint32_t index = 0; scanner->columns && index < scanner->num_columns; index++)
-        free(scanner->columns[index].values);
-    free(scanner->texts.slots);
-    free(scanner->texts.bytes);
-    free(scanner->texts.ends);
-    free(scanner->ranges);
-    free(scanner->tables);
-    free(scanner->columns);
+    free_store(&scanner->store);
     free(scanner->layouts);
     free(scanner->fields);
     free(scanner->values);
@@ -570,8 +486,8 @@ EXPORT Scanner *ppprof_scanner_new(const uint8_t *program, size_t length, const 
     Scanner *scanner = calloc(1, sizeof *scanner);
     if (!scanner)
         return NULL;
-    scanner->texts.secret[0] = secret[0];
-    scanner->texts.secret[1] = secret[1];
+    scanner->store.texts.secret[0] = secret[0];
+    scanner->store.texts.secret[1] = secret[1];
     scanner->program = malloc(length + 1);
     if (!scanner->program) {
         ppprof_scanner_free(scanner);
@@ -594,7 +510,7 @@ EXPORT Scanner *ppprof_scanner_new(const uint8_t *program, size_t length, const 
 EXPORT int64_t ppprof_scanner_add(Scanner *scanner, const uint8_t *text, size_t length,
                                   int64_t first)
 {
-    size_t num_before = scanner->num_ranges;
+    size_t num_before = scanner->store.num_ranges;
     const uint8_t *end = text + length, *start = NULL, *next = text;
     int is_odd = 0;
     while (next < end) {
@@ -611,7 +527,7 @@ EXPORT int64_t ppprof_scanner_add(Scanner *scanner, const uint8_t *text, size_t 
         if (start) {
             if (add_event(scanner, text, start, begin, first, &is_odd))
                 return -1;
-        } else if (begin > text && add_range(scanner, first, first + (begin - text))) {
+        } else if (begin > text && add_range(&scanner->store, first, first + (begin - text))) {
             return -1;
         }
         start = begin;
@@ -619,18 +535,18 @@ EXPORT int64_t ppprof_scanner_add(Scanner *scanner, const uint8_t *text, size_t 
     if (start) {
         if (add_event(scanner, text, start, end, first, &is_odd))
             return -1;
-    } else if (length && add_range(scanner, first, first + (int64_t)length)) {
+    } else if (length && add_range(&scanner->store, first, first + (int64_t)length)) {
         return -1;
     }
-    return (int64_t)(scanner->num_ranges - num_before);
+    return (int64_t)(scanner->store.num_ranges - num_before);
 }
 
 /* Give every column that has a value as many rows as its table. Return -1 without memory. */
-EXPORT int ppprof_scanner_finish(Scanner *scanner)
+EXPORT int ppprof_store_finish(Store *store)
 {
-    for (uint32_t index = 0; index < scanner->num_columns; index++) {
-        Column *column = &scanner->columns[index];
-        size_t num_rows = scanner->tables[column->table].num_rows;
+    for (uint32_t index = 0; index < store->num_columns; index++) {
+        Column *column = &store->columns[index];
+        size_t num_rows = store->tables[column->table].num_rows;
         if (column->values && column->num_rows < num_rows && fill_up(column, num_rows))
             return -1;
     }
@@ -639,16 +555,19 @@ EXPORT int ppprof_scanner_finish(Scanner *scanner)
 
 /* Return the values of a column, and their number and storage; the caller has to free them.
  *
- * NULL if no event has the column. Called once for a column, after ppprof_scanner_finish.
+ * NULL if no event has the column. Called once for a column, after ppprof_store_finish.
  */
-EXPORT void *ppprof_scanner_take(Scanner *scanner, uint32_t number, int64_t *num_rows,
+EXPORT void *ppprof_store_take(Store *store, uint32_t number, int64_t *num_rows,
                                  int32_t *storage)
 {
-    Column *column = &scanner->columns[number];
+    Column *column = &store->columns[number];
     void *values = column->values;
     *num_rows = (int64_t)column->num_rows;
     *storage = (int32_t)column->storage;
-    if (values && column->num_rows) {
+    if (values && !column->num_rows) { /* its rows were taken back */
+        free(values);
+        values = NULL;
+    } else if (values) {
         /* Give back the room for rows that did not come. */
         void *shrunk = realloc(values, column->num_rows * item_bytes(column->storage));
         values = shrunk ? shrunk : values;
@@ -664,19 +583,19 @@ EXPORT void ppprof_free(void *values)
 }
 
 /* Return the bytes of all texts, one after another, their ends and their number. */
-EXPORT const uint8_t *ppprof_scanner_texts(const Scanner *scanner, const int64_t **ends,
+EXPORT const uint8_t *ppprof_store_texts(const Store *store, const int64_t **ends,
                                            int64_t *num_texts)
 {
-    *ends = scanner->texts.ends;
-    *num_texts = scanner->texts.num_texts;
-    return scanner->texts.bytes;
+    *ends = store->texts.ends;
+    *num_texts = store->texts.num_texts;
+    return store->texts.bytes;
 }
 
-/* Return the byte ranges in no layout, as pairs, and their number. */
-EXPORT const int64_t *ppprof_scanner_ranges(const Scanner *scanner, int64_t *num_ranges)
+/* Return the byte ranges that the caller has to decode, as pairs, and their number. */
+EXPORT const int64_t *ppprof_store_ranges(const Store *store, int64_t *num_ranges)
 {
-    *num_ranges = (int64_t)scanner->num_ranges;
-    return scanner->ranges;
+    *num_ranges = (int64_t)store->num_ranges;
+    return store->ranges;
 }
 
 EXPORT int64_t ppprof_scanner_flows(const Scanner *scanner)

@@ -1,4 +1,4 @@
-/* Numbers for texts: an exact hash table. Included by scan.c.
+/* Numbers for texts: an exact hash table. Included by store.h.
  *
  * A trace of a million events has a few hundred distinct names.
  */

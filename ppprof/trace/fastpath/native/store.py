@@ -1,0 +1,109 @@
+"""The results of a compiled reader (store.h), as arrays and texts, without copies.
+
+The library has no global state and is called without the interpreter's lock. So several threads can
+read at the same time, each with a reader of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ppprof.arrays import Array
+
+_DTYPES = {"i": "int32", "q": "int64", "d": "float64", "t": "int32"}
+"""`Storage` in columns.h -> dtype."""
+_SECRET_BYTES = 16
+
+
+class NativeStore:
+    """A reader of the compiled core that was created from a program.
+
+    Args:
+        library: the library of `core.choose`.
+        new: its function that creates the reader.
+        free: its function that frees the reader.
+        program: what the reader has to do, for ``new``.
+
+    Raises:
+        MemoryError: there is not enough memory.
+    """
+
+    def __init__(self, library: ctypes.CDLL, new: Any, free: Any, program: bytes) -> None:
+        self.library = library
+        # A file that is made to slow down the table of texts would have to know this number.
+        self.address = new(program, len(program), os.urandom(_SECRET_BYTES))
+        if not self.address:
+            raise MemoryError("no memory for a reader of events")
+        weakref.finalize(self, free, self.address).atexit = False
+
+    def columns(self, names: Sequence[tuple[str, str]]) -> dict[str, dict[str, Array]]:
+        """Return table -> column -> values, without columns that no event has. Called once.
+
+        Args:
+            names: table and name of each column of the program.
+
+        Raises:
+            MemoryError: there is not enough memory.
+        """
+        if self.library.ppprof_store_finish(self.address):
+            raise MemoryError("no memory for the columns of events")
+        tables: dict[str, dict[str, Array]] = {}
+        for number, (table, name) in enumerate(names):
+            values = self._column(number)
+            if values is not None:
+                tables.setdefault(table, {})[name] = values
+        return tables
+
+    def _column(self, number: int) -> Array | None:
+        """Return the values of a column, which are not copied; None if no event has the column."""
+        num_rows, storage = ctypes.c_int64(), ctypes.c_int32()
+        address = self.library.ppprof_store_take(
+            self.address, number, ctypes.byref(num_rows), ctypes.byref(storage)
+        )
+        if not address:
+            return None
+        dtype: np.dtype[Any] = np.dtype(_DTYPES[chr(storage.value)])
+        memory = (ctypes.c_char * (num_rows.value * dtype.itemsize)).from_address(address)
+        # The memory belongs to the array. At the end of the program arrays may still be in use.
+        weakref.finalize(memory, self.library.ppprof_free, address).atexit = False
+        return np.frombuffer(memoryview(memory), dtype)
+
+    def texts(self) -> list[bytes]:
+        """Return the texts; columns of texts hold indices into this list, -1 for no text."""
+        ends_at, num_texts = ctypes.c_void_p(), ctypes.c_int64()
+        bytes_at = self.library.ppprof_store_texts(
+            self.address, ctypes.byref(ends_at), ctypes.byref(num_texts)
+        )
+        if not num_texts.value or not ends_at.value:
+            return []
+        ends = (ctypes.c_int64 * num_texts.value).from_address(ends_at.value)[:]
+        whole = ctypes.string_at(bytes_at, ends[-1]) if ends[-1] else b""
+        return [whole[first:end] for first, end in zip([0, *ends], ends)]
+
+    def ranges(self, num_last: int | None = None) -> list[tuple[int, int]]:
+        """Return the last ``num_last`` ranges, or all of them."""
+        total = ctypes.c_int64()
+        address = self.library.ppprof_store_ranges(self.address, ctypes.byref(total))
+        num = total.value if num_last is None else num_last
+        if not num:
+            return []
+        first = address + 16 * (total.value - num)
+        offsets = (ctypes.c_int64 * (2 * num)).from_address(first)[:]
+        return list(zip(offsets[0::2], offsets[1::2]))
+
+
+def numbers(*values: int) -> bytes:
+    """Return the code of numbers in a program: unsigned 32-bit integers, little-endian."""
+    return struct.pack(f"<{len(values)}I", *values)
+
+
+def literal(text: bytes) -> bytes:
+    """Return the code of a literal in a program: its length and its bytes."""
+    return numbers(len(text)) + text

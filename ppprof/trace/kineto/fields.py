@@ -1,0 +1,89 @@
+"""The fields of Kineto's events that are read, and the kinds of events.
+
+Sources: libkineto/src/output_json.cpp and ActivityType.h of pytorch/kineto,
+torch/csrc/distributed/c10d/ParamCommsUtils.hpp of pytorch/pytorch.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import msgspec
+
+from ppprof.trace.json.values import NO_TEXT, Scalar
+from ppprof.trace.kineto.terms import DEVICES, LAUNCHES, OPERATORS
+
+
+class KinetoArgs(msgspec.Struct, gc=False, frozen=True):
+    """The fields of an event's ``args`` that are read; None or no text for a missing field."""
+
+    name: Scalar = None
+    correlation: Scalar = None
+    device: Scalar = None
+    context: Scalar = None
+    stream: Scalar = None
+    bytes: Scalar = None
+    grid: msgspec.Raw = NO_TEXT
+    block: msgspec.Raw = NO_TEXT
+    registers: Scalar = msgspec.field(default=None, name="registers per thread")
+    shared_bytes: Scalar = msgspec.field(default=None, name="shared memory")
+    blocks_per_sm: Scalar = msgspec.field(default=None, name="blocks per SM")
+    warps_per_sm: Scalar = msgspec.field(default=None, name="warps per SM")
+    occupancy: Scalar = msgspec.field(default=None, name="est. achieved occupancy %")
+    collective: Scalar = msgspec.field(default=None, name="Collective name")
+    group: Scalar = msgspec.field(default=None, name="Process Group Name")
+    group_id: Scalar = msgspec.field(default=None, name="Process Group ID")
+    ranks: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Process Group Ranks")
+    source: Scalar = msgspec.field(default=None, name="Src Rank")
+    destination: Scalar = msgspec.field(default=None, name="Dst Rank")
+    num_in: Scalar = msgspec.field(default=None, name="In msg nelems")
+    num_out: Scalar = msgspec.field(default=None, name="Out msg nelems")
+    dtype: Scalar = None
+    sequence: Scalar = msgspec.field(default=None, name="Sequence number")
+    forward_thread: Scalar = msgspec.field(default=None, name="Fwd thread id")
+    addr: Scalar = msgspec.field(default=None, name="Addr")
+    size: Scalar = msgspec.field(default=None, name="Bytes")
+    allocated: Scalar = msgspec.field(default=None, name="Total Allocated")
+    reserved: Scalar = msgspec.field(default=None, name="Total Reserved")
+    device_type: Scalar = msgspec.field(default=None, name="Device Type")
+    device_id: Scalar = msgspec.field(default=None, name="Device Id")
+    dims: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input Dims")
+    types: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Input type")
+    concrete: msgspec.Raw = msgspec.field(default=NO_TEXT, name="Concrete Inputs")
+
+
+NO_ARGS = KinetoArgs()
+
+
+class KinetoEvent(msgspec.Struct, gc=False):
+    """One event of the list ``traceEvents``.
+
+    Times stay text, because a float64 of microseconds since 1970 holds only multiples of 250 ns.
+    """
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: Scalar = None
+    tid: Scalar = None
+    ts: msgspec.Raw = NO_TEXT
+    dur: msgspec.Raw = NO_TEXT
+    args: Optional[KinetoArgs] = None
+
+
+EMPTY = KinetoEvent()
+
+FRAME = "python_function"
+KINDS = {
+    **dict.fromkeys([*OPERATORS, "user_annotation"], "hosts"),
+    **dict.fromkeys(LAUNCHES, "launches"),
+    **dict.fromkeys(DEVICES, "devices"),
+}
+"""``cat`` of a span -> kind of event."""
+IGNORED_SPANS = frozenset(
+    [
+        *(FRAME, "gpu_user_annotation", "cuda_sync", "cuda_event", "overhead", "Trace"),
+        *("external_correlation", "cuda_profiler_range", "cpu_instant_event"),
+    ]
+)
+"""Values of ``cat`` for spans that are no work of the model, or copies of other events."""
