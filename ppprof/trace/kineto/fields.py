@@ -6,9 +6,11 @@ torch/csrc/distributed/c10d/ParamCommsUtils.hpp of pytorch/pytorch.
 
 from __future__ import annotations
 
-from typing import Optional
+from collections.abc import Mapping
+from typing import Any, Optional
 
 import msgspec
+import polars as pl
 
 from ppprof.trace.json.values import NO_TEXT, Scalar
 from ppprof.trace.kineto.terms import DEVICES, LAUNCHES, OPERATORS
@@ -87,3 +89,46 @@ IGNORED_SPANS = frozenset(
     ]
 )
 """Values of ``cat`` for spans that are no work of the model, or copies of other events."""
+Columns = Mapping[str, Any]
+"""Name of a column -> its dtype."""
+
+_SPAN: Columns = {
+    "index": pl.Int64(),
+    **dict.fromkeys(("name", "cat"), pl.Categorical()),
+    **dict.fromkeys(("process", "thread", "start_ns", "dur_ns"), pl.Int64()),
+}
+ARGS: Mapping[str, Columns] = {
+    "hosts": {},
+    "launches": {"correlation": pl.Int64()},
+    "devices": {
+        **dict.fromkeys(("correlation", "device", "context", "stream", "bytes"), pl.Int64()),
+        **dict.fromkeys(("grid", "block"), pl.Categorical()),
+        **dict.fromkeys(("registers", "shared_bytes"), pl.Int64()),
+        **dict.fromkeys(("blocks_per_sm", "warps_per_sm", "occupancy"), pl.Float64()),
+    },
+    "memory": {
+        "addr": pl.UInt64(),
+        **dict.fromkeys(("size", "allocated", "reserved", "device_type", "device_id"), pl.Int64()),
+    },
+    "frames": {},
+}
+"""Kind of event -> its columns that come from `KinetoArgs`."""
+SPANS: Mapping[str, Columns] = {kind: {**_SPAN, **args} for kind, args in ARGS.items()}
+"""Kind of event -> its columns. ``hosts`` are operators, annotations and modules.
+
+``index`` orders the events as in the file. It is the byte offset of an event or, for a decoded
+event, the offset of its piece of text plus the event's number in the piece.
+"""
+_COLLECTIVE: Columns = {
+    **dict.fromkeys(("group", "group_id", "num_in", "num_out"), pl.Int64()),
+    **dict.fromkeys(("source", "destination", "ranks", "dtype"), pl.String()),
+}
+DETAILS: Mapping[str, tuple[str, str, Columns]] = {
+    "host collectives": ("hosts", "num_in", _COLLECTIVE),
+    "device collectives": ("devices", "num_in", _COLLECTIVE),
+    "sequences": ("hosts", "sequence", {"sequence": pl.Int64(), "forward_thread": pl.Int64()}),
+}
+"""Table of args that only some events have -> kind of event, the arg they must have, columns.
+
+Each table also has ``index``, as in `SPANS`.
+"""

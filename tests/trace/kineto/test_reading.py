@@ -134,6 +134,7 @@ ODD = [
     *("null", "true", "-0", "0", "-7", "1.5", "1e3", "1E-2", "12.3456", "-1.25", "0.001"),
     *("123456789012345678", "1234567890123456789", "99999999999999999999999999", "1e999"),
     *("9007199254740993", "0.1000000000000000055", "123456789012.123456789", "9999999999999999.9"),
+    *("12345678901234567", "12345678901234567.5", "1712195495519689.047"),
     *('"5"', '"-5"', '"05"', '"1.5"', '"name"', '""', '"a\\"b"', '"\\u00e9"', '"\\ud83d\\ude00"'),
     *('"\\ud800"', '"µs"', "[]", "{}", "[1, 2, 3]", "[4,1,1]", '{"a": [1, {"b": "}"}]}', "[[[]]]"),
     *("[1,]", "01", "1.", ".5", "+1", "nul", "inf", "NaN", "-Infinity", '"a\tb"', '"\\x"', "["),
@@ -248,6 +249,14 @@ def test_lists_of_other_things(folder, body):
     usual = event_text(texts_of({**PLAIN, "args.stream": 7}))
     for text in (body, f"{usual},{body},{usual}"):
         assert_same_text(f'{{"schemaVersion": 1, "traceEvents": [{text}]}}'.encode(), folder)
+
+
+@pytest.mark.parametrize(
+    "again", ['"args": {"device": 2}', '"args": {}', '"args": null', '"ts": 9', '"name": "other"']
+)
+def test_a_key_that_comes_twice(folder, again):
+    event = event_text(texts_of({**PLAIN, "args.stream": 7}))
+    assert_same_text(file_of(f"{event[:-1]}, {again}}}", event), folder)
 
 
 def test_bytes_that_are_not_utf8(folder):
