@@ -6,8 +6,8 @@
     helper     | starts | 0 ...... |   | 1 ...... |       | ends after 60 idle seconds
 
 The training writes the numbers of windows to the helper's stdin, one a line. For each window the
-helper writes a line to a pipe: the window, its exit code, and where its output ends in the two files
-that hold the helper's stdout and stderr. ``ppprof finish --serve`` is the helper's program.
+helper writes a line to a pipe: the window, its exit code, and where its tables, its stdout and its
+stderr end in the two files that hold the helper's output. After the tables, stdout holds the verdict. ``ppprof finish --serve`` is the helper's program.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Finished(NamedTuple):
     window: int
     out: str
     """What the helper has written to stdout for the window: its tables."""
+    verdict: str
+    """What is slow in the window, in a sentence; "" if that is unknown."""
     err: str
     """What the helper has written to stderr for the window."""
     failure: str
@@ -63,7 +65,7 @@ class Helper:
         self._num_finished = 0
         self._is_raised = self._is_lost = False
         self._lines = b""
-        self._ends = [0, 0]
+        self._ends = [0, 0, 0]
         with above_standard_streams(), ExitStack() as failed, ExitStack() as started:
 
             def kept(descriptor: Descriptor) -> Descriptor:
@@ -148,7 +150,7 @@ class Helper:
         """
         if not self._is_connected:
             self._is_lost = True
-            lost = [Finished(window, "", "", "", CLOSED) for window in self.windows]
+            lost = [Finished(window, "", "", "", "", CLOSED) for window in self.windows]
             self.windows.clear()
             return lost
         has_ended = self.has_ended  # ahead of reading: what it wrote before is read now
@@ -163,9 +165,9 @@ class Helper:
             finished.append(Finished(window, *self._output(ends), _cause(code)))
         self._num_finished += len(finished)
         if has_ended and self.windows and (self.process.returncode or not self._num_finished):
-            ends = [os.fstat(file.fd).st_size for file in self._files]
+            out, err = (os.fstat(file.fd).st_size for file in self._files)
             cause = _cause(self.process.returncode) or "its process ended before it began"
-            finished.append(Finished(self.windows.popleft(), *self._output(ends), cause))
+            finished.append(Finished(self.windows.popleft(), *self._output([out, out, err]), cause))
         return finished
 
     def close(self) -> None:
@@ -179,14 +181,21 @@ class Helper:
         for each in (self._stdin, self._status, *self._files):
             each.close()
 
-    def _output(self, ends: Sequence[int]) -> tuple[str, str]:
-        """Return what was written to stdout and stderr since the last call, up to ``ends``."""
-        texts = [
+    def _output(self, ends: Sequence[int]) -> tuple[str, str, str]:
+        """Return tables, verdict and messages that were written since the last call.
+
+        Args:
+            ends: where they end: tables and verdict in the file of stdout, messages in that of stderr.
+        """
+        stdout, stderr = self._files
+        _, out, err = self._ends
+        tables_end, out_end, err_end = self._ends = list(ends)
+        parts = ((stdout, out, tables_end), (stdout, tables_end, out_end), (stderr, err, err_end))
+        tables, verdict, messages = (
             os.pread(file.fd, end - begin, begin).decode(errors="replace")
-            for file, begin, end in zip(self._files, self._ends, ends)
-        ]
-        self._ends = list(ends)
-        return texts[0], texts[1]
+            for file, begin, end in parts
+        )
+        return tables, verdict, messages
 
 
 def _cause(code: int) -> str:

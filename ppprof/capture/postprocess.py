@@ -72,6 +72,7 @@ class PostProcessor:
         self._prints = prints
         where = [str(run), "--rank", str(rank)]
         self._command = [*(_COMMAND if command is None else command), *where]
+        self._with_verdict = ["--verdict"] if prints else []
         self._background = background
         self._then = ["--then", shlex.join(then)] if then else []
         self._raws: dict[int, Path] = {}
@@ -79,6 +80,8 @@ class PostProcessor:
         self._helper: Helper | None = None
         self._lock = threading.RLock()
         """Between the training and a thread of it that opens a profiler, which saves the window."""
+        self.verdict = ""
+        """What is slow in the window that was finished last, in a sentence; "" if unknown."""
 
     def add(self, window: int, raw: Path, brief: bool = False) -> None:
         """Send a window to the helper; start a helper if none runs.
@@ -190,7 +193,7 @@ class PostProcessor:
         """Start a helper for all windows that are left; return whether there is one."""
         try:
             nice = 19 if self._background else 0
-            self._helper = Helper([*self._command, *self._then], nice)
+            self._helper = Helper([*self._command, *self._with_verdict, *self._then], nice)
         except OSError as error:
             for window, raw in self._raws.items():
                 self._log_failure(window, raw, str(error))
@@ -205,6 +208,7 @@ class PostProcessor:
 
     def _report(self, finished: Finished) -> None:
         raw = self._raws.pop(finished.window)
+        self.verdict = finished.verdict
         if self._prints and finished.unprinted:
             _log_unprinted(finished.unprinted, raw)
         elif self._prints:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +72,7 @@ class Results(Part):
             self._print_summary()
             if self.windows is not None and self.shown is not None and not self.clock.timer_only:
                 self._print_traces(self.windows, self.shown, ending)
+            self._print_end()
 
     def rescue(self) -> None:
         """Log which ranks died before this rank, and the command that makes missing tables."""
@@ -131,6 +133,25 @@ class Results(Part):
         traces = " ".join(paths[:_MOST_PATHS])
         more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""
         print_result(f"chrome://tracing or https://ui.perfetto.dev: {traces}{more}\n")
+
+    def _print_end(self) -> None:
+        """Print what is slow on this rank, and the commands that show more of the run.
+
+        Print nothing if neither a window nor step times were recorded.
+        """
+        has_windows = self.windows is not None and bool(self.windows.saved)
+        is_timed = self.clock.timer_only and self.summary.has_table
+        if self.shown is None or not (has_windows or is_timed):
+            return
+        run, lines = shlex.quote(str(self.shown)), []
+        if is_timed:
+            lines.append(f"rank {self.rank}: {self.summary.verdict()}")
+        elif self.post_processor is not None and self.post_processor.verdict:
+            lines.append(self.post_processor.verdict)
+        if has_windows:
+            lines.append(f"all ranks, as a page: ppprof report {run} -o report.html")
+        lines.append(f"what to change: ppprof advise {run}")
+        print_result("".join(f"{line}\n" for line in lines))
 
     def _why_no_window(self, windows: Windows, ending: Ending) -> str:
         why = f"the schedule is {self.clock.schedule}, and {ending.num_steps} steps were seen"

@@ -16,6 +16,9 @@ TIME_UNITS: Mapping[str, float] = dict(zip(get_args(TimeUnit), (1e9, 1e6, 1e3, 1
 LANGUAGES = ("en", "zh")
 """Languages in which findings and pages are written."""
 
+LEAST_WIDTH = 40
+"""The least columns of a terminal that tables are fitted to."""
+
 TraceFormat = Literal["json", "json.gz", "pb"]
 
 SUFFIXES = tuple(f".{name}" for name in get_args(TraceFormat))

@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import Any, TextIO, cast
 
 from ppprof.cli.parsers import COMMANDS
-from ppprof.cli.terminal import Terminal, is_data, log, logging_to_stderr
+from ppprof.cli.terminal import Terminal, is_data, layout_of, log, logging_to_stderr
 from ppprof.errors import InputError, PpprofError
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -99,8 +99,11 @@ def _run(argv: Sequence[str]) -> int:
     gc.freeze()
     gc.enable()
     with contextlib.ExitStack() as stack:
-        if sys.stdout.isatty() or not is_data(args):
-            stack.enter_context(contextlib.redirect_stdout(cast(TextIO, Terminal(sys.stdout))))
+        if args.command != "completion":  # a script for a shell
+            args.layout = layout_of(args)
+            if sys.stdout.isatty() or not is_data(args):
+                terminal = cast(TextIO, Terminal(sys.stdout, args.layout))
+                stack.enter_context(contextlib.redirect_stdout(terminal))
         code: int = run(args)
     return code
 

@@ -40,5 +40,6 @@ def _text(
         return f"{dumps(findings_document(findings, args.language, run=str(run)))}\n"
     if args.format == "csv":
         return findings_table(findings, args.language).write_csv()
-    render = findings_markdown if args.format == "md" else render_findings
-    return render(findings, args.language, row_limit)
+    if args.format == "md":
+        return findings_markdown(findings, args.language, row_limit)
+    return render_findings(findings, args.language, row_limit, args.layout)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 
 import yaml
 
-from ppprof.cli.terminal import log
+from ppprof.cli.terminal import columns_of, log
 from ppprof.config import load_config
 
 
@@ -21,5 +22,6 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(json.dumps(values, indent=2, ensure_ascii=False))
     else:
-        print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), end="")
+        width = columns_of(sys.stdout) or 80
+        print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=width), end="")
     return 0

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         request.pattern,
         request.sort,
     )
-    options = TableOptions(request.time_unit)
+    options = TableOptions(request.time_unit, layout=args.layout)
     show(args, [_FORMATS[args.format](comparison, shown, options, outcomes)])
     if args.format != "table" or args.output is not None:
         for outcome in outcomes:

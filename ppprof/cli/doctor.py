@@ -16,9 +16,11 @@ from ppprof.paths import is_remote
 
 if TYPE_CHECKING:
     from ppprof.capture.doctor import Check
+    from ppprof.report.text.layout import Layout
 
 _WIDTH = 100
 _MARKS = {"ok": "ok", "warning": "warning", "problem": "PROBLEM"}
+_MEANINGS = {"ok": "good", "warning": "warning", "problem": "bad"}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     found = examine(Path(log_dir), nproc)
     if args.measure:
         found += peaks.checks(peaks.measure())
-    print(_as_json(found) if args.format == "json" else _as_text(found))
+    print(_as_json(found) if args.format == "json" else _as_text(found, args.layout))
     return int(any(check.status == PROBLEM for check in found))
 
 
@@ -53,15 +55,18 @@ def _as_json(found: Sequence[Check]) -> str:
     return json.dumps({"checks": lines}, indent=2, ensure_ascii=False, default=str)
 
 
-def _as_text(found: Sequence[Check]) -> str:
+def _as_text(found: Sequence[Check], layout: Layout) -> str:
     """Return a line for each check, with its mark, name and reason; below it, what to do."""
     width = max(len(check.name) for check in found)
+    columns = min(_WIDTH, layout.width or _WIDTH)
     lines = []
     for check in found:
-        head = f"{_MARKS[check.status]:<8} {check.name:<{width}}  "
-        lines += _wrapped(head, check.reason)
+        mark = f"{_MARKS[check.status]:<8}"
+        head = f"{mark} {check.name:<{width}}  "
+        first, *others = _wrapped(head, check.reason, columns)
+        lines += [layout.paint(mark, _MEANINGS[check.status]) + first.removeprefix(mark), *others]
         if check.action:
-            lines += _wrapped(f"{'Do: ':>{len(head)}}", check.action)
+            lines += _wrapped(f"{'Do: ':>{len(head)}}", check.action, columns)
     counts = {status: sum(check.status == status for check in found) for status in _MARKS}
     lines.append("")
     lines.append(
@@ -71,11 +76,11 @@ def _as_text(found: Sequence[Check]) -> str:
     return "\n".join(lines)
 
 
-def _wrapped(head: str, text: str) -> list[str]:
+def _wrapped(head: str, text: str, columns: int) -> list[str]:
     # Commands and paths stay whole, so that they can be copied.
     return textwrap.wrap(
         text,
-        _WIDTH,
+        columns,
         initial_indent=head,
         subsequent_indent=" " * len(head),
         break_long_words=False,

@@ -6,6 +6,7 @@ import argparse
 import os
 import resource
 import select
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -17,9 +18,12 @@ from ppprof.cli.parsers.finish import Request
 from ppprof.cli.terminal import log
 from ppprof.config import ProfilerConfig
 from ppprof.errors import PpprofError
-from ppprof.report.text.summary import TableOptions, explain_empty, render_tables, title
+from ppprof.report.text.summary import TableOptions, render_tables, title
+from ppprof.report.text.summary_notes import explain_empty
 from ppprof.run.finish import finish as finish_run
 from ppprof.run.summary import WindowTables
+from ppprof.rundir.recordings import Recording
+from ppprof.trace import Trace
 
 _IDLE_SECONDS = 60.0
 _MOST_MEMORY_BYTES, _MOST_OUTPUT_BYTES = 1 << 30, 16 << 20
@@ -31,16 +35,20 @@ _WALL_TIME_FACTOR = 24
 def run(args: argparse.Namespace) -> int:
     """Return 0 when every capture was finished, or none was left; 3 when none could be."""
     request: Request = args.request
+    run = Path(args.run)
     finish_captures = partial(
         finish_run,
-        Path(args.run),
-        _print,
+        run,
+        partial(_print, run),
         rank=request.rank,
         window=request.window,
         command=request.command,
     )
     if request.status is not None:
-        _serve(finish_captures, request.seconds, request.status)
+        verdicts: list[str] = []
+        if args.verdict:
+            finish_captures.keywords["conclude"] = partial(_conclude, run, verdicts)
+        _serve(finish_captures, verdicts, request.seconds, request.status)
     else:
         with _limited(request.seconds):
             finish_captures()
@@ -66,7 +74,9 @@ def _limited(seconds: int | None) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
-def _serve(finish_captures: Callable[..., None], seconds: int | None, status: int) -> None:
+def _serve(
+    finish_captures: Callable[..., None], verdicts: list[str], seconds: int | None, status: int
+) -> None:
     """Finish the windows whose numbers come on stdin, a line each, as `ppprof.capture.helper` asks.
 
     Ends at the end of stdin, after a minute without a number, and once this process has taken or
@@ -74,6 +84,7 @@ def _serve(finish_captures: Callable[..., None], seconds: int | None, status: in
 
     Args:
         finish_captures: called with ``window``.
+        verdicts: to which ``finish_captures`` adds a sentence about the window, if it can.
         seconds: limit of computing for each window.
         status: file descriptor to which a line is written for each finished window.
     """
@@ -90,9 +101,12 @@ def _serve(finish_captures: Callable[..., None], seconds: int | None, status: in
                 log.error("%s", error)
                 code = error.exit_code
         sys.stdout.flush()
+        tables = os.lseek(1, 0, os.SEEK_CUR)
+        print(*verdicts, sep="", end="", flush=True)
+        verdicts.clear()
         out, err = (os.lseek(stream, 0, os.SEEK_CUR) for stream in (1, 2))
         with suppress(BrokenPipeError):  # the training has ended
-            os.write(status, f"{window} {code} {out} {err}\n".encode())
+            os.write(status, f"{window} {code} {tables} {out} {err}\n".encode())
         peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if peak_bytes > _MOST_MEMORY_BYTES or out > _MOST_OUTPUT_BYTES:
             return
@@ -109,10 +123,22 @@ def _numbers_on_stdin() -> Iterator[int]:
         yield from map(int, lines)
 
 
-def _print(tables: WindowTables, profiler: ProfilerConfig) -> None:
+def _conclude(run: Path, verdicts: list[str], recording: Recording, trace: Trace) -> None:
+    """Add a sentence about a window to ``verdicts``."""
+    from ppprof.report.text.advice import verdict
+    from ppprof.run.verdict import findings_of_window
+
+    step_ns, findings = findings_of_window(run, recording, trace)
+    what = f"rank {recording.rank}, window {recording.window}"
+    verdicts.append(f"{what}: {verdict(step_ns, findings)}")
+
+
+def _print(run: Path, tables: WindowTables, profiler: ProfilerConfig) -> None:
     """Print the tables of a window, in one piece."""
     recording = tables.recording
     heading = title(recording.rank, recording.what, recording.window, tables.steps)
-    options = TableOptions(profiler.time_unit, profiler.op_detail, profiler.row_limit)
+    every = shlex.join(["ppprof", "summary", str(run), "--row-limit", "none"])
+    where = f"all: {every}, or {run}/summary/*.json"
+    options = TableOptions(profiler.time_unit, profiler.op_detail, profiler.row_limit, where)
     text = f"{render_tables(tables.tables, options)}{explain_empty(tables.tables)}"
     print(f"{heading}\n\n{text}", end="", flush=True)

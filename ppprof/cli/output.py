@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from ppprof.cli.terminal import is_data
 from ppprof.errors import UsageError
 from ppprof.paths import write_atomically
-from ppprof.units import escape_control_chars
 
 
 def show(args: argparse.Namespace, chunks: Iterable[str]) -> bool:
@@ -39,6 +38,6 @@ def write_output(args: argparse.Namespace, text: str) -> None:
     """
     try:
         is_text = hasattr(args, "format") and not is_data(args)
-        write_atomically(args.output, (escape_control_chars(text) if is_text else text).encode())
+        write_atomically(args.output, (args.layout.fit(text) if is_text else text).encode())
     except OSError as error:
         raise UsageError(f"-o {args.output}: {error.strerror or error}") from error

@@ -62,7 +62,7 @@ class _Result:
         self.run, self.cluster = run, cluster
         self.with_what_if: bool = args.what_if
         self.request: Request = args.request
-        self.options = TableOptions(self.request.time_unit)
+        self.options = TableOptions(self.request.time_unit, layout=args.layout)
         self.steps = steps = cluster.steps
         is_ungrouped = set(self.request.by) == {"rank", "step"}
         self.table = (
@@ -75,7 +75,7 @@ def _text(result: _Result) -> str:
     ranks = format_ranges("rank", result.steps["rank"].unique().to_list())
     steps = format_ranges("step", result.steps["step"].unique().to_list())
     parts = [
-        f"{result.run.path}: {ranks}, {steps}\n\n",
+        f"{options.layout.paint(f'{result.run.path}: {ranks}, {steps}', 'title')}\n\n",
         render_ranks(result.table, request.by, options),
         _slowest(result),
     ]

@@ -21,11 +21,11 @@ from ppprof.report.markdown import markdown
 from ppprof.report.text.across_ranks import render_across
 from ppprof.report.text.summary import (
     TableOptions,
-    explain_empty,
     render_tables,
     title,
     window_title,
 )
+from ppprof.report.text.summary_notes import explain_empty
 from ppprof.run.run import Run
 from ppprof.run.summary import AcrossRanks, WindowTables
 from ppprof.rundir.recordings import Recording, resolve_each
@@ -110,7 +110,8 @@ def _windows(args: argparse.Namespace, request: Request, failures: list[int]) ->
         settings = {name: getattr(block, name) for name in _VIEWS_CHANGED_BY} if block else {}
         settings.update(request.settings)
         options = TableOptions(
-            **{name: settings.pop(name) for name in TABLE_OPTIONS if name in settings}
+            **{name: settings.pop(name) for name in TABLE_OPTIONS if name in settings},
+            layout=args.layout,
         )
         chosen = SummaryOptions(**settings)
         for tables in _tables(request, run, recordings, views, chosen, failures):
@@ -215,7 +216,8 @@ def _warn_of_no_effect(request: Request, views: Sequence[str]) -> None:
 
 def _text(windows: Iterable[_Window]) -> Iterator[str]:
     for window in windows:
-        yield f"{window.heading}\n\n{window.text()}{explain_empty(window.tables.tables)}"
+        heading = window.options.layout.paint(window.heading, "title")
+        yield f"{heading}\n\n{window.text()}{explain_empty(window.tables.tables)}"
 
 
 def _markdown(windows: Iterable[_Window]) -> Iterator[str]:

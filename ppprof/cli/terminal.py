@@ -1,16 +1,22 @@
-"""Messages beside a command's output: on stderr, so that stdout can be piped."""
+"""What a command writes to a terminal: its output on stdout, and messages beside it on stderr."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+from ppprof.choices.formats import LEAST_WIDTH
 from ppprof.units import escape_cell, escape_control_chars
+
+if TYPE_CHECKING:
+    from ppprof.report.text.layout import Layout
+
 
 log = logging.getLogger("ppprof")
 """Logger of the library and of the commands."""
@@ -24,7 +30,31 @@ class _StderrHandler(logging.Handler):
         if sys.stderr is None:
             return
         with contextlib.suppress(OSError, ValueError):
-            print(escape_control_chars(record.getMessage()), file=sys.stderr, flush=True)
+            print(_message(record.getMessage()), file=sys.stderr, flush=True)
+
+
+def _message(text: str) -> str:
+    """Return a message with control characters escaped, in the width of a terminal."""
+    columns = columns_of(sys.stderr)
+    if columns is None or max(map(len, text.split("\n"))) * 2 <= columns:
+        return escape_control_chars(text)
+    from ppprof.report.text.layout import Layout  # only for long messages
+
+    return Layout(columns).fit(text)
+
+
+def columns_of(stream: TextIO) -> int | None:
+    """Return the width of the terminal that a stream writes to; None if it is no terminal.
+
+    A terminal that does not know its size, as in some containers, counts as one of 80 columns.
+    """
+    if not stream.isatty():
+        return None
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        columns = 0
+    return max(columns or 80, LEAST_WIDTH)
 
 
 @contextlib.contextmanager
@@ -77,15 +107,42 @@ class Progress:
                 self._bar = None
 
 
-class Terminal:
-    """A text stream that escapes terminal control characters."""
+def layout_of(args: argparse.Namespace) -> Layout:
+    """Return how a command draws its output: Paddle's layout in pipes and files, and as data.
 
-    def __init__(self, stream: TextIO) -> None:
+    On a terminal, tables and lines have its width, and colours unless NO_COLOR (https://no-color.org)
+    is set or TERM is dumb. FORCE_COLOR sets colours in pipes, too. ``--width``, ``--style paddle`` and
+    ``--no-color`` come first.
+    """
+    from ppprof.report.text.layout import PADDLE, Layout
+
+    is_text = getattr(args, "format", "table") in ("table", "text")
+    if not is_text or getattr(args, "style", None) == "paddle":
+        return PADDLE
+    is_to_stdout = getattr(args, "output", None) is None
+    given = getattr(args, "width", None)
+    columns = int(given) if given else columns_of(sys.stdout) if is_to_stdout else None
+    has_colour = is_to_stdout and not getattr(args, "no_color", False) and _wants_colour()
+    return Layout(columns, has_colour)
+
+
+def _wants_colour() -> bool:
+    if os.environ.get("NO_COLOR"):
+        return False
+    is_forced = os.environ.get("FORCE_COLOR", "") not in ("", "0")
+    return is_forced or (sys.stdout.isatty() and os.environ.get("TERM") != "dumb")
+
+
+class Terminal:
+    """A text stream that escapes control characters, and breaks lines that are too wide."""
+
+    def __init__(self, stream: TextIO, layout: Layout) -> None:
         self._stream = stream
+        self._layout = layout
 
     def write(self, text: str) -> int:
-        """Write text; return its length."""
-        self._stream.write(escape_control_chars(text))
+        """Write text, which begins with a new line; return its length."""
+        self._stream.write(self._layout.fit(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -154,8 +154,9 @@ class ProfilerConfig:
     """Below each operator, print the operators that it calls and the kernels that it launches."""
     thread_sep: bool = False
     """Print operators and spans separately for each thread."""
-    row_limit: int = knob(100, minimum=1)
-    """Most rows of a printed table; the tables written as data have all rows."""
+    row_limit: int = knob(20, minimum=1)
+    """Most rows of a printed table. The tables in ``summary/`` and ``ppprof summary --row-limit none``
+    have all rows."""
     formats: tuple[TraceFormat, ...] = ("json",)
     """Formats of the traces. ``pb`` is Paddle's own format, which is smaller than ``json``."""
     with_flops: bool = False

@@ -24,6 +24,9 @@ KINDS = {
 """The tables with one row per name: properties of `ppprof.analysis.diff.diff.Diff`, keyed by
 view."""
 
+MORE_IS_BETTER = ("ips", "tokens_per_s", "gpu_utilization")
+"""Metrics of the overview of which an increase is an improvement."""
+
 SCHEMA_VERSION = 2
 """Version of `diff_document`. It increases when older readers would misread the document."""
 

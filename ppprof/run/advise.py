@@ -65,7 +65,7 @@ def collect_evidence_of_run(
         return _evidence_of_step_times(run, ranks, window, steps)
     indicators: dict[int, list[Indicators]] = {}
     analyses = []
-    for result in run.map_windows(_analyze, run.select_ranks(ranks, window), executor):
+    for result in run.map_windows(analyze, run.select_ranks(ranks, window), executor):
         analysis, of_window = result.value
         indicators.setdefault(result.recording.rank, []).append(of_window)
         analyses.append(result.map(analysis))
@@ -75,7 +75,8 @@ def collect_evidence_of_run(
     )
 
 
-def _analyze(trace: Trace) -> tuple[RankAnalysis, Indicators]:
+def analyze(trace: Trace) -> tuple[RankAnalysis, Indicators]:
+    """Return what the rules need of one window."""
     profile = Profile(with_step(trace))
     parts = breakdown(profile)
     return analyze_profile(profile, parts), collect_indicators(profile, parts)

@@ -46,6 +46,9 @@ _log = logging.getLogger("ppprof")
 ShowTables = Callable[[WindowTables, ProfilerConfig], None]
 """Called with the tables that the config selects, before the traces are written."""
 
+Conclude = Callable[[Recording, Trace], None]
+"""Called with a window once all its files are written."""
+
 
 def finish(
     run: Path,
@@ -54,6 +57,7 @@ def finish(
     rank: int | None = None,
     window: int | None = None,
     command: Sequence[str] = (),
+    conclude: Conclude | None = None,
 ) -> None:
     """Make traces and tables of every raw capture in a run directory.
 
@@ -63,6 +67,8 @@ def finish(
         rank: only this rank's captures; None: all.
         window: only this window; None: all.
         command: run after each window, with the names of its files as arguments.
+        conclude: called once the files of a window are written; None: not called. Its errors are
+            logged.
 
     Raises:
         InputError: not a run of ppprof, or no capture that was chosen could be finished.
@@ -85,7 +91,7 @@ def finish(
         try:
             with _locked(run, name, path) as is_locked:
                 if is_locked:
-                    files = _finish_window(run, name, path, profiler, show)
+                    files = _finish_window(run, name, path, profiler, show, conclude)
                     if command:
                         _run_command(command, run, name, files)
         except TraceError as error:
@@ -139,7 +145,12 @@ def _locked(run: Path, name: TraceName, raw: Path) -> Iterator[bool]:
 
 
 def _finish_window(
-    run: Path, name: TraceName, raw: Path, profiler: ProfilerConfig, show: ShowTables
+    run: Path,
+    name: TraceName,
+    raw: Path,
+    profiler: ProfilerConfig,
+    show: ShowTables,
+    conclude: Conclude | None,
 ) -> list[Path]:
     """Show the tables that the config selects, then write the configured traces.
 
@@ -181,6 +192,11 @@ def _finish_window(
             RunFile(run, name.operator_calls).remove()
     files = [*traces, run / name.summary]
     write_completion(run, name.rank, name.window, files, skipped)
+    if conclude is not None:
+        try:
+            conclude(recording, trace)
+        except Exception as error:  # the window is finished: only the sentence about it is missing
+            _log.info("rank %d, window %d: no verdict: %s", name.rank, name.window, error)
     return files
 
 

@@ -38,8 +38,12 @@ _MOST_LINES = 16_000
 """Most lines to parse one by one, if Polars cannot parse them together."""
 
 
-def read_step_times(run: PathLike) -> pl.DataFrame:
-    """Return the latest steps of all ranks of a run directory: about 16,000 steps for each rank.
+def read_step_times(run: PathLike, only_rank: int | None = None) -> pl.DataFrame:
+    """Return the latest steps of a run directory: about 16,000 steps for each rank.
+
+    Args:
+        run: the run directory.
+        only_rank: the rank to read; None for all ranks.
 
     Returns:
         One row per (rank, step), sorted by rank, then step, with the columns of `STEP_TIMES`; no
@@ -50,6 +54,8 @@ def read_step_times(run: PathLike) -> pl.DataFrame:
     """
     parts = [pl.DataFrame(schema=STEP_TIMES)]
     for rank, file in jsonl_files(run, "steps"):
+        if only_rank not in (None, rank):
+            continue
         try:
             text, is_whole = file.read_end(_MOST_BYTES)
         except OSError as error:

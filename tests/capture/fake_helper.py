@@ -29,7 +29,7 @@ def main() -> None:
         sys.stdout.flush()
         ends = [os.lseek(stream, 0, os.SEEK_CUR) for stream in (1, 2)]
         with contextlib.suppress(BrokenPipeError):  # the training has ended
-            os.write(status, f"{line.strip()} {code} {ends[0]} {ends[1]}\n".encode())
+            os.write(status, f"{line.strip()} {code} {ends[0]} {ends[0]} {ends[1]}\n".encode())
 
 
 if __name__ == "__main__":

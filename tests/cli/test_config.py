@@ -33,7 +33,7 @@ def test_prints_the_resolved_config(folder, capsys):
     assert values["Model"]["rope"] == 1
     assert values["Generation"] == {"top_k": 5}
     assert values["Profiler"]["scheduler"] == [1, 5]
-    assert values["Profiler"]["row_limit"] == 100
+    assert values["Profiler"]["row_limit"] == 20
     assert values["A"] == {"b": 1e-5}
     assert err == (
         "-o A.b=1e-5: A: unknown block, passed through\n"

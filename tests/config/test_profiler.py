@@ -34,7 +34,7 @@ DEFAULTS = {
     "time_unit": "ms",
     "op_detail": True,
     "thread_sep": False,
-    "row_limit": 100,
+    "row_limit": 20,
     "formats": ["json"],
     "with_flops": False,
     "emit_nvtx": False,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from ppprof.units import format_time
+
 _SKIPPED = 10
 """Steps of warm-up that are not counted, as in ``paddle.profiler``."""
 
@@ -123,6 +125,13 @@ class PerfSummary:
     def has_table(self) -> bool:
         """Whether at least one step is counted."""
         return self._steps.amount > 0
+
+    def verdict(self) -> str:
+        """Return the mean step time, and its part spent waiting for data if there is any; needs `has_table`."""
+        seconds = self._batch.total
+        step = f"step {format_time(1e9 * seconds / self._steps.amount)}"
+        waiting = self._reader.total / seconds
+        return f"{step}: {waiting:.0%} waiting for data" if waiting else step
 
     def text(self) -> str:
         """Return the table; if no step is counted, a line that says why."""

@@ -12,6 +12,7 @@ from ppprof.cli.parsers import COMMANDS
 from ppprof.cli.parsers.options import (
     Checks,
     add_format,
+    add_layout,
     add_output,
     add_reading,
     add_renamed,
@@ -46,6 +47,7 @@ def register(subparsers: Any) -> None:
     add_format(
         parser, "json: everything, in nanoseconds; csv: a row for each finding; md: for a comment"
     )
+    add_layout(parser)
     add_output(parser)
     add_reading(parser)
     parser.set_defaults(command="advise", check=check)
@@ -76,6 +78,7 @@ def check(args: argparse.Namespace) -> Request:
     workers, row_limit = checks.workers(), checks.row_limit(None)
     if args.format in ("json", "csv"):
         checks.no_effect(["row_limit"], f"on {args.format}, which holds every finding")
+    checks.layout()
     checks.output(args.paths)
     checks.done()
     return Request(ranks, window, steps, workers, row_limit)

@@ -17,6 +17,7 @@ from ppprof.cli.parsers import COMMANDS
 from ppprof.cli.parsers.options import (
     Checks,
     add_format,
+    add_layout,
     add_output,
     add_reading,
     add_renamed,
@@ -74,6 +75,7 @@ def register(subparsers: Any) -> None:
     )
     add("--time-unit", metavar="UNIT", help="s, ms, us or ns; default: ms")
     add_format(parser, "json: everything, in nanoseconds; csv: one view; md: for a comment")
+    add_layout(parser)
     add_output(parser)
     add_reading(parser)
     parser.set_defaults(command="diff", check=check)
@@ -151,6 +153,7 @@ def check(args: argparse.Namespace) -> Request:
         checks.no_effect(["names"], "with --exact")
     if args.format == "csv" and len(request.views) != 1:
         checks.problems.append("--format csv: one table: name it with --views")
+    checks.layout()
     checks.output([path for path in (args.baseline, args.experiment) if path])
     checks.done()
     return request

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ppprof.cli.parsers import COMMANDS
-from ppprof.cli.parsers.options import Checks, whole_number
+from ppprof.cli.parsers.options import Checks, add_layout, whole_number
 
 _MOST_RANKS = 256
 
@@ -41,6 +41,7 @@ def register(subparsers: Any) -> None:
         help="also measure FLOP/s and GB/s of the device, in 15 seconds more on an idle one",
     )
     add("--format", choices=("text", "json"), default="text", help="default: text")
+    add_layout(parser, tables=False)
     parser.set_defaults(command="doctor", check=check)
 
 
@@ -56,5 +57,6 @@ def check(args: argparse.Namespace) -> int:
         checks.problems.append(f"--nproc: {nproc}: expected at most {_MOST_RANKS}")
     if args.config is not None and args.profiler_log is not None:
         checks.problems.append("-c: has no effect beside PROFILER_LOG; give one of them")
+    checks.layout()
     checks.done()
     return nproc

@@ -43,7 +43,9 @@ def register(subparsers: Any) -> None:
             "Profiler.on_window_end, and the manifest's is never run"
         ),
     )
-    add("--serve", metavar="FD", help=argparse.SUPPRESS)  # the helper of a capture
+    # The helper of a capture:
+    add("--serve", metavar="FD", help=argparse.SUPPRESS)
+    add("--verdict", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(command="finish", check=check)
 
 

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ppprof.choices.formats import LEAST_WIDTH
 from ppprof.choices.steps import StepRange
 from ppprof.cli.parsers.outputs import problem_of_output
 from ppprof.errors import UsageError
@@ -73,6 +74,20 @@ def add_rows(parser: argparse.ArgumentParser, rows: str, default: str) -> None:
 def add_format(parser: argparse.ArgumentParser, explanation: str) -> None:
     """Add ``--format``, one of `FORMATS`; ``explanation`` is its help text."""
     parser.add_argument("--format", choices=FORMATS, default="table", help=explanation)
+
+
+def add_layout(parser: argparse.ArgumentParser, *, tables: bool = True) -> None:
+    """Add ``--width``, ``--no-color`` and, if ``tables`` is True, ``--style``."""
+    add = parser.add_argument
+    add("--width", metavar="N", help="columns of the output; default: those of the terminal")
+    if tables:
+        explanation = "paddle: tables as wide as Paddle prints them, as in pipes and files"
+        add("--style", choices=("paddle",), help=explanation)
+    add(
+        "--no-color",
+        action="store_true",
+        help="no colours, as with NO_COLOR=1; FORCE_COLOR=1 sets them",
+    )
 
 
 def add_output(
@@ -213,6 +228,17 @@ class Checks:
         for name in names:
             if getattr(self._args, name) is not None:
                 self.problems.append(f"{_flag(name)}: has no effect {reason}")
+
+    def layout(self) -> None:
+        """Check ``--width``, and that it and ``--style`` have an effect."""
+        args = self._args
+        self.parsed("width", partial(whole_number, least=LEAST_WIDTH), None)
+        style = getattr(args, "style", None)
+        if args.format not in ("table", "text"):
+            names = [name for name in ("width", "style") if hasattr(args, name)]
+            self.no_effect(names, f"on {args.format}")
+        elif style == "paddle":
+            self.no_effect(["width"], "with --style paddle")
 
     def output(self, sources: Sequence[str | Path]) -> None:
         """Add a problem if a command that reads ``sources`` cannot write the file of ``-o``.

@@ -14,6 +14,7 @@ from ppprof.cli.parsers import COMMANDS
 from ppprof.cli.parsers.options import (
     Checks,
     add_format,
+    add_layout,
     add_output,
     add_reading,
     add_rows,
@@ -62,6 +63,7 @@ def register(subparsers: Any) -> None:
     add("--time-unit", metavar="UNIT", help="s, ms, us or ns, of tables; default: ms")
     add_rows(parser, "groups and sizes", "20")
     add_format(parser, "json, csv and md hold every column, in nanoseconds")
+    add_layout(parser)
     add_output(parser)
     add_reading(parser)
     parser.set_defaults(command="ranks", check=check)
@@ -108,6 +110,7 @@ def check(args: argparse.Namespace) -> Request:
             ["time_unit", "row_limit"],
             f"on {args.format}, which holds every row, in nanoseconds",
         )
+    checks.layout()
     checks.output(args.paths)
     checks.done()
     return request

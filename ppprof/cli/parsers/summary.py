@@ -16,6 +16,7 @@ from ppprof.cli.parsers import COMMANDS
 from ppprof.cli.parsers.options import (
     Checks,
     add_format,
+    add_layout,
     add_output,
     add_reading,
     add_rows,
@@ -70,6 +71,7 @@ def register(subparsers: Any) -> None:
     add_format(
         parser, "table: as Paddle prints them; json: a list of windows; csv: one view; md: Markdown"
     )
+    add_layout(parser)
     add_output(parser)
     add_reading(parser, workers=False)
     parser.set_defaults(command="summary", check=check)
@@ -124,6 +126,7 @@ def check(args: argparse.Namespace) -> Request:
         checks.no_effect(_OF_ONE_RANK, "with --by: each operator is one row of a rank")
     if args.format == "csv" and (views is None or len(views) != 1):
         checks.problems.append("--format csv: one table: name it with --views")
+    checks.layout()
     checks.output(args.paths)
     checks.done()
     return Request(views, ranks, by, window, steps, given)

@@ -9,7 +9,7 @@ import polars as pl
 from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.significance import Change
 from ppprof.analysis.report_data.run import ReportData
-from ppprof.report.diff_rows import KINDS, RowSelection, select_rows
+from ppprof.report.diff_rows import KINDS, MORE_IS_BETTER, RowSelection, select_rows
 from ppprof.report.html.blocks import (
     MAX_ROWS,
     Block,
@@ -26,8 +26,6 @@ from ppprof.report.html.blocks import (
 )
 from ppprof.report.html.words import Words
 from ppprof.units import format_ratio
-
-_MORE_IS_BETTER = ("ips", "tokens_per_s", "gpu_utilization")
 
 _MAX_DIFFERENCES = 12
 """Most differences in config and versions to list."""
@@ -94,7 +92,7 @@ def _overview(table: pl.DataFrame, words: Words) -> Table:
             texts = [name, row["baseline_text"] or "-", row["experiment_text"] or "-", "", ""]
             rows.append(list(map(Cell, texts)))
             continue
-        kind, better = OVERVIEW_KINDS[row["unit"]], row["metric"] in _MORE_IS_BETTER
+        kind, better = OVERVIEW_KINDS[row["unit"]], row["metric"] in MORE_IS_BETTER
         rows.append(
             [
                 Cell(name, name),

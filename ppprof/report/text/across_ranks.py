@@ -79,7 +79,7 @@ def render_across(
     nodes = node_ids(coordinates)
     table_of = _by_rank if by == "rank" else _by_name
     return "".join(
-        str(table_of(view, tables[view], nodes, options))
+        options.layout.table(table_of(view, tables[view], nodes, options))
         for view in VIEWS
         if view in tables and not tables[view].is_empty()
     )

@@ -17,10 +17,14 @@ from ppprof.analysis.advice import RULES
 from ppprof.analysis.advice.finding import Finding
 from ppprof.choices.formats import LANGUAGES
 from ppprof.errors import UsageError
+from ppprof.report.text.layout import PADDLE, Layout
 from ppprof.units import format_ratio, format_time, format_value
 
 SCHEMA_VERSION = 1
 """Version of `findings_document`. It increases when older readers would misread the document."""
+
+_MEANINGS = {"major": "bad", "moderate": "warning"}
+"""How a terminal shows a severity: one of the meanings of `Layout.paint`."""
 
 _SUFFIXES = ("_ns", "_bytes")
 
@@ -142,8 +146,39 @@ def headline(findings: Sequence[Finding], language: str = "en") -> str:
     )
 
 
+_MOST_IN_VERDICT = 3
+
+
+def verdict(step_ns: float, findings: Sequence[Finding], language: str = "en") -> str:
+    """Return one sentence: the step time, and the findings above minor with their share of the step.
+
+    Args:
+        step_ns: the typical step time.
+        findings: the findings, as `headline` takes them.
+        language: one of `LANGUAGES`.
+
+    Raises:
+        UsageError: unknown language.
+
+    >>> verdict(58e6, [])
+    'step 58 ms: nothing above minor'
+    """
+    catalogue = read_catalogue(language)
+    words = catalogue["words"]
+    parts: list[str] = []
+    for finding in findings:
+        if finding.severity != "minor" and len(parts) < _MOST_IN_VERDICT:
+            short = catalogue["rules"][finding.rule]["short"].format_map(_facts(finding, words))
+            parts.append(short if finding.share is None else f"{finding.share:.0%} {short}")
+    shown = ", ".join(parts) or words["verdict_nothing"]
+    return str(words["verdict"]).format(step=format_time(step_ns), parts=shown)
+
+
 def render_findings(
-    findings: Sequence[Finding], language: str = "en", limit: int | None = None
+    findings: Sequence[Finding],
+    language: str = "en",
+    limit: int | None = None,
+    layout: Layout = PADDLE,
 ) -> str:
     """Return findings as text: a headline, then each finding with its proposal and evidence.
 
@@ -152,19 +187,21 @@ def render_findings(
         language: one of `LANGUAGES`.
         limit: most findings to show; None for all. A last line counts the findings that are not
             shown.
+        layout: the width of the evidence, and colours.
 
     Raises:
         UsageError: unknown language.
     """
     words = read_catalogue(language)["words"]
-    blocks = [headline(findings, language)]
+    blocks = [layout.paint(headline(findings, language))]
     for number, row in enumerate(finding_rows(findings[:limit], language), 1):
-        summary = words["summary"].format(**vars(row))
-        lines = [f"{number}. {row.title} [{row.rule}]", f"   {summary}"]
-        lines += [f"   {words[name]}{getattr(row, name)}" for name in ("what", "do")]
+        severity = layout.paint(row.severity_text, _MEANINGS.get(row.severity))
+        summary = words["summary"].format(**{**vars(row), "severity_text": severity})
+        lines = [f"{number}. {layout.paint(row.title, 'title')} [{row.rule}]", f"   {summary}"]
+        lines += [layout.paint(f"   {words[name]}{getattr(row, name)}") for name in ("what", "do")]
         if row.evidence.height:
             lines.append(f"   {words['evidence']}")
-            lines += [f"     {line}" for line in _aligned(*row.evidence_cells)]
+            lines += [f"     {line}" for line in layout.aligned(*row.evidence_cells, indent=5)]
         blocks.append("\n".join(lines))
     blocks += hidden_findings(findings, words, limit)
     return "\n\n".join(blocks) + "\n"
@@ -276,12 +313,3 @@ def _header(name: str) -> str:
     for suffix in _SUFFIXES:
         name = name.removesuffix(suffix)
     return name.replace("_", " ")
-
-
-def _aligned(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
-    """Return the headers and each row of cells as one line, with columns aligned."""
-    widths = [max(map(len, column)) for column in zip(headers, *cells)]
-    return [
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths)).rstrip()
-        for line in (headers, *cells)
-    ]

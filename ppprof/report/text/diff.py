@@ -12,9 +12,17 @@ from ppprof.analysis.diff.gate import Outcome
 from ppprof.analysis.diff.run_costs import VALUES
 from ppprof.analysis.diff.work_change import LEAST_CHANGE, work_change
 from ppprof.analysis.modules.gaps import UNKNOWN
-from ppprof.report.diff_rows import KINDS, RowSelection, num_left_out, select_rows, sort_key
+from ppprof.report.diff_rows import (
+    KINDS,
+    MORE_IS_BETTER,
+    RowSelection,
+    num_left_out,
+    select_rows,
+    sort_key,
+)
+from ppprof.report.text.layout import Layout
 from ppprof.report.text.summary import TableOptions
-from ppprof.report.text.table import Line, Table, columns_for
+from ppprof.report.text.table import Line, Painted, Table, columns_for
 
 _METRIC_NAMES = {"ips": "ips (samples/s)", "tokens_per_s": "tokens/s"}
 _NOUNS = {view: kind.replace("_", " ") for view, kind in KINDS.items()}
@@ -63,11 +71,31 @@ def render_diff(
         options: the time unit. The row limit is ``selection.limit``.
         outcomes: the results of ``--fail-if``.
     """
-    parts = [headline(diff)]
+    parts = [_painted_verdict(headline(diff), diff, options.layout)]
     for block in diff_blocks(diff, selection, options):
-        parts.append(str(block) if isinstance(block, Table) else f"{block}\n\n")
-    parts += [f"{outcome}\n" for outcome in outcomes]
+        parts.append(options.layout.table(block) if isinstance(block, Table) else f"{block}\n\n")
+    parts += [
+        f"{options.layout.paint(str(outcome), _MEANINGS[outcome.status])}\n" for outcome in outcomes
+    ]
     return "".join(parts)
+
+
+_MEANINGS = {
+    **{"faster": "good", "slower": "bad"},
+    **{"pass": "good", "fail": "bad", "inconclusive": "warning"},
+}
+"""How a terminal shows verdicts and outcomes of ``--fail-if``."""
+
+
+def _painted_verdict(text: str, diff: Diff, layout: Layout) -> str:
+    """Return the headline with the line of the verdict in its colour."""
+    lines = [
+        layout.paint(
+            line, _MEANINGS.get(diff.change.verdict) if line.startswith("Step time:") else None
+        )
+        for line in text.split("\n")
+    ]
+    return "\n".join(lines)
 
 
 def diff_blocks(
@@ -196,9 +224,9 @@ def _overview(diff: Diff, table: pl.DataFrame, options: TableOptions) -> Table:
             "-" if value is None else _value(value, row["unit"], options)
             for value in (row["baseline"], row["experiment"])
         ]
-        delta = row["delta"]
-        cells.append("-" if delta is None else _signed(delta, row["unit"], options))
-        lines.append([name, *cells, _percent(row["delta_ratio"])])
+        delta, is_better = row["delta"], row["metric"] in MORE_IS_BETTER
+        cells.append("-" if delta is None else _signed(delta, row["unit"], options, is_better))
+        lines.append([name, *cells, _percent(row["delta_ratio"], is_better)])
     headers = ("Metric", "Baseline", "Experiment", "Delta", "Delta (%)")
     columns = columns_for(headers, 10)
     words = " and ".join(dict.fromkeys(words for _, words in diff.step_times))
@@ -368,16 +396,23 @@ def _value(value: float, unit: str, options: TableOptions) -> str:
     return f"{value:g}" if unit == "calls" else f"{value:,.2f}"
 
 
-def _signed(value: float, unit: str, options: TableOptions) -> str:
+def _painted(text: str, change: float, more_is_better: bool = False) -> str:
+    """Return the text of a change, to be shown as good or bad; a change of 0 is neither."""
+    if not change:
+        return text
+    return Painted(text, "good" if (change > 0) == more_is_better else "bad")
+
+
+def _signed(value: float, unit: str, options: TableOptions, more_is_better: bool = False) -> str:
     """Format a difference with its sign; a difference of ratios in percentage points.
 
     >>> _signed(-0.13, "ratio", TableOptions()), _signed(2e8, "bytes", TableOptions())
     ('-13.00 points', '+200.00 MB')
     """
     if unit == "ratio":
-        return f"{100 * value:+.2f} points"
+        return _painted(f"{100 * value:+.2f} points", value, more_is_better)
     text = _value(abs(value), unit, options)
-    return f"{'-' if value < 0 else '+'}{text}"
+    return _painted(f"{'-' if value < 0 else '+'}{text}", value, more_is_better)
 
 
 def _signed_or_dash(time_ns: float | None, options: TableOptions) -> str:
@@ -396,8 +431,8 @@ def _bytes(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def _percent(ratio: float | None) -> str:
-    return "-" if ratio is None else f"{100 * ratio:+.2f}"
+def _percent(ratio: float | None, more_is_better: bool = False) -> str:
+    return "-" if ratio is None else _painted(f"{100 * ratio:+.2f}", ratio, more_is_better)
 
 
 def _time(time_ns: float | None, options: TableOptions) -> str:

@@ -81,7 +81,9 @@ def render_ranks(table: pl.DataFrame, by: Sequence[str], options: TableOptions) 
     unit = f"{options.time_unit} / % of the step"
     is_axis_unknown = any(name.endswith(f"_{UNKNOWN_AXIS}_ns") for name in times)
     note = _NOTE + _UNKNOWN_AXIS_NOTE if is_axis_unknown else _NOTE
-    return str(Table("Step Breakdown", columns_for(headers), lines, unit, note=note))
+    return options.layout.table(
+        Table("Step Breakdown", columns_for(headers), lines, unit, note=note)
+    )
 
 
 def _statistic(
@@ -153,7 +155,9 @@ def render_queue(cluster: Cluster, options: TableOptions) -> str:
     ]
     headers = ["rank", *_QUEUE_HEADERS, "Queue Length", "Launch Delay"]
     columns = columns_for(headers)
-    return str(Table("Idle Device", columns, lines, options.time_unit, note=_QUEUE_NOTE))
+    return options.layout.table(
+        Table("Idle Device", columns, lines, options.time_unit, note=_QUEUE_NOTE)
+    )
 
 
 _QUEUE_HEADERS = ("Nothing Queued", "Latency", "Blocking Call", "Other Work", "Unknown")
@@ -202,7 +206,9 @@ def render_groups(cluster: Cluster, options: TableOptions, limit: int | None = 2
         "Last",
     ]
     columns = columns_for(headers)
-    return str(Table("Collectives", columns, lines, options.time_unit, note=_GROUPS_NOTE))
+    return options.layout.table(
+        Table("Collectives", columns, lines, options.time_unit, note=_GROUPS_NOTE)
+    )
 
 
 _BANDWIDTHS_NOTE = """\
@@ -237,7 +243,9 @@ def render_bandwidths(cluster: Cluster, options: TableOptions, limit: int | None
     headers = ["Collective", "Axis", "Ranks", "Size", "Calls/step", "Transfer"]
     columns = columns_for([*headers, "Algorithm (GB/s)", "Bus (GB/s)", "Of link"])
     title = "Bandwidth of collectives"
-    return str(Table(title, columns, lines, options.time_unit, note=_BANDWIDTHS_NOTE))
+    return options.layout.table(
+        Table(title, columns, lines, options.time_unit, note=_BANDWIDTHS_NOTE)
+    )
 
 
 _VERDICTS = ("transfer", "skew", "mixed", "inconclusive")
@@ -256,18 +264,18 @@ def render_stragglers(cluster: Cluster, options: TableOptions) -> str:
     A slow link is a group of ranks with longer transfers than its siblings: the groups of the same
     axis. If there are several ranks and none is slow, one line says so.
     """
-    unit = options.time_unit
+    unit, paint = options.time_unit, options.layout.paint
     lines = []
     for row in cluster.slow_ranks.filter("is_slow").iter_rows(named=True):
         place = _place(cluster, row["rank"])
         lines.append(
-            f"Slow computation: rank {row['rank']}{place}: {options.time(row['excess_ns'])} {unit} a "
+            f"{paint('Slow computation', 'bad')}: rank {row['rank']}{place}: {options.time(row['excess_ns'])} {unit} a "
             f"step (+- {options.time(row['noise_ns'])}) more of its own than the other "
             f"{row['peers']} of {row['role']}"
         )
     for row in cluster.slow_groups.filter("is_slow").iter_rows(named=True):
         lines.append(
-            f"Slow link: ranks {_members(row['members'])} ({row['axis'] or '?'}): "
+            f"{paint('Slow link', 'bad')}: ranks {_members(row['members'])} ({row['axis'] or '?'}): "
             f"{options.time(row['excess_ns'])} {unit} a step "
             f"(+- {options.time(row['noise_ns'])}) more in transfers than the {row['siblings']} beside it"
         )

@@ -23,6 +23,7 @@ from ppprof.analysis.profile.remote_calls import REMOTE, call_of
 from ppprof.analysis.summaries.views import summarize
 from ppprof.choices.formats import TIME_UNITS, check_time_unit
 from ppprof.choices.views import ALL_VIEWS
+from ppprof.report.text.layout import PADDLE, Layout
 from ppprof.report.text.summary_notes import (
     DEVICE_NOTE,
     DISTRIBUTED_HOST_NOTE,
@@ -49,9 +50,13 @@ class TableOptions:
     """One of `TIME_UNITS`."""
     op_detail: bool = True
     """Whether to list, below each operator, the operators it called and the work it launched."""
-    row_limit: int | None = 100
+    row_limit: int | None = 20
     """Most operators, kernels, spans or memory rows to print; None for all. It applies to each
     thread, each remote call and each memory place separately."""
+    where: str = "--row-limit none shows all"
+    """Where the hidden rows are, for the line that counts them."""
+    layout: Layout = PADDLE
+    """How the tables are drawn."""
 
     def __post_init__(self) -> None:
         check_time_unit(self.time_unit)
@@ -73,7 +78,8 @@ class TableOptions:
         """
         shown = rows if self.row_limit is None else rows[: self.row_limit]
         hidden = len(rows) - len(shown)
-        return shown, [f"{hidden} more {noun}: row_limit is {self.row_limit}"] if hidden else []
+        line = f"{hidden} more {noun}: row_limit is {self.row_limit}; {self.where}"
+        return shown, [line] if hidden else []
 
 
 def render(profile: Profile, views: Sequence[str], options: TableOptions) -> str:
@@ -92,42 +98,14 @@ def render_tables(tables: Mapping[str, pl.DataFrame], options: TableOptions) -> 
 
     Args:
         tables: tables of `ppprof.analysis.summaries.views.summarize`, keyed by view.
-        options: time unit, details and row limit.
+        options: time unit, details, row limit and layout.
     """
     return "".join(
-        str(table)
+        options.layout.table(table)
         for view in ALL_VIEWS
         if view in tables
         for table in _RENDERERS[view](tables[view], options)
     )
-
-
-_WHY_EMPTY = {
-    "model": "at most one of steps, Dataloader, Forward, Backward and Optimization in this trace",
-    "dist": "no communication in this trace",
-    "op": "no operators in this trace",
-    "kernel": "no kernels of a device in this trace",
-    "memcpy": "no copies in this trace",
-    "udf": "no spans of the training's own in this trace",
-    "mem": "no memory events in this trace; Profiler.profile_memory: True records them",
-    "shape": "no operators in this trace",
-    "layer": "no layers in this trace, or no times of their device",
-    "efficiency": "no operator times of the device in this trace",
-}
-
-
-def explain_empty(tables: Mapping[str, pl.DataFrame]) -> str:
-    """Return a line for each table without rows that says why; "" if every table has rows.
-
-    Args:
-        tables: tables of `ppprof.analysis.summaries.views.summarize`, keyed by view.
-    """
-    lines = [
-        f"{view}: {_WHY_EMPTY.get(view, 'nothing recorded')}\n"
-        for view, table in tables.items()
-        if table.is_empty()
-    ]
-    return "".join([*lines, "\n"]) if lines else ""
 
 
 def title(rank: int, coordinate: str, window: int, steps: Sequence[int]) -> str:

@@ -1,10 +1,14 @@
-"""Notes below the tables of ``ppprof summary``.
+"""Notes below the tables of ``ppprof summary``, and lines in place of empty tables.
 
 All but `DISTRIBUTED_HOST_NOTE`, `DISTRIBUTED_LAUNCH_NOTE` and the line on Exposed Communication are Paddle's own text, from
 ``_build_table`` of paddle 3.3's profiler_statistic.py, kept word for word.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
 
 DEVICE_NOTE = """\
 CPU(Process) Utilization = Current process CPU time over all cpu cores / elapsed time, so max \
@@ -74,3 +78,30 @@ This trace was recorded on a device, but holds no device events.
 Communication time: Communication Event time and Communication Op time on the host, which only launches.
 Computation, overlap and exposed communication time: unknown.
 """
+
+_WHY_EMPTY = {
+    "model": "at most one of steps, Dataloader, Forward, Backward and Optimization in this trace",
+    "dist": "no communication in this trace",
+    "op": "no operators in this trace",
+    "kernel": "no kernels of a device in this trace",
+    "memcpy": "no copies in this trace",
+    "udf": "no spans of the training's own in this trace",
+    "mem": "no memory events in this trace; Profiler.profile_memory: True records them",
+    "shape": "no operators in this trace",
+    "layer": "no layers in this trace, or no times of their device",
+    "efficiency": "no operator times of the device in this trace",
+}
+
+
+def explain_empty(tables: Mapping[str, pl.DataFrame]) -> str:
+    """Return a line for each table without rows that says why; "" if every table has rows.
+
+    Args:
+        tables: tables of `ppprof.analysis.summaries.views.summarize`, keyed by view.
+    """
+    lines = [
+        f"{view}: {_WHY_EMPTY.get(view, 'nothing recorded')}\n"
+        for view, table in tables.items()
+        if table.is_empty()
+    ]
+    return "".join([*lines, "\n"]) if lines else ""

@@ -12,6 +12,18 @@ Line = Union[str, Sequence[object]]
 """The cells of a row, or a text to center in dashes over the full width."""
 
 
+class Painted(str):
+    """The text of a cell, and its meaning, which a terminal shows as a colour."""
+
+    meaning: str
+
+    def __new__(cls, text: str, meaning: str) -> Painted:
+        """Return ``text`` with a meaning of `ppprof.report.text.layout.Layout.paint`."""
+        painted = super().__new__(cls, text)
+        painted.meaning = meaning
+        return painted
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a text table; ``width`` is in characters."""

@@ -82,15 +82,9 @@ def render_what_if(table: pl.DataFrame, options: TableOptions | None = None) -> 
         Column("Share", 8),
         Column("Alone", 8),
     )
-    return str(
-        Table(
-            "What-if Summary",
-            columns,
-            [*lines, *hidden],
-            options.time_unit,
-            preamble=preamble,
-            note=_NOTE,
-        )
+    title = "What-if Summary"
+    return options.layout.table(
+        Table(title, columns, [*lines, *hidden], options.time_unit, preamble, note=_NOTE)
     )
 
 
