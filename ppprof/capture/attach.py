@@ -28,7 +28,7 @@ from ppprof.capture.parts import (
 )
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.ranks.job import Job, agreement, job_store
-from ppprof.capture.recording.disk_budget import DiskBudget
+from ppprof.capture.recording.disk_budget import DiskBudget, UnboundedWindow
 from ppprof.capture.results import Results, TablesPart
 from ppprof.capture.schedule import Schedule
 from ppprof.capture.session import NoopSession, ProfilerSession, RecordingSession
@@ -404,11 +404,14 @@ def _windows(
         max_trace_mb, budget = profiler.max_trace_mb, None
         if max_trace_mb is not None:
             budget = DiskBudget(run, job.rank, max_trace_mb, profiler.formats)
+        is_unbounded = profiler.scheduler is None and profiler.trigger is None and budget is None
+        unbounded = UnboundedWindow(job.rank, profiler.formats) if is_unbounded and prints else None
         recorder = Recorder(profiler, prints, Targets(profiler.targets, run))
         wrappers = (Collectives(job.topology), FleetSpans(), RpcCalls())
         operators = _operators(job) if profiler.record_shapes else None
         return Windows(
-            recorder, post_processor, run, job.rank, job.topology, budget, wrappers, operators
+            *(recorder, post_processor, run, job.rank, job.topology),
+            *(budget, wrappers, operators, unbounded),
         )
     except Exception as error:
         pass_interruption(error)

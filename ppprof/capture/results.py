@@ -120,15 +120,17 @@ class Results(Part):
 
     def _print_traces(self, windows: Windows, run: Path, ending: Ending) -> None:
         if not windows.saved:
-            # A failure and a skipped window were logged, which explains it.
-            if not ending.failures and not windows.num_skipped:
+            # A failure, a skipped window and a short training were logged, which explains it.
+            on_demand = self.clock.on_demand
+            is_short = on_demand is not None and on_demand.is_short_logged
+            if not (ending.failures or windows.num_skipped or is_short):
                 log.warning(f"no window was recorded: {self._why_no_window(windows, ending)}")
             return
         if self.viewed is None:
             log.warning(f"{run}: no viewer opens pb alone; add json to Profiler.formats")
             return
         if self.viewed == "json":  # VisualDL does not open gzip files
-            print_result(f"VisualDL: visualdl --logdir {run}\n")
+            print_result(f"VisualDL (its Trace page needs the internet): visualdl --logdir {run}\n")
         paths = [str(run / name.trace(self.viewed)) for name in windows.saved]
         traces = " ".join(paths[:_MOST_PATHS])
         more = f" and {len(paths) - _MOST_PATHS} more" if len(paths) > _MOST_PATHS else ""

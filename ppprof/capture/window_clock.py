@@ -23,6 +23,10 @@ class OnDemandWindows(Protocol):
         """The lowest number that the next window may have."""
 
     @property
+    def is_short_logged(self) -> bool:
+        """Whether it was logged that the training ended ahead of the window, or within it."""
+
+    @property
     def is_member(self) -> bool:
         """Whether this rank records the agreed window."""
 

@@ -14,13 +14,22 @@ import gc
 import io
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib import import_module
-from typing import Any, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 
-from ppprof.cli.parsers import COMMANDS
+from ppprof.cli.parsers import COMMANDS, examples
 from ppprof.cli.terminal import Terminal, is_data, layout_of, log, logging_to_stderr
-from ppprof.errors import InputError, PpprofError
+from ppprof.errors import InputError, PpprofError, UsageError
+
+_FIRST_STEPS = """Examples:
+  ppprof run train.py
+      train, record 10 steps, and print where their time went
+  ppprof advise profiler_log
+      what costs time, how much, and what to change
+  ppprof COMMAND --help
+      the options of a command, and examples
+"""
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NOT_WRITTEN = 2
@@ -91,7 +100,53 @@ class _Version(argparse.Action):
         parser.exit()
 
 
+class _Help(argparse.HelpFormatter):
+    """Breaks the lines of prose, and leaves examples as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        prose, mark, lines = text.partition("Examples:\n")
+        filled = super()._fill_text(prose, width, indent) if prose.strip() else ""
+        return "\n\n".join(part for part in (filled, mark + lines) if part)
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser that names the option that the user may have meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, and end the program with exit code 2."""
+        _, is_unknown, words = message.partition("unrecognized arguments: ")
+        word = words.partition(" ")[0].partition("=")[0]
+        if is_unknown and word.startswith("--"):
+            flags = [flag for parser in _parsers(self) for flag in parser._option_string_actions]
+            message += _meant(word, flags)
+        super().error(message)
+
+
+def _parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield the parsers of the commands; argparse has no public way to them."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.values()
+
+
+def _meant(word: str, choices: Iterable[str]) -> str:
+    """Return the end of a message about an unknown word: what the user may have meant."""
+    from difflib import get_close_matches  # only for errors
+
+    matches = get_close_matches(word, choices, 1)
+    return f"; did you mean {matches[0]}?" if matches else ""
+
+
+def _check_command(argv: Sequence[str]) -> None:
+    """Raise UsageError if the first word that is no option is no command."""
+    word = next((word for word in argv if not word.startswith("-")), None)
+    if word is not None and word not in COMMANDS:
+        meant = _meant(word, COMMANDS) or f"; expected one of {', '.join(COMMANDS)}"
+        raise UsageError(f"{word}: unknown command{meant}")
+
+
 def _run(argv: Sequence[str]) -> int:
+    _check_command(argv)
     args = command_parser(COMMANDS.keys() & set(argv)).parse_args(argv)
     args.request = args.check(args) if args.check else None
     gc.disable()  # modules stay until the end: looking for garbage in them takes 20 ms each time
@@ -117,9 +172,11 @@ def command_parser(commands: Collection[str] = tuple(COMMANDS)) -> argparse.Argu
     Args:
         commands: the commands whose arguments are defined, of `COMMANDS`.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="ppprof",
         description="Find what is slow in a Paddle training job, from its run directory.",
+        epilog=_FIRST_STEPS,
+        formatter_class=_Help,
     )
     parser.add_argument(
         "--version", action=_Version, nargs=0, help="print the versions that matter in a bug report"
@@ -128,6 +185,9 @@ def command_parser(commands: Collection[str] = tuple(COMMANDS)) -> argparse.Argu
     for command, about in COMMANDS.items():
         if command in commands:
             import_module(f"ppprof.cli.parsers.{command}").register(subparsers)
+            added = subparsers.choices[command]
+            added.formatter_class = _Help
+            added.epilog = f"{added.epilog or ''}{examples(command)}"
         else:
             subparsers.add_parser(command, help=about)
     return parser

@@ -138,7 +138,7 @@ def _print(run: Path, tables: WindowTables, profiler: ProfilerConfig) -> None:
     recording = tables.recording
     heading = title(recording.rank, recording.what, recording.window, tables.steps)
     every = shlex.join(["ppprof", "summary", str(run), "--row-limit", "none"])
-    where = f"all: {every}, or {run}/summary/*.json"
+    where = f"all: {every}, or summary/*.json"
     options = TableOptions(profiler.time_unit, profiler.op_detail, profiler.row_limit, where)
     text = f"{render_tables(tables.tables, options)}{explain_empty(tables.tables)}"
     print(f"{heading}\n\n{text}", end="", flush=True)

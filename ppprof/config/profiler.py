@@ -188,8 +188,8 @@ class ProfilerConfig:
     as a shell does. No shell is started."""
     visualdl_scalars: bool = False
     """Write loss, ips, tokens/s, reader cost and memory of every step in VisualDL's log format, on
-    the ranks that ``print_ranks`` selects. VisualDL shows these values beside the traces. Needs
-    ``pip install 'ppprof[view]'``."""
+    the ranks that ``print_ranks`` selects. VisualDL shows these values beside the traces; its
+    Trace page needs the internet. Needs ``pip install 'ppprof[view]'``."""
     profiler_options: Optional[str] = None
     """The option string of PaddleClas, PaddleDetection and PaddleOCR: ``batch_range=[50, 60];
     profile_path=log``. It enables the profiler. Other keys of the ``Profiler`` block take

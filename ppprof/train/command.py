@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PpprofError as error:
         if prints_errors:
             print(error, file=sys.stderr, flush=True)
+            if line := _launch_line(args.config, args.override):
+                print(line, file=sys.stderr, flush=True)
         failed_anywhere(True)
         return error.exit_code
     if failed_anywhere(False):
@@ -67,6 +70,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)  # on every rank: it may be the only one that fails
         return error.exit_code
     return 0
+
+
+def _launch_line(path: str, overrides: Sequence[str]) -> str:
+    """Return the command line that starts as many processes as the config needs.
+
+    "" if the launcher started this process, or if the config needs one process, or has problems.
+    """
+    if "PADDLE_TRAINER_ID" in os.environ:
+        return ""
+    try:
+        num = load_config(path, overrides).topology.world_size
+    except PpprofError:
+        return ""
+    if num == 1:
+        return ""
+    words = ["python", "-m", "paddle.distributed.launch", "--nproc_per_node", str(num)]
+    words += [sys.argv[0], "-c", path, *(word for text in overrides for word in ("-o", text))]
+    return f"start it with the launcher: {shlex.join(words)}"
 
 
 def notes(config: Config) -> list[str]:

@@ -26,6 +26,8 @@ class OnDemand:
     def _is_known(self) -> bool:
         return self.agreed_at <= self.step < self.plan.end
 
+    is_short_logged = False
+
     @property
     def first_free(self) -> int:
         return self.plan.window + (self.step >= self.plan.end) if self.step >= self.agreed_at else 0

@@ -9,6 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from ppprof.capture.doctor.checks import OK, Check
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox", "microsoft-edge")
+_TRACE_PAGE = (
+    "its Trace page needs the internet: ppprof report and Perfetto show timelines, too"
+)
 
 
 def checks() -> Iterator[Check]:
@@ -16,9 +19,10 @@ def checks() -> Iterator[Check]:
     # VisualDL is not imported: that writes to ~/.visualdl.
     try:
         number = version("visualdl")
-        yield Check("VisualDL", OK, f"{number} is installed", values={"version": number})
+        reason = f"{number} is installed; {_TRACE_PAGE}"
+        yield Check("VisualDL", OK, reason, values={"version": number})
     except PackageNotFoundError:
-        reason = "not installed; only VisualDL's own page needs it"
+        reason = f"not installed; only VisualDL's own page needs it; {_TRACE_PAGE}"
         yield Check("VisualDL", OK, reason, "pip install 'ppprof[view]'")
     paths = [path for path in map(shutil.which, _BROWSERS) if path]
     reason = ", ".join(paths) or "none on this machine; pages open on any other machine"

@@ -124,6 +124,8 @@ class Triggers:
         a device."""
         self._members: frozenset[int] = frozenset()
         self._has_failed = False
+        self.is_short_logged = False
+        """Whether it was logged that the training ended ahead of the window, or within it."""
         self._settled_steps = config.settled if rank == 0 else None
         """On rank 0, the steps of the window that opens once step times have settled; None once it is
         planned."""
@@ -243,6 +245,7 @@ class Triggers:
             return
         is_open = plan is not None and plan.start < num
         recorded = f"only {_steps(plan.start, num)} were recorded" if plan and is_open else ""
+        self.is_short_logged = True
         log.warning(
             f"rank 0: the training ended after {num} steps, "
             f"{recorded or 'before step times had settled: nothing was recorded'}; to choose the steps: "

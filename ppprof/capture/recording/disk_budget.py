@@ -1,7 +1,8 @@
-"""The disk space left of ``Profiler.max_trace_mb`` on a rank; whether a window must end to fit."""
+"""The size of windows: what is left of ``Profiler.max_trace_mb``, and a window without an end."""
 
 from __future__ import annotations
 
+import logging
 import resource
 import sys
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ppprof import rundir
-from ppprof.units import MEGABYTE
+from ppprof.units import MEGABYTE, format_bytes
 
 _PB_PER_RESIDENT = 2.0
 """Size of a ``.pb`` divided by the growth of resident memory in a first window, rounded up to be
@@ -19,6 +20,12 @@ _SIZE_PER_PB = {"json": 4.5, "json.gz": 0.5, "pb": 0.0}
 """Size of a trace divided by the size of the ``.pb``, rounded up; the same measurement gave 4.1 and
 0.42. ``pb`` adds nothing: the ``.pb`` itself always counts once, because it is on the disk while the
 other formats are written, even if it is deleted afterwards."""
+
+
+_UNMEASURED_STEPS, _MEASURED_STEPS = 5, 10
+"""Steps of a window without end before the size of a step is measured, and steps to measure it."""
+
+log = logging.getLogger("ppprof")
 
 
 class DiskBudget:
@@ -118,6 +125,53 @@ class DiskBudget:
             else:
                 pending += int(size * (self._total_per_pb - 1))
         return written + pending
+
+
+class UnboundedWindow:
+    """Warns once of the size of a step, in a window that records every step until the end.
+
+    The first steps are not measured, since the training itself takes memory in them.
+
+    Args:
+        rank: this process's rank.
+        formats: formats in which traces are written, as for `DiskBudget`.
+        resident_bytes: as for `DiskBudget`.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        formats: Sequence[str],
+        resident_bytes: Callable[[], int] | None = None,
+    ) -> None:
+        self._rank = rank
+        self._files_per_pb = sum(_SIZE_PER_PB[fmt] for fmt in formats) + ("pb" in formats)
+        self._resident_bytes = resident_bytes or _resident_bytes
+        self._next_step = self._first_step = _UNMEASURED_STEPS
+        self._first_bytes = 0
+
+    def measure(self, num_steps: int) -> None:
+        """Log the size of a step once it is known; call it after each step.
+
+        Args:
+            num_steps: steps recorded so far.
+        """
+        if num_steps != self._next_step:
+            return
+        resident = self._resident_bytes()
+        if num_steps == self._first_step:
+            self._first_bytes = resident
+        elif resident > self._first_bytes:
+            step_bytes = (resident - self._first_bytes) / (num_steps - self._first_step)
+            log.warning(
+                f"rank {self._rank}: every step is recorded, as Profiler.scheduler is not set: a step "
+                f"adds {format_bytes(step_bytes)} of memory, and some "
+                f"{format_bytes(step_bytes * self._files_per_pb)} of files at the end; to record a few "
+                "steps: Profiler.scheduler: [10, 20]; to limit the files: Profiler.max_trace_mb"
+            )
+            return
+        # Without growth, the recording still fits in memory that was free: measure again later.
+        self._next_step = num_steps + max(_MEASURED_STEPS, num_steps - self._first_step)
 
 
 def _resident_bytes() -> int:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from ppprof import rundir
 from ppprof.capture.output import reason
 from ppprof.capture.postprocess import PostProcessor
-from ppprof.capture.recording.disk_budget import DiskBudget
+from ppprof.capture.recording.disk_budget import DiskBudget, UnboundedWindow
 from ppprof.capture.schedule import State
 from ppprof.capture.signals import pass_interruption
 from ppprof.rundir.run_file import RunFile
@@ -67,6 +67,7 @@ class Windows:
         budget: limit of disk space; None for no limit.
         wrappers: record additional spans in windows.
         operators: records the arguments of operators in windows; None to record none.
+        unbounded: measures the window if it has no end; None if it has one.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Windows:
         budget: DiskBudget | None = None,
         wrappers: Sequence[Wrapper] = (),
         operators: OperatorCallRecorder | None = None,
+        unbounded: UnboundedWindow | None = None,
     ) -> None:
         self._recorder = recorder
         recorder.give_way = self.give_way
@@ -96,6 +98,7 @@ class Windows:
         self._open: rundir.TraceName | None = None
         self._num_steps = 0
         self._budget = budget
+        self._unbounded = unbounded
         self._held: dict[int, rundir.TraceName] = {}
         self.before_stop: Callable[[], None] = lambda: None
         """Called before a window of a device is saved: that waits for the device, perhaps for ever."""
@@ -175,6 +178,8 @@ class Windows:
             if self._operators is not None:
                 self._operators.end_step()
             self._num_steps += before.records
+            if self._unbounded is not None:
+                self._unbounded.measure(self._num_steps)
             if before is State.LAST:
                 self._save()
                 self._answer()

@@ -25,7 +25,8 @@ def register(subparsers: Any) -> None:
             "Reads the trace IN, of Paddle's or torch's profiler and broken or not, and writes it "
             "to OUT: Paddle's JSON, which VisualDL, Perfetto and chrome://tracing open, or "
             "Paddle's .pb. With --to kineto, IN may be a run, and OUT is a directory of "
-            "torch.profiler's JSON, one file a rank, which HTA and TraceLens read."
+            "torch.profiler's JSON, one file a rank, which HTA and TraceLens read. "
+            "VisualDL's Trace page needs the internet."
         ),
     )
     add = parser.add_argument

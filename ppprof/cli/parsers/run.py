@@ -41,12 +41,7 @@ def register(subparsers: Any) -> None:
             "steps. Once their times have settled, at step 20 at the latest, 10 steps are recorded, the "
             "same ones on all ranks. A script that calls ppprof.attach() keeps its own profiler."
         ),
-        epilog=(
-            "examples: ppprof run train.py --epochs 1; ppprof run --steps 10:20 --report page.html "
-            "train.py; ppprof run --nproc 8 train.py; and under the launcher: python -m "
-            'paddle.distributed.launch --nproc_per_node 8 "$(command -v ppprof)" run train.py. '
-            "All options of the launcher are passed on to it, such as --devices 0,1 or --master."
-        ),
+        epilog="All options of the launcher are passed on to it, such as --devices 0,1 or --master.",
     )
     add = parser.add_argument
     add("--steps", metavar="A:B", help="record steps A to B-1, counted from 0")

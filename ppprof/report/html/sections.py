@@ -400,7 +400,10 @@ def _timeline(report: ReportData, words: Words) -> Content:
     commands = [
         f"ppprof merge {shlex.join(report.paths)} -o timeline.json.gz"
         f"    # {words('about.perfetto')}",
-        *(f"visualdl --logdir {shlex.quote(path)}" for path in report.paths),
+        *(
+            f"visualdl --logdir {shlex.quote(path)}    # {words('about.visualdl')}"
+            for path in report.paths
+        ),
     ]
     return words("about.timeline", ranks=format_ranges("rank", report.details)), [
         Chart("timeline", words("sections.timeline"), "lanes"),
