@@ -22,6 +22,6 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(json.dumps(values, indent=2, ensure_ascii=False))
     else:
-        width = columns_of(sys.stdout) or 80
+        width = (columns_of(sys.stdout) or 100) - 20  # PyYAML breaks after the word that is too far
         print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=width), end="")
     return 0

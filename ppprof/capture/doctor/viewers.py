@@ -9,9 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from ppprof.capture.doctor.checks import OK, Check
 
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox", "microsoft-edge")
-_TRACE_PAGE = (
-    "its Trace page needs the internet: ppprof report and Perfetto show timelines, too"
-)
+_TRACE_PAGE = "its Trace page needs the internet: ppprof report and Perfetto show timelines, too"
 
 
 def checks() -> Iterator[Check]:
