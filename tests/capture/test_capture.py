@@ -301,7 +301,7 @@ def test_a_device_that_cannot_be_asked_does_not_end_the_training(
     assert "cannot attach: no driver; nothing is recorded" in capsys.readouterr().err
 
 
-def test_two_lines_say_how_to_look(
+def test_the_last_lines_say_how_to_look(
     tmp_path: Path, block: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     step = toy.training()
@@ -311,9 +311,11 @@ def test_two_lines_say_how_to_look(
             prof.step()
     run = tmp_path / "log"
     (name,) = [name for name, _ in rundir.raw_files(run)]
-    assert capsys.readouterr().out.splitlines()[-2:] == [
-        f"VisualDL: visualdl --logdir {run}",
+    assert capsys.readouterr().out.splitlines()[-4:] == [
+        f"VisualDL (its Trace page needs the internet): visualdl --logdir {run}",
         f"chrome://tracing or https://ui.perfetto.dev: {run / name.trace('json')}",
+        f"all ranks, as a page: ppprof report {run} -o report.html",
+        f"what to change: ppprof advise {run}",
     ]
 
 

@@ -34,14 +34,14 @@ def finisher(run: Path, program: str, prints: bool = True) -> PostProcessor:
 def test_windows_are_finished_in_order_and_their_tables_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made = finisher(tmp_path, "import sys; print(*sys.argv[1:6])")
+    made = finisher(tmp_path, "import sys; print(*sys.argv[1:7])")
     for window in (0, 1):
         made.add(window, tmp_path / f"{window}.pb")
     made.wait(30)
 
     assert capsys.readouterr().out.splitlines() == [
-        f"{tmp_path} --rank 3 --window 0",
-        f"{tmp_path} --rank 3 --window 1",
+        f"{tmp_path} --rank 3 --verdict --window 0",
+        f"{tmp_path} --rank 3 --verdict --window 1",
     ]
     assert not made.poll()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording import windows as recording
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.session import RecordingSession
+from ppprof.capture.steps.perf_summary import PerfSummary
 from ppprof.capture.steps.step_log import StepLog
 from ppprof.capture.steps.timer import StepTimer
 from ppprof.capture.steps.visualdl_scalars import Scalars
@@ -215,6 +217,7 @@ def test_timer_only_prints_the_perf_summary_and_marks_no_step(
     out = capsys.readouterr().out
     assert "Perf Summary" in out
     assert "Time Unit: s, IPS Unit: steps/s" in out
+    assert "ppprof advise" not in out  # there is no run directory
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert {(line["excluded"], line["window"]) for line in lines} == {(False, None)}
 
@@ -222,6 +225,48 @@ def test_timer_only_prints_the_perf_summary_and_marks_no_step(
         for _ in range(12):
             prof.step()
     assert capsys.readouterr() == ("", "")
+
+
+def test_timer_only_ends_in_the_share_of_waiting_for_data(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    summary = PerfSummary()
+    for _ in range(12):
+        summary.add(50_000_000, 20_000_000)
+    assert summary.verdict() == "step 50 ms: 40% waiting for data"
+    without = PerfSummary()
+    for _ in range(12):
+        without.add(50_000_000)
+    assert without.verdict() == "step 50 ms"
+
+    with session(None, TWICE, timer_only=True, run=tmp_path / "my log", rank=2) as prof:
+        for _ in range(12):
+            prof.step()
+    *_, verdict, advise = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"rank 2: step [\d.]+ [nu]s", verdict)
+    assert advise == f"what to change: ppprof advise '{tmp_path}/my log'"
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_run_ends_in_its_verdict_and_what_to_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, failed: bool
+) -> None:
+    windows = Windows()
+    windows.saved.append(TraceName(0, "dp0", datetime(2026, 11, 20), 0))
+    made = PostProcessor(tmp_path, 0, prints=True, command=[])
+    made.verdict = "" if failed else "rank 0, window 0: step 9 ms: 40% waiting for data"
+    with session(windows, TWICE, run=tmp_path, post_processor=made) as prof:
+        prof.step()
+    lines = capsys.readouterr().out.splitlines()
+    commands = [
+        f"all ranks, as a page: ppprof report {tmp_path} -o report.html",
+        f"what to change: ppprof advise {tmp_path}",
+    ]
+    assert lines[-2:] == commands
+    assert (lines[-3] == "rank 0, window 0: step 9 ms: 40% waiting for data") is not failed
+    with session(windows, TWICE, run=tmp_path, post_processor=made, prints=False) as prof:
+        prof.step()
+    assert capsys.readouterr().out == ""
 
 
 def test_a_step_in_which_tables_are_printed_is_marked(

@@ -6,16 +6,19 @@ import fcntl
 import gzip
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ppprof.capture.helper import Finished, Helper
 from ppprof.cli import main
 from ppprof.config import ProfilerConfig
 from ppprof.run import finish as run_finish
@@ -260,6 +263,51 @@ main(sys.argv[1:])
     done = subprocess.run(command, capture_output=True, timeout=120)
     assert done.returncode == -number, done.stderr
     assert (run / name(0).raw).exists()
+
+
+def finished_by_helper(run: Path, *options: str) -> Finished:
+    """Return what a capture's helper reports for window 0 of rank 0."""
+    command = [sys.executable, "-m", "ppprof", "finish", str(run), "--rank", "0", *options]
+    helper = Helper(command, 0)
+    assert helper.add(0)
+    deadline = time.monotonic() + 60
+    while not (finished := helper.poll()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    helper.close()
+    return finished[0]
+
+
+def test_a_helper_says_what_advise_finds_in_the_window(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = killed_run(tmp_path, ranks=1, formats=["pb"])
+    silent = finished_by_helper(run)
+    assert (silent.failure, silent.err, silent.verdict) == ("", "", "")
+    finished = finished_by_helper(run, "--verdict")
+    assert finished.failure == ""
+    assert finished.out == silent.out
+    assert finished.out.startswith("rank 0 (")
+
+    assert main(["advise", str(run), "--format", "json"]) == 0
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    costs = [
+        f"{row['share']:.0%}" for row in findings if row["severity"] != "minor" and row["share"]
+    ]
+    assert costs
+    assert re.findall(r"(\d+%) ", finished.verdict) == costs[:3]
+    step_ns = next(row["facts"]["step_ns"] for row in findings if "step_ns" in row["facts"])
+    assert finished.verdict.startswith(f"rank 0, window 0: step {step_ns / 1e6:.3g} ms: ")
+
+
+def test_a_window_without_a_verdict_is_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = killed_run(tmp_path, ranks=1, formats=["pb"])
+    write(run / name(0).raw)  # no event
+    finished = finished_by_helper(run, "--verdict")
+    assert (finished.failure, finished.verdict) == ("", "")
+    assert "rank 0, window 0: no verdict: " in finished.err
 
 
 def test_a_limit_is_at_least_a_second(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

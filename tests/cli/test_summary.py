@@ -71,6 +71,10 @@ def test_options_shape_the_tables(trace, capsys):
     )
 
 
+def rendered(options: TableOptions, profile: Profile) -> str:
+    return render(profile, ["model", "dist", "op"], options)
+
+
 def test_a_run_prints_what_its_config_says(tmp_path, capsys):
     run = make_run(
         tmp_path,
@@ -89,7 +93,11 @@ def test_a_run_prints_what_its_config_says(tmp_path, capsys):
         + render(profile, ["model", "dist", "op"], TableOptions("us", op_detail=False, row_limit=3))
     )
     assert main(["finish", str(run)]) == 0
-    assert capsys.readouterr().out == text
+    # Of a table in a job's output, the other rows are elsewhere.
+    where = f"all: ppprof summary {run} --row-limit none, or summary/*.json"
+    options = TableOptions("us", op_detail=False, row_limit=3, where=where)
+    assert "more operators: row_limit is 3; all: ppprof summary" in rendered(options, profile)
+    assert capsys.readouterr().out.partition("\n\n")[2] == rendered(options, profile)
 
 
 def test_the_command_line_wins_over_the_config(tmp_path, capsys):

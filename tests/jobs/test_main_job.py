@@ -49,6 +49,10 @@ def test_rank_0_prints_the_tables_of_each_window(two_rank_job: tuple[Path, str])
 def test_it_says_how_to_look(two_rank_job: tuple[Path, str]) -> None:
     _, output = two_rank_job
     assert re.search(r"visualdl --logdir \S*profiler_log", output)
+    *_, verdict, report, advise = output.rstrip().splitlines()
+    assert re.fullmatch(r"rank 0, window 1: step [\d.]+ ms: .+", verdict)
+    assert re.fullmatch(r"all ranks, as a page: ppprof report \S+ -o report.html", report)
+    assert re.fullmatch(r"what to change: ppprof advise \S+", advise)
     assert re.search(r"chrome://tracing.*ui\.perfetto\.dev.*\.paddle_trace\.json", output)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import string
 
@@ -21,6 +22,7 @@ from ppprof.report.text.advice import (
     headline,
     read_catalogue,
     render_findings,
+    verdict,
 )
 from tests.analysis.advice.test_advice import TRIGGERS, run
 
@@ -63,6 +65,7 @@ def test_every_placeholder_is_a_fact_and_every_remedy_has_a_text(rule, triggered
     texts = read_catalogue("en")["rules"][rule.name]
     facts = set(triggered[rule.name].facts)
     assert placeholders(texts["what"]) <= facts
+    assert placeholders(texts["short"]) <= facts
     assert triggered[rule.name].facts["remedy"] in texts["do"]
     for text in texts["do"].values():
         assert placeholders(text) <= facts
@@ -73,6 +76,7 @@ def test_every_placeholder_is_a_fact_and_every_remedy_has_a_text(rule, triggered
 def test_every_finding_is_rendered(language, triggered):
     for finding, row in zip(triggered.values(), finding_rows(list(triggered.values()), language)):
         assert "{" not in f"{row.title}{row.what}{row.do}{row.how}"
+        assert "{" not in verdict(1e6, [dataclasses.replace(finding, severity="major")], language)
         headers, cells = row.evidence_cells
         assert len(headers) == finding.evidence.width
         assert len(cells) == finding.evidence.height

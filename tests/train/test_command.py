@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,23 @@ def refusal(
         return capsys.readouterr().err
 
     return refused
+
+
+def test_without_the_launcher_its_command_line_is_printed(
+    refusal: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tools/train.py"])
+    monkeypatch.delenv("PADDLE_TRAINER_ID", raising=False)
+    override = "Distributed.mp_degree=2"
+    said = refusal(override, "Distributed.dp_degree=2").splitlines()
+    assert said[-1] == (
+        "start it with the launcher: python -m paddle.distributed.launch --nproc_per_node 4 "
+        f"tools/train.py -c {CONFIG} -o {override} -o Distributed.dp_degree=2"
+    )
+    monkeypatch.setenv("PADDLE_TRAINER_ID", "0")
+    assert "start it with" not in refusal(override, "Distributed.dp_degree=2")
+    monkeypatch.delenv("PADDLE_TRAINER_ID")
+    assert "start it with" not in refusal("Data.Train.dataset.input=/nowhere")
 
 
 @pytest.mark.parametrize(

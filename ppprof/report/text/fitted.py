@@ -89,7 +89,7 @@ def draw(table: Table, columns: int, paint: Paint) -> str:
             lines += ["-" * full, _row(headers, block, widths, paint), "-" * full]
             for line in rows:
                 if isinstance(line, str):
-                    lines.append(_centered(escape_cell(line), full))
+                    lines.append(_centered(_cut(escape_cell(line), columns), full))
                 else:
                     lines.append(_row(next(cells), block, widths, paint))
         lines.append("-" * full)
@@ -243,8 +243,7 @@ def _cut(text: str, size: int) -> str:
 
 
 def _centered(text: str, size: int) -> str:
-    text = _cut(text, size)
-    dashes = size - width(text)
+    dashes = max(0, size - width(text))
     return "-" * (dashes // 2) + text + "-" * (dashes - dashes // 2)
 
 

@@ -414,6 +414,7 @@ def test_a_training_that_ends_too_early_logs_how_to_choose_the_steps(
         "to choose the steps: ppprof run --steps FIRST:END, or Profiler.scheduler: [FIRST, END]"
     )
     assert caplog.messages == ([] if message is None else [f"rank 0: {message}{advice}"])
+    assert job.ranks[0].is_short_logged is (message is not None)
 
 
 def test_closing_decides_and_takes_the_request_away(tmp_path: Path) -> None:

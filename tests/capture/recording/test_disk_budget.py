@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from ppprof.capture.recording.disk_budget import DiskBudget
+from ppprof.capture.recording.disk_budget import DiskBudget, UnboundedWindow
 from ppprof.rundir import TraceName
 
 MB = 1_000_000
@@ -93,3 +94,43 @@ def test_a_deleted_window_takes_no_space(tmp_path: Path) -> None:
 def test_resident_memory_is_read() -> None:
     budget = DiskBudget(Path(), 0, 10, ["pb"])
     assert 10 * MB < budget._resident_bytes() < 100_000 * MB
+
+
+def messages_of(growth_mb: list[float], formats: list[str]) -> list[tuple[int, str]]:
+    """Return what an endless window logs after which step, if its steps take so much memory."""
+    resident = Growing()
+    unbounded = UnboundedWindow(3, formats, resident)
+    logged: list[tuple[int, str]] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append((step, record.getMessage()))  # type: ignore[method-assign]
+    log = logging.getLogger("ppprof")
+    log.addHandler(handler)
+    try:
+        for step, size_mb in enumerate(growth_mb, 1):
+            resident.size += int(size_mb * MB)
+            unbounded.measure(step)
+    finally:
+        log.removeHandler(handler)
+    return logged
+
+
+def test_a_window_without_end_logs_the_size_of_a_step_once() -> None:
+    # The first 5 steps are the training's own; a .pb is as large as the memory, JSON 4.5 times.
+    steps = [80.0] * 5 + [2 * 1.048576] * 100
+    assert messages_of(steps, ["json"]) == [
+        (
+            15,
+            "rank 3: every step is recorded, as Profiler.scheduler is not set: a step adds 2 MiB of "
+            "memory, and some 9 MiB of files at the end; to record a few steps: Profiler.scheduler: "
+            "[10, 20]; to limit the files: Profiler.max_trace_mb",
+        )
+    ]
+    assert "some 11 MiB of files" in messages_of(steps, ["json", "pb"])[0][1]
+    assert messages_of(steps[:14], ["json"]) == []
+
+
+def test_memory_that_was_free_before_delays_the_measurement() -> None:
+    steps = [0.0] * 20 + [2 * 1.048576] * 100
+    ((step, message),) = messages_of(steps, ["json"])
+    assert step == 25  # 20 steps from step 5 on, of which 5 took 2 MiB
+    assert "a step adds 512 KiB of memory" in message
