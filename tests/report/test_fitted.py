@@ -73,7 +73,7 @@ def test_max_and_min_go_first_then_avg_then_the_middle_of_names() -> None:
         "-",
         "- Thread: 7 -",
         "matmul               12       9.00     90.00       4.00     80.00",
-        "  a_rath..g_kernel    3          -         -       1.00     20.00",
+        "  a_rat.._kernel      3          -         -       1.00     20.00",
         "-",
         "Not shown: Max, Min, Avg; --style paddle shows all",
     ]
