@@ -118,8 +118,8 @@ class ProfilerConfig:
     """Attach the profiler to the training. If False, all other keys have no effect."""
     scheduler: Union[tuple[int, int], WindowSchedule, None] = None
     """``[start, stop]`` records steps start to stop-1. A mapping ``closed, ready, record, repeat,
-    skip_first`` records repeating windows. Null records every step; with a ``trigger``, null
-    records only the windows that the trigger opens."""
+    skip_first`` records repeating windows. Null records every step, and a warning
+    gives the size of a step; with a ``trigger``, null records only the windows that the trigger opens."""
     trigger: Optional[TriggerConfig] = None
     """Windows that open on demand, in addition to the windows of the ``scheduler``. True uses the
     defaults; blank or False opens no window on demand."""

@@ -152,6 +152,8 @@ _MOST_IN_VERDICT = 3
 def verdict(step_ns: float, findings: Sequence[Finding], language: str = "en") -> str:
     """Return one sentence: the step time, and the findings above minor with their share of the step.
 
+    Findings that cost no time come last.
+
     Args:
         step_ns: the typical step time.
         findings: the findings, as `headline` takes them.
@@ -166,7 +168,7 @@ def verdict(step_ns: float, findings: Sequence[Finding], language: str = "en") -
     catalogue = read_catalogue(language)
     words = catalogue["words"]
     parts: list[str] = []
-    for finding in findings:
+    for finding in sorted(findings, key=lambda finding: finding.share is None):
         if finding.severity != "minor" and len(parts) < _MOST_IN_VERDICT:
             short = catalogue["rules"][finding.rule]["short"].format_map(_facts(finding, words))
             parts.append(short if finding.share is None else f"{finding.share:.0%} {short}")
