@@ -62,7 +62,9 @@ class _Result:
         self.run, self.cluster = run, cluster
         self.with_what_if: bool = args.what_if
         self.request: Request = args.request
-        self.options = TableOptions(self.request.time_unit, layout=args.layout)
+        self.options = TableOptions(
+            self.request.time_unit, row_limit=self.request.row_limit, layout=args.layout
+        )
         self.steps = steps = cluster.steps
         is_ungrouped = set(self.request.by) == {"rank", "step"}
         self.table = (

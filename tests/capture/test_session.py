@@ -14,14 +14,15 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from ppprof.capture.parts import DevicePart, FinishedStep, Part
+from ppprof.capture.parts import DevicePart, Ending, FinishedStep, Part
 from ppprof.capture.postprocess import PostProcessor
 from ppprof.capture.recording import windows as recording
+from ppprof.capture.results import Results
 from ppprof.capture.schedule import Schedule, State
 from ppprof.capture.session import RecordingSession
 from ppprof.capture.steps.perf_summary import PerfSummary
@@ -205,6 +206,19 @@ def test_a_window_that_was_never_reached_is_a_warning(
     assert capsys.readouterr().err == (
         "ppprof: no window was recorded: the schedule is steps 5 to 7, and 4 steps were seen\n"
     )
+
+
+@pytest.mark.parametrize("is_short_logged", [True, False])
+def test_a_training_that_is_too_short_logs_one_line(
+    is_short_logged: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    on_demand: Any = SimpleNamespace(is_short_logged=is_short_logged)
+    clock = WindowClock(Schedule.of(None, on_demand=True), on_demand)
+    results = Results(0, tmp_path, clock, PerfSummary(), windows=cast("Any", Windows()))
+    results.wait(Ending(None, 5, False, set()))
+    why = "no window was recorded: the schedule is no step, and 5 steps were seen; "
+    expected = [] if is_short_logged else [f"{why}no window was asked for on this rank"]
+    assert caplog.messages == expected
 
 
 def test_timer_only_prints_the_perf_summary_and_marks_no_step(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from polars.testing import assert_frame_equal
@@ -212,3 +214,12 @@ def test_a_single_gpu_trace(tmp_path, capsys):
 def test_groups_are_checked_in_the_library_too(run):
     with pytest.raises(UsageError, match="'tp': expected some of rank, step"):
         ppprof.open(run).breakdown("tp")
+
+
+def test_the_row_limit_counts_for_the_what_if_table_too(capsys):
+    run = Path(__file__).parents[1] / "fixtures" / "runs" / "eight_ranks"
+    assert main(["ranks", str(run), "--what-if", "--row-limit", "2"]) == 0
+    table = capsys.readouterr().out.partition("What-if Summary")[2]
+    assert re.search(r"\d+ more rows: row_limit is 2; --row-limit none shows all", table)
+    assert main(["ranks", str(run), "--what-if", "--row-limit", "none"]) == 0
+    assert "more rows" not in capsys.readouterr().out
