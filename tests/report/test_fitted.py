@@ -180,3 +180,10 @@ def test_no_row_is_wider_than_the_terminal(rows: list[tuple[str, str, int]], col
 )
 def test_prose_breaks_at_words(text: str, lines: list[str]) -> None:
     assert Layout(40).fit(text).split("\n") == lines
+
+
+def test_painted_prose_has_no_colours_of_its_own() -> None:
+    paint = Layout(40, has_colour=True).paint
+    assert paint("a\x1b[31mb", "good") == "\x1b[32ma\\x1b[31mb\x1b[0m"
+    assert paint("a\x1b[31mb") == "a\\x1b[31mb"
+    assert Layout(40).paint("plain", "bad") == "plain"
