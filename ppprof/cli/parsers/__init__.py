@@ -67,6 +67,7 @@ EXAMPLES = {
     },
     "convert": {
         "ppprof convert broken.json mended.json": "a trace that every viewer opens",
+        "ppprof convert profiler_log kineto --to kineto": "one file a rank, for HTA and TraceLens",
         "ppprof convert capture.pb trace.json.gz": "Paddle's .pb as JSON, for ui.perfetto.dev",
     },
     "doctor": {
