@@ -48,7 +48,7 @@ def unexplained_gaps(profile: Profile, steps: pl.DataFrame, bubbles: pl.DataFram
         bubbles: reads start_ns and end_ns: when the stage waits for other stages.
 
     Returns:
-        One row per gap: step; name, the path of the layers and spans around it, such as
+        One row per gap: step; start_ns and end_ns; name, the path of the layers and spans around it, such as
         ``GPT/Block/Linear``, or ``step, after Forward, before Backward``; and time_ns. The name
         ends in what the trace has of the code: the Python function around the gap, ``GPT/Block
         (train.py(31): wait)``, or the lines of the events beside it, ``GPT/Block (train.py:31 to
@@ -73,7 +73,9 @@ def unexplained_gaps(profile: Profile, steps: pl.DataFrame, bubbles: pl.DataFram
         _place(hosts, row, before, after) + (function or _lines(stacks, before, after))
         for row, before, after, function in zip(*gaps.select("row", "before", "after"), functions)
     ]
-    return gaps.select("step", name=pl.Series(names, dtype=pl.String), time_ns="time_ns")
+    return gaps.select(
+        "step", "start_ns", "end_ns", name=pl.Series(names, dtype=pl.String), time_ns="time_ns"
+    )
 
 
 def _gaps(hosts: pl.DataFrame) -> pl.DataFrame:

@@ -88,40 +88,23 @@ def modules(
     342): GPU time for GPU work, CPU time for CPU work.
     """
     tree, hosts = profile.tree, profile.tree.hosts
-    step_of = step.slice(0, hosts.height).to_numpy()
-    is_step = (hosts["category"] == "ProfileStep").to_numpy()
-    is_node = module_mask(profile, step)
-    gradient_of = np.full(hosts.height, -1, np.int64)
-    if attribute_backward and has_forward_links(profile):
-        gradient_of = modules_of_gradients(tree, profile.trace.events["forward"], is_node)
-        gradient_of[step.slice(0, hosts.height).is_null().to_numpy()] = -1
-        is_node |= gradient_of >= 0
     columns = {**MODULES, "flops": pl.Int64} if flops is not None else MODULES
-    above = tree.enclosing(is_node)
-    rows = np.flatnonzero(is_node)
+    nodes = module_nodes(profile, step, attribute_backward=attribute_backward)
+    rows = nodes["row"].to_numpy()
     if not len(rows):
         return pl.DataFrame(schema=columns)
+    is_node = np.zeros(hosts.height, bool)
+    is_node[rows] = True
+    above = tree.enclosing(is_node)
     each = flops if flops is not None else np.zeros(hosts.height, np.int64)
     flops_within = subtree_sums(each, tree.size)
-    nodes = pl.DataFrame(
-        {
-            "row": rows,
-            "above": above[rows],
-            "gradient_of": gradient_of[rows],
-            "step": step_of[rows].astype(np.int64),
-            "is_step": is_step[rows],
-            "is_backward": (hosts["category"].gather(rows) == "Backward"),
-            "name": module_names(hosts[rows]),
-            "start_ns": hosts["start_ns"].gather(rows),
-            "cpu_ns": hosts["cpu_ns"].gather(rows),
-            "gpu_ns": hosts["device_ns"].gather(rows),
-            "own_cpu_ns": tree.own("cpu_ns", is_node, above)[rows],
-            "own_gpu_ns": tree.own("device_ns", is_node, above)[rows],
-            "own_flops": tree.own(flops_within, is_node, above)[rows],
-        }
+    nodes = nodes.with_columns(
+        cpu_ns=hosts["cpu_ns"].gather(rows),
+        gpu_ns=hosts["device_ns"].gather(rows),
+        own_cpu_ns=pl.Series(tree.own("cpu_ns", is_node, above)[rows]),
+        own_gpu_ns=pl.Series(tree.own("device_ns", is_node, above)[rows]),
+        own_flops=pl.Series(tree.own(flops_within, is_node, above)[rows]),
     )
-    is_inside = (gradient_of >= 0) | tree.below(np.flatnonzero(gradient_of >= 0))
-    nodes = _with_paths(nodes, is_inside[rows])
     begins = nodes.filter("is_step").group_by("step").agg(begin_ns=pl.col("start_ns").min())
     nodes = nodes.join(begins, on="step", how="left", maintain_order="left").with_columns(
         start_ns=pl.col("start_ns") - pl.coalesce("begin_ns", "start_ns")
@@ -137,6 +120,49 @@ def modules(
         flops=pl.Series(flops_within[rows]),
     ).filter(pl.col("backward").is_null())
     return pl.concat([table.select(*columns) for table in (plain, gradients)])
+
+
+def module_nodes(
+    profile: Profile, step: pl.Series, *, attribute_backward: bool = True
+) -> pl.DataFrame:
+    """Return the host events that are modules or steps, with their paths.
+
+    Args:
+        profile: a window.
+        step: the step of each event of the trace; events without a step are left out.
+        attribute_backward: see `modules`.
+
+    Returns:
+        One row per event, in pre-order: row (of `ppprof.analysis.profile.event_tree.Tree.hosts`),
+        above (the row of the nearest such event above it, -1 without), gradient_of (the row of the
+        module of a gradient, else -1), step, is_step, is_backward, name, start_ns, and path and
+        backward: see `modules` and `_with_paths`.
+    """
+    tree, hosts = profile.tree, profile.tree.hosts
+    step_of = step.slice(0, hosts.height).to_numpy()
+    is_step = (hosts["category"] == "ProfileStep").to_numpy()
+    is_node = module_mask(profile, step)
+    gradient_of = np.full(hosts.height, -1, np.int64)
+    if attribute_backward and has_forward_links(profile):
+        gradient_of = modules_of_gradients(tree, profile.trace.events["forward"], is_node)
+        gradient_of[step.slice(0, hosts.height).is_null().to_numpy()] = -1
+        is_node |= gradient_of >= 0
+    above = tree.enclosing(is_node)
+    rows = np.flatnonzero(is_node)
+    nodes = pl.DataFrame(
+        {
+            "row": rows,
+            "above": above[rows],
+            "gradient_of": gradient_of[rows],
+            "step": step_of[rows].astype(np.int64),
+            "is_step": is_step[rows],
+            "is_backward": (hosts["category"].gather(rows) == "Backward"),
+            "name": module_names(hosts[rows]),
+            "start_ns": hosts["start_ns"].gather(rows),
+        }
+    )
+    is_inside = (gradient_of >= 0) | tree.below(np.flatnonzero(gradient_of >= 0))
+    return _with_paths(nodes, is_inside[rows])
 
 
 def module_mask(profile: Profile, step: pl.Series) -> Bool:
