@@ -53,6 +53,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("slow-rank", waiting.slow_rank, thresholds={**_TIME, "data_ratio": waiting.ALL_OF_IT}),
     Rule("slow-link", waiting.slow_link, thresholds=_TIME),
+    Rule("remote-wait", waiting.remote_wait, thresholds=_TIME),
     Rule(
         "pipeline-bubble",
         waiting.pipeline_bubble,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import polars as pl
 
-from ppprof.analysis.advice.unexplained import unexplained_gaps
+from ppprof.analysis.advice.unexplained import CONTAINERS, unexplained_gaps
 from ppprof.analysis.efficiency.efficiency import EFFICIENCY_BY_STEP, efficiency_by_step
 from ppprof.analysis.efficiency.fusible import fusible_chains
 from ppprof.analysis.efficiency.vocabulary import vocabulary_work
@@ -22,6 +22,7 @@ from ppprof.analysis.profile.intervals import (
     together,
 )
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.remote_calls import remote_calls
 from ppprof.analysis.ranks.device_queue import idle_causes
 from ppprof.analysis.ranks.device_steps import steps_of_rank
 from ppprof.analysis.ranks.step_breakdown import (
@@ -65,6 +66,7 @@ STEPS = {
     "optimizer_overhead_ns": pl.Int64,
     "num_updates": pl.Int64,
     "outlived_ns": pl.Int64,
+    "remote_ns": pl.Int64,
 }
 """Columns of a table with one row per step:
 
@@ -84,7 +86,9 @@ STEPS = {
   recorded;
 - ``num_updates``: number of operators that update parameters;
 - ``outlived_ns``: for how long device events ran after the host had ended the step that launched
-  them (`ppprof.analysis.ranks.device_steps`).
+  them (`ppprof.analysis.ranks.device_steps`);
+- ``remote_ns``: the time in which a remote call is under way, while the stepping thread records
+  nothing and no device works. With device events, it is a part of idle_ns, disjoint from the others.
 
 accumulation_ns and recompute_ns are device time if the trace has device events, else CPU time.
 Without device events, the columns of kernels, idle time and blocking copies, and outlived_ns, are
@@ -105,7 +109,7 @@ gradient node), optimizer (name of an operator in an Optimization), gap (a layer
 neighbours in the step, around unexplained time: `ppprof.analysis.advice.unexplained`), chain
 (operators that one kernel could replace, with the time that it would save:
 `ppprof.analysis.efficiency.fusible`), vocabulary (operators on the whole vocabulary:
-`ppprof.analysis.efficiency.vocabulary`)."""
+`ppprof.analysis.efficiency.vocabulary`), remote (name of a remote call)."""
 
 MEMORY = {
     "place": pl.String,
@@ -162,6 +166,7 @@ def collect_indicators(profile: Profile, parts: Breakdown) -> Indicators:
         **builder.device_columns(),
         **builder.gradient_columns(),
         **builder.optimizer_columns(),
+        "remote_ns": builder.remote_waits(),
     }
     steps = pl.DataFrame(
         {"step": builder.steps["step"], **{name: columns[name] for name in list(STEPS)[1:]}}, STEPS
@@ -313,8 +318,9 @@ class IndicatorBuilder:
         loading = stepping_thread_in(self.profile, "Dataloader", threads)
         empty = idle_causes(self.profile, self.steps)["nothing_queued"]
         idle = difference(empty, together(waiting_intervals(self.profile, threads), loading))
-        after = _containing(idle, np.sort(copies["end_ns"].to_numpy()))
-        rest = difference(idle, after)
+        launching = difference(idle, self.remote)
+        after = _containing(launching, np.sort(copies["end_ns"].to_numpy()))
+        rest = difference(launching, after)
         in_optimizer = intersection(rest, self.updating)
         between = difference(_between_tiny(rest, self.tree.devices), in_optimizer)
         ones = np.ones(kernels.height, np.int64)
@@ -331,6 +337,26 @@ class IndicatorBuilder:
             "blocking_copies_ns": self.sum_by_step(copies["step"], copies["time_ns"].to_numpy()),
             "outlived_ns": self.steps["outlived_ns"].to_numpy(),
         }
+
+    @cached_property
+    def remote(self) -> Intervals:
+        """When a remote call is under way, the stepping thread records nothing, no device works."""
+        is_own = pl.col("thread").is_in(self.steps["thread"].unique().implode())
+        works = is_own & pl.col("category").is_in(CONTAINERS).not_()
+        busy = [self.tree.hosts.filter(works), self.tree.launches.filter(is_own), self.tree.devices]
+        calls = together(intervals_of(remote_calls(self.profile)))
+        return difference(calls, together(*map(intervals_of, busy)))
+
+    def remote_waits(self) -> Int64:
+        """Return the column remote_ns; adds the names of remote calls."""
+        calls = remote_calls(self.profile)
+        time_ns = pl.col("end_ns") - pl.col("start_ns")
+        calls = self.hosts(calls["row"].to_numpy()).with_columns(time_ns=time_ns)
+        self.add_names("remote", calls.select("step", "name", "time_ns"))
+        if not self.on_device:
+            return self.within(self.remote)
+        empty = idle_causes(self.profile, self.steps)["nothing_queued"]
+        return self.within(intersection(self.remote, empty))
 
     def _blocking_copies(self) -> pl.DataFrame:
         """Return the blocking copies of the stepping threads inside steps; adds their names.

@@ -32,6 +32,7 @@ def idle_costs(evidence: Evidence) -> Mapping[str, float]:
         "blocking-copies": evidence.typical("idle_after_copies_ns"),
         "optimizer-unfused": _fusible(evidence, "idle_in_optimizer_ns"),
         "tiny-kernels": evidence.typical("idle_between_tiny_ns"),
+        "remote-wait": evidence.typical("remote_ns"),
     }
     reported = {rule: ns for rule, ns in parts.items() if ns >= LEAST_RATIO * evidence.step_ns}
     return {**reported, "host-bound": evidence.typical("idle_ns") - sum(reported.values())}

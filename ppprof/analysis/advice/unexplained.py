@@ -10,13 +10,14 @@ import polars as pl
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import Intervals, covered_within, together
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.remote_calls import remote_calls
 from ppprof.trace.nesting import nest
 
 LEAST_GAP_NS = 500_000
 """Least length of a gap. Python takes some 10 us between two operators; fifty times as much is no
 overhead of a call, but work, a lock or a wait."""
 
-_CONTAINERS = (
+CONTAINERS = (
     "ProfileStep",
     "Forward",
     "Backward",
@@ -34,8 +35,8 @@ def unexplained_gaps(profile: Profile, steps: pl.DataFrame, bubbles: pl.DataFram
     """Return the gaps in steps of at least `LEAST_GAP_NS` that no event explains.
 
     A gap lies in a layer, phase, span or step of the training thread, between the events in it. Time
-    in which a device works, a thread computes, the training thread is in a runtime call, or the stage
-    waits for other stages is no gap::
+    in which a device works, a thread computes, the training thread is in a runtime call, a remote call is
+    under way, or the stage waits for other stages is no gap::
 
         step        ####################
         Forward     ##########               a: an operator
@@ -57,7 +58,7 @@ def unexplained_gaps(profile: Profile, steps: pl.DataFrame, bubbles: pl.DataFram
     tree = profile.tree
     hosts = tree.hosts.with_columns(
         step=profile.trace.events["step"].slice(0, tree.hosts.height),
-        is_container=pl.col("category").is_in(_CONTAINERS),
+        is_container=pl.col("category").is_in(CONTAINERS),
     )
     threads = steps["thread"].unique()
     gaps = _gaps(hosts.filter(pl.col("thread").is_in(threads.implode())))
@@ -123,11 +124,19 @@ def _gaps(hosts: pl.DataFrame) -> pl.DataFrame:
 
 
 def _explained(profile: Profile, threads: pl.Series) -> Intervals:
-    """Return the instants in which a device works, a thread computes, or a runtime call runs."""
+    """Return the instants in which a device works, a thread computes, or a call runs.
+
+    The calls are those of the runtime, and remote calls.
+    """
     tree = profile.tree
     calls = tree.launches.filter(pl.col("thread").is_in(threads.implode()))
     communication = profile.communication
-    return together(communication.computation, intervals_of(tree.devices), intervals_of(calls))
+    return together(
+        communication.computation,
+        intervals_of(tree.devices),
+        intervals_of(calls),
+        intervals_of(remote_calls(profile)),
+    )
 
 
 def _functions_around(profile: Profile, gaps: pl.DataFrame) -> list[str]:

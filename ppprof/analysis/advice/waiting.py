@@ -9,6 +9,7 @@ import polars as pl
 from ppprof.analysis.advice.evidence import Evidence
 from ppprof.analysis.advice.finding import Fact, Finding
 from ppprof.analysis.advice.inputs import loading
+from ppprof.trace.remote_calls import ends_of
 
 ALL_OF_IT = 0.5
 """If the wait for data is at least this share of a slow rank's excess, it is the cause."""
@@ -145,6 +146,30 @@ def _saved(evidence: Evidence, rank: int) -> float | None:
         return None
     saved = float(table.filter(fixed="nothing")["step_ns"][0] - own["step_ns"][0])
     return saved if saved > 0 else None
+
+
+def remote_wait(evidence: Evidence) -> list[Finding]:
+    """Report training threads that do nothing while functions run on other processes.
+
+    The cost is the longest wait of any rank, mean over steps::
+
+        rank 0   ##____####     ##_______###       waits 4, and 7
+        worker     ====           =======
+    """
+    means = evidence.indicator_means.select("rank", "remote_ns").drop_nulls()
+    calls = evidence.names("remote")
+    if means.is_empty() or calls.is_empty():
+        return []
+    slowest = means.sort("remote_ns", "rank", descending=[True, False]).row(0, named=True)
+    call = str(calls["name"][0])
+    facts: dict[str, Fact] = {
+        "rank": slowest["rank"],
+        "remote_ns": slowest["remote_ns"],
+        "num_calls": float(calls["calls"].sum()),
+        "call": call,
+        "worker": ends_of(call)[1],
+    }
+    return evidence.time_finding("remote-wait", slowest["remote_ns"], "likely", facts, calls)
 
 
 def slow_link(evidence: Evidence) -> list[Finding]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.steps import select_events
 from ppprof.trace import REMOTE
-from ppprof.trace.remote_calls import call_of
+from ppprof.trace.remote_calls import call_of, ends_of
 from ppprof.trace.schema import Trace
 
-__all__ = ["REMOTE", "call_of", "split_calls"]
+if TYPE_CHECKING:
+    from ppprof.analysis.profile.profile import Profile
+
+__all__ = ["REMOTE", "call_of", "remote_calls", "remote_flows", "split_calls"]
 
 
 def split_calls(trace: Trace) -> tuple[Trace, Mapping[str, Trace]]:
@@ -47,3 +51,65 @@ def split_calls(trace: Trace) -> tuple[Trace, Mapping[str, Trace]]:
 
     distinct = call.unique(maintain_order=True).drop_nulls()
     return events_of(None), {chosen: with_plain_names(chosen) for chosen in distinct}
+
+
+def remote_calls(profile: Profile) -> pl.DataFrame:
+    """Return the remote calls that the rank made: rows of ``profile.tree.hosts``.
+
+    Each lasts from the sending of the call to the arrival of its result.
+    """
+    hosts = profile.tree.hosts
+    return hosts.filter(pl.col("name").cast(pl.String).str.starts_with("rpc#"))
+
+
+def remote_flows(profile: Profile) -> pl.DataFrame:
+    """Return when each remote call was sent, began and ended on the worker, and came back.
+
+    ::
+
+        rank      sent                            received
+        worker1         began =========== ended
+
+    Returns:
+        name (of the call, ``rpc#f(w0 -> w1)``), worker, sent_ns, began_ns, ended_ns and received_ns,
+        sorted by sent_ns, on the rank's own clock. began_ns and ended_ns are null for a call whose
+        times on the worker are unknown.
+    """
+    sent = remote_calls(profile).select(
+        "thread",
+        pl.col("name").cast(pl.String),
+        sent_ns="start_ns",
+        received_ns="end_ns",
+    )
+    workers = {name: ends_of(name)[1] for name in sent["name"].unique()}
+    events = profile.whole_tree.hosts.with_columns(pl.col("name").cast(pl.String))
+    ran = events.filter(pl.col("name").str.contains(f"^rpc#[^#]*{REMOTE}[^#]*$")).select(
+        "thread",
+        name=pl.col("name").str.extract(f"^(rpc#.*){REMOTE}"),
+        function=pl.col("name").str.extract(f"{REMOTE}(.*)$"),
+        began_ns="start_ns",
+        ended_ns="end_ns",
+    )
+    ran = ran.filter(
+        pl.concat_str(pl.lit("rpc#"), "function", pl.lit("("))
+        == pl.col("name").str.extract(r"^(rpc#[^(]*\()")
+    )
+    joined = sent.sort("sent_ns").join_asof(
+        ran.sort("began_ns"),
+        left_on="sent_ns",
+        right_on="began_ns",
+        by=["thread", "name"],
+        strategy="forward",
+        check_sortedness=False,
+    )
+    inside = pl.col("ended_ns") <= pl.col("received_ns")
+    return joined.select(
+        "name",
+        pl.col("name")
+        .replace_strict(workers, return_dtype=pl.String, default=None)
+        .alias("worker"),
+        "sent_ns",
+        began_ns=pl.when(inside).then("began_ns"),
+        ended_ns=pl.when(inside).then("ended_ns"),
+        received_ns="received_ns",
+    )

@@ -127,6 +127,23 @@ def headline(findings: Sequence[Finding], language: str = "en") -> str:
     >>> headline([])
     'Nothing above minor: no rule reports a finding.'
     """
+    return _headline(findings, language, "first")
+
+
+def headline_of_first(findings: Sequence[Finding], language: str = "en") -> str:
+    """Return `headline` without the number of findings and the severity of the first.
+
+    Args:
+        findings: see `headline`.
+        language: one of `LANGUAGES`.
+
+    Raises:
+        UsageError: unknown language.
+    """
+    return _headline(findings, language, "first_alone")
+
+
+def _headline(findings: Sequence[Finding], language: str, text: str) -> str:
     words = read_catalogue(language)["words"]
     if not findings:
         return str(words["nothing"])
@@ -135,9 +152,9 @@ def headline(findings: Sequence[Finding], language: str = "en") -> str:
         return str(words["nothing_above_minor"]).format(num=len(findings))
     facts = {"num": len(findings), "severity": row.severity_text, "title": row.title}
     if first.cost_ns is None or first.share is None:
-        return str(words["first"]).format(**facts)
+        return str(words[text]).format(**facts)
     step = format_value("step_ns", first.facts.get("step_ns"))
-    return str(words["first_with_cost"]).format(
+    return str(words[f"{text}_with_cost"]).format(
         **facts,
         cost=format_time(first.cost_ns),
         share=format_ratio(first.share),

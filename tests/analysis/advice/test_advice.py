@@ -205,6 +205,24 @@ def losing(loss, cast, *, words=50304):
     return thread(make)
 
 
+CALL = "rpc#f(w0 -> w1)"
+
+
+def calling(*computed):
+    """A call of 200 to 800 on a worker; the rank computes in these times."""
+
+    def make(at):
+        for start, end in computed:
+            yield op(at, start, end)
+
+    calls = [
+        op(1000 * US * step, 200, 800, CALL, op(1000 * US * step, 250, 780, f"{CALL}#remote_op: f"))
+        for step in range(6)
+    ]
+    spans = [dataclasses.replace(call, category="PythonUserDefined") for call in calls]
+    return thread(make), Thread(9, "w1", tuple(spans))
+
+
 def sleeping(length):
     """A layer that computes for 100, and then does something that has no event."""
 
@@ -277,6 +295,11 @@ TRIGGERS = {
         },
         ("major", 400 * US, 0.4, "sure"),
         {"members": "1,3", "axis": "dp", "siblings": 1, "excess_ns": 400 * US},
+    ),
+    "remote-wait": (
+        {"threads": [calling((0, 200), (700, 1000))]},
+        ("major", 500 * US, 0.5, "likely"),
+        {"rank": 0, "num_calls": 1, "call": CALL, "worker": "w1"},
     ),
     # Half of 160 is bubble; with 8 micro-batches an eighth of these 80.
     "pipeline-bubble": (
@@ -432,6 +455,7 @@ NEARLY = {
         ],
         "topology": FOUR,
     },
+    "remote-wait": {"threads": [calling((0, 795), (795, 1000))]},  # the rank computes meanwhile
     "pipeline-bubble": batches(1, samples=9, of=9),  # a tenth is bubble: good enough
     # Who comes first waits 200 for 5 of transfer.
     "exposed-communication": {
@@ -707,6 +731,16 @@ def test_another_threads_work_explains_a_wait(tmp_path):
     path = run(tmp_path / "log", [])
     trace = write(path / "raw.pb", main, Thread(2, "engine", tuple(engine)))
     assert ppprof.advise(ppprof.open(trace)) == []
+
+
+def test_a_wait_for_a_remote_call_is_reported_once(tmp_path):
+    """It has no event of the training thread, and is neither unexplained nor bound by the host."""
+    waits = calling((0, 200), (800, 1000))
+    (finding,) = findings(tmp_path / "host", [waits])
+    assert finding.rule == "remote-wait"
+    main = thread(lambda at: on_device(at, (0, 200), (800, 1000)))
+    (found,) = findings(tmp_path / "device", [(main, waits[1])])
+    assert (found.rule, found.cost_ns) == ("remote-wait", 600 * US)
 
 
 def test_on_a_device_the_place_is_part_of_host_bound(tmp_path):

@@ -280,7 +280,7 @@ def test_traces_without_steps_are_one(tmp_path):
 
 
 def run(folder, threads, *, config=None, topology=None, step_lines=(), device_name=""):
-    """A run directory with a trace a rank, and step times."""
+    """A run directory with a trace a rank (of a thread, or a tuple of threads), and step times."""
     topology = topology or Topology.of(dp=len(threads) or 1)
     path = claim(folder)
     axes = {"order": topology.order, "degrees": topology.degrees}
@@ -288,7 +288,8 @@ def run(folder, threads, *, config=None, topology=None, step_lines=(), device_na
     for rank, thread in enumerate(threads):
         stem = f"rank_{rank:05}_{topology.label(rank)}_time_20261120T201530_000"
         assert TraceName.parse(f"{stem}.pb")
-        write(path / f"raw/{stem}.pb", thread, device_name=device_name)
+        threads_of_rank = thread if isinstance(thread, tuple) else (thread,)
+        write(path / f"raw/{stem}.pb", *threads_of_rank, device_name=device_name)
     for rank, lines in enumerate(step_lines):
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (path / f"steps/rank_{rank:05}.jsonl").write_text(text)
