@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -167,7 +167,7 @@ def attach(
         if device_peak_flops is None:
             peaks["device_peak_flops"] = _device_peak_flops()
         with above_standard_streams():
-            return _attach(block, topology, config, peaks)
+            return _attach(block, topology, config, peaks, _path_of(profiler))
     except PpprofError:
         raise
     except Exception as error:  # an unknown environment or version of Paddle
@@ -183,6 +183,11 @@ def attach(
         return RecordingSession(
             WindowClock(Schedule.of(block.scheduler)), stop_training=block.stop_training
         )
+
+
+def _path_of(profiler: object) -> str | None:
+    """Return the config's path as the caller wrote it; None for a config that is no file."""
+    return fspath(profiler) if isinstance(profiler, (str, PathLike)) else None
 
 
 def _read_block(
@@ -225,6 +230,7 @@ def _attach(
     topology: Topology | None,
     config: Mapping[str, Any] | None,
     peaks: Mapping[str, float | None],
+    config_file: str | None,
 ) -> RecordingSession:
     global _attached
     job = Job.here(topology)
@@ -235,6 +241,7 @@ def _attach(
     manifest: dict[str, Any] = {
         "profiler": profiler.to_mapping(),
         "config": config,
+        "config_file": config_file,
         "device": _device(),
         **peaks,
     }

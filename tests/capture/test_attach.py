@@ -51,6 +51,7 @@ def test_a_block_may_come_in_many_forms(tmp_path: Path, way: str) -> None:
     written = manifest(log)
     assert written["profiler"]["scheduler"] == [3, 5]
     assert (written["config"] or {}).get("Global") == ({"seed": 7} if is_whole else None)
+    assert written["config_file"] == (str(file) if way == "path" else None)
 
 
 def test_a_stated_config_has_precedence(tmp_path: Path) -> None:
