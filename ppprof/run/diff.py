@@ -198,7 +198,7 @@ def costs_of_run(part: RunPart, results: Iterable[WindowResult[Costs]]) -> RunCo
     run = part.run
     sums = _Sums()
     breakdowns = []
-    stages = _stages(run)
+    stages = stages_of(run)
     for result in results:
         rank, window = result.recording.rank, result.recording.window
         breakdowns.append((rank, window, result.value.breakdown.parts))
@@ -243,7 +243,7 @@ def _step_times(part: RunPart) -> pl.DataFrame:
     return times.filter(pl.col("window") == part.window)
 
 
-def _stages(run: Run) -> dict[int, int]:
+def stages_of(run: Run) -> dict[int, int]:
     """Return rank -> pipeline stage; empty if the job has one stage or an unknown topology."""
     if run.topology is None or run.topology.degree("pp") == 1:
         return {}

@@ -6,23 +6,36 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import polars as pl
 
 from ppprof.analysis.advice import advise
+from ppprof.analysis.diff.diff import Diff
 from ppprof.analysis.diff.naming import Naming
-from ppprof.analysis.efficiency.efficiency import mean_efficiency
+from ppprof.analysis.diff.run_costs import RunCosts
+from ppprof.analysis.efficiency.efficiency import EFFICIENCY, mean_efficiency
+from ppprof.analysis.efficiency.roof import Roof
 from ppprof.analysis.profile.profile import PHASES
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.collectives import to_reference_clock
-from ppprof.analysis.report_data.rank import Details, RankReportData, collect_rank_report_data
+from ppprof.analysis.ranks.step_table import join_ranks
+from ppprof.analysis.report_data.operators_of_modules import mean_module_work
+from ppprof.analysis.report_data.places import PLACES
+from ppprof.analysis.report_data.rank import (
+    BaselineData,
+    Details,
+    RankReportData,
+    collect_baseline_data,
+    collect_rank_report_data,
+)
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.choices.steps import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.run import selection
-from ppprof.run.advise import collect_evidence
-from ppprof.run.diff import RunPart, compare, costs_of_run, measure, naming_for
+from ppprof.run.advise import collect_evidence, collect_evidence_of_run
+from ppprof.run.diff import RunPart, compare, costs_of_run, naming_for, stages_of
 from ppprof.run.ranks import cluster_of
 from ppprof.run.run import Run
 from ppprof.run.traces import WindowResult
@@ -54,31 +67,45 @@ def collect_report_data(
         baseline: a run whose last window is compared with this window; None: no comparison.
         ranks: which ranks, such as ``"all"``, ``3``, ``"0,8-15"`` or ``{"pp": 0}``; see
             `ppprof.run.run.Run.select_ranks`.
-        window: which window; None: the last one.
+        window: which window; None: the last one. A run with step times only has none.
         steps: only steps A to B-1, as ``"A:B"``, ``"A:"``, ``":B"`` or one number; None: all.
         executor: any of ``concurrent.futures``, which reads several ranks at once; None: this
             process reads one after the other.
 
     Raises:
         UsageError: no such ranks, window or steps; the message names the existing ones.
-        InputError: no window of a run can be read, or the run has no steps.
+        InputError: no window of a run can be read, or the run has neither steps nor step times.
     """
     chosen_steps = StepRange.of(steps)
     with _warnings() as warnings:
-        has_all_times = window is None  # the last window stands for the run
-        if window is None:
-            window = max(recording.window for recording in selection.select(run))
-        sides = [RunPart(run, ranks, window, has_all_times=has_all_times)]
-        if baseline is not None:
-            last = max(baseline.windows(), default=None) if baseline.recordings else None
-            sides.append(RunPart(baseline, ranks, last, has_all_times=has_all_times))
-        naming = naming_for(sides)
-        results = _rank_data(run, sides[0].recordings, naming, chosen_steps, executor)
-        cluster = cluster_of(run, [result.map(result.value.analysis) for result in results])
-        costs = costs_of_run(sides[0], [result.map(result.value.costs) for result in results])
-        change = None
-        if baseline is not None:
-            change = compare(measure(sides[1], naming, executor), costs)
+        if not run.recordings:
+            report = _of_step_times(run, baseline, ranks, window, chosen_steps, executor)
+        else:
+            report = _of_traces(run, baseline, ranks, window, chosen_steps, executor)
+    return replace(report, unread=warnings)
+
+
+def _of_traces(
+    run: Run,
+    baseline: Run | None,
+    ranks: RankSelector,
+    window: int | None,
+    steps: StepRange | None,
+    executor: Executor | None,
+) -> ReportData:
+    """Return the report of one window of a run with traces; see `collect_report_data`."""
+    has_all_times = window is None  # the last window stands for the run
+    if window is None:
+        window = max(recording.window for recording in selection.select(run))
+    side = RunPart(run, ranks, window, has_all_times=has_all_times)
+    other = None if baseline is None else _part_of_baseline(baseline, ranks, has_all_times)
+    naming = naming_for([side] if other is None else [side, other])
+    results = _rank_data(run, side.recordings, naming, steps, executor)
+    cluster = cluster_of(run, [result.map(result.value.analysis) for result in results])
+    costs = costs_of_run(side, [result.map(result.value.costs) for result in results])
+    change, baseline_work = _comparison(other, costs, naming, executor)
+    indicators = {result.recording.rank: result.value.indicators for result in results}
+    stages = stages_of(run)
     return ReportData(
         paths=[str(path) for path in run.paths],
         window=window,
@@ -95,17 +122,100 @@ def collect_report_data(
         ),
         roof=results[0].value.roof,
         details=_on_one_clock(results, cluster),
-        findings=advise(
-            collect_evidence(
-                run,
-                cluster,
-                {result.recording.rank: result.value.indicators for result in results},
-            )
+        findings=advise(collect_evidence(run, cluster, indicators)),
+        places=_places(results, cluster),
+        module_work=mean_module_work(
+            (stages.get(rank), _num_steps(result), result.value.module_work)
+            for result in results
+            for rank in [result.recording.rank]
         ),
         sources={result.recording.rank: str(result.source) for result in results},
-        unread=warnings,
         diff=change,
+        baseline_module_work=baseline_work,
     )
+
+
+def _of_step_times(
+    run: Run,
+    baseline: Run | None,
+    ranks: RankSelector,
+    window: int | None,
+    steps: StepRange | None,
+    executor: Executor | None,
+) -> ReportData:
+    """Return the report of a run that has step times and no traces; see `collect_report_data`."""
+    evidence = collect_evidence_of_run(run, ranks, window, steps=steps)
+    side = RunPart(run, ranks)
+    other = None if baseline is None else _part_of_baseline(baseline, ranks, has_all_times=True)
+    costs = costs_of_run(side, ())
+    change, baseline_work = _comparison(other, costs, Naming(), executor)
+    return ReportData(
+        paths=[str(path) for path in run.paths],
+        window=None,
+        windows=(),
+        manifest=run.manifest,
+        cluster=Cluster(join_ranks((), run.places), (), (), (), run.clocks, run.topology),
+        costs=costs,
+        step_times=evidence.step_times,
+        devices={},
+        phases=_phases(()),
+        efficiency=pl.DataFrame(schema=EFFICIENCY),
+        roof=Roof(None),
+        details={},
+        findings=advise(evidence),
+        places=_places((), None),
+        module_work=mean_module_work(()),
+        sources={},
+        diff=change,
+        baseline_module_work=baseline_work,
+    )
+
+
+def _part_of_baseline(baseline: Run, ranks: RankSelector, has_all_times: bool) -> RunPart:
+    last = max(baseline.windows(), default=None) if baseline.recordings else None
+    return RunPart(baseline, ranks, last, has_all_times=has_all_times)
+
+
+def _comparison(
+    part: RunPart | None, costs: RunCosts, naming: Naming, executor: Executor | None
+) -> tuple[Diff | None, pl.DataFrame | None]:
+    """Return the comparison with a baseline, and the work of the baseline's modules.
+
+    Args:
+        part: the window of the baseline; None for no baseline: then no result.
+        costs: the costs of the experiment.
+        naming: how operators and kernels are named.
+        executor: see `collect_report_data`.
+    """
+    if part is None:
+        return None, None
+    results: list[WindowResult[BaselineData]] = []
+    if part.recordings:
+        work = partial(collect_baseline_data, naming=naming)
+        results = list(part.run.map_windows(work, part.recordings, executor))
+    stages = stages_of(part.run)
+    modules = mean_module_work(
+        (stages.get(result.recording.rank), result.value.num_steps, result.value.module_work)
+        for result in results
+    )
+    baseline = costs_of_run(part, [result.map(result.value.costs) for result in results])
+    return compare(baseline, costs), modules
+
+
+def _num_steps(result: WindowResult[RankReportData]) -> int:
+    return int(result.value.analysis.breakdown.parts["step"].n_unique())
+
+
+def _places(
+    results: Sequence[WindowResult[RankReportData]], cluster: Cluster | None
+) -> pl.DataFrame:
+    """Return the places of all ranks, on the reference clock: see `ReportData.places`."""
+    parts = [pl.DataFrame(schema={"rank": pl.Int64, **PLACES})]
+    for result in results:
+        assert cluster is not None
+        rank = pl.lit(result.recording.rank, pl.Int64).alias("rank")
+        parts.append(to_reference_clock(result.value.places.select(rank, pl.all()), cluster.clocks))
+    return pl.concat(parts)
 
 
 @contextmanager

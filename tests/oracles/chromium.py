@@ -36,9 +36,8 @@ class Opened:
     """A page that was opened from a file, with all that it asked for and complained of."""
 
     def __init__(self, browser: Any, path: Path, **options: Any) -> None:
-        self.context = browser.new_context(
-            offline=True, viewport={"width": 1280, "height": 900}, **options
-        )
+        size = {"width": 1280, "height": 900}
+        self.context = browser.new_context(**{"offline": True, "viewport": size, **options})
         self.page = self.context.new_page()
         self.complaints: list[str] = []
         self.requests: list[str] = []
@@ -59,9 +58,9 @@ class Opened:
         )
 
     def colours(self) -> dict[str, int]:
-        """How many colours the canvas of each chart shows, by chart."""
+        """How many colours the canvas of each chart with a canvas shows, by chart."""
         counted: dict[str, int] = self.page.evaluate(
-            """() => Object.fromEntries([...document.querySelectorAll("figure.chart")].map(figure => {
+            """() => Object.fromEntries([...document.querySelectorAll("figure.chart:has(canvas)")].map(figure => {
                 const seen = new Set();
                 for (const canvas of figure.querySelectorAll("canvas")) {
                     const {width, height} = canvas;

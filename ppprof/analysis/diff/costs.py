@@ -145,6 +145,21 @@ def costs_of(profile: Profile, naming: Naming) -> Costs:
 def operator_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.DataFrame:
     """Return the calls and times of operators, one row per name and step.
 
+    Args:
+        profile: one rank's window.
+        step: the step of each event of the trace; events with a null step do not count.
+        naming: how operators are named.
+
+    Returns:
+        Columns of `OPERATORS`, unordered: sums of `operator_calls`.
+    """
+    table = operator_calls(profile, step, naming).drop_nulls("step")
+    return table.group_by("name", "step").agg(pl.col(list(OPERATORS)[2:]).sum())
+
+
+def operator_calls(profile: Profile, step: pl.Series, naming: Naming) -> pl.DataFrame:
+    """Return the calls and times of operators, one row per event.
+
     ::
 
         linear           ##########      10, self 2
@@ -153,14 +168,15 @@ def operator_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.Data
 
     Args:
         profile: one rank's window.
-        step: the step of each event of the trace; events with a null step do not count.
+        step: the step of each event of the trace.
         naming: how operators are named. Operators with one common name are one operator, and an
             inner operator of that name is part of the outer; see also `Naming.is_whole`.
 
     Returns:
-        Columns of `OPERATORS`, unordered. Calls and totals are those of the outermost events of a
-        name. Self times are without the operators that an operator calls. GPU times are those of
-        the kernels, copies and sets launched in an operator; overlapping ones count twice.
+        row (of the host events), then the columns of `OPERATORS`. Calls and totals are 0 for an
+        event inside another one of its name. Self times are without the operators that an operator
+        calls. GPU times are those of the kernels, copies and sets launched in an operator;
+        overlapping ones count twice.
     """
     hosts = profile.tree.hosts
     is_operator = (hosts["category"] == "Operator").to_numpy()
@@ -176,8 +192,9 @@ def operator_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.Data
     code = np.full(len(is_operator), -1, np.int64)
     code[rows] = names.cast(pl.Categorical).to_physical().to_numpy()
     outermost = ~_is_in_same_name(above, code, rows)
-    table = pl.DataFrame(
+    return pl.DataFrame(
         {
+            "row": rows,
             "name": names,
             "step": step.gather(rows),
             "calls": outermost.astype(np.int64),
@@ -186,9 +203,8 @@ def operator_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.Data
             "gpu_total_ns": np.where(outermost, gpu_ns[rows], 0),
             "gpu_self_ns": own["gpu"],
         },
-        OPERATORS,
+        {"row": pl.Int64, **OPERATORS},
     )
-    return table.drop_nulls("step").group_by("name", "step").agg(pl.col(list(OPERATORS)[2:]).sum())
 
 
 def _is_part_of_whole(
@@ -234,13 +250,21 @@ def _kernel_costs(profile: Profile, step: pl.Series, naming: Naming) -> pl.DataF
 
 
 def _collective_costs(profile: Profile, step: pl.Series) -> pl.DataFrame:
-    events = communication_events(profile, step)
+    return (
+        communication_events(profile, step)
+        .select(
+            name=name_collectives(),
+            step="step",
+            total_ns=pl.col("end_ns") - pl.col("start_ns"),
+        )
+        .pipe(_by_name_and_step)
+    )
+
+
+def name_collectives() -> pl.Expr:
+    """Return the name of collectives with their axis: ``all_reduce (mp)``; reads name and axis."""
     named = pl.concat_str("name", pl.lit(" ("), "axis", pl.lit(")"))
-    return events.select(
-        name=pl.when(pl.col("axis") == UNKNOWN_AXIS).then("name").otherwise(named),
-        step="step",
-        total_ns=pl.col("end_ns") - pl.col("start_ns"),
-    ).pipe(_by_name_and_step)
+    return pl.when(pl.col("axis") == UNKNOWN_AXIS).then("name").otherwise(named)
 
 
 def _runtime_costs(profile: Profile, step: pl.Series) -> pl.DataFrame:

@@ -287,6 +287,15 @@ class Diff:
               self_ns of this row and all rows above it in its stage; null for the step and for a
               module that the run lacks.
         """
+        return self.modules_with_paths.drop("baseline_path", "experiment_path")
+
+    @cached_property
+    def modules_with_paths(self) -> pl.DataFrame:
+        """The table `modules`, with baseline_path and experiment_path of each module.
+
+        A path is one of `ppprof.analysis.modules.module_tree.modules`; null if the run lacks the
+        module.
+        """
         return module_changes(*((run.modules, run.ranks_of_step) for run in self._runs))
 
     @cached_property

@@ -29,6 +29,8 @@ _MODULES_SCHEMA: dict[str, Any] = {
     "is_clear": pl.Boolean,
     "baseline_until_ns": pl.Float64,
     "experiment_until_ns": pl.Float64,
+    "baseline_path": pl.String,
+    "experiment_path": pl.String,
 }
 
 
@@ -45,7 +47,8 @@ def module_changes(
         experiment: a pair like ``baseline``.
 
     Returns:
-        The table that `ppprof.analysis.diff.diff.Diff.modules` describes.
+        The table that `ppprof.analysis.diff.diff.Diff.modules` describes, and baseline_path and
+        experiment_path: the module's path in each run, null for a module that the run lacks.
     """
     tables = _with_common_stages([baseline[0], experiment[0]])
     ranks = (baseline[1], experiment[1])
@@ -68,10 +71,11 @@ def module_means(modules: pl.DataFrame, ranks: Mapping[int, int]) -> pl.DataFram
         ranks: the number of ranks that recorded each step, keyed by step.
 
     Returns:
-        stage (null without a pipeline), depth, name ("step" at depth 0), and `MODULE_VALUES`,
-        float64, per rank and step.
+        stage (null without a pipeline), depth, name ("step" at depth 0), path (as in
+        `ppprof.analysis.modules.module_tree.modules`), and `MODULE_VALUES`, float64, per rank and
+        step.
     """
-    schema = {"stage": pl.Int64, "depth": pl.Int64, "name": pl.String}
+    schema = {"stage": pl.Int64, "depth": pl.Int64, "name": pl.String, "path": pl.String}
     rows: list[tuple[Any, ...]] = []
     (modules,) = _with_common_stages([modules])
     for stage in _stages([modules]):
@@ -79,7 +83,7 @@ def module_means(modules: pl.DataFrame, ranks: Mapping[int, int]) -> pl.DataFram
         for node, depth in levels(tree.root):
             value = tree.values[node.key]
             cells = [value[name] for name in MODULE_VALUES]
-            rows.append((stage, depth, node.name if depth else "step", *cells))
+            rows.append((stage, depth, node.name if depth else "step", value["path"], *cells))
     return pl.DataFrame(rows, {**schema, **dict.fromkeys(MODULE_VALUES, pl.Float64)}, orient="row")
 
 
@@ -191,4 +195,5 @@ def _module_row(
         *noises.values(),
         None if noise is None else delta != 0 and abs(delta) >= SURE * noise,
         *(time if value is not None and depth else None for time, value in zip(until, values)),
+        *(value["path"] if value is not None else None for value in values),
     )

@@ -12,9 +12,12 @@ from ppprof.analysis.diff.naming import Naming
 from ppprof.analysis.efficiency.efficiency import efficiency
 from ppprof.analysis.efficiency.roof import Roof, roof_of
 from ppprof.analysis.profile.profile import Profile
+from ppprof.analysis.profile.remote_calls import remote_flows
 from ppprof.analysis.profile.steps import select_steps, with_step
 from ppprof.analysis.ranks.cluster import RankAnalysis, analyze_profile
 from ppprof.analysis.report_data.memory_timeline import Memory, memory_levels
+from ppprof.analysis.report_data.operators_of_modules import module_work
+from ppprof.analysis.report_data.places import longest_events, peak_places
 from ppprof.analysis.report_data.timeline import lanes
 from ppprof.analysis.summaries.overview import model
 from ppprof.choices.steps import StepRange
@@ -30,6 +33,8 @@ class Details(NamedTuple):
     lanes: pl.DataFrame
     """Columns of `ppprof.analysis.report_data.timeline.LANES`, on the rank's own clock."""
     memory: Memory
+    remote_flows: pl.DataFrame
+    """The result of `ppprof.analysis.profile.remote_calls.remote_flows`, on the rank's own clock."""
 
 
 class RankReportData(NamedTuple):
@@ -43,8 +48,33 @@ class RankReportData(NamedTuple):
     roof: Roof
     phases: pl.DataFrame
     """The result of `ppprof.analysis.summaries.overview.model`."""
+    places: pl.DataFrame
+    """Columns of `ppprof.analysis.report_data.places.PLACES`, on the rank's own clock."""
+    module_work: pl.DataFrame
+    """The result of `ppprof.analysis.report_data.operators_of_modules.module_work`."""
     details: Details | None
     """The rank's timeline and memory; None if the rank is not drawn."""
+
+
+class BaselineData(NamedTuple):
+    """The data of one rank's window of a report's baseline."""
+
+    costs: Costs
+    module_work: pl.DataFrame
+    """The result of `ppprof.analysis.report_data.operators_of_modules.module_work`."""
+    num_steps: int
+    """Number of recorded steps."""
+
+
+def collect_baseline_data(trace: Trace, naming: Naming) -> BaselineData:
+    """Return the data of one rank's window of the baseline.
+
+    Args:
+        trace: the window.
+        naming: how operators and kernels are named.
+    """
+    profile = Profile(trace)
+    return BaselineData(costs_of(profile, naming), module_work(profile, naming), len(profile.steps))
 
 
 def collect_rank_report_data(
@@ -61,6 +91,10 @@ def collect_rank_report_data(
     trace = with_step(trace)
     profile = Profile(trace if steps is None else select_steps(trace, steps))
     costs = costs_of(profile, naming)
+    details = _details(profile, budget) if budget else None
+    places = longest_events(profile, naming, costs.breakdown)
+    if details is not None:
+        places = pl.concat([places, peak_places(details.memory)])
     return RankReportData(
         analyze_profile(profile, costs.breakdown),
         costs,
@@ -68,9 +102,12 @@ def collect_rank_report_data(
         efficiency(profile),
         roof_of(profile.trace),
         model(profile),
-        _details(profile, budget) if budget else None,
+        places,
+        module_work(profile, naming),
+        details,
     )
 
 
 def _details(profile: Profile, budget: int) -> Details:
-    return Details(lanes(profile, budget), memory_levels(profile, _NUM_LEVELS))
+    memory = memory_levels(profile, _NUM_LEVELS)
+    return Details(lanes(profile, budget), memory, remote_flows(profile))

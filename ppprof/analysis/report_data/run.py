@@ -24,8 +24,8 @@ class ReportData:
 
     paths: Sequence[str]
     """The run directories (one per node if each node has its own), or the trace file."""
-    window: int
-    """The number of the window."""
+    window: int | None
+    """The number of the window; None for a run without traces."""
     windows: Sequence[int]
     """The numbers of all windows of the run."""
     manifest: Mapping[str, Any]
@@ -50,27 +50,50 @@ class ReportData:
     drawn."""
     findings: Sequence[Finding]
     """The findings of `ppprof.analysis.advice.advise`, sorted by severity, then by cost."""
+    places: pl.DataFrame
+    """rank, then the columns of `ppprof.analysis.report_data.places.PLACES`, on the reference clock:
+    one row per rank, kind and name."""
+    module_work: pl.DataFrame
+    """The result of `ppprof.analysis.report_data.operators_of_modules.mean_module_work`."""
     sources: Mapping[int, str]
     """The file that was read for each rank, keyed by rank."""
     unread: Sequence[str] = ()
     """Messages about unreadable or uncertain data."""
     diff: Diff | None = None
     """The comparison with a baseline; None if no baseline was given."""
+    baseline_module_work: pl.DataFrame | None = None
+    """``module_work`` of the baseline; None if no baseline was given."""
 
     @property
     def what(self) -> str:
         """The run's paths, for messages."""
         return ", ".join(self.paths)
 
+    @property
+    def has_traces(self) -> bool:
+        """Whether the run has traces; without them it has step times only (``timer_only``)."""
+        return bool(self.sources)
+
+    @cached_property
+    def origin_ns(self) -> int:
+        """The start of the drawn timelines, on the reference clock; 0 if none is drawn.
+
+        Times in the links of the page count from here.
+        """
+        starts = [details.lanes["start_ns"].min() for details in self.details.values()]
+        return min((start for start in starts if isinstance(start, int)), default=0)
+
     @cached_property
     def steps(self) -> Sequence[int]:
-        """Numbers of the recorded steps, ascending."""
-        return sorted(self.cluster.steps["step"].unique().to_list())
+        """Numbers of the recorded steps, ascending; without traces, of all steps."""
+        steps = self.cluster.steps if self.has_traces else self.step_times
+        return sorted(steps["step"].unique().to_list())
 
     @cached_property
     def ranks(self) -> Sequence[int]:
-        """The ranks with recorded steps, ascending."""
-        return sorted(self.cluster.steps["rank"].unique().to_list())
+        """The ranks with recorded steps, ascending; without traces, those with step times."""
+        steps = self.cluster.steps if self.has_traces else self.step_times
+        return sorted(steps["rank"].unique().to_list())
 
     @cached_property
     def step_ns(self) -> float:

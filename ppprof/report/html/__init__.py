@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from importlib.metadata import version
 from importlib.resources import files
@@ -25,16 +25,22 @@ from ppprof.choices.formats import LANGUAGES
 from ppprof.choices.steps import StepRange
 from ppprof.errors import UsageError
 from ppprof.paths import to_path, write_atomically
+from ppprof.report.html.blocks import Chart
 from ppprof.report.html.charts import chart_data
-from ppprof.report.html.sections import headline, sections
+from ppprof.report.html.links import Links
+from ppprof.report.html.sections import sections
+from ppprof.report.html.top import head, key_figures
 from ppprof.report.html.words import Words
 from ppprof.report.notebook import Page
 from ppprof.run.report import collect_report_data
 from ppprof.run.run import Run
 from ppprof.topology import RankSelector
-from ppprof.units import escape_control_chars, format_ranges
+from ppprof.units import escape_control_chars
 
-_SCRIPTS = ("echarts.min.js", "words.js", "charts.js", "lanes.js", "tables.js", "page.js")
+_SCRIPTS = (
+    *("echarts.min.js", "words.js", "charts.js", "lanes.js", "icicle.js", "tables.js"),
+    *("module_filter.js", "page.js"),
+)
 """The scripts in the page, in the order in which the page runs them."""
 
 
@@ -59,11 +65,20 @@ def render(report: ReportData, language: str = "en") -> str:
         finalize=_visible,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
+    links = Links(report)
+    parts = sections(report, words, links)
+    data = chart_data(report, words, links)
+    for block in [block for part in parts for block in part.blocks]:
+        if isinstance(block, Chart):
+            for term in _shown_terms(block, data.get(block.name)):
+                words.term(term)
     return environment.from_string(_file("template.html")).render(
         words=words,
-        head=_head(report, words),
-        sections=sections(report, words),
-        data=_visible({**chart_data(report, words), "words": words.for_scripts}),
+        head=head(report, words, links),
+        figures=key_figures(report, words),
+        sections=parts,
+        made_by=words("page.made_by", version=version("ppprof"), num=len(report.sources)),
+        data=_visible({**data, "words": words.for_scripts}),
         style=Markup(_file("page.css")),
         scripts=[Markup(script) for script in scripts],
         policy=_policy(scripts),
@@ -119,6 +134,22 @@ def write_report(
     return None
 
 
+def _shown_terms(chart: Chart, data: Any) -> Iterable[str]:
+    """Return the terms of a chart that its script shows: those with data."""
+    if data is None:
+        return ()
+    entries = data if isinstance(data, Mapping) else {}
+    groups = [entries[key] for key in ("parts", "families") if key in entries]
+    named = {entry["term"] for group in groups for entry in group}
+    return (
+        [term for term in chart.terms if term in named]
+        if groups
+        else [
+            term for term in chart.terms if "metrics" not in entries or term in entries["metrics"]
+        ]
+    )
+
+
 def _visible(value: Any) -> Any:
     """Return a value with the invisible characters of its texts written out, as on a terminal."""
     if isinstance(value, str):
@@ -133,17 +164,6 @@ def _visible(value: Any) -> Any:
 def _check_language(language: str) -> None:
     if language not in LANGUAGES:
         raise UsageError(f"language {language!r}: expected one of {', '.join(LANGUAGES)}")
-
-
-def _head(report: ReportData, words: Words) -> dict[str, Any]:
-    """Return the texts of the page's header and footer."""
-    steps, ranks = format_ranges("step", report.steps), format_ranges("rank", report.ranks)
-    return {
-        "what": report.what,
-        "about": words("page.window", window=report.window, steps=steps, ranks=ranks),
-        "tiles": headline(report, words),
-        "made_by": words("page.made_by", version=version("ppprof"), num=len(report.sources)),
-    }
 
 
 def _file(name: str) -> str:

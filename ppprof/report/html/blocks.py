@@ -15,8 +15,6 @@ from ppprof.units import format_bytes, format_ratio, format_time
 MAX_ROWS = 300
 """Most rows of a table. More rows slow the browser down and are rarely read."""
 
-_MAX_ROWS_WITHOUT_SEARCH = 10
-
 
 def milliseconds(time_ns: float) -> str:
     """Format nanoseconds as milliseconds without the unit.
@@ -69,30 +67,40 @@ class Cell:
     """Sort key of the cell in its column; if None, the cell is sorted by ``text``. Cells with the
     text "-" or "" come last."""
     mark: str = ""
-    """Class in the style sheet: ``worse`` or ``better`` for a change, ``slow`` for a slow rank, ""
-    for any other cell."""
+    """Class in the style sheet: ``worse``, ``better`` or ``same`` for a change, ``slow`` for a slow
+    rank, "" for any other cell."""
+    href: str = ""
+    """A link to the place in the timeline that the cell is about
+    (`ppprof.report.html.links`); "" for none."""
 
 
-def cell(value: Any, kind: str) -> Cell:
+def cell(value: Any, kind: str, href: str = "") -> Cell:
     """Return a cell with ``value`` formatted by `format_as`; the sort key is ``value`` itself."""
-    return Cell(format_as(value, kind), value)
+    return Cell(format_as(value, kind), value, href=href)
 
 
-def change(value: float | None, kind: str, more_is_better: bool = False) -> Cell:
-    """Return a cell with a change: sign, arrow and the mark ``worse`` or ``better``.
+def change(
+    value: float | None, kind: str, more_is_better: bool = False, *, is_clear: bool | None = True
+) -> Cell:
+    """Return a cell with a change: its sign, and an arrow and a colour if it is significant.
 
-    A change of 0 or None has no sign, no arrow and no mark.
+    A change of 0 or None has no sign, no arrow and the mark ``same``.
 
     Args:
         value: experiment minus baseline, or that difference as a ratio.
         kind: key of `FORMATS`.
         more_is_better: whether an increase is marked ``better``.
+        is_clear: whether the change is significant; None if unknown. Other changes have a sign, but
+            no arrow, and the mark ``same``.
     """
     if not value:
-        return cell(value, kind)
-    arrow, sign = ("▲", "+") if value > 0 else ("▼", "")
+        return Cell(format_as(value, kind), value, "same")
+    sign = "+" if value > 0 else ""
+    text = f"{sign}{FORMATS[kind](value)}"
+    if not is_clear:
+        return Cell(text, value, "same")
     mark = "better" if (value > 0) == more_is_better else "worse"
-    return Cell(f"{arrow} {sign}{FORMATS[kind](value)}", value, mark)
+    return Cell(f"{'▲' if value > 0 else '▼'} {text}", value, mark)
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,14 @@ class Column:
     (`ppprof.report.html.words.Words`)."""
     kind: str = "text"
     """Kind of the column's values, a key of `FORMATS`."""
+    metric: str = ""
+    """The choice of the table's metric that shows this column: total, self, mean, max, share or
+    calls, in a comparison also with the clock: cpu_total. "" for a column that is always shown."""
+    clock: str = ""
+    """The choice of the table's clock that shows this column: ``cpu`` or ``gpu``; "" for both."""
+    of: str = ""
+    """Term of the number that a column of a comparison is about, shown below its name; "" for
+    none."""
 
     @property
     def is_number(self) -> bool:
@@ -115,10 +131,17 @@ class Column:
         """The unit to show beside the column's name; empty if the cells themselves have units."""
         return self.kind if self.kind in ("ms", "GB/s", "TFLOP/s") else ""
 
+    @property
+    def raw_unit(self) -> str:
+        """The unit of the cells' sort keys, which a CSV file holds; empty without a unit."""
+        return {"ms": "ns", "time": "ns", "bytes": "B", "GB/s": "B/s", "TFLOP/s": "FLOP/s"}.get(
+            self.kind, ""
+        )
+
 
 @dataclass(frozen=True)
 class Table:
-    """A table that can be sorted and, if it is long, searched."""
+    """A table that can be sorted, copied, saved and, if it is long, searched."""
 
     label: str
     """Caption of the table."""
@@ -126,26 +149,47 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     left_out: int = 0
     """Number of rows that the table does not show."""
+    key: str = ""
+    """Name of the table in the scripts and in the name of its CSV file."""
+    sorted_by: int | None = None
+    """Index of the column by which the rows are sorted, numbers falling; None if they are not
+    sorted by a column."""
+    shown_metric: str = ""
+    """The metric whose columns are shown first; "" for all columns."""
     block: str = "table"
 
     @property
-    def can_search(self) -> bool:
-        """Whether the table is long enough for a search field."""
-        return len(self.rows) > _MAX_ROWS_WITHOUT_SEARCH
+    def num_rows(self) -> int:
+        """Number of all rows, also of those that the table does not show."""
+        return len(self.rows) + self.left_out
+
+    @property
+    def metrics(self) -> Sequence[str]:
+        """The metrics to choose from, in the order of the columns."""
+        return list(dict.fromkeys(column.metric for column in self.columns if column.metric))
+
+    @property
+    def clocks(self) -> Sequence[str]:
+        """The clocks to choose from; empty if all columns have the same."""
+        clocks = list(dict.fromkeys(column.clock for column in self.columns if column.clock))
+        return clocks if len(clocks) > 1 else []
 
 
-Spec = Sequence[tuple[str, str, Union[str, Callable[[Mapping[str, Any]], Cell]]]]
-"""Columns, each as (term, kind, source). The source is the name of a column with the values, or a
-function that returns the cell for a row."""
+Source = Union[str, Callable[[Mapping[str, Any]], Cell]]
+"""Where a column's cells come from: a column with the values, or a function of a row."""
+
+Spec = Sequence[tuple[Union[str, Column], str, Source]]
+"""Columns, each as (term or column, kind, source)."""
 
 
-def table_of(label: str, table: pl.DataFrame, spec: Spec) -> Table:
+def table_of(label: str, table: pl.DataFrame, spec: Spec, **more: Any) -> Table:
     """Return a table of the page with the first `MAX_ROWS` rows of ``table``.
 
     Args:
         label: caption.
         table: the values, in the order to show.
         spec: the columns, see `Spec`.
+        more: further fields of `Table`.
     """
     rows = []
     for row in table.head(MAX_ROWS).rows(named=True):
@@ -155,8 +199,8 @@ def table_of(label: str, table: pl.DataFrame, spec: Spec) -> Table:
                 for _, kind, source in spec
             ]
         )
-    columns = [Column(term, kind) for term, kind, _ in spec]
-    return Table(label, columns, rows, max(0, table.height - MAX_ROWS))
+    columns = [term if isinstance(term, Column) else Column(term, kind) for term, kind, _ in spec]
+    return Table(label, columns, rows, max(0, table.height - MAX_ROWS), **more)
 
 
 @dataclass(frozen=True)
@@ -168,7 +212,7 @@ class Tile:
     text: str
     """The value with its unit."""
     detail: str = ""
-    """Smaller text beside the value, such as the share of the step; "" for no such text."""
+    """Smaller text below the value, such as whether its steps were recorded; "" for no text."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +221,28 @@ class Tiles:
 
     tiles: Sequence[Tile]
     block: str = "tiles"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a step, drawn as a piece of a bar."""
+
+    term: str
+    """Key of the part's name, in the group ``terms`` of the page's texts."""
+    text: str
+    """Its time."""
+    share: float
+    """Its share of the step, in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a step as one bar."""
+
+    label: str
+    """What the bar shows."""
+    parts: Sequence[Part]
+    block: str = "parts"
 
 
 @dataclass(frozen=True)
@@ -189,6 +255,8 @@ class Chart:
     drawn_by: str = "chart"
     """Key of ``drawers`` in page.js."""
     height: int = 320
+    terms: Sequence[str] = ()
+    """Terms whose names the script shows if they are in the data."""
     block: str = "chart"
 
 
@@ -209,10 +277,12 @@ class Advice:
     row: FindingRow
     evidence: tuple[Sequence[str], Sequence[Sequence[str]]]
     """The headers, and the rows as lists of cells."""
+    href: str = ""
+    """A link to the place in the timeline; "" for none."""
     block: str = "advice"
 
 
-Block = Union[Table, Tiles, Chart, Note, Advice]
+Block = Union[Table, Tiles, Parts, Chart, Note, Advice]
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import polars as pl
 
+from ppprof.analysis.diff.changes import SURE
 from ppprof.analysis.diff.diff import Diff
-from ppprof.analysis.diff.significance import Change
+from ppprof.analysis.diff.run_costs import VALUES
+from ppprof.analysis.profile.step_basis import LEAST_STEPS
 from ppprof.analysis.report_data.run import ReportData
 from ppprof.report.diff_rows import KINDS, MORE_IS_BETTER, RowSelection, select_rows
 from ppprof.report.html.blocks import (
@@ -17,6 +20,7 @@ from ppprof.report.html.blocks import (
     Chart,
     Column,
     Note,
+    Source,
     Table,
     Tile,
     Tiles,
@@ -24,8 +28,15 @@ from ppprof.report.html.blocks import (
     change,
     table_of,
 )
+from ppprof.report.html.links import Links
+from ppprof.report.html.name_tables import MODULE_TERMS, linked_name
 from ppprof.report.html.words import Words
 from ppprof.units import format_ratio
+
+_SIDES = ("baseline", "experiment")
+
+_OF_STEP_TIME = ("step_time", "step_time_median", "ips", "tokens_per_s")
+"""The metrics that change as the step time does."""
 
 _MAX_DIFFERENCES = 12
 """Most differences in config and versions to list."""
@@ -34,7 +45,9 @@ OVERVIEW_KINDS = {"ns": "time", "per_s": "number", "bytes": "bytes", "ratio": "r
 """Kind of a number in the overview (a key of `FORMATS`), keyed by the number's unit."""
 
 
-def change_section(report: ReportData, words: Words) -> tuple[str, Sequence[Block]] | None:
+def change_section(
+    report: ReportData, words: Words, links: Links
+) -> tuple[str, Sequence[Block]] | None:
     """Return the introduction and the blocks of the section on changes from the baseline.
 
     The introduction is plain text. None if the report has no baseline.
@@ -45,92 +58,166 @@ def change_section(report: ReportData, words: Words) -> tuple[str, Sequence[Bloc
     tables = select_rows(diff, RowSelection(limit=MAX_ROWS))
     basis = words(f"basis.{diff.step_times[1][1].replace(' ', '_')}")
     steps_label = words("about.change_steps", basis=basis)
+    has_traces = not (diff.baseline.recorded.is_empty() or diff.experiment.recorded.is_empty())
     by_name = [
-        block for view, kind in KINDS.items() for block in _by_name(diff, kind, tables[view], words)
+        block
+        for view in (KINDS if has_traces else ())
+        for block in _by_name(diff, view, tables[view], words, links)
     ]
     blocks: list[Block] = [
         Tiles(
             [
-                Tile("verdict", _verdict(diff.change, words)),
+                Tile("verdict", verdict_text(diff, words)),
                 Tile("alike", format_ratio(diff.comparability.score)),
             ]
         ),
         *map(Note, diff.comparability.differences[:_MAX_DIFFERENCES]),
-        _overview(tables["overview"], words),
-        Chart("change_steps", steps_label, height=300),
-        *by_name,
+        _overview(diff, words),
+        Chart("change_steps", steps_label, height=300, terms=_SIDES),
     ]
-    if diff.modules.height > 1:
-        blocks += [
-            Chart("change_modules", words("about.change_modules"), "tree"),
-            Chart("trend", words("about.trend"), height=300),
-        ]
-    return words("about.change", baseline=diff.baseline.what), blocks
+    if has_traces and diff.modules.height > 1:
+        tree = Chart("change_modules", words("about.change_modules"), "tree", 0, MODULE_TERMS)
+        trend = Chart("trend", words("about.trend"), "trend", 300, (*_SIDES, "delta"))
+        blocks += [tree, trend]
+    return words("about.change", baseline=diff.baseline.what), [*blocks, *by_name]
 
 
-def _verdict(change: Change, words: Words) -> str:
+def verdict_text(diff: Diff, words: Words) -> str:
+    """Return whether the step time changed, with the interval of the change."""
+    change = diff.change
     verdict = words(f"verdicts.{change.verdict}")
     if change.ratio is None:
-        return f"{verdict}: {change.reason}"
+        return words("verdicts.unknown", verdict=verdict, reason=_reason(diff, words))
+    ratio = f"{change.ratio:+.1%}"
     if change.low is None or change.high is None:
-        return f"{verdict}: {change.ratio:+.1%}; {change.reason}"
-    text = words(
-        "verdicts.interval",
-        verdict=verdict,
-        ratio=f"{change.ratio:+.1%}",
-        low=f"{change.low:+.1%}",
-        high=f"{change.high:+.1%}",
-    )
-    return f"{text}; {change.advice}" if change.advice else text
+        reason = _reason(diff, words)
+        return words("verdicts.no_interval", verdict=verdict, ratio=ratio, reason=reason)
+    low, high = f"{change.low:+.1%}", f"{change.high:+.1%}"
+    text = words("verdicts.interval", verdict=verdict, ratio=ratio, low=low, high=high)
+    if not change.advice:
+        return text
+    key = "more_steps" if change.needed_steps is not None else "quieter"
+    noise = f"{change.noise:.1%}"
+    return f"{text}; {words(f'verdicts.{key}', num=change.needed_steps, noise=noise)}"
 
 
-def _overview(table: pl.DataFrame, words: Words) -> Table:
+def _reason(diff: Diff, words: Words) -> str:
+    """Return why there is no interval: `Change.reason` in the page's language."""
+    change = diff.change
+    num = min(change.baseline_steps, change.experiment_steps)
+    bases = [words(f"basis.{basis.replace(' ', '_')}") for _, basis in diff.step_times]
+    if num == 0:
+        return words("verdicts.no_steps")
+    if change.ratio is None:
+        return words("verdicts.no_time")
+    if num < LEAST_STEPS:
+        return words("verdicts.few_steps", num=num, least=LEAST_STEPS)
+    if bases[0] != bases[1]:
+        return words("verdicts.other_basis", baseline=bases[0], experiment=bases[1])
+    return words("verdicts.unlike", score=format_ratio(diff.comparability.score))
+
+
+def _overview(diff: Diff, words: Words) -> Table:
     rows = []
-    for row in table.rows(named=True):
+    for row in diff.overview.rows(named=True):
         name = words.term(row["metric"])
         if row["unit"] == "text":
             texts = [name, row["baseline_text"] or "-", row["experiment_text"] or "-", "", ""]
             rows.append(list(map(Cell, texts)))
             continue
+        if not row["baseline"] and not row["experiment"]:
+            continue
         kind, better = OVERVIEW_KINDS[row["unit"]], row["metric"] in MORE_IS_BETTER
+        is_clear = _is_clear(diff, row["metric"], row["delta"])
         rows.append(
             [
                 Cell(name, name),
                 cell(row["baseline"], kind),
                 cell(row["experiment"], kind),
-                change(row["delta"], kind, better),
-                change(row["delta_ratio"], "ratio", better),
+                change(row["delta"], kind, better, is_clear=is_clear),
+                change(row["delta_ratio"], "ratio", better, is_clear=is_clear),
             ]
         )
     terms = ("baseline", "experiment", "delta", "delta_ratio")
     columns = [Column("name"), *(Column(term, "number") for term in terms)]
-    return Table(words("sections.change"), columns, rows)
+    return Table(words("sections.change"), columns, rows, key="change")
 
 
-def _by_name(diff: Diff, kind: str, table: pl.DataFrame, words: Words) -> list[Block]:
+def _is_clear(diff: Diff, metric: str, delta: float | None) -> bool:
+    """Return whether the change of a metric is significant; False where that is unknown.
+
+    The rates change as the step time does.
+    """
+    if metric in _OF_STEP_TIME:
+        return diff.change.verdict in ("faster", "slower")
+    noise = diff.noise_of(metric)
+    return noise is not None and delta is not None and abs(delta) >= SURE * noise
+
+
+def _by_name(diff: Diff, view: str, table: pl.DataFrame, words: Words, links: Links) -> list[Block]:
+    kind = KINDS[view]
     title = words(f"sections.{kind}")
     if table.is_empty():
         if getattr(diff, kind).is_empty():
             return []
         nothing = words("page.nothing", reason=words("reasons.nothing_changed"))
         return [Note(f"{title}: {nothing}")]
-    value = diff.sort_value(kind).removesuffix("_ns")
+    spec: list[Any] = [
+        ("name", "text", linked_name(_PLACES[view], links)),
+        ("status", "text", lambda row: Cell(_STATUS[row["status"]], row["status"])),
+    ]
+    values = [value for value in VALUES[kind] if _is_used(table, value)]
+    for value in values:
+        spec += _sub_columns(value)
+    shown = diff.sort_value(kind).removesuffix("_ns")
+    sort_column = next(
+        index
+        for index, (column, _, _) in enumerate(spec)
+        if isinstance(column, Column) and (column.metric, column.term) == (shown, "delta")
+    )
+    more = {"key": f"change_{kind}", "shown_metric": shown, "sorted_by": sort_column}
+    return [table_of(title, table, spec, **more)]
+
+
+def _is_used(table: pl.DataFrame, value: str) -> bool:
+    return any(table[f"{side}_{value}"].sum() for side in ("baseline", "experiment"))
+
+
+def _sub_columns(value: str) -> list[Any]:
+    """Return the columns of one value of both runs: baseline, experiment, delta, ratio and noise."""
+    metric = value.removesuffix("_ns")
+    kind = "ms" if value.endswith("_ns") else "number"
+    of = {"flops": "flops", "time": "operator_time", "total": "collective_total"}.get(
+        metric, metric
+    )
+
+    def column(term: str, kind: str) -> Column:
+        return Column(term, kind, metric, of=of)
+
+    def changed(name: str, kind: str) -> Source:
+        def cell_of(row: Mapping[str, Any]) -> Cell:
+            delta, noise = row[f"delta_{value}"], row[f"noise_{value}"]
+            is_clear = noise is not None and abs(delta) >= SURE * noise
+            return change(row[name], kind, is_clear=is_clear)
+
+        return cell_of
+
     return [
-        table_of(
-            title,
-            table,
-            [
-                ("name", "text", "name"),
-                ("status", "text", lambda row: Cell(_STATUS[row["status"]], row["status"])),
-                ("baseline", "ms", f"baseline_{value}_ns"),
-                ("experiment", "ms", f"experiment_{value}_ns"),
-                ("delta", "ms", lambda row: change(row[f"delta_{value}_ns"], "ms")),
-                ("delta_ratio", "ratio", lambda row: change(row[f"delta_ratio_{value}"], "ratio")),
-                ("delta_noise", "ms", f"noise_{value}_ns"),
-                ("delta_calls", "number", lambda row: change(row["delta_calls"], "number")),
-            ],
-        )
+        (column("baseline", kind), kind, f"baseline_{value}"),
+        (column("experiment", kind), kind, f"experiment_{value}"),
+        (column("delta", kind), kind, changed(f"delta_{value}", kind)),
+        (column("delta_ratio", "ratio"), "ratio", changed(f"delta_ratio_{metric}", "ratio")),
+        (column("delta_noise", kind), kind, f"noise_{value}"),
     ]
 
+
+_PLACES = {
+    "op": "operator",
+    "kernel": "kernel",
+    "dist": "collective",
+    "runtime": "",
+    "shape": "shape",
+}
+"""The kind of place (`ppprof.analysis.report_data.places.PLACES`) of a table's names, keyed by view."""
 
 _STATUS = {"both": "", "new": "new", "gone": "gone"}

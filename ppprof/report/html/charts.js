@@ -6,6 +6,21 @@ const PART_COLOURS = {
   computation: "#0072b2", exposed: "#d55e00", data_loading: "#e69f00", bubble: "#999999",
   host_bound: "#cc79a7", queued: "#f0e442", rest: "#56b4e9", hidden: "#009e73",
 };
+// One pattern for each part, the same on all pages.
+const DECALS = {
+  exposed: { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [3, 4], rotation: Math.PI / 4 },
+  data_loading: { symbol: "circle", dashArrayX: [[6, 6], [0, 6, 6, 0]], dashArrayY: [5, 0], symbolSize: 0.7 },
+  bubble: { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [2, 6], rotation: 0 },
+  host_bound: { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [3, 4], rotation: -Math.PI / 4 },
+  queued: { symbol: "triangle", dashArrayX: [[8, 8], [0, 8, 8, 0]], dashArrayY: [7, 2], symbolSize: 0.7 },
+  rest: { symbol: "rect", dashArrayX: [[5, 5], [0, 5, 5, 0]], dashArrayY: [3, 0], symbolSize: 0.6 },
+  hidden: { symbol: "rect", dashArrayX: [1, 0], dashArrayY: [2, 6], rotation: Math.PI / 2 },
+};
+const AXIS_DECALS = [3, 5, 7, 9, 11, 13].map((gap) => ({ ...DECALS.exposed, dashArrayY: [2, gap] }));
+const fillOf = (part) => ({
+  color: PART_COLOURS[part],
+  decal: DECALS[part] ? { color: "rgba(0, 0, 0, 0.25)", ...DECALS[part] } : undefined,
+});
 const AXIS_COLOURS = ["#d55e00", "#b5410b", "#f0804a", "#8c2d04", "#f7a77b", "#6b2100"];
 const SIDE_COLOURS = { baseline: "#999999", experiment: "#0072b2" };
 
@@ -18,12 +33,12 @@ function base(figure) {
   const text = colour("text");
   const soft = colour("soft");
   return {
-    animation: false,
-    textStyle: { color: text, fontFamily: "inherit" },
-    aria: { enabled: true, decal: { show: true }, label: { description: figure.querySelector("figcaption").textContent } },
+    animation: false, backgroundColor: colour("back"),
+    textStyle: { color: text, fontFamily: getComputedStyle(document.body).fontFamily, fontSize: 12 },
+    aria: { enabled: true, label: { description: figure.querySelector("figcaption").textContent } },
     tooltip: tooltipBase(),
-    legend: { type: "scroll", top: 0, textStyle: { color: text }, pageTextStyle: { color: soft } },
-    grid: { left: 70, right: 20, top: 40, bottom: 45 },
+    legend: { type: "scroll", top: 0, textStyle: { color: text }, pageTextStyle: { color: soft }, pageIconColor: text },
+    grid: { left: narrow() ? 56 : 70, right: narrow() ? 12 : 20, top: 40, bottom: 45 },
   };
 }
 const axis = (name, more = {}) => ({
@@ -36,10 +51,21 @@ const axis = (name, more = {}) => ({
 const short = (value) => String(Number(value.toPrecision(2)));
 const inMs = { nameGap: 50, type: "value" };
 
+const narrow = () => innerWidth < 600;
+
 function show(figure, option, prepared = null) {
   const chart = prepared || echarts.init(figure.querySelector(".drawing"));
   chart.setOption(option, true);
   return chart;
+}
+
+// A click on a bar, cell or point that has a place in the timeline goes there.
+function follow(chart, hrefOf) {
+  chart.off("click");
+  chart.on("click", (event) => {
+    const href = hrefOf(event);
+    if (href) location.hash = href;
+  });
 }
 
 const OPTIONS = {
@@ -51,7 +77,9 @@ const OPTIONS = {
       series: found.parts.map(({ term, axis: over, ms }) => ({
         name: over ? `${nameOf(term)} ${over}` : nameOf(term),
         type: "bar", stack: "step", data: ms, barMaxWidth: 60,
-        itemStyle: { color: over ? AXIS_COLOURS[axes++ % AXIS_COLOURS.length] : PART_COLOURS[term] },
+        itemStyle: over
+          ? { color: AXIS_COLOURS[axes % AXIS_COLOURS.length], decal: { color: "rgba(0, 0, 0, 0.25)", ...AXIS_DECALS[axes++ % AXIS_DECALS.length] } }
+          : fillOf(term),
       })),
     };
   },
@@ -78,12 +106,12 @@ const OPTIONS = {
   },
   phases(found) {
     const bar = (term, values, part) => ({
-      name: nameOf(term), type: "bar", data: values, barMaxWidth: 22, itemStyle: { color: PART_COLOURS[part] },
+      name: nameOf(term), type: "bar", data: values, barMaxWidth: 22, itemStyle: fillOf(part),
     });
     const series = [bar("phase_cpu", found.cpu_ms, "rest")];
     if (found.gpu_ms) series.push(bar("phase_gpu", found.gpu_ms, "computation"));
     return {
-      grid: { left: 110, right: 20, top: 40, bottom: 45 },
+      grid: { left: narrow() ? 92 : 110, right: 20, top: 40, bottom: 45 },
       xAxis: axis("ms", { type: "value" }),
       yAxis: axis("", { type: "category", data: found.names, inverse: true }),
       series,
@@ -92,10 +120,10 @@ const OPTIONS = {
   communication(found) {
     const bar = (term, values) => ({
       name: nameOf(term), type: "bar", stack: "axis", data: values, barMaxWidth: 28,
-      itemStyle: { color: PART_COLOURS[term] },
+      itemStyle: fillOf(term),
     });
     return {
-      grid: { left: 110, right: 20, top: 40, bottom: 45 },
+      grid: { left: narrow() ? 92 : 110, right: 20, top: 40, bottom: 45 },
       xAxis: axis("ms", { type: "value" }),
       yAxis: axis("", { type: "category", data: found.axes, inverse: true }),
       series: [bar("hidden", found.hidden_ms), bar("exposed", found.exposed_ms)],
@@ -129,19 +157,12 @@ const OPTIONS = {
           const family = term.slice("family_".length);
           return {
             name: nameOf(term), type: "scatter", symbol: signs[family], itemStyle: { color: PART_COLOURS[tones[family]], opacity: 0.8 },
-            data: points.map(([x, y, ms, name]) => [x, y / 1e12, ms, name]),
+            data: points.map(([x, y, ms, name, href]) => [x, y / 1e12, ms, name, href]),
             symbolSize: (value) => 6 + 26 * Math.sqrt(value[2] / longest),
           };
         }),
         ...limits,
       ],
-    };
-  },
-  trend(found) {
-    return {
-      xAxis: axis(nameOf("name"), { type: "category", data: found.names.map((name, at) => `${at} ${name}`), axisLabel: { show: false } }),
-      yAxis: axis("ms", inMs),
-      series: sides(found.baseline_ms, found.experiment_ms),
     };
   },
   change_steps(found) {
@@ -162,17 +183,66 @@ function sides(baseline, experiment) {
     }));
 }
 
+const HREFS = {
+  steps: (found) => ({ dataIndex }) => found.hrefs[dataIndex],
+  communication: (found) => ({ dataIndex }) => found.hrefs[dataIndex],
+  roofline: () => ({ value, seriesType }) => seriesType === "scatter" && value[4],
+};
+
 function drawChart(figure, found, name) {
   const option = { ...base(figure), ...OPTIONS[name](found) };
   option.tooltip.valueFormatter = inTime;
-  return show(figure, option);
+  const chart = show(figure, option);
+  if (HREFS[name]) follow(chart, HREFS[name](found));
+  return chart;
 }
+
+// The accumulated times of both runs over the step, and their difference; one stage at a time.
+function drawTrend(figure, found) {
+  let chart = null;
+  figure.choose = (at) => {
+    figure.chosen = at;
+    const one = found[at];
+    const last = { baseline: 0, experiment: 0 };
+    const difference = one.names.map((_, i) => {
+      for (const side of ["baseline", "experiment"]) last[side] = one[`${side}_ms`][i] ?? last[side];
+      return last.experiment - last.baseline;
+    });
+    const option = {
+      ...base(figure),
+      xAxis: axis("", {
+        type: "category", boundaryGap: false, data: one.names.map((name, i) => `${i + 1} ${name === "?" ? say("outside") : name}`),
+        axisLabel: { color: colour("soft"), hideOverlap: true, width: 120, overflow: "truncate", formatter: (text) => text.replace(/^\d+ /, "") },
+      }),
+      yAxis: axis("ms", inMs),
+      series: [
+        ...sides(one.baseline_ms, one.experiment_ms).map((line) => ({ ...line, connectNulls: true })),
+        {
+          name: nameOf("delta"), type: "line", data: difference, showSymbol: false, step: "end",
+          lineStyle: { width: 1, type: "dotted", color: colour("worse") }, itemStyle: { color: colour("worse") }, areaStyle: { opacity: 0.12 },
+        },
+      ],
+    };
+    option.tooltip.valueFormatter = inTime;
+    chart = show(figure, option, chart);
+  };
+  if (found.length > 1) {
+    once(figure, () => [choice(words.page.stage_choice, found.map(({ stage }, at) => [at, stageName(stage)]), (at) => figure.choose(at))]);
+  }
+  figure.choose(figure.chosen || 0);
+  return chart;
+}
+const stageName = (stage) => (stage === null ? say("whole_step") : say("stage", { stage }));
+
+const UNITS = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]];
 
 function drawMemory(figure, found) {
   let chart = null;
   const render = (at) => {
     const one = found[at];
-    const points = (values) => one.ms.map((ms, i) => [ms, values[i]]);
+    const most = Math.max(...one.allocated, ...one.reserved.filter((size) => size !== null));
+    const [unit, factor] = UNITS.find(([, least]) => most >= least) || UNITS[UNITS.length - 1];
+    const points = (values) => one.ms.map((ms, i) => [ms, values[i] === null ? null : values[i] / factor]);
     const line = (term, values, type) => ({
       name: nameOf(term), type: "line", step: "end", showSymbol: false, data: points(values),
       lineStyle: { type, width: 1.5 },
@@ -181,17 +251,17 @@ function drawMemory(figure, found) {
     allocated.areaStyle = { opacity: 0.15 };
     allocated.markPoint = {
       symbolSize: 44, label: { formatter: () => inBytes(one.peak[1]), color: colour("text"), position: "top" },
-      data: [{ coord: one.peak, symbol: "triangle", symbolSize: 12 }],
+      data: [{ coord: [one.peak[0], one.peak[1] / factor], symbol: "triangle", symbolSize: 12 }],
     };
     const option = {
       ...base(figure),
       color: [PART_COLOURS.computation, PART_COLOURS.exposed],
       grid: { left: 80, right: 30, top: 50, bottom: 45 },
       xAxis: axis("ms", { type: "value", max: "dataMax" }),
-      yAxis: axis("", { type: "value", axisLabel: { color: colour("soft"), formatter: inBytes } }),
+      yAxis: axis(unit, inMs),
       series: [allocated, line("reserved", one.reserved, "dashed")],
     };
-    option.tooltip.valueFormatter = inBytes;
+    option.tooltip.valueFormatter = (value) => (value === null || value === undefined ? "-" : inBytes(value * factor));
     option.tooltip.axisPointer = { type: "line" };
     chart = show(figure, option, chart);
   };
@@ -228,27 +298,32 @@ function drawHeat(figure, found) {
     const least = known.reduce((low, value) => Math.min(low, value), Infinity);
     const most = known.reduce((high, value) => Math.max(high, value), 0);
     const option = base(figure);
-    option.aria.decal.show = false;
     option.legend = undefined;
     option.tooltip = {
       ...option.tooltip, trigger: "item",
       formatter: ({ value }) => echarts.format.encodeHTML(
         `${labels[value[1]]} · step ${found.steps[value[0]]} · ${nameOf(state.metric)} ${inTime(value[2])}`),
     };
-    option.grid = { left: 150, right: 110, top: 10, bottom: 45 };
+    option.grid = narrow()
+      ? { left: 84, right: 12, top: 10, bottom: 95 } : { left: 150, right: 110, top: 10, bottom: 45 };
     option.xAxis = axis("step", { type: "category", data: found.steps });
-    option.yAxis = axis("", { type: "category", data: labels, inverse: true });
+    option.yAxis = axis("", {
+      type: "category", data: labels, inverse: true,
+      axisLabel: { color: colour("soft"), width: narrow() ? 76 : 140, overflow: "truncate" },
+    });
     option.visualMap = {
-      min: Math.min(least, most), max: most, right: 0, top: "middle", calculable: true, precision: 2,
+      min: Math.min(least, most), max: most, calculable: true,
+      ...(narrow() ? { orient: "horizontal", left: "center", bottom: 0 } : { right: 0, top: "middle" }), precision: 2,
       text: [inTime(most), inTime(Math.min(least, most))], textStyle: { color: colour("soft") },
       inRange: { color: [colour("heat-low"), colour("heat-high")] },
     };
     option.series = [{
       type: "heatmap", data: cells, name: nameOf(state.metric), progressive: 20000,
-      label: { show: cells.length <= 150, formatter: ({ value }) => value[2].toFixed(value[2] < 10 ? 2 : 0) },
+      label: { show: cells.length <= (narrow() ? 24 : 150), fontSize: 12, formatter: ({ value }) => value[2].toFixed(value[2] < 10 ? 2 : 0) },
       itemStyle: { borderWidth: cells.length < 3000 ? 1 : 0, borderColor: colour("back") },
     }];
     chart = show(figure, option, chart);
+    follow(chart, ({ value }) => !state.by && found.ranks[value[1]].hrefs[value[0]]);
   };
   once(figure, () => {
     const made = [choice(say("show"), Object.keys(found.metrics).map((term) => [term, nameOf(term)]),

@@ -11,10 +11,12 @@ from typing import Any
 import polars as pl
 
 from ppprof.analysis.efficiency.operator_work import FAMILIES, family_of
-from ppprof.analysis.modules.gaps import UNKNOWN
 from ppprof.analysis.ranks.collectives import to_reference_clock
 from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.run import ReportData
+from ppprof.report.html.links import Links
+from ppprof.report.html.module_charts import milliseconds_of as _ms
+from ppprof.report.html.module_charts import module_changes, module_tree, trend
 from ppprof.report.html.sections import has_pipeline, label, typical_step
 from ppprof.report.html.words import Words
 
@@ -23,8 +25,6 @@ _MAX_STEPS = 2000
 
 _MAX_CELLS = 60_000
 """Most cells of each heat map; the last steps are kept."""
-
-_MAX_MODULES = 20_000
 
 _MAX_POINTS = 1000
 """Most operators of the roofline: those with the most time above it."""
@@ -39,36 +39,33 @@ _COLOURS = {
 }
 
 
-def chart_data(report: ReportData, words: Words) -> dict[str, Any]:
+def chart_data(report: ReportData, words: Words, links: Links) -> dict[str, Any]:
     """Return the input of each chart's script, keyed by chart name.
 
-    None for a chart without data. The charts of the comparison are missing without a baseline.
+    None for a chart without data. The charts of the comparison are missing without a baseline, those
+    of traces for a run with step times only.
     """
-    data = {
-        "steps": _steps(report, words),
-        "times": _times(report),
-        "phases": _phases(report),
-        "heat": _heat(report, words),
-        "communication": _communication(report),
-        "pipeline": _pipeline(report, words) if has_pipeline(report) else None,
-        "roofline": _roofline(report),
-        "modules": _modules(report.costs.module_means),
-        "memory": _memory(report),
-        "timeline": _timeline(report),
-    }
+    data: dict[str, Any] = {"times": _times(report), "heat": _heat(report, links)}
+    if report.has_traces:
+        data.update(
+            steps=_steps(report, links),
+            phases=_phases(report),
+            communication=_communication(report, links),
+            pipeline=_pipeline(report, words) if has_pipeline(report) else None,
+            roofline=_roofline(report, links),
+            modules=module_tree(report, links),
+            memory=_memory(report),
+            timeline=_timeline(report),
+        )
     if report.diff is not None:
-        data["change_modules"] = _module_changes(report.diff.modules)
-        data["trend"] = _trend(report.diff.modules)
+        data["change_modules"] = module_changes(report, report.diff, links)
+        data["trend"] = trend(report.diff)
         data["change_steps"] = _change_steps(report)
     return data
 
 
-def _ms(values: Sequence[float | None] | pl.Series) -> list[float | None]:
-    return [None if value is None else round(value / 1e6, 6) for value in values]
-
-
 def _parts(report: ReportData) -> list[tuple[str, str, str]]:
-    """Return (column, term, axis) of each part of a step, in the order of the columns.
+    """Return (column, term, axis) of each part of a step that is not 0, in the columns' order.
 
     The axis is "" for parts other than exposed communication.
     """
@@ -77,12 +74,12 @@ def _parts(report: ReportData) -> list[tuple[str, str, str]]:
         if column.startswith("exposed_"):
             axis = column[len("exposed_") : -len("_ns")]
             parts.append((column, "exposed", axis))
-        elif column in _COLOURS and report.cluster.steps[column].count():
+        elif column in _COLOURS and report.cluster.steps[column].sum():
             parts.append((column, _COLOURS[column], ""))
     return parts
 
 
-def _steps(report: ReportData, words: Words) -> dict[str, Any]:
+def _steps(report: ReportData, links: Links) -> dict[str, Any]:
     parts = _parts(report)
     means = (
         report.cluster.steps.group_by("step")
@@ -93,6 +90,7 @@ def _steps(report: ReportData, words: Words) -> dict[str, Any]:
     return {
         "steps": means["step"].to_list(),
         "step_ms": _ms(means["step_ns"]),
+        "hrefs": [links.to_step(step=step) for step in means["step"]],
         "parts": [
             {"term": term, "axis": axis, "ms": _ms(means[column])} for column, term, axis in parts
         ],
@@ -124,27 +122,28 @@ def _phases(report: ReportData) -> dict[str, Any] | None:
     }
 
 
-def _heat(report: ReportData, words: Words) -> dict[str, Any]:
-    steps = report.cluster.steps.with_columns(
-        own_ns=own_time(report.cluster.steps),
-        exposed_communication_ns=pl.when(pl.col("rest_ns").is_not_null()).then(
-            pl.sum_horizontal(pl.lit(0, pl.Int64), "^exposed_.*_ns$")
-        ),
-    )
+_HEAT = {
+    "step_time": "step_ns",
+    "own": "own_ns",
+    "exposed_communication": "exposed_communication_ns",
+    "bubble": "bubble_ns",
+    "data_loading": "data_loading_ns",
+    "host_bound": "host_bound_ns",
+    "queued": "queued_ns",
+    "computation": "computation_ns",
+    "reader_cost": "reader_cost_ns",
+}
+"""The numbers of the heat map: term -> column."""
+
+
+def _heat(report: ReportData, links: Links) -> dict[str, Any]:
+    steps = _heat_steps(report)
     numbers = list(report.steps)[-max(1, _MAX_CELLS // max(len(report.ranks), 1)) :]
     cells = steps.select("rank").unique().join(pl.DataFrame({"step": numbers}), how="cross")
     filled = cells.join(steps, on=["rank", "step"], how="left").sort("rank", "step")
-    metrics = {
-        "step_time": "step_ns",
-        "own": "own_ns",
-        "exposed_communication": "exposed_communication_ns",
-        "bubble": "bubble_ns",
-        "data_loading": "data_loading_ns",
-        "host_bound": "host_bound_ns",
-        "queued": "queued_ns",
-        "computation": "computation_ns",
-    }
-    slow = set(report.cluster.slow_ranks.filter("is_slow")["rank"])
+    slow = set()
+    if report.has_traces:
+        slow = set(report.cluster.slow_ranks.filter("is_slow")["rank"])
     topology = report.cluster.topology
     axes = (
         [axis for axis in topology.order if topology.degree(axis) > 1]
@@ -158,6 +157,9 @@ def _heat(report: ReportData, words: Words) -> dict[str, Any]:
                 "at": dict(topology.coordinate(rank))
                 if topology is not None and rank < topology.world_size
                 else {},
+                "hrefs": [links.to_step(rank, step) for step in numbers]
+                if rank in report.details
+                else [],
             }
             for rank in report.ranks
         ],
@@ -165,13 +167,27 @@ def _heat(report: ReportData, words: Words) -> dict[str, Any]:
         "steps": numbers,
         "metrics": {
             term: [_ms(part) for part in filled[column].reshape((len(report.ranks), -1)).to_list()]
-            for term, column in metrics.items()
-            if filled[column].count()
+            for term, column in _HEAT.items()
+            if column in filled.columns and filled[column].sum()
         },
     }
 
 
-def _communication(report: ReportData) -> dict[str, Any] | None:
+def _heat_steps(report: ReportData) -> pl.DataFrame:
+    """Return rank, step, and a column for each number of the heat map that is known."""
+    if not report.has_traces:
+        return report.step_times.select(
+            "rank", "step", "reader_cost_ns", step_ns=pl.col("batch_cost_ns")
+        )
+    return report.cluster.steps.with_columns(
+        own_ns=own_time(report.cluster.steps),
+        exposed_communication_ns=pl.when(pl.col("rest_ns").is_not_null()).then(
+            pl.sum_horizontal(pl.lit(0, pl.Int64), "^exposed_.*_ns$")
+        ),
+    )
+
+
+def _communication(report: ReportData, links: Links) -> dict[str, Any] | None:
     steps = report.cluster.steps
     axes = [
         name[len("communication_") : -3]
@@ -184,7 +200,12 @@ def _communication(report: ReportData) -> dict[str, Any] | None:
     def means(part: str) -> list[float | None]:
         return _ms([_mean(steps[f"{part}_{axis}_ns"]) for axis in axes])
 
-    return {"axes": axes, "exposed_ms": means("exposed"), "hidden_ms": means("hidden")}
+    return {
+        "axes": axes,
+        "hrefs": [links.to_axis(axis) for axis in axes],
+        "exposed_ms": means("exposed"),
+        "hidden_ms": means("hidden"),
+    }
 
 
 def _mean(values: pl.Series) -> float | None:
@@ -284,7 +305,7 @@ def _pipeline(report: ReportData, words: Words) -> dict[str, Any]:
     return _spans(pl.concat(parts), rows)
 
 
-def _roofline(report: ReportData) -> dict[str, Any] | None:
+def _roofline(report: ReportData, links: Links) -> dict[str, Any] | None:
     """Return the operators that compute, as points by family, and the roof of each dtype.
 
     Rates are in FLOP/s and bytes/s.
@@ -298,6 +319,7 @@ def _roofline(report: ReportData) -> dict[str, Any] | None:
         point = [
             *(row["flops_per_byte"], row["flops_per_s"], row["time_ns"] / 1e6),
             f"{row['name']} {row['shapes']} {row['dtype'] or ''}",
+            links.to("shape", f"{row['name']} {row['shapes']}"),
         ]
         families.setdefault(family_of(row["name"]), []).append(point)
     return {
@@ -308,67 +330,6 @@ def _roofline(report: ReportData) -> dict[str, Any] | None:
         ],
         "bytes_per_s": report.roof.bytes_per_s,
         "peaks": report.roof.lines(table["dtype"].drop_nulls()),
-    }
-
-
-def _modules(table: pl.DataFrame) -> dict[str, Any]:
-    """Return the run's module tree in pre-order, in the format of `_module_changes`.
-
-    It looks like a comparison without changes, since one script draws both charts.
-    """
-    table = _drawn_modules(table)
-    times, num = _module_times(table, ""), table.height
-    return {
-        **_module_names(table),
-        "status": ["both"] * num,
-        "baseline": times,
-        "experiment": times,
-        "delta_self": [0.0] * num,
-        "is_clear": [False] * num,
-    }
-
-
-def _module_changes(table: pl.DataFrame) -> dict[str, Any]:
-    """Return the common module tree of baseline and experiment, in pre-order."""
-    table = _drawn_modules(table)
-    return {
-        **_module_names(table),
-        "status": table["status"].to_list(),
-        "baseline": _module_times(table, "baseline_"),
-        "experiment": _module_times(table, "experiment_"),
-        "delta_self": _ms(table["delta_self_ns"]),
-        "is_clear": table["is_clear"].to_list(),
-    }
-
-
-def _drawn_modules(table: pl.DataFrame) -> pl.DataFrame:
-    return table.filter(pl.col("depth") < 60).head(_MAX_MODULES)
-
-
-def _module_names(table: pl.DataFrame) -> dict[str, Any]:
-    return {
-        "stage": table["stage"].to_list(),
-        "depth": table["depth"].to_list(),
-        "name": table["name"].replace(UNKNOWN, "?").to_list(),
-    }
-
-
-def _module_times(table: pl.DataFrame, prefix: str) -> dict[str, Any]:
-    times: dict[str, Any] = {
-        value: _ms(table[f"{prefix}{value}_ns"]) for value in ("time", "self", "cpu", "gpu")
-    }
-    return {**times, "calls": table[f"{prefix}calls"].to_list()}
-
-
-def _trend(table: pl.DataFrame) -> dict[str, Any]:
-    first = table.filter(
-        pl.col("stage").eq_missing(pl.lit(table["stage"][0] if table.height else None))
-    )
-    modules = first.filter(pl.col("depth") > 0).head(_MAX_STEPS)
-    return {
-        "names": modules["name"].to_list(),
-        "baseline_ms": _ms(modules["baseline_until_ns"]),
-        "experiment_ms": _ms(modules["experiment_until_ns"]),
     }
 
 

@@ -1,6 +1,6 @@
 "use strict";
 // Draw each chart when it becomes visible or the browser is idle, and again when the theme changes.
-const drawers = { chart: drawChart, heat: drawHeat, memory: drawMemory, lanes: drawLanes, tree: drawTree };
+const drawers = { chart: drawChart, heat: drawHeat, memory: drawMemory, lanes: drawLanes, tree: drawTree, trend: drawTrend };
 const drawn = new Map();
 
 function draw(figure) {
@@ -32,7 +32,28 @@ addEventListener("resize", () => {
   width = innerWidth;
   for (const chart of drawn.values()) chart.resize();
 });
-addEventListener("beforeprint", () => document.querySelectorAll("figure.chart").forEach((at) => drawn.has(at) || draw(at)));
+
+// Print all charts and definitions, in light colours.
+let themeOnScreen = null;
+addEventListener("beforeprint", () => {
+  themeOnScreen = document.documentElement.dataset.theme;
+  for (const details of document.querySelectorAll("details:not([open])")) {
+    details.open = true;
+    details.dataset.closed = "yes";
+  }
+  for (const figure of document.querySelectorAll("figure.chart")) if (!drawn.has(figure)) draw(figure);
+  setTheme(false);
+});
+addEventListener("afterprint", () => {
+  for (const details of document.querySelectorAll("details[data-closed]")) details.open = false;
+  setTheme(themeOnScreen === "dark");
+});
+
+// A link to a place in the timeline: #t=START-END&rank=R&find=TEXT
+function showTimeline() {
+  if (new URLSearchParams(location.hash.slice(1)).has("t")) document.getElementById("timeline")?.scrollIntoView();
+}
+addEventListener("hashchange", showTimeline);
 
 function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
@@ -44,5 +65,6 @@ prefersDark.addEventListener("change", (event) => setTheme(event.matches));
 document.getElementById("theme").addEventListener("click", () =>
   setTheme(document.documentElement.dataset.theme !== "dark"));
 setTheme(prefersDark.matches);
+showTimeline();
 document.documentElement.dataset.ready = "yes";
 if (window.requestIdleCallback) requestIdleCallback(drawNext);

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import polars as pl
 
-from ppprof.analysis.modules.gaps import UNKNOWN
+from ppprof.analysis.profile.step_basis import unrecorded_steps
 from ppprof.analysis.ranks.device_queue import CAUSES
 from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.report_data.memory_timeline import Memory
 from ppprof.analysis.report_data.run import ReportData
-from ppprof.choices.thresholds import METRICS
 from ppprof.report.html.blocks import (
     Advice,
     Block,
@@ -22,103 +21,87 @@ from ppprof.report.html.blocks import (
     Note,
     Section,
     Spec,
-    Tile,
-    Tiles,
-    format_as,
     table_of,
 )
-from ppprof.report.html.change import OVERVIEW_KINDS, change_section
+from ppprof.report.html.change import change_section
+from ppprof.report.html.links import Links, link_of_finding
+from ppprof.report.html.name_tables import (
+    Content,
+    efficiency,
+    kernels,
+    linked_name,
+    modules,
+    nothing_to_show,
+    operators,
+)
 from ppprof.report.html.words import Words
 from ppprof.report.text import advice
-from ppprof.units import format_ranges, format_ratio
 
-_PARTS = (
-    *("computation", "exposed_communication", "data_loading", "bubble"),
-    *("host_bound", "queued", "rest"),
+PART_TERMS = (
+    *("computation", "exposed", "data_loading", "bubble", "host_bound", "queued", "rest"),
 )
+"""The terms of the parts of a step."""
 
-_HEADLINE = (
-    *("step_time", "step_time_median", "step_time_p95", "tokens_per_s", "ips"),
-    *_PARTS,
-    *("gpu_utilization", "cpu_utilization", "peak_memory"),
-    *("peak_reserved_memory", "device_memory", "device"),
-)
-
-Content = tuple[str, Sequence[Block]]
-"""The introduction below a heading, and the blocks of the section."""
+HEAT_TERMS = ("step_time", "own", "exposed_communication", *PART_TERMS)
+"""The terms of the numbers of the heat map."""
 
 
-def sections(report: ReportData, words: Words) -> list[Section]:
+def sections(report: ReportData, words: Words, links: Links) -> list[Section]:
     """Return the sections of the page in their order.
 
-    A section without data states the reason. The section on changes is missing without a baseline,
-    the section on the pipeline is missing for a run without a pipeline.
+    A section without data states the reason. Missing are the section on changes without a baseline,
+    the section on the pipeline for a run without a pipeline, and the sections on traces for a run
+    with step times only.
     """
-    builders = {
+    builders: dict[str, Callable[[ReportData, Words, Links], Content | None]] = {
         "findings": _findings,
         "change": change_section,
         "steps": _steps,
         "ranks": _ranks,
-        "communication": _communication,
-        "pipeline": _pipeline,
-        "operators": _operators,
-        "efficiency": _efficiency,
-        "kernels": _kernels,
-        "modules": _modules,
-        "memory": _memory,
-        "timeline": _timeline,
-        "unread": _unread,
     }
-    contents = {key: build(report, words) for key, build in builders.items()}
+    if report.has_traces:
+        builders.update(
+            communication=_communication,
+            pipeline=_pipeline,
+            remote=_remote,
+            modules=modules,
+            operators=operators,
+            efficiency=efficiency,
+            kernels=kernels,
+            memory=_memory,
+            timeline=_timeline,
+        )
+    builders["unread"] = _unread
+    contents = {key: build(report, words, links) for key, build in builders.items()}
     return [Section(key, *content) for key, content in contents.items() if content is not None]
 
 
-def _nothing(words: Words, reason: str) -> Content:
-    return words("page.nothing", reason=words(f"reasons.{reason}")), []
-
-
-def headline(report: ReportData, words: Words) -> Tiles:
-    """Return the key figures of the run: step time and its parts, throughput, utilization, memory.
-
-    Figures that are unknown for the run are left out.
-    """
-    metrics = report.costs.metrics
-    tiles = []
-    for metric in _HEADLINE:
-        value = metrics.get(metric)
-        if value is None:
-            continue
-        if isinstance(value, str):
-            tiles.append(Tile(metric, value))
-            continue
-        detail = ""
-        if metric in _PARTS and report.step_ns:
-            detail = f"{format_ratio(value / report.step_ns)} · {words('basis.recorded')}"
-        step_time = metrics.get("step_time")
-        if metric == "step_time":
-            detail = words(f"basis.{report.costs.step_times[1].replace(' ', '_')}")
-        if metric == "step_time_p95" and isinstance(step_time, float) and step_time:
-            detail = f"{value / step_time - 1:+.1%}"
-        kind = OVERVIEW_KINDS[METRICS[metric]]
-        tiles.append(Tile(metric, format_as(float(value), kind), detail))
-    return Tiles(tiles)
-
-
-def _findings(report: ReportData, words: Words) -> Content:
+def _findings(report: ReportData, words: Words, links: Links) -> Content:
     rows = advice.finding_rows(report.findings, words.language)
-    blocks = [Advice(row, row.evidence_cells) for row in rows]
-    return advice.headline(report.findings, words.language), blocks
+    blocks: list[Block] = [
+        Advice(row, row.evidence_cells, link_of_finding(finding, links))
+        for finding, row in zip(report.findings, rows)
+    ]
+    if not report.has_traces:
+        blocks.append(Note(words("about.step_times_only")))
+    if not report.findings:
+        return advice.headline((), words.language), blocks
+    return words("about.findings", num=len(report.findings)), blocks
 
 
-def _steps(report: ReportData, words: Words) -> Content:
-    ranks = format_ranges("rank", report.ranks)
-    blocks: list[Block] = [Chart("steps", words.term("steps_recorded"))]
+def _steps(report: ReportData, words: Words, links: Links) -> Content:
+    ranks = words.ranks(report.ranks)
+    blocks: list[Block] = []
+    if report.has_traces:
+        blocks.append(Chart("steps", words.term("steps_recorded"), terms=PART_TERMS))
     if report.step_times.height:
-        first = report.step_times["rank"][0]
-        blocks.append(Chart("times", words("about.times", rank=first), height=240))
+        caption = words("about.times", rank=report.step_times["rank"][0])
+        blocks.append(Chart("times", caption, height=240, terms=("step_time", "reader_cost")))
     if report.phases.height:
-        blocks.append(Chart("phases", words("about.phases", ranks=ranks), height=220))
-    return words("about.steps", ranks=ranks), blocks
+        caption = words("about.phases", ranks=ranks)
+        blocks.append(Chart("phases", caption, height=220, terms=("phase_cpu", "phase_gpu")))
+    about = "steps" if report.has_traces else "steps_only"
+    return words(f"about.{about}", ranks=ranks), blocks
 
 
 def label(report: ReportData, rank: int) -> str:
@@ -137,7 +120,26 @@ def label(report: ReportData, rank: int) -> str:
     return f"{rank} · {coordinates}" if coordinates else str(rank)
 
 
-def _ranks(report: ReportData, words: Words) -> Content:
+def _ranks(report: ReportData, words: Words, links: Links) -> Content:
+    table, spec = _rank_rows(report) if report.has_traces else _rank_times(report)
+
+    def rank_of(row: Mapping[str, Any]) -> Cell:
+        slow = bool(row.get("is_slow"))
+        text = f"{'▲ ' if slow else ''}{label(report, row['rank'])}"
+        href = links.to_step(row["rank"]) if row["rank"] in report.details else ""
+        return Cell(text, row["rank"], "slow" if slow else "", href)
+
+    shown = [column for column in spec if table[str(column[2])].count()]
+    columns: Spec = [("rank", "text", rank_of), *shown]
+    return words("about.ranks"), [
+        Chart("heat", words("about.heat"), "heat", min(640, 130 + 18 * table.height), HEAT_TERMS),
+        table_of(words("sections.ranks"), table, columns, key="ranks", sorted_by=0),
+        *_queue(report, words),
+    ]
+
+
+def _rank_rows(report: ReportData) -> tuple[pl.DataFrame, Spec]:
+    """Return one row per rank, from traces, and the columns to show."""
     devices = [
         (rank, device.gpu_utilization, device.cpu_utilization, device.peak_bytes)
         for rank, device in report.devices.items()
@@ -156,13 +158,7 @@ def _ranks(report: ReportData, words: Words) -> Content:
         .with_columns(peak_bytes=pl.max_horizontal("peak_bytes", "device_peak_bytes"))
         .sort("rank")
     )
-
-    def rank_of(row: Mapping[str, Any]) -> Cell:
-        slow = bool(row["is_slow"])
-        text = f"{'▲ ' if slow else ''}{label(report, row['rank'])}"
-        return Cell(text, row["rank"], "slow" if slow else "")
-
-    spec = [
+    return table, [
         ("host", "text", "host"),
         ("step_time", "ms", "step_ns"),
         ("own", "ms", "own_ns"),
@@ -170,17 +166,27 @@ def _ranks(report: ReportData, words: Words) -> Content:
         ("noise", "ms", "noise_ns"),
         ("gpu_utilization", "ratio", "gpu"),
         ("cpu_utilization", "ratio", "cpu"),
-        ("peak_memory", "bytes", "peak_bytes"),
-        ("peak_reserved_memory", "bytes", "device_peak_reserved_bytes"),
-        ("device_memory", "bytes", "device_total_bytes"),
+        *_MEMORY_COLUMNS,
     ]
-    known = [column for column in spec if table[column[2]].count()]
-    height = min(640, 130 + 18 * table.height)
-    return words("about.ranks"), [
-        Chart("heat", words("about.heat"), "heat", height),
-        table_of(words("sections.ranks"), table, [("rank", "text", rank_of), *known]),
-        *_queue(report, words),
+
+
+def _rank_times(report: ReportData) -> tuple[pl.DataFrame, Spec]:
+    """Return one row per rank, from step times alone, and the columns to show."""
+    times = unrecorded_steps(report.step_times).group_by("rank")
+    means = times.agg(pl.col("step_ns", "reader_cost_ns").mean())
+    table = means.join(_logged_memory(report), on="rank", how="left").sort("rank")
+    return table.with_columns(peak_bytes="device_peak_bytes"), [
+        ("step_time", "ms", "step_ns"),
+        ("reader_cost", "ms", "reader_cost_ns"),
+        *_MEMORY_COLUMNS,
     ]
+
+
+_MEMORY_COLUMNS: Spec = [
+    ("peak_memory", "bytes", "peak_bytes"),
+    ("peak_reserved_memory", "bytes", "device_peak_reserved_bytes"),
+    ("device_memory", "bytes", "device_total_bytes"),
+]
 
 
 def _logged_memory(report: ReportData) -> pl.DataFrame:
@@ -201,21 +207,27 @@ def _queue(report: ReportData, words: Words) -> Sequence[Block]:
         ("queue_length", "number", "queue_length"),
         ("launch_delay", "ms", "launch_delay_ns"),
     ]
-    return [table_of(words("about.queue"), means, spec)]
+    return [table_of(words("about.queue"), means, spec, key="queue")]
 
 
-def _communication(report: ReportData, words: Words) -> Content:
+def _communication(report: ReportData, words: Words, links: Links) -> Content:
     if not any(name.startswith("communication_") for name in report.cluster.steps.columns):
-        return _nothing(words, "one_rank" if len(report.ranks) == 1 else "no_communication")
-    blocks: list[Block] = [Chart("communication", words("sections.communication"), height=220)]
+        return nothing_to_show(words, "one_rank" if len(report.ranks) == 1 else "no_communication")
+    caption, terms = words("sections.communication"), ("hidden", "exposed")
+    blocks: list[Block] = [Chart("communication", caption, height=220, terms=terms)]
     groups = report.cluster.groups.with_columns(pl.col("axis").cast(pl.String).fill_null("?"))
+
+    def group_of(row: Mapping[str, Any]) -> Cell:
+        members = row["members"]
+        return Cell(_members(members), members, href=links.to_members(members))
+
     if groups.height:
         blocks.append(
             table_of(
                 words("about.groups"),
                 groups,
                 [
-                    ("group", "text", lambda row: Cell(_members(row["members"]), row["members"])),
+                    ("group", "text", group_of),
                     ("axis", "text", "axis"),
                     ("group_calls", "number", "calls"),
                     ("verdicts", "number", _verdicts),
@@ -224,9 +236,10 @@ def _communication(report: ReportData, words: Words) -> Content:
                     ("transfer", "ms", "transfer_ns"),
                     ("bandwidth", "GB/s", "bus_bytes_per_s"),
                 ],
+                key="groups",
             )
         )
-    return words("about.communication", ranks=format_ranges("rank", report.ranks)), blocks
+    return words("about.communication", ranks=words.ranks(report.ranks)), blocks
 
 
 def _members(members: str) -> str:
@@ -242,11 +255,53 @@ def _last(row: Mapping[str, Any]) -> Cell:
     return Cell(f"{row['last_rank']} ({row['last_ratio']:.0%})", row["last_ratio"])
 
 
-def _pipeline(report: ReportData, words: Words) -> Content | None:
+def _pipeline(report: ReportData, words: Words, links: Links) -> Content | None:
     if not has_pipeline(report):
         return None
     chart = Chart("pipeline", words("sections.pipeline"), "lanes")
     return words("about.pipeline", step=typical_step(report)), [chart]
+
+
+def _remote(report: ReportData, words: Words, links: Links) -> Content | None:
+    flows = [
+        details.remote_flows.with_columns(rank=pl.lit(rank, pl.Int64))
+        for rank, details in report.details.items()
+    ]
+    calls = pl.concat(flows) if flows else pl.DataFrame()
+    if calls.is_empty():
+        return None
+    away_ns, ran_ns = (
+        pl.col("received_ns") - pl.col("sent_ns"),
+        pl.col("ended_ns") - pl.col("began_ns"),
+    )
+    num = max(1, len(report.steps))
+    table = (
+        calls.group_by("name", "rank", "worker")
+        .agg(
+            calls=pl.len() / num,
+            total_ns=away_ns.sum() / num,
+            ran_ns=ran_ns.sum() / num,
+            mean_ns=away_ns.mean(),
+            max_ns=away_ns.max(),
+        )
+        .sort("total_ns", "name", descending=[True, False])
+    )
+    spec: Spec = [
+        ("name", "text", lambda row: _remote_name(row, links)),
+        ("rank", "number", "rank"),
+        ("node", "text", "worker"),
+        ("calls", "number", "calls"),
+        ("away", "ms", "total_ns"),
+        ("ran", "ms", "ran_ns"),
+        ("mean_call", "ms", "mean_ns"),
+        ("max_call", "ms", "max_ns"),
+    ]
+    shown = table_of(words("sections.remote"), table, spec, key="remote", sorted_by=4)
+    return words("about.remote"), [shown]
+
+
+def _remote_name(row: Mapping[str, Any], links: Links) -> Cell:
+    return Cell(row["name"], row["name"], href=links.to("remote", row["name"], [row["rank"]]))
 
 
 def has_pipeline(report: ReportData) -> bool:
@@ -265,85 +320,16 @@ def typical_step(report: ReportData) -> int:
     return int(ordered[(len(ordered) - 1) // 2])
 
 
-def _operators(report: ReportData, words: Words) -> Content:
-    clock = report.costs.clock
-    values = ["cpu_total", "cpu_self", *(["gpu_total", "gpu_self"] if clock == "gpu" else [])]
-    table = _shares(report.costs.means("operators"), f"{clock}_self_ns")
-    if table.is_empty():
-        return _nothing(words, "no_operators")
-    spec = [
-        ("name", "text", "name"),
-        ("calls", "number", "calls"),
-        *((value, "ms", f"{value}_ns") for value in values),
-        (f"{clock}_ratio", "ratio", "share"),
-    ]
-    return words("about.operators"), [table_of(words("sections.operators"), table, spec)]
-
-
-def _efficiency(report: ReportData, words: Words) -> Content:
-    table = report.efficiency
-    if table.is_empty():
-        return _nothing(words, "no_shapes")
-    spec: Spec = [
-        ("name", "text", "name"),
-        ("shapes", "text", "shapes"),
-        ("dtype", "text", "dtype"),
-        ("calls", "number", "calls"),
-        ("operator_time", "ms", "time_ns"),
-        ("flops_per_s", "TFLOP/s", "flops_per_s"),
-        ("bytes_per_s", "GB/s", "bytes_per_s"),
-        ("flops_per_byte", "number", "flops_per_byte"),
-        ("roof_ratio", "ratio", "roof_ratio"),
-        ("bound", "text", "bound"),
-        ("above_roof", "ms", "above_roof_ns"),
-    ]
-    known = [column for column in spec if table[str(column[2])].count()]
-    chart = Chart("roofline", words("about.roofline"), height=420)
-    return words("about.efficiency"), [chart, table_of(words("sections.efficiency"), table, known)]
-
-
-def _kernels(report: ReportData, words: Words) -> Content:
-    total = "gpu_total_ns"
-    table = _shares(report.costs.means("kernels"), total)
-    if table.is_empty():
-        return _nothing(words, "no_kernels")
-    spec = [
-        ("name", "text", "name"),
-        ("calls", "number", "calls"),
-        ("gpu_total", "ms", total),
-        ("mean_dur", "ms", "mean"),
-        ("gpu_ratio", "ratio", "share"),
-    ]
-    table = table.with_columns(mean=pl.col(total) / pl.col("calls"))
-    return words("about.kernels"), [table_of(words("sections.kernels"), table, spec)]
-
-
-def _shares(table: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Return ``table`` sorted by column ``by``, largest first, with each row's share of the sum.
-
-    The new column ``share`` is float64, in [0, 1].
-    """
-    ordered = table.sort(by, descending=True, maintain_order=True)
-    return ordered.with_columns(share=pl.col(by) / (table[by].sum() or 1))
-
-
-def _modules(report: ReportData, words: Words) -> Content:
-    table = report.costs.module_means
-    if table.filter((pl.col("depth") > 0) & (pl.col("name") != UNKNOWN)).is_empty():
-        return _nothing(words, "no_modules")
-    return words("about.modules"), [Chart("modules", words("sections.modules"), "tree")]
-
-
-def _memory(report: ReportData, words: Words) -> Content:
+def _memory(report: ReportData, words: Words, links: Links) -> Content:
     memories = {
         rank: details.memory for rank, details in report.details.items() if details.memory.peaks
     }
     if not memories:
-        return _nothing(words, "no_memory")
+        return nothing_to_show(words, "no_memory")
     peaks = pl.DataFrame(
         [
             {
-                "rank": label(report, rank),
+                "rank": rank,
                 "place": peak.place,
                 "allocated_bytes": peak.allocated_bytes,
                 "when": " › ".join(
@@ -360,30 +346,38 @@ def _memory(report: ReportData, words: Words) -> Content:
             for peak in memory.peaks
         ]
     )
+
+    def when(row: Mapping[str, Any]) -> Cell:
+        href = links.to("peak", row["place"], [row["rank"]])
+        return Cell(row["when"], row["when"], href=href)
+
     fullest = max(memories, key=lambda rank: memories[rank].peaks[0].allocated_bytes)
     place = memories[fullest].peaks[0].place
     return words("about.memory"), [
-        Chart("memory", words("sections.memory"), "memory", 300),
+        Chart("memory", words("sections.memory"), "memory", 300, ("allocated", "reserved")),
         *_less_reserved(memories.values(), words),
         table_of(
             words.term("peak"),
             peaks,
             [
-                ("rank", "text", "rank"),
+                ("rank", "text", lambda row: Cell(label(report, row["rank"]), row["rank"])),
                 ("place", "text", "place"),
                 ("allocated", "bytes", "allocated_bytes"),
-                ("peak", "text", "when"),
+                ("peak", "text", when),
             ],
+            key="peaks",
         ),
         table_of(
             words("about.allocators", rank=fullest, place=place),
             memories[fullest].allocators.filter(place=place),
             [
-                ("name", "text", "name"),
+                ("name", "text", linked_name("operator", links)),
                 ("allocations", "number", "allocations"),
                 ("allocation_bytes", "bytes", "allocated_bytes"),
                 ("largest_bytes", "bytes", "largest_bytes"),
             ],
+            key="allocators",
+            sorted_by=2,
         ),
     ]
 
@@ -396,7 +390,7 @@ def _less_reserved(memories: Iterable[Memory], words: Words) -> list[Note]:
     return [Note(words("about.less_reserved", places=names))] if names else []
 
 
-def _timeline(report: ReportData, words: Words) -> Content:
+def _timeline(report: ReportData, words: Words, links: Links) -> Content:
     commands = [
         f"ppprof merge {shlex.join(report.paths)} -o timeline.json.gz"
         f"    # {words('about.perfetto')}",
@@ -405,11 +399,11 @@ def _timeline(report: ReportData, words: Words) -> Content:
             for path in report.paths
         ),
     ]
-    return words("about.timeline", ranks=format_ranges("rank", report.details)), [
+    return words("about.timeline", ranks=words.ranks(report.details)), [
         Chart("timeline", words("sections.timeline"), "lanes"),
         Note(words("about.full_timeline"), commands),
     ]
 
 
-def _unread(report: ReportData, words: Words) -> Content:
+def _unread(report: ReportData, words: Words, links: Links) -> Content:
     return "" if report.unread else words("about.unread"), list(map(Note, report.unread))

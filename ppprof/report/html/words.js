@@ -42,8 +42,9 @@ function definitionOf(element) {
   const defined = element.closest("[data-term]");
   if (defined) return [defined, words.terms[defined.dataset.term][1]];
   const cell = element.closest("td");
-  const heads = cell && cell.closest("table").tHead.rows[0].cells;
-  const button = heads && heads[cell.cellIndex].querySelector("[data-term]");
+  if (!cell || cell.cellIndex === 0) return null;
+  const head = cell.closest("table").tHead?.rows[0];
+  const button = head?.cells[cell.cellIndex].querySelector("[data-term]");
   return button ? [cell, words.terms[button.dataset.term][1]] : null;
 }
 

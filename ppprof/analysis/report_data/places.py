@@ -1,0 +1,176 @@
+"""Where in a trace an operator, a module, a collective... takes longest: what a page links to."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.advice.unexplained import unexplained_gaps
+from ppprof.analysis.diff.costs import name_collectives
+from ppprof.analysis.diff.naming import Naming
+from ppprof.analysis.efficiency.efficiency import operator_work
+from ppprof.analysis.modules.module_tree import module_nodes
+from ppprof.analysis.profile.profile import PHASES, Profile
+from ppprof.analysis.ranks.device_steps import steps_of_rank
+from ppprof.analysis.ranks.step_breakdown import Breakdown, communication_events
+from ppprof.analysis.report_data.memory_timeline import Memory
+from ppprof.arrays import Int64
+from ppprof.trace.schema import is_kernel
+
+PLACES = {
+    "kind": pl.String,
+    "name": pl.String,
+    "event": pl.String,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+    "cpu_ns": pl.Int64,
+    "gpu_ns": pl.Int64,
+}
+"""Columns of `longest_events`. ``kind``: step, phase, module, operator, shape, kernel, collective,
+remote, gap or peak. ``name``: as in the page's tables: the number of a step, the category of a
+phase, the path of a module, the place of a peak. ``event``: the event's recorded name, "" for a gap.
+``cpu_ns``: the longest duration of such an event on the host, null for device events. ``gpu_ns``:
+the most device time of such an event, null without device events."""
+
+
+def longest_events(profile: Profile, naming: Naming, parts: Breakdown) -> pl.DataFrame:
+    """Return the longest event of each operator, kernel, module, phase and step of one rank.
+
+    ::
+
+        matmul   ====   ======  =        one row: matmul, the second call
+
+    An operator's longest event has the most device time, or without device events takes longest.
+
+    Args:
+        profile: one rank's window.
+        naming: how operators and kernels are named.
+        parts: the breakdown of ``profile``.
+
+    Returns:
+        Columns of `PLACES`, one row per kind and name, on the rank's own clock.
+    """
+    hosts = profile.tree.hosts
+    step = profile.trace.events["step"]
+    names = hosts["name"].cast(pl.String)
+    operators = np.flatnonzero((hosts["category"] == "Operator").to_numpy())
+    phases = np.flatnonzero(hosts["category"].is_in(PHASES).to_numpy())
+    remote = np.flatnonzero(names.str.starts_with("rpc#").to_numpy())
+    tables = [
+        _of_hosts(profile, "operator", operators, naming.apply(hosts["name"].gather(operators))),
+        _of_hosts(profile, "phase", phases, hosts["category"].gather(phases).cast(pl.String)),
+        _of_hosts(profile, "remote", remote, names.gather(remote)),
+        _modules(profile, step),
+        _steps(profile),
+        _shapes(profile),
+        _kernels(profile, naming),
+        _collectives(profile, step),
+    ]
+    if not profile.unrecorded_device:
+        tables.append(_gaps(profile, parts))
+    return pl.concat([pl.DataFrame(schema=PLACES), *map(_longest, tables)])
+
+
+def peak_places(memory: Memory) -> pl.DataFrame:
+    """Return the moment of the peak of each place, as rows of `PLACES` of kind peak."""
+    rows = [
+        ("peak", peak.place, peak.event or "", peak.time_ns, peak.time_ns, None, None)
+        for peak in memory.peaks
+    ]
+    return pl.DataFrame(rows, PLACES, orient="row")
+
+
+def _longest(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the event with the most time of each kind and name, with the maxima of all events.
+
+    Of events with equal times, the first.
+    """
+    time_ns = pl.when(pl.col("gpu_ns").fill_null(0).sum() > 0).then("gpu_ns").otherwise("cpu_ns")
+    time_ns = pl.coalesce(time_ns, pl.col("end_ns") - pl.col("start_ns"))
+    columns = [pl.col(name).get(time_ns.arg_max()) for name in ("event", "start_ns", "end_ns")]
+    longest = (
+        events.sort("start_ns")
+        .group_by("kind", "name", maintain_order=True)
+        .agg(*columns, pl.col("cpu_ns", "gpu_ns").max())
+    )
+    return longest.select(pl.col(name).cast(dtype) for name, dtype in PLACES.items())
+
+
+def _of_hosts(profile: Profile, kind: str, rows: Int64, names: pl.Series) -> pl.DataFrame:
+    """Return these rows of the host events as rows of `PLACES`, one per event."""
+    table = profile.tree.hosts[rows]
+    has_device = not profile.tree.devices.is_empty()
+    return table.select(
+        pl.lit(kind).alias("kind"),
+        pl.lit(names).alias("name"),
+        pl.col("name").cast(pl.String).alias("event"),
+        "start_ns",
+        "end_ns",
+        "cpu_ns",
+        gpu_ns=pl.col("device_ns") if has_device else pl.lit(None, pl.Int64),
+    )
+
+
+def _modules(profile: Profile, step: pl.Series) -> pl.DataFrame:
+    nodes = module_nodes(profile, step).filter(pl.col("path") != "")
+    return _of_hosts(profile, "module", nodes["row"].to_numpy(), nodes["path"])
+
+
+def _steps(profile: Profile) -> pl.DataFrame:
+    return _of_times(
+        "step",
+        profile.tree.of_category("ProfileStep").with_columns(
+            event=pl.col("name").cast(pl.String),
+            name=pl.col("name").cast(pl.String).str.extract(r"#(\d+)$"),
+        ),
+    ).drop_nulls("name")
+
+
+def _shapes(profile: Profile) -> pl.DataFrame:
+    """Return the operators by the shapes of their inputs: ``matmul [4,128] [128,64]``."""
+    if not profile.trace.events["shapes"].count():
+        return pl.DataFrame(schema=PLACES)
+    calls = operator_work(profile).drop_nulls("shapes")
+    names = calls.select(pl.concat_str("name", pl.lit(" "), "shapes")).to_series()
+    return _of_hosts(profile, "shape", calls["row"].to_numpy(), names)
+
+
+def _kernels(profile: Profile, naming: Naming) -> pl.DataFrame:
+    kernels = profile.tree.devices.filter(is_kernel())
+    return _of_times(
+        "kernel",
+        kernels.with_columns(event=pl.col("name"), name=naming.apply(kernels["name"])),
+        "gpu_ns",
+    )
+
+
+def _collectives(profile: Profile, step: pl.Series) -> pl.DataFrame:
+    events = communication_events(profile, step)
+    return _of_times(
+        "collective", events.with_columns(event=pl.col("name"), name=name_collectives())
+    )
+
+
+def _gaps(profile: Profile, parts: Breakdown) -> pl.DataFrame:
+    gaps = unexplained_gaps(profile, steps_of_rank(profile), parts.bubbles)
+    return _of_times("gap", gaps.with_columns(event=pl.lit("")))
+
+
+def _of_times(kind: str, events: pl.DataFrame, clock: str = "cpu_ns") -> pl.DataFrame:
+    """Return events as rows of `PLACES`, one per event.
+
+    Args:
+        kind: the kind of the rows.
+        events: name, event, start_ns and end_ns.
+        clock: the column for the duration: ``cpu_ns`` or ``gpu_ns``; the other one is null.
+    """
+    other = "gpu_ns" if clock == "cpu_ns" else "cpu_ns"
+    table = events.select(
+        pl.lit(kind).alias("kind"),
+        pl.col("name", "event").cast(pl.String),
+        "start_ns",
+        "end_ns",
+        (pl.col("end_ns") - pl.col("start_ns")).alias(clock),
+        pl.lit(None, pl.Int64).alias(other),
+    )
+    return table.select(*PLACES)

@@ -1,0 +1,130 @@
+"""Links from findings and rows to the timeline, and the texts at the top of the page."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+import pytest
+import yaml
+
+from ppprof.analysis.report_data.run import ReportData
+from ppprof.report.html.blocks import change
+from ppprof.report.html.change import verdict_text
+from ppprof.report.html.links import Links, link, link_of_finding
+from ppprof.report.html.top import head, key_figures
+from ppprof.report.html.words import Words
+from ppprof.run.report import collect_report_data
+from ppprof.run.run import open as open_run
+from tests.jobs.planted import COMMITTED
+
+
+def words(language="en"):
+    text = files("ppprof.report.html").joinpath(f"{language}.yaml").read_text("utf-8")
+    return Words(language, yaml.safe_load(text))
+
+
+@pytest.fixture(scope="module")
+def slow_rank() -> ReportData:
+    return collect_report_data(open_run(COMMITTED / "slow_rank_and_link"))
+
+
+@pytest.fixture(scope="module")
+def slow_layer() -> ReportData:
+    baseline = open_run(COMMITTED / "nothing")
+    return collect_report_data(open_run(COMMITTED / "slow_layer"), baseline=baseline)
+
+
+def test_a_link_has_invisible_characters_written_out():
+    """As the timeline has them in its names: otherwise it would not find the event."""
+    assert link(0, 0, 2000, 0, "a\u202eb").endswith("&find=a%5Cu202eb")
+
+
+def test_the_finding_of_a_slow_rank_leads_to_that_rank(slow_rank):
+    links = Links(slow_rank)
+    found = {finding.rule: link_of_finding(finding, links) for finding in slow_rank.findings}
+    rank = next(row.facts["rank"] for row in slow_rank.findings if row.rule == "slow-rank")
+    assert f"&rank={rank}&" in found["slow-rank"]
+    assert "&find=ProfileStep" in found["slow-rank"]
+
+
+def test_the_finding_of_a_slow_layer_leads_to_the_gap_in_it(slow_layer):
+    """The link contains an event of the layer that sleeps for 40 ms, and some time around it."""
+    (finding,) = (one for one in slow_layer.findings if one.rule == "unexplained")
+    start, end = map(float, re.findall(r"[\d.]+", link_of_finding(finding, Links(slow_layer)))[:2])
+    (lanes,) = (details.lanes for details in slow_layer.details.values())
+    origin = lanes["start_ns"].min()
+    steps = lanes.filter(lane="steps")
+    inside = steps.filter(
+        (steps["start_ns"] - origin <= (start + end) / 2 * 1e9)
+        & (steps["end_ns"] - origin >= (start + end) / 2 * 1e9)
+    )
+    assert inside.height == 1
+    assert 0.04 < end - start < 0.1
+
+
+def test_a_comparison_is_headed_by_what_is_slow(slow_layer):
+    top = head(slow_layer, words(), Links(slow_layer))
+    assert top["title"].startswith("The host does something that is not recorded: ")
+    assert top["href"].startswith("#t=")
+    assert top["verdict"].startswith("slower: +")
+    identity = dict(top["identity"])
+    assert identity["Paddle"] == "3.3.1"
+    assert identity["Date"] == "2026-11-22 01:10 +0000"
+    assert identity["Model"].startswith("GPT (num_layers 2, hidden_size 64")
+
+
+def test_a_changed_run_without_findings_is_headed_by_the_change():
+    baseline = open_run(COMMITTED / "nothing")
+    report = collect_report_data(open_run(COMMITTED / "added_layer"), baseline=baseline)
+    assert report.diff is not None
+    assert report.diff.change.verdict == "slower"
+    assert all(finding.severity == "minor" for finding in report.findings)
+    assert head(report, words(), Links(report))["title"].startswith("Step time slower: +")
+
+
+def test_key_figures_say_what_was_recorded_and_leave_out_zeros(slow_layer):
+    tiles, parts = key_figures(slow_layer, words())
+    details = {tile.term: tile.detail for tile in tiles.tiles}
+    assert details["step_time"] == "not recorded"
+    assert details["cpu_utilization"] == "recorded"
+    assert "gpu_utilization" not in details
+    shown = {part.term: part.share for part in parts.parts}
+    assert "bubble" not in shown
+    assert sum(shown.values()) == pytest.approx(1, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("value", "is_clear", "text", "mark"),
+    [
+        (0.25, True, "▲ +25.0%", "worse"),
+        (-0.25, True, "▼ -25.0%", "better"),
+        (0.25, False, "+25.0%", "same"),
+        (0.25, None, "+25.0%", "same"),
+        (0.0, True, "0.0%", "same"),
+    ],
+)
+def test_only_a_clear_change_has_an_arrow_and_a_colour(value, is_clear, text, mark):
+    cell = change(value, "ratio", is_clear=is_clear)
+    assert (cell.text, cell.mark) == (text, mark)
+
+
+def test_a_verdict_without_an_interval_has_its_reason_in_both_languages():
+    one, other = (open_run(COMMITTED / name) for name in ("nothing", "eight_ranks"))
+    diff = collect_report_data(other, baseline=one).diff
+    assert diff is not None
+    assert "3 steps are too few: 5 of either run give an interval" in verdict_text(diff, words())
+    assert "3 步太少" in verdict_text(diff, words("zh"))
+
+
+@pytest.mark.parametrize("room", ["html", "catalogue"])
+def test_chinese_is_set_with_spaces_and_one_term_for_each_thing(room):
+    text = files("ppprof.report").joinpath(room).joinpath("zh.yaml").read_text("utf-8")
+    texts = [line.partition(": ")[2] for line in text.splitlines() if not line.startswith("#")]
+    for line in texts:
+        # A placeholder of a number or name, and Latin letters, stand apart from Chinese.
+        plain = re.sub(r"\{(basis|verdict|reason|severity\w*|title|role)\}", "，", line)
+        assert not re.search(r"[\u4e00-\u9fff][A-Za-z0-9{]|[A-Za-z0-9}%][\u4e00-\u9fff]", plain), (
+            line
+        )
+        assert not re.search("您|维度|流水线级|飞桨|Host", line), line

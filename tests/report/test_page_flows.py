@@ -1,0 +1,372 @@
+"""What a reader does with the page: in Chromium, by mouse, keyboard and touch, on all widths."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from importlib.resources import files
+from urllib.parse import parse_qs
+
+import pytest
+
+from tests.report.runs_and_pages import EVIL, in_browser
+
+pytestmark = in_browser
+
+NAMES = ("run", "zh", "gpu", "timer", "layer", "eight")
+
+
+def place(url):
+    """Return start, end, rank and name of a link to the timeline."""
+    fields = {key: values[0] for key, values in parse_qs(url.partition("#")[2]).items()}
+    start, end = map(float, fields["t"].split("-"))
+    return start, end, int(fields["rank"]), fields.get("find", "")
+
+
+# From a finding, row or point to its place, and back.
+
+
+@pytest.mark.parametrize(
+    ("name", "selector"),
+    [
+        ("layer", "h1 a"),
+        ("layer", ".finding .see a"),
+        ("eight", "#communication tbody a"),
+        ("eight", "#ranks tbody a"),
+        ("gpu", "#operators tbody a"),
+        ("gpu", "#kernels tbody a"),
+        ("gpu", "#efficiency tbody a"),
+        pytest.param("gpu", "#memory tbody a", marks=pytest.mark.jobs),
+    ],
+)
+@pytest.mark.parametrize("means", ["mouse", "keyboard", "touch"])
+def test_a_link_shows_its_place_and_back_returns(opened, name, selector, means):
+    page = opened(name, has_touch=True).page
+    link = page.locator(selector).first
+    link.scroll_into_view_if_needed()
+    before = page.url
+    {"mouse": link.click, "keyboard": lambda: link.press("Enter"), "touch": link.tap}[means]()
+    assert page.url.partition("#")[2] == link.get_attribute("href")[1:]
+    start, end, rank, _ = place(page.url)
+    assert 0 <= start < end < 60
+    assert rank >= 0
+    page.wait_for_function(
+        "() => { const box = document.getElementById('timeline').getBoundingClientRect();"
+        " return box.top < innerHeight && box.bottom > 0; }"
+    )
+    page.go_back()
+    assert page.url == before
+
+
+def test_a_name_that_is_markup_is_found_by_its_name(opened):
+    """The kernel runs from 15 to 45 us: the link shows half of its time on either side."""
+    page = opened("gpu").page
+    page.locator("#kernels a").first.click()
+    assert place(page.url) == (0, pytest.approx(60e-6), 0, EVIL)
+
+
+@pytest.mark.parametrize(
+    ("name", "chart", "series"),
+    [
+        ("gpu", "roofline", 0),
+        ("gpu", "steps", 0),
+        ("eight", "heat", 0),
+        ("eight", "communication", 1),
+    ],
+)
+def test_a_click_on_a_chart_shows_its_place(opened, name, chart, series):
+    found = opened(name)
+    found.draw_all()
+    page = found.page
+    drawing = page.locator(f'figure[data-chart="{chart}"] .drawing')
+    drawing.scroll_into_view_if_needed()
+    x, y = drawing.evaluate(
+        """(box, series) => {
+            const chart = echarts.getInstanceByDom(box);
+            const item = chart.getModel().getSeriesByIndex(series).getData().getItemGraphicEl(0);
+            const shape = item.getBoundingRect().clone();
+            shape.applyTransform(item.getComputedTransform() || [1, 0, 0, 1, 0, 0]);
+            return [shape.x + shape.width / 2, shape.y + shape.height / 2];
+        }""",
+        series,
+    )
+    drawing.click(position={"x": x, "y": y})
+    page.wait_for_function("location.hash.startsWith('#t=')")
+    start, end, _, _ = place(page.url)
+    assert 0 <= start < end
+
+
+# Tables.
+
+
+def test_each_table_says_how_many_rows_it_shows(opened):
+    page = opened("eight").page
+    table = page.locator('figure[data-table="operators"]')
+    num = table.locator("tbody tr").count()
+    assert table.locator(".count").inner_text() == f"{num} of {num} rows"
+    table.locator("input").fill("grad")
+    shown = table.locator("tbody tr:visible").count()
+    assert 0 < shown < num
+    assert table.locator(".count").inner_text() == f"{shown} of {num} rows"
+
+
+def test_each_header_has_a_visible_sort_sign(opened):
+    page = opened("gpu").page
+    signs = page.evaluate(
+        """[...document.querySelectorAll("thead th button")].filter(at => at.offsetParent).map(
+            at => getComputedStyle(at, "::after").content.match(/[↕↑↓]/)?.[0])"""
+    )
+    assert len(signs) > 20
+    assert set(signs) == {"↕", "↑", "↓"}
+
+
+def test_headings_stay_visible_in_a_long_table(opened):
+    page = opened("eight").page
+    box = page.locator('figure[data-table="operators"] .scroll')
+    box.evaluate("at => { at.style.maxHeight = '200px'; at.scrollTop = 1e6; }")
+    tops = box.evaluate(
+        """at => [at, at.querySelector("th"), at.querySelector("tbody tr:last-child")].map(
+            one => one.getBoundingClientRect().top)"""
+    )
+    assert tops[0] <= tops[1] < tops[2]
+
+
+def columns(table):
+    return table.locator("thead th:visible button").evaluate_all(
+        "all => all.map(at => at.firstChild.textContent.trim())"
+    )
+
+
+def test_a_table_shows_one_number_of_one_clock(opened):
+    page = opened("gpu").page
+    table = page.locator('figure[data-table="operators"]')
+    assert columns(table) == [
+        "Name",
+        "Calls",
+        "GPU total",
+        "GPU self",
+        "Mean",
+        "Maximum",
+        "GPU share",
+    ]
+    table.get_by_label("Number").select_option("mean")
+    assert columns(table) == ["Name", "Mean"]
+    rows = table.locator("tbody tr")
+    assert rows.locator("td:visible").all_inner_texts() == [
+        "matmul",
+        "0.030",
+        "matmul_grad",
+        "0.019",
+    ]
+    table.get_by_label("Clock").select_option("cpu")
+    assert rows.locator("td:visible").all_inner_texts() == [
+        "matmul_grad",
+        "0.026",
+        "matmul",
+        "0.012",
+    ]
+    table.get_by_label("Clock").select_option("")
+    table.get_by_label("Number").select_option("share")
+    assert columns(table) == ["Name", "CPU share", "GPU share"]
+
+
+def test_a_table_is_saved_as_csv(opened):
+    """Numbers are plain, with the unit in the header; hidden columns and rows are left out."""
+    page = opened("gpu", accept_downloads=True).page
+    table = page.locator('figure[data-table="kernels"]')
+    with page.expect_download() as download:
+        table.get_by_role("button", name="CSV").click()
+    assert download.value.suggested_filename == "kernels.csv"
+    text = download.value.path().read_text("utf-8-sig")
+    head, *rows = csv.reader(io.StringIO(text))
+    assert head == ["Name", "Calls", "GPU total (ns)", "Mean (ns)", "Maximum (ns)", "GPU share"]
+    assert [row[:2] for row in rows] == [[EVIL, "1"], ["gemm_grad", "1"]]
+    assert [float(row[2]) for row in rows] == [30_000, 19_000]
+
+
+def test_a_name_is_no_formula_in_a_spreadsheet(opened):
+    page = opened("gpu").page
+    texts = ["=1+1", "@sum", "-rpc", "-12.5", "a,b", 'a"b', "plain"]
+    assert page.evaluate("texts => texts.map(quoted)", texts) == [
+        *("'=1+1", "'@sum", "'-rpc", "-12.5"),
+        *('"a,b"', '"a""b"', "plain"),
+    ]
+
+
+def test_a_table_is_copied(opened):
+    page = opened("gpu", permissions=["clipboard-read", "clipboard-write"]).page
+    table = page.locator('figure[data-table="kernels"]')
+    table.get_by_role("button", name="Copy").click()
+    page.wait_for_function(
+        "() => document.querySelector('[data-table=kernels] .said').textContent === 'Copied rows: 2'"
+    )
+    lines = page.evaluate("navigator.clipboard.readText()").splitlines()
+    assert lines[0].split("\t")[:2] == ["Name", "Calls"]
+    assert lines[1].split("\t")[0] == EVIL
+
+
+# Modules.
+
+
+def test_a_chosen_module_limits_the_operators_and_kernels(opened):
+    """Block has the matmul with its kernel of 30 us; the Backward has the rest."""
+    found = opened("gpu")
+    found.draw_all()
+    page = found.page
+    page.locator('figure[data-chart="modules"] .module', has_text="Block").click()
+    operators = page.locator('figure[data-table="operators"]')
+    kernels = page.locator('figure[data-table="kernels"]')
+    assert operators.locator("tbody td:visible").all_inner_texts() == [
+        *("matmul", "1", "0.030", "0.030", "0.030", "-", "100.0%")
+    ]
+    assert kernels.locator("tbody td:visible").all_inner_texts() == [
+        *(EVIL, "1", "0.030", "0.030", "-", "100.0%")
+    ]
+    assert operators.locator("tbody a").count() == 1
+    assert operators.locator(".count").inner_text() == "1 of 1 rows"
+    operators.get_by_role("button", name="All modules").click()
+    assert operators.locator("tbody tr").count() == kernels.locator("tbody tr").count() == 2
+    assert operators.locator(".chip").count() == 0
+
+
+def test_modules_are_walked_with_the_keyboard(opened):
+    found = opened("gpu")
+    found.draw_all()
+    page = found.page
+    tree = page.locator('figure[data-chart="modules"] [role=tree]')
+    tree.locator('[tabindex="0"]').focus()
+    names = []
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowLeft", "ArrowDown", "ArrowUp"):
+        page.keyboard.press(key)
+        names.append(page.evaluate("document.activeElement.textContent"))
+    assert names[4:] == ["Block", "GPT"]
+    page.keyboard.press("Enter")
+    assert (
+        page.locator('figure[data-chart="modules"] .path')
+        .inner_text()
+        .startswith("Whole step › GPT")
+    )
+    page.keyboard.press("Escape")
+    assert page.locator(".chip").count() == 0
+
+
+def test_a_comparison_of_a_module_has_all_four_columns(opened):
+    """The numbers of a module and of the rest of the step add up to those of the step."""
+    found = opened("layer")
+    found.draw_all()
+    page = found.page
+    table = page.locator('figure[data-table="change_operators"]')
+    page.locator('figure[data-chart="change_modules"] .module', has_text="GPT").first.click()
+    assert columns(table)[:6] == ["Name", "Status", "Baseline", "Experiment", "Delta", "Delta %"]
+    for row in table.locator("tbody tr").all():
+        cells = row.locator("td:visible").all_inner_texts()
+        before, after, delta = (float(cell.replace(",", "")) for cell in cells[2:5])
+        assert delta == pytest.approx(after - before, abs=0.0011)
+    shown = page.locator('figure[data-chart="change_modules"] .chosen thead th').all_inner_texts()
+    assert shown == ["Baseline", "Experiment", "Delta", "Delta %"]
+
+
+def test_time_outside_all_modules_has_boxes(opened):
+    found = opened("layer")
+    found.draw_all()
+    assert found.page.locator('figure[data-chart="change_modules"] .module.outside').count() >= 1
+
+
+def test_only_significant_changes_have_a_colour(opened):
+    """The planted change slows one Block; most modules did not change."""
+    found = opened("layer")
+    found.draw_all()
+    slower = found.page.locator('figure[data-chart="change_modules"] .module.slower')
+    assert slower.first.inner_text().startswith("▲ Block")
+    assert found.page.locator('figure[data-chart="change_modules"] .module.same').count() > 5
+    marked = found.page.locator("#change td.worse, #change td.better").all_inner_texts()
+    assert all(re.match("[▲▼]", text) for text in marked)
+    grey = found.page.locator("#change td.same").all_inner_texts()
+    assert grey
+    assert not any(re.match("[▲▼]", text) for text in grey)
+
+
+# The whole page.
+
+
+def test_step_times_alone_have_a_page(opened):
+    found = opened("timer")
+    found.draw_all()
+    titles = found.page.eval_on_selector_all("h2", "all => all.map(at => at.textContent)")
+    assert titles == ["What to do", "Steps", "Ranks", "Skipped inputs", "Definitions"]
+    assert "timer_only" in found.page.locator("#findings").inner_text()
+    assert found.page.locator("#ranks tbody tr").count() == 4
+
+
+def test_definitions_are_closed_and_only_of_the_page(opened):
+    page = opened("gpu").page
+    assert not page.locator("#definitions dl").is_visible()
+    terms = set(page.eval_on_selector_all("[data-term]", "all => all.map(at => at.dataset.term)"))
+    defined = page.eval_on_selector_all(".glossary > div", "all => all.map(at => at.id.slice(5))")
+    assert terms <= set(defined)
+    assert not {"bubble", "verdict", "baseline", "bandwidth"} & set(defined)
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1440])
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_wider_than_the_window(opened, name, width):
+    found = opened(name, viewport={"width": width, "height": 800})
+    found.draw_all()
+    assert found.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+def test_no_text_of_a_chart_is_smaller_than_12_pixels(opened, width):
+    found = opened("run", viewport={"width": width, "height": 800})
+    found.draw_all()
+    sizes = found.page.evaluate(
+        r"""[...document.querySelectorAll("figure.chart .drawing")].map(echarts.getInstanceByDom)
+            .filter(chart => chart).flatMap(chart => chart.getZr().storage.getDisplayList())
+            .filter(item => item.style.text && !item.ignore)
+            .map(item => Number(item.style.font.match(/([\d.]+)px/)[1]))"""
+    )
+    assert len(sizes) > 20
+    assert min(sizes) >= 12
+
+
+def axe():
+    return files("axe_playwright_python").joinpath("axe.min.js").read_text("utf-8")
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", NAMES)
+def test_axe_has_no_serious_finding(opened, name, scheme, width):
+    """axe-core checks contrasts, names, roles and keyboard access."""
+    found = opened(
+        name, color_scheme=scheme, viewport={"width": width, "height": 900}, bypass_csp=True
+    )
+    found.draw_all()
+    found.page.evaluate("for (const at of document.querySelectorAll('details')) at.open = true")
+    found.page.evaluate(axe())
+    result = found.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    serious = [
+        (violation["id"], [node["target"] for node in violation["nodes"]][:3])
+        for violation in result["violations"]
+        if violation["impact"] in ("serious", "critical")
+    ]
+    assert serious == []
+
+
+def test_a_print_has_the_content_and_no_controls(opened):
+    page = opened("run", color_scheme="dark").page
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    assert page.locator(".glossary").is_visible()
+    assert not page.locator("nav").is_visible()
+    assert not page.get_by_role("button", name="CSV").first.is_visible()
+    assert (
+        page.locator("#operators .scroll").evaluate("at => getComputedStyle(at).overflow")
+        == "visible"
+    )
+    assert page.locator("figure.chart:not([data-drawn])").count() == 0
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert not page.locator(".glossary").is_visible()
