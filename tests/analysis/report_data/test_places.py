@@ -106,7 +106,8 @@ def test_a_remote_call_is_followed_to_the_worker_and_back(tmp_path):
 
     def calling(start, *inside):
         events = [
-            span("PythonUserDefined", f"{call}#remote_op: {name}", *times) for name, *times in inside
+            span("PythonUserDefined", f"{call}#remote_op: {name}", *times)
+            for name, *times in inside
         ]
         return span("PythonUserDefined", call, start, start + 400 * US).around(*events)
 
