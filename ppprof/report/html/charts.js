@@ -92,13 +92,13 @@ const OPTIONS = {
       else areas.push([{ xAxis: String(found.steps[at]) }, { xAxis: String(found.steps[at]), at }]);
     });
     const line = (term, values, type) => ({
-      name: nameOf(term), type: "line", data: values, showSymbol: values.length < 80,
+      name: nameOf(term), type: "line", symbol: "circle", data: values, showSymbol: values.length < 80,
       lineStyle: { type, width: 1.5 }, sampling: "max",
     });
     const first = line("step_time", found.step_ms, "solid");
     first.markArea = { silent: true, itemStyle: { color: colour("line"), opacity: 0.5 }, data: areas };
     return {
-      xAxis: axis("step", { type: "category", data: found.steps.map(String) }),
+      xAxis: axis(say("step"), { type: "category", data: found.steps.map(String) }),
       yAxis: axis("ms", inMs),
       color: [PART_COLOURS.computation, PART_COLOURS.data_loading],
       series: [first, line("reader_cost", found.reader_ms, "dashed")],
@@ -168,7 +168,7 @@ const OPTIONS = {
   change_steps(found) {
     const points = (side) => side.steps.map((step, at) => [step, side.ms[at]]);
     return {
-      xAxis: axis("step", { type: "value", scale: true, minInterval: 1 }),
+      xAxis: axis(say("step"), { type: "value", scale: true, minInterval: 1 }),
       yAxis: axis("ms", { ...inMs, scale: true }),
       series: sides(points(found.baseline), points(found.experiment)),
     };
@@ -176,7 +176,7 @@ const OPTIONS = {
 };
 
 function sides(baseline, experiment) {
-  return [["baseline", baseline, "dashed", "emptyCircle"], ["experiment", experiment, "solid", "triangle"]].map(
+  return [["baseline", baseline, "dashed", "circle"], ["experiment", experiment, "solid", "triangle"]].map(
     ([side, values, type, symbol]) => ({
       name: nameOf(side), type: "line", data: values, symbol, showSymbol: values.length < 80, sampling: "max",
       lineStyle: { type, width: 1.5 }, itemStyle: { color: SIDE_COLOURS[side] },
@@ -302,11 +302,11 @@ function drawHeat(figure, found) {
     option.tooltip = {
       ...option.tooltip, trigger: "item",
       formatter: ({ value }) => echarts.format.encodeHTML(
-        `${labels[value[1]]} · step ${found.steps[value[0]]} · ${nameOf(state.metric)} ${inTime(value[2])}`),
+        `${labels[value[1]]} · ${say("step")} ${found.steps[value[0]]} · ${nameOf(state.metric)} ${inTime(value[2])}`),
     };
     option.grid = narrow()
       ? { left: 84, right: 12, top: 10, bottom: 95 } : { left: 150, right: 110, top: 10, bottom: 45 };
-    option.xAxis = axis("step", { type: "category", data: found.steps });
+    option.xAxis = axis(say("step"), { type: "category", data: found.steps });
     option.yAxis = axis("", {
       type: "category", data: labels, inverse: true,
       axisLabel: { color: colour("soft"), width: narrow() ? 76 : 140, overflow: "truncate" },
