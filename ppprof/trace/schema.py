@@ -39,7 +39,8 @@ DEVICE_CATEGORIES = ("Kernel", "Memcpy", "Memset")
 """Categories of events on a device's stream. Events of kinds that ppprof does not know are device
 events too: their category is the file's own text (``hpu_op``) or number (``Type99``)."""
 
-_COPIES = ("Memcpy", "Memset")
+COPIES = ("Memcpy", "Memset")
+"""Those of them that are no kernels."""
 
 PYTHON_CATEGORIES = (
     "ProfileStep",
@@ -188,7 +189,7 @@ def is_kernel() -> pl.Expr:
 
     Reads category and device.
     """
-    return pl.col("device").is_not_null() & ~pl.col("category").is_in(_COPIES)
+    return pl.col("device").is_not_null() & ~pl.col("category").is_in(COPIES)
 
 
 def unknown_device_kinds(events: pl.DataFrame) -> dict[str, int]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from ppprof.analysis.profile.event_arrays import EventArrays, filled
 from ppprof.arrays import Int64
-from ppprof.trace.schema import Trace, is_kernel
-from ppprof.trace.tree_arrays import enclosing, subtree_sizes, subtree_sums
+from ppprof.trace.schema import Trace, nullable
+from ppprof.trace.tree_arrays import subtree_sizes, subtree_sums
 
 
 @dataclass(frozen=True)
@@ -37,50 +39,73 @@ class Tree:
     are null and visit is -1). Sorted by thread, then visit; events without a launch come first."""
     size: Int64
     """Number of descendants of each host event, shape (hosts,)."""
+    events: EventArrays
+    """All events of the trace, in their own order."""
+    launch_rows: Int64
+    """The row of each of ``launches`` in ``events``."""
+    device_rows: Int64
+    """The row of each of ``devices`` in ``events``."""
 
     @classmethod
     def from_trace(cls, trace: Trace) -> Tree:
         """Return the event tree of ``trace``."""
+        events = EventArrays(trace.events)
         # Slices copy nothing: host events come first, then launches, then device events.
-        num_devices = trace.events["device"].count()
-        num_hosts = trace.events["depth"].count()
-        num_launches = trace.events.height - num_hosts - num_devices
-        row = pl.int_range(pl.len()).alias("row")
-        end_ns = (pl.col("start_ns") + pl.col("dur_ns")).alias("end_ns")
-        launches = trace.events.slice(num_hosts, num_launches).select(
-            row + num_hosts, "name", "category", "thread", "start_ns", end_ns, host="parent"
-        )
-        device_events = trace.events.slice(num_hosts + num_launches)
-        launch = device_events["parent"] - num_hosts
-        devices = device_events.select(
-            "name",
-            "category",
-            "device",
-            "stream",
-            "start_ns",
-            end_ns,
-            gpu_ns="dur_ns",
-            thread=launches["thread"].gather(launch),
-            host=launches["host"].gather(launch),
-        )
-        hosts = trace.events.slice(0, num_hosts).select(
-            row, "name", "category", "thread", "start_ns", end_ns, "parent", cpu_ns="dur_ns"
-        )
-        depth = trace.events["depth"].slice(0, num_hosts).to_numpy().astype(np.int64)
-        parent = hosts["parent"].fill_null(-1).to_numpy()
+        first_launch, first_device = events.num_hosts, events.first_device
+        host_table = trace.events.slice(0, first_launch)
+        launch_table = trace.events.slice(first_launch, first_device - first_launch)
+        device_table = trace.events.slice(first_device)
+        parent = events.parent[:first_launch]
+        depth = host_table["depth"].to_numpy().astype(np.int64)
         size = subtree_sizes(parent, depth)
-        visit = _visits(hosts["thread"].to_numpy(), depth, size)
-        kernels = devices.filter(is_kernel())
-        hosts = hosts.with_columns(
-            visit=pl.Series(visit),
-            gpu_ns=pl.Series(subtree_sums(_launched_ns(kernels, len(size)), size)),
-            device_ns=pl.Series(subtree_sums(_launched_ns(devices, len(size)), size)),
+        visit = _visits(host_table["thread"].to_numpy(), depth, size)
+
+        launch = np.maximum(events.parent[first_device:] - first_launch, -1)
+        around_launch = events.parent[first_launch:first_device]
+        around_device = np.append(around_launch, -1)[launch]
+        time_ns = device_table["dur_ns"].to_numpy()
+        is_kernel = np.zeros(len(launch), bool)
+        is_kernel[events.kernels - first_device] = True
+        hosts = pl.DataFrame(
+            {
+                "row": np.arange(first_launch),
+                **{name: host_table[name] for name in ("name", "category", "thread", "start_ns")},
+                "end_ns": events.end_ns[:first_launch],
+                **{"parent": host_table["parent"], "cpu_ns": host_table["dur_ns"], "visit": visit},
+                "gpu_ns": _launched_ns(time_ns * is_kernel, around_device, size),
+                "device_ns": _launched_ns(time_ns, around_device, size),
+            }
         )
-        return cls(hosts, _by_visit(launches, visit), _by_visit(devices, visit), size)
+        launches = {
+            "row": np.arange(first_launch, first_device),
+            **{name: launch_table[name] for name in ("name", "category", "thread", "start_ns")},
+            "end_ns": events.end_ns[first_launch:first_device],
+            "host": launch_table["parent"],
+        }
+        devices = {
+            **{name: device_table[name] for name in ("name", "category", "device", "stream")},
+            "start_ns": device_table["start_ns"],
+            "end_ns": events.end_ns[first_device:],
+            "gpu_ns": device_table["dur_ns"],
+            "host": nullable(around_device),
+            "thread": launch_table["thread"].gather(nullable(launch)),
+        }
+        launch_order, launches_by_visit = _by_visit(launches, around_launch, visit)
+        device_order, devices_by_visit = _by_visit(devices, around_device, visit)
+        return cls(
+            hosts,
+            launches_by_visit,
+            devices_by_visit,
+            size,
+            events,
+            first_launch + launch_order,
+            first_device + device_order,
+        )
 
     def of_category(self, *categories: str) -> pl.DataFrame:
         """Return the rows of ``hosts`` with one of ``categories``, sorted by visit."""
-        return self.hosts.filter(pl.col("category").is_in(categories)).sort("visit")
+        rows = self.events.host_rows(*categories)
+        return self.hosts[rows[np.argsort(self.hosts["visit"].to_numpy()[rows])]]
 
     def enclosing(self, chosen: npt.NDArray[np.bool_]) -> Int64:
         """Return, for each host event, the row of the nearest chosen event above it.
@@ -148,24 +173,32 @@ def _visits(thread: Int64, depth: Int64, size: Int64) -> Int64:
     return visits
 
 
-def _launched_ns(devices: pl.DataFrame, num_hosts: int) -> Int64:
-    """Return the summed time of the device events that each host event launched directly.
+def _launched_ns(time_ns: Int64, host: Int64, size: Int64) -> Int64:
+    """Return the summed time of the device events launched in each host event or below it.
 
-    Shape (num_hosts,).
+    Args:
+        time_ns: of each device event, shape (devices,).
+        host: row of the host event that launched it, -1 for none, shape (devices,).
+        size: the number of descendants of each host event, shape (hosts,).
     """
-    own = np.zeros(num_hosts, np.int64)
-    known = devices.drop_nulls("host")
-    np.add.at(own, known["host"].to_numpy(), known["gpu_ns"].to_numpy())
-    return own
+    own = np.zeros(len(size) + 1, np.int64)
+    np.add.at(own, host, time_ns)  # the last one is of the device events without a host event
+    return subtree_sums(own[:-1], size)
 
 
-def _by_visit(table: pl.DataFrame, visit: Int64) -> pl.DataFrame:
-    """Return ``table`` with the column visit (of ``host``), sorted by thread and visit.
+def _by_visit(
+    columns: Mapping[str, pl.Series | Int64], host: Int64, visit: Int64
+) -> tuple[Int64, pl.DataFrame]:
+    """Return an order by thread and visit, and a table with the column visit in that order.
 
     A row without a host event has visit -1, so it comes first in its thread.
+
+    Args:
+        columns: columns of the table, among them the column thread.
+        host: row of the host event around each row, -1 for none, shape (N,).
+        visit: of each host event.
     """
-    host = table["host"].fill_null(-1).to_numpy()
-    numbers = np.append(visit, -1)[host] if len(host) else host
-    thread = table["thread"].fill_null(np.iinfo(np.int64).min).to_numpy()
+    numbers = np.append(visit, -1)[host]
+    thread = filled(columns["thread"], np.iinfo(np.int64).min)
     order = np.lexsort((numbers, thread))
-    return table.with_columns(visit=pl.Series(numbers, dtype=pl.Int64))[order]
+    return order, pl.DataFrame({**columns, "visit": numbers})[order]
