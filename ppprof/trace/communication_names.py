@@ -29,8 +29,7 @@ Paddle's own rule is narrower: see `PADDLE_PATTERN`.
 from __future__ import annotations
 
 import re
-
-import polars as pl
+from functools import lru_cache
 
 _LIBRARIES = ("nccl", "rccl", "bkcl", "hccl", "hcom", "cncl", "mccl", "tccl", "xccl")
 _OPERATIONS = "all|barrier|bcast|broadcast|dev|gather|group|kernel|recv|reduce|scatter|send"
@@ -63,6 +62,7 @@ _KERNEL = re.compile(
 )
 
 
+@lru_cache(4096)
 def is_communication(kernel: str) -> bool:
     """Return whether a kernel communicates, by its name.
 
@@ -70,17 +70,3 @@ def is_communication(kernel: str) -> bool:
     (True, False)
     """
     return _KERNEL.search(kernel) is not None
-
-
-def communicates(kernels: pl.Series) -> pl.Series:
-    """Return whether each kernel communicates.
-
-    Args:
-        kernels: names of kernels, a categorical column, shape (N,).
-
-    Returns:
-        Booleans, shape (N,).
-    """
-    distinct = kernels.unique()
-    chosen = [is_communication(name or "") for name in distinct.cast(pl.String)]
-    return kernels.is_in(distinct.filter(pl.Series(chosen, dtype=pl.Boolean)).implode())

@@ -49,9 +49,18 @@ class Labels(NamedTuple):
         chosen: Bool = answers[self.number]
         return chosen
 
+    def used(self) -> list[str]:
+        """Return the texts of which there is a row."""
+        return [self.texts[number] for number in np.unique(self.number).tolist() if number >= 0]
+
     def take(self, rows: Array) -> Labels:
         """Return the labels of some rows: a slice, a mask or row numbers; -1 gives null."""
         return Labels(self.number[rows], self.texts)
+
+    def with_text(self, text: str, chosen: Bool) -> Labels:
+        """Return the labels with another text in the chosen rows."""
+        texts = self.texts if text in self.texts else (*self.texts, text)
+        return Labels(np.where(chosen, texts.index(text), self.number), texts)
 
     def column(self) -> pl.Series:
         """Return the texts as a column of strings."""

@@ -11,7 +11,7 @@ import pytest
 import ppprof
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.steps import with_step
-from ppprof.analysis.ranks.step_breakdown import communication_events
+from ppprof.analysis.ranks.rank_communication import communication_events
 from tests import device
 from tests.jobs.launching import JOBS, NO_DROPOUT, SMALL, run, train
 

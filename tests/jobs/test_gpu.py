@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.paddle, pytest.mark.all]
 import ppprof  # noqa: E402
 from ppprof.analysis.profile.profile import Profile  # noqa: E402
 from ppprof.analysis.profile.runtime_calls import name_of_call  # noqa: E402
-from ppprof.analysis.ranks.step_breakdown import communication_events  # noqa: E402
+from ppprof.analysis.ranks.rank_communication import communication_events  # noqa: E402
 from ppprof.rundir.step_times import read_step_times  # noqa: E402
 from tests.analysis.summaries.test_equals_paddle import assert_equal  # noqa: E402
 from tests.jobs.devices import COVERING, EACH, ON_GPU, PROGRAM, Machine  # noqa: E402

@@ -25,11 +25,8 @@ from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.remote_calls import remote_calls
 from ppprof.analysis.ranks.device_queue import idle_causes
 from ppprof.analysis.ranks.device_steps import steps_of_rank
-from ppprof.analysis.ranks.step_breakdown import (
-    Breakdown,
-    stepping_thread_in,
-    waiting_intervals,
-)
+from ppprof.analysis.ranks.step_breakdown import Breakdown
+from ppprof.analysis.ranks.waiting_host import stepping_thread_in, waiting_intervals
 from ppprof.arrays import Int64
 from ppprof.trace.schema import is_kernel
 
@@ -314,7 +311,7 @@ class IndicatorBuilder:
         tiny = kernels.filter(pl.col("dur_ns") < TINY_NS)
         self.add_names("kernel", tiny.select("step", "name", time_ns="dur_ns"))
         copies = self._blocking_copies()
-        threads = self.steps["thread"].unique()
+        threads = np.unique(self.steps["thread"].to_numpy())
         loading = stepping_thread_in(self.profile, "Dataloader", threads)
         empty = idle_causes(self.profile, self.steps)["nothing_queued"]
         idle = difference(empty, together(waiting_intervals(self.profile, threads), loading))

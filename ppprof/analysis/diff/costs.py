@@ -15,12 +15,8 @@ from ppprof.analysis.modules.module_tree import has_forward_links, modules
 from ppprof.analysis.profile.event_tree import Tree
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.runtime_calls import name_of_call
-from ppprof.analysis.ranks.step_breakdown import (
-    UNKNOWN_AXIS,
-    Breakdown,
-    breakdown,
-    communication_events,
-)
+from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS, communication_events
+from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
 from ppprof.analysis.summaries.overview import device
 from ppprof.arrays import Int64
 from ppprof.trace.schema import Trace, is_kernel

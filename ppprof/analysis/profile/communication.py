@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
-import polars as pl
 
 from ppprof.analysis.profile.event_tree import Tree
-from ppprof.analysis.profile.grouping import intervals_of, matching
 from ppprof.analysis.profile.intervals import Intervals, difference_by_group
 from ppprof.arrays import Int64
-from ppprof.trace.communication_names import PADDLE_PATTERN, communicates
-from ppprof.trace.schema import is_kernel
+from ppprof.trace.communication_names import PADDLE_PATTERN, is_communication
 
 OPERATOR_CATEGORIES = ("Operator", "OperatorInner", "DygraphKernelLaunch", "StaticKernelLaunch")
 """Categories of host events during which a CPU computes. Newer versions of Paddle record
 DygraphKernelLaunch and StaticKernelLaunch inside an Operator."""
 
-_RESHAPES = "broadcast_(to|tensors)"
+_COLLECTIVE = re.compile("allreduce|broadcast|rpc")
+_RESHAPE = re.compile("broadcast_(to|tensors)")
+_PADDLE = re.compile(PADDLE_PATTERN)
 
 
 @dataclass(frozen=True)
@@ -60,38 +60,36 @@ class Communication:
             is_recorded: False if the trace lacks the events of its device: its operators only
                 launch, so they are no computation.
         """
-        names = tree.hosts["name"]
-        collective = matching(names, "allreduce|broadcast|rpc") & ~matching(names, _RESHAPES)
-        hosts = tree.hosts.filter(
-            (pl.col("category") == "Communication")
-            | (pl.col("category") == "Operator") & collective
-        )
-        rows = hosts["row"].to_numpy()
+        events = tree.events
+        operators = events.host_rows("Operator")
+        collectives = operators[events.names.take(operators).where(_is_collective)]
+        rows = np.union1d(events.host_rows("Communication"), collectives)
+        host = events.intervals(rows)
         if tree.devices.is_empty():
-            nowhere = intervals_of(tree.devices)
             none = np.empty(0, np.int64)
+            nowhere = none, none
             if not is_recorded:
-                return cls(intervals_of(hosts), rows, nowhere, none, nowhere, "nothing")
-            operators = _operator_intervals(tree.hosts, hosts)
-            return cls(intervals_of(hosts), rows, nowhere, none, operators, "operators")
+                return cls(host, rows, nowhere, none, nowhere, "nothing")
+            return cls(host, rows, nowhere, none, _operator_intervals(tree, rows), "operators")
         below = tree.below(rows)
         below[rows] = True
-        kernels = tree.devices.with_row_index("row").filter(
-            is_kernel() & pl.col("host").is_not_null()
+        device = tree.device_rows - events.first_device
+        launcher, is_kernel = events.host_of_device[device], events.is_kernel[device]
+        kernel = np.flatnonzero(is_kernel & (launcher >= 0))
+        launcher, row = launcher[kernel], tree.device_rows[kernel]
+        is_named = events.names.take(row).where(
+            _is_named_as_paddle if as_paddle else is_communication
         )
-        names = kernels["name"]
-        is_named = matching(names, PADDLE_PATTERN) if as_paddle else communicates(names)
-        named = is_named.to_numpy()
-        launcher = kernels["host"].to_numpy()
-        own = np.isin(launcher, rows)
-        device = below[launcher] | named
-        computation = ~own & ~named
+        own = np.zeros(len(below), bool)
+        own[rows] = True
+        communicating = below[launcher] | is_named
+        computation = ~own[launcher] & ~is_named
         return cls(
-            intervals_of(hosts),
+            host,
             rows,
-            intervals_of(kernels.filter(pl.Series(device))),
-            kernels["row"].to_numpy()[device].astype(np.int64),
-            intervals_of(kernels.filter(pl.Series(computation))),
+            events.intervals(row[communicating]),
+            kernel[communicating],
+            events.intervals(row[computation]),
             "kernels",
         )
 
@@ -102,7 +100,16 @@ class Communication:
         return start, np.concatenate((self.host[1], self.device[1]))
 
 
-def _operator_intervals(hosts: pl.DataFrame, communication: pl.DataFrame) -> Intervals:
+def _is_collective(operator: str) -> bool:
+    lowered = operator.lower()
+    return bool(_COLLECTIVE.search(lowered)) and not _RESHAPE.search(lowered)
+
+
+def _is_named_as_paddle(kernel: str) -> bool:
+    return bool(_PADDLE.search(kernel.lower()))
+
+
+def _operator_intervals(tree: Tree, communication: Int64) -> Intervals:
     """Return the intervals in which a thread runs an operator and does not itself communicate.
 
         thread 1   Operator        ##########
@@ -113,13 +120,14 @@ def _operator_intervals(hosts: pl.DataFrame, communication: pl.DataFrame) -> Int
     Intervals of different threads may overlap.
 
     Args:
-        hosts: all host events; those of `OPERATOR_CATEGORIES` count as operators.
-        communication: the host events that communicate.
+        tree: the host events; those of `OPERATOR_CATEGORIES` count as operators.
+        communication: the rows of the host events that communicate.
     """
-    operators = hosts.filter(pl.col("category").is_in(OPERATOR_CATEGORIES))
+    events, thread = tree.events, tree.hosts["thread"].to_numpy()
+    operators = events.host_rows(*OPERATOR_CATEGORIES)
     return difference_by_group(
-        intervals_of(operators),
-        operators["thread"].to_numpy(),
-        intervals_of(communication),
-        communication["thread"].to_numpy(),
+        events.intervals(operators),
+        thread[operators],
+        events.intervals(communication),
+        thread[communication],
     )

@@ -6,13 +6,13 @@ With hundreds of ranks, that is most of the time.
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.profile.intervals import Intervals
 from ppprof.arrays import Bool, Int64
-from ppprof.trace.communication_names import is_communication
 from ppprof.trace.labels import Labels
 from ppprof.trace.schema import COPIES
 
@@ -60,25 +60,44 @@ class EventArrays:
         return Labels.of(self.events["name"])
 
     @cached_property
-    def kernels(self) -> Int64:
-        """Rows of the kernels, and of the device events of unknown kinds."""
-        categories = self.events["category"].slice(self.first_device)
-        is_copy = is_one_of(categories, *COPIES)
-        return self.first_device + np.flatnonzero(~is_copy)
+    def thread(self) -> Int64:
+        """Thread of each host event and launch, shape (N,); -1 for device events."""
+        return filled(self.events["thread"])
 
     @cached_property
-    def communicates(self) -> Bool:
-        """Whether each device event is named after communication, shape (device events,)."""
-        return self.names.take(slice(self.first_device, None)).where(_is_communication)
+    def is_kernel(self) -> Bool:
+        """Whether each device event is a kernel or of an unknown kind, shape (device events,)."""
+        return ~is_one_of(self.events["category"].slice(self.first_device), *COPIES)
+
+    @cached_property
+    def host_of_device(self) -> Int64:
+        """Row of the host event around the launch of each device event, shape (device events,).
+
+        -1 without a launch or a host event around it.
+        """
+        launch = np.maximum(self.parent[self.devices] - self.num_hosts, -1)
+        hosts: Int64 = np.append(self.parent[self.launches], -1)[launch]
+        return hosts
+
+    @property
+    def launches(self) -> slice:
+        """Rows of the launches."""
+        return slice(self.num_hosts, self.first_device)
+
+    @property
+    def devices(self) -> slice:
+        """Rows of the device events."""
+        return slice(self.first_device, None)
+
+    def intervals(self, rows: Int64 | slice) -> Intervals:
+        """Return start and end of some events, as a set of intervals."""
+        return self.start_ns[rows], self.end_ns[rows]
 
     def host_rows(self, *categories: str) -> Int64:
         """Return the rows of the host events of some categories, ascending."""
         return np.flatnonzero(
             is_one_of(self.events["category"].slice(0, self.num_hosts), *categories)
         )
-
-
-_is_communication = lru_cache(4096)(is_communication)
 
 
 def is_one_of(column: pl.Series, *texts: str) -> Bool:

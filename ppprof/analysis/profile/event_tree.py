@@ -62,17 +62,15 @@ class Tree:
 
         launch = np.maximum(events.parent[first_device:] - first_launch, -1)
         around_launch = events.parent[first_launch:first_device]
-        around_device = np.append(around_launch, -1)[launch]
+        around_device = events.host_of_device
         time_ns = device_table["dur_ns"].to_numpy()
-        is_kernel = np.zeros(len(launch), bool)
-        is_kernel[events.kernels - first_device] = True
         hosts = pl.DataFrame(
             {
                 "row": np.arange(first_launch),
                 **{name: host_table[name] for name in ("name", "category", "thread", "start_ns")},
                 "end_ns": events.end_ns[:first_launch],
                 **{"parent": host_table["parent"], "cpu_ns": host_table["dur_ns"], "visit": visit},
-                "gpu_ns": _launched_ns(time_ns * is_kernel, around_device, size),
+                "gpu_ns": _launched_ns(time_ns * events.is_kernel, around_device, size),
                 "device_ns": _launched_ns(time_ns, around_device, size),
             }
         )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import polars as pl
 
 from ppprof.analysis.profile.intervals import Intervals
+from ppprof.trace.labels import Labels
 
 STATS: dict[str, pl.DataType] = {
     "name": pl.String(),
@@ -103,6 +106,5 @@ def matching(names: pl.Series, pattern: str) -> pl.Series:
     Returns:
         Booleans, shape (N,).
     """
-    distinct = names.unique()
-    matches = distinct.filter(distinct.cast(pl.String).str.to_lowercase().str.contains(pattern))
-    return names.is_in(matches.implode())
+    contains = re.compile(pattern).search
+    return pl.Series(Labels.of(names).where(lambda name: contains(name.lower()) is not None))

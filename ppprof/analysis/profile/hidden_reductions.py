@@ -16,47 +16,54 @@ Source: EagerReducer::FusedAllReduceSchedule, paddle/fluid/distributed/collectiv
 
 from __future__ import annotations
 
-import polars as pl
+import re
+from collections.abc import Callable
+
+import numpy as np
 
 from ppprof.analysis.profile.event_tree import Tree
-from ppprof.analysis.profile.grouping import matching
+from ppprof.analysis.profile.intervals import Intervals
+from ppprof.arrays import Int64
 
 DATA_PARALLEL = "DataParallel"
 """Name of these all-reduces."""
 DATA_PARALLEL_AXIS = "dp"
 """Their axis."""
 
-_NODE = r"(^|_)gradnodeaccumulation$"
-"""In lower case, as `matching` compares."""
-_DIVISION = r"^scale (kernel launch|compute)$"
+_NODE = re.compile(r"(^|_)gradnodeaccumulation\Z")
+"""In lower case."""
+_DIVISION = re.compile(r"^scale (kernel launch|compute)\Z")
 """The kernel that divides, in Paddle 3 and in Paddle 2."""
 
 
-def hidden_reductions(tree: Tree) -> pl.DataFrame:
+def hidden_reductions(tree: Tree) -> tuple[Int64, Intervals]:
     """Return the gradient all-reduces that no event shows.
 
     The times include the wait for the slowest rank, and the copies back into the gradients.
 
     Returns:
-        row (of the node in ``tree.hosts``), start_ns, end_ns; sorted by row and start. Each begins
-        where a division ends and ends where the next event of the node begins, or the node ends. No
-        rows for a trace with device events, in which the all-reduces are kernels.
+        The row of the node in ``tree.hosts`` for each all-reduce, ascending, and their intervals.
+        Each begins where a division ends and ends where the next event of the node begins, or the
+        node ends. None for a trace with device events, in which the all-reduces are kernels.
     """
-    hosts = tree.hosts
+    events, none = tree.events, np.empty(0, np.int64)
     if not tree.devices.is_empty():
-        return pl.DataFrame(schema=dict.fromkeys(("row", "start_ns", "end_ns"), pl.Int64))
-    is_division = matching(hosts["name"], _DIVISION)
-    is_node = (pl.col("category") == "Operator") & matching(hosts["name"], _NODE)
-    nodes = hosts.filter(is_node).select("row", until_ns="end_ns")
-    inside = (
-        hosts.select("start_ns", "end_ns", row="parent", is_division=is_division)
-        .join(nodes, on="row")
-        .sort("row", "start_ns")
-    )
-    next_ns = pl.col("start_ns").shift(-1).over("row")
-    until_ns = pl.min_horizontal(pl.coalesce(next_ns, "until_ns"), "until_ns")
-    return (
-        inside.with_columns(start_ns="end_ns", end_ns=until_ns)
-        .filter(pl.col("is_division") & (pl.col("start_ns") < pl.col("end_ns")))
-        .select(pl.col("row", "start_ns", "end_ns").cast(pl.Int64))
-    )
+        return none, (none, none)
+    operators = events.host_rows("Operator")
+    is_node = np.zeros(events.num_hosts + 1, bool)  # the last one stands for "no parent"
+    is_node[operators[events.names.take(operators).where(_matches(_NODE))]] = True
+    parent = events.parent[: events.num_hosts]
+    inside = np.flatnonzero(is_node[parent])
+    inside = inside[np.lexsort((events.start_ns[inside], parent[inside]))]
+    node = parent[inside]
+    start_ns, until_ns = events.end_ns[inside], events.end_ns[node]
+    is_followed = np.flatnonzero(node[1:] == node[:-1])
+    next_ns = events.start_ns[inside[is_followed + 1]]
+    until_ns[is_followed] = np.minimum(next_ns, until_ns[is_followed])
+    is_division = events.names.take(inside).where(_matches(_DIVISION))
+    chosen = is_division & (start_ns < until_ns)
+    return node[chosen], (start_ns[chosen], until_ns[chosen])
+
+
+def _matches(pattern: re.Pattern[str]) -> Callable[[str], bool]:
+    return lambda name: pattern.search(name.lower()) is not None

@@ -133,6 +133,27 @@ def covered_by_group(table: pl.DataFrame, group: str) -> pl.DataFrame:
     return groups.select(group, "calls", time_ns=pl.Series(times))
 
 
+def extents_by_group(group: Int64, intervals: Intervals) -> tuple[Int64, Intervals]:
+    """Return the first start and the last end of the intervals of each group.
+
+        group 1   ##  ####      out   ########
+        group 2     ##                  ##
+
+    Args:
+        group: the group of each interval, shape (N,), any numbers.
+        intervals: N intervals, in any order.
+
+    Returns:
+        The M groups, ascending, and an interval for each of them.
+    """
+    groups, position = np.unique(group, return_inverse=True)
+    first = np.full(len(groups), np.iinfo(np.int64).max)
+    last = np.full(len(groups), np.iinfo(np.int64).min)
+    np.minimum.at(first, position, intervals[0])
+    np.maximum.at(last, position, intervals[1])
+    return groups, (first, last)
+
+
 def intersection(left: Intervals, right: Intervals) -> Intervals:
     """Return the instants in both sets, as a union."""
     return difference(left, difference(left, right))

@@ -7,8 +7,10 @@ Paddle names some 45 calls; the others are called ``Runtime API`` and their numb
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
-import polars as pl
+from ppprof.arrays import Bool
+from ppprof.trace.labels import Labels
 
 LAUNCH = "launch"
 """Puts a kernel, or a graph of kernels, into a queue of the device."""
@@ -60,6 +62,7 @@ def name_of_call(name: str) -> str:
     return f"{known} ({name})" if known else name
 
 
+@lru_cache(1024)
 def kind_of_call(name: str) -> str:
     """Return the kind of a runtime call from its name.
 
@@ -75,20 +78,14 @@ def kind_of_call(name: str) -> str:
     return next((kind for kind, names in _KINDS.items() if names.search(lowered)), OTHER)
 
 
-def is_of_kind(names: pl.Series, *kinds: str) -> pl.Series:
+def is_of_kind(names: Labels, *kinds: str) -> Bool:
     """Return whether each runtime call is of one of ``kinds``.
 
     Args:
-        names: names of runtime calls, a categorical column, shape (N,).
+        names: names of runtime calls, shape (N,).
         kinds: some of `LAUNCH`, `WAIT`, `COPY`, `BLOCKING` and `OTHER`.
 
     Returns:
         Booleans, shape (N,).
     """
-    distinct = names.unique()
-    chosen = distinct.filter(
-        pl.Series(
-            [kind_of_call(name) in kinds for name in distinct.cast(pl.String)], dtype=pl.Boolean
-        )
-    )
-    return names.is_in(chosen.implode())
+    return names.where(lambda name: kind_of_call(name) in kinds)

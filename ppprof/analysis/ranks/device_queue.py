@@ -27,7 +27,7 @@ from ppprof.analysis.profile.intervals import (
 )
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.profile.runtime_calls import BLOCKING, is_of_kind
-from ppprof.arrays import Int64
+from ppprof.arrays import Array, Bool, Int64
 
 CAUSES = ("nothing_queued", "launch_latency", "blocking_call", "other_work", "unknown")
 """Why no device works, of an instant without any device event:
@@ -74,8 +74,9 @@ def idle_causes(profile: Profile, steps: pl.DataFrame) -> Mapping[str, Intervals
     first, last = difference(idle, empty)
     is_short = last - first <= LATENCY_NS
     long = first[~is_short], last[~is_short]
-    calls = profile.tree.launches
-    blocking = intervals_of(calls.filter(is_of_kind(calls["name"], BLOCKING)))
+    events = profile.tree.events
+    is_blocking = is_of_kind(events.names.take(events.launches), BLOCKING)
+    blocking = events.intervals(events.num_hosts + np.flatnonzero(is_blocking))
     return {
         "nothing_queued": (empty[0][~is_unknown], empty[1][~is_unknown]),
         "launch_latency": (first[is_short], last[is_short]),
@@ -99,40 +100,49 @@ def queue_of_steps(
     queued_ns, start_ns, _, is_linked = _queue(profile)
     queued_ns, start_ns = queued_ns[is_linked], start_ns[is_linked]
     waited = _waited_until(queued_ns, start_ns, end) - _waited_until(queued_ns, start_ns, start)
-    rows = steps.select("step").with_columns(
-        *(
-            pl.Series(f"{cause}_ns", covered_within(instants, start, end))
-            for cause, instants in idle.items()
-        ),
-        queue_length=pl.Series(waited / np.maximum(end - start, 1)),
-    )
-    delays = pl.DataFrame({"step": _step_of_events(profile), "delay": start_ns - queued_ns})
-    medians = delays.drop_nulls().group_by("step").agg(launch_delay_ns=pl.col("delay").median())
-    summed = rows.group_by("step").agg(pl.col("^.*_ns$").sum(), pl.col("queue_length").mean())
-    return (
-        summed.join(medians, on="step", how="left")
-        .select(pl.col(name).cast(dtype) for name, dtype in QUEUE.items())
-        .sort("step")
-    )
+    numbers, row = np.unique(steps["step"].to_numpy(), return_inverse=True)
+
+    def summed(values: Array) -> Array:
+        sums = np.zeros(len(numbers), values.dtype)
+        np.add.at(sums, row, values)
+        return sums
+
+    lengths = summed(waited / np.maximum(end - start, 1)) / np.bincount(row)
+    step = profile.tree.events.step[profile.tree.events.devices][is_linked]
+    columns = {
+        "step": numbers,
+        **{f"{cause}_ns": summed(covered_within(idle[cause], start, end)) for cause in CAUSES},
+        "queue_length": lengths,
+        "launch_delay_ns": _medians(start_ns - queued_ns, step, numbers),
+    }
+    return pl.DataFrame(columns, QUEUE)
 
 
-def _queue(profile: Profile) -> tuple[Int64, Int64, Int64, np.ndarray]:
+def _medians(values: Int64, group: Int64, groups: Int64) -> list[float | None]:
+    """Return the median of the values of each of ``groups``; None for a group without values.
+
+    Args:
+        values: shape (N,).
+        group: the group of each value, shape (N,).
+        groups: some groups, ascending.
+    """
+    order = np.argsort(group, kind="stable")
+    sides = (np.searchsorted(group[order], groups, side) for side in ("left", "right"))
+    of_group = (values[order[first:end]] for first, end in zip(*sides))
+    return [float(np.median(values)) if len(values) else None for values in of_group]
+
+
+def _queue(profile: Profile) -> tuple[Int64, Int64, Int64, Bool]:
     """Return when each device event was queued, started and ended, and whether its launch is known.
 
     Shapes (device events,). Without a known launch, an event counts as queued when it starts.
     """
-    events = profile.trace.events
-    devices = events.filter(pl.col("device").is_not_null())
-    start = devices["start_ns"].to_numpy()
-    launch = devices["parent"]
-    launched = (events["start_ns"] + events["dur_ns"]).gather(launch)
-    queued = np.minimum(launched.fill_null(2**62).to_numpy(), start)
-    return queued, start, start + devices["dur_ns"].to_numpy(), launch.is_not_null().to_numpy()
-
-
-def _step_of_events(profile: Profile) -> pl.Series:
-    devices = profile.trace.events.filter(pl.col("device").is_not_null())
-    return devices.filter(pl.col("parent").is_not_null())["step"]
+    events = profile.tree.events
+    start, end = events.intervals(events.devices)
+    launch = events.parent[events.devices]
+    is_linked = launch >= 0
+    launched = np.where(is_linked, events.end_ns[launch], start)
+    return np.minimum(launched, start), start, end, is_linked
 
 
 def _waited_until(queued: Int64, started: Int64, instants: Int64) -> Int64:

@@ -14,9 +14,12 @@ host's.
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.profile.intervals import extents_by_group
 from ppprof.analysis.profile.profile import Profile
 
 
@@ -26,9 +29,22 @@ def host_steps(profile: Profile) -> pl.DataFrame:
     Returns:
         thread, start_ns, end_ns and step.
     """
-    step = pl.col("name").cast(pl.String).str.extract(r"#(\d+)$").cast(pl.Int64, strict=False)
     steps = profile.tree.of_category("ProfileStep")
-    return steps.select("thread", "start_ns", "end_ns", step=step).drop_nulls("step")
+    numbers = [_number(name) for name in steps["name"].to_list()]
+    table = steps.select("thread", "start_ns", "end_ns").with_columns(
+        pl.Series("step", numbers, pl.Int64)
+    )
+    return table if None not in numbers else table.drop_nulls("step")
+
+
+def _number(name: str) -> int | None:
+    digits = _NUMBER.search(name)
+    number = int(digits[1]) if digits else None
+    return number if number is not None and number <= _MOST else None
+
+
+_NUMBER = re.compile(r"#([0-9]+)\Z")
+_MOST = 2**63 - 1
 
 
 def steps_of_rank(profile: Profile) -> pl.DataFrame:
@@ -45,20 +61,29 @@ def steps_of_rank(profile: Profile) -> pl.DataFrame:
         thread, start_ns, end_ns, step, and outlived_ns: for how long device events that the step
         launched ran after the host had ended it; 0 if they ended earlier.
     """
-    steps = host_steps(profile).sort("start_ns", maintain_order=True)
-    devices = profile.trace.events.filter(pl.col("device").is_not_null()).select(
-        "step", "start_ns", end_ns=pl.col("start_ns") + pl.col("dur_ns")
+    steps = host_steps(profile)
+    steps = steps[np.argsort(steps["start_ns"].to_numpy(), kind="stable")]
+    step, start, end = (steps[name].to_numpy() for name in ("step", "start_ns", "end_ns"))
+    events = profile.tree.events
+    of_device, (begin, over) = events.step[events.devices], events.intervals(events.devices)
+    is_own = of_device >= 0
+    numbers, (_, last) = extents_by_group(of_device[is_own], (begin[is_own], over[is_own]))
+    position = np.searchsorted(numbers, step)
+    has_work = np.append(numbers, -1)[position] == step
+    done = np.where(has_work, np.append(last, 0)[position], end)
+    outlived = np.maximum(done - end, 0)
+    can_move = (start[1:] >= end[:-1]).all() and len(np.unique(step)) == len(step)
+    if outlived.any() and can_move:
+        end = np.maximum.accumulate(np.maximum(end, done))
+        is_earlier = ~is_own & (begin < begin[is_own].min())
+        first = max(int(start[0]), int(over[is_earlier].max(initial=0)))
+        start = np.append(min(first, end[0]), end[:-1])
+    return pl.DataFrame(
+        {
+            "thread": steps["thread"],
+            "start_ns": start,
+            "end_ns": end,
+            "step": step,
+            "outlived_ns": outlived,
+        }
     )
-    launched = devices.drop_nulls("step").group_by("step").agg(done_ns=pl.col("end_ns").max())
-    steps = steps.join(launched, on="step", how="left", maintain_order="left").with_columns(
-        outlived_ns=(pl.col("done_ns") - pl.col("end_ns")).clip(0).fill_null(0)
-    )
-    overlap = (steps["start_ns"].shift(-1) < steps["end_ns"]).any()
-    if steps["outlived_ns"].sum() and not overlap and not steps["step"].is_duplicated().any():
-        done = steps.select(pl.max_horizontal("end_ns", "done_ns").cum_max()).to_series().to_numpy()
-        own = devices.drop_nulls("step")["start_ns"].to_numpy().min()
-        earlier = devices.filter(pl.col("step").is_null() & (pl.col("start_ns") < own))["end_ns"]
-        first = max(int(steps["start_ns"][0]), *earlier.to_list(), 0)
-        starts = np.append(min(first, done[0]), done[:-1])
-        steps = steps.with_columns(start_ns=pl.Series(starts), end_ns=pl.Series(done))
-    return steps.drop("done_ns")

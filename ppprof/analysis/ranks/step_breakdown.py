@@ -54,11 +54,7 @@ import numpy as np
 import polars as pl
 
 from ppprof.analysis.profile.grouping import intervals_of
-from ppprof.analysis.profile.hidden_reductions import (
-    DATA_PARALLEL,
-    DATA_PARALLEL_AXIS,
-    hidden_reductions,
-)
+from ppprof.analysis.profile.hidden_reductions import hidden_reductions
 from ppprof.analysis.profile.intervals import (
     Intervals,
     covered_within,
@@ -68,12 +64,17 @@ from ppprof.analysis.profile.intervals import (
     union,
 )
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.profile.runtime_calls import BLOCKING, COPY, WAIT, is_of_kind
+from ppprof.analysis.ranks.bubble import bubble_of, passes_of
 from ppprof.analysis.ranks.device_queue import CAUSES, QUEUE, idle_causes, queue_of_steps
 from ppprof.analysis.ranks.device_steps import steps_of_rank
+from ppprof.analysis.ranks.rank_communication import axis_position, communication_of
+from ppprof.analysis.ranks.waiting_host import (
+    launching_intervals,
+    stepping_thread_in,
+    waiting_intervals,
+)
 from ppprof.arrays import Int64
-from ppprof.trace.communication_names import communicates
-from ppprof.trace.schema import is_kernel, nullable
+from ppprof.trace.communication_names import is_communication
 
 PARTS = ("computation", "exposed", "data_loading", "bubble", "host_bound", "queued", "rest")
 """The parts of a step. An instant belongs to the first part that contains it; the docstring of the
@@ -84,26 +85,9 @@ BESIDE = ("communication", "hidden", "host_launch")
 ``hidden``: the part of it during computation. ``host_launch``: the time in which some thread is in
 a runtime call and does not wait for the device."""
 
-LONG_CALL_NS = 100_000
-"""Least length of a call that copies, allocates or frees for its time beside work of a device to
-count as waiting: a copy from memory that is not pinned, for example, waits for its stream. A call
-that puts a copy into a queue takes some 10 us."""
-
-GROUP_SPAN = "coalesced"
-"""Name of the span around a group of communication calls that are launched together at its end."""
-
-UNKNOWN_AXIS = "?"
-"""The axis of communication whose group is unknown."""
-
 STRETCHES = {"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
 
 BREAKDOWN = {"step": pl.Int64, "part": pl.String, "axis": pl.String, "time_ns": pl.Int64}
-
-_AXES = ("mp", "sep", "sharding", "dp", "pp")
-_SENT = "(?i)send|recv"
-_QUEUED = "^i?(send|recv)$"
-_MEETING = "(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|barrier"
-
 
 class Breakdown(NamedTuple):
     """The parts of the steps in one rank's window, and the intervals of the bubble."""
@@ -140,14 +124,15 @@ def breakdown(profile: Profile) -> Breakdown:
     on_device = not tree.devices.is_empty()
     steps = steps_of_rank(profile)
     start, end = intervals_of(steps)
-    communication = communication_events(profile, profile.trace.events["step"])
     computation = _computation(profile)
-    threads = steps["thread"].unique()
+    threads = np.unique(steps["thread"].to_numpy())
     waiting = waiting_intervals(profile, threads) if on_device else None
-    communication, bubble = _bubble(communication, _passes(profile, threads), waiting)
-    by_axis = {
-        axis: communication.filter(pl.col("axis") == axis)
-        for axis in sorted(communication["axis"].unique(), key=axis_position)
+    communication, is_pipeline, bubble = bubble_of(
+        communication_of(profile, tree.events.step), passes_of(profile, threads), waiting
+    )
+    is_over = {
+        axis: communication.axis.where(axis.__eq__)
+        for axis in sorted(communication.axis.used(), key=axis_position)
     }
 
     times: list[tuple[str, str | None, Int64]] = [("step", None, end - start)]
@@ -160,9 +145,9 @@ def breakdown(profile: Profile) -> Breakdown:
         times.append((part, axis, time_ns))
 
     take("computation", None, computation)
-    for axis, events in by_axis.items():
-        pipeline = intervals_of(events.filter("is_pipeline"))
-        others = intervals_of(events.filter(~pl.col("is_pipeline")))
+    for axis, chosen in is_over.items():
+        pipeline = communication.times(chosen & is_pipeline)
+        others = communication.times(chosen & ~is_pipeline)
         take("exposed", axis, together(others, difference(pipeline, bubble)))
     take("data_loading", None, stepping_thread_in(profile, "Dataloader", threads))
     bubble = difference(bubble, taken)
@@ -175,20 +160,21 @@ def breakdown(profile: Profile) -> Breakdown:
         queue = queue_of_steps(profile, steps, idle)
     take("rest", None, (start, end))
 
-    for axis, events in by_axis.items():
-        all_of_axis = union(*intervals_of(events))
+    for axis, chosen in is_over.items():
+        all_of_axis = union(*communication.times(chosen))
         hidden = intersection(all_of_axis, computation)
         times.append(("communication", axis, covered_within(all_of_axis, start, end)))
         times.append(("hidden", axis, covered_within(hidden, start, end)))
     if on_device:
-        times.append(("host_launch", None, covered_within(_launching(profile), start, end)))
+        launching = launching_intervals(profile)
+        times.append(("host_launch", None, covered_within(launching, start, end)))
     return Breakdown(_sum_by_step(steps["step"], times), _clip_to_steps(steps, bubble), queue)
 
 
 def _breakdown_of_launches(profile: Profile) -> Breakdown:
     steps = steps_of_rank(profile)
     start, end = intervals_of(steps)
-    loading = union(*stepping_thread_in(profile, "Dataloader", steps["thread"].unique()))
+    loading = union(*stepping_thread_in(profile, "Dataloader", np.unique(steps["thread"].to_numpy())))
     times: list[tuple[str, str | None, Int64]] = [
         ("step", None, end - start),
         ("data_loading", None, covered_within(loading, start, end)),
@@ -217,79 +203,17 @@ def _sum_by_step(steps: pl.Series, times: Sequence[tuple[str, str | None, Int64]
         steps: step numbers, N rows.
         times: for each part, its name, its axis and its times, shape (N,).
     """
+    numbers, row = np.unique(steps.to_numpy(), return_inverse=True)
     parts, axes, time_ns = zip(*times)
-    num = len(steps)
-    table = pl.DataFrame(
+    sums = np.zeros((len(numbers), len(times)), np.int64)
+    np.add.at(sums, row, np.transpose(time_ns))
+    return pl.DataFrame(
         {
-            "step": np.tile(steps.to_numpy(), len(times)),
-            "part": [part for part in parts for _ in range(num)],
-            "axis": [axis for axis in axes for _ in range(num)],
-            "time_ns": np.concatenate(time_ns),
-            "order": np.repeat(np.arange(len(times)), num),
-        },
-        {**BREAKDOWN, "order": pl.Int64},
-    )
-    keys = ["step", "order", "part", "axis"]
-    return table.group_by(keys).agg(pl.col("time_ns").sum()).sort(keys).drop("order")
-
-
-def stepping_thread_in(profile: Profile, category: str, threads: pl.Series) -> Intervals:
-    """Return the intervals of the events of one category on the stepping threads.
-
-    Args:
-        profile: one rank's window.
-        category: the category of the events, such as ``Dataloader``.
-        threads: the stepping threads, those with a ProfileStep.
-    """
-    events = profile.tree.hosts.filter(
-        (pl.col("category") == category) & pl.col("thread").is_in(threads.implode())
-    )
-    return intervals_of(events)
-
-
-def waiting_intervals(profile: Profile, threads: pl.Series) -> Intervals:
-    """Return the intervals in which the stepping threads communicate or synchronize with a device.
-
-    Sends and receives that launched no kernel do not count: another call launches it later, that of
-    a group of transfers. Collectives without a kernel count, since they may be of a library that
-    blocks the host, such as gloo.
-
-    Args:
-        profile: one rank's window, with device events.
-        threads: the stepping threads, those with a ProfileStep.
-    """
-    tree = profile.tree
-    calls = tree.launches.filter(is_of_kind(tree.launches["name"], WAIT))
-    calls = calls.filter(pl.col("thread").is_in(threads.implode()))
-    only_queues = pl.col("name").cast(pl.String).str.contains(_QUEUED) & (pl.col("device_ns") == 0)
-    spans = tree.hosts.filter(
-        (pl.col("category") == "Communication")
-        & pl.col("thread").is_in(threads.implode())
-        & ~only_queues
-    )
-    return together(intervals_of(spans), intervals_of(calls))
-
-
-def _launching(profile: Profile) -> Intervals:
-    """Return the instants in which a thread is in a runtime call and does not wait for a device.
-
-        calls    launch  copy##########        #: a copy longer than `LONG_CALL_NS`
-        devices      kkkkkkkkkkk
-        out      ======         =======
-
-    Args:
-        profile: one rank's window, with device events.
-
-    Returns:
-        A union of intervals.
-    """
-    calls, devices = profile.tree.launches, profile.tree.devices
-    is_long = pl.Series(calls["end_ns"] - calls["start_ns"] >= LONG_CALL_NS)
-    may_wait = is_of_kind(calls["name"], COPY, BLOCKING) & is_long
-    only_launch = calls.filter(~is_of_kind(calls["name"], WAIT) & ~may_wait)
-    return together(
-        intervals_of(only_launch),
-        difference(intervals_of(calls.filter(may_wait)), intervals_of(devices)),
+            "step": np.repeat(numbers, len(times)),
+            "part": pl.Series(parts * len(numbers), dtype=pl.String),
+            "axis": pl.Series(axes * len(numbers), dtype=pl.String),
+            "time_ns": sums.ravel(),
+        }
     )
 
 
@@ -298,215 +222,9 @@ def _computation(profile: Profile) -> Intervals:
 
     Without the all-reduces of `hidden_reductions`.
     """
-    kernels = profile.tree.devices.filter(is_kernel() & pl.col("host").is_null())
-    unseen = intervals_of(kernels.filter(~communicates(kernels["name"])))
-    computation = together(profile.communication.computation, unseen)
-    return difference(computation, intervals_of(hidden_reductions(profile.tree)))
-
-
-def communication_events(profile: Profile, step: pl.Series) -> pl.DataFrame:
-    """Return the communication of a window: kernels, or host events without device events.
-
-    The host events are Communication events. Operators named after a collective count only in a
-    trace without any Communication event, because an operator such as
-    ``Global_GradNodePyLayer_mp_allreduce`` may do nothing. The all-reduces of `hidden_reductions`
-    count, too.
-
-    Args:
-        profile: a window.
-        step: the step of each event of the trace.
-
-    Returns:
-        name, axis, step, start_ns, end_ns. name and axis are those of the innermost Communication
-        event around the launch; without one, the row's own name, and for a kernel the axis of
-        `_axes_of_kernels`, else `UNKNOWN_AXIS`. step is the step in which a host event began or a
-        kernel was launched; null if unknown. No rows if the trace lacks the events of its device.
-    """
-    communication, tree = profile.communication, profile.tree
-    events = profile.trace.events
-    spans = np.flatnonzero((events["category"] == "Communication").to_numpy())
-    if tree.devices.is_empty():
-        rows = spans if len(spans) else communication.host_rows
-        rows = rows[:0] if profile.unrecorded_device else rows
-        table = tree.hosts[rows]
-        launcher = table["row"]
-        span = launcher if len(spans) else nullable(np.full(len(rows), -1, np.int64))
-    else:
-        is_launched = np.zeros(tree.devices.height, bool)
-        is_launched[communication.device_rows] = True
-        unseen = pl.col("host").is_null() & is_kernel() & communicates(tree.devices["name"])
-        table = tree.devices.filter(pl.Series(is_launched) | unseen)
-        launcher = table["host"]
-        enclosing_span = np.append(tree.innermost(spans), -1)
-        span = nullable(enclosing_span[launcher.fill_null(-1).to_numpy()])
-    axis = events["axis"].gather(span).cast(pl.String)
-    if not tree.devices.is_empty():
-        # A group that is known and not of an axis has none, whatever else runs on its stream.
-        has_group = events["group"].gather(span).is_not_null()
-        axis = _axes_of_kernels(profile, table, axis.set(axis.is_null() & has_group, UNKNOWN_AXIS))
-    span_name = pl.lit(events["name"].gather(span)).cast(pl.String)
-    table = table.select(
-        # A group of calls has no operation of its own: the kernel has.
-        pl.coalesce(
-            pl.when(span_name != GROUP_SPAN).then(span_name), pl.col("name").cast(pl.String)
-        ).alias("name"),
-        axis.fill_null(UNKNOWN_AXIS).alias("axis"),
-        step.gather(launcher).alias("step"),
-        *("start_ns", "end_ns"),
-    )
-    reductions = hidden_reductions(tree)
-    hidden = reductions.select(
-        name=pl.lit(DATA_PARALLEL),
-        axis=pl.lit(DATA_PARALLEL_AXIS),
-        step=step.gather(reductions["row"]),
-        start_ns="start_ns",
-        end_ns="end_ns",
-    )
-    return pl.concat([table, hidden])
-
-
-def _axes_of_kernels(profile: Profile, kernels: pl.DataFrame, axis: pl.Series) -> pl.Series:
-    """Return the axis of each kernel of communication; null if it is not known.
-
-    Kernels that C++ launches, such as those of DataParallel's reducer, lie in no span. Two things
-    give their axis: each process group of Paddle has a stream of its own, so a stream on which all
-    kernels communicate, and all known ones over one axis, is of that axis; and in a job with a
-    single axis, every group is of that axis.
-
-        stream 20   all_reduce(dp)  ?  all_reduce(dp)      ? is dp
-        stream 7    gemm  recv(pp)  ?                      ? is not known
-
-    Source: ProcessGroupNCCL::CreateNCCLEnvCache, paddle/fluid/distributed/collective.
-
-    Args:
-        profile: the window.
-        kernels: rows of ``tree.devices``, N rows.
-        axis: the axis of the span around each launch, null without, shape (N,).
-    """
-    stream = ["device", "stream"]
-    devices = profile.tree.devices.filter(is_kernel())
-    num_kernels = devices.group_by(stream).agg(num_kernels=pl.len())
-    of_stream = (
-        kernels.select(stream)
-        .with_columns(axis=axis)
-        .group_by(stream)
-        .agg(pl.col("axis").drop_nulls().unique(), num_communicating=pl.len())
-        .join(num_kernels, on=stream, nulls_equal=True)
-        .filter(
-            (pl.col("axis").list.len() == 1)
-            & (pl.col("num_communicating") == pl.col("num_kernels"))
-        )
-        .select(*stream, stream_axis=pl.col("axis").list.first())
-    )
-    by_stream = kernels.select(stream).join(
-        of_stream, on=stream, how="left", maintain_order="left", nulls_equal=True
-    )["stream_axis"]
-    only_axis = pl.lit(profile.trace.only_axis, pl.String)
-    return pl.select(pl.coalesce(axis, by_stream, only_axis).alias("axis")).to_series()
-
-
-def _passes(profile: Profile, threads: pl.Series) -> pl.DataFrame:
-    """Return the outermost Forward and Backward events of the stepping threads.
-
-    If any of them has a stage, events without a stage are no passes. In a trace with device events,
-    events that launched no device event are no passes.
-
-    Returns:
-        step (in which the event began), stage (null if no event has one), start_ns, end_ns. Start
-        and end are those of the event or, in a trace with device events, the first start and the
-        last end of the device events launched in it.
-    """
-    tree = profile.tree
-    passes = profile.outermost.filter(
-        pl.col("category").is_in(["Forward", "Backward"])
-        & pl.col("thread").is_in(threads.implode())
-    ).select("row", "start_ns", "end_ns")
-    events = profile.trace.events
-    passes = passes.with_columns(events[name].gather(passes["row"]) for name in ("step", "stage"))
-    if passes["stage"].count():
-        passes = passes.drop_nulls("stage")
-    if not tree.devices.is_empty():
-        around = nullable(tree.innermost(passes["row"].to_numpy()))
-        launched = (
-            tree.devices.select("host", "start_ns", "end_ns")
-            .join(
-                pl.DataFrame({"host": pl.int_range(len(around), eager=True), "row": around}),
-                on="host",
-            )
-            .group_by("row")
-            .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
-        )
-        passes = passes.drop("start_ns", "end_ns").join(launched, on="row")
-    return passes.select("step", "stage", "start_ns", "end_ns").drop_nulls("step")
-
-
-def _bubble(
-    communication: pl.DataFrame, passes: pl.DataFrame, waiting: Intervals | None
-) -> tuple[pl.DataFrame, Intervals]:
-    """Return the communication with the communication between stages marked, and the bubble.
-
-    Args:
-        communication: the result of `communication_events`.
-        passes: the result of `_passes`.
-        waiting: the intervals in which the stepping threads wait; None in a trace without device
-            events.
-
-    Returns:
-        ``communication`` with the column is_pipeline, and the intervals of the bubble. is_pipeline
-        is True for the sends and receives over ``pp`` of a step with passes, and for the first
-        collective of all stages after a step's last pass. If passes have stages, sends and receives
-        over an unknown axis count too, and their axis becomes ``pp``.
-    """
-    over_stages = pl.col("axis").str.split("+").list.contains("pp")
-    to_stages = over_stages
-    if passes["stage"].count():  # then a send to an unknown rank goes to a stage
-        to_stages |= pl.col("axis") == UNKNOWN_AXIS
-    has_passes = pl.col("step").is_in(passes["step"].implode()).fill_null(value=False)
-    is_sent = communication.select(to_stages & _named(_SENT) & has_passes).to_series()
-    communication = communication.with_columns(
-        axis=pl.when(is_sent).then(pl.lit("pp")).otherwise("axis")
-    )
-    sent = communication.filter(is_sent)
-    staged = pl.concat([sent["step"], passes.drop_nulls("stage")["step"]])
-    passes = passes.filter(pl.col("step").is_in(staged.implode()))
-
-    extents = ("step", "start_ns", "end_ns")
-    pipelines = (
-        pl.concat([passes.select(extents), sent.select(extents)])
-        .group_by("step")
-        .agg(pl.col("start_ns").min(), pl.col("end_ns").max())
-    )
-    bubble = difference(intervals_of(pipelines), intervals_of(passes))
-    if waiting is not None:
-        bubble = intersection(bubble, together(waiting, intervals_of(sent)))
-
-    row = pl.int_range(pl.len()).alias("row")
-    last = passes.group_by("step").agg(last_ns=pl.col("end_ns").max())
-    meetings = (
-        communication.with_columns(row)
-        .filter(over_stages & _named(_MEETING))
-        .join(last, on="step")
-        .filter(pl.col("start_ns") >= pl.col("last_ns"))
-        .sort("start_ns", "row")
-        .unique("step", keep="first")
-    )
-    is_pipeline = (
-        pl.Series(is_sent) | communication.select(row.is_in(meetings["row"].implode()))["row"]
-    )
-    return (
-        communication.with_columns(is_pipeline=is_pipeline),
-        together(bubble, intervals_of(meetings)),
-    )
-
-
-def _named(pattern: str) -> pl.Expr:
-    return pl.col("name").cast(pl.String).str.contains(pattern)
-
-
-def axis_position(axis: str) -> tuple[bool, int, str]:
-    """Return a sort key for an axis: first the axes of `_AXES`, then combined axes, then `UNKNOWN_AXIS`.
-
-    >>> sorted(["?", "dp", "pp+mp", "mp"], key=axis_position)
-    ['mp', 'dp', 'pp+mp', '?']
-    """
-    return axis == UNKNOWN_AXIS, (*_AXES, axis).index(axis), axis
+    events = profile.tree.events
+    is_unseen = events.is_kernel & (events.host_of_device < 0)
+    rows = events.first_device + np.flatnonzero(is_unseen)
+    rows = rows[~events.names.take(rows).where(is_communication)]
+    computation = together(profile.communication.computation, events.intervals(rows))
+    return difference(computation, hidden_reductions(profile.tree)[1])

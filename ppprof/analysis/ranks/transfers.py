@@ -14,7 +14,7 @@ import polars as pl
 from ppprof.analysis.profile.grouping import intervals_of
 from ppprof.analysis.profile.intervals import covered_within, difference, intersection, together
 from ppprof.analysis.ranks.collectives import to_reference_clock
-from ppprof.analysis.ranks.step_breakdown import axis_position
+from ppprof.analysis.ranks.rank_communication import axis_position
 from ppprof.trace import Clock
 
 _ROWS = ("rank", "window", "step")

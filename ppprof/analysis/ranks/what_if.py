@@ -72,7 +72,7 @@ from ppprof.analysis.profile.intervals import covered_within, difference, union
 from ppprof.analysis.profile.profile import Profile
 from ppprof.analysis.ranks.collectives import to_reference_clock, with_kernel_times
 from ppprof.analysis.ranks.device_steps import steps_of_rank
-from ppprof.analysis.ranks.step_breakdown import UNKNOWN_AXIS, communication_events
+from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS, communication_events
 from ppprof.arrays import Bool, Int64
 from ppprof.topology import Topology
 from ppprof.trace import Clock

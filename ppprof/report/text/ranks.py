@@ -9,7 +9,7 @@ import polars as pl
 
 from ppprof.analysis.ranks.cluster import Cluster
 from ppprof.analysis.ranks.device_queue import CAUSES
-from ppprof.analysis.ranks.step_breakdown import UNKNOWN_AXIS
+from ppprof.analysis.ranks.rank_communication import UNKNOWN_AXIS
 from ppprof.analysis.ranks.step_table import PLACES
 from ppprof.report.text.summary import TableOptions
 from ppprof.report.text.table import Line, Table, columns_for

@@ -1,0 +1,229 @@
+"""The communication of one rank: each kernel or host event of it, with its axis.
+
+`communication_of` returns arrays, `communication_events` the same as a table.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+import numpy as np
+import polars as pl
+
+from ppprof.analysis.profile.event_arrays import EventArrays, filled
+from ppprof.analysis.profile.hidden_reductions import (
+    DATA_PARALLEL,
+    DATA_PARALLEL_AXIS,
+    hidden_reductions,
+)
+from ppprof.analysis.profile.intervals import Intervals
+from ppprof.analysis.profile.profile import Profile
+from ppprof.arrays import Bool, Int64
+from ppprof.trace.communication_names import is_communication
+from ppprof.trace.labels import Labels
+from ppprof.trace.schema import nullable
+
+GROUP_SPAN = "coalesced"
+"""Name of the span around a group of communication calls that are launched together at its end."""
+
+UNKNOWN_AXIS = "?"
+"""The axis of communication whose group is unknown."""
+
+_AXES = ("mp", "sep", "sharding", "dp", "pp")
+
+
+class RankCommunication(NamedTuple):
+    """N kernels or host events of communication."""
+
+    name: Labels
+    """Operation, such as ``all_reduce``."""
+    axis: Labels
+    """Axis, such as ``dp`` or ``pp+mp``; `UNKNOWN_AXIS` if it is unknown."""
+    step: Int64
+    """Step, shape (N,); -1 if it is unknown."""
+    intervals: Intervals
+    """Start and end of each."""
+
+    def times(self, chosen: Bool) -> Intervals:
+        """Return the intervals of the chosen rows."""
+        start, end = self.intervals
+        return start[chosen], end[chosen]
+
+
+def axis_position(axis: str) -> tuple[bool, int, str]:
+    """Return a sort key for an axis: first the axes of `_AXES`, then combined axes, then `UNKNOWN_AXIS`.
+
+    >>> sorted(["?", "dp", "pp+mp", "mp"], key=axis_position)
+    ['mp', 'dp', 'pp+mp', '?']
+    """
+    return axis == UNKNOWN_AXIS, (*_AXES, axis).index(axis), axis
+
+
+def communication_events(profile: Profile, step: pl.Series) -> pl.DataFrame:
+    """Return the result of `communication_of` as a table.
+
+    Args:
+        profile: a window.
+        step: the step of each event of the trace.
+
+    Returns:
+        name, axis, step (null if unknown), start_ns, end_ns.
+    """
+    communication = communication_of(profile, filled(step))
+    start, end = communication.intervals
+    return pl.DataFrame(
+        {
+            "name": communication.name.column(),
+            "axis": communication.axis.column(),
+            "step": nullable(communication.step),
+            "start_ns": start,
+            "end_ns": end,
+        }
+    )
+
+
+def communication_of(profile: Profile, step: Int64) -> RankCommunication:
+    """Return the communication of a window: kernels, or host events without device events.
+
+    The host events are Communication events. Operators named after a collective count only in a
+    trace without any Communication event, because an operator such as
+    ``Global_GradNodePyLayer_mp_allreduce`` may do nothing. The all-reduces of `hidden_reductions`
+    count, too.
+
+    Name and axis are those of the innermost Communication event around the launch; without one, the
+    row's own name, and for a kernel the axis of `_axes_of_kernels`, else `UNKNOWN_AXIS`. The step is
+    the one in which a host event began or a kernel was launched. No rows if the trace lacks the
+    events of its device.
+
+    Args:
+        profile: a window.
+        step: the step of each event of the trace, -1 for none.
+    """
+    tree, events = profile.tree, profile.tree.events
+    spans = events.host_rows("Communication")
+    if tree.devices.is_empty():
+        row = spans if len(spans) else profile.communication.host_rows
+        row = launcher = row[:0] if profile.unrecorded_device else row
+        span = row if len(spans) else np.full(len(row), -1)
+        axis, _ = _axes_of_spans(events, spans, span)
+    else:
+        device = _communicating_devices(profile)
+        row = tree.device_rows[device]
+        launcher = events.host_of_device[row - events.first_device]
+        span = np.append(tree.innermost(spans), -1)[launcher]
+        axis, has_group = _axes_of_spans(events, spans, span)
+        # A group that is known and not of an axis has none, whatever else runs on its stream.
+        axis = axis.with_text(UNKNOWN_AXIS, (axis.number < 0) & has_group)
+        axis = _axes_of_kernels(profile, row, axis)
+    axis = axis.with_text(UNKNOWN_AXIS, axis.number < 0)
+    # A group of calls has no operation of its own: the kernel has.
+    name = events.names.number
+    has_operation = (span >= 0) & ~events.names.take(span).where(GROUP_SPAN.__eq__)
+    own = Labels(np.where(has_operation & (name[span] >= 0), name[span], name[row]), events.names.texts)
+    step_of_host = np.append(step[: events.num_hosts], -1)
+    rows = RankCommunication(own, axis, step_of_host[launcher], events.intervals(row))
+    return _with_hidden_reductions(profile, rows, step_of_host)
+
+
+def _communicating_devices(profile: Profile) -> Int64:
+    """Return the rows of ``tree.devices`` that communicate, ascending.
+
+    Besides those of `Communication`, these are kernels without a recorded launch that are named
+    after communication.
+    """
+    tree, events = profile.tree, profile.tree.events
+    device = tree.device_rows - events.first_device
+    is_chosen = (events.host_of_device < 0)[device] & events.is_kernel[device]
+    unseen = np.flatnonzero(is_chosen)
+    is_chosen[unseen] = events.names.take(tree.device_rows[unseen]).where(is_communication)
+    is_chosen[profile.communication.device_rows] = True
+    return np.flatnonzero(is_chosen)
+
+
+def _axes_of_spans(events: EventArrays, spans: Int64, span: Int64) -> tuple[Labels, Bool]:
+    """Return the axis of the span around each row, null without, and whether its group is known.
+
+    Args:
+        events: the events of a window.
+        spans: rows of the Communication events, ascending.
+        span: the row of one of them for each row of communication, -1 for none, shape (N,).
+    """
+    axis = Labels.of(events.events["axis"].gather(spans))
+    has_group = filled(events.events["group"].gather(spans), _NO_GROUP) != _NO_GROUP
+    position = np.where(span < 0, len(spans), np.searchsorted(spans, span))
+    number = np.append(axis.number, -1)[position]
+    return Labels(number, axis.texts), np.append(has_group, False)[position]
+
+
+_NO_GROUP = np.iinfo(np.int64).min
+
+
+def _axes_of_kernels(profile: Profile, row: Int64, axis: Labels) -> Labels:
+    """Return the axis of each kernel of communication; null if it is not known.
+
+    Kernels that C++ launches, such as those of DataParallel's reducer, lie in no span. Two things
+    give their axis: each process group of Paddle has a stream of its own, so a stream on which all
+    kernels communicate, and all known ones over one axis, is of that axis; and in a job with a
+    single axis, every group is of that axis.
+
+        stream 20   all_reduce(dp)  ?  all_reduce(dp)      ? is dp
+        stream 7    gemm  recv(pp)  ?                      ? is not known
+
+    Source: ProcessGroupNCCL::CreateNCCLEnvCache, paddle/fluid/distributed/collective.
+
+    Args:
+        profile: the window.
+        row: rows of kernels that communicate, shape (N,).
+        axis: the axis of the span around each launch, null without, shape (N,).
+    """
+    events = profile.tree.events
+    stream = _streams(events)
+    own_stream = stream[row - events.first_device]
+    num_streams = int(stream.max(initial=-1)) + 1
+    num_kernels = np.bincount(stream[events.is_kernel], minlength=num_streams)
+    num_communicating = np.bincount(own_stream, minlength=num_streams)
+    axes_of_stream = defaultdict(set)
+    for of_stream, of_axis in set(zip(own_stream.tolist(), axis.number.tolist())):
+        if of_axis >= 0:
+            axes_of_stream[of_stream].add(of_axis)
+    only_axis = np.full(num_streams, -1)
+    for of_stream, axes in axes_of_stream.items():
+        if len(axes) == 1 and num_communicating[of_stream] == num_kernels[of_stream]:
+            only_axis[of_stream] = axes.pop()
+    number = np.where(axis.number < 0, only_axis[own_stream], axis.number)
+    axis = Labels(number, axis.texts)
+    of_job = profile.trace.only_axis
+    return axis if of_job is None else axis.with_text(of_job, number < 0)
+
+
+def _streams(events: EventArrays) -> Int64:
+    """Return a number for the device and stream of each device event, from 0."""
+    numbers = []
+    for column in ("device", "stream"):
+        values = filled(events.events[column].slice(events.first_device), _NO_GROUP)
+        numbers.append(np.unique(values, return_inverse=True)[1])
+    device, stream = numbers
+    streams: Int64 = device * (int(stream.max(initial=0)) + 1) + stream
+    return streams
+
+
+def _with_hidden_reductions(
+    profile: Profile, rows: RankCommunication, step_of_host: Int64
+) -> RankCommunication:
+    """Return communication with the all-reduces of `hidden_reductions` at its end."""
+    node, (start, end) = hidden_reductions(profile.tree)
+    if not len(node):
+        return rows
+    is_hidden = np.arange(len(rows.step) + len(node)) >= len(rows.step)
+
+    def extended(labels: Labels, text: str) -> Labels:
+        number = np.append(labels.number, np.full(len(node), -1))
+        return Labels(number, labels.texts).with_text(text, is_hidden)
+
+    return RankCommunication(
+        extended(rows.name, DATA_PARALLEL),
+        extended(rows.axis, DATA_PARALLEL_AXIS),
+        np.append(rows.step, step_of_host[node]),
+        (np.append(rows.intervals[0], start), np.append(rows.intervals[1], end)),
+    )
