@@ -53,7 +53,7 @@ class Labels(NamedTuple):
         """Return the texts of which there is a row."""
         return [self.texts[number] for number in np.unique(self.number).tolist() if number >= 0]
 
-    def take(self, rows: Array) -> Labels:
+    def take(self, rows: Array | slice) -> Labels:
         """Return the labels of some rows: a slice, a mask or row numbers; -1 gives null."""
         return Labels(self.number[rows], self.texts)
 

@@ -105,7 +105,9 @@ def is_one_of(column: pl.Series, *texts: str) -> Bool:
     chosen = np.zeros(len(column), bool)
     for text in texts:
         is_equal = column == text
-        chosen |= (is_equal.fill_null(value=False) if is_equal.null_count() else is_equal).to_numpy()
+        chosen |= (
+            is_equal.fill_null(value=False) if is_equal.null_count() else is_equal
+        ).to_numpy()
     return chosen
 
 

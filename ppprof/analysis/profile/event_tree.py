@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,26 +73,31 @@ class Tree:
                 "device_ns": _launched_ns(time_ns, around_device, size),
             }
         )
-        launches = {
-            "row": np.arange(first_launch, first_device),
-            **{name: launch_table[name] for name in ("name", "category", "thread", "start_ns")},
-            "end_ns": events.end_ns[first_launch:first_device],
-            "host": launch_table["parent"],
-        }
-        devices = {
-            **{name: device_table[name] for name in ("name", "category", "device", "stream")},
-            "start_ns": device_table["start_ns"],
-            "end_ns": events.end_ns[first_device:],
-            "gpu_ns": device_table["dur_ns"],
-            "host": nullable(around_device),
-            "thread": launch_table["thread"].gather(nullable(launch)),
-        }
-        launch_order, launches_by_visit = _by_visit(launches, around_launch, visit)
-        device_order, devices_by_visit = _by_visit(devices, around_device, visit)
+        launches = pl.DataFrame(
+            {
+                "row": np.arange(first_launch, first_device),
+                **{name: launch_table[name] for name in ("name", "category", "thread", "start_ns")},
+                "end_ns": events.end_ns[events.launches],
+                "host": launch_table["parent"],
+                "visit": np.append(visit, -1)[around_launch],
+            }
+        )
+        devices = pl.DataFrame(
+            {
+                **{name: device_table[name] for name in ("name", "category", "device", "stream")},
+                "start_ns": device_table["start_ns"],
+                "end_ns": events.end_ns[events.devices],
+                "gpu_ns": device_table["dur_ns"],
+                "host": nullable(around_device),
+                "thread": launch_table["thread"].gather(nullable(launch)),
+                "visit": np.append(visit, -1)[around_device],
+            }
+        )
+        launch_order, device_order = _order(launches), _order(devices)
         return cls(
             hosts,
-            launches_by_visit,
-            devices_by_visit,
+            launches[launch_order],
+            devices[device_order],
             size,
             events,
             first_launch + launch_order,
@@ -184,19 +188,7 @@ def _launched_ns(time_ns: Int64, host: Int64, size: Int64) -> Int64:
     return subtree_sums(own[:-1], size)
 
 
-def _by_visit(
-    columns: Mapping[str, pl.Series | Int64], host: Int64, visit: Int64
-) -> tuple[Int64, pl.DataFrame]:
-    """Return an order by thread and visit, and a table with the column visit in that order.
-
-    A row without a host event has visit -1, so it comes first in its thread.
-
-    Args:
-        columns: columns of the table, among them the column thread.
-        host: row of the host event around each row, -1 for none, shape (N,).
-        visit: of each host event.
-    """
-    numbers = np.append(visit, -1)[host]
-    thread = filled(columns["thread"], np.iinfo(np.int64).min)
-    order = np.lexsort((numbers, thread))
-    return order, pl.DataFrame({**columns, "visit": numbers})[order]
+def _order(table: pl.DataFrame) -> Int64:
+    """Return the rows sorted by thread, then visit; those without a thread come first."""
+    thread = filled(table["thread"], np.iinfo(np.int64).min)
+    return np.lexsort((table["visit"].to_numpy(), thread))

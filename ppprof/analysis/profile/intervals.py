@@ -46,8 +46,7 @@ def covered(start: Int64, end: Int64) -> int:
 
 def overlap(left: Intervals, right: Intervals) -> int:
     """Return the number of nanoseconds that two sets share: |left| + |right| - |left or right|."""
-    both = (np.concatenate((left[0], right[0])), np.concatenate((left[1], right[1])))
-    return covered(*left) + covered(*right) - covered(*both)
+    return covered(*left) + covered(*right) - covered(*joined(left, right))
 
 
 def difference(left: Intervals, right: Intervals) -> Intervals:
@@ -159,13 +158,18 @@ def intersection(left: Intervals, right: Intervals) -> Intervals:
     return difference(left, difference(left, right))
 
 
-def together(*sets: Intervals) -> Intervals:
-    """Return the instants that lie in at least one of ``sets``, as a union; empty without sets."""
+def joined(*sets: Intervals) -> Intervals:
+    """Return all intervals of ``sets``, one set after the other."""
     nothing = np.empty(0, np.int64)
-    return union(
+    return (
         np.concatenate((nothing, *(start for start, _ in sets))),
         np.concatenate((nothing, *(end for _, end in sets))),
     )
+
+
+def together(*sets: Intervals) -> Intervals:
+    """Return the instants that lie in at least one of ``sets``, as a union; empty without sets."""
+    return union(*joined(*sets))
 
 
 def covered_within(disjoint: Intervals, start: Int64, end: Int64) -> Int64:

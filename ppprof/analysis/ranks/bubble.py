@@ -16,6 +16,7 @@ from ppprof.analysis.profile.intervals import (
     difference,
     extents_by_group,
     intersection,
+    joined,
     together,
 )
 from ppprof.analysis.profile.profile import PHASES, Profile
@@ -102,7 +103,7 @@ def bubble_of(
     passes = passes.take(np.isin(passes.step, staged))
     _, pipelines = extents_by_group(
         np.concatenate((passes.step, step[is_sent])),
-        tuple(np.concatenate(sides) for sides in zip(passes.intervals, sent)),
+        joined(passes.intervals, sent),
     )
     bubble = difference(pipelines, passes.intervals)
     if waiting is not None:

@@ -16,11 +16,12 @@ from ppprof.analysis.ranks.arrivals import arrivals, by_group, by_size
 from ppprof.analysis.ranks.clock_alignment import align_clocks
 from ppprof.analysis.ranks.collectives import collectives, match_collectives
 from ppprof.analysis.ranks.device_queue import QUEUE
+from ppprof.analysis.ranks.passes import passes
 from ppprof.analysis.ranks.step_breakdown import Breakdown, breakdown
 from ppprof.analysis.ranks.step_table import own_time
 from ppprof.analysis.ranks.stragglers import slow_groups, slow_ranks
 from ppprof.analysis.ranks.transfers import without_transfers
-from ppprof.analysis.ranks.what_if import WHAT_IF, passes, what_if
+from ppprof.analysis.ranks.what_if import WHAT_IF, what_if
 from ppprof.topology import Topology
 from ppprof.trace import Clock
 from ppprof.trace.schema import Trace
@@ -38,7 +39,7 @@ class RankAnalysis(NamedTuple):
     """The result of `ppprof.analysis.ranks.collectives.collectives`. The function `with_rank` of
     that module fills in the rank."""
     passes: pl.DataFrame
-    """The result of `ppprof.analysis.ranks.what_if.passes`."""
+    """The result of `ppprof.analysis.ranks.passes.passes`."""
     has_steps: bool = True
     """False if the trace has no steps, so that all of it counts as step 0."""
     link_bytes_per_s: float | None = None
@@ -86,7 +87,7 @@ class Cluster:
     `ppprof.analysis.ranks.collectives.collectives`."""
     passes: Sequence[pl.DataFrame]
     """One table per rank, on the rank's own clock: the result of
-    `ppprof.analysis.ranks.what_if.passes`."""
+    `ppprof.analysis.ranks.passes.passes`."""
     measured_clocks: Mapping[int, Clock]
     """The clocks that the capture measured, keyed by rank; empty if it measured no clock."""
     topology: Topology | None = None

@@ -7,13 +7,20 @@ the tables of all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
+from typing import Optional
 
 import numpy as np
 import polars as pl
 
+from ppprof.analysis.profile.event_arrays import EventArrays
+from ppprof.analysis.profile.intervals import Intervals, extents_by_group
+from ppprof.arrays import Bool, Int64
 from ppprof.trace import Clock
-from ppprof.trace.schema import Trace, is_kernel
+from ppprof.trace.schema import Trace
 from ppprof.trace.unrecorded_device import unrecorded_device
 
 COLLECTIVES: dict[str, pl.DataType] = {
@@ -70,103 +77,93 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
     """
     if unrecorded_device(trace):
         return pl.DataFrame(schema=COLLECTIVES)
-    events = trace.events.with_row_index("row").with_columns(pl.col("row").cast(pl.Int64))
-    spans = events.filter(
-        (pl.col("category") == "Communication") & pl.col("peers").is_not_null()
-    ).with_columns(pl.col("name").cast(pl.String), end_ns=pl.col("start_ns") + pl.col("dur_ns"))
-    spans = spans.filter(pl.col("name").str.contains(".", literal=True).not_())
-    spans = with_kernel_times(spans.sort("start_ns", maintain_order=True), events)
-    role = pl.col("name").replace_strict(_ROLES, default=None, return_dtype=pl.String)
-    spans = _each_transfer(spans.with_columns(role=role))
-    transfers = spans.filter(pl.col("name").is_in(["send", "recv"]))
-    only_launches = pl.col("name").is_in(["isend", "irecv"]) & pl.lit(transfers.height > 0)
-    own = pl.lit(str(rank))
-    table = (
-        spans.filter(only_launches.not_())
-        .select(
-            members=pl.when(pl.col("role") == "send")
-            .then(pl.concat_str(own, pl.lit(">"), "peers"))
-            .when(pl.col("role") == "recv")
-            .then(pl.concat_str("peers", pl.lit(">"), own))
-            .otherwise("peers"),
-            axis=pl.col("axis").cast(pl.String),
-            op=pl.when(pl.col("role").is_null()).then("name").otherwise(pl.lit("send")),
-            step="step",
-            rank=pl.lit(rank, pl.Int64),
-            start_ns="start_ns",
-            end_ns="end_ns",
-            bytes="bytes",
-        )
-        .with_columns(pl.int_range(pl.len()).over("members", "op", "step").alias("index"))
-    )
-    timed = table.drop_nulls("start_ns").sort("start_ns", maintain_order=True)
-    return timed.select(pl.col(name).cast(dtype) for name, dtype in COLLECTIVES.items())
+    events = EventArrays(trace.events)
+    spans = events.host_rows("Communication")
+    spans = spans[np.argsort(events.start_ns[spans], kind="stable")]
+    texts = trace.events[list(_READ)][spans].rows()
+    is_collective = [peers is not None and "." not in name for name, peers, *_ in texts]
+    (start, end), is_timed = kernel_times(events, spans[np.array(is_collective, bool)])
+    times = zip(start.tolist(), end.tolist(), is_timed.tolist())
+    calls = [
+        (name, role, one_peers, axis, step, one_bytes, time)
+        for (name, peers, axis, step, num_bytes), time in zip(compress(texts, is_collective), times)
+        for role, one_peers, one_bytes in _transfers(name, peers, num_bytes)
+    ]
+    if any(name in ("send", "recv") for name, *_ in calls):
+        calls = [call for call in calls if call[0] not in ("isend", "irecv")]
+    indices: Counter[tuple[object, ...]] = Counter()
+    rows = []
+    for name, role, peers, axis, step, num_bytes, (start_ns, end_ns, has_time) in calls:
+        members = {"send": f"{rank}>{peers}", "recv": f"{peers}>{rank}"}.get(role, peers)
+        op = "send" if role else name
+        index = indices[members, op, step]
+        indices[members, op, step] += 1
+        if has_time:
+            rows.append((members, axis, op, step, index, rank, start_ns, end_ns, num_bytes))
+    rows.sort(key=lambda row: row[6])
+    return pl.DataFrame(rows, COLLECTIVES, orient="row")
 
 
-def _each_transfer(spans: pl.DataFrame) -> pl.DataFrame:
-    """Return ``spans`` with a row for each transfer of a batch.
+_READ = ("name", "peers", "axis", "step", "bytes")
+_TRANSFER = re.compile(r"([<>])([0-9]{1,18}):([0-9]{1,18})")
 
-        name               role  peers        bytes        role  peers  bytes
-        batch_isend_irecv  null  >1:8,<3:4       12   ->   send  1          8
-                                                           recv  3          4
 
-    Args:
-        spans: reads peers; role, peers and bytes are replaced in the rows of batches.
+def _transfers(name: str, peers: str, num_bytes: int | None) -> Iterator[_Transfer]:
+    """Yield role, peers and bytes of each transfer of a batch, or of a collective.
+
+    >>> list(_transfers("batch_isend_irecv", ">1:8,<3:4", 12))
+    [('send', '1', 8), ('recv', '3', 4)]
+    >>> list(_transfers("isend", "1", 8)), list(_transfers("all_reduce", "0,4", None))
+    ([('send', '1', 8)], [('', '0,4', None)])
     """
-    transfer = pl.col("peers").str.extract_groups(r"^(?<way>[<>])(?<peer>\d+):(?<size>\d+)$")
-    rows = spans.with_columns(
-        pl.when(pl.col("peers").str.contains("[<>]"))
-        .then(pl.col("peers").str.split(","))
-        .otherwise(pl.concat_list("peers"))
-        .alias("peers")
-    ).explode("peers")
-    way = transfer.struct.field("way").replace_strict(
-        {">": "send", "<": "recv"}, default=None, return_dtype=pl.String
-    )
-    return rows.with_columns(
-        role=pl.coalesce(way, "role"),
-        peers=pl.coalesce(transfer.struct.field("peer"), "peers"),
-        bytes=pl.coalesce(transfer.struct.field("size").cast(pl.Int64, strict=False), "bytes"),
-    )
+    role = _ROLES.get(name, "")
+    for part in peers.split(",") if "<" in peers or ">" in peers else [peers]:
+        if transfer := _TRANSFER.fullmatch(part):
+            way, peer, size = transfer.groups()
+            yield "send" if way == ">" else "recv", peer, int(size)
+        else:
+            yield role, part, num_bytes
 
 
-def with_kernel_times(spans: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
-    """Return ``spans`` with the start of their first kernel and the end of their last kernel.
+_Transfer = tuple[str, str, Optional[int]]
 
-    A kernel belongs to the innermost of ``spans`` around its launch. A span with copies and no
-    kernel has their start and end, since a library may run a collective as copies. In a trace with
-    device events, start and end of all other spans are null; without, they are the host's.
+
+def kernel_times(events: EventArrays, rows: Int64) -> tuple[Intervals, Bool]:
+    """Return the start of the first kernel and the end of the last kernel of some host events.
+
+    A kernel belongs to the innermost of the events around its launch. An event with copies and no
+    kernel has their start and end, since a library may run a collective as copies. In a trace
+    without device events, start and end are the host's.
 
     ::
 
         host     [all_gather]  [send]  [all_reduce ]
-        device       kkkk         (null)    ccc kkkk       kernels before copies
+        device       kkkk         (none)    ccc kkkk       kernels before copies
 
     Args:
-        spans: some rows of ``events``, with the column end_ns.
-        events: all events of the trace, with the column row (int64).
+        events: the events of a trace.
+        rows: rows of host events, shape (N,), in any order.
+
+    Returns:
+        An interval for each of the rows, and whether it has one, shape (N,); an event without
+        device events in a trace that has some has none.
     """
-    kernels = events.filter(pl.col("device").is_not_null()).select(
-        "parent", "start_ns", "dur_ns", is_kernel=is_kernel()
+    if events.first_device == events.events.height:
+        return events.intervals(rows), np.ones(len(rows), bool)
+    is_chosen = np.zeros(events.num_hosts + 1, bool)
+    is_chosen[rows] = True
+    around = events.host_of_device.copy()
+    while (climbs := np.flatnonzero((around >= 0) & ~is_chosen[around])).size:
+        around[climbs] = events.parent[around[climbs]]  # one turn for each nesting level
+    has_kernel = np.zeros(events.num_hosts + 1, bool)
+    has_kernel[around[events.is_kernel]] = True
+    counts = np.flatnonzero((around >= 0) & (events.is_kernel == has_kernel[around]))
+    timed, (start, end) = extents_by_group(
+        around[counts], events.intervals(events.first_device + counts)
     )
-    if kernels.is_empty() or spans.is_empty():
-        return spans
-    parents = events["parent"].fill_null(-1).to_numpy()
-    is_span = np.zeros(len(parents), bool)
-    is_span[spans["row"].to_numpy()] = True
-    above = kernels["parent"].fill_null(-1).to_numpy().copy()
-    while (climbs := (above >= 0) & ~is_span[above]).any():  # one turn for each nesting level
-        above[climbs] = parents[above[climbs]]
-    times = (
-        kernels.with_columns(row=pl.Series(above), end_ns=pl.col("start_ns") + pl.col("dur_ns"))
-        .filter(pl.col("row") >= 0)
-        .filter(pl.col("is_kernel") == pl.col("is_kernel").max().over("row"))
-        .group_by("row")
-        .agg(kernel_start=pl.col("start_ns").min(), kernel_end=pl.col("end_ns").max())
-    )
-    return spans.join(times, "row", "left", maintain_order="left").with_columns(
-        start_ns="kernel_start", end_ns="kernel_end"
-    )
+    position = np.searchsorted(timed, rows)
+    is_timed = np.append(timed, -1)[position] == rows
+    return (np.append(start, 0)[position], np.append(end, 0)[position]), is_timed
 
 
 def match_collectives(tables: Sequence[pl.DataFrame], clocks: Mapping[int, Clock]) -> pl.DataFrame:

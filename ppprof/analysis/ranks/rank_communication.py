@@ -45,8 +45,8 @@ class RankCommunication(NamedTuple):
     intervals: Intervals
     """Start and end of each."""
 
-    def times(self, chosen: Bool) -> Intervals:
-        """Return the intervals of the chosen rows."""
+    def times(self, chosen: Bool | Int64) -> Intervals:
+        """Return the intervals of the chosen rows: a mask or row numbers."""
         start, end = self.intervals
         return start[chosen], end[chosen]
 
@@ -120,7 +120,9 @@ def communication_of(profile: Profile, step: Int64) -> RankCommunication:
     # A group of calls has no operation of its own: the kernel has.
     name = events.names.number
     has_operation = (span >= 0) & ~events.names.take(span).where(GROUP_SPAN.__eq__)
-    own = Labels(np.where(has_operation & (name[span] >= 0), name[span], name[row]), events.names.texts)
+    own = Labels(
+        np.where(has_operation & (name[span] >= 0), name[span], name[row]), events.names.texts
+    )
     step_of_host = np.append(step[: events.num_hosts], -1)
     rows = RankCommunication(own, axis, step_of_host[launcher], events.intervals(row))
     return _with_hidden_reductions(profile, rows, step_of_host)

@@ -89,6 +89,7 @@ STRETCHES = {"step": pl.Int64, "start_ns": pl.Int64, "end_ns": pl.Int64}
 
 BREAKDOWN = {"step": pl.Int64, "part": pl.String, "axis": pl.String, "time_ns": pl.Int64}
 
+
 class Breakdown(NamedTuple):
     """The parts of the steps in one rank's window, and the intervals of the bubble."""
 
@@ -174,7 +175,9 @@ def breakdown(profile: Profile) -> Breakdown:
 def _breakdown_of_launches(profile: Profile) -> Breakdown:
     steps = steps_of_rank(profile)
     start, end = intervals_of(steps)
-    loading = union(*stepping_thread_in(profile, "Dataloader", np.unique(steps["thread"].to_numpy())))
+    loading = union(
+        *stepping_thread_in(profile, "Dataloader", np.unique(steps["thread"].to_numpy()))
+    )
     times: list[tuple[str, str | None, Int64]] = [
         ("step", None, end - start),
         ("data_loading", None, covered_within(loading, start, end)),

@@ -15,7 +15,7 @@ import pytest
 
 from ppprof.analysis.profile import intervals
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.ranks.what_if import passes
+from ppprof.analysis.ranks.passes import passes
 from ppprof.analysis.summaries.views import summarize
 from ppprof.trace import read
 from tests.fixtures.timeline import Thread, kernel, launch, span, write

@@ -6,7 +6,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ppprof.analysis.profile.profile import Profile
-from ppprof.analysis.ranks.what_if import PASSES, WHAT_IF, passes, what_if
+from ppprof.analysis.ranks.passes import PASSES, passes
+from ppprof.analysis.ranks.what_if import WHAT_IF, what_if
 from ppprof.rundir.clocks import Clock, Reading
 from ppprof.topology import Topology
 from ppprof.trace import read
