@@ -223,7 +223,7 @@ def launch_times_message(device: str) -> str:
 
 def notes_on(trace: Trace) -> list[str]:
     """Return what a user of a trace's tables should know about the trace, one sentence each."""
-    notes = clock_messages(trace.events)
+    notes = clock_messages(trace)
     for kind, count in unknown_device_kinds(trace.events).items():
         notes.append(f"{count} device events of the unknown kind {kind}: counted as kernels")
     incomplete_ns = incomplete_time_ns(trace.events)

@@ -22,9 +22,11 @@ import polars as pl
 
 from ppprof.arrays import Int64
 from ppprof.rundir import CLOCK_MARKER
+from ppprof.trace.schema import Trace
 from ppprof.units import format_time
 
 _MARKER = re.compile(re.escape(CLOCK_MARKER) + r"(-?[0-9]{1,18}) ns")
+_NEW_NAME = re.compile(r"clock set (forward|back) by .*, (not )?corrected\Z")
 _NOISE_NS = 1_000_000
 """Largest error of the size that a marker gives."""
 
@@ -89,17 +91,13 @@ def undo_clock_jumps(times: pl.Series, jumps: list[ClockJump]) -> pl.Series:
     return pl.Series(times.name, values + shift)
 
 
-def clock_messages(events: pl.DataFrame) -> list[str]:
-    """Return the new names of the markers in ``events``, sorted; empty without a jump.
-
-    Args:
-        events: columns of `ppprof.trace.schema.EVENTS`.
-    """
-    spans = events["name"].filter(events["category"] == "UserDefined")
-    names = spans.unique().cast(pl.String)
-    is_marker = names.str.contains(r"^clock set (forward|back) by .*, (not )?corrected$")
-    messages: list[str] = names.filter(is_marker).sort().to_list()
-    return messages
+def clock_messages(trace: Trace) -> list[str]:
+    """Return the new names of the markers in a trace, sorted; empty without a jump."""
+    is_marker = trace.names.where(lambda name: _NEW_NAME.match(name) is not None)
+    if not is_marker.any():
+        return []
+    is_marker &= (trace.events["category"] == "UserDefined").to_numpy()
+    return sorted(trace.names.take(is_marker).used())
 
 
 def _steps(hosts: pl.DataFrame) -> pl.DataFrame:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+
+from ppprof.trace.labels import Labels
 
 CATEGORIES = (
     "Operator",
@@ -198,9 +201,9 @@ def unknown_device_kinds(events: pl.DataFrame) -> dict[str, int]:
     Args:
         events: columns of `EVENTS`.
     """
-    kinds = events["category"].filter(events["device"].is_not_null()).value_counts(sort=True)
-    counts = kinds.with_columns(pl.col("category").cast(pl.String)).iter_rows()
-    return {kind: count for kind, count in counts if kind not in DEVICE_CATEGORIES}
+    kinds = events["category"].filter(events["device"].is_not_null()).cast(pl.String)
+    unknown = kinds.filter(~kinds.is_in(DEVICE_CATEGORIES))
+    return dict(unknown.value_counts(sort=True).iter_rows()) if len(unknown) else {}
 
 
 def empty(columns: Mapping[str, tuple[pl.DataType, str]]) -> pl.DataFrame:
@@ -269,3 +272,8 @@ class Trace:
     ignored: Mapping[str, int] = field(default_factory=dict)
     """Kind -> number of readable objects of the file that the tables do not need, such as metadata
     and the arrows of a timeline."""
+
+    @cached_property
+    def names(self) -> Labels:
+        """The names of the events. Made when it is first read."""
+        return Labels.of(self.events["name"])

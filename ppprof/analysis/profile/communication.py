@@ -65,7 +65,7 @@ class Communication:
         collectives = operators[events.names.take(operators).where(_is_collective)]
         rows = np.union1d(events.host_rows("Communication"), collectives)
         host = events.intervals(rows)
-        if tree.devices.is_empty():
+        if not events.has_devices:
             none = np.empty(0, np.int64)
             nowhere = none, none
             if not is_recorded:
@@ -123,7 +123,7 @@ def _operator_intervals(tree: Tree, communication: Int64) -> Intervals:
         tree: the host events; those of `OPERATOR_CATEGORIES` count as operators.
         communication: the rows of the host events that communicate.
     """
-    events, thread = tree.events, tree.hosts["thread"].to_numpy()
+    events, thread = tree.events, tree.events.thread
     operators = events.host_rows(*OPERATOR_CATEGORIES)
     return difference_by_group(
         events.intervals(operators),

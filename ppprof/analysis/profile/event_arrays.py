@@ -14,7 +14,7 @@ import polars as pl
 from ppprof.analysis.profile.intervals import Intervals
 from ppprof.arrays import Bool, Int64
 from ppprof.trace.labels import Labels
-from ppprof.trace.schema import COPIES
+from ppprof.trace.schema import COPIES, Trace
 
 
 class EventArrays:
@@ -23,11 +23,13 @@ class EventArrays:
     Each array is made when it is first read, and kept.
 
     Args:
-        events: columns of `ppprof.trace.schema.EVENTS`.
+        trace: the trace.
     """
 
-    def __init__(self, events: pl.DataFrame) -> None:
-        self.events = events
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self.events = events = trace.events
+        """Columns of `ppprof.trace.schema.EVENTS`."""
         self.num_hosts = events["depth"].count()
         """Number of host events."""
         self.first_device = events.height - events["device"].count()
@@ -54,10 +56,10 @@ class EventArrays:
         """Step of each event, shape (N,); -1 outside of steps."""
         return filled(self.events["step"])
 
-    @cached_property
+    @property
     def names(self) -> Labels:
         """Names of the events."""
-        return Labels.of(self.events["name"])
+        return self._trace.names
 
     @cached_property
     def thread(self) -> Int64:
@@ -78,6 +80,11 @@ class EventArrays:
         launch = np.maximum(self.parent[self.devices] - self.num_hosts, -1)
         hosts: Int64 = np.append(self.parent[self.launches], -1)[launch]
         return hosts
+
+    @property
+    def has_devices(self) -> bool:
+        """Whether there are device events."""
+        return self.first_device < self.events.height
 
     @property
     def launches(self) -> slice:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -14,100 +14,130 @@ from ppprof.trace.schema import Trace, nullable
 from ppprof.trace.tree_arrays import subtree_sizes, subtree_sums
 
 
-@dataclass(frozen=True)
 class Tree:
     """The host events, launches and device events of a trace, with the host event around each.
 
     Paddle walks each thread depth first, *last* child first, and ties in its tables keep the order
     of that walk. The column ``visit`` is an event's number in that walk: sorted by it, ties have
     the order that Paddle's tables have.
+
+    Each table is made when it is first read, and kept.
+
+    Args:
+        trace: the trace.
     """
 
-    hosts: pl.DataFrame
-    """One row per host event, in pre-order. Columns: row, name, category, thread, start_ns, end_ns,
-    cpu_ns (its duration), parent (a row; null for none), visit, gpu_ns (sum of the kernels launched
-    in the event or below it; overlapping kernels count twice) and device_ns (like gpu_ns, but with
-    memory copies and sets)."""
-    launches: pl.DataFrame
-    """One row per runtime call. Columns: row, name, category, thread, start_ns, end_ns, host (the
-    row of the host event around the call, else null) and visit (of that host event, else -1). In
-    Paddle's order: sorted by thread, then visit."""
-    devices: pl.DataFrame
-    """One row per device event. Columns: name, category, device, stream, start_ns, end_ns, gpu_ns
-    (its duration), and the thread, host and visit of its launch (without a launch, thread and host
-    are null and visit is -1). Sorted by thread, then visit; events without a launch come first."""
-    size: Int64
-    """Number of descendants of each host event, shape (hosts,)."""
-    events: EventArrays
-    """All events of the trace, in their own order."""
-    launch_rows: Int64
-    """The row of each of ``launches`` in ``events``."""
-    device_rows: Int64
-    """The row of each of ``devices`` in ``events``."""
+    def __init__(self, trace: Trace) -> None:
+        self.events = EventArrays(trace)
+        """All events of the trace, in their own order."""
 
-    @classmethod
-    def from_trace(cls, trace: Trace) -> Tree:
-        """Return the event tree of ``trace``."""
-        events = EventArrays(trace.events)
-        # Slices copy nothing: host events come first, then launches, then device events.
-        first_launch, first_device = events.num_hosts, events.first_device
-        host_table = trace.events.slice(0, first_launch)
-        launch_table = trace.events.slice(first_launch, first_device - first_launch)
-        device_table = trace.events.slice(first_device)
-        parent = events.parent[:first_launch]
-        depth = host_table["depth"].to_numpy().astype(np.int64)
-        size = subtree_sizes(parent, depth)
-        visit = _visits(host_table["thread"].to_numpy(), depth, size)
+    @cached_property
+    def hosts(self) -> pl.DataFrame:
+        """One row per host event, in pre-order.
 
-        launch = np.maximum(events.parent[first_device:] - first_launch, -1)
-        around_launch = events.parent[first_launch:first_device]
-        around_device = events.host_of_device
-        time_ns = device_table["dur_ns"].to_numpy()
-        hosts = pl.DataFrame(
-            {
-                "row": np.arange(first_launch),
-                **{name: host_table[name] for name in ("name", "category", "thread", "start_ns")},
-                "end_ns": events.end_ns[:first_launch],
-                **{"parent": host_table["parent"], "cpu_ns": host_table["dur_ns"], "visit": visit},
-                "gpu_ns": _launched_ns(time_ns * events.is_kernel, around_device, size),
-                "device_ns": _launched_ns(time_ns, around_device, size),
-            }
-        )
-        launches = pl.DataFrame(
-            {
-                "row": np.arange(first_launch, first_device),
-                **{name: launch_table[name] for name in ("name", "category", "thread", "start_ns")},
-                "end_ns": events.end_ns[events.launches],
-                "host": launch_table["parent"],
-                "visit": np.append(visit, -1)[around_launch],
-            }
-        )
-        devices = pl.DataFrame(
-            {
-                **{name: device_table[name] for name in ("name", "category", "device", "stream")},
-                "start_ns": device_table["start_ns"],
-                "end_ns": events.end_ns[events.devices],
-                "gpu_ns": device_table["dur_ns"],
-                "host": nullable(around_device),
-                "thread": launch_table["thread"].gather(nullable(launch)),
-                "visit": np.append(visit, -1)[around_device],
-            }
-        )
-        launch_order, device_order = _order(launches), _order(devices)
-        return cls(
-            hosts,
-            launches[launch_order],
-            devices[device_order],
-            size,
-            events,
-            first_launch + launch_order,
-            first_device + device_order,
-        )
+        Columns: row, name, category, thread, start_ns, end_ns, cpu_ns (its duration), parent (a row;
+        null for none), visit, gpu_ns (sum of the kernels launched in the event or below it;
+        overlapping kernels count twice) and device_ns (like gpu_ns, but with memory copies and
+        sets).
+        """
+        events = self.events
+        table = events.events.slice(0, events.num_hosts)
+        start_ns, end_ns = events.intervals(events.devices)
+        columns = {
+            "row": np.arange(events.num_hosts),
+            **{name: table[name] for name in ("name", "category", "thread", "start_ns")},
+            "end_ns": events.end_ns[: events.num_hosts],
+            **{"parent": table["parent"], "cpu_ns": table["dur_ns"], "visit": self.visit},
+            "gpu_ns": self._launched_ns((end_ns - start_ns) * events.is_kernel),
+            "device_ns": self._launched_ns(end_ns - start_ns),
+        }
+        return pl.DataFrame(columns)
+
+    @cached_property
+    def launches(self) -> pl.DataFrame:
+        """One row per runtime call.
+
+        Columns: row, name, category, thread, start_ns, end_ns, host (the row of the host event
+        around the call, else null) and visit (of that host event, else -1). In Paddle's order:
+        sorted by thread, then visit.
+        """
+        events = self.events
+        first, end = events.num_hosts, events.first_device
+        table = events.events.slice(first, end - first)
+        visit = np.append(self.visit, -1)[events.parent[events.launches]]
+        columns = {
+            "row": np.arange(first, end),
+            **{name: table[name] for name in ("name", "category", "thread", "start_ns")},
+            **{"end_ns": events.end_ns[events.launches], "host": table["parent"]},
+            "visit": visit,
+        }
+        return pl.DataFrame(columns)[_order(table["thread"], visit)]
+
+    @cached_property
+    def devices(self) -> pl.DataFrame:
+        """One row per device event.
+
+        Columns: name, category, device, stream, start_ns, end_ns, gpu_ns (its duration), and the
+        thread, host and visit of its launch (without a launch, thread and host are null and visit
+        is -1). Sorted by thread, then visit; events without a launch come first.
+        """
+        events = self.events
+        table = events.events.slice(events.first_device)
+        columns = {
+            **{name: table[name] for name in ("name", "category", "device", "stream")},
+            **{"start_ns": table["start_ns"], "end_ns": events.end_ns[events.devices]},
+            **{"gpu_ns": table["dur_ns"], "host": nullable(events.host_of_device)},
+            "thread": self._thread_of_devices,
+            "visit": np.append(self.visit, -1)[events.host_of_device],
+        }
+        return pl.DataFrame(columns)[self.device_rows - events.first_device]
+
+    @cached_property
+    def device_rows(self) -> Int64:
+        """The row of each of ``devices`` in ``events``."""
+        visit = np.append(self.visit, -1)[self.events.host_of_device]
+        return self.events.first_device + _order(self._thread_of_devices, visit)
+
+    @cached_property
+    def size(self) -> Int64:
+        """Number of descendants of each host event, shape (hosts,)."""
+        return subtree_sizes(self.events.parent[: self.events.num_hosts], self._depth)
+
+    @cached_property
+    def visit(self) -> Int64:
+        """The column visit of ``hosts``."""
+        thread = self.events.thread[: self.events.num_hosts]
+        return _visits(thread, self._depth, self.size)
+
+    @property
+    def _depth(self) -> Int64:
+        depth = self.events.events["depth"].slice(0, self.events.num_hosts)
+        return depth.to_numpy().astype(np.int64)
+
+    @property
+    def _thread_of_devices(self) -> pl.Series:
+        events = self.events
+        launch = np.maximum(events.parent[events.devices] - events.num_hosts, -1)
+        return events.events["thread"].slice(events.num_hosts).gather(nullable(launch))
+
+    def _launched_ns(self, time_ns: Int64) -> Int64:
+        """Return the summed time of the device events launched in each host event or below it.
+
+        Args:
+            time_ns: of each device event, shape (devices,).
+        """
+        own = np.zeros(len(self.size) + 1, np.int64)
+        np.add.at(own, self.events.host_of_device, time_ns)  # the last one: without a host event
+        return subtree_sums(own[:-1], self.size)
 
     def of_category(self, *categories: str) -> pl.DataFrame:
         """Return the rows of ``hosts`` with one of ``categories``, sorted by visit."""
+        return self.hosts[self.rows_of_category(*categories)]
+
+    def rows_of_category(self, *categories: str) -> Int64:
+        """Return the rows of the host events with one of ``categories``, sorted by visit."""
         rows = self.events.host_rows(*categories)
-        return self.hosts[rows[np.argsort(self.hosts["visit"].to_numpy()[rows])]]
+        return rows[np.argsort(self.visit[rows])]
 
     def enclosing(self, chosen: npt.NDArray[np.bool_]) -> Int64:
         """Return, for each host event, the row of the nearest chosen event above it.
@@ -175,20 +205,6 @@ def _visits(thread: Int64, depth: Int64, size: Int64) -> Int64:
     return visits
 
 
-def _launched_ns(time_ns: Int64, host: Int64, size: Int64) -> Int64:
-    """Return the summed time of the device events launched in each host event or below it.
-
-    Args:
-        time_ns: of each device event, shape (devices,).
-        host: row of the host event that launched it, -1 for none, shape (devices,).
-        size: the number of descendants of each host event, shape (hosts,).
-    """
-    own = np.zeros(len(size) + 1, np.int64)
-    np.add.at(own, host, time_ns)  # the last one is of the device events without a host event
-    return subtree_sums(own[:-1], size)
-
-
-def _order(table: pl.DataFrame) -> Int64:
+def _order(thread: pl.Series, visit: Int64) -> Int64:
     """Return the rows sorted by thread, then visit; those without a thread come first."""
-    thread = filled(table["thread"], np.iinfo(np.int64).min)
-    return np.lexsort((table["visit"].to_numpy(), thread))
+    return np.lexsort((visit, filled(thread, np.iinfo(np.int64).min)))

@@ -47,7 +47,7 @@ def hidden_reductions(tree: Tree) -> tuple[Int64, Intervals]:
         node ends. None for a trace with device events, in which the all-reduces are kernels.
     """
     events, none = tree.events, np.empty(0, np.int64)
-    if not tree.devices.is_empty():
+    if events.has_devices:
         return none, (none, none)
     operators = events.host_rows("Operator")
     is_node = np.zeros(events.num_hosts + 1, bool)  # the last one stands for "no parent"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -19,6 +19,8 @@ from ppprof.analysis.profile.steps import leave_out_incomplete_steps
 from ppprof.choices.rows import sort_key
 from ppprof.trace.schema import Trace
 from ppprof.trace.unrecorded_device import unrecorded_device
+
+T = TypeVar("T")
 
 PHASES = ("Dataloader", "Forward", "Backward", "Optimization")
 """The phases of a step; Paddle's "model perspective"."""
@@ -63,16 +65,24 @@ class Profile:
         self.whole = leave_out_incomplete_steps(trace)
         self.trace, self._remote = split_calls(self.whole)
         self.options = options or SummaryOptions()
+        self._results: dict[Callable[[Profile], Any], Any] = {}
+
+    def once(self, compute: Callable[[Profile], T]) -> T:
+        """Return the result of a function for this profile, which is computed once."""
+        if compute not in self._results:
+            self._results[compute] = compute(self)
+        result: T = self._results[compute]
+        return result
 
     @cached_property
     def tree(self) -> Tree:
         """The event tree of ``trace``: without the events recorded in remote calls."""
-        return Tree.from_trace(self.trace)
+        return Tree(self.trace)
 
     @cached_property
     def whole_tree(self) -> Tree:
         """The event tree of ``whole``: with the events recorded in remote calls."""
-        return Tree.from_trace(self.whole) if self._remote else self.tree
+        return Tree(self.whole) if self._remote else self.tree
 
     @cached_property
     def remote(self) -> Mapping[str, Profile]:

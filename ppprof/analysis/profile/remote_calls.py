@@ -31,8 +31,7 @@ def split_calls(trace: Trace) -> tuple[Trace, Mapping[str, Trace]]:
         ``rpc#f(worker0 -> worker1)``. For a trace without remote calls: ``trace`` unchanged, and an
         empty mapping.
     """
-    names = trace.events["name"].unique().cast(pl.String)
-    calls = {name: call_of(name) for name in names.filter(names.str.starts_with("rpc#"))}
+    calls = {name: call_of(name) for name in trace.names.texts if name.startswith("rpc#")}
     if not any(calls.values()):
         return trace, {}
     call = trace.events["name"].cast(pl.String).replace_strict(calls, default=None)

@@ -62,7 +62,7 @@ def passes_of(profile: Profile, threads: Int64) -> Passes:
     if (stage >= 0).any():
         rows, stage = rows[stage >= 0], stage[stage >= 0]
     passes = Passes(events.step[rows], stage, events.intervals(rows))
-    if not tree.devices.is_empty():
+    if events.has_devices:
         around = np.append(tree.innermost(rows), -1)[events.host_of_device]
         inside = np.flatnonzero(around >= 0)
         launched, extents = extents_by_group(
@@ -91,7 +91,7 @@ def bubble_of(
         have stages, sends and receives over an unknown axis count too, and their axis becomes
         ``pp``.
     """
-    name, axis, step = communication[:3]
+    name, axis, _, step = communication[:4]
     to_stages = axis.where(_is_over_stages)
     if (passes.stage >= 0).any():  # then a send to an unknown rank goes to a stage
         to_stages |= axis.where(UNKNOWN_AXIS.__eq__)

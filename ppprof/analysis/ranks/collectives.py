@@ -77,7 +77,7 @@ def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:
     """
     if unrecorded_device(trace):
         return pl.DataFrame(schema=COLLECTIVES)
-    events = EventArrays(trace.events)
+    events = EventArrays(trace)
     spans = events.host_rows("Communication")
     spans = spans[np.argsort(events.start_ns[spans], kind="stable")]
     texts = trace.events[list(_READ)][spans].rows()
@@ -148,7 +148,7 @@ def kernel_times(events: EventArrays, rows: Int64) -> tuple[Intervals, Bool]:
         An interval for each of the rows, and whether it has one, shape (N,); an event without
         device events in a trace that has some has none.
     """
-    if events.first_device == events.events.height:
+    if not events.has_devices:
         return events.intervals(rows), np.ones(len(rows), bool)
     is_chosen = np.zeros(events.num_hosts + 1, bool)
     is_chosen[rows] = True

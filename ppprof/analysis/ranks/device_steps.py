@@ -29,12 +29,18 @@ def host_steps(profile: Profile) -> pl.DataFrame:
     Returns:
         thread, start_ns, end_ns and step.
     """
-    steps = profile.tree.of_category("ProfileStep")
-    numbers = [_number(name) for name in steps["name"].to_list()]
-    table = steps.select("thread", "start_ns", "end_ns").with_columns(
-        pl.Series("step", numbers, pl.Int64)
+    events = profile.tree.events
+    rows = profile.tree.rows_of_category("ProfileStep")
+    numbers = [_number(name) for name in events.events["name"].gather(rows).to_list()]
+    rows = rows[[number is not None for number in numbers]]
+    return pl.DataFrame(
+        {
+            "thread": events.thread[rows],
+            "start_ns": events.start_ns[rows],
+            "end_ns": events.end_ns[rows],
+            "step": pl.Series([number for number in numbers if number is not None], dtype=pl.Int64),
+        }
     )
-    return table if None not in numbers else table.drop_nulls("step")
 
 
 def _number(name: str) -> int | None:
@@ -61,6 +67,10 @@ def steps_of_rank(profile: Profile) -> pl.DataFrame:
         thread, start_ns, end_ns, step, and outlived_ns: for how long device events that the step
         launched ran after the host had ended it; 0 if they ended earlier.
     """
+    return profile.once(_steps_of_rank)
+
+
+def _steps_of_rank(profile: Profile) -> pl.DataFrame:
     steps = host_steps(profile)
     steps = steps[np.argsort(steps["start_ns"].to_numpy(), kind="stable")]
     step, start, end = (steps[name].to_numpy() for name in ("step", "start_ns", "end_ns"))

@@ -105,11 +105,11 @@ def _between_replicas(profile: Profile) -> Intervals:
         own              #############___     16 - 3
     """
     events = profile.tree.events
-    if profile.tree.devices.is_empty():
+    if not events.has_devices:
         spans = events.host_rows("Communication")
         axis = Labels.of(events.events["axis"].gather(spans))
         return events.intervals(spans[axis.where(_is_between_replicas) | (axis.number < 0)])
-    communication = communication_of(profile, events.step)
+    communication = communication_of(profile)
     return difference(
         communication.times(communication.axis.where(_is_between_replicas)),
         profile.communication.computation,

@@ -17,7 +17,7 @@ from ppprof.analysis.profile.hidden_reductions import (
     DATA_PARALLEL_AXIS,
     hidden_reductions,
 )
-from ppprof.analysis.profile.intervals import Intervals
+from ppprof.analysis.profile.intervals import Intervals, joined
 from ppprof.analysis.profile.profile import Profile
 from ppprof.arrays import Bool, Int64
 from ppprof.trace.communication_names import is_communication
@@ -40,8 +40,10 @@ class RankCommunication(NamedTuple):
     """Operation, such as ``all_reduce``."""
     axis: Labels
     """Axis, such as ``dp`` or ``pp+mp``; `UNKNOWN_AXIS` if it is unknown."""
+    host: Int64
+    """Row of the host event, or of the host event that launched the kernel, shape (N,); -1: unknown."""
     step: Int64
-    """Step, shape (N,); -1 if it is unknown."""
+    """Step in which a host event began or a kernel was launched, shape (N,); -1 if it is unknown."""
     intervals: Intervals
     """Start and end of each."""
 
@@ -70,20 +72,20 @@ def communication_events(profile: Profile, step: pl.Series) -> pl.DataFrame:
     Returns:
         name, axis, step (null if unknown), start_ns, end_ns.
     """
-    communication = communication_of(profile, filled(step))
+    communication = communication_of(profile)
     start, end = communication.intervals
     return pl.DataFrame(
         {
             "name": communication.name.column(),
             "axis": communication.axis.column(),
-            "step": nullable(communication.step),
+            "step": step.gather(nullable(communication.host)),
             "start_ns": start,
             "end_ns": end,
         }
     )
 
 
-def communication_of(profile: Profile, step: Int64) -> RankCommunication:
+def communication_of(profile: Profile) -> RankCommunication:
     """Return the communication of a window: kernels, or host events without device events.
 
     The host events are Communication events. Operators named after a collective count only in a
@@ -92,17 +94,19 @@ def communication_of(profile: Profile, step: Int64) -> RankCommunication:
     count, too.
 
     Name and axis are those of the innermost Communication event around the launch; without one, the
-    row's own name, and for a kernel the axis of `_axes_of_kernels`, else `UNKNOWN_AXIS`. The step is
-    the one in which a host event began or a kernel was launched. No rows if the trace lacks the
-    events of its device.
+    row's own name, and for a kernel the axis of `_axes_of_kernels`, else `UNKNOWN_AXIS`. No rows if
+    the trace lacks the events of its device.
 
     Args:
         profile: a window.
-        step: the step of each event of the trace, -1 for none.
     """
+    return profile.once(_communication)
+
+
+def _communication(profile: Profile) -> RankCommunication:
     tree, events = profile.tree, profile.tree.events
     spans = events.host_rows("Communication")
-    if tree.devices.is_empty():
+    if not events.has_devices:
         row = spans if len(spans) else profile.communication.host_rows
         row = launcher = row[:0] if profile.unrecorded_device else row
         span = row if len(spans) else np.full(len(row), -1)
@@ -123,9 +127,9 @@ def communication_of(profile: Profile, step: Int64) -> RankCommunication:
     own = Labels(
         np.where(has_operation & (name[span] >= 0), name[span], name[row]), events.names.texts
     )
-    step_of_host = np.append(step[: events.num_hosts], -1)
-    rows = RankCommunication(own, axis, step_of_host[launcher], events.intervals(row))
-    return _with_hidden_reductions(profile, rows, step_of_host)
+    step = np.append(events.step[: events.num_hosts], -1)[launcher]
+    rows = RankCommunication(own, axis, launcher, step, events.intervals(row))
+    return _with_hidden_reductions(profile, rows)
 
 
 def _communicating_devices(profile: Profile) -> Int64:
@@ -151,8 +155,9 @@ def _axes_of_spans(events: EventArrays, spans: Int64, span: Int64) -> tuple[Labe
         spans: rows of the Communication events, ascending.
         span: the row of one of them for each row of communication, -1 for none, shape (N,).
     """
-    axis = Labels.of(events.events["axis"].gather(spans))
-    has_group = filled(events.events["group"].gather(spans), _NO_GROUP) != _NO_GROUP
+    table = events.events[["axis", "group"]][spans]
+    axis = Labels.of(table["axis"])
+    has_group = table["group"].is_not_null().to_numpy()
     position = np.where(span < 0, len(spans), np.searchsorted(spans, span))
     number = np.append(axis.number, -1)[position]
     return Labels(number, axis.texts), np.append(has_group, False)[position]
@@ -210,11 +215,9 @@ def _streams(events: EventArrays) -> Int64:
     return streams
 
 
-def _with_hidden_reductions(
-    profile: Profile, rows: RankCommunication, step_of_host: Int64
-) -> RankCommunication:
+def _with_hidden_reductions(profile: Profile, rows: RankCommunication) -> RankCommunication:
     """Return communication with the all-reduces of `hidden_reductions` at its end."""
-    node, (start, end) = hidden_reductions(profile.tree)
+    node, intervals = hidden_reductions(profile.tree)
     if not len(node):
         return rows
     is_hidden = np.arange(len(rows.step) + len(node)) >= len(rows.step)
@@ -226,6 +229,7 @@ def _with_hidden_reductions(
     return RankCommunication(
         extended(rows.name, DATA_PARALLEL),
         extended(rows.axis, DATA_PARALLEL_AXIS),
-        np.append(rows.step, step_of_host[node]),
-        (np.append(rows.intervals[0], start), np.append(rows.intervals[1], end)),
+        np.append(rows.host, node),
+        np.append(rows.step, profile.tree.events.step[node]),
+        joined(rows.intervals, intervals),
     )

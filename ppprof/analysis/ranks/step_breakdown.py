@@ -121,15 +121,14 @@ def breakdown(profile: Profile) -> Breakdown:
     """
     if profile.unrecorded_device:
         return _breakdown_of_launches(profile)
-    tree = profile.tree
-    on_device = not tree.devices.is_empty()
+    on_device = profile.tree.events.has_devices
     steps = steps_of_rank(profile)
     start, end = intervals_of(steps)
     computation = _computation(profile)
     threads = np.unique(steps["thread"].to_numpy())
     waiting = waiting_intervals(profile, threads) if on_device else None
     communication, is_pipeline, bubble = bubble_of(
-        communication_of(profile, tree.events.step), passes_of(profile, threads), waiting
+        communication_of(profile), passes_of(profile, threads), waiting
     )
     is_over = {
         axis: communication.axis.where(axis.__eq__)
