@@ -20,12 +20,13 @@ Any key may be missing. ``op`` comes first, the other keys follow in the order o
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Union
 
 import numpy as np
 import polars as pl
 
+from ppprof.trace.labels import Labels
 from ppprof.trace.schema import EVENTS, nullable
 
 CATEGORIES = ("Communication", "Forward", "Backward")
@@ -126,28 +127,27 @@ def split_annotated_names(hosts: pl.DataFrame) -> pl.DataFrame:
         The N rows with plain names. If any name was annotated, all columns of `ANNOTATION_KEYS`
         exist.
     """
-    may_hold = pl.any_horizontal(pl.col("category") == category for category in CATEGORIES)
-    rows = hosts.select(may_hold).to_series().arg_true()
-    names = hosts["name"].gather(rows)
-    parsed = _parsed_names(names.unique().to_list())
-    if parsed.is_empty():
+    may_hold = np.zeros(hosts.height, bool)
+    for category in CATEGORIES:
+        may_hold |= (hosts["category"] == category).to_numpy()
+    rows = np.flatnonzero(may_hold)
+    names = Labels.of(hosts["name"].gather(rows).cast(pl.Categorical()))
+    parsed = [parse_annotation(text) for text in names.texts]
+    if not any(parsed):
         return hosts
     # A lookup by position: a join would copy the whole table for the few annotated names.
-    texts = parsed["name"].to_list()
-    index = names.cast(pl.String).replace_strict(
-        texts, list(range(len(texts))), default=-1, return_dtype=pl.Int64
-    )
-    position = np.full(hosts.height, -1, np.int64)
-    position[rows.to_numpy()] = index.to_numpy()
+    position = np.full(hosts.height, -1)
+    position[rows] = np.append(
+        [-1 if parts is None else index for index, parts in enumerate(parsed)], -1
+    )[names.number]
     chosen = nullable(position)
-    columns = {
-        "name": pl.coalesce(parsed["plain"].cast(hosts.schema["name"]).gather(chosen), "name")
-    }
+    plain = pl.Series([parts and parts[0] for parts in parsed], dtype=hosts.schema["name"])
+    columns = {"name": pl.coalesce(plain.gather(chosen), "name")}
     for key in ANNOTATION_KEYS:
-        if parsed[key].null_count() == parsed.height:
-            value = pl.lit(None, EVENTS[key][0])
-        else:
-            value = pl.lit(parsed[key].gather(chosen))
+        values = [parts and parts[1][key] for parts in parsed]
+        value = pl.lit(None, EVENTS[key][0])
+        if any(one is not None for one in values):
+            value = pl.lit(pl.Series(values, dtype=EVENTS[key][0]).gather(chosen))
         is_present = key in hosts.columns
         columns[key] = pl.coalesce(key, value.cast(hosts.schema[key])) if is_present else value
     return hosts.with_columns(**columns)
@@ -174,14 +174,3 @@ def annotated_names(events: pl.DataFrame) -> pl.DataFrame:
         for name, *values in hosts.select("name", *ANNOTATION_KEYS).iter_rows()
     ]
     return hosts.select("row", annotated=pl.Series(annotated, dtype=pl.String)).drop_nulls()
-
-
-def _parsed_names(names: Iterable[str]) -> pl.DataFrame:
-    """Return one row per annotated name: name as given, plain name, and `ANNOTATION_KEYS`.
-
-    Names without annotations are left out.
-    """
-    parsed = ((name, parse_annotation(name)) for name in names)
-    rows = [{"name": name, "plain": parts[0], **parts[1]} for name, parts in parsed if parts]
-    columns = {key: EVENTS[key][0] for key in ANNOTATION_KEYS}
-    return pl.DataFrame(rows, {"name": pl.String, "plain": pl.String, **columns})

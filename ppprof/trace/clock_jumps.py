@@ -15,6 +15,7 @@ the jump are earlier than the first step.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -42,7 +43,9 @@ class ClockJump(NamedTuple):
     """What to add to such times."""
 
 
-def find_clock_jumps(hosts: pl.DataFrame) -> tuple[list[ClockJump], pl.DataFrame]:
+def find_clock_jumps(
+    hosts: pl.DataFrame, names: Iterable[str]
+) -> tuple[list[ClockJump], pl.DataFrame]:
     """Return the jumps that can be undone, and the host events with their markers renamed.
 
     The new name of a marker is ``clock set forward by 20 ms, corrected``, or ``not corrected`` for
@@ -50,12 +53,12 @@ def find_clock_jumps(hosts: pl.DataFrame) -> tuple[list[ClockJump], pl.DataFrame
 
     Args:
         hosts: reads name, category, start_ns and end_ns; name and category are categorical.
+        names: the distinct names of the host events.
     """
-    names = hosts["name"].unique().cast(pl.String)
-    markers = names.filter(names.str.starts_with(CLOCK_MARKER))
-    if markers.is_empty():
+    markers = [name for name in names if name.startswith(CLOCK_MARKER)]
+    if not markers:
         return [], hosts
-    is_marker = (pl.col("category") == "UserDefined") & pl.col("name").is_in(markers.to_list())
+    is_marker = (pl.col("category") == "UserDefined") & pl.col("name").is_in(markers)
     rows = hosts.with_row_index("row").filter(is_marker)
     sizes = {
         row: (int(match[1]), time_ns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -216,10 +216,24 @@ def conform(table: pl.DataFrame, columns: Mapping[str, tuple[pl.DataType, str]])
 
     A column that the table lacks is null. Other columns are dropped.
     """
+    own = table.schema
     return table.select(
-        (pl.col(name) if name in table.columns else pl.lit(None)).cast(dtype).alias(name)
+        name
+        if own.get(name) == dtype
+        else _cast(name, dtype)
+        if name in own
+        else _null(name, dtype)
         for name, (dtype, _) in columns.items()
     )
+
+
+def _cast(name: str, dtype: pl.DataType) -> pl.Expr:
+    return pl.col(name).cast(dtype)
+
+
+@lru_cache(128)
+def _null(name: str, dtype: pl.DataType) -> pl.Expr:
+    return pl.lit(None, dtype).alias(name)
 
 
 def nullable(values: npt.NDArray[np.int64]) -> pl.Series:

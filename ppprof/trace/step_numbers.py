@@ -34,8 +34,10 @@ def step_spans(events: pl.DataFrame) -> pl.DataFrame:
     Args:
         events: reads name, category, start_ns and end_ns.
     """
+    is_step = events["category"] == "ProfileStep"
     return (
-        events.filter(pl.col("category") == "ProfileStep")
+        events[["name", "start_ns", "end_ns"]]
+        .filter(is_step)
         .select(
             "start_ns",
             "end_ns",

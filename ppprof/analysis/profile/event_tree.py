@@ -49,7 +49,7 @@ class Tree:
             "end_ns": events.end_ns[: events.num_hosts],
             **{"parent": table["parent"], "cpu_ns": table["dur_ns"], "visit": self.visit},
             "gpu_ns": self._launched_ns((end_ns - start_ns) * events.is_kernel),
-            "device_ns": self._launched_ns(end_ns - start_ns),
+            "device_ns": self.device_ns,
         }
         return pl.DataFrame(columns)
 
@@ -97,6 +97,12 @@ class Tree:
         """The row of each of ``devices`` in ``events``."""
         visit = np.append(self.visit, -1)[self.events.host_of_device]
         return self.events.first_device + _order(self._thread_of_devices, visit)
+
+    @cached_property
+    def device_ns(self) -> Int64:
+        """The column device_ns of ``hosts``."""
+        start_ns, end_ns = self.events.intervals(self.events.devices)
+        return self._launched_ns(end_ns - start_ns)
 
     @cached_property
     def size(self) -> Int64:

@@ -47,7 +47,7 @@ def waiting_intervals(profile: Profile, threads: Int64) -> Intervals:
     calls = events.num_hosts + np.flatnonzero(is_wait)
     spans = events.host_rows("Communication")
     is_queued = events.names.take(spans).where(lambda name: bool(_QUEUED.fullmatch(name)))
-    only_queues = is_queued & (tree.hosts["device_ns"].to_numpy()[spans] == 0)
+    only_queues = is_queued & (tree.device_ns[spans] == 0)
     waits = np.concatenate((spans[~only_queues], calls))
     return together(events.intervals(_on_threads(profile, waits, threads)))
 

@@ -37,7 +37,7 @@ _REASONS = {2: LONG_NUMBER, 3: UNKNOWN_TYPE, 4: BEYOND_FILE, 5: BEYOND_MESSAGE}
 """Outcome of the C function -> reason of the error."""
 _MOST_MESSAGES = 2**31 - 1
 """Indices of messages have 32 bits. A file with more of them has at least 4 GiB."""
-_FEWEST_ROWS = 64
+_FEWEST_ROWS = 1024
 _SLOTS_PER_TEXT = 4
 """Slots of the hash table of texts: so many are free that a search seldom takes a second step."""
 

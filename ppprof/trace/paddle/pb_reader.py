@@ -7,6 +7,7 @@ a type that it does not know as its number (``Type99``).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,8 @@ def _events(messages: Messages, first_launch: int) -> tuple[list[ClockJump], pl.
     in all rows of a chunk takes no memory there.
     """
     inputs = _inputs(messages.inputs, first_launch)
-    jumps, hosts = find_clock_jumps(rename_incomplete_steps(_table(messages.hosts)))
+    names = messages.hosts.texts["name"].decoded()
+    jumps, hosts = find_clock_jumps(rename_incomplete_steps(_table(messages.hosts)), names)
     hosts = _on_one_clock(split_annotated_names(hosts).with_columns(**inputs), jumps)
     spans = step_spans(hosts)
     hosts = _with_step(hosts, steps_at(spans, hosts["start_ns"].to_numpy()))
@@ -129,7 +131,7 @@ def _on_one_clock(events: pl.DataFrame, jumps: list[ClockJump]) -> pl.DataFrame:
 
 def _with_step(events: pl.DataFrame, step: Int64) -> pl.DataFrame:
     """Return `EVENTS` with the column step, null for values below 0, and the duration."""
-    durations = pl.col("end_ns") - pl.col("start_ns")
+    durations = events["end_ns"] - events["start_ns"]
     return conform(events.with_columns(dur_ns=durations, step=nullable(step)), EVENTS)
 
 
@@ -210,9 +212,15 @@ _NAMES_OF_KINDS = {"category": category_name, "kind": memory_kind_name}
 def _names(numbers: Array, name_of: Callable[[int], str]) -> pl.Series:
     """Return the names of numbers as a categorical column."""
     if int(numbers.max(initial=0)) < _FEW_KINDS:
-        return _gather([name_of(kind) for kind in range(_FEW_KINDS)], numbers)
+        return _few_names(name_of).gather(numbers.astype(np.uint32))
     kinds, ids = np.unique(numbers, return_inverse=True)
     return _gather([name_of(kind) for kind in kinds.tolist()], ids)
+
+
+@lru_cache(2)
+def _few_names(name_of: Callable[[int], str]) -> pl.Series:
+    """Return the names of the numbers below `_FEW_KINDS` as a categorical column."""
+    return pl.Series([name_of(kind) for kind in range(_FEW_KINDS)], dtype=pl.Categorical())
 
 
 def _gather(names: Sequence[str | None], ids: Array) -> pl.Series:
