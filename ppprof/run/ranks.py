@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from ppprof.analysis.profile.step_basis import with_measured_times
 from ppprof.analysis.ranks.cluster import Cluster, RankAnalysis
-from ppprof.analysis.ranks.collectives import with_rank
-from ppprof.analysis.ranks.step_table import join_ranks, with_window
+from ppprof.analysis.ranks.collectives import COLLECTIVES, with_rank
+from ppprof.analysis.ranks.step_table import join_ranks, with_windows
 from ppprof.choices.steps import StepRange
 from ppprof.errors import InputError, UsageError
 from ppprof.run.traces import WindowResult
@@ -19,6 +19,9 @@ from ppprof.units import format_ranges
 
 if TYPE_CHECKING:
     from ppprof.run.run import Run
+
+_Window = tuple[int, int, pl.DataFrame]
+"""Rank, window, and a table of the window."""
 
 _log = logging.getLogger("ppprof")
 
@@ -37,19 +40,28 @@ def cluster_of(
         UsageError: no such steps; the message names the existing ones.
         InputError: the windows have no step.
     """
-    parts, bubbles, collectives, passes, queues = [], [], [], [], []
-    links = {}
-    for result in _with_steps(list(results)):
-        rank, window = result.recording.rank, result.recording.window
-        if result.value.link_bytes_per_s is not None:
-            links[rank] = result.value.link_bytes_per_s
-        parts.append((rank, window, result.value.breakdown.parts))
-        bubbles.append(with_window(result.value.breakdown.bubbles, rank, window))
-        queues.append(with_window(result.value.breakdown.queue, rank, window))
-        collectives.append(with_rank(result.value.collectives, rank))
-        passes.append(result.value.passes.with_columns(rank=pl.lit(rank, pl.Int64)))
-    if not parts:
+    windows = _with_steps(list(results))
+    if not windows:
         raise InputError(f"{run.path}: no event in any of its traces")
+
+    def by_window(table: Callable[[RankAnalysis], pl.DataFrame]) -> list[_Window]:
+        return [
+            (result.recording.rank, result.recording.window, table(result.value))
+            for result in windows
+        ]
+
+    parts = by_window(lambda analysis: analysis.breakdown.parts)
+    bubbles = with_windows(by_window(lambda analysis: analysis.breakdown.bubbles))
+    queues = with_windows(by_window(lambda analysis: analysis.breakdown.queue))
+    collectives = with_windows(by_window(lambda analysis: analysis.collectives)).select(
+        *COLLECTIVES
+    )
+    passes = with_windows(by_window(lambda analysis: analysis.passes))
+    links = {
+        result.recording.rank: result.value.link_bytes_per_s
+        for result in windows
+        if result.value.link_bytes_per_s is not None
+    }
     rows = steps_of_run(run, parts)
     if steps is not None:
         existing = format_ranges("step", rows["step"])
@@ -58,12 +70,12 @@ def cluster_of(
             raise UsageError(f"{run.path}: no step of {steps}; it has {existing}")
     return Cluster(
         rows,
-        tables_by_rank(bubbles),
-        tables_by_rank(collectives),
-        tables_by_rank(passes),
+        tables_by_rank([bubbles]),
+        tables_by_rank([with_rank(collectives, collectives["rank"].to_numpy())]),
+        tables_by_rank([passes.drop("window")]),
         run.clocks,
         run.topology,
-        pl.concat(queues).join(rows, on=["rank", "window", "step"], how="semi"),
+        queues.join(rows, on=["rank", "window", "step"], how="semi"),
         links,
     )
 

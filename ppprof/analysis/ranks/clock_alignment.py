@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -177,36 +178,60 @@ def _derive_clock(clock: Clock, other: int, time: Int64, low: Int64, high: Int64
         None if no stretch of time has bounds on both sides.
     """
     order = np.argsort(time, kind="stable")
-    cuts = [np.array_split(order, num) for num in _CUTS if num == 1 or num * 4 <= len(order)]
-    candidates = [_readings(clock, time, low, high, stretches) for stretches in cuts]
-    sound = [readings for readings in candidates if readings]
+    time, low, high = time[order], low[order], high[order]
+    cuts = [num for num in _CUTS if num == 1 or num * 4 <= len(order)]
+    candidates = [_stretches(time, low, high, num) for num in cuts]
+    sound = [stretches for stretches in candidates if stretches]
     if not sound:
         return None
-    best = min(sound, key=lambda readings: max(reading.error_ns for reading in readings))
-    return Clock(other, tuple(best), "collectives")
+    best = min(sound, key=lambda stretches: max(stretch.error_ns for stretch in stretches))
+    readings = tuple(_reading(clock, stretch, time) for stretch in best)
+    return Clock(other, readings, "collectives")
 
 
-def _readings(
-    clock: Clock, time: Int64, low: Int64, high: Int64, stretches: Sequence[Int64]
-) -> list[Reading]:
-    """Return a reading for each stretch of time that has both a lower and an upper bound.
+class _Stretch(NamedTuple):
+    """A stretch of time with bounds on both sides."""
+
+    rows: slice
+    """Its rows in the arrays of `Bounds`."""
+    middle_ns: int
+    """The middle between the bounds."""
+    error_ns: int
+    """Half their distance, and the drift within the stretch."""
+
+
+def _stretches(time: Int64, low: Int64, high: Int64, num: int) -> list[_Stretch]:
+    """Return those of ``num`` stretches of time that have both a lower and an upper bound.
+
+    Args:
+        time: see `Bounds`; ascending.
+        low: see `Bounds`.
+        high: see `Bounds`.
+        num: number of stretches, with as many elements each as far as possible.
+    """
+    sizes = [len(time) // num + (index < len(time) % num) for index in range(num)]
+    first = np.append(0, np.cumsum(sizes))
+    least, most = np.maximum.reduceat(low, first[:-1]), np.minimum.reduceat(high, first[:-1])
+    return [
+        _Stretch(
+            slice(begin, end),
+            (lower + upper) // 2,
+            abs(upper - lower) // 2 + int(_DRIFT * int(time[end - 1] - time[begin]) / 2),
+        )
+        for begin, end, lower, upper in zip(first, first[1:], least.tolist(), most.tolist())
+        if lower > -_UNBOUNDED // 2 and upper < _UNBOUNDED // 2
+    ]
+
+
+def _reading(clock: Clock, stretch: _Stretch, time: Int64) -> Reading:
+    """Return the reading of the second rank's clock in a stretch.
 
     Args:
         clock: the known clock, of the first rank of the pair.
-        time: see `Bounds`.
-        low: see `Bounds`.
-        high: see `Bounds`.
-        stretches: for each stretch, its indices into the other arrays.
+        stretch: the stretch.
+        time: see `Bounds`; ascending.
     """
-    readings = []
-    for rows in stretches:
-        least, most = int(low[rows].max()), int(high[rows].min())
-        if least <= -_UNBOUNDED // 2 or most >= _UNBOUNDED // 2:
-            continue
-        middle, time_ns = (least + most) // 2, int(np.median(time[rows]))
-        drift = int(_DRIFT * (int(time[rows].max()) - int(time[rows].min())) / 2)
-        # First to the known rank's clock, from there to the reference clock.
-        offset = int(clock.to_reference(np.array([time_ns + middle]))[0]) - time_ns
-        error = abs(most - least) // 2 + drift + clock.error_ns
-        readings.append(Reading(time_ns, offset, error))
-    return readings
+    time_ns = int(np.median(time[stretch.rows]))
+    # First to the known rank's clock, from there to the reference clock.
+    offset = int(clock.to_reference(np.array([time_ns + stretch.middle_ns]))[0]) - time_ns
+    return Reading(time_ns, offset, stretch.error_ns + clock.error_ns)

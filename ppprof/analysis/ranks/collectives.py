@@ -46,15 +46,18 @@ _ROLES = {"send": "send", "isend": "send", "recv": "recv", "irecv": "recv"}
 _UNKNOWN_RANK = -1
 
 
-def with_rank(table: pl.DataFrame, rank: int) -> pl.DataFrame:
-    """Return a result of `collectives` whose rank was unknown (-1), with the rank filled in.
+def with_rank(table: pl.DataFrame, rank: int | Int64) -> pl.DataFrame:
+    """Return results of `collectives` whose rank was unknown (-1), with the rank filled in.
 
     Fills in ``rank`` in the column rank and in the members of transfers: ``-1>2`` -> ``0>2``.
+
+    Args:
+        table: the results of one or several ranks, N rows.
+        rank: the rank, or that of each row, shape (N,).
     """
-    return table.with_columns(
-        pl.col("members").str.replace(str(_UNKNOWN_RANK), str(rank), literal=True),
-        rank=pl.lit(rank, pl.Int64),
-    )
+    ranks = pl.Series(np.broadcast_to(rank, table.height), dtype=pl.Int64)
+    members = pl.col("members").str.replace(str(_UNKNOWN_RANK), ranks.cast(pl.String), literal=True)
+    return table.with_columns(members, rank=ranks)
 
 
 def collectives(trace: Trace, rank: int = _UNKNOWN_RANK) -> pl.DataFrame:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import polars as pl
 
 from ppprof.analysis.ranks.rank_communication import axis_position
@@ -45,12 +46,7 @@ def join_ranks(
         and data_loading_ns are null if the trace lacks the events of its device. Sorted by rank,
         window and step.
     """
-    rows = pl.concat(
-        [
-            pl.DataFrame(schema={"rank": pl.Int64, "window": pl.Int64, **BREAKDOWN}),
-            *(with_window(table, rank, window) for rank, window, table in breakdowns),
-        ]
-    )
+    rows = with_windows([(-1, -1, pl.DataFrame(schema=BREAKDOWN)), *breakdowns])
     keys = ["rank", "window", "step"]
     axes = sorted(rows["axis"].drop_nulls().unique(), key=axis_position)
     columns = [
@@ -77,10 +73,20 @@ def join_ranks(
     )
 
 
-def with_window(table: pl.DataFrame, rank: int, window: int) -> pl.DataFrame:
-    """Return ``table`` with two more columns in front: rank and window, int64."""
-    return table.select(
-        pl.lit(rank, pl.Int64).alias("rank"), pl.lit(window, pl.Int64).alias("window"), pl.all()
+def with_windows(tables: Sequence[tuple[int, int, pl.DataFrame]]) -> pl.DataFrame:
+    """Return the tables of windows as one, with rank and window, int64, as its first columns.
+
+    Args:
+        tables: rank, window and table of each window, at least one, all with the same columns. A
+            column rank in them is replaced.
+    """
+    ranks, windows, parts = zip(*tables)
+    heights = [part.height for part in parts]
+    rows: pl.DataFrame = pl.concat(parts)
+    return rows.select(
+        pl.Series("rank", np.repeat(ranks, heights), pl.Int64),
+        pl.Series("window", np.repeat(windows, heights), pl.Int64),
+        pl.all().exclude("rank"),
     )
 
 

@@ -10,7 +10,7 @@ from polars.testing import assert_frame_equal
 
 from ppprof.analysis.ranks.cluster import Cluster, analyze_rank
 from ppprof.analysis.ranks.collectives import COLLECTIVES, with_rank
-from ppprof.analysis.ranks.step_table import PLACES, join_ranks, with_window
+from ppprof.analysis.ranks.step_table import PLACES, join_ranks, with_windows
 from ppprof.analysis.ranks.transfers import without_transfers
 from ppprof.rundir.clocks import Clock, Reading
 from ppprof.trace import read
@@ -34,7 +34,7 @@ def cluster(tmp_path, *ranks, clocks=None):
         step = span("ProfileStep", "ProfileStep#4", start, end, *children)
         found = analyze_rank(read(write(tmp_path / f"{rank}.pb", Thread(1, "main", (step,)))))
         parts.append((rank, 0, found.breakdown.parts))
-        bubbles.append(with_window(found.breakdown.bubbles, rank, 0))
+        bubbles.append(with_windows([(rank, 0, found.breakdown.bubbles)]))
         met.append(with_rank(found.collectives, rank))
     places = pl.DataFrame({"rank": range(len(ranks))}).select(
         pl.col("rank").cast(dtype) if name == "rank" else pl.lit(None, dtype).alias(name)
