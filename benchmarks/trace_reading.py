@@ -86,6 +86,10 @@ class Measured:
     peak_bytes: int = 0
     error: str = ""
     """Why the reader failed; empty if it succeeded."""
+    user_s: list[float] = field(default_factory=list)
+    """Seconds of processors in user mode, of all processes, for each of ``seconds``."""
+    num_switches: list[int] = field(default_factory=list)
+    """How often a process had to leave its processor, likewise."""
 
     @property
     def median_s(self) -> float | None:
@@ -125,13 +129,15 @@ def measure(
         if not first.error and first.seconds[0] <= PATIENCE_S
     ]
     for name in fast:
-        measured[name].seconds.clear()
+        measured[name] = Measured(peak_bytes=measured[name].peak_bytes)
     for turn in range(repeats):
         _print_progress(f"round {turn + 1} of {repeats}")
         random.Random(turn).shuffle(fast)
         for name in fast:
             result = run(commands[name])
             measured[name].seconds += result.seconds
+            measured[name].user_s += result.user_s
+            measured[name].num_switches += result.num_switches
             measured[name].peak_bytes = max(measured[name].peak_bytes, result.peak_bytes)
     return measured
 
@@ -158,7 +164,12 @@ def run(command: Sequence[str], *, watched: bool = False) -> Measured:
             errors.seek(0)
             lines = errors.read().decode("utf-8", "replace").strip().splitlines()
             return Measured(error=lines[-1] if lines else f"exit code {process.returncode}")
-    return Measured([seconds], max(peak_bytes, usage.ru_maxrss * 1024))
+    return Measured(
+        [seconds],
+        max(peak_bytes, usage.ru_maxrss * 1024),
+        user_s=[usage.ru_utime],
+        num_switches=[usage.ru_nivcsw],
+    )
 
 
 def _tree_bytes(root: int) -> int:

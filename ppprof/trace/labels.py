@@ -54,7 +54,7 @@ class Labels(NamedTuple):
         return [self.texts[number] for number in np.unique(self.number).tolist() if number >= 0]
 
     def take(self, rows: Array | slice) -> Labels:
-        """Return the labels of some rows: a slice, a mask or row numbers; -1 gives null."""
+        """Return the labels of some rows: a slice, a mask or row numbers."""
         return Labels(self.number[rows], self.texts)
 
     def with_text(self, text: str, chosen: Bool) -> Labels:

@@ -10,7 +10,7 @@ import pytest
 
 import ppprof
 from benchmarks import cluster, cluster_job, gpu_job
-from benchmarks.cluster import ALONE, FLOOR, TWO
+from benchmarks.cluster import ALONE, FLOOR, PLAIN
 from benchmarks.trace_reading import Measured, Reader
 from tests.fixtures.timeline import Span
 
@@ -76,29 +76,34 @@ def test_ranks_are_where_the_manifest_says(job):
 def test_the_table():
     results = {
         64: {
-            FLOOR: Measured([0.1, 0.3, 0.2], 20 << 20),
-            ALONE: Measured([6.4], 100 << 20),
-            TWO: Measured([3.2], 200 << 20),
+            FLOOR: Measured([0.1, 0.3, 0.2], 20 << 20, user_s=[0.05] * 3, num_switches=[1] * 3),
+            ALONE: Measured([6.4], 100 << 20, user_s=[6.0], num_switches=[65_580]),
+            PLAIN: Measured([3.2], 200 << 20, user_s=[6.1], num_switches=[2_000]),
         },
-        512: {FLOOR: Measured([1.0], 20 << 20), ALONE: Measured(error="killed")},
+        512: {FLOOR: Measured([1.0], 20 << 20, "", [0.5], [9]), ALONE: Measured(error="killed")},
+        2048: {PLAIN: Measured([40.96], 400 << 20, user_s=[70.0], num_switches=[3])},
     }
     assert cluster.table(results) == (
-        "| ranks |  | seconds | ms a rank | speed-up | peak MiB |\n"
-        "| ---: | --- | ---: | ---: | ---: | ---: |\n"
-        "| 64 | floor: the bytes read once | 0.20 | 3.1 | 32.00 | 20 |\n"
-        "| 64 | ppprof ranks | 6.40 | 100.0 | 1.00 | 100 |\n"
-        "| 64 | ppprof ranks --workers 2 | 3.20 | 50.0 | 2.00 | 200 |\n"
-        "| 512 | floor: the bytes read once | 1.00 | 2.0 | - | 20 |\n"
-        "| 512 | ppprof ranks | killed | - | - | - |\n"
+        "| ranks |  | seconds | ms a rank | speed-up | user s | switches | peak MiB |\n"
+        "| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| 64 | floor: the bytes read once | 0.20 | 3.1 | 32.00 | 0.05 | 1 | 20 |\n"
+        "| 64 | ppprof ranks --workers 1 | 6.40 | 100.0 | 1.00 | 6.00 | 65,580 | 100 |\n"
+        "| 64 | ppprof ranks | 3.20 | 50.0 | 2.00 | 6.10 | 2,000 | 200 |\n"
+        "| 512 | floor: the bytes read once | 1.00 | 2.0 | - | 0.50 | 9 | 20 |\n"
+        "| 512 | ppprof ranks --workers 1 | killed | - | - | - | - | - |\n"
+        "| 2048 | ppprof ranks | 40.96 | 20.0 | - | 70.00 | 3 | 400 |\n"
     )
 
 
 def test_runs_that_are_there_are_measured(tmp_path, capsys, monkeypatch):
-    for size in (8, 16):
+    for size in (8, 16, 32):
         (tmp_path / f"{size}_ranks").mkdir()
     lists = ("-c", "import os, sys; sys.exit(os.path.basename(sys.argv[1]))")
     monkeypatch.setattr(cluster, "COMMANDS", (Reader(ALONE, lists, suffix=""),))
-    cluster.main(["--sizes", "8,16", "--repeats", "1", "--keep", str(tmp_path)])
+    monkeypatch.setattr(cluster, "_RANKS", lists)
+    options = ["--sizes", "8,16", "--largest", "32", "--repeats", "1"]
+    cluster.main([*options, "--keep", str(tmp_path)])
     out = capsys.readouterr().out
-    assert "| 8 | ppprof ranks | 8_ranks |" in out
-    assert "| 16 | ppprof ranks | 16_ranks |" in out
+    assert "| 8 | ppprof ranks --workers 1 | 8_ranks |" in out
+    assert "| 16 | ppprof ranks --workers 1 | 16_ranks |" in out
+    assert "| 32 | ppprof ranks | 32_ranks |" in out

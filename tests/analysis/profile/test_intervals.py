@@ -13,7 +13,9 @@ from ppprof.analysis.profile.intervals import (
     covered_within,
     difference,
     difference_by_group,
+    extents_by_group,
     intersection,
+    joined,
     overlap,
     together,
     union,
@@ -83,14 +85,16 @@ def test_covered_by_group_counts_the_ticks_of_each_group(groups: list[tuple[str,
     ]
 
 
-def test_covered_by_group_of_times_that_are_centuries_apart() -> None:
-    far = 2**62
-    table = pl.DataFrame(
-        [("a", -far, 4 - far), ("b", far, far + 7), ("a", 2 - far, 5 - far), ("c", 0, 1)],
-        {"name": str, "start_ns": int, "end_ns": int},
-        orient="row",
-    )
-    assert covered_by_group(table, "name").rows() == [("a", 2, 5), ("b", 1, 7), ("c", 1, 1)]
+@given(st.lists(st.tuples(st.integers(-1, 3), intervals), max_size=5))
+def test_extents_by_group_reach_from_the_first_start_to_the_last_end(
+    groups: list[tuple[int, Pairs]],
+) -> None:
+    number = np.array([group for group, pairs in groups for _ in pairs], np.int64)
+    found, extents = extents_by_group(number, joined(*(_arrays(pairs) for _, pairs in groups)))
+    for group, (first, last) in zip(found.tolist(), _pairs(extents)):
+        starts, ends = zip(*(pair for other, pairs in groups if other == group for pair in pairs))
+        assert (first, last) == (min(starts), max(ends))
+    assert found.tolist() == sorted({group for group, pairs in groups if pairs})
 
 
 @given(intervals, intervals)

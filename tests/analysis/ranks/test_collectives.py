@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ppprof.analysis.profile.event_arrays import EventArrays
 from ppprof.analysis.ranks.arrivals import arrivals, by_group, by_size
-from ppprof.analysis.ranks.collectives import COLLECTIVES, collectives, match_collectives
+from ppprof.analysis.ranks.collectives import (
+    COLLECTIVES,
+    collectives,
+    kernel_times,
+    match_collectives,
+)
 from ppprof.rundir.clocks import Clock, Reading
 from ppprof.trace import read
 from tests.analysis.ranks.tables import collectives_of
+from tests.fixtures.random_traces import traces
 from tests.fixtures.timeline import EPOCH_NS, Thread, kernel, launch, memcpy, span, write
 
 
@@ -230,3 +240,34 @@ def test_sizes_have_their_bandwidths():
     assert table["algorithm_bytes_per_s"].to_list() == pytest.approx([400 / 100e-9, 2e9, 2e9])
     assert table["bus_bytes_per_s"].to_list() == pytest.approx([300 / 100e-9, 3e9, 2e9])
     assert table["link_ratio"].to_list() == [pytest.approx(0.5), pytest.approx(0.5), None]
+
+
+@given(threads=traces(newer_types=True), data=st.data())
+def test_a_kernel_belongs_to_the_innermost_chosen_event_around_its_launch(
+    threads: tuple[Thread, ...], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    trace = read(write(tmp_path_factory.mktemp("random") / "a.pb", *threads))
+    events = trace.events.rows(named=True)
+    hosts = [row for row, event in enumerate(events) if event["depth"] is not None]
+    chosen = data.draw(st.lists(st.sampled_from(hosts), unique=True) if hosts else st.just([]))
+    launched: dict[int, list[dict]] = {row: [] for row in chosen}
+    for event in events:
+        if event["device"] is not None:
+            row = event["parent"]
+            while row is not None and row not in launched:
+                row = events[row]["parent"]
+            if row is not None:
+                launched[row].append(event)
+    wanted = {}
+    for row, inside in launched.items():
+        kernels = [event for event in inside if event["category"] not in ("Memcpy", "Memset")]
+        times = [
+            (event["start_ns"], event["start_ns"] + event["dur_ns"]) for event in kernels or inside
+        ]
+        if not any(event["device"] is not None for event in events):
+            times = [(events[row]["start_ns"], events[row]["start_ns"] + events[row]["dur_ns"])]
+        if times:
+            wanted[row] = (min(start for start, _ in times), max(end for _, end in times))
+    (start, end), is_timed = kernel_times(EventArrays(trace), np.array(chosen, np.int64))
+    found = zip(chosen, is_timed.tolist(), zip(start.tolist(), end.tolist()))
+    assert {row: times for row, has_time, times in found if has_time} == wanted
