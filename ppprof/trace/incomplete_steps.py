@@ -25,8 +25,8 @@ def rename_incomplete_steps(hosts: pl.DataFrame) -> pl.DataFrame:
     Args:
         hosts: reads name, category, start_ns and end_ns; name and category are categorical.
     """
-    is_marker = (hosts["name"] == INCOMPLETE_MARKER) & (hosts["category"] == "UserDefined")
-    marked_ns = hosts["start_ns"].filter(is_marker).to_list()
+    is_marker = (pl.col("name") == INCOMPLETE_MARKER) & (pl.col("category") == "UserDefined")
+    marked_ns = hosts.filter(is_marker)["start_ns"].to_list()
     if not marked_ns:
         return hosts
     holds_marker = pl.any_horizontal(
@@ -52,10 +52,13 @@ def incomplete_steps(events: pl.DataFrame) -> pl.DataFrame:
     """
     if not (events["name"] == INCOMPLETE_STEP).any():  # takes a tenth of the query
         return pl.DataFrame(schema={"start_ns": pl.Int64, "end_ns": pl.Int64})
-    is_incomplete = (
-        (pl.col("name") == INCOMPLETE_STEP)
-        & (pl.col("category") == "PythonUserDefined")
-        & pl.col("step").is_null()
+    is_incomplete = (pl.col("category") == "PythonUserDefined") & pl.col("step").is_null()
+    spans = events.select("name", "category", "step", "start_ns", "dur_ns")
+    return (
+        spans.filter(pl.col("name") == INCOMPLETE_STEP)  # rare, so the rest costs nothing
+        .filter(is_incomplete)
+        .select("start_ns", end_ns=pl.col("start_ns") + pl.col("dur_ns"))
+        .sort("start_ns")
     )
 
 
@@ -67,5 +70,4 @@ def incomplete_time_ns(events: pl.DataFrame) -> int:
     """
     if events["step"].null_count() == events.height:
         return 0
-    steps = incomplete_steps(events)
-    return int((steps["end_ns"] - steps["start_ns"]).sum())
+    return int(incomplete_steps(events).select(pl.col("end_ns") - pl.col("start_ns")).sum().item())

@@ -201,9 +201,9 @@ def unknown_device_kinds(events: pl.DataFrame) -> dict[str, int]:
     Args:
         events: columns of `EVENTS`.
     """
-    kinds = events["category"].filter(events["device"].is_not_null()).cast(pl.String)
-    unknown = kinds.filter(~kinds.is_in(DEVICE_CATEGORIES))
-    return dict(unknown.value_counts(sort=True).iter_rows()) if len(unknown) else {}
+    kinds = events["category"].filter(events["device"].is_not_null()).value_counts(sort=True)
+    counts = kinds.with_columns(pl.col("category").cast(pl.String)).iter_rows()
+    return {kind: count for kind, count in counts if kind not in DEVICE_CATEGORIES}
 
 
 def empty(columns: Mapping[str, tuple[pl.DataType, str]]) -> pl.DataFrame:
@@ -217,18 +217,13 @@ def conform(table: pl.DataFrame, columns: Mapping[str, tuple[pl.DataType, str]])
     A column that the table lacks is null. Other columns are dropped.
     """
     own = table.schema
-    return table.select(
-        name
-        if own.get(name) == dtype
-        else _cast(name, dtype)
-        if name in own
-        else _null(name, dtype)
-        for name, (dtype, _) in columns.items()
-    )
 
+    def expression(name: str, dtype: pl.DataType) -> pl.Expr | str:
+        if name not in own:
+            return _null(name, dtype)
+        return name if own[name] == dtype else pl.col(name).cast(dtype)
 
-def _cast(name: str, dtype: pl.DataType) -> pl.Expr:
-    return pl.col(name).cast(dtype)
+    return table.select(expression(name, dtype) for name, (dtype, _) in columns.items())
 
 
 @lru_cache(128)

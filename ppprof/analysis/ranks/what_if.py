@@ -1,10 +1,10 @@
 """The step time if the slowest worker, stage or link were as fast as the median.
 
 `ppprof.analysis.ranks.passes.passes` returns a small table of one rank's trace. `what_if` joins the
-tables of all ranks, replays
-the steps, and replays them again with some times replaced by usual times. Source: Lin et al.,
-"Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025
-(arXiv:2505.05713), and its artifact, github.com/ByteDance-Seed/StragglerAnalysis:
+tables of all ranks, replays the steps, and replays them again with some times replaced by usual
+times. Source: Lin et al., "Understanding Stragglers in Large Model Training Using What-if
+Analysis", OSDI 2025 (arXiv:2505.05713), and its artifact,
+github.com/ByteDance-Seed/StragglerAnalysis:
 
 - S = T / T_ideal: T is the replayed step time; T_ideal is the step time if every operation takes
   its usual time;
