@@ -31,6 +31,10 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+import polars as pl
+
+from ppprof.trace.labels import Labels
+
 _LIBRARIES = ("nccl", "rccl", "bkcl", "hccl", "hcom", "cncl", "mccl", "tccl", "xccl")
 _OPERATIONS = "all|barrier|bcast|broadcast|dev|gather|group|kernel|recv|reduce|scatter|send"
 
@@ -70,3 +74,15 @@ def is_communication(kernel: str) -> bool:
     (True, False)
     """
     return _KERNEL.search(kernel) is not None
+
+
+def communicates(kernels: pl.Series) -> pl.Series:
+    """Return whether each kernel communicates.
+
+    Args:
+        kernels: names of kernels, a categorical column, shape (N,).
+
+    Returns:
+        Booleans, shape (N,).
+    """
+    return pl.Series(Labels.of(kernels).where(is_communication))

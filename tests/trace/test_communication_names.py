@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppprof.trace.communication_names import is_communication
-from ppprof.trace.labels import Labels
+from ppprof.trace.communication_names import communicates, is_communication
 
 COMMUNICATION = [
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
@@ -64,8 +63,8 @@ def test_a_kernel_with_a_similar_name_does_not(name):
 
 def test_a_column_of_names_may_have_nulls_and_repeated_names():
     names = pl.Series([*COMMUNICATION[:2], None, *COMPUTATION[:2], COMMUNICATION[0]])
-    answers = Labels.of(names.cast(pl.Categorical())).where(is_communication)
-    assert answers.tolist() == [True, True, False, False, False, True]
+    answers = communicates(names.cast(pl.Categorical()))
+    assert answers.fill_null(value=False).to_list() == [True, True, False, False, False, True]
 
 
 LETTERS = st.text("abcdefghijklmnopqrstuvwxyz", min_size=1, max_size=6)

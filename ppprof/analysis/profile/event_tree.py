@@ -11,7 +11,7 @@ import polars as pl
 from ppprof.analysis.profile.event_arrays import EventArrays, filled
 from ppprof.arrays import Int64
 from ppprof.trace.schema import Trace, nullable
-from ppprof.trace.tree_arrays import subtree_sizes, subtree_sums
+from ppprof.trace.tree_arrays import enclosing, subtree_sizes, subtree_sums
 
 
 class Tree:
@@ -154,7 +154,7 @@ class Tree:
         Returns:
             Shape (hosts,); -1 if no chosen event is above.
         """
-        return enclosing(self.hosts["parent"].fill_null(-1).to_numpy(), chosen)
+        return enclosing(self.events.parent[: self.events.num_hosts], chosen)
 
     def innermost(self, rows: Int64) -> Int64:
         """Return, for each host event, the innermost of ``rows`` that is the event or is above it.
