@@ -12,7 +12,8 @@ from ppprof.analysis.efficiency.efficiency import operator_work
 from ppprof.analysis.modules.module_tree import module_nodes
 from ppprof.analysis.profile.profile import PHASES, Profile
 from ppprof.analysis.ranks.device_steps import steps_of_rank
-from ppprof.analysis.ranks.step_breakdown import Breakdown, communication_events
+from ppprof.analysis.ranks.rank_communication import communication_events
+from ppprof.analysis.ranks.step_breakdown import Breakdown
 from ppprof.analysis.report_data.memory_timeline import Memory
 from ppprof.arrays import Int64
 from ppprof.trace.schema import is_kernel
