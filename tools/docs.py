@@ -1,10 +1,11 @@
 """Write the generated tables of the docs pages.
 
-    python tools/docs.py
+    python -m tools.docs
 
 ``docs/config.md`` gets a table of keys for each block, from the dataclasses and the docstrings
 under their fields. ``docs/advice.md`` gets the table of rules, from the English catalogue. Their
-Chinese pages get the same tables, from ``tools/docs.zh.yaml`` and the Chinese catalogue.
+Chinese pages get the same tables, from ``tools/docs.zh.yaml`` and the Chinese catalogue. Console
+sessions in all pages get the output that their commands print now, see `tools.doc_sessions`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from ppprof.config.training import BLOCKS
 from ppprof.config.validation import expected
 from ppprof.report.text.advice import read_catalogue
 from ppprof.units import format_value
+from tools import doc_sessions
 
 DOCS = Path(__file__).parents[1] / "docs"
 CONFIG_MARKER = "<!-- written by python tools/docs.py -->\n"
@@ -190,6 +192,10 @@ def main() -> None:
     for name, update in UPDATES.items():
         path = DOCS / name
         path.write_text(update(path.read_text(encoding="utf-8")), encoding="utf-8")
+    with doc_sessions.runs_folder():
+        for path in (*DOCS.rglob("*.md"), *DOCS.parent.glob("README*.md")):
+            page = path.read_text(encoding="utf-8")
+            path.write_text(doc_sessions.updated(page), encoding="utf-8")
 
 
 if __name__ == "__main__":
