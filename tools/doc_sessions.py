@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from ppprof.cli import main
@@ -52,8 +53,12 @@ def updated(page: str) -> str:
     return _SESSION.sub(session, page)
 
 
+@cache
 def output(command: str) -> str:
-    """Return what a command prints, without spaces at the ends of lines."""
+    """Return what a command prints, without spaces at the ends of lines and blank lines at the end.
+
+    Both languages of a page have the same commands, hence the cache.
+    """
     line, _, echo = command.partition("; echo ")
     line, _, filters = line.partition(" | ")
     words = shlex.split(line)
@@ -72,7 +77,7 @@ def output(command: str) -> str:
         ).stdout
     if echo:
         text += f"{code}\n"
-    return "".join(f"{row.rstrip()}\n" for row in text.splitlines())
+    return "\n".join(map(str.rstrip, text.splitlines())).rstrip() + "\n"
 
 
 @contextlib.contextmanager

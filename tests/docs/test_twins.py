@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 DOCS = Path(__file__).parents[2] / "docs"
-ENGLISH = sorted(page for page in DOCS.glob("*.md") if not page.name.endswith(".zh-CN.md"))
+ENGLISH = sorted(page for page in DOCS.rglob("*.md") if not page.name.endswith(".zh-CN.md"))
 README = DOCS.parent / "README.md"
 _CODE_BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r" *#.*$", re.MULTILINE)
@@ -58,7 +58,7 @@ def outline(page: Path) -> Outline:
 
 def test_every_page_has_a_chinese_page_and_the_reverse() -> None:
     assert len(ENGLISH) > 10
-    assert {chinese(page) for page in ENGLISH} == set(DOCS.glob("*.zh-CN.md"))
+    assert {chinese(page) for page in ENGLISH} == set(DOCS.rglob("*.zh-CN.md"))
 
 
 @pages
