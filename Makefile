@@ -9,6 +9,7 @@
 # make lock      pin the development packages again; LOCK=requirements/dev.lock installs them
 # make release   sdist, wheels, checksums and SBOM into dist/, built twice and compared
 # make integrations   tests with the Trainers of PaddleNLP and PaddleFormers, in .venv-paddle*
+# make docs      the pages of docs/ as a site, in site/; any warning is an error
 # make bench     measure the numbers of the README again
 PYTHON ?= python3
 VENV ?= .venv
@@ -28,7 +29,7 @@ CORE := ppprof/trace/fastpath/native/_core.so
 
 TRAINERS := .venv-paddlenlp/.installed .venv-paddleformers/.installed
 
-.PHONY: profile profile-hybrid test test-jobs test-all test-gpu test-paddle26 check lock integrations trainers bench release install clean
+.PHONY: profile profile-hybrid test test-jobs test-all test-gpu test-paddle26 check lock integrations trainers bench release docs install clean
 
 install: $(VENV)/.installed $(CORE)
 
@@ -84,7 +85,7 @@ release: install
 lock: install
 	$(BIN)/python -m pip install --quiet "uv>=0.5,<1"
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.9 --upgrade --no-header \
-		--extra train --extra view --group dev pyproject.toml -o requirements/dev.lock
+		--extra train --extra view --group dev --group docs pyproject.toml -o requirements/dev.lock
 
 $(VENV)-26/.installed: pyproject.toml
 	$(PYTHON26) -m venv $(VENV)-26
@@ -120,8 +121,15 @@ $(TRAINERS): .venv-%/.installed: pyproject.toml
 integrations: install trainers
 	$(PYTEST) tests/jobs/test_trainers.py tests/jobs/test_documented_integrations.py
 
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --group docs $(addprefix --constraint ,$(LOCK))
+	touch $@
+
 bench: install
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(CORE) $(VENV) $(VENV)-26 $(VENV)-rpc $(VENV)-peers .venv-paddlenlp .venv-paddleformers profiler_log output log
+	rm -rf $(CORE) $(VENV) $(VENV)-26 $(VENV)-rpc $(VENV)-peers .venv-paddlenlp .venv-paddleformers profiler_log output log site

@@ -1,0 +1,60 @@
+"""Console sessions in pages print what the pages show."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ppprof.cli.parsers import COMMANDS
+from tools import doc_sessions
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    path
+    for path in sorted([*ROOT.glob("README*.md"), *ROOT.glob("docs/**/*.md")])
+    if doc_sessions.commands(path.read_text(encoding="utf-8"))
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs() -> Iterator[None]:
+    with doc_sessions.runs_folder():
+        yield
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_page_shows_what_its_commands_print(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    if path.parent.name == "commands" and not (3, 10) <= sys.version_info < (3, 13):
+        pytest.skip("argparse of Python 3.10 to 3.12 printed the help in this page")
+    assert page == doc_sessions.updated(page), "run python -m tools.docs"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_a_page_with_its_help(command: str) -> None:
+    page = (ROOT / f"docs/commands/{command}.md").read_text(encoding="utf-8")
+    assert f"ppprof {command} --help" in doc_sessions.commands(page)
+
+
+def test_output_of_a_filter_and_exit_code() -> None:
+    assert doc_sessions.output("ppprof summary nowhere; echo $?") == (
+        "nowhere: No such file or directory\n3\n"
+    )
+    assert doc_sessions.output("ppprof nonsense | tail -1 | cut -c 1-20") == "ppprof: error: argum\n"
+
+
+def test_output_replaces_what_stood_below_a_command() -> None:
+    page = "a\n\n```console\n$ ppprof summary nowhere\nold\nlines\n$ ppprof nonsense; echo $?\n```\n"
+    updated = doc_sessions.updated(page)
+    assert "\nold\n" not in updated
+    assert updated.startswith("a\n\n```console\n$ ppprof summary nowhere\nnowhere: No such file")
+    assert updated.endswith("\n2\n```\n")
+    assert doc_sessions.updated(updated) == updated
+
+
+def test_a_session_runs_ppprof_only() -> None:
+    with pytest.raises(ValueError, match="runs ppprof"):
+        doc_sessions.output("rm -r .")

@@ -1,0 +1,136 @@
+"""docs/run-directory.schema.json describes the files of a run directory."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from ppprof.capture.steps.step_log import StepRecord
+from ppprof.cli import main
+from ppprof.rundir import triggers
+from ppprof.rundir.clocks import Reading
+from ppprof.rundir.manifest import SCHEMA_VERSION
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "docs/run-directory.schema.json").read_text(encoding="utf-8"))
+RUNS = sorted((ROOT / "tests/fixtures/runs").iterdir())
+
+
+def closed(schema: Any) -> Any:
+    """Return a schema that rejects the properties that it does not name."""
+    if isinstance(schema, dict):
+        schema = {key: closed(value) for key, value in schema.items()}
+        if "properties" in schema and schema.get("type") == "object":
+            schema.setdefault("additionalProperties", False)
+    return schema
+
+
+def check(kind: str, value: Any, schema: Any = SCHEMA) -> None:
+    described = {**closed(schema["$defs"][kind]), "$schema": schema["$schema"]}
+    jsonschema.Draft202012Validator(described).validate(value)
+
+
+def lines(run: Path, folder: str) -> Iterator[Any]:
+    for path in run.glob(f"{folder}/*.jsonl"):
+        yield from map(json.loads, path.read_text(encoding="utf-8").splitlines())
+
+
+def properties(kind: str) -> Mapping[str, Any]:
+    return SCHEMA["$defs"][kind]["properties"]
+
+
+def test_the_schema_is_one() -> None:
+    for kind in SCHEMA["$defs"].values():
+        jsonschema.Draft202012Validator.check_schema(kind)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_committed_runs_match(run: Path) -> None:
+    check("manifest", json.loads((run / "manifest.json").read_text(encoding="utf-8")))
+    steps = list(lines(run, "steps"))
+    assert steps
+    for step in steps:
+        check("step", step)
+    for reading in lines(run, "clocks"):
+        check("clock", reading)
+
+
+def test_tables_of_a_window_match(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["summary", str(ROOT / "tests/fixtures/runs/small_net"), "--format", "json"]) == 0
+    (document,) = json.loads(capsys.readouterr().out)
+    del document["file"]  # only the command knows it
+    check("summary", document)
+
+
+@pytest.mark.paddle
+def test_a_capture_matches(two_rank_job: tuple[Path, str]) -> None:
+    run = two_rank_job[0]
+    check("manifest", json.loads((run / "manifest.json").read_text(encoding="utf-8")))
+    for kind, folder in (("step", "steps"), ("clock", "clocks")):
+        assert len(list(run.glob(f"{folder}/*.jsonl"))) == 2
+        for line in lines(run, folder):
+            check(kind, line)
+    summaries = sorted(run.glob("summary/*.json"))
+    assert len(summaries) >= 2
+    for path in summaries:
+        check("summary", json.loads(path.read_text(encoding="utf-8")))
+
+
+def test_requests_and_answers_match(tmp_path: Path) -> None:
+    triggers.accept_requests(tmp_path)
+    triggers.write_request(tmp_path, 4, {"dp": 0})
+    check("request", json.loads((tmp_path / "trigger/request").read_text(encoding="utf-8")))
+    for response in (
+        triggers.TriggerResponse("requested", "a", refused="already recording"),
+        triggers.TriggerResponse("requested", "a", None, 2, 10, 4, [0, 8]),
+    ):
+        triggers.append_response(tmp_path, response)
+    answers = list(lines(tmp_path, "trigger"))
+    assert len(answers) == 2
+    for answer in answers:
+        check("answer", answer)
+    triggers.write_completion(tmp_path, 3, 2, [tmp_path / "a.json"], None)
+    completion = (tmp_path / "trigger/rank_00003_w2.json").read_text(encoding="utf-8")
+    check("completion", json.loads(completion))
+
+
+def test_the_schema_names_every_property_that_is_written() -> None:
+    assert list(properties("step")) == list(StepRecord._fields)
+    assert list(properties("clock")) == [field.name for field in fields(Reading)]
+    answer = {field.name for field in fields(triggers.TriggerResponse)}
+    assert set(properties("answer")) == answer
+
+
+def test_the_page_names_every_schema_and_the_version() -> None:
+    page = (ROOT / "docs/run-directory.md").read_text(encoding="utf-8")
+    assert [kind for kind in SCHEMA["$defs"] if f"| `{kind}` |" not in page] == []
+    assert f"both are {SCHEMA_VERSION}." in page
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("manifest", "world_size", 0),
+        ("manifest", "world_size", "8"),
+        ("manifest", "axes", {"order": ["tp"], "degrees": [8]}),
+        ("manifest", "unknown", 1),
+        ("step", "batch_cost_ns", None),
+        ("step", "batch_cost_ns", 1.5),
+        ("step", "window", -1),
+    ],
+)
+def test_invalid_values_are_rejected(kind: str, key: str, value: Any) -> None:
+    run = ROOT / "tests/fixtures/runs/eight_ranks"
+    manifest = json.loads((run / "manifest.json").read_text(encoding="utf-8"))
+    valid = manifest if kind == "manifest" else next(lines(run, "steps"))
+    check(kind, valid)
+    changed = {**copy.deepcopy(valid), key: value}
+    with pytest.raises(jsonschema.ValidationError):
+        check(kind, changed)

@@ -1,0 +1,45 @@
+"""`tools/site_hooks.py`: a page of the repository becomes a page of the site."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from tools import site_hooks
+
+
+def markdown(text: str, source: str = "page.md", repo_url: str = "") -> str:
+    config = SimpleNamespace(docs_dir=str(site_hooks.ROOT / "docs"), repo_url=repo_url)
+    page = SimpleNamespace(file=SimpleNamespace(src_uri=source))
+    return site_hooks.on_page_markdown(text, page=page, config=config)
+
+
+def test_the_paragraph_of_links_goes() -> None:
+    page = "# T\n\n[README](../README.md) · [中文](page.zh-CN.md) ·\n[x](x.md)\n\nText [x](x.md).\n"
+    assert markdown(page) == "# T\n\n\nText [x](x.md).\n"
+
+
+def test_links_out_of_the_docs() -> None:
+    page = "# T\n\n[l](x.md)\n\nSee [code](../tests/a.py) and [b](b.md#c), [w](https://w), [d](#e)."
+    end = " and [b](b.md#c), [w](https://w), [d](#e)."
+    assert markdown(page).endswith("See code" + end)
+    assert markdown(page, repo_url="https://r/").endswith(
+        "See [code](https://r/blob/main/tests/a.py)" + end
+    )
+
+
+def test_code_stays_as_it_is() -> None:
+    page = "# T\n\n[l](x.md)\n\n```python\na[0](../b)\n```\n"
+    assert "a[0](../b)" in markdown(page)
+
+
+def test_the_start_page_is_the_readme() -> None:
+    for name, title in (("index.md", "# ppprof"), ("index.zh-CN.md", "# ppprof")):
+        page = markdown("replaced", name)
+        assert page.startswith(title)
+        assert "](report.png)" in page
+        assert "](docs/" not in page
+        assert "README" not in page
+
+
+def test_docstrings_end_in_one_colon_before_an_example() -> None:
+    assert site_hooks.on_page_content("<p>So::</p><pre>a::b</pre>") == "<p>So:</p><pre>a::b</pre>"
