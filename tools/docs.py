@@ -30,7 +30,7 @@ from ppprof.units import format_value
 from tools import doc_sessions
 
 DOCS = Path(__file__).parents[1] / "docs"
-CONFIG_MARKER = "<!-- written by python tools/docs.py -->\n"
+CONFIG_MARKER = "<!-- written by python -m tools.docs -->\n"
 TRANSLATIONS = Path(__file__).with_name("docs.zh.yaml")
 _RULES_HEADERS = {
     "en": "| rule | says | evidence and threshold | proposes |\n",

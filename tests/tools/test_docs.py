@@ -24,7 +24,7 @@ PAGE = (docs.DOCS / "config.md").read_text(encoding="utf-8")
 @pytest.mark.parametrize("name", docs.UPDATES)
 def test_generated_tables_are_up_to_date(name):
     page = (docs.DOCS / name).read_text(encoding="utf-8")
-    assert page == docs.UPDATES[name](page), "run python tools/docs.py"
+    assert page == docs.UPDATES[name](page), "run python -m tools.docs"
 
 
 def test_the_advice_page_has_a_row_for_each_rule():
