@@ -43,11 +43,15 @@ def test_output_of_a_filter_and_exit_code() -> None:
     assert doc_sessions.output("ppprof summary nowhere; echo $?") == (
         "nowhere: No such file or directory\n3\n"
     )
-    assert doc_sessions.output("ppprof nonsense | tail -1 | cut -c 1-20") == "nonsense: unknown co\n"
+    assert (
+        doc_sessions.output("ppprof nonsense | tail -1 | cut -c 1-20") == "nonsense: unknown co\n"
+    )
 
 
 def test_output_replaces_what_stood_below_a_command() -> None:
-    page = "a\n\n```console\n$ ppprof summary nowhere\nold\nlines\n$ ppprof nonsense; echo $?\n```\n"
+    page = (
+        "a\n\n```console\n$ ppprof summary nowhere\nold\nlines\n$ ppprof nonsense; echo $?\n```\n"
+    )
     updated = doc_sessions.updated(page)
     assert "\nold\n" not in updated
     assert updated.startswith("a\n\n```console\n$ ppprof summary nowhere\nnowhere: No such file")

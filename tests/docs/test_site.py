@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.jobs,
     pytest.mark.skipif(
-        any(map(lambda name: importlib.util.find_spec(name) is None, ("mkdocs", "material"))),
+        any(importlib.util.find_spec(name) is None for name in ("mkdocs", "material")),
         reason="needs the packages that `make docs` installs",
     ),
 ]
