@@ -1,7 +1,9 @@
-"""Console sessions in pages print what the pages show."""
+"""Sessions of a shell and of Python in pages print what the pages show."""
 
 from __future__ import annotations
 
+import doctest
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,3 +64,20 @@ def test_output_replaces_what_stood_below_a_command() -> None:
 def test_a_session_runs_ppprof_only() -> None:
     with pytest.raises(ValueError, match="runs ppprof"):
         doc_sessions.output("rm -r .")
+
+
+PYTHON = re.compile(r"^```pycon\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PYTHON_SESSIONS = [
+    pytest.param(path, text, id=str(path.relative_to(ROOT)))
+    for path in sorted(ROOT.glob("docs/**/*.md"))
+    for text in PYTHON.findall(path.read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.parametrize(("path", "text"), PYTHON_SESSIONS)
+def test_a_page_shows_what_python_prints(path: Path, text: str) -> None:
+    session = doctest.DocTestParser().get_doctest(text, {}, path.name, str(path), 0)
+    assert len(session.examples) > 2
+    output: list[str] = []
+    doctest.DocTestRunner(verbose=False).run(session, out=output.append)
+    assert "".join(output) == ""
