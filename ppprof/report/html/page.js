@@ -54,6 +54,15 @@ function showTimeline() {
   if (new URLSearchParams(location.hash.slice(1)).has("t")) document.getElementById("timeline")?.scrollIntoView();
 }
 addEventListener("hashchange", showTimeline);
+// In a notebook the page is in a frame without an address of its own, where such links would do nothing.
+if (location.protocol === "about:") {
+  document.addEventListener("click", (event) => {
+    const link = event.target.closest("a[href^='#']");
+    if (!link) return;
+    event.preventDefault();
+    location.hash = link.getAttribute("href");
+  });
+}
 
 function setTheme(dark) {
   document.documentElement.dataset.theme = dark ? "dark" : "light";
